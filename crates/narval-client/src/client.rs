@@ -104,6 +104,11 @@ impl Client {
         &self.options.retry
     }
 
+    /// How long a single read or write may wait without progress.
+    pub const fn stall_timeout(&self) -> Duration {
+        self.options.stall_timeout
+    }
+
     /// How long to wait for a server's first response once another server has responded.
     pub const fn open_patience(&self) -> Duration {
         self.options.open_patience

@@ -1,7 +1,8 @@
 //! Compresses NARs, and makes their deltas, before they are requested.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use narval_nix::{PathInfo, StorePath};
 
@@ -9,6 +10,9 @@ use crate::Service;
 use crate::error::ServeError;
 use crate::nar::deltas::{Delta, DeltaEnd};
 use crate::nar::zstd::{Found, Outcome};
+
+/// How long making one delta may take: any time that a delta of the largest NARs could take.
+const DELTA_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
 /// What became of one path.
 #[derive(Debug)]
@@ -84,23 +88,20 @@ pub fn warm_delta(service: &Service, base: &PathInfo, path: &PathInfo) -> Warmed
     let (Some(live), Some(deltas)) = (&shared.live, &shared.deltas) else {
         return WarmedDelta::Failed("there is no store, or no NAR cache".to_owned());
     };
-    let failure = Mutex::new(None);
-    let read = |info: &PathInfo| {
-        live.nars.read(info).inspect_err(|reason| {
-            if let Ok(mut failure) = failure.lock() {
-                *failure = Some(format!("{}: {reason}", info.path));
-            }
-        })
+    let failure = Arc::new(OnceLock::new());
+    let end = |info: &PathInfo| {
+        let (DeltaEnd { hash, size, read }, failure, name) =
+            (live.nars.delta_end(info), Arc::clone(&failure), info.path.to_string());
+        let read = move || {
+            read().inspect_err(|reason| {
+                failure.get_or_init(|| format!("{name}: {reason}"));
+            })
+        };
+        DeltaEnd { hash, size, read: Box::new(read) }
     };
-    let (read_base, read_nar) = (|| read(base), || read(path));
-    let old = DeltaEnd { hash: base.nar_hash, size: base.nar_size, read: &read_base };
-    let new = DeltaEnd { hash: path.nar_hash, size: path.nar_size, read: &read_nar };
-    match deltas.get(&old, &new, live.nars.compressed_size(&path.nar_hash)) {
+    match deltas.get((end(base), end(path)), live.nars.compressed_size(&path.nar_hash), DELTA_WITHIN) {
         Delta::Kept(..) => WarmedDelta::Present,
         Delta::Made(stored, _) => WarmedDelta::Made(stored.file_size),
-        Delta::None => match failure.into_inner() {
-            Ok(Some(reason)) => WarmedDelta::Failed(reason),
-            _ => WarmedDelta::NotWorthIt,
-        },
+        Delta::None => failure.get().map_or(WarmedDelta::NotWorthIt, |reason| WarmedDelta::Failed(reason.clone())),
     }
 }

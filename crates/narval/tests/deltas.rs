@@ -29,6 +29,12 @@ fn program(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
+/// Bytes that do not compress.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let nibble = |letter: u8| if letter < b'a' { letter - b'0' } else { letter - b'a' + 10 };
+    program(seed, 2 * len).chunks(2).map(|pair| nibble(pair[0]) << 4 | nibble(pair[1])).collect()
+}
+
 /// The same after a rebuild: hash parts have changed.
 fn rebuilt(program: &[u8]) -> Vec<u8> {
     let mut new = program.to_vec();
@@ -55,12 +61,13 @@ impl Versions {
     }
 
     /// The fields that ask for a delta from the old version.
-    fn fields(&self) -> [String; 3] {
+    fn fields(&self) -> [String; 4] {
         let hash = Sha256::of(&self.store.dump(&self.old));
         [
             "Accept-Encoding: dcz".to_owned(),
             format!("Available-Dictionary: :{}:", STANDARD.encode(hash.as_bytes())),
             format!("Dictionary-ID: \"{}\"", hash_part(&self.old)),
+            "Prefer: wait=25".to_owned(),
         ]
     }
 }
@@ -221,6 +228,49 @@ fn a_release_that_changes_more_than_half_is_still_sent_as_a_delta() {
     assert!((280_000..340_000).contains(&delta.body.len()), "{}", delta.body.len());
 }
 
+/// What a delta is compared with is the real size of the compressed NAR: all of one that does not compress, nearly nothing of another.
+#[test]
+fn a_delta_is_compared_with_the_compressed_nar_before_there_is_one() {
+    let sent = |old: Vec<u8>, new: Vec<u8>| {
+        let store = Store::new();
+        let (old, new) = (store.add_file("tool-1.0", old), store.add_file("tool-1.1", new));
+        let versions = Versions { store, old, new };
+        let server = Server::narval(&versions.store, &[]);
+        let fields = versions.fields();
+        let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+        let answer = server.ask("GET", &format!("/nar/{}.nar", hash_part(&versions.new)), &fields);
+        (answer.field("content-encoding").map(str::to_owned), answer.body.len())
+    };
+    let (first, other) = (noise(1, 1_000_000), noise(2, 600_000));
+    let (coding, len) = sent(first.clone(), [&first[..400_000], &other].concat());
+    assert_eq!(coding.as_deref(), Some("dcz"));
+    assert!((590_000..700_000).contains(&len), "{len}");
+    // The delta has a tenth of the NAR, and so has the compressed NAR.
+    let text = |seed| [&program(seed, 100_000)[..], &[b' '; 500_000]].concat();
+    let (coding, _) = sent(text(1), text(2));
+    assert_eq!(coding, None);
+}
+
+/// A client that does not wait gets the whole NAR at once. The next one gets the delta.
+#[test]
+fn a_delta_that_would_come_too_late_is_made_for_the_next_client() {
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let (fields, url) = (versions.fields(), format!("/nar/{}.nar", hash_part(&versions.new)));
+    let at_once: Vec<_> = fields[..3].iter().map(String::as_str).chain(["Prefer: respond-async, wait=0"]).collect();
+    let whole = server.ask("GET", &url, &at_once);
+    assert_eq!(whole.field("content-encoding"), None);
+    assert!(whole.body == versions.store.dump(&versions.new));
+    let until = Instant::now() + Duration::from_secs(60);
+    while metric(&server, "narval_nar_deltas_made_total") == 0 {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let delta = server.ask("GET", &url, &at_once);
+    assert_eq!(delta.field("content-encoding"), Some("dcz"));
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 1);
+}
+
 #[test]
 fn deltas_can_be_switched_off_on_either_side() {
     let versions = Versions::new();
@@ -358,7 +408,9 @@ impl Liar {
                 let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
                 let Some(first) = lines.next() else { continue };
                 let fields: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
-                let asks = fields.iter().any(|line| line.contains("Encoding: dcz"));
+                // `--deltas` waits for as long as a server may take.
+                let waits = fields.iter().any(|line| line.eq_ignore_ascii_case("prefer: wait=25"));
+                let asks = waits && fields.iter().any(|line| line.contains("Encoding: dcz"));
                 let (coding, body, len) = match first.split(' ').nth(1).unwrap() {
                     "/nix-cache-info" => ("", b"StoreDir: /nix/store\nNarDeltas: dcz\n".to_vec(), usize::MAX),
                     path if path.ends_with(".narinfo") => ("", narinfo.clone().into_bytes(), usize::MAX),

@@ -30,6 +30,15 @@ impl DeltaMemory {
         *fits.unwrap_or_else(PoisonError::into_inner) += bytes;
         Some(Reserved { memory: self, bytes })
     }
+
+    /// The same without waiting: also `None` if this much is not free now.
+    pub fn try_reserve(&self, bytes: u64) -> Option<Reserved<'_>> {
+        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        (bytes <= DELTA_MEMORY_MAX.saturating_sub(*in_use)).then(|| {
+            *in_use += bytes;
+            Reserved { memory: self, bytes }
+        })
+    }
 }
 
 impl Drop for Reserved<'_> {
@@ -47,7 +56,10 @@ mod tests {
     fn memory_is_bounded() {
         let memory = DeltaMemory::default();
         assert!(memory.reserve(DELTA_MEMORY_MAX + 1).is_none());
+        assert!(memory.try_reserve(DELTA_MEMORY_MAX + 1).is_none());
+        drop(memory.try_reserve(DELTA_MEMORY_MAX).unwrap());
         let one = memory.reserve(DELTA_MEMORY_MAX).unwrap();
+        assert!(memory.try_reserve(1).is_none());
         std::thread::scope(|scope| {
             let next = scope.spawn(|| memory.reserve(1).is_some());
             std::thread::sleep(std::time::Duration::from_millis(30));

@@ -6,6 +6,8 @@
 
 mod memory;
 
+use std::time::Duration;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use narval_client::OwnCodings;
@@ -59,15 +61,15 @@ pub const fn delta_fits(base_size: u64, nar_size: u64) -> bool {
 }
 
 /// What a request for a delta from this base says: its NarHash is the SHA-256 of the dictionary, and the hash part of its
-/// path the name by which the server finds it. `others` are more codings that the caller decodes.
-pub fn delta_codings(base: &HashPart, base_hash: &NarHash, others: &[&str]) -> OwnCodings {
-    OwnCodings {
-        accepted: [&["dcz"], others].concat().join(", "),
-        fields: vec![
-            ("available-dictionary", format!(":{}:", STANDARD.encode(base_hash.as_bytes()))),
-            ("dictionary-id", format!("\"{base}\"")),
-        ],
-    }
+/// path the name by which the server finds it. `others` are more codings that the caller decodes; `wait` is how long the server may
+/// take for a delta that it has yet to make (RFC 7240, section 4.3), in full seconds.
+pub fn delta_codings(base: &HashPart, base_hash: &NarHash, others: &[&str], wait: Option<Duration>) -> OwnCodings {
+    let mut fields = vec![
+        ("available-dictionary", format!(":{}:", STANDARD.encode(base_hash.as_bytes()))),
+        ("dictionary-id", format!("\"{base}\"")),
+    ];
+    fields.extend(wait.map(|wait| ("prefer", format!("wait={}", wait.as_secs()))));
+    OwnCodings { accepted: [&["dcz"], others].concat().join(", "), fields }
 }
 
 /// The header of a delta from this base.

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use narval_client::{HttpError, OwnCodings};
 use narval_nix::{NarInfo, Sha256Hasher};
@@ -15,6 +16,9 @@ use super::remote::Remote;
 use crate::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
 use crate::disk::{Fill, Start, Trouble};
 use crate::{CacheFile, delta_codings};
+
+/// How long an upstream may take for a delta that it has yet to make. Those that are asked for deltas are behind slow lines.
+const WAIT: Duration = Duration::from_secs(25);
 
 /// A NAR to fetch.
 pub(super) struct Plain<'a> {
@@ -28,7 +32,7 @@ impl Plain<'_> {
     /// Fetches it as the delta from a base. Returns `false` if the upstream sends no delta.
     pub(super) fn fetch_delta(&self, base: Base<'_>) -> Result<bool, Trouble> {
         let Base { of, nar, memory } = base;
-        let body = self.open(delta_codings(&of.path.hash_part(), &of.nar_hash, &[]))?;
+        let body = self.open(delta_codings(&of.path.hash_part(), &of.nar_hash, &[], Some(WAIT)))?;
         if body.coding() != Some("dcz") {
             return Ok(false);
         }

@@ -5,21 +5,27 @@ mod pace;
 mod prospects;
 
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use narval_cache::{DELTA_NAR_BYTES_MIN, DeltaMemory, Found, Reserved, delta_fits, delta_memory};
-use narval_nix::{NarHash, PathInfo, Sha256Hasher, StorePath};
+use narval_nix::{Compression, NarHash, PathInfo, Sha256Hasher, StorePath};
 use narval_store::{NarReader, Store};
 
 pub use bases::DeltaBases;
-pub(crate) use pace::Pace;
+pub(crate) use pace::{Download, Pace};
 pub use prospects::PlannedDelta;
 pub(crate) use prospects::prospects;
 
 /// The number of bytes of a base that are read and hashed at a time.
 const PIECE_LEN: usize = 256 * 1024;
+
+/// The longest time that a server is asked to wait for a delta that it has yet to make. Servers of ours do not wait longer, either.
+const WAIT_MAX: Duration = Duration::from_secs(25);
+/// The size of a compressed NAR is assumed to be this fraction of the NAR if it is not known: a half.
+const COMPRESSED_FRACTION: u64 = 2;
 
 /// Whether deltas are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,11 +52,13 @@ pub(crate) struct Deltas<'a> {
     pub(crate) pace: Arc<Pace>,
 }
 
-/// A base that is being read.
+/// A base of a delta that is asked for.
 pub(crate) struct Base<'a> {
     pub(crate) info: PathInfo,
-    pub(crate) memory: Reserved<'a>,
-    reading: JoinHandle<io::Result<Vec<u8>>>,
+    path: PathBuf,
+    memory: &'a DeltaMemory,
+    /// It is read while the request is on its way, if there is memory for it: otherwise once the delta has come.
+    reading: Option<(JoinHandle<io::Result<Vec<u8>>>, Reserved<'a>)>,
 }
 
 impl<'a> Deltas<'a> {
@@ -62,12 +70,29 @@ impl<'a> Deltas<'a> {
 
     /// Starts to read the best base for a path, if a delta may be worth it.
     pub(crate) fn begin(&self, found: &Found) -> Option<Base<'_>> {
-        let base = self.base_for(found)?;
-        let memory = self.memory.reserve(delta_memory(base.nar_size))?;
-        let (path, size, hash) = (self.store.real_path(&base.path), base.nar_size, base.nar_hash);
-        let thread = std::thread::Builder::new().name("delta-base".to_owned());
-        let reading = thread.spawn(move || read(path, size, &hash)).ok()?;
-        Some(Base { info: base, memory, reading })
+        let info = self.base_for(found)?;
+        let (path, size, hash) = (self.store.real_path(&info.path), info.nar_size, info.nar_hash);
+        let reading = self.memory.try_reserve(delta_memory(size)).and_then(|reserved| {
+            let (path, thread) = (path.clone(), std::thread::Builder::new().name("delta-base".to_owned()));
+            Some((thread.spawn(move || read(&path, size, &hash)).ok()?, reserved))
+        });
+        Some(Base { info, path, memory: &self.memory, reading })
+    }
+
+    /// Counts the download of a whole NAR.
+    pub(crate) fn download(&self, found: &Found) -> Download<'_> {
+        self.pace.download(whole_len(found))
+    }
+
+    /// How long the server may take for a delta that it has yet to make: as long as the whole NAR would take. In full seconds, and
+    /// shorter than what the connection may stall.
+    pub(crate) fn patience(&self, found: &Found) -> Duration {
+        let longest = WAIT_MAX.min(found.cache.client().stall_timeout() * 5 / 6).as_secs();
+        let seconds = match self.when {
+            DeltaUse::Always => longest,
+            _ => self.pace.time_for(whole_len(found)).as_secs().saturating_add(1),
+        };
+        Duration::from_secs(seconds.min(longest))
     }
 
     /// The best base for a path, if a delta may be worth it.
@@ -96,25 +121,49 @@ impl<'a> Deltas<'a> {
 }
 
 impl<'a> Base<'a> {
-    /// Waits for the base. `None` if its files have changed since they were registered, or cannot be read.
+    /// Waits for the base. `None` if its files have changed since they were registered, or cannot be read. The caller must not hold
+    /// a permit for a core, see [`DeltaMemory::reserve`].
     pub(crate) fn finish(self) -> Option<(Vec<u8>, PathInfo, Reserved<'a>)> {
-        let Self { info, memory, reading } = self;
-        match reading.join() {
-            Ok(Ok(base)) => Some((base, info, memory)),
-            Ok(Err(error)) => {
+        let Self { info, path, memory, reading } = self;
+        let (base, reserved) = match reading {
+            // A panic was already reported.
+            Some((reading, reserved)) => (reading.join().ok()?, reserved),
+            None => {
+                let reserved = memory.reserve(delta_memory(info.nar_size))?;
+                (read(&path, info.nar_size, &info.nar_hash), reserved)
+            }
+        };
+        match base {
+            Ok(base) => Some((base, info, reserved)),
+            Err(error) => {
                 tracing::debug!(path = %info.path, %error, "cannot be the base of a delta");
                 None
             }
-            // A panic was already reported.
-            Err(_) => None,
+        }
+    }
+
+    /// Drops the base, which is not needed. If it is being read, waits for that: it counts as memory in use until then.
+    pub(crate) fn abandon(self) {
+        if let Some((reading, reserved)) = self.reading {
+            // It does not matter what became of it.
+            let _ = reading.join();
+            drop(reserved);
         }
     }
 }
 
+/// The bytes that a whole NAR takes over a slow line, about.
+fn whole_len(found: &Found) -> u64 {
+    match (&found.info.compression, found.info.file_size) {
+        (Compression::None, _) | (_, None) => found.info.nar_size / COMPRESSED_FRACTION,
+        (_, Some(file_size)) => file_size,
+    }
+}
+
 /// Reads a NAR from its files, and verifies it.
-fn read(path: PathBuf, size: u64, hash: &NarHash) -> io::Result<Vec<u8>> {
+fn read(path: &Path, size: u64, hash: &NarHash) -> io::Result<Vec<u8>> {
     let size = usize::try_from(size).map_err(io::Error::other)?;
-    let (mut reader, mut hasher) = (NarReader::open(&path).map_err(io::Error::from)?, Sha256Hasher::new());
+    let (mut reader, mut hasher) = (NarReader::open(path).map_err(io::Error::from)?, Sha256Hasher::new());
     let mut nar = vec![0; size];
     for piece in nar.chunks_mut(PIECE_LEN) {
         reader.read_exact(piece)?;

@@ -7,7 +7,7 @@ use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
 use super::cores::Core;
-use crate::delta::Pace;
+use crate::delta::Download;
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress};
 use narval_cache::decode::INPUT_LEN;
@@ -46,7 +46,7 @@ pub(crate) struct Input<'a> {
     /// The limit of received bytes.
     limit: u64,
     copy_to: Option<&'a mut (dyn Write + Send)>,
-    pace: Option<&'a Pace>,
+    pace: Option<Download<'a>>,
     core: Core<'a>,
     progress: &'a Progress,
     trace: &'a Trace,
@@ -87,8 +87,8 @@ impl<'a> Input<'a> {
     }
 
     /// Also measures how fast the bytes arrive.
-    pub(crate) const fn measure(&mut self, pace: Option<&'a Pace>) {
-        self.pace = pace;
+    pub(crate) fn measure(&mut self, download: Option<Download<'a>>) {
+        self.pace = download;
     }
 
     pub(crate) const fn received_len(&self) -> u64 {
@@ -123,7 +123,7 @@ impl<'a> Input<'a> {
             })
         };
         self.trace.end(span, Span::Fetch);
-        if let (Some(pace), Ok(len)) = (self.pace, &read) {
+        if let (Some(pace), Ok(len)) = (&mut self.pace, &read) {
             pace.received(*len, waited);
         }
         read.map_err(|error| {

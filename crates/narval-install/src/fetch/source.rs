@@ -94,7 +94,7 @@ impl Source for FromCaches<'_> {
         let hashes = !is_coded && hashes_file(info);
         let mut input = Input::new(body, hashes, info.nar_size, core, (self.progress, self.trace));
         input.copy_to(how.file);
-        input.measure(self.deltas.map(|deltas| &*deltas.pace));
+        input.measure(self.deltas.map(|deltas| deltas.download(found)));
         let reading = if is_coded {
             Reading::Coded(decoder(found, &Compression::Zstd, input, how.threads)?)
         } else {
@@ -145,13 +145,16 @@ impl<'a> FromCaches<'a> {
         let info = &found.info;
         // A compressed file is as small as its bytes with that coding.
         let others: &[&str] = if info.compression == Compression::None { &["zstd"] } else { &[] };
-        let codings = delta_codings(&base.info.path.hash_part(), &base.info.nar_hash, others);
+        let wait = self.deltas.map(|deltas| deltas.patience(found));
+        let codings = delta_codings(&base.info.path.hash_part(), &base.info.nar_hash, others, wait);
         let body = request(found, codings)?;
         let coding = body.coding().map(str::to_owned);
-        let base = match (coding.as_deref(), base.finish()) {
-            (Some("dcz"), None) => return Ok(None),
-            (Some("dcz"), base) => base,
-            _ => None,
+        let base = if coding.as_deref() == Some("dcz") {
+            let Some(base) = base.finish() else { return Ok(None) };
+            Some(base)
+        } else {
+            base.abandon();
+            None
         };
         let span = self.trace.begin();
         let core = self.cores.take(info.nar_size, Trace::thread_number());
@@ -159,7 +162,7 @@ impl<'a> FromCaches<'a> {
         let hashes = coding.is_none() && hashes_file(info);
         let mut input = Input::new(body, hashes, info.nar_size, core, (self.progress, self.trace));
         if base.is_none() {
-            input.measure(self.deltas.map(|deltas| &*deltas.pace));
+            input.measure(self.deltas.map(|deltas| deltas.download(found)));
         }
         let reading = match (base, coding) {
             (Some((base, of, memory)), _) => {

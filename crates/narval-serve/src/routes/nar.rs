@@ -103,7 +103,7 @@ impl Nars {
     /// Answers with the delta from the base that the client has, if this store has it, too.
     fn delta(
         &self,
-        deltas: &Deltas,
+        deltas: &Arc<Deltas>,
         head: &HeadRef<'_>,
         route: &NarRoute<'_>,
         asked: &Asked,
@@ -115,19 +115,21 @@ impl Nars {
         if base.nar_hash != asked.base_hash {
             return Ok(None);
         }
-        let (read_base, read_nar) = (|| self.read(&base), || self.read(&info));
-        let old = DeltaEnd { hash: base.nar_hash, size: base.nar_size, read: &read_base };
-        let new = DeltaEnd { hash: info.nar_hash, size: info.nar_size, read: &read_nar };
-        deltas.answer(head, (&old, &new), self.compressed_size(&info.nar_hash))
+        let (old, new) = (self.delta_end(&base), self.delta_end(&info));
+        deltas.answer(head, asked, (old, new), self.compressed_size(&info.nar_hash))
     }
 
-    /// The whole NAR of a path, verified.
-    pub(crate) fn read(&self, info: &PathInfo) -> Result<Vec<u8>, String> {
-        let (planned, stream) = self.planner.plan(info.path.hash_part()).map_err(|error| error.to_string())?;
-        if planned.nar_hash != info.nar_hash {
-            return Err("it was rebuilt".to_owned());
-        }
-        verified_nar(&planned, stream, &self.planner.damaged).map_err(|error| error.to_string())
+    /// A path as an end of a delta.
+    pub(crate) fn delta_end(&self, info: &PathInfo) -> DeltaEnd {
+        let (planner, hash_part, hash) = (Arc::clone(&self.planner), info.path.hash_part(), info.nar_hash);
+        let read = move || {
+            let (planned, stream) = planner.plan(hash_part).map_err(|error| error.to_string())?;
+            if planned.nar_hash != hash {
+                return Err("it was rebuilt".to_owned());
+            }
+            verified_nar(&planned, stream, &planner.damaged).map_err(|error| error.to_string())
+        };
+        DeltaEnd { hash, size: info.nar_size, read: Box::new(read) }
     }
 
     /// The size in bytes of a compressed NAR, if there is one.

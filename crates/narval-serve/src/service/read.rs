@@ -46,7 +46,7 @@ impl Shared {
             }
             Route::NarFile(name) => match &self.written {
                 Some(written) => {
-                    let how = (self.deltas.as_deref(), written.redirect);
+                    let how = (self.deltas.as_ref(), written.redirect);
                     nar::answer(&written.cache, name, &head, how, &self.metrics)
                 }
                 None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),

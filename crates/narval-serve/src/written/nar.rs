@@ -21,7 +21,7 @@ pub(crate) fn answer(
     cache: &Cache,
     name: &str,
     head: &HeadRef<'_>,
-    (deltas, redirect): (Option<&Deltas>, Redirect),
+    (deltas, redirect): (Option<&Arc<Deltas>>, Redirect),
     metrics: &Arc<Metrics>,
 ) -> Result<Response, ServeError> {
     if let Some(deltas) = deltas
@@ -94,7 +94,7 @@ fn delta(
     cache: &Cache,
     name: &str,
     head: &HeadRef<'_>,
-    (deltas, asked): (&Deltas, &Asked),
+    (deltas, asked): (&Arc<Deltas>, &Asked),
 ) -> Result<Option<Response>, ServeError> {
     let Some(text) = cache.narinfo(&asked.base)? else { return Ok(None) };
     let Ok(info) = NarInfo::parse(&text, &cache.settings().store_dir) else { return Ok(None) };
@@ -102,10 +102,12 @@ fn delta(
         return Ok(None);
     };
     let (Some(base), Some(nar)) = (cache.nar_head(base_name)?, cache.nar_head(name)?) else { return Ok(None) };
-    let (read_base, read_nar) = (|| read(cache, base_name, &base), || read(cache, name, &nar));
-    let old = DeltaEnd { hash: base.nar_hash, size: base.nar_size, read: &read_base };
-    let new = DeltaEnd { hash: nar.nar_hash, size: nar.nar_size, read: &read_nar };
-    deltas.answer(head, (&old, &new), Some(nar.len))
+    let len = nar.len;
+    let end = |name: &str, nar: NarHead| {
+        let (cache, name, hash, size) = (cache.clone(), name.to_owned(), nar.nar_hash, nar.nar_size);
+        DeltaEnd { hash, size, read: Box::new(move || read(&cache, &name, &nar)) }
+    };
+    deltas.answer(head, asked, (end(base_name, base), end(name, nar)), Some(len))
 }
 
 /// Decodes a NAR, and verifies it.

@@ -1,4 +1,7 @@
-//! What a request says about deltas (RFC 9842, sections 2.2 and 2.3): the NAR that the client has.
+//! What a request says about deltas: the NAR that the client has (RFC 9842, sections 2.2 and 2.3), and how long it waits for one that
+//! is not ready (`Prefer: wait=SECONDS`, RFC 7240, section 4.3).
+
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,12 +11,18 @@ use narval_nix::{HashPart, NarHash, Sha256};
 /// The content coding.
 const CODING: &[u8] = b"dcz";
 const AVAILABLE_DICTIONARY: &str = "available-dictionary";
+/// How long a request waits for a delta if it does not say.
+const WAIT: Duration = Duration::from_secs(5);
+/// The longest time that a request waits for a delta. It holds a worker, and clients and proxies give up after 30 s without data.
+const WAIT_MAX: Duration = Duration::from_secs(25);
 
 /// The base of a delta: the client has a path with this hash part and NAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) base: HashPart,
     pub(crate) base_hash: NarHash,
+    /// How long the client waits for the delta.
+    pub(crate) patience: Duration,
 }
 
 impl Asked {
@@ -23,7 +32,9 @@ impl Asked {
         let base_hash = byte_sequence(hash)?;
         let base = HashPart::parse(string(head.header_bytes("dictionary-id")?)?).ok()?;
         let accepts = head.header_all("accept-encoding").flat_map(|value| value.split(|byte| *byte == b','));
-        accepts.into_iter().any(names_coding).then_some(Self { base, base_hash })
+        let patience = head.header_all("prefer").flat_map(|value| value.split(|byte| *byte == b',')).find_map(wait);
+        let patience = patience.unwrap_or(WAIT).min(WAIT_MAX);
+        accepts.into_iter().any(names_coding).then_some(Self { base, base_hash, patience })
     }
 
     /// Whether a request may be for a delta: nothing else is parsed.
@@ -38,6 +49,13 @@ fn names_coding(element: &[u8]) -> bool {
     let is_named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case(CODING));
     let quality = parts.find_map(|part| part.strip_prefix(b"q=").or_else(|| part.strip_prefix(b"Q=")));
     is_named && quality.is_none_or(|quality| quality.iter().any(|digit| (b'1'..=b'9').contains(digit)))
+}
+
+/// The seconds of the preference `wait=SECONDS`.
+fn wait(preference: &[u8]) -> Option<Duration> {
+    let (name, value) = str::from_utf8(preference.split(|byte| *byte == b';').next()?).ok()?.split_once('=')?;
+    let seconds = value.trim().trim_matches('"').parse().ok()?;
+    name.trim().eq_ignore_ascii_case("wait").then_some(Duration::from_secs(seconds))
 }
 
 /// The SHA-256 in a structured field: `:base64:`.
@@ -76,6 +94,16 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(names_coding(element.as_bytes()), named, "{element}");
+        }
+        for (preference, seconds) in [
+            ("wait=10", Some(10)),
+            (" Wait = \"0\" ; foo=bar", Some(0)),
+            ("wait=-1", None),
+            ("wait", None),
+            ("handling=lenient", None),
+            ("wait=99999999999999999999", None),
+        ] {
+            assert_eq!(wait(preference.as_bytes()), seconds.map(Duration::from_secs), "{preference}");
         }
     }
 }

@@ -1,19 +1,19 @@
 //! Deltas of NARs: made once, however many clients ask, and kept in the folder of compressed NARs.
 //!
-//! A delta is made from two verified NARs in memory, and kept only if decoding it gives the NAR again. Processors and memory are
-//! bounded by permits ([`permits`]). A request that would have to wait for long gets the whole NAR instead.
+//! A delta is made from two verified NARs in memory, and kept only if decoding it gives the NAR again. A few threads make them
+//! ([`makers`]). A request that would have to wait for long gets the whole NAR instead.
 
 mod asked;
-mod permits;
+mod makers;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_cache::delta_fits;
-use narval_cache::encode::{DELTA_FORMAT, is_delta_of, make_delta};
+use narval_cache::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
 use narval_http::{HeadRef, HeaderValue, Response, header};
 use narval_nix::{NarHash, Sha256};
 use quick_cache::sync::Cache;
@@ -25,13 +25,15 @@ use super::zstd::{Folder, NarCacheConfig, Stored, etag, is_as_named};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 pub(crate) use asked::Asked;
-use permits::{Permit, WAIT_MAX, Waiting};
+use makers::{Job, Ticket};
 
 /// The level of zstd. A security release of git (45 MB): 1.2 MB in 0.24 s at level 3, 0.26 MB in 1.0 s at this one, 0.18 MB in 27 s
 /// at level 19.
 const LEVEL: i32 = 9;
 /// The memory that zstd takes at this level, besides the two NARs and the delta.
 const CONTEXT_BYTES: u64 = 64 * 1024 * 1024;
+/// Writing, syncing and renaming a file takes about as long as making a delta of this many bytes.
+const FILE_BYTES: u64 = 256 * 1024;
 /// The suffix of a delta's file name.
 const EXTENSION: &str = ".dcz";
 /// The maximum number of remembered pairs of NARs.
@@ -40,16 +42,15 @@ const KNOWN_MAX: usize = 16 * 1024;
 const CHECK_AGAIN_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// A delta is sent if it has less than this fraction of the compressed NAR.
 const WORTH_IT: (u64, u64) = (4, 5);
-/// The size of a compressed NAR is estimated as this fraction of the NAR until there is one: a half. At level 1, programs become 0.35 to 0.7 of
-/// their NAR. A delta is made at a higher level, so it is hardly ever larger than the compressed NAR, whatever that is.
-const COMPRESSED_FRACTION: u64 = 2;
+/// Where there is no compressed NAR, its size is found by compressing it, at this level at most: higher ones take seconds.
+const COMPARED_LEVEL_MAX: i32 = 3;
 
 /// A NAR, and how to read it.
-pub(crate) struct DeltaEnd<'a> {
+pub(crate) struct DeltaEnd {
     pub(crate) hash: NarHash,
     pub(crate) size: u64,
     /// Reads the whole NAR and verifies it.
-    pub(crate) read: &'a dyn Fn() -> Result<Vec<u8>, String>,
+    pub(crate) read: Box<dyn Fn() -> Result<Vec<u8>, String> + Send>,
 }
 
 /// Two NARs, by their hashes.
@@ -101,18 +102,14 @@ pub(crate) enum Prospect {
 #[derive(Debug)]
 pub(crate) struct Deltas {
     mode: DeltaMode,
+    /// The level of compressed NARs.
+    level: i32,
     folder: Folder,
     encoding: String,
     known: Cache<Pair, Known>,
-    making: Mutex<HashMap<Pair, Arc<Making>>>,
+    /// The deltas that are being made, or wait for it.
+    making: Mutex<HashMap<Pair, Ticket>>,
     metrics: Arc<Metrics>,
-}
-
-/// An in-flight delta: one request makes it, others wait.
-#[derive(Debug, Default)]
-struct Making {
-    is_done: Mutex<bool>,
-    done: Condvar,
 }
 
 impl Deltas {
@@ -126,6 +123,7 @@ impl Deltas {
         }
         Ok(Some(Self {
             mode: config.deltas,
+            level: config.level,
             folder: Folder::open(&config.folder, config.level, config.bytes_max)?,
             encoding: format!("delta-{LEVEL}-{}-{DELTA_FORMAT}", zstd::zstd_safe::version_number()),
             known: Cache::new(KNOWN_MAX),
@@ -134,9 +132,14 @@ impl Deltas {
         }))
     }
 
-    /// The delta between two NARs, if it is worth it: kept, or made now if the mode says so. `compressed` is the size of the compressed
-    /// NAR, if there is one.
-    pub(crate) fn get(&self, base: &DeltaEnd<'_>, nar: &DeltaEnd<'_>, compressed: Option<u64>) -> Delta {
+    /// The delta between two NARs, if it is worth it: kept, or made if the mode says so and it is expected to be ready within `patience`.
+    /// If it is not, it may be made later. `compressed` is the size of the compressed NAR, if there is one.
+    pub(crate) fn get(
+        self: &Arc<Self>,
+        (base, nar): (DeltaEnd, DeltaEnd),
+        compressed: Option<u64>,
+        patience: Duration,
+    ) -> Delta {
         let pair = Pair { base: base.hash, nar: nar.hash };
         if base.hash == nar.hash || !delta_fits(base.size, nar.size) {
             return Delta::None;
@@ -148,28 +151,19 @@ impl Deltas {
         if self.mode != DeltaMode::On || is_refused || self.folder.is_paused() {
             return Delta::None;
         }
-        let making = match self.begin(&pair) {
-            Ok(making) => making,
-            Err(other) => {
+        let (ticket, is_ours) = match self.begin(pair, (base, nar), compressed) {
+            Ok(Some(ticket)) => (ticket, true),
+            Ok(None) => return Delta::None,
+            Err(ticket) => {
                 self.metrics.single_flight_waits.inc();
-                other.wait();
-                return self.find(&pair).map_or(Delta::None, |(stored, file)| Delta::Kept(stored, file));
+                (ticket, false)
             }
         };
-        // Another request may have made it just now.
-        if let Some((stored, file)) = self.find(&pair) {
-            return Delta::Kept(stored, file);
-        }
-        let whole = compressed.unwrap_or(nar.size / COMPRESSED_FRACTION);
-        let made = self.make(base, nar, whole / WORTH_IT.1 * WORTH_IT.0);
-        drop(making);
-        match made {
-            Ok(Some((stored, file))) => Delta::Made(stored, file),
-            Ok(None) => Delta::None,
-            Err(reason) => {
-                tracing::debug!("no delta from {} to {}: {reason}", base.hash, nar.hash);
-                Delta::None
-            }
+        makers::wait(ticket, patience);
+        match self.find(&pair) {
+            Some((stored, file)) if is_ours => Delta::Made(stored, file),
+            Some((stored, file)) => Delta::Kept(stored, file),
+            None => Delta::None,
         }
     }
 
@@ -195,16 +189,19 @@ impl Deltas {
 
     /// Answers with the delta between two NARs, or with ranges of it; `None` if the whole NAR is to be sent. See [`get`](Self::get).
     pub(crate) fn answer(
-        &self,
+        self: &Arc<Self>,
         head: &HeadRef<'_>,
-        (base, nar): (&DeltaEnd<'_>, &DeltaEnd<'_>),
+        asked: &Asked,
+        (base, nar): (DeltaEnd, DeltaEnd),
         compressed: Option<u64>,
     ) -> Result<Option<Response>, ServeError> {
-        let (Delta::Kept(stored, file) | Delta::Made(stored, file)) = self.get(base, nar, compressed) else {
+        let (base_hash, nar_hash) = (base.hash, nar.hash);
+        let (Delta::Kept(stored, file) | Delta::Made(stored, file)) = self.get((base, nar), compressed, asked.patience)
+        else {
             return Ok(None);
         };
         self.metrics.nar_deltas_sent.inc();
-        let representation = representation(&stored, &nar.hash, &base.hash);
+        let representation = representation(&stored, &nar_hash, &base_hash);
         let response = send_file(&representation, head, &file, &self.metrics.nar_bytes_delta)?;
         // It depends on what the client has (RFC 9842, section 6.2).
         let vary = HeaderValue::from_static("accept-encoding, available-dictionary");
@@ -234,83 +231,102 @@ impl Deltas {
         Some((stored, Arc::new(file)))
     }
 
-    /// Registers this request as the one that makes a delta.
+    /// Queues a delta to be made; `None` if too many are queued.
     ///
     /// # Errors
-    /// The in-flight delta of another request.
-    fn begin<'a>(&'a self, pair: &Pair) -> Result<Begun<'a>, Arc<Making>> {
+    /// Another request has queued it.
+    fn begin(
+        self: &Arc<Self>,
+        pair: Pair,
+        (base, nar): (DeltaEnd, DeltaEnd),
+        compressed: Option<u64>,
+    ) -> Result<Option<Ticket>, Ticket> {
         let mut all = self.all_making();
-        if let Some(other) = all.get(pair) {
-            return Err(Arc::clone(other));
+        if let Some(ticket) = all.get(&pair) {
+            return Err(*ticket);
         }
-        let making = Arc::new(Making::default());
-        all.insert(*pair, Arc::clone(&making));
-        Ok(Begun { deltas: self, pair: *pair, making })
+        // The result is smaller than the NAR.
+        let (bytes, memory) = (base.size + nar.size + FILE_BYTES, base.size + 2 * nar.size + CONTEXT_BYTES);
+        let begun = Begun { deltas: Arc::clone(self), pair };
+        let make = Box::new(move || {
+            let deltas = &begun.deltas;
+            // Another process, or the last request for it, may have made it just now.
+            if deltas.find(&pair).is_none()
+                && let Err(reason) = deltas.make(&base, &nar, compressed)
+            {
+                tracing::debug!("no delta from {} to {}: {reason}", base.hash, nar.hash);
+            }
+        });
+        match makers::queue(Job { bytes, memory, make }) {
+            Ok(ticket) => {
+                all.insert(pair, ticket);
+                Ok(Some(ticket))
+            }
+            Err(refused) => {
+                // A job takes this lock when it is dropped.
+                drop(all);
+                drop(refused);
+                Ok(None)
+            }
+        }
     }
 
-    fn all_making(&self) -> MutexGuard<'_, HashMap<Pair, Arc<Making>>> {
+    fn all_making(&self) -> MutexGuard<'_, HashMap<Pair, Ticket>> {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes, verifies and keeps a delta of at most `len_max` bytes.
-    fn make(
-        &self,
-        base: &DeltaEnd<'_>,
-        nar: &DeltaEnd<'_>,
-        len_max: u64,
-    ) -> Result<Option<(Stored, Arc<File>)>, String> {
+    /// Makes, verifies and keeps a delta, if it is worth it.
+    fn make(&self, base: &DeltaEnd, nar: &DeltaEnd, compressed: Option<u64>) -> Result<(), String> {
         let pair = Pair { base: base.hash, nar: nar.hash };
-        let Some(_permit) = Permit::take(base.size + nar.size + len_max + CONTEXT_BYTES) else { return Ok(None) };
         let (old, new) = ((base.read)()?, (nar.read)()?);
-        let len_max = usize::try_from(len_max).unwrap_or(0);
+        let len_max = usize::try_from(compressed.unwrap_or(nar.size) / WORTH_IT.1 * WORTH_IT.0).unwrap_or(0);
         let made = make_delta((&old, &base.hash), &new, LEVEL, len_max).map_err(|error| error.to_string())?;
-        drop(new);
-        let Some(delta) = made else {
-            self.known.insert(pair, Known::NotWorthIt);
-            return Ok(None);
+        let delta = match made {
+            Some(delta) if compressed.is_some() || self.is_worth_it(&delta, (&new, &nar.hash)) => delta,
+            _ => {
+                self.known.insert(pair, Known::NotWorthIt);
+                return Ok(());
+            }
         };
+        drop(new);
         if !is_delta_of(&delta, &old, (nar.size, &nar.hash)).map_err(|error| error.to_string())? {
             self.known.insert(pair, Known::NotWorthIt);
             return Err("undoing it does not give the NAR".to_owned());
         }
         let kept = self.keep(&pair, &delta).inspect_err(|error| self.folder.pause(error));
-        let (stored, file) = kept.map_err(|error| error.to_string())?;
+        let stored = kept.map_err(|error| error.to_string())?;
         self.metrics.nar_deltas_made.inc();
-        self.known.insert(pair, Known::Stored(stored.clone(), Some(Instant::now())));
-        Ok(Some((stored, file)))
+        self.known.insert(pair, Known::Stored(stored, Some(Instant::now())));
+        Ok(())
     }
 
-    fn keep(&self, pair: &Pair, delta: &[u8]) -> io::Result<(Stored, Arc<File>)> {
+    /// Whether a delta is so much smaller than the NAR becomes when it is compressed: that is only done until it is clear.
+    fn is_worth_it(&self, delta: &[u8], (nar, hash): (&[u8], &NarHash)) -> bool {
+        let (needed, mut len) = (delta.len() as u64 / WORTH_IT.0 * WORTH_IT.1, 0);
+        let encoding = Encoding::Zstd(self.level.min(COMPARED_LEVEL_MAX));
+        let encoded = encoding.encode(&mut &*nar, nar.len() as u64, *hash, &mut |bytes| {
+            len += bytes.len() as u64;
+            if len > needed { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
+        });
+        encoded.is_err() && len > needed
+    }
+
+    fn keep(&self, pair: &Pair, delta: &[u8]) -> io::Result<Stored> {
         let filling = self.folder.begin()?;
         filling.file().write_all(delta)?;
-        let stored = self.folder.keep(filling, &self.encoding, (&pair.name(), EXTENSION), &Sha256::of(delta))?;
-        let file = self.folder.open_file(&stored).ok_or(io::ErrorKind::NotFound)?;
-        Ok((stored, Arc::new(file)))
-    }
-}
-
-impl Making {
-    /// Waits until it is done, for a limited time.
-    fn wait(&self) {
-        let Some(_waiting) = Waiting::begin() else { return };
-        let is_done = self.is_done.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.done.wait_timeout_while(is_done, WAIT_MAX, |is_done| !*is_done);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.folder.keep(filling, &self.encoding, (&pair.name(), EXTENSION), &Sha256::of(delta))
     }
 }
 
 /// Removes the in-flight delta when dropped, also after a panic.
-struct Begun<'a> {
-    deltas: &'a Deltas,
+struct Begun {
+    deltas: Arc<Deltas>,
     pair: Pair,
-    making: Arc<Making>,
 }
 
-impl Drop for Begun<'_> {
+impl Drop for Begun {
     fn drop(&mut self) {
         self.deltas.all_making().remove(&self.pair);
-        *self.making.is_done.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.making.done.notify_all();
     }
 }
 
