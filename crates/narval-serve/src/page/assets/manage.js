@@ -137,7 +137,7 @@ async function tokensPart(refresh) {
   return [
     made,
     tokens.length ? table('Tokens', ['Label', 'Allows', ['Caches', 'w'], ['Last used', 'w'], ['State', 's'], ''], tokens.map((token) => [
-      [name(token.label), el('div', { class: 'soft mono' }, token.id)], token.scopes.replaceAll(',', ', '), token.caches.join(', '), token.lastUsed ? ago(token.lastUsed) : 'never',
+      [name(token.label), token.isOwn && el('span', { class: 'soft' }, ' (this session’s)'), el('div', { class: 'soft mono' }, token.id)], token.scopes.replaceAll(',', ', '), token.caches.join(', '), token.lastUsed ? ago(token.lastUsed) : 'never',
       token.revoked ? 'revoked' : token.expires ? (token.expires <= now ? 'expired' : 'until ' + day(token.expires)) : 'valid',
       isOver(token) ? '' : el('button', { type: 'button', 'aria-label': 'Revoke ' + token.label, onclick: () => revoke(token) }, 'Revoke')])) : el('p', { class: 'soft' }, 'There are no tokens.'),
     total > tokens.length && el('p', { class: 'soft' }, number(total - tokens.length) + ' older ones are not listed.'),
