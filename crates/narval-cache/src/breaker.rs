@@ -3,6 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::clock;
+
 /// Consecutive failures that open it.
 const FAILURES_MAX: u32 = 3;
 /// How long it stays open, before one request may try again.
@@ -27,9 +29,9 @@ impl Breaker {
     pub(crate) fn is_open(&self) -> bool {
         let mut state = self.lock();
         match state.open_until {
-            Some(until) if Instant::now() < until => true,
+            Some(until) if clock::instant() < until => true,
             Some(_) => {
-                state.open_until = Some(Instant::now() + OPEN_FOR);
+                state.open_until = Some(clock::instant() + OPEN_FOR);
                 false
             }
             None => false,
@@ -51,14 +53,14 @@ impl Breaker {
         let mut state = self.lock();
         state.failures += 1;
         if state.failures >= FAILURES_MAX {
-            state.open_until = Some(Instant::now() + OPEN_FOR);
+            state.open_until = Some(clock::instant() + OPEN_FOR);
         }
         state.open_until.is_some()
     }
 
     /// Opens it immediately.
     pub(crate) fn trip(&self) {
-        *self.lock() = State { failures: FAILURES_MAX, open_until: Some(Instant::now() + OPEN_FOR) };
+        *self.lock() = State { failures: FAILURES_MAX, open_until: Some(clock::instant() + OPEN_FOR) };
     }
 }
 
@@ -73,7 +75,7 @@ mod tests {
         breaker.succeeded();
         assert!(!breaker.failed() && !breaker.failed() && breaker.failed());
         assert!(breaker.is_open());
-        breaker.lock().open_until = Some(Instant::now());
+        breaker.lock().open_until = Some(clock::instant());
         assert!(!breaker.is_open(), "one may try");
         assert!(breaker.is_open(), "only one");
         breaker.succeeded();

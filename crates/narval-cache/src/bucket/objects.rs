@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use narval_client::{
     Answer, Client, ClientOptions, Extra, HttpError, Method, Payload, Request, ResumingBody, RetryPolicy, Upload, Url,
@@ -18,6 +18,7 @@ use super::put::Put;
 use super::xml::{element, elements};
 use super::{BucketError, Place};
 use crate::breaker::Breaker;
+use crate::clock;
 
 /// The maximum number of pages of a list.
 const PAGES_MAX: usize = 1 << 20;
@@ -43,6 +44,18 @@ pub(crate) struct Objects {
     once: Client,
     url: Url,
     breaker: Breaker,
+    /// In place of an object store.
+    #[cfg(test)]
+    pub(crate) simulated: Option<Arc<dyn Simulated>>,
+}
+
+/// An object store that is simulated.
+#[cfg(test)]
+pub(crate) trait Simulated: Send + Sync {
+    fn put(&self, key: &str, bytes: &[u8], valid: Option<Valid>) -> Result<(), HttpError>;
+    fn remove(&self, key: &str, valid: Valid) -> Result<(), HttpError>;
+    fn len(&self, key: &str) -> Result<Option<u64>, HttpError>;
+    fn list(&self, prefix: &str, is_flat: bool, visit: &mut dyn FnMut(Object)) -> Result<Vec<String>, HttpError>;
 }
 
 /// An upload in parts that is not complete.
@@ -64,7 +77,14 @@ impl Objects {
             crate::client(ClientOptions { connect_timeout, stall_timeout, retry, ..ClientOptions::default() })
         };
         let once = make(RetryPolicy { attempts: 1, ..RETRY });
-        Ok(Self { client: Arc::new(make(RETRY)), once, url: url.clone(), breaker: Breaker::default() })
+        Ok(Self {
+            client: Arc::new(make(RETRY)),
+            once,
+            url: url.clone(),
+            breaker: Breaker::default(),
+            #[cfg(test)]
+            simulated: None,
+        })
     }
 
     /// The address of an object.
@@ -103,6 +123,10 @@ impl Objects {
 
     /// The length of an object; `None` if there is none.
     pub(crate) fn len(&self, key: &str) -> Result<Option<u64>, HttpError> {
+        #[cfg(test)]
+        if let Some(simulated) = &self.simulated {
+            return simulated.len(key);
+        }
         let url = self.object(key)?;
         self.counted(|| {
             self.client.retry().run(|| {
@@ -146,6 +170,10 @@ impl Objects {
 
     /// Stores an object, in parts if it is a large file.
     pub(crate) fn put(&self, key: &str, content_type: &str, payload: Payload<'_>, hash: Sha256) -> io::Result<()> {
+        #[cfg(test)]
+        if let (Some(simulated), Payload::Bytes(bytes)) = (&self.simulated, &payload) {
+            return simulated.put(key, bytes, None).map_err(io::Error::other);
+        }
         let url = self.object(key).map_err(io::Error::other)?;
         self.counted_io(|| super::put_object(&self.client, &url, content_type, (payload, hash), &|_| {}))
     }
@@ -163,6 +191,10 @@ impl Objects {
         let checksum = base64::engine::general_purpose::STANDARD.encode(Sha256::of(bytes).as_bytes());
         let fields = [("x-amz-checksum-sha256", checksum.as_str())];
         self.until(until, |valid| {
+            #[cfg(test)]
+            if let Some(simulated) = &self.simulated {
+                return simulated.put(key, bytes, Some(valid));
+            }
             let extra = Extra { fields: &fields, valid: Some(valid), ..Extra::default() };
             let (method, payload, on_sent) = (Method::Put, Payload::Bytes(bytes), &|_| {});
             let upload = Upload { method, url: &url, content_type, extra, payload, on_sent, answer_len_max: 64 * 1024 };
@@ -178,6 +210,10 @@ impl Objects {
     pub(crate) fn remove_until(&self, key: &str, until: Instant) -> Result<(), HttpError> {
         let url = self.object(key)?;
         self.until(until, |valid| {
+            #[cfg(test)]
+            if let Some(simulated) = &self.simulated {
+                return simulated.remove(key, valid);
+            }
             let extra = Extra { valid: Some(valid), ..Extra::default() };
             let response = self.once.send(&Request { method: Method::Delete, extra, ..Request::get(&url) })?;
             let (status, retry_after) = (response.head.status, response.head.retry_after());
@@ -195,8 +231,8 @@ impl Objects {
             let mut failures = 0;
             loop {
                 // In this order: a pause between the two, or before the request is signed, makes the time shorter.
-                let from = SystemTime::now();
-                let left = until.saturating_duration_since(Instant::now()).as_secs();
+                let from = clock::system_time();
+                let left = until.saturating_duration_since(clock::instant()).as_secs();
                 // Rounded down: a signature has whole seconds.
                 let seconds = u32::try_from(left).unwrap_or(u32::MAX);
                 if seconds == 0 {
@@ -208,8 +244,8 @@ impl Objects {
                     Err(error) => error,
                 };
                 failures += 1;
-                match RETRY.wait(failures, &error) {
-                    Some(wait) if Instant::now() + wait + Duration::from_secs(1) < until => std::thread::sleep(wait),
+                match wait(failures, &error) {
+                    Some(wait) if clock::instant() + wait + Duration::from_secs(1) < until => clock::sleep(wait),
                     _ => return Err(error),
                 }
             }
@@ -223,6 +259,10 @@ impl Objects {
         is_flat: bool,
         visit: &mut dyn FnMut(Object),
     ) -> Result<Vec<String>, HttpError> {
+        #[cfg(test)]
+        if let Some(simulated) = &self.simulated {
+            return simulated.list(prefix, is_flat, visit);
+        }
         let root = self.full_key("x")?;
         let root = root.strip_suffix('x').unwrap_or_default();
         let listing = Listing { root, prefix, is_flat, pages_max: PAGES_MAX };
@@ -315,4 +355,11 @@ impl Objects {
             (Err(error), None) => Err(io::Error::other(error)),
         }
     }
+}
+
+/// How long to wait before the next attempt; `None` if none is made.
+fn wait(failures: u32, error: &HttpError) -> Option<Duration> {
+    let wait = RETRY.wait(failures, error)?;
+    // Not a random part of it in a simulation, which repeats what a seed has done.
+    Some(if clock::has_threads() { wait } else { RETRY.base * failures })
 }

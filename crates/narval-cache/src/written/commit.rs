@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
-use std::time::Instant;
 
 use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
 
 use super::index::{Commit, NarRecord, PathRecord, Placed};
 use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
+use crate::clock;
 
 /// The maximum number of narinfos in one commit.
 pub const COMMIT_MAX: usize = 100_000;
@@ -159,7 +159,7 @@ impl Cache {
         }
         self.files().sync_nars().map_err(failed)?;
         // Before the commit takes effect: after a pause, requests for it may be another server's work.
-        let began = Instant::now();
+        let began = clock::instant();
         if self.index().commit(self.id(), changed.to_vec(), needed, placed, self.now())? == Commit::Changed {
             return Ok(Commit::Changed);
         }

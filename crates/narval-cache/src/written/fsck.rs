@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::Instant;
 
 use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
@@ -14,6 +13,7 @@ use super::storage::{Below, VALID_FOR, hash_of};
 use super::{
     Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Place, Refusal, RefusalKind,
 };
+use crate::clock;
 
 /// Paths that are recorded in one transaction.
 const STEP: usize = 500;
@@ -190,7 +190,7 @@ impl Cache {
                 return Ok(());
             }
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
-            let until = Instant::now() + VALID_FOR;
+            let until = clock::instant() + VALID_FOR;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
                 report.problems.push(format!("'{}' does not match the index", self.named(&name)));
                 if options.repair {

@@ -60,8 +60,6 @@ mod storage;
 mod tokens;
 mod tokens_used;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 pub use audit::{Audit, AuditLine};
 pub use batch::read_commit;
 pub use cache::{Cache, Listed, NarFile, NarHead, Stamp};
@@ -94,10 +92,10 @@ pub use small::{Put, SmallKind};
 pub use storage::{NarBytes, Redirect};
 pub use tokens::{LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
+use crate::clock::now;
+
+#[cfg(test)]
+mod simulation;
 
 #[cfg(test)]
 mod tests;

@@ -48,19 +48,43 @@ impl Data {
     pub fn open(place: impl Into<Place>, options: DataOptions) -> Result<Self, DataError> {
         let place = place.into();
         let (storage, index) = open_parts(&place, &options)?;
+        let (data, stopped) = Self::assemble(storage, index, place.folder(), options.unsafe_no_verify)?;
+        let weak = Arc::downgrade(data.shared());
+        let keeping = std::thread::Builder::new()
+            .name("cache-house".into())
+            .spawn(move || keep_house(&weak, &stopped, options.collect_every));
+        let path = place.folder();
+        keeping.map_err(|source| io_error("start a thread for", path, source))?;
+        if options.collect_every.is_some() {
+            let weak = Arc::downgrade(data.shared());
+            let recompressing = std::thread::Builder::new().name("recompress".into());
+            let started = recompressing.spawn(move || recompress::run(&weak));
+            started.map_err(|source| io_error("start a thread for", path, source))?;
+        }
+        Ok(data)
+    }
+
+    /// Opens a storage and its index, and removes the leftovers of processes that have ended. The receiver reports when the last handle is
+    /// dropped.
+    pub(super) fn assemble(
+        storage: Box<dyn Storage>,
+        index: Box<dyn Index>,
+        local: &std::path::Path,
+        unsafe_no_verify: bool,
+    ) -> Result<(Self, Receiver<()>), DataError> {
         storage.clear_up().map_err(|source| io_error("clear up", storage.place(), source))?;
-        let (path, publishes_later) = (place.folder(), storage.publishes_later());
+        let publishes_later = storage.publishes_later();
         let (stop, stopped) = channel();
         let shared = Arc::new(Shared {
             storage,
-            local: path.to_owned(),
+            local: local.to_owned(),
             seen_pending: SeenPending::default(),
-            audit: Audit::new(path.join("audit.jsonl"), index.keeps_audit()),
+            audit: Audit::new(local.join("audit.jsonl"), index.keeps_audit()),
             index,
             tokens_used: TokensUsed::default(),
             uses: Uses::default(),
             shortage: Shortage::default(),
-            unsafe_no_verify: options.unsafe_no_verify,
+            unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
             caches: RwLock::new(HashMap::new()),
@@ -79,18 +103,7 @@ impl Data {
                     .ok();
             }
         }
-        let weak = Arc::downgrade(data.shared());
-        let keeping = std::thread::Builder::new()
-            .name("cache-house".into())
-            .spawn(move || keep_house(&weak, &stopped, options.collect_every));
-        keeping.map_err(|source| io_error("start a thread for", path, source))?;
-        if options.collect_every.is_some() {
-            let weak = Arc::downgrade(data.shared());
-            let recompressing = std::thread::Builder::new().name("recompress".into());
-            let started = recompressing.spawn(move || recompress::run(&weak));
-            started.map_err(|source| io_error("start a thread for", path, source))?;
-        }
-        Ok(data)
+        Ok((data, stopped))
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::io::{BufReader, Write};
 use std::sync::Weak;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use narval_nix::{Compression, NarInfo};
 
@@ -16,6 +16,7 @@ use super::index::{Commit, NarRecord, PathRecord};
 use super::receive::{Stored, Upload};
 use super::shared::Shared;
 use super::{Cache, Grant, NarTarget, Refusal, RefusalKind};
+use crate::clock;
 use crate::decode::Decoder;
 use crate::encode::FrameEncoder;
 
@@ -138,7 +139,7 @@ impl Cache {
         self.files().sync_nars().map_err(fail)?;
         // A collection removes the old file once nothing has used it for COLLECT_GRACE.
         let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - super::COLLECT_GRACE);
-        let began = Instant::now();
+        let began = clock::instant();
         if self.index().rename(self.id(), records.clone(), old, orphaned)? == Commit::Changed {
             return Ok(Commit::Changed);
         }

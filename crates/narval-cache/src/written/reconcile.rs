@@ -10,6 +10,7 @@ use super::index::{CacheId, Pending};
 use super::publish::WhichPending;
 use super::storage::VALID_FOR;
 use super::{Cache, Refusal, RefusalKind};
+use crate::clock;
 
 impl Data {
     /// Checks everything that is pending in the index. Waits for current writers, so that their unfinished files are
@@ -34,7 +35,7 @@ impl Data {
         let done = &self.shared().reconciled;
         for (number, id, pending) in self.shared().index.pending(done.load(Ordering::Acquire))? {
             if let Some(cache) = cache_of(id) {
-                cache.reconcile(&pending, Instant::now() + VALID_FOR)?;
+                cache.reconcile(&pending, clock::instant() + VALID_FOR)?;
             }
             // Nobody else is writing: later changes have greater numbers.
             done.fetch_max(number, Ordering::AcqRel);

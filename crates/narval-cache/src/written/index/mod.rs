@@ -8,13 +8,13 @@ mod postgres;
 mod snapshot;
 mod sqlite;
 
-use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
 
 use super::{AuditLine, CacheName};
+use crate::clock;
 
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
@@ -230,7 +230,10 @@ pub(crate) struct Cutoff {
 pub(crate) struct Fence(pub(crate) i64);
 
 /// How long a collection may take between two of its transactions. Then another process may take over.
-pub(crate) const COLLECTION_LEASE: Duration = Duration::from_secs(if cfg!(test) { 20 } else { 60 });
+pub(crate) fn collection_lease() -> Duration {
+    // Tests with real time wait for its end.
+    Duration::from_secs(if cfg!(test) && clock::has_threads() { 20 } else { 60 })
+}
 
 /// The lease of collections.
 const COLLECTION: &str = "collection";
@@ -302,8 +305,7 @@ pub(crate) trait Index: Send + Sync {
     fn noticed_after(&self) -> Duration;
     /// The time by which leases are measured: it also passes while the process is paused.
     fn clock(&self) -> Duration {
-        static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
-        BEGAN.elapsed()
+        clock::elapsed()
     }
     /// Whether other processes may add paths at any time, so that an absence must be looked up again.
     fn is_shared(&self) -> bool;
@@ -380,7 +382,7 @@ pub(crate) trait Index: Send + Sync {
     /// At most this many paths, sorted by hash part, after the given one.
     fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError>;
     /// Takes the lease for collections; `None` while another process has it. Each transaction with its number renews it for
-    /// [`COLLECTION_LEASE`].
+    /// [`collection_lease`].
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError>;
     /// Takes the lease for collections from whoever has it, if a collection has left condemned names or those of deleted paths in a
     /// cache. Only for a caller with the folder's lock, which shows that the collection has been interrupted.

@@ -1,11 +1,12 @@
 //! Deletes a path immediately.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use narval_nix::HashPart;
 
 use super::lease::Collection;
+use crate::clock;
 use crate::written::index::Commit;
 use crate::written::{Cache, Grant, Refusal, RefusalKind, Scope};
 
@@ -101,15 +102,15 @@ impl Cache {
 
     /// Removes the NARs of deleted paths. While another process is collecting, it removes them.
     fn remove_deleted(&self) -> Result<(usize, u64), Refusal> {
-        let until = Instant::now() + COLLECTION_WAIT;
+        let until = clock::instant() + COLLECTION_WAIT;
         loop {
             if let Some(collection) = Collection::begin(self)? {
                 return self.sweep_deleted(&collection);
             }
-            if Instant::now() >= until {
+            if clock::instant() >= until {
                 return Ok((0, 0));
             }
-            std::thread::sleep(COLLECTION_WAIT / 50);
+            clock::sleep(COLLECTION_WAIT / 50);
         }
     }
 }

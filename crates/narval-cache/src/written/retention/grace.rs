@@ -1,5 +1,6 @@
 //! Grace periods: how long NARs without a narinfo are kept.
 
+use crate::rule::{Rule, holds};
 use crate::written::index::Cutoff;
 
 /// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
@@ -21,6 +22,6 @@ pub(super) fn cutoff(grace: u64, now: u64) -> Cutoff {
     Cutoff {
         orphaned: now.saturating_sub(grace),
         used: now.saturating_sub(grace.min(UNFINISHED_GRACE)),
-        doomed: (grace >= COLLECT_GRACE).then(|| now.saturating_sub(DOOMED)),
+        doomed: (grace >= COLLECT_GRACE && holds(Rule::Doomed)).then(|| now.saturating_sub(DOOMED)),
     }
 }

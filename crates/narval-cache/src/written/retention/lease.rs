@@ -9,11 +9,15 @@ use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::written::index::{COLLECTION_LEASE, CacheId, Fence, Index, IndexError};
+use crate::clock;
+use crate::rule::{Rule, holds};
+use crate::written::index::{CacheId, Fence, Index, IndexError, collection_lease};
 use crate::written::{Cache, Refusal};
 
 /// How often a lease is renewed during work without transactions.
-const RENEW_AFTER: Duration = Duration::from_secs(COLLECTION_LEASE.as_secs() / 4);
+fn renew_after() -> Duration {
+    collection_lease() / 4
+}
 
 /// A collection that has the lease. Another process can have it when this is dropped.
 pub(super) struct Collection<'a> {
@@ -48,13 +52,16 @@ impl<'a> Collection<'a> {
 
     /// Until when a removal may take effect. To be asked before each removal, and before the index is read for it.
     pub(super) fn may_remove(&self) -> Result<Instant, Refusal> {
-        if self.age() >= RENEW_AFTER {
+        if self.age() >= renew_after() && holds(Rule::HalfLease) {
             // The transaction says whether another has the lease.
             self.step(|fence| self.index.continue_collection(fence))?;
         }
         // In this order: a pause between the two makes the time shorter.
-        let now = Instant::now();
-        Ok(now + (COLLECTION_LEASE / 2).saturating_sub(self.age()))
+        let now = clock::instant();
+        if !holds(Rule::HalfLease) {
+            return Ok(now + collection_lease());
+        }
+        Ok(now + (collection_lease() / 2).saturating_sub(self.age()))
     }
 
     /// Records that this cache has been collected completely.
@@ -72,11 +79,11 @@ pub(super) fn keep_while<T>(
     collection: Option<&Collection<'_>>,
     work: impl FnOnce() -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
-    let Some(Collection { index, fence, .. }) = collection else { return work() };
+    let Some(Collection { index, fence, .. }) = collection.filter(|_| clock::has_threads()) else { return work() };
     let (end, ended) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while ended.recv_timeout(RENEW_AFTER) == Err(RecvTimeoutError::Timeout) {
+            while ended.recv_timeout(renew_after()) == Err(RecvTimeoutError::Timeout) {
                 if let Err(error) = index.continue_collection(*fence) {
                     // The next transaction of the collection fails, or renews it.
                     tracing::debug!("{error}");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::written::index::COLLECTION_LEASE;
+use crate::written::index::collection_lease;
 
 /// Rounds of killing; more by `NARVAL_KILL_ROUNDS=500`.
 const ROUNDS: u32 = 40;
@@ -102,7 +102,7 @@ fn check(data: &Data) -> u64 {
 
 /// What a collection was removing when it was killed can be pushed again once its lease has ended.
 fn push_patiently(path: &TestPath, cache: &Cache) {
-    let until = Instant::now() + COLLECTION_LEASE + PATIENCE;
+    let until = Instant::now() + collection_lease() + PATIENCE;
     loop {
         match path.push(cache) {
             Ok(_) => return,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
-use crate::written::index::COLLECTION_LEASE;
+use crate::written::index::collection_lease;
 
 /// How long; ten minutes by `NARVAL_RACE_SECONDS=600`.
 const SECONDS: u64 = 12;
@@ -126,7 +126,7 @@ fn pushes_race_collections_of_other_servers() {
         let is_enough = || held.load(Ordering::Relaxed) > 0 || begun.elapsed() > seconds + PATIENCE;
         while begun.elapsed() < seconds || pauses < 4 || !is_enough() {
             // Every third time for so long that another process takes over.
-            let pause = if pauses % 3 == 2 { COLLECTION_LEASE + OVERTAKEN } else { Duration::from_millis(200) };
+            let pause = if pauses % 3 == 2 { collection_lease() + OVERTAKEN } else { Duration::from_millis(200) };
             signal(&paused.0, Signal::STOP);
             std::thread::sleep(pause);
             signal(&paused.0, Signal::CONT);

@@ -42,8 +42,8 @@ use self::recorded::RecordedNames;
 use self::together::{Addition, Together};
 use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
 use super::{
-    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
-    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord,
+    PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
 use crate::written::{AuditLine, CacheName};
 
@@ -349,7 +349,7 @@ impl Index for Postgres {
         let owner = this_process();
         let lease = self
             .database
-            .write(NOTE, async |change| Lease::take(change.client, COLLECTION, &owner, COLLECTION_LEASE).await)?;
+            .write(NOTE, async |change| Lease::take(change.client, COLLECTION, &owner, collection_lease()).await)?;
         Ok(lease.map(|lease| Fence(lease.fence())))
     }
 
@@ -357,7 +357,7 @@ impl Index for Postgres {
         let owner = this_process();
         let lease = self.database.write(NOTE, async |change| {
             match retention::is_anything_left(change.client, cache).await? {
-                true => Lease::take_over(change.client, COLLECTION, &owner, COLLECTION_LEASE).await,
+                true => Lease::take_over(change.client, COLLECTION, &owner, collection_lease()).await,
                 false => Ok(None),
             }
         })?;

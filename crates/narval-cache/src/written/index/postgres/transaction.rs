@@ -13,7 +13,7 @@ use super::lease::Lease;
 use super::node::Node;
 use super::pool::Pool;
 use super::sql::{execute, p};
-use crate::written::index::{COLLECTION, COLLECTION_LEASE, Fence, IndexError};
+use crate::written::index::{COLLECTION, Fence, IndexError, collection_lease};
 
 /// How long a statement or a transaction may take.
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
@@ -150,7 +150,7 @@ impl Database {
     ) -> Result<T, IndexError> {
         let lease = Lease::of(COLLECTION, fence.0);
         self.write(how, async |change| {
-            lease.renew(change.client, COLLECTION_LEASE).await?;
+            lease.renew(change.client, collection_lease()).await?;
             work(change).await
         })
     }

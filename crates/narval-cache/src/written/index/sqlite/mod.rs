@@ -7,6 +7,8 @@ mod nars;
 mod paths;
 mod retention;
 mod schema;
+#[cfg(test)]
+mod simulated;
 mod tokens;
 mod writer;
 
@@ -20,9 +22,11 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::writer::{Durability, Writer};
 use super::{
-    COLLECTION, COLLECTION_LEASE, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError,
-    ListedPath, NarRecord, PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord,
+    PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
+use crate::clock;
+use crate::rule::{Rule, holds};
 use crate::written::CacheName;
 
 /// Idle connections kept for readers.
@@ -48,6 +52,8 @@ pub(crate) struct Sqlite {
     /// The stamp as far as this process knows.
     stamp: std::sync::Arc<AtomicU64>,
     others: Mutex<Others>,
+    #[cfg(test)]
+    simulated: Option<simulated::Node>,
 }
 
 /// How long an upload waits for a collection to have removed what it sends again.
@@ -91,10 +97,16 @@ impl Sqlite {
             writer,
             stamp,
             others: Mutex::new(Others { connection: others, version, looked: Instant::now(), failures: 0 }),
+            #[cfg(test)]
+            simulated: None,
         })
     }
 
     fn read<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, IndexError> {
+        #[cfg(test)]
+        if let Some(node) = &self.simulated {
+            return node.read(ask, &self.path);
+        }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match idle {
             Some(connection) => connection,
@@ -113,6 +125,10 @@ impl Sqlite {
         durability: Durability,
         change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, IndexError> {
+        #[cfg(test)]
+        if let Some(node) = &self.simulated {
+            return node.write(change, &self.path);
+        }
         self.writer.write(durability, change)
     }
 
@@ -122,10 +138,14 @@ impl Sqlite {
         fence: Fence,
         change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, IndexError> {
-        let lasts = COLLECTION_LEASE.as_secs();
+        #[cfg(test)]
+        if let Some(node) = &self.simulated {
+            node.is_fenced(fence);
+        }
+        let lasts = collection_lease().as_secs();
         let done = self.write(Durability::Full, move |connection| {
             let is_mine = retention::renew_work(connection, COLLECTION, fence.0, lasts)?;
-            if is_mine { change(connection).map(Some) } else { Ok(None) }
+            if is_mine || !holds(Rule::Fence) { change(connection).map(Some) } else { Ok(None) }
         });
         done?.ok_or_else(|| IndexError::Superseded { index: self.path.display().to_string() })
     }
@@ -133,6 +153,10 @@ impl Sqlite {
 
 impl Index for Sqlite {
     fn stamp(&self) -> u64 {
+        #[cfg(test)]
+        if let Some(node) = &self.simulated {
+            return node.stamp();
+        }
         // Another thread is checking: its result counts from then on.
         if let Ok(mut others) = self.others.try_lock()
             && others.looked.elapsed() >= NOTICED_AFTER
@@ -159,6 +183,10 @@ impl Index for Sqlite {
     }
 
     fn is_shared(&self) -> bool {
+        #[cfg(test)]
+        if self.simulated.is_some() {
+            return true;
+        }
         false
     }
 
@@ -205,17 +233,17 @@ impl Index for Sqlite {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
-        let until = Instant::now() + CONDEMNED_MAX;
+        let until = clock::instant() + CONDEMNED_MAX;
         loop {
             let (name, nar) = (name.to_owned(), nar.clone());
             let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, now);
             if let Some(number) = self.write(Durability::Later, add)? {
                 return Ok(number);
             }
-            if Instant::now() >= until {
+            if clock::instant() >= until {
                 return Err(IndexError::Removing { index: self.path.display().to_string() });
             }
-            std::thread::sleep(CONDEMNED_EVERY);
+            clock::sleep(CONDEMNED_EVERY);
         }
     }
 
@@ -254,12 +282,12 @@ impl Index for Sqlite {
     ) -> Result<Commit, IndexError> {
         let (needed, placed) = (needed.to_vec(), placed.to_vec());
         self.write(Durability::Full, move |connection| {
-            for part in &needed {
+            for part in needed.iter().filter(|_| holds(Rule::Needed)) {
                 if !paths::is_present(connection, cache, part)? {
                     return Ok(Commit::Changed);
                 }
             }
-            for file in &placed {
+            for file in placed.iter().filter(|_| holds(Rule::Placed)) {
                 if schema::oldest_pending(connection, cache, &file.name)?.is_some_and(|oldest| oldest > file.entry) {
                     return Ok(Commit::Changed);
                 }
@@ -308,13 +336,13 @@ impl Index for Sqlite {
     }
 
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
-        let lasts = COLLECTION_LEASE.as_secs();
+        let lasts = collection_lease().as_secs();
         let take = move |connection: &Connection| retention::begin_work(connection, COLLECTION, lasts);
         Ok(self.write(Durability::Later, take)?.map(Fence))
     }
 
     fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
-        let lasts = COLLECTION_LEASE.as_secs();
+        let lasts = collection_lease().as_secs();
         let take = move |connection: &Connection| retention::take_over_work(connection, COLLECTION, cache, lasts);
         Ok(self.write(Durability::Later, take)?.map(Fence))
     }

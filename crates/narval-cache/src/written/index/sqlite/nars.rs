@@ -4,6 +4,7 @@ use narval_nix::{Compression, NarHash, Sha256};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::schema::{add_pending, is_visible, join, parsed, split};
+use crate::rule::{Rule, holds};
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
@@ -85,7 +86,7 @@ pub(super) fn add_file(
     nar: &NarRecord,
     now: u64,
 ) -> rusqlite::Result<Option<i64>> {
-    if is_condemned(connection, cache, name, nar)? {
+    if is_condemned(connection, cache, name, nar)? && holds(Rule::Condemned) {
         return Ok(None);
     }
     let query = "select id, file_hash, file_size from nars where nar_hash = ? and compression = ?";

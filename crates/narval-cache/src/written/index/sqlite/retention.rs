@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::schema::{add_pending, forget_pending_file, is_visible, parsed};
+use crate::rule::{Rule, holds};
 use crate::written::index::snapshot::SnapshotBuilder;
 use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 
@@ -312,7 +313,7 @@ pub(super) fn pin(
     pin: &PinRecord,
     only_present: bool,
 ) -> rusqlite::Result<bool> {
-    if only_present {
+    if only_present && holds(Rule::PinPresent) {
         let present = "select exists (select 1 from paths where cache = ? and hash_part = ?)";
         if !connection.query_row(present, params![cache.0, pin.hash_part.as_str()], |row| row.get::<_, bool>(0))? {
             return Ok(false);

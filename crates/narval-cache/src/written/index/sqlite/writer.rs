@@ -134,7 +134,7 @@ fn transaction(
 }
 
 /// A change that fails is undone; the others in its transaction are not.
-fn in_savepoint<T>(
+pub(super) fn in_savepoint<T>(
     connection: &Connection,
     change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use narval_nix::HashPart;
@@ -11,6 +11,7 @@ use narval_store::TemporaryFile;
 
 use super::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::bucket::{Object, ObjectWriter};
+use crate::clock;
 use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::written::storage::{
     Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
@@ -55,7 +56,7 @@ impl CacheInBucket {
 
     /// The record of the NAR, if this cache has it already.
     fn kept(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
-        let until = Instant::now() + WAIT_MAX;
+        let until = clock::instant() + WAIT_MAX;
         loop {
             let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
             let own = object_name(&kept);
@@ -66,10 +67,10 @@ impl CacheInBucket {
                 return Ok(Some(kept));
             }
             // Another upload has recorded it and is storing it. If it is the same file, storing it twice does no harm.
-            if kept.file_hash == keep.nar.file_hash || Instant::now() >= until {
+            if kept.file_hash == keep.nar.file_hash || clock::instant() >= until {
                 return Ok(None);
             }
-            std::thread::sleep(LOOK_EVERY);
+            clock::sleep(LOOK_EVERY);
         }
     }
 
@@ -154,7 +155,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        self.shared.objects.remove_until(&self.key(name), Instant::now() + VALID_FOR).map_err(io::Error::other)
+        self.shared.objects.remove_until(&self.key(name), clock::instant() + VALID_FOR).map_err(io::Error::other)
     }
 
     fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>> {
@@ -276,7 +277,7 @@ impl CacheStorage for CacheInBucket {
     fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal> {
         let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
         let (stored, recorded) = {
-            let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one_by_one = clock::lock(keep.one_by_one);
             // Most are new.
             let kept = match keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? {
                 None => None,
@@ -317,7 +318,7 @@ impl CacheStorage for CacheInBucket {
                 self.shared.put_file(&self.nar_key(&name), &file, Some(keep.nar.file_hash)).map_err(failed)?;
             }
         }
-        let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_by_one = clock::lock(keep.one_by_one);
         self.placed(&keep, &name, &keep.nar, recorded)?;
         Ok((stored, keep.nar))
     }

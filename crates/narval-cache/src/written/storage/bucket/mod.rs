@@ -20,7 +20,6 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use narval_client::{HttpError, Payload, Url};
 use narval_nix::{Compression, NarHash, Sha256};
@@ -30,6 +29,7 @@ use self::cache::CacheInBucket;
 use self::flights::Flights;
 use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
 use crate::bucket::{BucketError, Objects};
+use crate::clock;
 use crate::disk::Kept;
 use crate::written::CacheName;
 
@@ -76,12 +76,17 @@ impl Bucket {
     pub(crate) fn open(options: &BucketOptions<'_>) -> io::Result<Self> {
         let invalid = |error: BucketError| io::Error::new(ErrorKind::InvalidInput, error);
         let objects = Arc::new(Objects::new(options.url).map_err(invalid)?);
-        let incoming = options.folder.join("incoming");
-        fs::create_dir_all(&incoming)?;
+        fs::create_dir_all(options.folder.join("incoming"))?;
         let kept = options.cache_size.map(|size| Kept::open(options.folder, size)).transpose()?;
-        let flights = Arc::new(Flights::new(Arc::clone(&objects), kept, incoming.clone()));
         let place = PathBuf::from(options.url.to_string());
-        Ok(Self { place, local: options.folder.to_owned(), shared: Arc::new(Shared { objects, flights, incoming }) })
+        Ok(Self::with(objects, kept, place, options.folder))
+    }
+
+    /// The bucket with these objects; `local` has the folder `incoming`.
+    pub(crate) fn with(objects: Arc<Objects>, kept: Option<Kept>, place: PathBuf, local: &Path) -> Self {
+        let incoming = local.join("incoming");
+        let flights = Arc::new(Flights::new(Arc::clone(&objects), kept, incoming.clone()));
+        Self { place, local: local.to_owned(), shared: Arc::new(Shared { objects, flights, incoming }) }
     }
 
     /// The id of this bucket's index, if it has one.
@@ -93,7 +98,7 @@ impl Bucket {
     /// Sets the id of this bucket's index. If two servers do so at the same time, one of them gets an error.
     pub(crate) fn set_id(&self, id: &str) -> io::Result<()> {
         let put =
-            self.shared.objects.put_until(ID, "text/plain", format!("{id}\n").as_bytes(), Instant::now() + VALID_FOR);
+            self.shared.objects.put_until(ID, "text/plain", format!("{id}\n").as_bytes(), clock::instant() + VALID_FOR);
         put.map_err(io::Error::other)?;
         match self.id()? {
             Some(found) if found == id => Ok(()),
@@ -154,7 +159,7 @@ impl Storage for Bucket {
     /// Writes a small object, and a small file.
     fn check_writable(&self) -> io::Result<()> {
         self.incoming()?.file().write_all(b"x")?;
-        let until = Instant::now() + VALID_FOR;
+        let until = clock::instant() + VALID_FOR;
         self.shared.objects.put_until(CHECKED, "text/plain", b"", until).map_err(io::Error::other)
     }
 

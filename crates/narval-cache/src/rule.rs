@@ -1,0 +1,47 @@
+//! The rules on which the consistency of caches rests, by name.
+//!
+//! The simulation takes out one at a time, and has to find what goes wrong without it. Elsewhere, all of them hold.
+
+/// A rule of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// A transaction of a collection changes nothing if another process has the lease by now.
+    Fence,
+    /// An upload waits while the bytes of its NAR are removed.
+    Condemned,
+    /// A commit looks again, in its transaction, whether its references are there.
+    Needed,
+    /// A commit looks again, in its transaction, whether the uploads of its NARs are those that it has seen.
+    Placed,
+    /// A NAR without a narinfo is doomed for a while before its bytes are removed.
+    Doomed,
+    /// A pin looks, in its transaction, whether its path is there.
+    PinPresent,
+    /// What another process has begun is left to it for a while.
+    Takeover,
+    /// A collection removes bytes only in the first half of its lease.
+    HalfLease,
+    /// Whoever has published a narinfo leaves its pending entry to others if somebody else changes the same path.
+    SettleAlone,
+    /// A request that removes or replaces something is valid for a short time.
+    #[cfg(test)]
+    Valid,
+}
+
+/// Whether a rule is in force.
+#[cfg(not(test))]
+pub(crate) const fn holds(_: Rule) -> bool {
+    true
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The rule that is not in force on this thread.
+    pub(crate) static WITHOUT: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether a rule is in force.
+#[cfg(test)]
+pub(crate) fn holds(rule: Rule) -> bool {
+    WITHOUT.get() != Some(rule)
+}

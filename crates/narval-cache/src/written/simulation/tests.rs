@@ -1,0 +1,100 @@
+//! The simulation finds nothing, and finds what is missing when a rule is taken out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::run::{Plan, run};
+use crate::rule::Rule;
+
+/// Steps of one seed.
+const STEPS: u64 = 4_000;
+
+/// The last events, for the report. Set the seed, and all of them are printed.
+const EVENTS_SHOWN: usize = 300;
+
+/// Steps in all, unless the environment says otherwise.
+const STEPS_IN_ALL: u64 = 80_000;
+
+fn report(plan: Plan) -> String {
+    let report = run(Plan { is_traced: true, ..plan });
+    let from = report.events.len().saturating_sub(EVENTS_SHOWN);
+    format!("seed {}: {:?}\n{}", plan.seed, report.violation, report.events[from..].join("\n"))
+}
+
+fn plan(seed: u64) -> Plan {
+    let without = std::env::var("NARVAL_SIMULATION_WITHOUT").ok();
+    let without = without.and_then(|name| RULES.into_iter().find(|rule| format!("{rule:?}") == name));
+    Plan { seed, steps: STEPS, without, is_traced: false }
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|number| number.parse().unwrap())
+}
+
+#[test]
+fn nothing_is_lost_and_nothing_dangles() {
+    if let Some(seed) = variable("NARVAL_SIMULATION_SEED") {
+        let report = run(Plan { is_traced: true, ..plan(seed) });
+        println!("{}\nseed {seed}: {:?}", report.events.join("\n"), report.violation);
+        return;
+    }
+    let (steps_max, begun) = (variable("NARVAL_SIMULATION_STEPS").unwrap_or(STEPS_IN_ALL), Instant::now());
+    let first = variable("NARVAL_SIMULATION_FIRST").unwrap_or(1);
+    let (seeds, steps, found) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
+    let counts = std::sync::Mutex::new(std::collections::BTreeMap::<&str, u64>::new());
+    let work = || {
+        while steps.load(Ordering::Relaxed) < steps_max && found.load(Ordering::Relaxed) == 0 {
+            let seed = seeds.fetch_add(1, Ordering::Relaxed);
+            let report = run(plan(seed));
+            steps.fetch_add(report.steps, Ordering::Relaxed);
+            if report.violation.is_some() {
+                found.store(seed, Ordering::Relaxed);
+            }
+            let mut counts = counts.lock().unwrap();
+            report.counts.into_iter().for_each(|(what, count)| *counts.entry(what).or_default() += count);
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(work))));
+    let (steps, counts) = (steps.into_inner(), counts.into_inner().unwrap());
+    println!("{steps} steps of {} seeds in {:?}: {counts:?}", seeds.into_inner() - first, begun.elapsed());
+    match found.into_inner() {
+        0 => {}
+        seed => panic!("{}", report(plan(seed))),
+    }
+    // A simulation in which nothing happens finds nothing.
+    for what in ["committed", "gone", "kill", "pause", "late", "remove"] {
+        assert!(counts.get(what).is_some_and(|count| *count > 0), "{what}: {counts:?}");
+    }
+}
+
+#[test]
+fn a_seed_always_runs_the_same() {
+    let digests: Vec<u64> = (0..3).map(|_| run(plan(7)).digest).collect();
+    assert_eq!(digests[0], digests[1]);
+    assert_eq!(digests[0], digests[2]);
+}
+
+/// Without a rule, some seed shows what goes wrong.
+fn is_found(rule: Rule, seeds: u64) {
+    let found = (1..=seeds).find_map(|seed| {
+        let report = run(Plan { without: Some(rule), ..plan(seed) });
+        report.violation.map(|violation| (seed, violation))
+    });
+    println!("{rule:?}: {found:?}");
+    assert!(found.is_some(), "the absence of {rule:?} is not found in {seeds} seeds");
+}
+
+macro_rules! absence_is_found {
+    ($($name:ident: $rule:ident,)*) => {
+        const RULES: [Rule; [$(Rule::$rule),*].len()] = [$(Rule::$rule),*];
+        $(#[test]
+        fn $name() {
+            is_found(Rule::$rule, 600);
+        })*
+    };
+}
+
+absence_is_found! {
+    a_commit_of_what_is_not_placed_is_found: Placed,
+    a_pin_of_what_is_gone_is_found: PinPresent,
+}
