@@ -23,6 +23,8 @@ pub(crate) enum Rule {
     HalfLease,
     /// Whoever has published a narinfo leaves its pending entry to others if somebody else changes the same path.
     SettleAlone,
+    /// A request that was sent again after an attempt without an answer has not succeeded for certain.
+    Answered,
     /// A request that removes or replaces something is valid for a short time.
     #[cfg(test)]
     Valid,

@@ -19,6 +19,7 @@ use super::xml::{element, elements};
 use super::{BucketError, Place};
 use crate::breaker::Breaker;
 use crate::clock;
+use crate::rule::{Rule, holds};
 
 /// The maximum number of pages of a list.
 const PAGES_MAX: usize = 1 << 20;
@@ -225,10 +226,11 @@ impl Objects {
         })
     }
 
-    /// Runs attempts, each signed for the rest of the time.
+    /// Runs attempts, each signed for the rest of the time. An error if one was not answered, even if a later one succeeded: it may take
+    /// effect after that, and after what others do next.
     fn until(&self, until: Instant, attempt: impl Fn(Valid) -> Result<(), HttpError>) -> Result<(), HttpError> {
         self.counted(|| {
-            let mut failures = 0;
+            let (mut failures, mut unanswered) = (0, None);
             loop {
                 // In this order: a pause between the two, or before the request is signed, makes the time shorter.
                 let from = clock::system_time();
@@ -240,13 +242,16 @@ impl Objects {
                     return Err(HttpError::Bucket { status: 0, message, retry_after: None, is_retryable: false });
                 }
                 let error = match attempt(Valid { from, seconds }) {
-                    Ok(()) => return Ok(()),
+                    Ok(()) => return unanswered.map_or(Ok(()), Err),
                     Err(error) => error,
                 };
                 failures += 1;
                 match wait(failures, &error) {
                     Some(wait) if clock::instant() + wait + Duration::from_secs(1) < until => clock::sleep(wait),
                     _ => return Err(error),
+                }
+                if may_take_effect(&error) && holds(Rule::Answered) {
+                    unanswered = Some(error);
                 }
             }
         })
@@ -355,6 +360,12 @@ impl Objects {
             (Err(error), None) => Err(io::Error::other(error)),
         }
     }
+}
+
+/// Whether a request that failed like this was sent, and may not have arrived yet.
+const fn may_take_effect(error: &HttpError) -> bool {
+    let is_answered = matches!(error, HttpError::Status { .. } | HttpError::Bucket { .. });
+    !is_answered && !matches!(error, HttpError::Resolve { .. } | HttpError::Connect { .. } | HttpError::Tls { .. })
 }
 
 /// How long to wait before the next attempt; `None` if none is made.
