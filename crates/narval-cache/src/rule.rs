@@ -23,6 +23,10 @@ pub(crate) enum Rule {
     HalfLease,
     /// Whoever has published a narinfo leaves its pending entry to others if somebody else changes the same path.
     SettleAlone,
+    /// The lease of a collection is not ended while a removal may still take effect.
+    Uncertain,
+    /// Only a collection with its lease removes NARs from a bucket.
+    Leased,
     /// A request that was sent again after an attempt without an answer has not succeeded for certain.
     Answered,
     /// A request that removes or replaces something is valid for a short time.

@@ -11,6 +11,7 @@ use super::publish::WhichPending;
 use super::storage::VALID_FOR;
 use super::{Cache, Refusal, RefusalKind};
 use crate::clock;
+use crate::rule::{Rule, holds};
 
 impl Data {
     /// Checks everything that is pending in the index. Waits for current writers, so that their unfinished files are
@@ -65,7 +66,9 @@ impl Cache {
             },
             Pending::File(name) => {
                 let Some(nar) = self.index().file(self.id(), name)? else {
-                    return self.files().unlink_nar(name, until).map_err(fail);
+                    // A bucket has no lock: others may have stored it again when a request takes effect. Collections remove it.
+                    let is_locked = !self.storage().publishes_later() || !holds(Rule::Leased);
+                    return if is_locked { self.files().unlink_nar(name, until).map_err(fail) } else { Ok(()) };
                 };
                 if self.files().restore_nar(name, &nar).map_err(fail)? {
                     return Ok(());

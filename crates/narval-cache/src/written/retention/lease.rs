@@ -25,6 +25,8 @@ pub(super) struct Collection<'a> {
     fence: Fence,
     /// By the index's clock.
     renewed: Cell<Duration>,
+    /// Whether a removal has failed that may still take effect: then nobody takes over before the lease ends by itself.
+    is_uncertain: Cell<bool>,
 }
 
 impl<'a> Collection<'a> {
@@ -32,14 +34,18 @@ impl<'a> Collection<'a> {
     pub(super) fn begin(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
         let index = cache.index();
         let renewed = Cell::new(index.clock());
-        Ok(index.begin_collection()?.map(|fence| Self { index, fence, renewed }))
+        Ok(index.begin_collection()?.map(|fence| Self::new(index, fence, renewed)))
     }
 
     /// Takes the lease from a collection that was interrupted, if it has left something in this cache; with the folder's lock.
     pub(super) fn take_over(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
         let index = cache.index();
         let renewed = Cell::new(index.clock());
-        Ok(index.take_over_collection(cache.id())?.map(|fence| Self { index, fence, renewed }))
+        Ok(index.take_over_collection(cache.id())?.map(|fence| Self::new(index, fence, renewed)))
+    }
+
+    const fn new(index: &'a dyn Index, fence: Fence, renewed: Cell<Duration>) -> Self {
+        Self { index, fence, renewed, is_uncertain: Cell::new(false) }
     }
 
     /// Does a transaction, which renews the lease.
@@ -62,6 +68,11 @@ impl<'a> Collection<'a> {
             return Ok(now + collection_lease());
         }
         Ok(now + (collection_lease() / 2).saturating_sub(self.age()))
+    }
+
+    /// A removal has failed, and may still take effect until the time that it was given.
+    pub(super) fn is_uncertain(&self) {
+        self.is_uncertain.set(holds(Rule::Uncertain));
     }
 
     /// Records that this cache has been collected completely.
@@ -98,7 +109,9 @@ pub(super) fn keep_while<T>(
 
 impl Drop for Collection<'_> {
     fn drop(&mut self) {
-        // Otherwise it ends by itself.
-        self.index.end_collection(self.fence, None).ok();
+        if !self.is_uncertain.get() {
+            // Otherwise it ends by itself.
+            self.index.end_collection(self.fence, None).ok();
+        }
     }
 }

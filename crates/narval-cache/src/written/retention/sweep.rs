@@ -73,16 +73,24 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes the files of condemned names.
+    /// Removes the files of condemned names. The index is not asked for a name again: what it remembers while its database is away is not
+    /// condemned.
     fn remove_bytes(&self, collection: &Collection<'_>, condemned: &Condemned) -> Result<(), Refusal> {
-        let names = condemned.names.iter().map(|(name, _)| Pending::File(name.clone()));
-        let blobs = condemned.blobs.iter().map(|(nar_hash, compression)| Pending::Blob(*nar_hash, *compression));
-        for file in names.chain(blobs) {
+        let failed = |error: &dyn std::fmt::Display| {
+            tracing::error!("{error}");
+            // A folder answers for certain.
+            if self.storage().publishes_later() {
+                collection.is_uncertain();
+            }
+            Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
+        };
+        for (name, _) in &condemned.names {
             let until = collection.may_remove()?;
-            self.reconcile(&file, until).map_err(|error| {
-                tracing::error!("{error}");
-                Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
-            })?;
+            self.files().unlink_nar(name, until).map_err(|error| failed(&format_args!("'nar/{name}': {error}")))?;
+        }
+        for (nar_hash, compression) in &condemned.blobs {
+            let until = collection.may_remove()?;
+            self.reconcile(&Pending::Blob(*nar_hash, *compression), until).map_err(|error| failed(&error))?;
         }
         Ok(())
     }
