@@ -27,6 +27,8 @@ pub(crate) enum Rule {
     Uncertain,
     /// Only a collection with its lease removes NARs from a bucket.
     Leased,
+    /// A NAR that seems to be lost is removed from the index only if nobody has stored it meanwhile.
+    Doubted,
     /// A request that was sent again after an attempt without an answer has not succeeded for certain.
     Answered,
     /// A request that removes or replaces something is valid for a short time.

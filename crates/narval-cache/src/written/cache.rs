@@ -8,7 +8,7 @@ use narval_nix::{HashPart, NarHash, SecretKey};
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage};
+use super::index::{CacheId, Index, IndexError, ListedPath, Lost, NarRecord, Usage};
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
 use super::storage::{CacheStorage, NarBytes, Redirect, Storage};
@@ -229,7 +229,16 @@ impl Cache {
         if !self.files().is_placed(self.index(), self.id(), name, &nar)? && self.storage().publishes_later() {
             return Ok(());
         }
-        if !is_damaged && self.files().check_nar(name, &nar).map_err(fail)? {
+        // A bucket has no lock: others may store it again meanwhile.
+        let lost = match self.storage().publishes_later() {
+            true => Lost::Doubted(self.index().doubt_file(self.id(), name)?),
+            false => Lost::Certainly,
+        };
+        let is_lost = is_damaged || !self.files().check_nar(name, &nar).map_err(fail)?;
+        if !is_lost || !self.index().remove_file(self.id(), name, lost)? {
+            if let Lost::Doubted(entry) = lost {
+                self.index().settle_these(&[entry])?;
+            }
             return Ok(());
         }
         tracing::error!(
@@ -237,12 +246,11 @@ impl Cache {
             self.name()
         );
         self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
-        self.index().remove_file(self.id(), name)?;
         // Names of the same object.
         if self.storage().publishes_later() {
             for (name, other) in self.index().files_of(self.id(), &nar.nar_hash)? {
                 if other == nar {
-                    self.index().remove_file(self.id(), &name)?;
+                    self.index().remove_file(self.id(), &name, Lost::Certainly)?;
                 }
             }
         }

@@ -117,7 +117,7 @@ impl Data {
             if !is_due && (*is_done || !is_wanted) {
                 continue;
             }
-            match cache.map_or(Ok(()), |cache| cache.carry_out(&what, is_due)) {
+            match cache.map_or(Ok(()), |cache| cache.carry_out(&what, number, is_due)) {
                 Ok(()) => *is_done = true,
                 Err(error) => {
                     tracing::warn!("{error}");
@@ -147,13 +147,13 @@ impl Data {
 }
 
 impl Cache {
-    fn carry_out(&self, pending: &Pending, is_due: bool) -> Result<(), DataError> {
+    fn carry_out(&self, pending: &Pending, number: i64, is_due: bool) -> Result<(), DataError> {
         let until = clock::instant() + VALID_FOR;
         match pending {
-            Pending::Path(_) => self.reconcile(pending, until),
+            Pending::Path(_) => self.reconcile(pending, number, until),
             // Before that, the upload may be in progress. A collection removes what it has condemned itself.
             Pending::File(name) if is_due && self.index().file(self.id(), name)?.is_some() => {
-                self.reconcile(pending, until)
+                self.reconcile(pending, number, until)
             }
             Pending::File(_) | Pending::Blob(..) => Ok(()),
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::data::Data;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Pending};
+use super::index::{CacheId, Lost, Pending};
 use super::publish::WhichPending;
 use super::storage::VALID_FOR;
 use super::{Cache, Refusal, RefusalKind};
@@ -36,7 +36,7 @@ impl Data {
         let done = &self.shared().reconciled;
         for (number, id, pending) in self.shared().index.pending(done.load(Ordering::Acquire))? {
             if let Some(cache) = cache_of(id) {
-                cache.reconcile(&pending, clock::instant() + VALID_FOR)?;
+                cache.reconcile(&pending, number, clock::instant() + VALID_FOR)?;
             }
             // Nobody else is writing: later changes have greater numbers.
             done.fetch_max(number, Ordering::AcqRel);
@@ -55,8 +55,8 @@ impl Cache {
     }
 
     /// Makes one file consistent with the index. In a bucket, nothing takes effect after `until`, which is counted from before the index
-    /// is read: what it said before a pause may be different now.
-    pub(super) fn reconcile(&self, pending: &Pending, until: Instant) -> Result<(), DataError> {
+    /// is read: what it said before a pause may be different now. `number` is that of the pending entry.
+    pub(super) fn reconcile(&self, pending: &Pending, number: i64, until: Instant) -> Result<(), DataError> {
         let path = self.files().place();
         let fail = |source: io::Error| io_error("repair", path, source);
         match pending {
@@ -73,8 +73,14 @@ impl Cache {
                 if self.files().restore_nar(name, &nar).map_err(fail)? {
                     return Ok(());
                 }
-                tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
-                Ok(self.index().remove_file(self.id(), name)?)
+                let lost = match self.storage().publishes_later() {
+                    true => Lost::Unplaced(number),
+                    false => Lost::Certainly,
+                };
+                if self.index().remove_file(self.id(), name, lost)? {
+                    tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
+                }
+                Ok(())
             }
             Pending::Blob(nar_hash, compression) => {
                 if self.index().nar(nar_hash, *compression)?.is_some() {

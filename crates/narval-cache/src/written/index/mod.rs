@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use super::{AuditLine, CacheName};
 use crate::clock;
+use crate::rule::{Rule, holds};
 
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
@@ -247,6 +248,29 @@ pub(crate) struct Condemned {
     pub(crate) blobs: Vec<(NarHash, Compression)>,
 }
 
+/// How it is known that a file below `nar/` is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// Nobody else can have stored it: the storage is locked.
+    Certainly,
+    /// It was not there after [`Index::doubt_file`] had made this pending entry. It is lost if this is its only entry.
+    Doubted(i64),
+    /// It was not there, and this is the pending entry of its upload. It is lost if that is the last entry and no narinfo names the file.
+    Unplaced(i64),
+}
+
+impl Lost {
+    /// The pending entry, and whether narinfos may name the file; `None` if nothing has to be checked.
+    fn entry(self) -> Option<(i64, bool)> {
+        match self {
+            Self::Certainly => None,
+            _ if !holds(Rule::Doubted) => None,
+            Self::Doubted(entry) => Some((entry, true)),
+            Self::Unplaced(entry) => Some((entry, false)),
+        }
+    }
+}
+
 /// A change in the index that the files may not reflect yet, if a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -334,8 +358,10 @@ pub(crate) trait Index: Send + Sync {
     /// Adds a name for a stored NAR, and a pending entry, whose number is returned. It is durable with the next commit. Waits while the
     /// bytes of one with this name are removed.
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
-    /// Removes a name below `nar/` whose file is lost.
-    fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError>;
+    /// Adds a pending entry for a name below `nar/` whose file seems to be lost. Returns its number.
+    fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError>;
+    /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
+    fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError>;
 
     /// The narinfo of a path.
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError>;

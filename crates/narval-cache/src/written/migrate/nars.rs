@@ -101,7 +101,7 @@ impl Copying<'_> {
                 // A name in the index only.
                 to.index().settle_file(to.id(), &alias, recorded)?;
             } else if !to.files().restore_nar(&alias, &kept).map_err(fail)? {
-                to.index().remove_file(to.id(), &alias)?;
+                to.index().remove_file(to.id(), &alias, Lost::Certainly)?;
             }
         }
         Ok(())

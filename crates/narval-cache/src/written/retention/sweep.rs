@@ -90,7 +90,7 @@ impl Cache {
         }
         for (nar_hash, compression) in &condemned.blobs {
             let until = collection.may_remove()?;
-            self.reconcile(&Pending::Blob(*nar_hash, *compression), until).map_err(|error| failed(&error))?;
+            self.reconcile(&Pending::Blob(*nar_hash, *compression), 0, until).map_err(|error| failed(&error))?;
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ use super::{
     Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, SharedFile, Storage, StorageLock,
     StoredFile, TEMPORARY, WrittenNarinfo,
 };
-use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Placed};
+use crate::written::index::{CacheId, Index, Lost, NarRecord, PathRecord, Placed};
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal};
 
 /// The bytes that a check writes: more than a file system keeps in an inode.
@@ -350,7 +350,7 @@ impl CacheStorage for CacheFolder {
                 };
                 if let Err(error) = place() {
                     // The first error is reported; if this fails, too, the next start finds the row.
-                    keep.index.remove_file(keep.cache, &name).ok();
+                    keep.index.remove_file(keep.cache, &name, Lost::Certainly).ok();
                     return Err(failed(error));
                 }
                 keep.nar

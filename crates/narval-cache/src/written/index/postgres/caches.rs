@@ -151,6 +151,27 @@ pub(super) async fn is_any_replaced(client: &Client, cache: CacheId, placed: &[P
     Ok(query_opt(client, find, &[p(&cache.0), p(&names), p(&entries)]).await?.is_some())
 }
 
+pub(super) async fn doubt_file(change: &Change<'_>, cache: CacheId, name: &str) -> Result<i64, Failed> {
+    let add = "insert into narval.pending (cache, kind, name) values ($1, 'file', $2) returning id";
+    let row = query_opt(change.client, add, &[p(&cache.0), p(&name)]).await?.ok_or(Failed::Changed)?;
+    get(&row, 0)
+}
+
+/// Whether this is the only pending entry of a name below `nar/`; if no narinfo may name it, whether it is the last one and none does.
+pub(super) async fn is_still_lost(
+    client: &Client,
+    cache: CacheId,
+    name: &str,
+    (entry, is_named): (i64, bool),
+) -> Result<bool, Failed> {
+    let find = "select 1 from narval.pending where cache = $1 and kind = 'file' and name = $2 \
+         having max(id) = $3 and case when $4 = 1 then min(id) = $3 \
+           else exists (select from narval.files where cache = $1 and name = $2 and orphaned is not null) end";
+    let named = i64::from(is_named);
+    let params = [p(&cache.0), p(&name), p(&entry), p(&named)];
+    Ok(query_opt(client, find, &params).await?.is_some())
+}
+
 /// With the lock for oneself: whatever is added later has a greater number.
 pub(super) async fn pending_max(change: &Change<'_>) -> Result<Option<i64>, Failed> {
     let row = query_opt(change.client, "select max(id) from narval.pending", &[]).await?;

@@ -42,7 +42,7 @@ use self::recorded::RecordedNames;
 use self::together::{Addition, Together};
 use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
     PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
 use crate::written::{AuditLine, CacheName};
@@ -243,8 +243,21 @@ impl Index for Postgres {
         }
     }
 
-    fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
-        self.database.write(REMOVE, async |change| nars::remove_files(change, cache, &[name]).await)
+    fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError> {
+        self.database.write(NOTE, async |change| caches::doubt_file(change, cache, name).await)
+    }
+
+    fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
+        let entry = lost.entry();
+        self.database.write(REMOVE, async |change| {
+            // Whoever adds or commits something waits until this transaction ends.
+            if let Some(entry) = entry
+                && !caches::is_still_lost(change.client, cache, name, entry).await?
+            {
+                return Ok(false);
+            }
+            nars::remove_files(change, cache, &[name]).await.map(|()| true)
+        })
     }
 
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {

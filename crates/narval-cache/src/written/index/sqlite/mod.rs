@@ -22,7 +22,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::writer::{Durability, Writer};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, NarRecord,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
     PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
 use crate::clock;
@@ -247,9 +247,21 @@ impl Index for Sqlite {
         }
     }
 
-    fn remove_file(&self, cache: CacheId, name: &str) -> Result<(), IndexError> {
+    fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError> {
         let name = name.to_owned();
-        self.write(Durability::Later, move |connection| nars::remove_file(connection, cache, &name))
+        self.write(Durability::Later, move |connection| schema::add_pending(connection, cache, "file", &name))
+    }
+
+    fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
+        let (name, entry) = (name.to_owned(), lost.entry());
+        self.write(Durability::Later, move |connection| {
+            if let Some(entry) = entry
+                && !schema::is_still_lost(connection, cache, &name, entry)?
+            {
+                return Ok(false);
+            }
+            nars::remove_file(connection, cache, &name).map(|()| true)
+        })
     }
 
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {

@@ -217,6 +217,20 @@ pub(super) fn forget_pending_file(connection: &Connection, cache: CacheId, name:
     connection.prepare_cached(forget)?.execute(params![cache.0, name]).map(drop)
 }
 
+/// Whether this is the only pending entry of a name below `nar/`; if no narinfo may name it, whether it is the last one and none does.
+pub(super) fn is_still_lost(
+    connection: &Connection,
+    cache: CacheId,
+    name: &str,
+    (entry, is_named): (i64, bool),
+) -> rusqlite::Result<bool> {
+    let query = "select max(id) = ?3 and iif(?4, min(id) = ?3, exists (select 1 from files where cache = ?1 and name = ?2 \
+           and orphaned is not null)) from pending where cache = ?1 and kind = 'file' and name = ?2";
+    let key = params![cache.0, name, entry, is_named];
+    let is_lost: Option<bool> = connection.prepare_cached(query)?.query_row(key, |row| row.get(0))?;
+    Ok(is_lost.unwrap_or(false))
+}
+
 /// The number of the oldest pending entry of a name below `nar/`.
 pub(super) fn oldest_pending(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Option<i64>> {
     let query = "select min(id) from pending where cache = ? and kind = 'file' and name = ?";
