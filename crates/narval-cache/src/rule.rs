@@ -29,6 +29,8 @@ pub(crate) enum Rule {
     Leased,
     /// A NAR that seems to be lost is removed from the index only if nobody has stored it meanwhile.
     Doubted,
+    /// That a path is pushed again is recorded before that is answered, and the path is there then.
+    Unchanged,
     /// A request that was sent again after an attempt without an answer has not succeeded for certain.
     Answered,
     /// A request that removes or replaces something is valid for a short time.

@@ -6,9 +6,10 @@ use std::io;
 use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
 
-use super::index::{Commit, NarRecord, PathRecord, Placed};
+use super::index::{Commit, NarRecord, PathRecord, Placed, Used};
 use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
 use crate::clock;
+use crate::rule::{Rule, holds};
 
 /// The maximum number of narinfos in one commit.
 pub const COMMIT_MAX: usize = 100_000;
@@ -128,19 +129,36 @@ impl Cache {
             for ((info, nar), old) in claimed.into_iter().zip(nars).zip(old) {
                 prepared.push(self.prepare(info, nar, old, &known, &settings, grant)?);
             }
+            if !self.use_again(&prepared)? {
+                continue;
+            }
             let changed: Vec<PathRecord> = prepared
                 .iter()
                 .filter(|prepared| prepared.committed.outcome != Outcome::Unchanged)
                 .map(|prepared| prepared.record.clone())
                 .collect();
             if changed.is_empty() || self.publish_all(&changed, &needed, &placed)? == Commit::Done {
-                // Paths that existed also count as pushed.
-                let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
-                unchanged.for_each(|prepared| self.note_used(&prepared.record.hash_part));
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
             }
         }
         Err(Refusal::new(RefusalKind::Conflict, "other clients are committing the same paths; try again"))
+    }
+
+    /// Paths that existed also count as pushed: once that is recorded, no collection hides them. Returns `false` if one was hidden before.
+    fn use_again(&self, prepared: &[Prepared]) -> Result<bool, Refusal> {
+        let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
+        let parts: Vec<HashPart> = unchanged.map(|prepared| prepared.record.hash_part).collect();
+        if parts.is_empty() {
+            return Ok(true);
+        }
+        if !holds(Rule::Unchanged) {
+            parts.iter().for_each(|part| self.note_used(part));
+            return Ok(true);
+        }
+        let (cache, time) = (self.id(), self.now());
+        let used: Vec<Used> = parts.iter().map(|part| Used { cache, path: Some(*part), file: None, time }).collect();
+        self.index().used(&used)?;
+        Ok(!self.index().present(cache, &parts)?.contains(&false))
     }
 
     /// Files are written before the commit in the index, and renamed after it.
