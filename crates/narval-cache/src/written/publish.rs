@@ -18,9 +18,9 @@ use super::{Cache, Data, DataError};
 use crate::clock;
 use crate::rule::{Rule, holds};
 
-/// How long after the beginning of a commit its narinfos may be written. Others begin to do so [`TAKEOVER`] after they have seen it; a
-/// third of that is left for clocks that differ.
-const PUBLISH_WITHIN: Duration = Duration::from_secs(TAKEOVER.as_secs() * 2 / 3);
+/// How long after the beginning of a commit its narinfos may be written. Others begin to do so [`TAKEOVER`] after they have seen it; half of
+/// that is left for clocks that differ.
+const PUBLISH_WITHIN: Duration = Duration::from_secs(TAKEOVER.as_secs() / 2);
 
 /// Threads that write narinfos of one commit to a bucket.
 const THREADS_MAX: usize = 16;

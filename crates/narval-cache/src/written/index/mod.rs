@@ -230,10 +230,11 @@ pub(crate) struct Cutoff {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fence(pub(crate) i64);
 
-/// How long a collection may take between two of its transactions. Then another process may take over.
+/// How long a collection may take between two of its transactions. Then another process may take over. Half of it is for clocks that differ:
+/// by up to a minute.
 pub(crate) fn collection_lease() -> Duration {
     // Tests with real time wait for its end.
-    Duration::from_secs(if cfg!(test) && clock::has_threads() { 20 } else { 60 })
+    Duration::from_secs(if cfg!(test) && clock::has_threads() { 20 } else { 120 })
 }
 
 /// The lease of collections.

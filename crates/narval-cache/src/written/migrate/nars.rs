@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Copying, THREADS, Tally};
-use crate::written::index::{NarRecord, PathRecord};
+use crate::written::index::{Lost, NarRecord, PathRecord};
 use crate::written::{Begin, NarFileName, Refusal, RefusalKind};
 
 /// The name of a path's NAR in the destination; `None` if the path is gone.

@@ -66,7 +66,7 @@ pub struct Collected {
 }
 
 fn busy() -> Refusal {
-    let message = "another process is collecting, or was killed less than a minute ago; try again";
+    let message = "another process is collecting, or was killed less than two minutes ago; try again";
     Refusal::new(RefusalKind::Busy, message)
 }
 

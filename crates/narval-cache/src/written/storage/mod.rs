@@ -168,11 +168,11 @@ pub(crate) const REDIRECT_LEN_MIN: u64 = 8 << 20;
 pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
 
 /// After this time, any server may carry out a change of a narinfo that another one has committed. Requests for such a change are
-/// signed for a third of this time, so none of them takes effect later.
-pub(crate) const TAKEOVER: Duration = Duration::from_secs(90);
+/// signed for at most half of this time, so none of them takes effect later, even if clocks differ by a minute.
+pub(crate) const TAKEOVER: Duration = Duration::from_secs(120);
 
 /// How long a request is valid that removes or replaces an object, from before the index was read.
-pub(crate) const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 3);
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 4);
 
 /// The files of one cache.
 pub(crate) trait CacheStorage: Send + Sync {

@@ -167,7 +167,7 @@ fn collect(cache: &Cache, options: &CollectOptions, wait: Duration) -> Result<Co
             )));
         }
         if let Some(who) = collector.filter(|_| !told) {
-            note!("{who} is collecting, or was killed less than a minute ago: waiting");
+            note!("{who} is collecting, or was killed less than two minutes ago: waiting");
             told = true;
         }
         std::thread::sleep(GC_LOOK_EVERY);
