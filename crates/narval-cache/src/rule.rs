@@ -31,6 +31,8 @@ pub(crate) enum Rule {
     Doubted,
     /// That a path is pushed again is recorded before that is answered, and the path is there then.
     Unchanged,
+    /// A NAR in another encoding leaves the name of the one that it replaces, for a collection to remove its object.
+    Replaced,
     /// A request that was sent again after an attempt without an answer has not succeeded for certain.
     Answered,
     /// A request that removes or replaces something is valid for a short time.

@@ -249,6 +249,15 @@ pub(crate) struct Condemned {
     pub(crate) blobs: Vec<(NarHash, Compression)>,
 }
 
+/// What becomes of the names of a NAR's file that another one replaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replaced {
+    /// They are removed: the file is lost.
+    Removed,
+    /// A collection removes them.
+    Kept,
+}
+
 /// How it is known that a file below `nar/` is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lost {
@@ -359,6 +368,9 @@ pub(crate) trait Index: Send + Sync {
     /// Adds a name for a stored NAR, and a pending entry, whose number is returned. It is durable with the next commit. Waits while the
     /// bytes of one with this name are removed.
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
+    /// As [`add_file`](Self::add_file), in a bucket. If another file of the NAR is recorded, this one takes its place; its names stay, without
+    /// paths, until a collection has removed the objects that they may have.
+    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
     /// Adds a pending entry for a name below `nar/` whose file seems to be lost. Returns its number.
     fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError>;
     /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.

@@ -172,7 +172,7 @@ pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
 pub(crate) const TAKEOVER: Duration = Duration::from_secs(120);
 
 /// How long a request is valid that removes or replaces an object, from before the index was read.
-pub(crate) const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 4);
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 2);
 
 /// The files of one cache.
 pub(crate) trait CacheStorage: Send + Sync {

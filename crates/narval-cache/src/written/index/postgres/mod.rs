@@ -43,7 +43,7 @@ use self::together::{Addition, Together};
 use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
 use super::{
     COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
-    PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used, collection_lease,
+    PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
 use crate::written::{AuditLine, CacheName};
 
@@ -107,6 +107,41 @@ impl Postgres {
     /// The id of the folder that this is the index of: `mine` from now on, if it is of none yet.
     pub(crate) fn folder(&self, mine: &str) -> Result<String, IndexError> {
         self.database.write(NOTE, async |change| schema::folder(change.client, mine).await)
+    }
+
+    fn add(&self, cache: CacheId, name: &str, nar: &NarRecord, how: (u64, Replaced)) -> Result<i64, IndexError> {
+        // Until its file is stored again, it is not.
+        self.recorded.remove(cache, name);
+        let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now: how.0 };
+        let record = |all: &[Addition]| {
+            // Whatever is in the way of one of them, each finds out by itself.
+            let recorded = self.database.try_write(ADD_LATER, async |change| nars::add_files(change, all).await);
+            let Ok(Some(names)) = recorded else { return false };
+            if let Some(first) = all.first() {
+                self.recorded.remember(first.cache, names);
+            }
+            true
+        };
+        // Its number may not be remembered, if there are too many: then it is added once more.
+        if self.together.add(addition, record)
+            && let Some(number) = self.recorded.number(cache, name)
+        {
+            return Ok(number);
+        }
+        let until = Instant::now() + CONDEMNED_MAX;
+        loop {
+            let is_last = Instant::now() >= until;
+            let added = self.database.write(ADD_LATER, async |change| {
+                match nars::add_file(change, cache, name, nar, how).await {
+                    Err(Failed::Condemned) if !is_last => Ok(None),
+                    added => added.map(Some),
+                }
+            })?;
+            if let Some(number) = added {
+                return Ok(number);
+            }
+            std::thread::sleep(CONDEMNED_EVERY);
+        }
     }
 }
 
@@ -209,38 +244,11 @@ impl Index for Postgres {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
-        // Until its file is stored again, it is not.
-        self.recorded.remove(cache, name);
-        let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now };
-        let record = |all: &[Addition]| {
-            // Whatever is in the way of one of them, each finds out by itself.
-            let recorded = self.database.try_write(ADD_LATER, async |change| nars::add_files(change, all).await);
-            let Ok(Some(names)) = recorded else { return false };
-            if let Some(first) = all.first() {
-                self.recorded.remember(first.cache, names);
-            }
-            true
-        };
-        // Its number may not be remembered, if there are too many: then it is added once more.
-        if self.together.add(addition, record)
-            && let Some(number) = self.recorded.number(cache, name)
-        {
-            return Ok(number);
-        }
-        let until = Instant::now() + CONDEMNED_MAX;
-        loop {
-            let is_last = Instant::now() >= until;
-            let added = self.database.write(ADD_LATER, async |change| {
-                match nars::add_file(change, cache, name, nar, now).await {
-                    Err(Failed::Condemned) if !is_last => Ok(None),
-                    added => added.map(Some),
-                }
-            })?;
-            if let Some(number) = added {
-                return Ok(number);
-            }
-            std::thread::sleep(CONDEMNED_EVERY);
-        }
+        self.add(cache, name, nar, (now, Replaced::Removed))
+    }
+
+    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
+        self.add(cache, name, nar, (now, Replaced::Kept))
     }
 
     fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError> {

@@ -10,7 +10,7 @@ use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
 use super::together::Addition;
 use super::transaction::Change;
-use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
+use crate::written::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
 
@@ -114,13 +114,14 @@ pub(super) async fn files_of(
 }
 
 /// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before.
-/// Where a row has another file's hash, that file is lost and this one takes its place: what was named after the lost one is forgotten, since its narinfos say what is no longer true. That needs the lock for oneself.
+/// Where a row has another file's hash, that file is lost and this one takes its place: the paths of the lost one are forgotten, since their
+/// narinfos say what is no longer true. That needs the lock for oneself.
 pub(super) async fn add_file(
     change: &Change<'_>,
     cache: CacheId,
     name: &str,
     nar: &NarRecord,
-    now: u64,
+    (now, replaced): (u64, Replaced),
 ) -> Result<i64, Failed> {
     insert(change, nar).await?;
     let (mut id, file_hash, file_size) = locked(change, nar).await?;
@@ -129,9 +130,14 @@ pub(super) async fn add_file(
         if !change.is_alone {
             return Err(Failed::NeedsLock);
         }
-        forget_names(change, id).await?;
-        insert(change, nar).await?;
-        (id, ..) = locked(change, nar).await?;
+        match replaced {
+            Replaced::Kept => replace(change, (id, file_size), nar, now).await?,
+            Replaced::Removed => {
+                forget_names(change, id).await?;
+                insert(change, nar).await?;
+                (id, ..) = locked(change, nar).await?;
+            }
+        }
     }
     let bytes = int(nar.file_size.saturating_add(nar.listing_size.unwrap_or(0)));
     let add = "with counted as (update narval.caches set bytes = bytes + $4 where id = $1 \
@@ -238,6 +244,24 @@ async fn locked(change: &Change<'_>, nar: &NarRecord) -> Result<(i64, Sha256, u6
     let (nar_hash, compression): (&[u8], _) = (nar.nar_hash.as_bytes(), nar.compression.name());
     let row = query_opt(change.client, query, &[p(&nar_hash), p(&compression)]).await?.ok_or(Failed::Changed)?;
     Ok((get(&row, 0)?, hash(&row, 1)?, number(&row, 2)?))
+}
+
+/// Gives a NAR another file, of which the old names are other names. The paths that are served from the old file are removed.
+async fn replace(change: &Change<'_>, (id, old_size): (i64, u64), nar: &NarRecord, now: u64) -> Result<(), Failed> {
+    let paths = "with gone as (delete from narval.paths p using narval.files f where f.nar = $1 and p.cache = f.cache \
+           and p.file = f.name returning p.cache, p.hash_part) \
+         insert into narval.pending (cache, kind, name) select cache, 'path', hash_part from gone";
+    execute(change.client, paths, &[p(&id)]).await?;
+    let files = "update narval.files set orphaned = coalesce(orphaned, $2) where nar = $1";
+    execute(change.client, files, &[p(&id), p(&int(now))]).await?;
+    // Objects have no listings.
+    let bytes = "update narval.caches set bytes = greatest(0, bytes - $2 + $3) \
+         where id in (select cache from narval.files where nar = $1)";
+    execute(change.client, bytes, &[p(&id), p(&int(old_size)), p(&int(nar.file_size))]).await?;
+    let update = "update narval.nars set file_hash = $2, file_size = $3 where id = $1";
+    let file_hash: &[u8] = nar.file_hash.as_bytes();
+    execute(change.client, update, &[p(&id), p(&file_hash), p(&int(nar.file_size))]).await?;
+    change.is_visible().await
 }
 
 /// Forgets every name of a NAR, and the paths that are served from it.

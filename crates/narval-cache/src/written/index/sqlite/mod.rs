@@ -23,7 +23,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use self::writer::{Durability, Writer};
 use super::{
     COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
-    PathRecord, Pending, PinRecord, Placed, Placing, Snapshot, TokenRecord, Usage, Used, collection_lease,
+    PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
 use crate::clock;
 use crate::rule::{Rule, holds};
@@ -132,6 +132,21 @@ impl Sqlite {
         self.writer.write(durability, change)
     }
 
+    fn add(&self, cache: CacheId, name: &str, nar: &NarRecord, how: (u64, Replaced)) -> Result<i64, IndexError> {
+        let until = clock::instant() + CONDEMNED_MAX;
+        loop {
+            let (name, nar) = (name.to_owned(), nar.clone());
+            let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, how);
+            if let Some(number) = self.write(Durability::Later, add)? {
+                return Ok(number);
+            }
+            if clock::instant() >= until {
+                return Err(IndexError::Removing { index: self.path.display().to_string() });
+            }
+            clock::sleep(CONDEMNED_EVERY);
+        }
+    }
+
     /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
     fn write_fenced<T: Send + 'static>(
         &self,
@@ -233,18 +248,12 @@ impl Index for Sqlite {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
-        let until = clock::instant() + CONDEMNED_MAX;
-        loop {
-            let (name, nar) = (name.to_owned(), nar.clone());
-            let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, now);
-            if let Some(number) = self.write(Durability::Later, add)? {
-                return Ok(number);
-            }
-            if clock::instant() >= until {
-                return Err(IndexError::Removing { index: self.path.display().to_string() });
-            }
-            clock::sleep(CONDEMNED_EVERY);
-        }
+        self.add(cache, name, nar, (now, Replaced::Removed))
+    }
+
+    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
+        let replaced = if holds(Rule::Replaced) { Replaced::Kept } else { Replaced::Removed };
+        self.add(cache, name, nar, (now, replaced))
     }
 
     fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError> {

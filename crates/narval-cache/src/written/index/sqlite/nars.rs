@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::schema::{add_pending, is_visible, join, parsed, split};
 use crate::rule::{Rule, holds};
-use crate::written::index::{COLLECTION, CacheId, NarRecord, Usage};
+use crate::written::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
 
@@ -77,14 +77,13 @@ pub(super) fn files_of(
 }
 
 /// Adds a name for a NAR, and returns the number of its pending entry; `None` if its bytes are being removed. If its row has the hash of
-/// another file, that file is lost and this one replaces it. The names and paths of the lost file are removed, since their narinfos are no
-/// longer correct.
+/// another file, that file is lost and this one replaces it. The paths of the lost file are removed, since their narinfos are no longer correct.
 pub(super) fn add_file(
     connection: &Connection,
     cache: CacheId,
     name: &str,
     nar: &NarRecord,
-    now: u64,
+    (now, replaced): (u64, Replaced),
 ) -> rusqlite::Result<Option<i64>> {
     if is_condemned(connection, cache, name, nar)? && holds(Rule::Condemned) {
         return Ok(None);
@@ -95,6 +94,10 @@ pub(super) fn add_file(
     let known = connection.prepare_cached(query)?.query_row(key, row).optional()?;
     let id = match known {
         Some((id, file_hash, file_size)) if file_hash == *nar.file_hash.as_bytes() && file_size == nar.file_size => id,
+        Some((id, _, file_size)) if replaced == Replaced::Kept => {
+            replace(connection, (id, file_size), nar, now)?;
+            id
+        }
         Some((id, ..)) => {
             forget_names(connection, id)?;
             insert(connection, nar)?
@@ -153,6 +156,28 @@ fn is_in_cache(connection: &Connection, cache: CacheId, nar: i64) -> rusqlite::R
 fn add_bytes(connection: &Connection, cache: CacheId, bytes: i64) -> rusqlite::Result<()> {
     let add = "update caches set bytes = max(0, bytes + ?) where id = ?";
     connection.prepare_cached(add)?.execute(params![bytes, cache.0]).map(drop)
+}
+
+/// Gives a NAR another file, of which the old names are other names. The paths that are served from the old file are removed.
+fn replace(connection: &Connection, (id, old_size): (i64, u64), nar: &NarRecord, now: u64) -> rusqlite::Result<()> {
+    let paths = "delete from paths where (cache, file) in (select cache, name from files where nar = ?) returning cache, hash_part";
+    let paths: Vec<(i64, String)> = connection
+        .prepare_cached(paths)?
+        .query_map([id], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    for (cache, part) in paths {
+        add_pending(connection, CacheId(cache), "path", &part)?;
+    }
+    connection
+        .prepare_cached("update files set orphaned = coalesce(orphaned, ?2) where nar = ?1")?
+        .execute(params![id, now])?;
+    // Objects have no listings.
+    let bytes =
+        "update caches set bytes = max(0, bytes - ?2 + ?3) where id in (select cache from files where nar = ?1)";
+    connection.prepare_cached(bytes)?.execute(params![id, old_size, nar.file_size])?;
+    let update = "update nars set file_hash = ?2, file_size = ?3 where id = ?1";
+    connection.prepare_cached(update)?.execute(params![id, nar.file_hash.as_bytes(), nar.file_size])?;
+    is_visible(connection)
 }
 
 /// Removes every name of a NAR, and the paths that are served from it.

@@ -103,7 +103,7 @@ impl CacheInBucket {
 
     /// Records a name that is about to be stored. Returns the number of its pending entry.
     fn record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<i64, Refusal> {
-        Ok(keep.index.add_file(keep.cache, name, nar, keep.now)?)
+        Ok(keep.index.add_object(keep.cache, name, nar, keep.now)?)
     }
 
     /// Marks a name as placed whose object was just stored. If its pending entry is gone, a collection has condemned the name meanwhile,
