@@ -63,7 +63,8 @@ impl Task {
             state.note("too late", String::new);
             return Err(refused(403));
         }
-        match state.rng.below(160) {
+        let chaos = state.chaos;
+        match state.rng.below(160) / chaos {
             0 => {
                 state.note("put refused", String::new);
                 return Err(refused(503));
@@ -98,7 +99,8 @@ impl Task {
     fn ask<T>(&self, answer: impl FnOnce(&super::state::State) -> T) -> Result<T, HttpError> {
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
-        if state.phase == Phase::Running && state.rng.once_in(200) {
+        let chaos = state.chaos;
+        if state.phase == Phase::Running && state.rng.below(200) < chaos {
             return Err(refused(503));
         }
         Ok(answer(&state))

@@ -105,7 +105,8 @@ impl Task {
     }
 
     fn serves(&self, cache: &Cache) {
-        let at = self.below(PATHS.len());
+        let few = self.is_chaotic() && self.below(2) == 0;
+        let at = self.below(if few { 3 } else { PATHS.len() });
         match self.below(24) {
             0..11 => self.pushes(cache, at),
             11..14 => self.pushes_closure(cache, at),
@@ -131,6 +132,20 @@ impl Task {
         }
     }
 
+    fn is_chaotic(&self) -> bool {
+        self.sim.state.lock().unwrap().chaos > 1
+    }
+
+    /// A narinfo, perhaps with a signature: whoever commits it changes the one that is there.
+    fn signed(&self, encoded: &Encoded) -> Vec<u8> {
+        let mut narinfo = encoded.narinfo.clone();
+        if self.is_chaotic() {
+            let sign = |key: usize| format!("Sig: key-{key}:{}==\n", "A".repeat(86)).into_bytes();
+            narinfo.extend([Vec::new(), sign(1), sign(2), sign(3)].swap_remove(self.below(4)));
+        }
+        narinfo
+    }
+
     fn encoding(&self) -> usize {
         [0, 0, 1, 2][self.below(4)]
     }
@@ -145,11 +160,11 @@ impl Task {
                 let pause = self.below(900) as u64;
                 self.sleep(Duration::from_secs(pause));
             }
-            self.commits(cache, &[(path.part, &encoded.narinfo)], begun);
+            self.commits(cache, &[(path.part, self.signed(encoded))], begun);
         }
     }
 
-    fn commits(&self, cache: &Cache, narinfos: &[(HashPart, &Vec<u8>)], begun: u64) {
+    fn commits(&self, cache: &Cache, narinfos: &[(HashPart, Vec<u8>)], begun: u64) {
         let parts: Vec<HashPart> = narinfos.iter().map(|(part, _)| *part).collect();
         self.sim.state.lock().unwrap().are_pushed(&parts);
         if cache.commit_narinfos(narinfos, &pusher()).is_ok() {
@@ -178,7 +193,8 @@ impl Task {
         let wanted = closure.iter().map(|at| &PATHS[*at]).filter(|path| missing.contains(&path.part));
         let wanted: Vec<&Path> = wanted.collect();
         if wanted.iter().all(|path| self.uploads(cache, &path.encoded[encoding])) && !wanted.is_empty() {
-            let narinfos: Vec<_> = wanted.iter().map(|path| (path.part, &path.encoded[encoding].narinfo)).collect();
+            let narinfos: Vec<_> =
+                wanted.iter().map(|path| (path.part, self.signed(&path.encoded[encoding]))).collect();
             self.commits(cache, &narinfos, begun);
         }
     }

@@ -39,6 +39,8 @@ pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) steps: u64,
     pub(super) without: Option<Rule>,
+    /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
+    pub(super) chaos: u64,
     pub(super) is_traced: bool,
 }
 
@@ -112,8 +114,8 @@ impl Task {
 
 /// Runs a plan.
 pub(super) fn run(plan: Plan) -> Report {
-    let Plan { seed, steps, without, is_traced } = plan;
-    let mut state = State::new(seed, steps, NODES, is_traced);
+    let Plan { seed, steps, without, chaos, is_traced } = plan;
+    let mut state = State::new(seed, (steps, chaos), NODES, is_traced);
     for node in 0..NODES {
         let task = || TaskState { node, wakes: 0, is_done: false };
         state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));

@@ -86,6 +86,8 @@ pub(super) struct State {
     pub(super) steps: u64,
     pub(super) steps_max: u64,
     pub(super) phase: Phase,
+    /// How many times more often than usual something fails.
+    pub(super) chaos: u64,
     pub(super) tasks: Vec<TaskState>,
     pub(super) nodes: Vec<NodeState>,
     /// As those of nodes: that of the object store.
@@ -106,7 +108,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(seed: u64, steps_max: u64, nodes: usize, is_traced: bool) -> Self {
+    pub(super) fn new(seed: u64, (steps_max, chaos): (u64, u64), nodes: usize, is_traced: bool) -> Self {
         let clock = Arc::new(AtomicU64::new(BEGINNING));
         let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6e61_7276_616c);
         let node = |rng: &mut Rng| NodeState {
@@ -125,6 +127,7 @@ impl State {
             steps: 0,
             steps_max,
             phase: Phase::Running,
+            chaos,
             tasks: Vec::new(),
             nodes,
             skew_of_store,

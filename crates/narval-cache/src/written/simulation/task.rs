@@ -89,7 +89,8 @@ impl Task {
     pub(in crate::written) fn read(&self, ask: &mut dyn FnMut(&Connection)) -> Result<(), IndexError> {
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
-        if state.phase == Phase::Running && state.rng.once_in(400) {
+        let chaos = state.chaos;
+        if state.phase == Phase::Running && state.rng.below(400) < chaos {
             return Err(away());
         }
         ask(&state.database);
@@ -105,7 +106,8 @@ impl Task {
             state.transact(transaction, by);
             return Ok(());
         }
-        match state.rng.below(250) {
+        let chaos = state.chaos;
+        match state.rng.below(250) / chaos {
             0 => Err(away()),
             // It takes effect, and the answer is lost.
             1 => {
@@ -214,7 +216,7 @@ impl State {
         let node = self.rng.below(self.nodes.len() as u64) as usize;
         if self.rng.once_in(500) {
             self.kill(node);
-        } else if self.rng.once_in(150) {
+        } else if self.rng.below(150) < self.chaos {
             let lasts = self.rng.one_of(&[1_000, 3_000, 5_000, 20_000, 50_000, 95_000, 1_300_000]);
             self.nodes[node].paused_until = self.now() + lasts;
             self.note("pause", || format!("{node} for {lasts} ms"));

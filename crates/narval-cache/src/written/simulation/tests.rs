@@ -24,7 +24,8 @@ fn report(plan: Plan) -> String {
 fn plan(seed: u64) -> Plan {
     let without = std::env::var("NARVAL_SIMULATION_WITHOUT").ok();
     let without = without.and_then(|name| RULES.into_iter().find(|rule| format!("{rule:?}") == name));
-    Plan { seed, steps: STEPS, without, is_traced: false }
+    let chaos = variable("NARVAL_SIMULATION_CHAOS").unwrap_or(1);
+    Plan { seed, steps: STEPS, without, chaos, is_traced: false }
 }
 
 fn variable(name: &str) -> Option<u64> {
@@ -90,8 +91,8 @@ macro_rules! absence_is_found {
 }
 
 absence_is_found! {
-    a_commit_of_what_is_not_placed_is_found: Placed in 1,
-    a_pin_of_what_is_gone_is_found: PinPresent in 1,
+    two_collections_at_a_time_are_found: Fence in 6,
+    an_upload_of_what_is_being_removed_is_found: Condemned in 3,
 }
 
 /// By name, for the environment.
