@@ -33,6 +33,10 @@ pub(crate) enum Rule {
     Unchanged,
     /// A NAR in another encoding leaves the name of the one that it replaces, for a collection to remove its object.
     Replaced,
+    /// A NAR in another encoding replaces none that is in use.
+    InUse,
+    /// Whoever has published a narinfo removes no pending entry of a later change.
+    SettleOwn,
     /// A request that was sent again after an attempt without an answer has not succeeded for certain.
     Answered,
     /// A request that removes or replaces something is valid for a short time.

@@ -178,10 +178,10 @@ impl Cache {
         self.files().sync_nars().map_err(failed)?;
         // Before the commit takes effect: after a pause, requests for it may be another server's work.
         let began = clock::instant();
-        if self.index().commit(self.id(), changed.to_vec(), needed, placed, self.now())? == Commit::Changed {
+        let Some(up_to) = self.index().commit_numbered(self.id(), changed.to_vec(), needed, placed, self.now())? else {
             return Ok(Commit::Changed);
-        }
-        self.publish_committed(changed, written, began);
+        };
+        self.publish_committed(changed, written, (began, up_to));
         Ok(Commit::Done)
     }
 

@@ -44,9 +44,14 @@ pub(super) enum WhichPending {
 }
 
 impl Cache {
-    /// Publishes the narinfos of a commit that began at this time. It has taken effect already: the index serves it, and what fails here
+    /// Publishes the narinfos of a commit that began at this time, and whose pending entries have numbers up to this one. It has taken effect already: the index serves it, and what fails here
     /// is done later.
-    pub(super) fn publish_committed(&self, records: &[PathRecord], written: Vec<WrittenNarinfo>, began: Instant) {
+    pub(super) fn publish_committed(
+        &self,
+        records: &[PathRecord],
+        written: Vec<WrittenNarinfo>,
+        (began, up_to): (Instant, i64),
+    ) {
         let fail = |record: &PathRecord, error: &dyn std::fmt::Display| {
             tracing::warn!("cannot write '{}.narinfo': {error}", record.hash_part);
         };
@@ -81,7 +86,7 @@ impl Cache {
         });
         // Later, another node may have taken over.
         if clock::instant().duration_since(began) < TAKEOVER / 2
-            && let Err(error) = self.index().settle_alone(self.id(), &done)
+            && let Err(error) = self.index().settle_alone(self.id(), &done, up_to)
         {
             tracing::debug!("{error}");
         }

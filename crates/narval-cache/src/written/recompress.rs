@@ -140,10 +140,10 @@ impl Cache {
         // A collection removes the old file once nothing has used it for COLLECT_GRACE.
         let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - super::COLLECT_GRACE);
         let began = clock::instant();
-        if self.index().rename(self.id(), records.clone(), old, orphaned)? == Commit::Changed {
+        let Some(up_to) = self.index().rename(self.id(), records.clone(), old, orphaned)? else {
             return Ok(Commit::Changed);
-        }
-        self.publish_committed(&records, Vec::new(), began);
+        };
+        self.publish_committed(&records, Vec::new(), (began, up_to));
         Ok(Commit::Done)
     }
 }

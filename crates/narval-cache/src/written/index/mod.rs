@@ -368,9 +368,10 @@ pub(crate) trait Index: Send + Sync {
     /// Adds a name for a stored NAR, and a pending entry, whose number is returned. It is durable with the next commit. Waits while the
     /// bytes of one with this name are removed.
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
-    /// As [`add_file`](Self::add_file), in a bucket. If another file of the NAR is recorded, this one takes its place; its names stay, without
-    /// paths, until a collection has removed the objects that they may have.
-    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
+    /// As [`add_file`](Self::add_file), in a bucket. If another file of the NAR is recorded and in use, nothing is added, and the result is
+    /// `None`. If it is not in use, this one takes its place: its names stay, without paths, until a collection has removed the objects
+    /// that they may have.
+    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError>;
     /// Adds a pending entry for a name below `nar/` whose file seems to be lost. Returns its number.
     fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError>;
     /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
@@ -392,6 +393,16 @@ pub(crate) trait Index: Send + Sync {
     fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
     /// Makes paths visible, durably, and either all or none: each must still have the version of its record, the paths in
     /// `needed` must be there, and the files in `placed` must not have been removed and recorded again since they were looked for.
+    /// Returns the greatest number of their pending entries; `None` if another writer has changed something meanwhile.
+    fn commit_numbered(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        needed: &[HashPart],
+        placed: &[Placed],
+        now: u64,
+    ) -> Result<Option<i64>, IndexError>;
+    /// As [`commit_numbered`](Self::commit_numbered).
     fn commit(
         &self,
         cache: CacheId,
@@ -399,10 +410,20 @@ pub(crate) trait Index: Send + Sync {
         needed: &[HashPart],
         placed: &[Placed],
         now: u64,
-    ) -> Result<Commit, IndexError>;
+    ) -> Result<Commit, IndexError> {
+        let number = self.commit_numbered(cache, paths, needed, placed, now)?;
+        Ok(number.map_or(Commit::Changed, |_| Commit::Done))
+    }
     /// Points paths to another file of their NAR, durably, and either all or none: each must still have the version of its record.
     /// This does not count as a use. Nothing names the old file afterwards, and it counts as orphaned since `orphaned`.
-    fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError>;
+    /// Returns the same as [`commit_numbered`](Self::commit_numbered).
+    fn rename(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        old: &str,
+        orphaned: u64,
+    ) -> Result<Option<i64>, IndexError>;
     /// The paths whose narinfo names this file.
     fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError>;
     /// NAR files that paths have and that are not zstd, by name: at most this many, after the given name.
@@ -478,9 +499,9 @@ pub(crate) trait Index: Send + Sync {
     fn settle(&self, up_to: i64) -> Result<(), IndexError>;
     /// Removes these pending entries.
     fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError>;
-    /// Removes the pending entries of these narinfos, which are published. Keeps those of which there is more than one: others
-    /// are changing the same path.
-    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
+    /// Removes the pending entries of these narinfos, which are published, up to this number. Keeps those of paths that have more than one:
+    /// others are changing the same path.
+    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart], up_to: i64) -> Result<(), IndexError>;
     /// Removes the pending entries of a name below `nar/`, whose file is stored. Returns `false` and removes none if the one with this
     /// number is gone: then the name may have been condemned since, and its file removed.
     fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError>;

@@ -141,7 +141,10 @@ impl Task {
         let mut narinfo = encoded.narinfo.clone();
         if self.is_chaotic() {
             let sign = |key: usize| format!("Sig: key-{key}:{}==\n", "A".repeat(86)).into_bytes();
-            narinfo.extend([Vec::new(), sign(1), sign(2), sign(3)].swap_remove(self.below(4)));
+            match self.below(4) {
+                0 => {}
+                key => narinfo.extend(sign(key)),
+            }
         }
         narinfo
     }

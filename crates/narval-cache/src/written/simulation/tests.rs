@@ -96,7 +96,9 @@ absence_is_found! {
 }
 
 /// By name, for the environment.
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 18] = [
+    Rule::InUse,
+    Rule::SettleOwn,
     Rule::Fence,
     Rule::Condemned,
     Rule::Needed,

@@ -78,10 +78,21 @@ pub(super) async fn settle_these(change: &Change<'_>, numbers: &[i64]) -> Result
     execute(change.client, settle, &[p(&numbers.to_vec())]).await.map(drop)
 }
 
-pub(super) async fn settle_alone(change: &Change<'_>, cache: CacheId, parts: &[HashPart]) -> Result<(), Failed> {
+pub(super) async fn settle_alone(
+    change: &Change<'_>,
+    cache: CacheId,
+    parts: &[HashPart],
+    up_to: i64,
+) -> Result<(), Failed> {
     let settle = "delete from narval.pending where id in (select min(id) from narval.pending \
-         where cache = $1 and kind = 'path' and name = any($2) group by name having count(*) = 1)";
-    execute(change.client, settle, &[p(&cache.0), p(&texts(parts))]).await.map(drop)
+         where cache = $1 and kind = 'path' and name = any($2) group by name having count(*) = 1 and min(id) <= $3)";
+    execute(change.client, settle, &[p(&cache.0), p(&texts(parts)), p(&up_to)]).await.map(drop)
+}
+
+/// The greatest number of a pending entry that this transaction sees. What others add for paths that it has changed comes later.
+pub(super) async fn last_pending(client: &Client) -> Result<i64, Failed> {
+    let row = query_opt(client, "select coalesce(max(id), 0) from narval.pending", &[]).await?;
+    get(&row.ok_or(Failed::Changed)?, 0)
 }
 
 pub(super) async fn settle_file(change: &Change<'_>, cache: CacheId, name: &str, number: i64) -> Result<bool, Failed> {

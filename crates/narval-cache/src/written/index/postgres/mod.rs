@@ -109,7 +109,13 @@ impl Postgres {
         self.database.write(NOTE, async |change| schema::folder(change.client, mine).await)
     }
 
-    fn add(&self, cache: CacheId, name: &str, nar: &NarRecord, how: (u64, Replaced)) -> Result<i64, IndexError> {
+    fn add(
+        &self,
+        cache: CacheId,
+        name: &str,
+        nar: &NarRecord,
+        how: (u64, Replaced),
+    ) -> Result<Option<i64>, IndexError> {
         // Until its file is stored again, it is not.
         self.recorded.remove(cache, name);
         let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now: how.0 };
@@ -126,7 +132,7 @@ impl Postgres {
         if self.together.add(addition, record)
             && let Some(number) = self.recorded.number(cache, name)
         {
-            return Ok(number);
+            return Ok(Some(number));
         }
         let until = Instant::now() + CONDEMNED_MAX;
         loop {
@@ -137,8 +143,8 @@ impl Postgres {
                     added => added.map(Some),
                 }
             })?;
-            if let Some(number) = added {
-                return Ok(number);
+            if let Some(added) = added {
+                return Ok(added);
             }
             std::thread::sleep(CONDEMNED_EVERY);
         }
@@ -244,10 +250,11 @@ impl Index for Postgres {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
-        self.add(cache, name, nar, (now, Replaced::Removed))
+        let removing = || Failed::Condemned.at(self.database.pool.name());
+        self.add(cache, name, nar, (now, Replaced::Removed))?.ok_or_else(removing)
     }
 
-    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
+    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError> {
         self.add(cache, name, nar, (now, Replaced::Kept))
     }
 
@@ -295,14 +302,14 @@ impl Index for Postgres {
         self.database.read(DEADLINE, async |client| paths::located(client, cache, hash_parts).await)
     }
 
-    fn commit(
+    fn commit_numbered(
         &self,
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
         placed: &[Placed],
         now: u64,
-    ) -> Result<Commit, IndexError> {
+    ) -> Result<Option<i64>, IndexError> {
         let how = How { deadline: DEADLINE_LARGE, ..ADD };
         let stored = self.recorded.stored_of(cache);
         let done = self.database.try_write(how, async |change| {
@@ -310,13 +317,13 @@ impl Index for Postgres {
             if paths::present(change.client, cache, needed).await?.contains(&false) {
                 return Err(Failed::Changed);
             }
-            let done = paths::commit(change, cache, &paths, now).await?;
+            paths::commit(change, cache, &paths, now).await?;
             // Now that the rows of the files are locked: one that was not there before may have been recorded again since.
             if caches::is_any_replaced(change.client, cache, placed).await? {
                 return Err(Failed::Changed);
             }
             caches::settle_files(change, cache, &stored).await?;
-            Ok(done)
+            caches::last_pending(change.client).await
         })?;
         match done {
             Some(_) => self.recorded.forget_stored(cache, stored),
@@ -325,13 +332,20 @@ impl Index for Postgres {
                 self.recorded.forget_stored(cache, placed.iter().map(|file| (file.name.clone(), file.entry)).collect())
             }
         }
-        Ok(done.unwrap_or(Commit::Changed))
+        Ok(done)
     }
 
-    fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError> {
-        let done =
-            self.database.try_write(ADD, async |change| paths::rename(change, cache, &paths, old, orphaned).await)?;
-        Ok(done.unwrap_or(Commit::Changed))
+    fn rename(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        old: &str,
+        orphaned: u64,
+    ) -> Result<Option<i64>, IndexError> {
+        self.database.try_write(ADD, async |change| {
+            paths::rename(change, cache, &paths, old, orphaned).await?;
+            caches::last_pending(change.client).await
+        })
     }
 
     fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError> {
@@ -476,8 +490,8 @@ impl Index for Postgres {
         self.database.write(NOTE_LATER, async |change| caches::settle_these(change, numbers).await)
     }
 
-    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
-        self.database.write(NOTE_LATER, async |change| caches::settle_alone(change, cache, hash_parts).await)
+    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart], up_to: i64) -> Result<(), IndexError> {
+        self.database.write(NOTE_LATER, async |change| caches::settle_alone(change, cache, hash_parts, up_to).await)
     }
 
     fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {

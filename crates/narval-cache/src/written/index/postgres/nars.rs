@@ -10,6 +10,7 @@ use super::failed::Failed;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt};
 use super::together::Addition;
 use super::transaction::Change;
+use crate::written::NarFileName;
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
@@ -114,7 +115,7 @@ pub(super) async fn files_of(
 }
 
 /// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before.
-/// Where a row has another file's hash, that file is lost and this one takes its place: the paths of the lost one are forgotten, since their
+/// Where a row has the hash of another file that is in use, nothing is done, and the result is `None`. If it is not in use, that file is lost and this one takes its place: the paths of the lost one are forgotten, since their
 /// narinfos say what is no longer true. That needs the lock for oneself.
 pub(super) async fn add_file(
     change: &Change<'_>,
@@ -122,7 +123,7 @@ pub(super) async fn add_file(
     name: &str,
     nar: &NarRecord,
     (now, replaced): (u64, Replaced),
-) -> Result<i64, Failed> {
+) -> Result<Option<i64>, Failed> {
     insert(change, nar).await?;
     let (mut id, file_hash, file_size) = locked(change, nar).await?;
     take_back(change, cache, name, id).await?;
@@ -130,7 +131,9 @@ pub(super) async fn add_file(
         if !change.is_alone {
             return Err(Failed::NeedsLock);
         }
+        let own = NarFileName::new(file_hash, nar.compression).to_string();
         match replaced {
+            Replaced::Kept if is_in_use(change, id, &own).await? => return Ok(None),
             Replaced::Kept => replace(change, (id, file_size), nar, now).await?,
             Replaced::Removed => {
                 forget_names(change, id).await?;
@@ -148,7 +151,7 @@ pub(super) async fn add_file(
          orphaned = case when f.orphaned is null then null else excluded.orphaned end) select id from noted";
     let now = int(now);
     let row = query_opt(change.client, add, &[p(&cache.0), p(&name), p(&id), p(&bytes), p(&now)]).await?;
-    get(&row.ok_or(Failed::Changed)?, 0)
+    get(&row.ok_or(Failed::Changed)?, 0).map(Some)
 }
 
 /// As [`add_file`] for several names and NARs of a cache, all different, in one step each. Where something is in the way of one of them,
@@ -244,6 +247,16 @@ async fn locked(change: &Change<'_>, nar: &NarRecord) -> Result<(i64, Sha256, u6
     let (nar_hash, compression): (&[u8], _) = (nar.nar_hash.as_bytes(), nar.compression.name());
     let row = query_opt(change.client, query, &[p(&nar_hash), p(&compression)]).await?.ok_or(Failed::Changed)?;
     Ok((get(&row, 0)?, hash(&row, 1)?, number(&row, 2)?))
+}
+
+/// Whether a path has the file of this name, or it is stored and a narinfo may follow. With the lock for oneself.
+async fn is_in_use(change: &Change<'_>, nar: i64, name: &str) -> Result<bool, Failed> {
+    let find = format!(
+        "select 1 from narval.files f where nar = $1 and name = $2 and not {CONDEMNED} and (doomed is null or doomed > 0) \
+         and (orphaned is null or not exists (select from narval.pending p where p.cache = f.cache and p.kind = 'file' \
+           and p.name = f.name)) limit 1"
+    );
+    Ok(query_opt(change.client, &find, &[p(&nar), p(&name)]).await?.is_some())
 }
 
 /// Gives a NAR another file, of which the old names are other names. The paths that are served from the old file are removed.

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use narval_nix::{Compression, HashPart, NarHash};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use self::nars::Added;
 use self::writer::{Durability, Writer};
 use super::{
     COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
@@ -132,19 +133,28 @@ impl Sqlite {
         self.writer.write(durability, change)
     }
 
-    fn add(&self, cache: CacheId, name: &str, nar: &NarRecord, how: (u64, Replaced)) -> Result<i64, IndexError> {
+    fn add(
+        &self,
+        cache: CacheId,
+        name: &str,
+        nar: &NarRecord,
+        how: (u64, Replaced),
+    ) -> Result<Option<i64>, IndexError> {
         let until = clock::instant() + CONDEMNED_MAX;
         loop {
             let (name, nar) = (name.to_owned(), nar.clone());
             let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, how);
-            if let Some(number) = self.write(Durability::Later, add)? {
-                return Ok(number);
+            match self.write(Durability::Later, add)? {
+                Added::As(number) => return Ok(Some(number)),
+                Added::InUse => return Ok(None),
+                Added::Removing if clock::instant() >= until => return Err(self.removing()),
+                Added::Removing => clock::sleep(CONDEMNED_EVERY),
             }
-            if clock::instant() >= until {
-                return Err(IndexError::Removing { index: self.path.display().to_string() });
-            }
-            clock::sleep(CONDEMNED_EVERY);
         }
+    }
+
+    fn removing(&self) -> IndexError {
+        IndexError::Removing { index: self.path.display().to_string() }
     }
 
     /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
@@ -248,10 +258,10 @@ impl Index for Sqlite {
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
-        self.add(cache, name, nar, (now, Replaced::Removed))
+        self.add(cache, name, nar, (now, Replaced::Removed))?.ok_or_else(|| self.removing())
     }
 
-    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
+    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError> {
         let replaced = if holds(Rule::Replaced) { Replaced::Kept } else { Replaced::Removed };
         self.add(cache, name, nar, (now, replaced))
     }
@@ -293,33 +303,43 @@ impl Index for Sqlite {
         self.read(|connection| hash_parts.iter().map(|part| paths::located(connection, cache, part)).collect())
     }
 
-    fn commit(
+    fn commit_numbered(
         &self,
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
         placed: &[Placed],
         now: u64,
-    ) -> Result<Commit, IndexError> {
+    ) -> Result<Option<i64>, IndexError> {
         let (needed, placed) = (needed.to_vec(), placed.to_vec());
         self.write(Durability::Full, move |connection| {
             for part in needed.iter().filter(|_| holds(Rule::Needed)) {
                 if !paths::is_present(connection, cache, part)? {
-                    return Ok(Commit::Changed);
+                    return Ok(None);
                 }
             }
             for file in placed.iter().filter(|_| holds(Rule::Placed)) {
                 if schema::oldest_pending(connection, cache, &file.name)?.is_some_and(|oldest| oldest > file.entry) {
-                    return Ok(Commit::Changed);
+                    return Ok(None);
                 }
             }
-            paths::commit(connection, cache, &paths, now)
+            let done = paths::commit(connection, cache, &paths, now)?;
+            schema::number_of(connection, done)
         })
     }
 
-    fn rename(&self, cache: CacheId, paths: Vec<PathRecord>, old: &str, orphaned: u64) -> Result<Commit, IndexError> {
+    fn rename(
+        &self,
+        cache: CacheId,
+        paths: Vec<PathRecord>,
+        old: &str,
+        orphaned: u64,
+    ) -> Result<Option<i64>, IndexError> {
         let old = old.to_owned();
-        self.write(Durability::Full, move |connection| paths::rename(connection, cache, &paths, &old, orphaned))
+        self.write(Durability::Full, move |connection| {
+            let done = paths::rename(connection, cache, &paths, &old, orphaned)?;
+            schema::number_of(connection, done)
+        })
     }
 
     fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError> {
@@ -456,9 +476,9 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| schema::settle_these(connection, &numbers))
     }
 
-    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
+    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart], up_to: i64) -> Result<(), IndexError> {
         let hash_parts = hash_parts.to_vec();
-        self.write(Durability::Later, move |connection| schema::settle_alone(connection, cache, &hash_parts))
+        self.write(Durability::Later, move |connection| schema::settle_alone(connection, cache, &hash_parts, up_to))
     }
 
     fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {

@@ -5,6 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::schema::{add_pending, is_visible, join, parsed, split};
 use crate::rule::{Rule, holds};
+use crate::written::NarFileName;
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
 
 const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
@@ -76,17 +77,26 @@ pub(super) fn files_of(
     rows.collect()
 }
 
-/// Adds a name for a NAR, and returns the number of its pending entry; `None` if its bytes are being removed. If its row has the hash of
-/// another file, that file is lost and this one replaces it. The paths of the lost file are removed, since their narinfos are no longer correct.
+/// What became of a name that was to be added.
+pub(super) enum Added {
+    /// The number of its pending entry.
+    As(i64),
+    /// Its bytes are being removed.
+    Removing,
+    /// Another file of the NAR is in use.
+    InUse,
+}
+
+/// Adds a name for a NAR. If its row has the hash of another file that is not in use, that file is lost and this one replaces it. The paths of the lost file are removed, since their narinfos are no longer correct.
 pub(super) fn add_file(
     connection: &Connection,
     cache: CacheId,
     name: &str,
     nar: &NarRecord,
     (now, replaced): (u64, Replaced),
-) -> rusqlite::Result<Option<i64>> {
+) -> rusqlite::Result<Added> {
     if is_condemned(connection, cache, name, nar)? && holds(Rule::Condemned) {
-        return Ok(None);
+        return Ok(Added::Removing);
     }
     let query = "select id, file_hash, file_size from nars where nar_hash = ? and compression = ?";
     let row = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, [u8; 32]>(1)?, row.get::<_, u64>(2)?));
@@ -94,7 +104,11 @@ pub(super) fn add_file(
     let known = connection.prepare_cached(query)?.query_row(key, row).optional()?;
     let id = match known {
         Some((id, file_hash, file_size)) if file_hash == *nar.file_hash.as_bytes() && file_size == nar.file_size => id,
-        Some((id, _, file_size)) if replaced == Replaced::Kept => {
+        Some((id, file_hash, file_size)) if replaced == Replaced::Kept => {
+            let own = NarFileName::new(Sha256::from_bytes(file_hash), nar.compression).to_string();
+            if is_in_use(connection, id, &own)? && holds(Rule::InUse) {
+                return Ok(Added::InUse);
+            }
             replace(connection, (id, file_size), nar, now)?;
             id
         }
@@ -112,7 +126,7 @@ pub(super) fn add_file(
          on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
          orphaned = iif(orphaned is null, null, excluded.orphaned)";
     connection.prepare_cached(add)?.execute(params![cache.0, name, id, now])?;
-    add_pending(connection, cache, "file", name).map(Some)
+    add_pending(connection, cache, "file", name).map(Added::As)
 }
 
 /// Whether a collection is removing the bytes of this name or NAR. One that was interrupted is not: the NAR is taken back.
@@ -156,6 +170,15 @@ fn is_in_cache(connection: &Connection, cache: CacheId, nar: i64) -> rusqlite::R
 fn add_bytes(connection: &Connection, cache: CacheId, bytes: i64) -> rusqlite::Result<()> {
     let add = "update caches set bytes = max(0, bytes + ?) where id = ?";
     connection.prepare_cached(add)?.execute(params![bytes, cache.0]).map(drop)
+}
+
+/// Whether a path has the file of this name, or it is stored and a narinfo may follow.
+fn is_in_use(connection: &Connection, nar: i64, name: &str) -> rusqlite::Result<bool> {
+    let query = format!(
+        "select 1 from files f where nar = ? and name = ? and not {CONDEMNED} and (doomed is null or doomed > 0) \
+         and (orphaned is null or not exists (select 1 from pending p where p.cache = f.cache and p.kind = 'file' and p.name = f.name))"
+    );
+    connection.prepare_cached(&query)?.exists(params![nar, name])
 }
 
 /// Gives a NAR another file, of which the old names are other names. The paths that are served from the old file are removed.

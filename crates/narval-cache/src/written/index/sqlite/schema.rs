@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::sql_error;
 use crate::rule::{Rule, holds};
 use crate::written::CacheName;
-use crate::written::index::{CacheId, CacheRecord, IndexError, Pending};
+use crate::written::index::{CacheId, CacheRecord, Commit, IndexError, Pending};
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
 const VERSION: u32 = 3;
@@ -195,11 +195,25 @@ pub(super) fn settle_these(connection: &Connection, numbers: &[i64]) -> rusqlite
     numbers.iter().try_for_each(|number| settle.execute([number]).map(drop))
 }
 
-pub(super) fn settle_alone(connection: &Connection, cache: CacheId, parts: &[HashPart]) -> rusqlite::Result<()> {
-    let settle = "delete from pending where cache = ?1 and kind = 'path' and name = ?2 \
+pub(super) fn settle_alone(
+    connection: &Connection,
+    cache: CacheId,
+    parts: &[HashPart],
+    up_to: i64,
+) -> rusqlite::Result<()> {
+    let settle = "delete from pending where cache = ?1 and kind = 'path' and name = ?2 and id <= ?4 \
          and (?3 or (select count(*) from pending where cache = ?1 and kind = 'path' and name = ?2) = 1)";
     let (mut settle, whatever) = (connection.prepare_cached(settle)?, !holds(Rule::SettleAlone));
-    parts.iter().try_for_each(|part| settle.execute(params![cache.0, part.as_str(), whatever]).map(drop))
+    let up_to = if holds(Rule::SettleOwn) { up_to } else { i64::MAX };
+    parts.iter().try_for_each(|part| settle.execute(params![cache.0, part.as_str(), whatever, up_to]).map(drop))
+}
+
+/// The greatest number of a pending entry, after a commit.
+pub(super) fn number_of(connection: &Connection, commit: Commit) -> rusqlite::Result<Option<i64>> {
+    match commit {
+        Commit::Done => Ok(Some(pending_max(connection)?.unwrap_or_default())),
+        Commit::Changed => Ok(None),
+    }
 }
 
 pub(super) fn settle_file(connection: &Connection, cache: CacheId, name: &str, number: i64) -> rusqlite::Result<bool> {

@@ -29,6 +29,14 @@ const PLACE_ATTEMPTS_MAX: u32 = 3;
 /// The largest small file: build logs.
 const SMALL_LEN_MAX: u64 = 256 << 20;
 
+/// What becomes of an upload.
+enum Found {
+    /// The cache has the NAR already.
+    Kept(NarFileName, NarRecord),
+    /// It is about to be stored, and this is the number of its pending entry.
+    Recorded(NarFileName, i64),
+}
+
 pub(super) struct CacheInBucket {
     shared: Arc<Shared>,
     place: PathBuf,
@@ -97,13 +105,54 @@ impl CacheInBucket {
         Ok(None)
     }
 
+    /// Finds the NAR of an upload in this cache, or records that it is about to be stored.
+    fn kept_or_recorded(&self, keep: &Keep<'_>) -> Result<Found, Refusal> {
+        for _ in 0..PLACE_ATTEMPTS_MAX {
+            // Most are new.
+            let kept = match keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? {
+                None => None,
+                Some(_) => match self.kept(keep)? {
+                    Some(kept) => Some(kept),
+                    None => self.copy_from_others(keep)?,
+                },
+            };
+            if let Some(kept) = kept {
+                let own = NarFileName::new(kept.file_hash, kept.compression);
+                let name = match keep.target {
+                    NarTarget::File(name) => *name,
+                    NarTarget::Nar { .. } => own,
+                };
+                let (file, time) = (Some(own.to_string()), keep.now);
+                keep.index.used(&[Used { cache: keep.cache, path: None, file, time }])?;
+                if name != own {
+                    let recorded = self.record(keep, &name.to_string(), &kept)?;
+                    keep.index.settle_file(keep.cache, &name.to_string(), recorded)?;
+                }
+                return Ok(Found::Kept(name, kept));
+            }
+            // Others may have used the quota meanwhile.
+            (keep.check_quota)(keep.nar.file_size)?;
+            let name = NarFileName::new(keep.nar.file_hash, keep.nar.compression);
+            // `None` if another server has stored it in another encoding meanwhile.
+            if let Some(recorded) = self.try_record(keep, &name.to_string(), &keep.nar)? {
+                return Ok(Found::Recorded(name, recorded));
+            }
+        }
+        Err(overtaken())
+    }
+
     fn writer(&self, name: &str, len_max: u64) -> io::Result<ObjectWriter> {
         ObjectWriter::new(&self.shared.objects, self.nar_key(name), len_max)
     }
 
-    /// Records a name that is about to be stored. Returns the number of its pending entry.
-    fn record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<i64, Refusal> {
+    /// Records a name that is about to be stored. Returns the number of its pending entry; `None` if the NAR is in use in another encoding.
+    fn try_record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<Option<i64>, Refusal> {
         Ok(keep.index.add_object(keep.cache, name, nar, keep.now)?)
+    }
+
+    /// As [`try_record`](Self::try_record), in the encoding that was in use.
+    fn record(&self, keep: &Keep<'_>, name: &str, nar: &NarRecord) -> Result<i64, Refusal> {
+        self.try_record(keep, name, nar)?.ok_or_else(overtaken)
     }
 
     /// Marks a name as placed whose object was just stored. If its pending entry is gone, a collection has condemned the name meanwhile,
@@ -122,6 +171,12 @@ impl CacheInBucket {
         let message = "the NAR was removed while it was stored: the path was collected or deleted; push again";
         Err(Refusal::new(RefusalKind::Conflict, message))
     }
+}
+
+/// Another upload of the NAR was faster.
+fn overtaken() -> Refusal {
+    let message = "the NAR is being stored in another encoding; push again";
+    Refusal::new(RefusalKind::Conflict, message)
 }
 
 /// The name of the object of a NAR.
@@ -276,39 +331,13 @@ impl CacheStorage for CacheInBucket {
 
     fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal> {
         let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
-        let (stored, recorded) = {
+        let found = {
             let _one_by_one = clock::lock(keep.one_by_one);
-            // Most are new.
-            let kept = match keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? {
-                None => None,
-                Some(_) => match self.kept(&keep)? {
-                    Some(kept) => Some(kept),
-                    None => self.copy_from_others(&keep)?,
-                },
-            };
-            match kept {
-                Some(kept) => {
-                    let own = NarFileName::new(kept.file_hash, kept.compression);
-                    let name = match keep.target {
-                        NarTarget::File(name) => *name,
-                        NarTarget::Nar { .. } => own,
-                    };
-                    let (file, time) = (Some(own.to_string()), keep.now);
-                    keep.index.used(&[Used { cache: keep.cache, path: None, file, time }])?;
-                    if name != own {
-                        let recorded = self.record(&keep, &name.to_string(), &kept)?;
-                        keep.index.settle_file(keep.cache, &name.to_string(), recorded)?;
-                    }
-                    return Ok((name, kept));
-                }
-                None => {
-                    // Others may have used the quota meanwhile.
-                    (keep.check_quota)(keep.nar.file_size)?;
-                    let name = NarFileName::new(keep.nar.file_hash, keep.nar.compression);
-                    let recorded = self.record(&keep, &name.to_string(), &keep.nar)?;
-                    (name, recorded)
-                }
-            }
+            self.kept_or_recorded(&keep)?
+        };
+        let (stored, recorded) = match found {
+            Found::Kept(name, nar) => return Ok((name, nar)),
+            Found::Recorded(name, recorded) => (name, recorded),
         };
         // If storing fails, the row is removed by the next pass over pending rows.
         let name = stored.to_string();
