@@ -1,7 +1,7 @@
 //! Options of all client commands: the store, the caches, trust, and output.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -20,6 +20,12 @@ use crate::ui::log::filter;
 pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
 /// The default cache.
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
+
+/// Nix's settings for caches, read once: keys, caches and credentials come from the same files.
+fn settings_of_nix() -> &'static CacheSettings {
+    static SETTINGS: LazyLock<CacheSettings> = LazyLock::new(CacheSettings::of_process);
+    &SETTINGS
+}
 
 /// Options of all client commands.
 #[derive(Clone, Debug, clap::Args)]
@@ -136,8 +142,8 @@ impl CacheArgs {
     /// The URLs of the caches.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
         if self.from.is_empty() {
-            let settings = CacheSettings::of_process();
-            let listed = settings.substituters.unwrap_or_else(|| vec![CACHE_NIXOS_ORG.to_owned()]);
+            let settings = settings_of_nix();
+            let listed = settings.substituters.clone().unwrap_or_else(|| vec![CACHE_NIXOS_ORG.to_owned()]);
             // Nix also has other types of store, which cannot be queried here.
             let of_nix = listed.iter().chain(&settings.extra_substituters).filter_map(|text| Url::parse(text).ok());
             let of_nix: Vec<Url> = of_nix.collect();
@@ -162,8 +168,7 @@ impl CacheArgs {
             text.parse().map_err(|error| Failure::usage(format!("option --trusted-public-key '{text}': {error}")))
         };
         // Nix would reject its own file because of an invalid key; here the other keys are still used.
-        let of_nix = CacheSettings::of_process().trusted_public_keys;
-        let of_nix = of_nix.iter().filter_map(|text| text.parse().ok()).map(Ok);
+        let of_nix = settings_of_nix().trusted_public_keys.iter().filter_map(|text| text.parse().ok()).map(Ok);
         all.map(parse).chain(of_nix).collect()
     }
 
@@ -229,8 +234,8 @@ impl RequestArgs {
     /// # Errors
     /// A netrc file or a header field cannot be used.
     pub fn options(&self, urls: &[Url]) -> Result<ClientOptions, Failure> {
-        let of_nix = CacheSettings::of_process().netrc_file;
-        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix.as_deref())
+        let of_nix = settings_of_nix().netrc_file.as_deref();
+        let netrc = Netrc::load(self.netrc_file.as_deref(), of_nix)
             .map_err(|error| Failure::usage(format!("netrc: {error}")))?;
         let mut credentials = Credentials::new(netrc, urls);
         for header in &self.header {
