@@ -140,8 +140,8 @@ def gateway():
     return port
 
 
-def clean():
-    """Ends everything that was started, and removes the work folder."""
+def clean(keep=False):
+    """Ends everything that was started, and removes the work folder, unless it is to be looked at."""
     for child in reversed(children):
         child.send_signal(signal.SIGINT)
     for child in children:
@@ -149,5 +149,7 @@ def clean():
             child.wait(10)
         except subprocess.TimeoutExpired:
             child.kill()
+    if keep:
+        return
     subprocess.run(["chmod", "-R", "u+w", work])
     shutil.rmtree(work, ignore_errors=True)
