@@ -141,7 +141,8 @@ fn what_is_under_way_is_counted_until_it_ends() {
     drop((plain, coded));
     wait("nars_being_sent", 0);
     wait("compressions_running", 0);
-    // An upload whose client pauses.
+    // An upload whose client pauses. What is no NAR would be refused at once.
+    let nar = server.get(&format!("/{url}")).body;
     let mut token = std::process::Command::new(crate::support::NARVAL);
     token.args(["token", "create", "--push", "page", "--data"]).arg(&data);
     let token = crate::support::stdout(token.output().unwrap());
@@ -149,11 +150,12 @@ fn what_is_under_way_is_counted_until_it_ends() {
     let name = format!("{}.nar", "0".repeat(52));
     write!(
         upload,
-        "PUT /nar/{name} HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {}\r\nContent-Length: 5000000\r\n\r\n",
-        token.trim()
+        "PUT /nar/{name} HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n",
+        token.trim(),
+        nar.len()
     )
     .unwrap();
-    upload.write_all(&large[..3_000_000]).unwrap();
+    upload.write_all(&nar[..3_000_000]).unwrap();
     wait("uploads_being_received", 1);
     drop(upload);
     wait("uploads_being_received", 0);

@@ -168,8 +168,7 @@ fn a_truncated_upload_leaves_nothing() {
         assert_eq!(lab.send("HEAD", &nar.url(), "", &[], b"").status, 404);
         assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
     }
-    let incoming = std::fs::read_dir(lab.data_path().join("incoming")).unwrap();
-    assert_eq!(incoming.count(), 0);
+    lab.nothing_incoming();
 }
 
 #[test]

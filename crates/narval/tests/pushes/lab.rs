@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use narval_cache::written::{CachePatterns, Data, DataOptions, NewToken};
 
@@ -56,6 +57,15 @@ impl Lab {
         self.server.wait_for(|log| {
             (told(log) > before).then(|| log.lines().rfind(|line| line.contains("SIGHUP: ")).unwrap().to_owned())
         })
+    }
+
+    /// Waits until nothing is left of uploads that have ended; the server may notice a client's end after the test does.
+    pub fn nothing_incoming(&self) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while std::fs::read_dir(self.data_path().join("incoming")).unwrap().count() > 0 {
+            assert!(Instant::now() < until, "an upload has left a file");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     pub fn data_path(&self) -> PathBuf {

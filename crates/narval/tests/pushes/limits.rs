@@ -50,7 +50,7 @@ fn uploads_with_64_descriptors() {
         assert!(matches!(answer.status, 200 | 201), "{}: {}\n{}", answer.status, answer.text(), lab.server.log());
         assert_eq!(lab.get(&nar.url()).body, nar.bytes);
     }
-    assert_eq!(std::fs::read_dir(lab.data_path().join("incoming")).unwrap().count(), 0);
+    lab.nothing_incoming();
 }
 
 fn may_unshare_pids() -> bool {

@@ -121,7 +121,7 @@ fn a_nar_in_parts_resumes_where_it_was_interrupted() {
     assert_eq!(last.status, 201, "{}", last.text());
     assert_eq!(progress(&token).0, 200);
     assert_eq!(lab.get(&nar.url()).body, nar.bytes);
-    assert_eq!(std::fs::read_dir(lab.data_path().join("incoming")).unwrap().count(), 0);
+    lab.nothing_incoming();
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn parts_that_are_wrong_leave_nothing() {
         assert_eq!(put(query, b"x"), 400, "{query}");
     }
     assert_eq!(lab.expect(&format!("{}?offset=0", nar_url(&nar, "")), &token, (32 << 20) + 1).status, 413);
-    assert_eq!(std::fs::read_dir(lab.data_path().join("incoming")).unwrap().count(), 0);
+    lab.nothing_incoming();
     assert_eq!(put("?offset=0&last=1", &nar.bytes), 201);
 }
 

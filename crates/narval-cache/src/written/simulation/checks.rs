@@ -1,6 +1,6 @@
 //! The invariants.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use narval_nix::HashPart;
 
@@ -8,24 +8,6 @@ use super::state::{By, Op, Phase, SKEW_MAX, State};
 use crate::written::index::Fence;
 
 const DAY: u64 = 24 * 3600 * 1000;
-
-/// What was promised to clients, by hash part. Times are in milliseconds.
-#[derive(Default)]
-pub(super) struct History {
-    /// Paths, and the files of their NARs.
-    visible: BTreeMap<String, String>,
-    /// When the last push that succeeded has begun.
-    pushed: HashMap<String, u64>,
-    /// Until when a path was promised to stay.
-    leased: HashMap<String, u64>,
-    /// When it was removed.
-    removed: HashMap<String, u64>,
-    /// All that clients have asked to commit.
-    ever: HashSet<String>,
-    deleted: HashMap<String, u64>,
-    /// Objects that appeared when they had no row, and whose upload has not succeeded: `fsck` removes them.
-    strays: HashSet<String>,
-}
 
 impl State {
     /// After a transaction: every visible path has its NAR and its references, nothing is gone that nobody deleted or collected, and no

@@ -10,6 +10,7 @@
 mod bucket;
 mod checks;
 mod clients;
+mod history;
 mod rng;
 mod run;
 mod state;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::Connection;
 
 use super::Transaction;
+use super::history::History;
 use super::rng::Rng;
 use crate::written::index::{Fence, Sqlite};
 
@@ -97,7 +98,7 @@ pub(super) struct State {
     pub(super) in_flight: Vec<(u64, Effect)>,
     /// When something changed that readers can see, and which node did it.
     changes: Vec<(u64, usize)>,
-    pub(super) history: super::checks::History,
+    pub(super) history: History,
     pub(super) violation: Option<String>,
     pub(super) counts: HashMap<&'static str, u64>,
     pub(super) events: Option<VecDeque<String>>,
@@ -136,7 +137,7 @@ impl State {
             objects: BTreeMap::new(),
             in_flight: Vec::new(),
             changes: Vec::new(),
-            history: super::checks::History::default(),
+            history: History::default(),
             violation: None,
             counts: HashMap::new(),
             events: is_traced.then(VecDeque::new),

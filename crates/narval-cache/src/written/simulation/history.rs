@@ -1,0 +1,21 @@
+//! What the clients of the simulation were told.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What was promised to clients, by hash part. Times are in milliseconds.
+#[derive(Default)]
+pub(super) struct History {
+    /// Paths, and the files of their NARs.
+    pub(super) visible: BTreeMap<String, String>,
+    /// When the last push that succeeded has begun.
+    pub(super) pushed: HashMap<String, u64>,
+    /// Until when a path was promised to stay.
+    pub(super) leased: HashMap<String, u64>,
+    /// When it was removed.
+    pub(super) removed: HashMap<String, u64>,
+    /// All that clients have asked to commit.
+    pub(super) ever: HashSet<String>,
+    pub(super) deleted: HashMap<String, u64>,
+    /// Objects that appeared when they had no row, and whose upload has not succeeded: `fsck` removes them.
+    pub(super) strays: HashSet<String>,
+}
