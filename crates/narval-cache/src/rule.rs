@@ -25,6 +25,8 @@ pub(crate) enum Rule {
     SettleAlone,
     /// The lease of a collection is not ended while a removal may still take effect.
     Uncertain,
+    /// Neither is a pending entry removed while an earlier request for it may still take effect.
+    Unsettled,
     /// Only a collection with its lease removes NARs from a bucket.
     Leased,
     /// A NAR that seems to be lost is removed from the index only if nobody has stored it meanwhile.
@@ -52,12 +54,12 @@ pub(crate) const fn holds(_: Rule) -> bool {
 
 #[cfg(test)]
 thread_local! {
-    /// The rule that is not in force on this thread.
-    pub(crate) static WITHOUT: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+    /// The rules that are not in force on this thread.
+    pub(crate) static WITHOUT: std::cell::Cell<&'static [Rule]> = const { std::cell::Cell::new(&[]) };
 }
 
 /// Whether a rule is in force.
 #[cfg(test)]
 pub(crate) fn holds(rule: Rule) -> bool {
-    WITHOUT.get() != Some(rule)
+    !WITHOUT.get().contains(&rule)
 }

@@ -28,9 +28,17 @@ const THREADS_MAX: usize = 16;
 /// The age at which unfinished uploads in parts are aborted, in seconds.
 const UNFINISHED_FOR: u64 = 2 * 24 * 60 * 60;
 
-/// When this process first saw each pending row, and whether it has carried it out.
+/// What this process knows of each pending row.
 #[derive(Default)]
-pub(super) struct SeenPending(Mutex<HashMap<i64, (Instant, bool)>>);
+pub(super) struct SeenPending(Mutex<HashMap<i64, Seen>>);
+
+struct Seen {
+    first: Instant,
+    /// Whether this process has carried it out.
+    is_done: bool,
+    /// Until when a request that failed, or was not answered, may still take effect: before that, the row stays.
+    doubted_until: Instant,
+}
 
 /// Which pending rows to carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,23 +116,26 @@ impl Data {
         let caches = self.caches()?;
         let mut settled = Vec::new();
         for (number, id, what) in pending {
-            let (first_seen, is_done) = seen.entry(number).or_insert_with(|| (clock::instant(), false));
-            let is_due = clock::instant().duration_since(*first_seen) >= TAKEOVER || !holds(Rule::Takeover);
+            let now = clock::instant();
+            let seen = seen.entry(number).or_insert(Seen { first: now, is_done: false, doubted_until: now });
+            let is_settled = now >= seen.doubted_until || !holds(Rule::Unsettled);
+            let is_due = (now.duration_since(seen.first) >= TAKEOVER || !holds(Rule::Takeover)) && is_settled;
             let cache = caches.iter().find(|cache| cache.id() == id);
             let is_wanted = match (which, &what, cache) {
                 (WhichPending::All, ..) => true,
                 // Other servers publish what they have just committed.
                 (WhichPending::Removed, Pending::Path(part), Some(cache)) => {
-                    !*is_done && shared.index.present(cache.id(), &[*part])? == [false]
+                    !seen.is_done && shared.index.present(cache.id(), &[*part])? == [false]
                 }
                 _ => false,
             };
-            if !is_due && (*is_done || !is_wanted) {
+            if !is_due && (seen.is_done || !is_wanted) {
                 continue;
             }
             match cache.map_or(Ok(()), |cache| cache.carry_out(&what, number, is_due)) {
-                Ok(()) => *is_done = true,
+                Ok(()) => seen.is_done = true,
                 Err(error) => {
+                    seen.doubted_until = clock::instant() + VALID_FOR;
                     tracing::warn!("{error}");
                     continue;
                 }

@@ -38,7 +38,7 @@ static LOCAL: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
 pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) steps: u64,
-    pub(super) without: Option<Rule>,
+    pub(super) without: &'static [Rule],
     /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
     pub(super) chaos: u64,
     pub(super) is_traced: bool,
@@ -156,7 +156,7 @@ pub(super) fn run(plan: Plan) -> Report {
             task.ends_quietly();
         }
     });
-    WITHOUT.set(None);
+    WITHOUT.set(&[]);
     let mut state = sim.state.lock().unwrap();
     Report {
         violation: state.violation.take(),
