@@ -300,24 +300,23 @@ fn rate(address: SocketAddr, version: &str, arguments: &[&str], path: &str, figu
     fields[2].parse().unwrap()
 }
 
-/// How long a byte and its acknowledgement take over the long line.
-const ROUND_TRIP: Duration = Duration::from_millis(50);
-/// Bytes per second that a window of 256 KiB carries over it: one window per round trip.
-const FIXED_WINDOW: f64 = 256.0 * 1024.0 * 20.0;
+/// How often a pair of transfers is repeated, until HTTP/2 is as fast. Where other programs need the processors, single pairs differ by 0.5 to
+/// 1.9.
+const ROUNDS_MAX: usize = 12;
 
-/// The windows grow to the bandwidth-delay product.
+/// The windows grow to the bandwidth-delay product. A window of 256 KiB would carry 5 MB/s.
 #[test]
 fn one_stream_over_a_long_round_trip_is_as_fast_as_http_1() {
     let server = Running::start(DriverChoice::Auto);
-    let address = far::relay(server.address, ROUND_TRIP);
+    let address = far::relay(server.address, Duration::from_millis(50));
     let bulk = server.folder.path().join("bulk");
     let upload = ["-T", bulk.to_str().unwrap(), "-H", "expect:"];
     let transfers: [(&[&str], &str, &str); 2] =
         [(&[], "/bulk", "%{speed_download}"), (&upload, "/count", "%{speed_upload}")];
     for (arguments, path, figure) in transfers {
-        // The best of up to three of each, in turns: what else the machine does slows either.
+        // The best of each, in turns: what else the machine does slows either.
         let mut best = [0.0_f64; 2];
-        for _ in 0..3 {
+        for _ in 0..ROUNDS_MAX {
             for (best, version) in best.iter_mut().zip(["--http1.1", "--http2"]) {
                 *best = best.max(rate(address, version, arguments, path, figure));
             }
@@ -327,9 +326,7 @@ fn one_stream_over_a_long_round_trip_is_as_fast_as_http_1() {
         }
         let [http1, http2] = best.map(|best| (best / 1e6).round());
         eprintln!("{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
-        // 0.9 and more on a quiet machine. Where other programs need the processors, pairs of transfers differ by 0.5 to 1.9; then it
-        // counts that windows have grown to several times their first size.
-        let has_grown = best[1] >= 4.0 * FIXED_WINDOW;
-        assert!(has_grown || best[1] >= 0.8 * best[0], "{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
+        // 0.9 and more on a quiet machine.
+        assert!(best[1] >= 0.8 * best[0], "{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
     }
 }
