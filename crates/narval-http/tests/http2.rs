@@ -39,7 +39,7 @@ impl BodySource for Failing {
 }
 
 /// A body that takes many round trips of 50 ms.
-const BULK: u64 = 256 << 20;
+const BULK: u64 = if cfg!(debug_assertions) { 128 << 20 } else { 256 << 20 };
 
 struct Answers {
     file: Arc<File>,
@@ -304,11 +304,15 @@ fn rate(address: SocketAddr, version: &str, arguments: &[&str], path: &str, figu
 /// 1.9.
 const ROUNDS_MAX: usize = 12;
 
+/// Bytes per second of the long line: what a debug build carries even where other programs need the processors, so that the line and the
+/// windows are compared, and not the instructions that debug builds of HTTP/1.1 and HTTP/2 take. A release build is measured at 1 Gbit/s.
+const LINE_RATE: f64 = if cfg!(debug_assertions) { 20e6 } else { 125e6 };
+
 /// The windows grow to the bandwidth-delay product. A window of 256 KiB would carry 5 MB/s.
 #[test]
 fn one_stream_over_a_long_round_trip_is_as_fast_as_http_1() {
     let server = Running::start(DriverChoice::Auto);
-    let address = far::relay(server.address, Duration::from_millis(50));
+    let address = far::relay(server.address, Duration::from_millis(50), LINE_RATE);
     let bulk = server.folder.path().join("bulk");
     let upload = ["-T", bulk.to_str().unwrap(), "-H", "expect:"];
     let transfers: [(&[&str], &str, &str); 2] =
@@ -326,7 +330,6 @@ fn one_stream_over_a_long_round_trip_is_as_fast_as_http_1() {
         }
         let [http1, http2] = best.map(|best| (best / 1e6).round());
         eprintln!("{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
-        // 0.9 and more on a quiet machine.
-        assert!(best[1] >= 0.8 * best[0], "{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
+        assert!(best[1] >= 0.9 * best[0], "{path}: HTTP/1.1 {http1} MB/s, HTTP/2 {http2} MB/s");
     }
 }

@@ -1,4 +1,4 @@
-//! A relay that simulates a long line: 1 Gbit/s with a given round-trip time.
+//! A relay that simulates a long line, with a given rate and round-trip time.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,14 +9,11 @@ use std::time::{Duration, Instant};
 const IN_FLIGHT: usize = 1024;
 const CHUNK: usize = 64 * 1024;
 
-/// Bytes per second in each direction of a connection.
-const RATE: f64 = 125e6;
-
 /// A line that was idle for less than this catches up: a sleep may take as much too long.
 const LATE_MAX: Duration = Duration::from_millis(5);
 
-/// Forwards connections to `server`, each byte half of `round_trip` later.
-pub(crate) fn relay(server: SocketAddr, round_trip: Duration) -> SocketAddr {
+/// Forwards connections to `server`, each byte half of `round_trip` later, and `rate` bytes per second in each direction of a connection.
+pub(crate) fn relay(server: SocketAddr, round_trip: Duration, rate: f64) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -25,21 +22,21 @@ pub(crate) fn relay(server: SocketAddr, round_trip: Duration) -> SocketAddr {
             for socket in [&client, &server] {
                 socket.set_nodelay(true).unwrap();
             }
-            delay(client.try_clone().unwrap(), server.try_clone().unwrap(), round_trip / 2);
-            delay(server, client, round_trip / 2);
+            delay(client.try_clone().unwrap(), server.try_clone().unwrap(), round_trip / 2, rate);
+            delay(server, client, round_trip / 2, rate);
         }
     });
     address
 }
 
 /// One direction, until either side ends.
-fn delay(mut from: TcpStream, mut to: TcpStream, by: Duration) {
+fn delay(mut from: TcpStream, mut to: TcpStream, by: Duration, rate: f64) {
     let (sender, in_flight) = sync_channel::<(Instant, Vec<u8>)>(IN_FLIGHT);
     std::thread::spawn(move || {
         let mut buffer = vec![0; CHUNK];
         let mut is_free = Instant::now();
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            is_free = is_free.max(Instant::now() - LATE_MAX) + Duration::from_secs_f64(count as f64 / RATE);
+            is_free = is_free.max(Instant::now() - LATE_MAX) + Duration::from_secs_f64(count as f64 / rate);
             if sender.send((is_free + by, buffer[..count].to_vec())).is_err() {
                 return;
             }
