@@ -75,6 +75,8 @@ impl<X: Exchange> Conn<X> {
             out.append(&mut self.out);
             self.out = out;
         } else {
+            // A stream whose window is closed has no turn: without this, its deadline would be noticed with the next one of the connection.
+            self.look_at(service.now() + millis(service.limits().write_stall_timeout));
             self.queue(id);
         }
     }
