@@ -60,7 +60,7 @@ impl Running {
     /// The answer to a request, as head and body. The request asks to close the connection.
     fn ask(&self, method: &str, target: &str, fields: &str, body: &[u8]) -> (String, Vec<u8>) {
         let mut socket = TcpStream::connect(self.address).expect("connects");
-        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
         let head = format!("{method} {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{fields}\r\n");
         socket.write_all(head.as_bytes()).expect("sent");
         socket.write_all(body).expect("sent");

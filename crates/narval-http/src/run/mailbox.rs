@@ -76,7 +76,7 @@ mod tests {
             .collect();
         assert!(mailbox.take().is_none(), "both are closed");
         for client in &mut clients {
-            client.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+            client.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use narval_http::{Limits, Request, Response, StatusCode};
 
-use crate::harness::{TestServer, on_each_driver};
+use crate::harness::{TestServer, on_each_driver, unhurried};
 
 /// Reads the whole body, and answers its length and a sum over it.
 fn sum(mut request: Request) -> Response {
@@ -70,8 +70,7 @@ fn a_malformed_body_is_400_if_the_handler_returns_the_error() {
 fn many_tiny_chunks_are_read_as_one_body() {
     on_each_driver(|driver| {
         for body_buffer_max in [1 << 20, 1000] {
-            let server =
-                TestServer::with(driver, sum, Limits { body_buffer_max, ..Limits::default() }, |builder| builder);
+            let server = TestServer::with(driver, sum, Limits { body_buffer_max, ..unhurried() }, |builder| builder);
             let mut client = server.connect();
             let body: Vec<u8> = (0..150_000).map(|at| at as u8).collect();
             client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -107,7 +106,7 @@ fn a_fast_body_is_received_by_its_handler() {
         let server = TestServer::with(
             driver,
             |mut request: Request| io::copy(request.body(), &mut io::sink()).map(|length| length.to_string()),
-            Limits { body_max: 1 << 30, ..Limits::default() },
+            Limits { body_max: 1 << 30, ..unhurried() },
             |builder| builder,
         );
         let body = vec![b'x'; LENGTH];
@@ -189,7 +188,7 @@ fn a_large_body_waits_for_the_handler() {
             let n = io::copy(request.body(), &mut io::sink()).unwrap();
             Response::text(StatusCode::OK, n.to_string())
         };
-        let limits = Limits { body_max: 1 << 30, ..Limits::default() };
+        let limits = Limits { body_max: 1 << 30, ..unhurried() };
         let server = TestServer::with(driver, handler, limits, |builder| builder);
         let mut client = server.connect();
         let total = 40_000_000;
@@ -214,7 +213,7 @@ fn a_large_body_waits_for_the_handler() {
 #[test]
 fn an_answer_before_the_body_is_read_closes_without_a_reset() {
     on_each_driver(|driver| {
-        let limits = Limits { body_buffer_max: 16 * 1024, ..Limits::default() };
+        let limits = Limits { body_buffer_max: 16 * 1024, ..unhurried() };
         let who = |_: Request| Response::text(StatusCode::UNAUTHORIZED, "who are you?");
         let server = TestServer::with(driver, who, limits, |builder| builder);
         let mut client = server.connect();
@@ -230,7 +229,7 @@ fn an_answer_before_the_body_is_read_closes_without_a_reset() {
 #[test]
 fn malformed_bodies() {
     on_each_driver(|driver| {
-        let limits = Limits { body_max: 1_000_000, ..Limits::default() };
+        let limits = Limits { body_max: 1_000_000, ..unhurried() };
         let server = TestServer::with(driver, sum, limits, |builder| builder);
         for (request, status) in [
             ("Content-Length: 1000001\r\n\r\n", 413),
@@ -245,7 +244,7 @@ fn malformed_bodies() {
         }
         // Too large as chunks arrive: the handler that reads it gets an error.
         for (body_buffer_max, status) in [(2_000_000, 413), (100_000, 400)] {
-            let limits = Limits { body_max: 1_000_000, body_buffer_max, ..Limits::default() };
+            let limits = Limits { body_max: 1_000_000, body_buffer_max, ..unhurried() };
             let server = TestServer::with(driver, sum, limits, |builder| builder);
             let mut client = server.connect();
             client.send("POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -258,7 +257,7 @@ fn malformed_bodies() {
 #[test]
 fn the_answer_to_a_malformed_body_is_not_lost_while_the_client_sends() {
     on_each_driver(|driver| {
-        let limits = Limits { body_max: 200_000, body_buffer_max: 64 * 1024, ..Limits::default() };
+        let limits = Limits { body_max: 200_000, body_buffer_max: 64 * 1024, ..unhurried() };
         let server = TestServer::with(
             driver,
             |mut request: Request| match io::copy(request.body(), &mut io::sink()) {
@@ -297,7 +296,7 @@ fn a_handler_gets_an_error_if_its_client_disconnects() {
             }
             answer
         };
-        let limits = Limits { body_buffer_max: 64 * 1024, ..Limits::default() };
+        let limits = Limits { body_buffer_max: 64 * 1024, ..unhurried() };
         let server = TestServer::with(driver, handler, limits, |builder| builder);
         for _ in 0..count {
             let mut client = server.connect();

@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use narval_http::{
-    Body, BodySource, FileRange, Fill, Handler, HeadRef, Limits, Request, Response, SegmentBuf, StatusCode,
-};
+use narval_http::{Body, BodySource, FileRange, Fill, Handler, HeadRef, Request, Response, SegmentBuf, StatusCode};
 
-use crate::harness::{TestServer, eventually, on_each_driver};
+use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
 
 fn ok(body: Body) -> Response {
     Response::new(StatusCode::OK).body(body)
@@ -214,7 +212,7 @@ fn a_slow_client_holds_no_worker_and_little_memory() {
                     ok(Body::source(Counted(pattern, count.clone()), Some(length as u64)))
                 }
             },
-            Limits::default(),
+            unhurried(),
             |builder| builder.workers(1),
         );
         let mut slow: Vec<_> = (0..8)
@@ -308,7 +306,7 @@ fn many_clients_read_large_answers_at_once() {
                 "/bytes" => ok(Body::bytes(pattern(0, 5_000_000))),
                 _ => ok(Body::source(Pattern { at: 0, length: 5_000_000, piece: 70_000, file: None }, None)),
             },
-            Limits::default(),
+            unhurried(),
             |builder| builder.workers(2).shards(2),
         );
         let expected = pattern(0, 5_000_000);

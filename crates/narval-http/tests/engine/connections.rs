@@ -2,11 +2,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use narval_http::{
-    AccessEntry, AccessLog, Body, Handler, HeadRef, HeaderValue, Limits, Listen, Prepared, Request, Response,
-    StatusCode, header,
+    AccessEntry, AccessLog, Body, Handler, HeadRef, HeaderValue, Listen, Prepared, Request, Response, StatusCode,
+    header,
 };
 
-use crate::harness::{TestServer, eventually, on_each_driver};
+use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
 
 /// `/inline/...` from memory on the shard, everything else by a worker; the answer is the path.
 struct Echo;
@@ -221,7 +221,7 @@ fn several_listeners_including_ipv6_and_unix() {
         let path = folder.path().join("socket");
         // A socket file that nobody listens on is in the way of no one.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let server = TestServer::with(driver, Echo, Limits::default(), |builder| {
+        let server = TestServer::with(driver, Echo, unhurried(), |builder| {
             builder.listen(Listen::Tcp("[::1]:0".parse().unwrap())).listen(Listen::Unix(path.clone()))
         });
         let addresses = server.handle.addresses();
@@ -236,7 +236,7 @@ fn several_listeners_including_ipv6_and_unix() {
             std::io::Read::read_to_string(&mut stream, &mut answer).unwrap();
             assert!(answer.ends_with(target), "{answer}");
         }
-        assert!(server.handle.shutdown(std::time::Duration::from_secs(1)));
+        assert!(server.handle.shutdown(crate::harness::PATIENCE));
         assert!(!path.exists(), "the socket's file goes with the server");
     });
 }
@@ -244,7 +244,7 @@ fn several_listeners_including_ipv6_and_unix() {
 #[test]
 fn many_connections_over_several_shards() {
     on_each_driver(|driver| {
-        let server = TestServer::with(driver, Echo, Limits::default(), |builder| builder.shards(3));
+        let server = TestServer::with(driver, Echo, unhurried(), |builder| builder.shards(3));
         let mut clients: Vec<_> = (0..60).map(|_| server.connect()).collect();
         for round in 0..5 {
             for (at, client) in clients.iter_mut().enumerate() {
@@ -274,7 +274,7 @@ fn the_access_log_has_every_answer() {
     on_each_driver(|driver| {
         let log = Collect::default();
         let writer = log.clone();
-        let server = TestServer::with(driver, Echo, Limits::default(), |builder| builder.access_log(writer));
+        let server = TestServer::with(driver, Echo, unhurried(), |builder| builder.access_log(writer));
         let mut client = server.connect();
         for path in ["/inline/a", "/worker/b?c=d"] {
             client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\nUser-Agent: me\r\nReferer: http://r/\r\n\r\n"));

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use narval_http::{Body, BodySource, Fill, Limits, Request, Response, SegmentBuf, StatusCode};
 
-use crate::harness::{TestServer, on_each_driver};
+use crate::harness::{TestServer, on_each_driver, unhurried};
 
 fn soon(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -13,18 +13,20 @@ fn hello(_: Request) -> Response {
     Response::text(StatusCode::OK, "hello")
 }
 
-/// A deadline of 400 ms is noticed within the wheel's resolution, and a busy machine's delay; the shortest default is 10 s.
-fn assert_about(waited: Duration) {
-    assert!(waited >= soon(300) && waited < soon(9500), "closed after {waited:?}");
+/// A deadline of 400 ms was kept, within the wheel's resolution. That no other one was is known because the others are an hour.
+fn assert_not_before(started: Instant) {
+    let waited = started.elapsed();
+    assert!(waited >= soon(300), "closed after {waited:?}");
 }
 
 #[test]
 fn a_head_has_an_absolute_deadline() {
     on_each_driver(|driver| {
-        let limits = Limits { head_timeout: soon(400), ..Limits::default() };
+        let limits = Limits { head_timeout: soon(400), ..unhurried() };
         let server = TestServer::with(driver, hello, limits, |builder| builder);
-        let mut silent = server.connect();
-        assert_about(silent.wait_for_end());
+        let started = Instant::now();
+        server.connect().wait_for_end();
+        assert_not_before(started);
         // Single bytes do not postpone it.
         let mut client = server.connect();
         assert_eq!(client.get("/").status, 200);
@@ -39,7 +41,7 @@ fn a_head_has_an_absolute_deadline() {
             }
         });
         client.wait_for_end();
-        assert_about(started.elapsed());
+        assert_not_before(started);
         trickle.join().unwrap();
         assert_eq!(server.handle.counters().timeouts, 1, "the silent one was not in a head");
     });
@@ -48,12 +50,14 @@ fn a_head_has_an_absolute_deadline() {
 #[test]
 fn idle_connections_are_closed_and_busy_ones_are_not() {
     on_each_driver(|driver| {
-        let limits = Limits { keep_alive_timeout: soon(400), ..Limits::default() };
+        // The pauses are much shorter than the timeout, and longer than it in all.
+        let (idle, pause) = (soon(4000), soon(1100));
+        let limits = Limits { keep_alive_timeout: idle, ..unhurried() };
         let server = TestServer::with(
             driver,
-            |request: Request| {
+            move |request: Request| {
                 if request.path() == "/slow" {
-                    std::thread::sleep(soon(1500));
+                    std::thread::sleep(idle + soon(500));
                 }
                 Response::text(StatusCode::OK, "hello")
             },
@@ -64,10 +68,12 @@ fn idle_connections_are_closed_and_busy_ones_are_not() {
         assert_eq!(slow.get("/slow").text(), "hello", "a handler may take longer than a connection may idle");
         assert_eq!(slow.get("/").text(), "hello", "the idle time begins with the answer");
         for _ in 0..4 {
-            std::thread::sleep(soon(200));
+            std::thread::sleep(pause);
             assert_eq!(slow.get("/").text(), "hello");
         }
-        assert_about(slow.wait_for_end());
+        let answered = Instant::now();
+        slow.wait_for_end();
+        assert!(answered.elapsed() >= idle / 2, "closed after {:?}", answered.elapsed());
         assert_eq!(server.handle.counters().timeouts, 0);
     });
 }
@@ -77,7 +83,7 @@ fn a_stalled_body_is_aborted() {
     on_each_driver(|driver| {
         // Once buffered, and once streamed to a handler, which gets an error.
         for (body_buffer_max, text) in [(1000, "the request body arrived too slowly\n"), (0, "timed out")] {
-            let limits = Limits { body_stall_timeout: soon(400), body_buffer_max, ..Limits::default() };
+            let limits = Limits { body_stall_timeout: soon(400), body_buffer_max, ..unhurried() };
             let server = TestServer::with(
                 driver,
                 |mut request: Request| match std::io::copy(request.body(), &mut std::io::sink()) {
@@ -88,11 +94,11 @@ fn a_stalled_body_is_aborted() {
                 |builder| builder,
             );
             let mut client = server.connect();
-            client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\nabc");
             let started = Instant::now();
+            client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\nabc");
             let answer = client.answer();
             assert_eq!((answer.status, answer.text().as_str()), (408, text));
-            assert_about(started.elapsed());
+            assert_not_before(started);
             assert!(client.rest().is_empty());
             assert_eq!(server.handle.counters().timeouts, 1);
         }
@@ -112,7 +118,7 @@ impl BodySource for Endless {
 #[test]
 fn a_client_that_reads_nothing_is_disconnected() {
     on_each_driver(|driver| {
-        let limits = Limits { write_stall_timeout: soon(400), ..Limits::default() };
+        let limits = Limits { write_stall_timeout: soon(400), ..unhurried() };
         let server = TestServer::with(
             driver,
             |request: Request| {
@@ -127,11 +133,11 @@ fn a_client_that_reads_nothing_is_disconnected() {
         );
         for path in ["/source", "/bytes"] {
             let mut client = server.connect();
+            let started = Instant::now();
             client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
             client.head();
-            let started = Instant::now();
             crate::harness::eventually("cut off", || server.handle.counters().connections_open == 0);
-            assert_about(started.elapsed());
+            assert_not_before(started);
             let error = client.stream.read_to_end(&mut Vec::new()).expect_err("a reset");
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
         }
@@ -142,7 +148,7 @@ fn a_client_that_reads_nothing_is_disconnected() {
 #[test]
 fn a_client_that_pauses_and_continues_is_not_disconnected() {
     on_each_driver(|driver| {
-        let limits = Limits { keep_alive_timeout: soon(100), ..Limits::default() };
+        let limits = Limits { keep_alive_timeout: soon(100), ..unhurried() };
         let server = TestServer::with(
             driver,
             |_: Request| Response::new(StatusCode::OK).body(Body::bytes(vec![1; 60_000_000])),

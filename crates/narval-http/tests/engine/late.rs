@@ -1,11 +1,11 @@
 use std::sync::{Arc, Mutex};
 
 use narval_http::{
-    Compression, Cors, Handler, HeadRef, HeaderName, HeaderValue, Limits, Next, Request, Responder, Response, Router,
+    Compression, Cors, Handler, HeadRef, HeaderName, HeaderValue, Next, Request, Responder, Response, Router,
     StatusCode, wrap,
 };
 
-use crate::harness::{TestServer, eventually, on_each_driver};
+use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
 
 #[test]
 fn late_answers_hold_no_worker() {
@@ -23,7 +23,7 @@ fn late_answers_hold_no_worker() {
                 }
                 response
             },
-            Limits::default(),
+            unhurried(),
             |builder| builder.workers(1),
         );
         let mut clients: Vec<_> = (0..10).map(|_| server.connect()).collect();

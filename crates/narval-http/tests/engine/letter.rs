@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use narval_http::{Body, Request, Response, StatusCode};
 
@@ -103,9 +103,8 @@ fn a_stopping_server_does_not_wait_for_a_client_that_has_its_answer() {
         let mut told = server.connect();
         told.send("GET /big HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
         assert_eq!(told.answer().body.len(), 3_000_000);
-        let started = Instant::now();
-        assert!(server.handle.shutdown(Duration::from_secs(30)), "all is done");
-        assert!(started.elapsed() < Duration::from_secs(20), "after {:?}", started.elapsed());
+        // The clients keep their connections, whose deadlines are an hour.
+        assert!(server.handle.shutdown(PATIENCE), "all is done");
         drop((clients, told));
     });
 }

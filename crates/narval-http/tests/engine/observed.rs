@@ -4,11 +4,9 @@ use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
-use narval_http::{
-    AccessEntry, AccessLog, Handler, HeadRef, Limits, LogFormat, LogWriter, Request, Response, StatusCode,
-};
+use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, LogFormat, LogWriter, Request, Response, StatusCode};
 
-use crate::harness::{TestServer, eventually, on_each_driver};
+use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
 
 /// Answers `/inline` inline.
 struct Both;
@@ -40,7 +38,7 @@ impl Write for Page {
 #[test]
 fn histograms_have_a_sample_of_every_kind() {
     on_each_driver(|driver| {
-        let server = TestServer::with(driver, Both, Limits::default(), |builder| builder.shards(1));
+        let server = TestServer::with(driver, Both, unhurried(), |builder| builder.shards(1));
         let source = server.handle.counter_source();
         let mut client = server.connect();
         for _ in 0..64 {
@@ -77,7 +75,7 @@ fn with_a_log_every_request_is_measured_and_has_its_line() {
     on_each_driver(|driver| {
         let page = Page::default();
         let log = LogWriter::new(LogFormat::Json, page.clone());
-        let server = TestServer::with(driver, Both, Limits::default(), |builder| builder.access_log(log));
+        let server = TestServer::with(driver, Both, unhurried(), |builder| builder.access_log(log));
         let mut client = server.connect();
         for _ in 0..5 {
             client.get("/worker?a=\"b\"");
@@ -111,7 +109,7 @@ fn a_stalled_log_drops_lines_and_does_not_block() {
     on_each_driver(|driver| {
         let (go_on, stuck) = channel();
         let log = Stuck(stuck);
-        let server = TestServer::with(driver, Both, Limits::default(), |builder| builder.access_log(log));
+        let server = TestServer::with(driver, Both, unhurried(), |builder| builder.access_log(log));
         let mut client = server.connect();
         let batch = "GET /inline HTTP/1.1\r\nHost: t\r\n\r\n".repeat(500);
         let mut sent = 0;

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use narval_http::{
-    AccessEntry, AccessLog, Body, BodySource, BodyWaker, Fill, Handler, HeadRef, HeaderName, HeaderValue, Limits,
-    Request, Response, SegmentBuf, StatusCode,
+    AccessEntry, AccessLog, Body, BodySource, BodyWaker, Fill, Handler, HeadRef, HeaderName, HeaderValue, Request,
+    Response, SegmentBuf, StatusCode,
 };
 
-use crate::harness::{TestServer, eventually, on_each_driver};
+use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
 
 /// A source with a bug in one of its methods, which most often the thread of the connections calls.
 struct Buggy {
@@ -39,7 +39,7 @@ impl BodySource for Buggy {
         if self.pieces < 3 {
             waker.wake();
         }
-        Duration::from_secs(60)
+        Duration::from_secs(3600)
     }
 
     fn hang_up(&mut self) -> bool {
@@ -82,7 +82,7 @@ fn a_panic_in_the_access_log_loses_only_that_line() {
         let log = Fragile::default();
         let writer = log.clone();
         let hello = |_: Request| Response::text(StatusCode::OK, "hello");
-        let server = TestServer::with(driver, hello, Limits::default(), |builder| builder.access_log(writer));
+        let server = TestServer::with(driver, hello, unhurried(), |builder| builder.access_log(writer));
         let mut client = server.connect();
         for path in ["/1", "/bug", "/2"] {
             assert_eq!(client.get(path).status, 200);
@@ -113,7 +113,7 @@ impl Handler for Buggies {
 #[test]
 fn a_panicking_body_source_closes_only_its_connection() {
     on_each_driver(|driver| {
-        let server = TestServer::with(driver, Buggies, Limits::default(), |builder| builder.shards(1));
+        let server = TestServer::with(driver, Buggies, unhurried(), |builder| builder.shards(1));
         let mut panics = 0;
         for place in ["inline", "worker"] {
             for bug in ["fill", "wait", "hang_up", "trailers", "drop", "never_blocks", "none"] {
@@ -138,6 +138,6 @@ fn a_panicking_body_source_closes_only_its_connection() {
         }
         assert_eq!(server.get("/inline/none").status, 200);
         eventually("each is counted", || server.handle.counters().panics >= panics);
-        assert!(server.handle.shutdown(Duration::from_secs(20)), "all shards are there to stop");
+        assert!(server.handle.shutdown(Duration::from_secs(60)), "all shards are there to stop");
     });
 }

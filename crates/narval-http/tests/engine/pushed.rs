@@ -8,10 +8,10 @@ use std::time::Duration;
 use narval_http::ws::SendStatus;
 use narval_http::{
     Body, BodySource, BodyWriter, Compression, Event, EventOptions, EventStream, Fill, Handler, HeaderName,
-    HeaderValue, Limits, Request, Response, SegmentBuf, StatusCode, header, wrap,
+    HeaderValue, Request, Response, SegmentBuf, StatusCode, header, wrap,
 };
 
-use crate::harness::{Client, PATIENCE, TestServer, eventually, on_each_driver};
+use crate::harness::{Client, PATIENCE, TestServer, eventually, on_each_driver, unhurried};
 
 fn ok(body: Body) -> Response {
     Response::new(StatusCode::OK).body(body)
@@ -64,7 +64,7 @@ fn flushed_bytes_arrive_while_the_writer_is_idle_and_no_worker_waits() {
                     ok(body)
                 }
             },
-            Limits::default(),
+            unhurried(),
             |builder| builder.workers(1),
         );
         let mut clients: Vec<Client> = (0..5)

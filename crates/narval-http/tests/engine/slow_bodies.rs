@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use narval_http::{HeadRef, Limits, Request, Response, StatusCode};
 
-use crate::harness::{Client, PATIENCE, TestServer, eventually, on_each_driver};
-
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::harness::{Client, PATIENCE, TestServer, eventually, on_each_driver, unhurried};
 
 /// Reads the body to its end, and tells its length.
 fn measure(mut request: Request) -> Response {
@@ -17,10 +15,6 @@ fn measure(mut request: Request) -> Response {
         Ok(length) => Response::text(StatusCode::OK, length.to_string()),
         Err(error) => Response::text(StatusCode::BAD_REQUEST, error.to_string()),
     }
-}
-
-fn patient() -> Limits {
-    Limits { body_stall_timeout: HOUR, body_busy_timeout: HOUR, ..Limits::default() }
 }
 
 /// Ways to begin a body and not to go on.
@@ -65,7 +59,7 @@ fn others_are_served(server: &TestServer, what: &str) {
 #[test]
 fn stalled_bodies_do_not_block_other_requests() {
     on_each_driver(|driver| {
-        let limits = patient();
+        let limits = unhurried();
         for (what, begin) in attacks(&limits) {
             for count in [16, 64] {
                 let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);
@@ -81,7 +75,7 @@ fn stalled_bodies_do_not_block_other_requests() {
 #[test]
 fn a_thousand_stalled_bodies_use_bounded_memory_and_small_ones_overtake_them() {
     on_each_driver(|driver| {
-        let limits = Limits { body_memory_max: 32 << 20, ..patient() };
+        let limits = Limits { body_memory_max: 32 << 20, ..unhurried() };
         let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);
         let begin = b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 2000000\r\n\r\n";
         let attackers = attack(&server, 1000, &[begin.as_slice(), &vec![b'x'; 100_000]].concat());
@@ -103,7 +97,7 @@ fn a_thousand_stalled_bodies_use_bounded_memory_and_small_ones_overtake_them() {
 #[test]
 fn an_upload_gets_a_thread_when_stalled_uploads_hold_all_of_them() {
     on_each_driver(|driver| {
-        let limits = Limits { streamed_bodies_max: 2, body_busy_timeout: Duration::from_secs(1), ..patient() };
+        let limits = Limits { streamed_bodies_max: 2, body_busy_timeout: Duration::from_secs(1), ..unhurried() };
         let server = TestServer::with(driver, measure, limits.clone(), |builder| builder);
         for (what, begin) in attacks(&limits) {
             let attackers = attack(&server, 8, &begin);
@@ -119,7 +113,7 @@ fn an_upload_gets_a_thread_when_stalled_uploads_hold_all_of_them() {
 #[test]
 fn a_slow_upload_continues_while_no_other_waits() {
     on_each_driver(|driver| {
-        let limits = Limits { streamed_bodies_max: 1, body_busy_timeout: Duration::from_millis(50), ..patient() };
+        let limits = Limits { streamed_bodies_max: 1, body_busy_timeout: Duration::from_millis(50), ..unhurried() };
         let server = TestServer::with(driver, measure, limits, |builder| builder);
         let mut client = server.connect();
         client.send("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 2000000\r\n\r\n");
@@ -133,7 +127,7 @@ fn a_slow_upload_continues_while_no_other_waits() {
 #[test]
 fn a_client_that_expects_100_continue_gets_it_when_no_thread_is_free() {
     on_each_driver(|driver| {
-        let limits = Limits { streamed_bodies_max: 2, ..patient() };
+        let limits = Limits { streamed_bodies_max: 2, ..unhurried() };
         let server = TestServer::with(driver, measure, limits, |builder| builder);
         let expects = b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 2000000\r\nExpect: 100-continue\r\n\r\n";
         let attackers = attack(&server, 4, expects);
@@ -150,7 +144,7 @@ fn a_client_that_expects_100_continue_gets_it_when_no_thread_is_free() {
 #[test]
 fn a_handler_runs_once_the_buffer_is_full() {
     on_each_driver(|driver| {
-        let limits = patient();
+        let limits = unhurried();
         let budget = limits.body_buffer_max;
         let (called, calls) = std::sync::mpsc::channel();
         let handler = move |mut request: Request| {
@@ -175,7 +169,7 @@ fn a_handler_runs_once_the_buffer_is_full() {
 #[test]
 fn bodies_wait_when_memory_is_in_use_and_are_refused_at_twice_that() {
     on_each_driver(|driver| {
-        let limits = Limits { body_memory_max: 10_000, ..patient() };
+        let limits = Limits { body_memory_max: 10_000, ..unhurried() };
         let gate = std::sync::Arc::new(std::sync::Mutex::new(()));
         let closed = gate.lock().unwrap();
         let handlers_gate = gate.clone();
@@ -236,7 +230,7 @@ impl narval_http::Handler for Stuck {
 #[test]
 fn transfers_below_the_minimum_rate_are_aborted() {
     on_each_driver(|driver| {
-        let limits = Limits { body_stall_timeout: Duration::from_millis(400), ..Limits::default() };
+        let limits = Limits { body_stall_timeout: Duration::from_millis(400), ..unhurried() };
         let server = TestServer::with(driver, Stuck, limits.clone(), |builder| builder);
         for (what, begin) in attacks(&limits) {
             let mut attackers = attack(&server, 4, &begin);

@@ -3,34 +3,42 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant, SystemTime};
 
-use narval_http::{Body, BodySource, Fill, Request, Response, SegmentBuf, StatusCode};
+use narval_http::{Body, BodySource, DriverChoice, Fill, Request, Response, SegmentBuf, StatusCode};
 
 use crate::harness::{Client, PATIENCE, TestServer, drivers, eventually, on_each_driver};
 
-fn slow(request: Request) -> Response {
-    if let Ok(ms) = request.path()[1..].parse() {
-        std::thread::sleep(Duration::from_millis(ms));
-    }
+fn done(_: Request) -> Response {
     Response::text(StatusCode::OK, "done")
 }
 
 #[test]
 fn running_requests_finish_and_idle_connections_are_closed() {
     on_each_driver(|driver| {
-        let server = TestServer::start(driver, slow);
+        let (begin, begun) = channel();
+        let (go, may_go) = channel::<()>();
+        let may_go = Mutex::new(may_go);
+        let server = TestServer::start(driver, move |request: Request| {
+            if request.path() == "/held" {
+                begin.send(()).unwrap();
+                // Until the test says so, or has failed.
+                let _ = may_go.lock().unwrap().recv();
+            }
+            done(request)
+        });
         let mut idle = server.connect();
         assert_eq!(idle.get("/").status, 200);
         let mut running = server.connect();
-        running.send("GET /500 HTTP/1.1\r\nHost: t\r\n\r\n");
-        std::thread::sleep(Duration::from_millis(100));
+        running.send("GET /held HTTP/1.1\r\nHost: t\r\n\r\n");
+        begun.recv_timeout(PATIENCE).unwrap();
         let address = server.address;
-        let started = Instant::now();
         let stopper = std::thread::scope(|scope| {
             let stopping = scope.spawn(|| server.handle.shutdown(PATIENCE));
-            assert!(idle.rest().is_empty(), "closed at once, cleanly");
-            assert!(started.elapsed() < Duration::from_millis(400));
+            assert!(idle.rest().is_empty(), "closed cleanly, while the other one runs");
+            go.send(()).unwrap();
             let answer = running.answer();
             assert_eq!((answer.text().as_str(), answer.header("connection")), ("done", Some("close")));
             assert!(running.rest().is_empty());
@@ -41,27 +49,41 @@ fn running_requests_finish_and_idle_connections_are_closed() {
     });
 }
 
-/// A client that has connected does not know that the server stops. Its first request is answered if it arrives soon.
+/// A client that has connected does not know that the server stops. Its first request is answered if it arrives soon: within 250 ms.
 #[test]
 fn a_new_connection_may_send_its_first_request() {
     on_each_driver(|driver| {
-        let server = TestServer::start(driver, slow);
-        let [mut new, silent, used] = [(); 3].map(|()| server.connect());
-        let mut clients = [silent, used];
-        assert_eq!(clients[1].get("/").status, 200);
-        eventually("all are accepted", || server.handle.counters().connections_open == 3);
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            let stopping = scope.spawn(|| server.handle.shutdown(PATIENCE));
-            assert!(clients[1].rest().is_empty(), "one that has had an answer is closed at once");
-            new.send("GET /1 HTTP/1.1\r\nHost: t\r\n\r\n");
+        // Where other programs need the processors, a client may be late; then it is tried again.
+        let is_in_time = (0..100).any(|_| sends_its_first_request_in_time(driver));
+        assert!(is_in_time, "a request was never sent within 100 ms");
+    });
+}
+
+/// Returns `false` if the client was not soon enough.
+fn sends_its_first_request_in_time(driver: DriverChoice) -> bool {
+    let server = TestServer::start(driver, done);
+    let [mut new, silent, used] = [(); 3].map(|()| server.connect());
+    let mut clients = [silent, used];
+    assert_eq!(clients[1].get("/").status, 200);
+    eventually("all are accepted", || server.handle.counters().connections_open == 3);
+    let started = Instant::now();
+    let is_in_time = std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| server.handle.shutdown(PATIENCE));
+        assert!(clients[1].rest().is_empty(), "one that has had an answer is closed at once");
+        let is_sent = new.stream.write_all(b"GET /1 HTTP/1.1\r\nHost: t\r\n\r\n").is_ok();
+        let is_in_time = started.elapsed() < Duration::from_millis(100);
+        if is_in_time {
+            assert!(is_sent, "closed too soon");
             let answer = new.answer();
             assert_eq!((answer.text().as_str(), answer.header("connection")), ("done", Some("close")));
-            assert!(clients[0].rest().is_empty(), "one that says nothing is closed, cleanly");
-            assert!(stopping.join().unwrap());
-        });
-        assert!((Duration::from_millis(200)..Duration::from_secs(2)).contains(&started.elapsed()));
+        }
+        // Its own deadlines are an hour.
+        assert!(clients[0].rest().is_empty(), "one that says nothing is closed, cleanly");
+        assert!(stopping.join().unwrap());
+        is_in_time
     });
+    assert!(started.elapsed() >= Duration::from_millis(200), "{:?}", started.elapsed());
+    is_in_time
 }
 
 #[test]
@@ -80,16 +102,15 @@ fn a_shutdown_ends_at_its_deadline() {
         let mut client = server.connect();
         client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
         client.head();
-        let started = Instant::now();
+        // The body has no end: it returns because of the deadline.
         assert!(!server.handle.shutdown(Duration::from_millis(300)));
-        assert!(started.elapsed() < Duration::from_secs(5));
     });
 }
 
 #[test]
 fn a_handler_waiting_for_a_body_is_notified_of_the_shutdown() {
     on_each_driver(|driver| {
-        let (told, tells) = std::sync::mpsc::channel();
+        let (told, tells) = channel();
         let server = TestServer::start(driver, move |mut request: Request| {
             told.send(None).unwrap();
             told.send(Some(request.body().read_to_end(&mut Vec::new()))).unwrap();
@@ -146,6 +167,13 @@ fn last_change(path: &Path) -> SystemTime {
     entries.map(|entry| last_change(&entry.unwrap().path())).max().unwrap_or(own)
 }
 
+/// Whether a process has a handler for SIGTERM, signal 15 (proc(5), `SigCgt`).
+fn handles_sigterm(pid: &str) -> bool {
+    let status = std::fs::read_to_string(Path::new("/proc").join(pid).join("status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
+}
+
 #[test]
 fn sigterm_stops_the_process() {
     for driver in drivers() {
@@ -162,8 +190,8 @@ fn sigterm_stops_the_process() {
         let mut client = Client::new(TcpStream::connect(address).unwrap());
         assert_eq!(client.get("/").status, 200);
         // It serves requests shortly before it handles signals.
-        std::thread::sleep(Duration::from_millis(300));
         let pid = process.child.id().to_string();
+        eventually("it handles SIGTERM", || handles_sigterm(&pid));
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         eventually("the process ended", || process.child.try_wait().unwrap().is_some());
         assert!(process.child.wait().unwrap().success());

@@ -3,11 +3,9 @@
 
 use std::sync::atomic::Ordering;
 
-use narval_http::Limits;
-
 use super::client::*;
 use super::server::Site;
-use crate::harness::{eventually, on_each_driver};
+use crate::harness::{eventually, on_each_driver, unhurried};
 
 /// The maximum that an attack may send before the connection ends.
 const TIMES_MAX: usize = 4000;
@@ -29,7 +27,7 @@ fn ends_with(code: u32, mut attack: impl FnMut(&mut Client) -> Vec<u8>) {
 fn on_each_driver_mut(test: impl FnMut(&Site, std::net::SocketAddr)) {
     let test = std::cell::RefCell::new(test);
     on_each_driver(|driver| {
-        let (site, server) = Site::start(driver, Limits::default());
+        let (site, server) = Site::start(driver, unhurried());
         (test.borrow_mut())(&site, server.address);
         site.open_gate();
     });

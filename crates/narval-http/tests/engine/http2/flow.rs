@@ -8,13 +8,13 @@ use narval_http::{Body, FileRange, Limits, Request, Response, StatusCode};
 
 use super::client::*;
 use super::server::{LARGE, Site, octet, serve};
-use crate::harness::{eventually, on_each_driver};
+use crate::harness::{eventually, on_each_driver, unhurried};
 
 const WINDOW_MAX: u32 = 0x7fff_ffff;
 
 fn with_client(settings: &[(u16, u32)], test: impl Fn(&mut Client, &Site)) {
     on_each_driver(|driver| {
-        let (site, server) = Site::start(driver, Limits::default());
+        let (site, server) = Site::start(driver, unhurried());
         let mut client = Client::with_settings(server.address, settings);
         test(&mut client, &site);
         site.open_gate();
@@ -23,7 +23,7 @@ fn with_client(settings: &[(u16, u32)], test: impl Fn(&mut Client, &Site)) {
 
 fn with_long_uploads(test: impl Fn(&mut Client, &Site)) {
     on_each_driver(|driver| {
-        let (site, server) = Site::start(driver, Limits { body_max: 1 << 30, ..Limits::default() });
+        let (site, server) = Site::start(driver, Limits { body_max: 1 << 30, ..unhurried() });
         test(&mut Client::start(server.address), &site);
         site.open_gate();
     });
@@ -70,7 +70,7 @@ fn what_is_kept_with_a_body_is_dropped_when_its_stream_ends() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; length]).unwrap();
         let (held, file) = (kept.clone(), Arc::new(file));
-        let server = serve(driver, Limits::default(), move |_: Request| {
+        let server = serve(driver, unhurried(), move |_: Request| {
             let range = FileRange { file: file.clone(), offset: 0, length: length as u64 };
             Response::new(StatusCode::OK).body(Body::file(range)).keep(held.clone())
         });

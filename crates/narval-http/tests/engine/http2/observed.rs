@@ -1,10 +1,8 @@
 //! The counters of HTTP/2.
 
-use narval_http::Limits;
-
 use super::client::*;
 use super::server::Site;
-use crate::harness::{TestServer, eventually, on_each_driver};
+use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
 
 /// Waits until a counter has this value: responses are counted once they are sent, which the client may see earlier.
 fn counts(server: &TestServer, what: &str, expected: u64, count: impl Fn(&narval_http::Snapshot) -> u64) {
@@ -14,7 +12,7 @@ fn counts(server: &TestServer, what: &str, expected: u64, count: impl Fn(&narval
 #[test]
 fn connections_and_responses_are_counted_by_version() {
     on_each_driver(|driver| {
-        let (_site, server) = Site::start(driver, Limits::default());
+        let (_site, server) = Site::start(driver, unhurried());
         let mut clients = [Client::start(server.address), Client::start(server.address)];
         for client in &mut clients {
             for (path, status) in [("/", 200), ("/none", 404), ("/", 200)] {
@@ -37,7 +35,7 @@ fn connections_and_responses_are_counted_by_version() {
 #[test]
 fn resets_and_malformed_requests_are_counted_once() {
     on_each_driver(|driver| {
-        let (_site, server) = Site::start(driver, Limits::default());
+        let (_site, server) = Site::start(driver, unhurried());
         let mut client = Client::start(server.address);
         let stream = client.get("/endless");
         client.until(|frame| frame.kind == DATA && frame.stream == stream);
@@ -57,7 +55,7 @@ fn resets_and_malformed_requests_are_counted_once() {
 #[test]
 fn floods_are_counted() {
     on_each_driver(|driver| {
-        let (_site, server) = Site::start(driver, Limits::default());
+        let (_site, server) = Site::start(driver, unhurried());
         let mut client = Client::start(server.address);
         let code = client.until_goaway(4000, |_| frame(PING, 0, 0, [0; 8]));
         assert_eq!(code, code::ENHANCE_YOUR_CALM);

@@ -1,14 +1,12 @@
 //! Malformed requests (RFC 9113 §8): a request that another implementation could interpret differently never reaches a handler.
 
-use narval_http::Limits;
-
 use super::client::*;
 use super::server::Site;
-use crate::harness::on_each_driver;
+use crate::harness::{on_each_driver, unhurried};
 
 fn with_client(test: impl Fn(&mut Client, &Site)) {
     on_each_driver(|driver| {
-        let (site, server) = Site::start(driver, Limits::default());
+        let (site, server) = Site::start(driver, unhurried());
         test(&mut Client::start(server.address), &site);
         site.open_gate();
     });

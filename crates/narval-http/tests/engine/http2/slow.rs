@@ -9,20 +9,21 @@ use narval_http::Limits;
 
 use super::client::*;
 use super::server::{Site, certificate};
-use crate::harness::{PATIENCE, eventually, on_each_driver};
+use crate::harness::{PATIENCE, eventually, on_each_driver, unhurried};
 use crate::stopping::{Process, example};
 
-const SOON: Duration = Duration::from_millis(500);
+const SOON: Duration = Duration::from_secs(2);
 
-/// Every client that stops within something is disconnected after the timeout for that, here half a second; a test that waits
-/// for another timeout fails because it takes longer than [`PATIENCE`].
+/// Every client that stops within something is disconnected after the timeout for that, here two seconds; a test that waits
+/// for another timeout, which is an hour, fails because it takes longer than [`PATIENCE`].
 fn is_disconnected(limits: Limits, stop: impl Fn(&mut Client), start: impl Fn(std::net::SocketAddr) -> Client) {
     on_each_driver(|driver| {
         let (site, server) = Site::start(driver, limits.clone());
+        let started = Instant::now();
         let mut client = start(server.address);
         stop(&mut client);
-        let took = client.wait_for_end();
-        assert!(took >= SOON / 2, "disconnected at once");
+        client.wait_for_end();
+        assert!(started.elapsed() >= SOON / 2, "disconnected at once");
         Client::start(server.address).still_serves();
         site.open_gate();
     });
@@ -30,44 +31,46 @@ fn is_disconnected(limits: Limits, stop: impl Fn(&mut Client), start: impl Fn(st
 
 #[test]
 fn a_silent_client() {
-    is_disconnected(Limits { head_timeout: SOON, ..Limits::default() }, |_| {}, Client::silent);
+    is_disconnected(Limits { head_timeout: SOON, ..unhurried() }, |_| {}, Client::silent);
 }
 
 #[test]
 fn an_incomplete_preface() {
-    let limits = Limits { head_timeout: SOON, ..Limits::default() };
+    let limits = Limits { head_timeout: SOON, ..unhurried() };
     is_disconnected(limits, |client| client.send("PRI * HTTP/2.0\r\n"), Client::silent);
 }
 
 #[test]
 fn an_incomplete_frame() {
-    let limits = Limits { head_timeout: SOON, ..Limits::default() };
+    let limits = Limits { head_timeout: SOON, ..unhurried() };
     is_disconnected(limits, |client| client.send([0, 0, 8, PING]), Client::start);
 }
 
 #[test]
 fn an_incomplete_header_block() {
-    let limits = Limits { head_timeout: SOON, ..Limits::default() };
+    let limits = Limits { head_timeout: SOON, ..unhurried() };
     is_disconnected(limits, |client| client.send(frame(HEADERS, END_STREAM, 1, block(&get("/")))), Client::start);
 }
 
 #[test]
 fn a_connection_without_streams() {
-    let limits = Limits { keep_alive_timeout: SOON, ..Limits::default() };
+    let limits = Limits { keep_alive_timeout: SOON, ..unhurried() };
     is_disconnected(limits, Client::still_serves, Client::start);
 }
 
 /// PING does not keep a connection open: the idle deadline is about requests.
 #[test]
 fn a_connection_that_only_pings() {
-    let limits = Limits { keep_alive_timeout: SOON, ..Limits::default() };
+    let limits = Limits { keep_alive_timeout: SOON, ..unhurried() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
         let mut client = Client::start(server.address);
+        // The time begins with the end of a request.
+        client.still_serves();
         let started = Instant::now();
         while client.try_send(frame(PING, 0, 0, [1; 8])).is_ok() && !client.ended_meanwhile() {
             assert!(started.elapsed() < PATIENCE, "kept open by PING");
-            std::thread::sleep(SOON / 10);
+            std::thread::sleep(SOON / 40);
         }
     });
 }
@@ -75,7 +78,7 @@ fn a_connection_that_only_pings() {
 /// A window that is never opened: the deadline for responses applies as for a full socket.
 #[test]
 fn a_window_that_is_never_opened() {
-    let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
+    let limits = Limits { write_stall_timeout: SOON, ..unhurried() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
         let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 0)]);
@@ -88,7 +91,7 @@ fn a_window_that_is_never_opened() {
 /// The same with updates that are much too small.
 #[test]
 fn a_window_that_is_opened_one_byte_at_a_time() {
-    let limits = Limits { write_stall_timeout: SOON, ..Limits::default() };
+    let limits = Limits { write_stall_timeout: SOON, ..unhurried() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
         let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 0)]);
@@ -99,7 +102,7 @@ fn a_window_that_is_opened_one_byte_at_a_time() {
             if client.ended_meanwhile() {
                 break;
             }
-            std::thread::sleep(SOON / 20);
+            std::thread::sleep(SOON / 80);
         }
     });
 }
@@ -107,7 +110,7 @@ fn a_window_that_is_opened_one_byte_at_a_time() {
 /// A stalled request body: its stream is answered or reset, others continue.
 #[test]
 fn a_body_that_never_arrives() {
-    let limits = Limits { body_stall_timeout: SOON, body_busy_timeout: SOON, ..Limits::default() };
+    let limits = Limits { body_stall_timeout: SOON, body_busy_timeout: SOON, ..unhurried() };
     on_each_driver(|driver| {
         let (_, server) = Site::start(driver, limits.clone());
         let mut client = Client::start(server.address);
@@ -122,21 +125,19 @@ fn a_body_that_never_arrives() {
 }
 
 /// While bodies wait for a thread, a client must make progress in each `body_busy_timeout`. It has all of that time even if the
-/// connection's timer fires earlier for another stream.
+/// connection's timer fires earlier for another stream. An hour here, so that no machine is too slow.
 #[test]
 fn a_body_keeps_its_deadline_while_other_streams_wait() {
     on_each_driver(|driver| {
-        let limits = Limits { streamed_bodies_max: 1, body_buffer_max: 1000, ..Limits::default() };
+        let limits = Limits { streamed_bodies_max: 1, body_buffer_max: 1000, ..unhurried() };
         let (site, server) = Site::start(driver, limits);
         let mut client = Client::start(server.address);
         client.get("/ticks");
         let bodies: Vec<u32> = (0..2).map(|_| client.open(&post("/length"), false)).collect();
-        let started = Instant::now();
-        for piece in 0..20 {
+        for _ in 0..20 {
             for stream in &bodies {
                 client.send(frame(DATA, 0, *stream, vec![7; 500]));
             }
-            assert!(piece == 0 || started.elapsed() < Duration::from_secs(4), "too slow a machine");
             std::thread::sleep(Duration::from_millis(50));
         }
         for stream in bodies {
@@ -195,7 +196,7 @@ fn slow_readers_with_many_streams_take_bounded_memory() {
 #[test]
 fn many_connections_limit_their_kernel_send_buffers() {
     on_each_driver(|driver| {
-        let (_, server) = Site::start(driver, Limits::default());
+        let (_, server) = Site::start(driver, unhurried());
         let others: Vec<_> = (0..300).map(|_| TcpStream::connect(server.address).unwrap()).collect();
         eventually("all are accepted", || server.handle.counters().connections_open == 300);
         let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 0x7fff_ffff)]);
@@ -204,7 +205,7 @@ fn many_connections_limit_their_kernel_send_buffers() {
         client.until(|frame| frame.kind == DATA);
         let mut before = 0;
         eventually("the server stops sending", || {
-            std::thread::sleep(SOON / 2);
+            std::thread::sleep(SOON / 8);
             let now = queued_bytes(server.address.port());
             std::mem::replace(&mut before, now) == now && now > 0
         });

@@ -2,11 +2,9 @@
 
 use std::time::Instant;
 
-use narval_http::Limits;
-
 use super::client::*;
 use super::server::Site;
-use crate::harness::{PATIENCE, on_each_driver};
+use crate::harness::{PATIENCE, on_each_driver, unhurried};
 
 /// The last stream that a GOAWAY names.
 fn last_stream(goaway: &Frame) -> u32 {
@@ -16,7 +14,7 @@ fn last_stream(goaway: &Frame) -> u32 {
 #[test]
 fn requests_sent_before_the_goaway_arrives_are_answered() {
     on_each_driver(|driver| {
-        let (site, server) = Site::start(driver, Limits::default());
+        let (site, server) = Site::start(driver, unhurried());
         let mut client = Client::start(server.address);
         let first = client.get("/wait");
         // A handler has it before the server stops.
@@ -46,7 +44,7 @@ fn requests_sent_before_the_goaway_arrives_are_answered() {
 #[test]
 fn a_client_that_ignores_pings_still_gets_a_goaway() {
     on_each_driver(|driver| {
-        let (_, server) = Site::start(driver, Limits::default());
+        let (_, server) = Site::start(driver, unhurried());
         let mut client = Client::start(server.address);
         let first = client.get("/");
         assert_eq!(client.response(first).status, 200);

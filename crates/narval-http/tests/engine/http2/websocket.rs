@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use narval_http::ws::codec::deflate;
 use narval_http::ws::{CloseCode, Message, Options, SendStatus, Upgrade, WebSocket, WsError, WsEvent};
-use narval_http::{Handler, Limits, Request, Response, StatusCode, Version};
+use narval_http::{Handler, Request, Response, StatusCode, Version};
 
 use super::client::*;
 use super::server::{Site, serve};
-use crate::harness::{PATIENCE, TestServer, on_each_driver};
+use crate::harness::{PATIENCE, TestServer, on_each_driver, unhurried};
 use crate::websocket::{Events, closed, recorded};
 
 /// A server with WebSockets at `/socket`, and `hello` at `/`.
@@ -34,7 +34,7 @@ impl Fixture {
                 sockets.handle(request)
             }
         };
-        Self { server: serve(driver, Limits::default(), handler), events }
+        Self { server: serve(driver, unhurried(), handler), events }
     }
 
     fn echo(driver: narval_http::DriverChoice, options: Options) -> Self {
@@ -226,7 +226,7 @@ fn messages_in_both_directions_alongside_requests() {
 #[test]
 fn messages_sent_before_the_handshake_response_follow_it() {
     on_each_driver(|driver| {
-        let server = serve(driver, Limits::default(), |request: Request| {
+        let server = serve(driver, unhurried(), |request: Request| {
             let upgrade = Upgrade::new(&request).unwrap();
             let (response, socket) = upgrade.accept_with_handle(|_: &WebSocket, _: WsEvent| {});
             assert_eq!(socket.send("first"), SendStatus::Queued);
@@ -309,7 +309,7 @@ fn websockets_are_not_advertised_without_a_handler_for_them() {
     }
 
     on_each_driver(|driver| {
-        let server = serve(driver, Limits::default(), Without);
+        let server = serve(driver, unhurried(), Without);
         let mut client = Client::start(server.address);
         assert!(!client.offers_websockets);
         let stream = client.open(&connect("/"), false);
@@ -324,7 +324,7 @@ fn dropping_the_response_closes_the_socket() {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let (waits, handles) = (gate.clone(), Arc::new(Mutex::new(Vec::new())));
         let kept = handles.clone();
-        let server = serve(driver, Limits::default(), move |request: Request| {
+        let server = serve(driver, unhurried(), move |request: Request| {
             let upgrade = Upgrade::new(&request).unwrap();
             let (response, socket) = upgrade.accept_with_handle(|_: &WebSocket, event: WsEvent| panic!("{event:?}"));
             kept.lock().unwrap().push(socket);
@@ -366,7 +366,7 @@ fn frames_sent_before_the_handshake_is_answered() {
         assert_eq!(socket.text(&mut client), "early");
 
         // More than one frame is refused before the handler has answered.
-        let (site, server) = Site::start(driver, Limits::default());
+        let (site, server) = Site::start(driver, unhurried());
         let mut client = Client::start(server.address);
         let stream = client.open(&connect("/wait"), false);
         client.send(frame(DATA, 0, stream, vec![0; 16_384]));
@@ -574,8 +574,9 @@ fn a_panicking_handler_closes_only_its_stream() {
 #[test]
 fn deadlines() {
     on_each_driver(|driver| {
-        let moment = Duration::from_millis(300);
-        let pings = Options { ping_interval: Some(moment), ..Options::default() };
+        // A client must have answered a Ping within this time.
+        let interval = Duration::from_secs(2);
+        let pings = Options { ping_interval: Some(interval), ..Options::default() };
         let fixture = Fixture::echo(driver, pings);
         let mut client = fixture.client();
         let started = Instant::now();
@@ -587,9 +588,11 @@ fn deadlines() {
         assert_eq!(socket.frame(&mut client), (0x89, Vec::new()));
         assert_eq!(socket.is_reset(&mut client), code::CANCEL);
         assert_eq!(fixture.next(), WsEvent::Error(WsError::PingTimeout));
-        assert!(started.elapsed() >= 3 * moment && started.elapsed() < 15 * moment, "{:?}", started.elapsed());
+        // By default, the first Ping is sent after 30 s.
+        assert!(started.elapsed() >= 3 * interval && started.elapsed() < 13 * interval, "{:?}", started.elapsed());
         client.still_serves();
 
+        let moment = Duration::from_millis(300);
         let close = Options { close_timeout: moment, ..Options::default() };
         let fixture = Fixture::echo(driver, close);
         let mut client = fixture.client();
