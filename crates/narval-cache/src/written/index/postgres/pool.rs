@@ -194,6 +194,12 @@ impl Pool {
         }
     }
 
+    /// Whether nobody waits for the database now.
+    #[cfg(test)]
+    pub(super) fn is_known_to_be_away(&self) -> bool {
+        self.state().away.is_some()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
