@@ -221,7 +221,7 @@ fn a_busy_daemon_is_waited_for_by_those_who_write() {
         let uri = format!("local?store={}&real={to}/store&state={to}/state&log={to}/log", from.config().store_dir);
         lab::run(nix.command("nix-store").args(["--store", &uri, "--init"]));
         let running = lab::start_daemon(nix, &lab.dir.path().join("socket"), &uri);
-        let brief = std::time::Duration::from_millis(100);
+        let brief = std::time::Duration::from_secs(2);
         let daemon = Daemon::new(&running.socket, from.config().store_dir).with_reply_timeout(brief);
         let sent = std::iter::once(Ok((info.clone(), Stopping { rest: &nar, daemon: running.child.id(), brief })));
         daemon.add_multiple_to_store(1, sent, false).unwrap();
@@ -235,7 +235,7 @@ fn a_busy_daemon_is_waited_for_by_those_who_write() {
     }
 }
 
-/// A NAR that stops the daemon's process for this connection half way, for several times as long as a question may take.
+/// A NAR that stops the daemon's process for this connection half way, for twice as long as a question may take.
 struct Stopping<'a> {
     rest: &'a [u8],
     daemon: u32,
@@ -245,7 +245,7 @@ struct Stopping<'a> {
 impl Read for Stopping<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.rest.len() < 4 << 20 && !self.brief.is_zero() {
-            let wait = std::mem::take(&mut self.brief) * 5;
+            let wait = std::mem::take(&mut self.brief) * 2;
             let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.daemon)).unwrap();
             let children: Vec<String> = children.split_whitespace().map(str::to_owned).collect();
             assert!(!children.is_empty());

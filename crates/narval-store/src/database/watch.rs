@@ -452,7 +452,7 @@ mod tests {
             watch.settled.read().unwrap().stamp.is_some()
         };
         // The first commit was a moment ago.
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while !is_settled() && Instant::now() < until {
             std::thread::yield_now();
         }
