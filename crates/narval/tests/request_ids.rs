@@ -14,7 +14,7 @@ use support::{NARVAL, Server, Store, hash_part};
 
 /// The entries of a JSON access log for requests that begin so, once there are some.
 fn entries(file: &Path, request: &str) -> Vec<Value> {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     loop {
         let log = std::fs::read_to_string(file).unwrap_or_default();
         let entries = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

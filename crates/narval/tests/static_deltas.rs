@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use browser::Browser;
 use support::{Answer, NARVAL, Server};
@@ -97,7 +98,7 @@ fn a_delta_answers_who_has_the_previous_version() {
     let coding = |answer: &Answer| answer.field("content-encoding").map(str::to_owned);
     // From the disk, from memory, and from the disk again.
     for pause_ms in [0, 0, 5] {
-        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        std::thread::sleep(Duration::from_millis(pause_ms));
         let answer = ask("GET", &[]);
         assert_eq!((answer.status, coding(&answer).as_deref()), (200, Some("dcz")));
         assert!(answer.body == delta && answer.complete);
@@ -151,15 +152,15 @@ fn a_delta_answers_who_has_the_previous_version() {
     damaged[20] ^= 1;
     let modified = fs::metadata(delta_file(folder.path())).unwrap().modified().unwrap();
     fs::write(delta_file(folder.path()), damaged).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(20));
     whole(&[accept, &available]);
     fs::write(delta_file(folder.path()), &delta).unwrap();
     fs::File::open(delta_file(folder.path())).unwrap().set_modified(modified).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(20));
     assert_eq!(coding(&ask("GET", &[])).as_deref(), Some("dcz"));
     let app = folder.path().join("two/app.22a2.js");
     fs::write(&app, script(3).0).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(20));
     assert_ne!(coding(&ask("GET", &[])).as_deref(), Some("dcz"));
     assert_eq!(ask("GET", &[&condition]).status, 200);
 }
@@ -203,8 +204,16 @@ fn chromium_fetches_the_second_release_as_a_delta() {
         assert_eq!(browser.eval("String(window.sum)"), script(release).1.to_string());
     };
     runs(&mut browser, 1);
-    // The dictionary is kept beside the page.
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    // The dictionary is kept beside the page: once it is, requests for what it matches name it.
+    let until = Instant::now() + Duration::from_secs(60);
+    for number in 0.. {
+        browser.eval(&format!("fetch('app.probe{number}.js').then((answer) => answer.status)"));
+        if browser.dictionaries_named > 0 {
+            break;
+        }
+        assert!(Instant::now() < until, "chromium keeps no dictionary");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     switch(folder.path());
     runs(&mut browser, 2);
     let entry = "performance.getEntriesByType('resource').find((entry) => entry.name.endsWith('app.22a2.js'))";

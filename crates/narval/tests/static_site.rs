@@ -283,7 +283,7 @@ fn https_for_a_first_try_and_wrong_options() {
     let folder = site();
     let server = serve(folder.path(), &["--tls-self-signed"]);
     let url = format!("https://127.0.0.1:{}/big.bin", server.address.port());
-    let out = Command::new("curl").args(["--silent", "--insecure", "--max-time", "20", &url]).output().unwrap();
+    let out = Command::new("curl").args(["--silent", "--insecure", "--max-time", "60", &url]).output().unwrap();
     assert!(out.status.success() && out.stdout == big());
     for (args, said) in [
         (&["--tls-cert", "none.pem", "--tls-key", "none.key"][..], "cannot read certificate 'none.pem'"),

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+#[path = "../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -61,21 +63,26 @@ fn what_cannot_be_read_is_an_error() {
 #[test]
 fn a_pipe_gets_a_line_per_second_until_its_reader_leaves_and_across_a_restart() {
     let store = Store::new();
-    let server = Server::narval(&store, &[]);
-    let (url, address) = (server.url(), server.address.to_string());
+    // No other program may get the port while nobody listens.
+    let address = format!("127.0.0.1:{}", ports::free_port());
+    let serve = || {
+        let mut command = Command::new(NARVAL);
+        command.args(["serve", "--listen", &address, "--store", &store.uri()]);
+        Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
+    };
+    let server = serve();
+    let url = server.url();
     let mut top = Running(top(&[&url]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(top.0.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut errors = BufReader::new(top.0.stderr.take().unwrap()).lines().map_while(Result::ok);
     assert!(lines.next().unwrap().starts_with("requests/s "));
     drop(server);
     assert!(errors.next().unwrap().contains("trying again every second"));
-    let mut command = Command::new(NARVAL);
-    command.args(["serve", "--listen", &address, "--store", &store.uri()]);
-    let _again = Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]);
+    let _again = serve();
     // What was printed before the server went may be left.
     assert!(lines.by_ref().take(4).all(|line| line.starts_with("requests/s ")));
     drop(lines);
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while top.0.try_wait().unwrap().is_none() {
         assert!(Instant::now() < until, "it goes on for nobody");
         std::thread::sleep(Duration::from_millis(50));

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+#[path = "../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 mod support;
 
 use std::io::Read;
@@ -231,8 +233,10 @@ fn server(store: &Store, listen: &str) -> (Server, PathBuf) {
 #[test]
 fn a_cache_that_is_down_gets_what_it_missed() {
     let store = Store::new();
-    let (first, token) = server(&store, "127.0.0.1:0");
-    let (address, url_of) = (first.address.to_string(), first.url());
+    // No other program may get the port while nobody listens.
+    let address = format!("127.0.0.1:{}", ports::free_port());
+    let (first, token) = server(&store, &address);
+    let url_of = first.url();
     let folder = store.path("folder");
     let token = token.to_str().unwrap();
     let to = ["--to", &url_of, "--to", &url(&folder), "--token-file", token, "--attempts", "1"];

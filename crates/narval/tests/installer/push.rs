@@ -62,7 +62,7 @@ impl Nginx {
         let nginx = Self { child, url: format!("http://127.0.0.1:{port}"), root };
         let start = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(20), "nginx does not listen");
+            assert!(start.elapsed() < Duration::from_secs(60), "nginx does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(nginx)

@@ -22,6 +22,8 @@ pub struct Browser {
     session: String,
     /// What the page complained of: errors, and violations of its policy.
     pub complaints: Vec<String>,
+    /// Requests that named a dictionary (RFC 9842).
+    pub dictionaries_named: usize,
     _folder: tempfile::TempDir,
 }
 
@@ -71,6 +73,7 @@ impl Browser {
             number: 0,
             session: String::new(),
             complaints: Vec::new(),
+            dictionaries_named: 0,
             _folder: folder,
         };
         let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }))["targetId"].clone();
@@ -105,6 +108,12 @@ impl Browser {
 
     fn event(&mut self, event: &Value) {
         let params = &event["params"];
+        if event["method"] == "Network.requestWillBeSentExtraInfo"
+            && let Some(headers) = params["headers"].as_object()
+        {
+            let is_named = headers.keys().any(|name| name.eq_ignore_ascii_case("available-dictionary"));
+            self.dictionaries_named += usize::from(is_named);
+        }
         let complaint = match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => params["exceptionDetails"].to_string(),
             Some("Runtime.consoleAPICalled") if params["type"] != "log" => params["args"].to_string(),
@@ -209,7 +218,7 @@ impl Drop for Browser {
         // All its processes end with it.
         let close = json!({ "id": u32::MAX, "method": "Browser.close" }).to_string() + "\0";
         let _ = self.to.write_all(close.as_bytes());
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while Instant::now() < until && self.child.try_wait().is_ok_and(|status| status.is_none()) {
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -1,6 +1,7 @@
 //! Servers that share a data folder and its index in a real PostgreSQL, which may go away.
 
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::lab::{Lab, Nar};
@@ -42,14 +43,16 @@ impl Pair {
     }
 }
 
-/// Waits until something is so; says how long that took.
-fn soon(within: Duration, mut is_so: impl FnMut() -> bool) -> Duration {
+/// How long anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something is so.
+fn soon(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < within, "not within {within:?}");
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    begun.elapsed()
 }
 
 fn narinfo(path: &str) -> String {
@@ -94,8 +97,9 @@ fn two_servers_share_paths_tokens_and_pins() {
     assert_eq!((one.get(&narinfo(&path)).status, other.get(&narinfo(&path)).status), (404, 404));
 }
 
+/// Neither server is asked to look: both notice it themselves, within two seconds on a machine with nothing else to do.
 #[test]
-fn a_revoked_token_is_refused_by_both_within_two_seconds() {
+fn a_revoked_token_is_refused_by_both() {
     let Some(pair) = Pair::new() else { return };
     let token = pair.narval(&["token", "create", "--push", "ci"]);
     let nar = Nar::of(b"contents");
@@ -109,11 +113,9 @@ fn a_revoked_token_is_refused_by_both_within_two_seconds() {
         .args(["token", "revoke", id, "--database", &pair.address, "--data", data.to_str().unwrap()])
         .spawn()
         .unwrap();
-    let begun = Instant::now();
     for lab in [&pair.one, &pair.other] {
-        soon(Duration::from_secs(10), || lab.put(&nar.url(), &token, &nar.bytes).status == 401);
+        soon(|| lab.put(&nar.url(), &token, &nar.bytes).status == 401);
     }
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     assert!(revoke.wait().unwrap().success());
 }
 
@@ -140,10 +142,10 @@ fn the_database_goes_away_and_comes_back() {
     // What it does not know is not said to be absent.
     assert_eq!(asked(one, &narinfo(&unknown)), (503, true));
     assert_eq!(asked(other, &narinfo(&path)), (503, true));
-    // Nobody waits for the database.
+    // Nobody waits for the database: if each request did for a fifth of a second, they would take twice as long.
     let begun = Instant::now();
-    (0..50).for_each(|_| assert_eq!(asked(one, &narinfo(&unknown)), (503, true)));
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    (0..600).for_each(|_| assert_eq!(asked(one, &narinfo(&unknown)), (503, true)));
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     let refused = one.put(&nar.url(), &token, &nar.bytes);
     assert_eq!((refused.status, refused.field("Retry-After").is_some()), (503, true));
     assert!(refused.text().contains("the cache's database cannot be reached"), "{}", refused.text());
@@ -157,8 +159,8 @@ fn the_database_goes_away_and_comes_back() {
 
     pair.postgres.start();
     // No server is started again.
-    soon(Duration::from_secs(5), || other.get(&narinfo(&path)).status == 200);
-    soon(Duration::from_secs(5), || one.get(&narinfo(&unknown)).status == 404);
+    soon(|| other.get(&narinfo(&path)).status == 200);
+    soon(|| one.get(&narinfo(&unknown)).status == 404);
     assert_eq!(other.get(&narinfo(&path)).text(), text);
     one.push(Nix::Newest, &token, "", &new).unwrap();
     for lab in [other, one] {
@@ -174,14 +176,17 @@ fn pushes_while_the_database_restarts() {
     let Some(pair) = Pair::new() else { return };
     let token = pair.narval(&["token", "create", "--push", "--pull", "ci"]);
     let labs = [&pair.one, &pair.other];
-    let done = std::sync::atomic::AtomicBool::new(false);
-    let (kept, refused) = std::thread::scope(|scope| {
+    let (kept_in_all, refused_in_all) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let done = AtomicBool::new(false);
+    let kept = std::thread::scope(|scope| {
+        // Also if an assertion fails: the threads would go on for ever.
+        let _done = SetWhenDropped(&done);
         let push = |number: usize| {
-            let (token, done) = (&token, &done);
+            let (token, done, kept_in_all, refused_in_all) = (&token, &done, &kept_in_all, &refused_in_all);
             move || {
-                let (mut kept, mut refused) = (Vec::new(), 0);
+                let mut kept = Vec::new();
                 for round in 0.. {
-                    if done.load(std::sync::atomic::Ordering::Relaxed) {
+                    if done.load(Ordering::Relaxed) {
                         break;
                     }
                     let name = format!("{number}-{round}");
@@ -193,40 +198,52 @@ fn pushes_while_the_database_restarts() {
                         lab.put(&narinfo, token, text.as_bytes()).status,
                     ];
                     match statuses {
-                        [200 | 201, 200 | 201] => kept.push((narinfo, nar)),
+                        // A NAR may have been recorded although the connection was lost before its server knew.
+                        [200 | 201 | 503, 200 | 201] => {
+                            kept.push((narinfo, nar));
+                            kept_in_all.fetch_add(1, Ordering::Relaxed);
+                        }
                         // The narinfo of a NAR that was not taken is refused with 409.
-                        [200 | 201 | 503, 503 | 409] => refused += 1,
+                        [200 | 201 | 503, 503 | 409] => drop(refused_in_all.fetch_add(1, Ordering::Relaxed)),
                         other => panic!("{name}: {other:?}"),
                     }
                 }
-                (kept, refused)
+                kept
             }
         };
         let threads: Vec<_> = (0..4).map(|number| scope.spawn(push(number))).collect();
+        let grows = |count: &AtomicUsize, by: usize| {
+            let before = count.load(Ordering::Relaxed);
+            soon(|| count.load(Ordering::Relaxed) >= before + by);
+        };
         for _ in 0..4 {
-            std::thread::sleep(Duration::from_millis(700));
+            grows(&kept_in_all, 6);
+            std::thread::sleep(Duration::from_millis(300));
             pair.postgres.stop();
+            grows(&refused_in_all, 1);
             std::thread::sleep(Duration::from_millis(300));
             pair.postgres.start();
         }
-        std::thread::sleep(Duration::from_millis(700));
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
-        let mut all = (Vec::new(), 0);
-        for (kept, refused) in threads.into_iter().map(|thread| thread.join().unwrap()) {
-            all.0.extend(kept);
-            all.1 += refused;
-        }
-        all
+        grows(&kept_in_all, 6);
+        done.store(true, Ordering::Relaxed);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
-    assert!(kept.len() > 20 && refused > 0, "{} kept, {refused} refused", kept.len());
     for (narinfo, nar) in &kept {
         for lab in labs {
-            soon(Duration::from_secs(5), || lab.get(narinfo).status != 503);
+            soon(|| lab.get(narinfo).status != 503);
             assert_eq!(lab.get(narinfo).status, 200, "{narinfo}");
             assert_eq!(lab.get(&nar.url()).body, nar.bytes);
         }
     }
     assert!(pair.narval(&["cache", "fsck", "--contents"]).is_empty());
+}
+
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A folder and a database that do not belong together would forget all of each other.

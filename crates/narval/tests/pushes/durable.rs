@@ -37,7 +37,7 @@ fn calls(trace: &Path) -> Calls {
 
 /// Waits until strace has written down what was done before an answer.
 fn settled(trace: &Path) -> Calls {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     let mut before = calls(trace);
     loop {
         std::thread::sleep(Duration::from_millis(200));

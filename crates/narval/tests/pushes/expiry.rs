@@ -50,18 +50,30 @@ fn answer(stream: &mut impl Read) -> Answer {
 /// A private cache: what is remembered of a token ends with it, on connections that are open, too. What was accepted before is completed.
 #[test]
 fn a_token_that_expires_stops_working_at_once_and_uploads_under_way_complete() {
+    // On a busy machine it may take a while to do what the token still allows. Then it is tried again with more time.
+    let is_in_time = [4, 16, 64, 256].into_iter().any(expires_after);
+    assert!(is_in_time, "four minutes were not enough for six requests");
+}
+
+/// The test with a token for so many seconds. Returns `false` if it expired before it was to.
+fn expires_after(seconds: u64) -> bool {
     let lab = Lab::with(&["--private"]);
     let (nar, large) = (Nar::of(b"x"), Nar::of(&vec![7; 3_000_000]));
-    let (token, expires) = expiring(&lab, 4);
-    assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
+    let (token, expires) = expiring(&lab, seconds);
+    let is_late = || now().as_secs() >= expires;
+    let stored = lab.put(&nar.url(), &token, &nar.bytes).status;
     let narinfo = format!("/{}.narinfo", hash_part(PATH));
-    assert_eq!(lab.put(&narinfo, &token, nar.narinfo(PATH, &[]).as_bytes()).status, 201);
+    let committed = lab.put(&narinfo, &token, nar.narinfo(PATH, &[]).as_bytes()).status;
     let get = format!("GET {narinfo} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\n\r\n");
     let mut kept = lab.server.connect();
-    for _ in 0..3 {
+    let read = [(); 3].map(|()| {
         kept.write_all(get.as_bytes()).unwrap();
-        assert_eq!(answer(&mut kept).status, 200);
+        answer(&mut kept).status
+    });
+    if is_late() {
+        return false;
     }
+    assert_eq!((stored, committed, read), (201, 201, [200; 3]));
     let mut upload = lab.server.connect();
     let head = format!(
         "PUT {} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {token}\r\nContent-Length: {}\r\n\r\n",
@@ -69,10 +81,18 @@ fn a_token_that_expires_stops_working_at_once_and_uploads_under_way_complete() {
         large.bytes.len()
     );
     upload.write_all(head.as_bytes()).unwrap();
-    upload.write_all(&large.bytes[..1_000_000]).unwrap();
+    // It may be refused if the token has expired. Once it has been accepted, it has a file.
+    let is_sent = upload.write_all(&large.bytes[..1_000_000]).is_ok();
+    let is_accepted = || std::fs::read_dir(lab.data_path().join("incoming")).unwrap().count() > 0;
+    while !is_accepted() && !is_late() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let part = format!("/_narval/v1/nar/{}.nar", Nar::of(b"parts").hash.to_nix32());
-    assert_eq!(lab.put(&format!("{part}?offset=0"), &token, &Nar::of(b"parts").bytes[..50]).status, 202);
-    assert!(now().as_secs() < expires, "the machine is too slow for this test");
+    let begun = lab.put(&format!("{part}?offset=0"), &token, &Nar::of(b"parts").bytes[..50]).status;
+    if is_late() {
+        return false;
+    }
+    assert_eq!((begun, is_sent), (202, true));
 
     sleep_until(expires);
     kept.write_all(get.as_bytes()).unwrap();
@@ -92,6 +112,7 @@ fn a_token_that_expires_stops_working_at_once_and_uploads_under_way_complete() {
     assert_eq!(answer(&mut upload).status, 401);
     let listed = Command::new(NARVAL).args(["token", "list", "--data"]).arg(lab.data_path()).output().unwrap();
     assert!(stdout(listed).contains("expired"));
+    true
 }
 
 #[test]

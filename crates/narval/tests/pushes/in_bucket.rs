@@ -548,7 +548,7 @@ fn an_object_store_that_refuses_or_damages_is_not_believed() {
     };
     proxy.take_requests();
     at_first(&proxy, vec![Fault::Damaged]);
-    let tried = (0..50).position(|_| {
+    let tried = (0..600).position(|_| {
         std::thread::sleep(Duration::from_millis(100));
         complete(&once)
     });

@@ -167,7 +167,7 @@ fn serve(store: &Store, trace: &Path, data: &Path, args: &[&str]) -> Server {
 
 /// Waits until strace has written down what was done before an answer.
 fn settle(trace: &Path) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     let len = || std::fs::metadata(trace).unwrap().len();
     let mut before = len();
     loop {
