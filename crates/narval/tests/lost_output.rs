@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+#[path = "../../narval-cache/tests/ports/mod.rs"]
+mod ports;
 mod support;
 
 use std::fs::{File, OpenOptions};
@@ -50,6 +52,8 @@ fn every_command_ends_as_usual() {
     let real = real.to_str().unwrap();
     let folder = |name: &str| store.path(name).to_str().unwrap().to_owned();
     let nowhere = "http://127.0.0.1:1";
+    // What there is at the root of this machine is not known.
+    let missing = folder("missing");
     let (cache, profile, copy) = (folder("nars"), folder("profile"), format!("file://{}", folder("copy")));
     let commands: Vec<Vec<&str>> = vec![
         vec!["install", &path, "--from", nowhere, "--store", &uri],
@@ -68,15 +72,15 @@ fn every_command_ends_as_usual() {
         vec!["completions", "bash"],
         vec!["man"],
         vec!["serve", "--listen", "nonsense:x"],
-        vec!["serve", "--sign-key", "/nowhere"],
+        vec!["serve", "--sign-key", &missing],
         vec!["warm", "--all", "--store", &uri, "--nar-cache", &cache],
         vec!["warm", "/nix/store/nonsense", "--store", &uri, "--nar-cache", &cache],
-        vec!["static", "/nowhere"],
+        vec!["static", &missing],
         vec!["bench", "nonsense"],
         vec!["key", "generate", "a-1"],
-        vec!["key", "public", "/nowhere"],
+        vec!["key", "public", &missing],
         vec!["nar", "dump", real],
-        vec!["nar", "dump", "/nowhere"],
+        vec!["nar", "dump", &missing],
         vec!["nar", "hash", real],
         vec!["demo"],
         vec!["demo", "--listen", "nonsense:x"],
@@ -105,7 +109,7 @@ fn every_command_ends_as_usual() {
         }
     });
     for arguments in
-        [&["--port", "x"][..], &["--listen", "nonsense:x"], &["--ssl-cert", "/nowhere", "--ssl-key", "/nowhere"]]
+        [&["--port", "x"][..], &["--listen", "nonsense:x"], &["--ssl-cert", &missing, "--ssl-key", &missing]]
     {
         assert_eq!(run(NIX_SERVE, arguments, full()), Some(2), "nix-serve {arguments:?}, full");
         assert_eq!(run(NIX_SERVE, arguments, broken()), Some(2), "nix-serve {arguments:?}, nobody reads");
@@ -120,7 +124,7 @@ struct Server {
 
 impl Server {
     fn start(store: &Store, which: &str, stderr: Stdio) -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let free = SocketAddr::from(([127, 0, 0, 1], ports::free_port()));
         let mut command = match which {
             "nix-serve" => Command::new(NIX_SERVE),
             _ => Command::new(NARVAL),
