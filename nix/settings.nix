@@ -79,6 +79,9 @@ section {
     With `data` in a bucket: folder for the disk cache, and for the index unless `database` has it; below `/var/lib`.
   '';
   cache-size = key size "With `data` in a bucket: limit on the size of the disk cache.";
+  peer-url = key (matching "address, http://HOST:PORT" "https?://.+") ''
+    With `data` in a bucket and `database`: address at which other servers over the same bucket reach this one, to share disk caches.
+  '';
   redirect = key (types.enum [
     "off"
     "auto"

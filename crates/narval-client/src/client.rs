@@ -154,8 +154,11 @@ impl Client {
         Err(HttpError::Redirect("more than 10 in a row"))
     }
 
-    /// One request, without redirects.
-    pub(crate) fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
+    /// Sends a request, and follows no redirect: the fields of `request.extra` reach no other server.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_once(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         if request.url.scheme() == Scheme::File {
             let path = request.url.file_path().display().to_string();
             return Err(HttpError::File { path, source: io::ErrorKind::Unsupported.into() });

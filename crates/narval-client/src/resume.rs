@@ -89,6 +89,24 @@ impl ResumingBody {
         Ok(Some(Self { client, url, own, coding, body, total, etag, position, failures, failed_at, resumes }))
     }
 
+    /// The rest of a file of a known length whose first bytes came from elsewhere. Nothing is requested yet: the first read reports an
+    /// absent file as [`HttpError::Changed`].
+    pub fn rest(client: &Arc<Client>, url: &Url, position: u64, len: u64) -> Self {
+        Self {
+            client: Arc::clone(client),
+            url: url.clone(),
+            own: OwnCodings::default(),
+            coding: None,
+            body: State::Broken,
+            total: Some(len),
+            etag: None,
+            position,
+            failures: 0,
+            failed_at: position,
+            resumes: 0,
+        }
+    }
+
     /// The coding of the bytes that are read, if it is one of those that the reader decodes itself.
     pub fn coding(&self) -> Option<&str> {
         self.coding.as_deref()

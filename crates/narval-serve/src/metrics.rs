@@ -36,10 +36,12 @@ pub(crate) enum RouteLabel {
     BuildTrace,
     Batch,
     Push,
+    Peer,
     Other,
 }
 
-const ROUTES: [&str; 9] = ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "push", "other"];
+const ROUTES: [&str; 10] =
+    ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "push", "peer", "other"];
 
 /// All counters. Request counters are looked up once, so that counting is one addition.
 pub(crate) struct Metrics {
@@ -68,6 +70,8 @@ pub(crate) struct Metrics {
     pub(crate) nar_bytes_compressed: Counter,
     /// Bytes of NARs sent while they were fetched from an upstream.
     pub(crate) nar_bytes_upstream: Counter,
+    /// Bytes of NARs sent to other nodes.
+    pub(crate) peer_bytes_sent: Counter,
     pub(crate) upload_bytes: Counter,
     pub(crate) uploads_stored: Counter,
     pub(crate) uploads_known: Counter,
@@ -122,6 +126,9 @@ impl Metrics {
         let nar_bytes_delta = encoded("delta");
         let nar_bytes_compressed = encoded("as uploaded");
         let nar_bytes_upstream = encoded("from upstream");
+        let peer_bytes_sent = Counter::default();
+        let help = "Bytes of NARs sent to other nodes of the same bucket";
+        registry.register_with_unit("peer_sent", help, Unit::Bytes, peer_bytes_sent.clone());
         let upload_bytes = Counter::default();
         registry.register_with_unit("upload", "Bytes received of uploaded NARs", Unit::Bytes, upload_bytes.clone());
         let mut under_way = |name: &str, help: &str| {
@@ -155,6 +162,7 @@ impl Metrics {
             stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
             corrupt_paths: counter("corrupt_paths", "Paths whose files do not match the database"),
             database_errors: counter("store_errors", "Times the store could not be read"),
+            peer_bytes_sent,
             upload_bytes,
             uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
             uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),

@@ -31,6 +31,7 @@ use crate::routes::narinfo::Narinfos;
 use crate::routes::table::{self, PushRoute, Route};
 use crate::state::ServerState;
 use crate::upload::Uploads;
+use crate::written::peer;
 
 /// Answers of a server that failed say what its log calls the request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -102,6 +103,7 @@ pub(crate) struct Live {
 /// The writable cache.
 #[derive(Debug)]
 struct Written {
+    data: Data,
     cache: Cache,
     auth: Arc<Auth>,
     uploads: Arc<Uploads>,
@@ -309,6 +311,10 @@ impl Shared {
         }
         if let Some(page) = self.page_for(&route, &request) {
             return Ok(page);
+        }
+        // Other nodes prove themselves in another way than clients.
+        if let Route::Peer(asked) = route {
+            return peer::answer(&written.data, asked, &request.head(), &self.metrics);
         }
         match written.gate(&self.metrics, at).pass(route, &request)? {
             Allowed::Put(route, grant) => written.uploads.put(route, grant, request),

@@ -111,6 +111,17 @@ impl Objects {
         })
     }
 
+    /// The rest of an object of a known length. Nothing is requested yet.
+    ///
+    /// # Errors
+    /// If the store has just failed.
+    pub(crate) fn rest(&self, key: &str, position: u64, len: u64) -> Result<ResumingBody, HttpError> {
+        if self.breaker.is_failing() {
+            return Err(self.has_failed());
+        }
+        Ok(ResumingBody::rest(&self.client, &self.object(key)?, position, len))
+    }
+
     /// A presigned URL: whoever has it can read the object until it expires.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use super::error::{DataError, io_error};
 use super::index::{CacheId, Index, IndexError, ListedPath, Lost, NarRecord, Usage};
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
-use super::storage::{CacheStorage, NarBytes, Redirect, Storage};
+use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The maximum number of hash parts in one query.
@@ -178,8 +178,17 @@ impl Cache {
     pub fn nar(&self, name: &str, redirect: Redirect) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
         self.find_nar(name, |name, nar| match self.files().elsewhere(nar, redirect) {
             Some(address) => Ok(Some(NarBytes::Elsewhere(address))),
-            None => self.files().nar(name, nar),
+            None => self.files().nar(name, nar, Asker::Client),
         })
+    }
+
+    /// Like [`nar`](Self::nar), for another node ([`Data::is_peer`](super::Data::is_peer)), which takes it that this one keeps the NAR: it is
+    /// neither redirected nor sent to a third one.
+    ///
+    /// # Errors
+    /// See [`nar_file`](Self::nar_file).
+    pub fn nar_for_peer(&self, name: &str) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
+        self.find_nar(name, |name, nar| self.files().nar(name, nar, Asker::Peer))
     }
 
     fn find_nar<T>(

@@ -11,7 +11,7 @@ use super::error::{DataError, io_error};
 use super::index::CacheRecord;
 use super::shared::{CacheState, Shared};
 
-use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, Stamp, Tokens};
+use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, PeerFigures, Stamp, Tokens};
 
 /// The longest line of an audit log that is read.
 const AUDIT_LINE_MAX: u64 = 64 * 1024;
@@ -75,6 +75,16 @@ impl Data {
     /// The tokens.
     pub fn tokens(&self) -> Tokens {
         Tokens::new(Arc::clone(&self.shared))
+    }
+
+    /// Whether a request with this field `Authorization` comes from another node that shares its disk cache with this one.
+    pub fn is_peer(&self, authorization: &[u8]) -> bool {
+        self.shared.storage.peers().is_some_and(|peers| peers.is_proven(authorization))
+    }
+
+    /// What this node has got from others, if it shares its disk cache with them.
+    pub fn peer_figures(&self) -> Option<PeerFigures> {
+        self.shared.storage.peers().map(|peers| peers.figures())
     }
 
     /// The audit log.

@@ -42,6 +42,7 @@ mod grant;
 mod index;
 mod migrate;
 mod name;
+mod nodes;
 pub mod oidc;
 mod open;
 mod oversized;
@@ -76,6 +77,7 @@ pub use migrate::{MigrateError, Migrated};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
+pub use nodes::{PEER_PATH, PeerFigures};
 pub use open::DataOptions;
 pub use place::Place;
 #[doc(hidden)]

@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use narval_client::Url;
+
 use super::data::Data;
 use super::database::{self, Database};
 use super::error::{DataError, io_error};
@@ -17,7 +19,7 @@ use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens_used::TokensUsed;
-use super::{Audit, Place, audit, recompress};
+use super::{Audit, Place, audit, nodes, recompress};
 
 /// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -32,6 +34,8 @@ pub struct DataOptions {
     pub must_exist: bool,
     /// Where the index is, if not in the folder.
     pub database: Option<Database>,
+    /// With a bucket and a database: the address at which other servers over the same bucket reach this one, to share disk caches.
+    pub peer_url: Option<Url>,
     /// How often to collect garbage; for servers, which also recompress if configured. The first time is after one such
     /// period.
     pub collect_every: Option<Duration>,
@@ -118,6 +122,10 @@ fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, D
     };
     match place {
         Place::Folder(path) => {
+            if options.peer_url.is_some() {
+                let reason = "only servers over a bucket share disk caches ('--peer-url')".to_owned();
+                return Err(DataError::Elsewhere { folder: path.clone(), reason });
+            }
             if options.must_exist && !database::exists(path, database) {
                 return Err(absent(path));
             }
@@ -128,6 +136,9 @@ fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, D
             let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: *cache_size });
             let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
             let index = database::open_of_bucket(&bucket, database, options.must_exist)?;
+            if let Some(url) = &options.peer_url {
+                bucket.set_peers(nodes::join(&*index, folder, url)?);
+            }
             Ok((Box::new(bucket), index))
         }
     }

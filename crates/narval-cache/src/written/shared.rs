@@ -116,5 +116,6 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.record();
         self.audit.flush(&*self.index);
+        self.index.leave();
     }
 }

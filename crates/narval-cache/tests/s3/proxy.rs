@@ -18,6 +18,8 @@ pub enum Fault {
     Damaged,
     /// Half of the response arrives.
     Cut,
+    /// Half of the response arrives, and then nothing until the client hangs up.
+    Stalled,
 }
 
 /// Decides about a request by its method and target.
@@ -111,10 +113,13 @@ fn pass(client: &TcpStream, port: u16, requests: &Mutex<Vec<String>>, choice: &M
     server.read_to_end(&mut answer)?;
     let head_len = answer.windows(4).position(|four| four == b"\r\n\r\n").map_or(answer.len(), |at| at + 4);
     match fault {
-        Fault::Cut => answer.truncate(head_len + (answer.len() - head_len) / 2),
+        Fault::Cut | Fault::Stalled => answer.truncate(head_len + (answer.len() - head_len) / 2),
         _ if answer.len() > head_len => *answer.last_mut().unwrap() ^= 1,
         _ => {}
     }
     to.write_all(&answer)?;
+    if fault == Fault::Stalled {
+        from.fill_buf()?;
+    }
     to.shutdown(Shutdown::Both)
 }

@@ -10,22 +10,23 @@ use narval_http::{Body, BodySource, BodyWaker, FileRange, Fill, HeadRef, Respons
 
 use super::representation::{Representation, Selected};
 use crate::error::ServeError;
-use crate::metrics::Metrics;
+use crate::metrics::{Counter, Metrics};
 
 /// Pieces of at least this size are sent from the file with `sendfile(2)`.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
 /// The maximum time until a waiting connection checks for more data, even without a notification.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Answers with a growing NAR of a known length, or with one range of it.
+/// Answers with a growing NAR of a known length, or with one range of it, and counts the bytes.
 pub(crate) fn send_growing(
     representation: &Representation,
     head: &HeadRef<'_>,
     growing: Arc<Growing>,
-    metrics: &Arc<Metrics>,
+    (bytes, metrics): (&Counter, &Arc<Metrics>),
 ) -> Result<Response, ServeError> {
     let range = |from, length| {
-        Body::source(Follower::new(Arc::clone(&growing), from, Some(from + length), metrics), Some(length))
+        let follower = Follower::new(Arc::clone(&growing), from, Some(from + length), (bytes, metrics));
+        Body::source(follower, Some(length))
     };
     representation.answer(head, |selected| match selected {
         Selected::Whole => Ok(range(0, representation.size)),
@@ -54,12 +55,19 @@ pub(crate) struct Follower {
     sent: u64,
     /// Where to stop; `None` for the end of the NAR.
     to: Option<u64>,
+    /// Counts what is sent.
+    bytes: Counter,
     metrics: Arc<Metrics>,
 }
 
 impl Follower {
-    pub(crate) fn new(growing: Arc<Growing>, from: u64, to: Option<u64>, metrics: &Arc<Metrics>) -> Self {
-        Self { growing, sent: from, to, metrics: Arc::clone(metrics) }
+    pub(crate) fn new(
+        growing: Arc<Growing>,
+        from: u64,
+        to: Option<u64>,
+        (bytes, metrics): (&Counter, &Arc<Metrics>),
+    ) -> Self {
+        Self { growing, sent: from, to, bytes: bytes.clone(), metrics: Arc::clone(metrics) }
     }
 }
 
@@ -89,7 +97,7 @@ impl BodySource for Follower {
             self.growing.file().read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
             there
         };
-        self.metrics.nar_bytes_upstream.inc_by(length);
+        self.bytes.inc_by(length);
         self.sent += length;
         Ok(if self.to == Some(self.sent) { Fill::Done } else { Fill::More })
     }

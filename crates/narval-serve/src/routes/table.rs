@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use narval_cache::written::PEER_PATH;
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 
@@ -42,6 +43,8 @@ pub(crate) enum Route<'a> {
     Push(PushRoute<'a>),
     /// `/_narval/page/…`
     Page(PageRoute<'a>),
+    /// `/_narval/peer/…`
+    Peer(PeerRoute<'a>),
     /// `/health`
     Health,
     /// `/ready`
@@ -84,6 +87,14 @@ pub(crate) enum PushRoute<'a> {
     Pin(&'a str),
 }
 
+/// What another node asks for: a NAR of any cache, `<cache>/nar/<name>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerRoute<'a> {
+    pub(crate) cache: &'a str,
+    /// The name of the file.
+    pub(crate) name: &'a str,
+}
+
 /// How the path of a narinfo ends.
 pub(crate) const NARINFO: &str = ".narinfo";
 /// How the path of a listing ends.
@@ -122,6 +133,7 @@ impl<'a> Route<'a> {
             Self::BuildTrace(_) | Self::Realisation(_) => RouteLabel::BuildTrace,
             Self::Batch => RouteLabel::Batch,
             Self::Push(_) => RouteLabel::Push,
+            Self::Peer(_) => RouteLabel::Peer,
             Self::DebugInfo(_)
             | Self::Other(_)
             | Self::Page(_)
@@ -184,6 +196,10 @@ fn others(face: Face, path: &str) -> Route<'_> {
     }
     if let Some(rest) = path.strip_prefix(page::PATH).and_then(|rest| rest.strip_prefix('/')) {
         return PageRoute::parse(rest).map_or(Route::Unknown, Route::Page);
+    }
+    if let Some(rest) = path.strip_prefix(PEER_PATH).and_then(|rest| rest.strip_prefix('/')) {
+        let parsed = rest.split_once('/').and_then(|(cache, rest)| Some((cache, rest.strip_prefix("nar/")?)));
+        return parsed.map_or(Route::Unknown, |(cache, name)| Route::Peer(PeerRoute { cache, name }));
     }
     Route::Other(path)
 }

@@ -63,7 +63,8 @@ impl Service {
                 exchange: oidc,
                 redirect: config.redirect,
                 auth: state.auth(&data),
-                uploads: Arc::new(Uploads::new(data, cache.clone(), state.uploads(), Arc::clone(&metrics))),
+                uploads: Arc::new(Uploads::new(data.clone(), cache.clone(), state.uploads(), Arc::clone(&metrics))),
+                data,
                 cache,
             });
         }

@@ -11,7 +11,7 @@ use crate::error::ServeError;
 use crate::routes::table::{NarRoute, Route};
 use crate::routes::{batch, build_trace, health, log, ls, metrics};
 use crate::upstream;
-use crate::written::{nar, small};
+use crate::written::{nar, peer, small};
 
 impl Shared {
     /// Answers only from the writable cache: below `/push`.
@@ -95,7 +95,11 @@ impl Shared {
             }
             Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
             Route::Metrics => {
-                let engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
+                let mut engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
+                let peers = self.written.as_ref().filter(|_| self.shows_engine);
+                if let Some(figures) = peers.and_then(|written| written.data.peer_figures()) {
+                    engine.push_str(&peer::figures_text(&figures));
+                }
                 Ok(metrics::answer(&self.metrics, engine))
             }
             Route::Health => Ok(health::answer(
@@ -109,7 +113,7 @@ impl Shared {
             Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, &request),
             Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
-            Route::Push(_) | Route::Unknown => Err(ServeError::NoRoute),
+            Route::Push(_) | Route::Peer(_) | Route::Unknown => Err(ServeError::NoRoute),
         }
     }
 

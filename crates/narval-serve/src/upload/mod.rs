@@ -107,6 +107,7 @@ impl Uploads {
             Route::Other(name) => Upload::Small(SmallKind::Other, name.to_owned()),
             Route::Unknown => Upload::Unknown(request.path().to_owned()),
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
+            Route::Peer(_) => return Err(ServeError::Method("GET")),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
             Route::Health | Route::Ready | Route::Metrics | Route::Index | Route::Page(_) => {
                 return Err(ServeError::Method("GET, HEAD"));

@@ -36,6 +36,7 @@ pub(crate) fn answer(
     if let Some(response) = representation(0).on_conditions(head) {
         return Ok(response);
     }
+    let counted = (&metrics.nar_bytes_upstream, metrics);
     match upstreams.nar(name)?.ok_or(ServeError::NoPath)? {
         NarAnswer::File(file, length) => {
             let bytes =
@@ -43,9 +44,9 @@ pub(crate) fn answer(
             send_file(&representation(length), head, &Arc::new(file), bytes)
         }
         NarAnswer::Fill(growing, None) => {
-            let body = Body::source(Follower::new(growing, 0, None, metrics), None);
+            let body = Body::source(Follower::new(growing, 0, None, counted), None);
             Ok(representation(0).fields(Response::new(StatusCode::OK), false).body(body))
         }
-        NarAnswer::Fill(growing, Some(length)) => send_growing(&representation(length), head, growing, metrics),
+        NarAnswer::Fill(growing, Some(length)) => send_growing(&representation(length), head, growing, counted),
     }
 }

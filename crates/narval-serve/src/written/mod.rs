@@ -2,4 +2,5 @@
 
 pub(crate) mod nar;
 pub(crate) mod narinfo;
+pub(crate) mod peer;
 pub(crate) mod small;

@@ -30,17 +30,6 @@ pub(crate) fn answer(
     {
         return Ok(response);
     }
-    let representation = |nar: &NarHead| {
-        // The same NAR with the same compression and length: the file of another upload would have another name.
-        let etag = format!("\"{}.{}\"", nar.nar_hash.to_nix32(), nar.len);
-        Representation {
-            content_type: HeaderValue::from_static("application/x-nix-nar"),
-            coding: None,
-            etag: HeaderValue::from_str(&etag).ok(),
-            varies: false,
-            size: nar.len,
-        }
-    };
     // The index knows the length of an object: nothing is fetched for it.
     if *head.method() == Method::HEAD && !cache.is_local() {
         let nar = cache.nar_head(name)?.ok_or(ServeError::NoPath)?;
@@ -64,7 +53,22 @@ pub(crate) fn answer(
             // The address is soon invalid.
             Ok(response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store")))
         }
-        NarBytes::Growing(growing) => send_growing(&representation, head, growing, metrics),
+        NarBytes::Growing(growing) => {
+            send_growing(&representation, head, growing, (&metrics.nar_bytes_upstream, metrics))
+        }
+    }
+}
+
+/// The file of a NAR, as it is sent.
+pub(super) fn representation(nar: &NarHead) -> Representation {
+    // The same NAR with the same compression and length: the file of another upload would have another name.
+    let etag = format!("\"{}.{}\"", nar.nar_hash.to_nix32(), nar.len);
+    Representation {
+        content_type: HeaderValue::from_static("application/x-nix-nar"),
+        coding: None,
+        etag: HeaderValue::from_str(&etag).ok(),
+        varies: false,
+        size: nar.len,
     }
 }
 

@@ -60,6 +60,8 @@ pub struct ServeConfig {
     pub cache_dir: Option<PathBuf>,
     /// With `data` in a bucket: the size of the disk cache, in bytes.
     pub cache_size: Option<u64>,
+    /// With `data` in a bucket and `database`: where other nodes reach this one, to share disk caches.
+    pub peer_url: Option<At<Url>>,
     /// With `data` in a bucket: when clients get large NARs from the object store itself.
     pub redirect: Option<RedirectChoice>,
     /// Whether reading that cache needs no token.
@@ -284,6 +286,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         database: top.at("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
         cache_dir: top.path("cache-dir").map(|at| at.value),
         cache_size: top.get("cache-size", &Kind::size()),
+        peer_url: top.at("peer-url", &Kind::parsed("the address of this server for other nodes, http://HOST:PORT,")),
         redirect: top.get("redirect", &Kind::choice()),
         public: top.at("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),

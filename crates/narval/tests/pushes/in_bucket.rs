@@ -10,19 +10,19 @@ use crate::s3::proxy::{Fault, Proxy};
 use crate::support::{NARVAL, Nix, Server, Store, hash_part};
 
 /// An object store, and what a server over it needs.
-struct Place {
-    s3: S3Server,
-    postgres: Option<PostgresServer>,
-    url: String,
-    database: Option<String>,
+pub struct Place {
+    pub s3: S3Server,
+    pub postgres: Option<PostgresServer>,
+    pub url: String,
+    pub database: Option<String>,
 }
 
 impl Place {
-    fn new(on_postgres: bool) -> Option<Self> {
+    pub fn new(on_postgres: bool) -> Option<Self> {
         Self::over(S3Server::versitygw()?, on_postgres)
     }
 
-    fn over(s3: S3Server, on_postgres: bool) -> Option<Self> {
+    pub fn over(s3: S3Server, on_postgres: bool) -> Option<Self> {
         let postgres = if on_postgres { Some(PostgresServer::new()?) } else { None };
         let database = postgres.as_ref().map(PostgresServer::database);
         let url = s3.bucket("the-cache").replace("the-cache", "the-cache/a/prefix");
@@ -30,7 +30,7 @@ impl Place {
     }
 
     /// The options that say where the cache is. `node` has a folder of its own.
-    fn options(&self, store: &Store, node: &str) -> Vec<String> {
+    pub fn options(&self, store: &Store, node: &str) -> Vec<String> {
         let folder = store.path(node).display().to_string();
         let mut options = vec!["--data".to_owned(), self.url.clone(), "--cache-dir".to_owned(), folder];
         if let Some(database) = &self.database {
@@ -39,7 +39,7 @@ impl Place {
         options
     }
 
-    fn environment(&self) -> Vec<(String, String)> {
+    pub fn environment(&self) -> Vec<(String, String)> {
         let mut environment = self.s3.environment();
         environment.push(("AWS_EC2_METADATA_DISABLED".to_owned(), "true".to_owned()));
         environment.push(("NO_PROXY".to_owned(), "127.0.0.1".to_owned()));
@@ -62,7 +62,7 @@ impl Place {
     }
 
     /// From now on, all requests go through a proxy.
-    fn put_proxy(&mut self) -> Proxy {
+    pub fn put_proxy(&mut self) -> Proxy {
         let proxy = Proxy::to(self.s3.port);
         self.url = self.url.replace(&self.s3.port.to_string(), &proxy.port.to_string());
         proxy
@@ -88,7 +88,7 @@ impl Place {
     }
 
     /// What a command of administration prints.
-    fn narval(&self, lab: &Lab, args: &[&str]) -> String {
+    pub fn narval(&self, lab: &Lab, args: &[&str]) -> String {
         let output = self.run(lab, args);
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
@@ -96,7 +96,7 @@ impl Place {
 }
 
 /// Contents that do not compress.
-fn noise(len: usize) -> Vec<u8> {
+pub fn noise(len: usize) -> Vec<u8> {
     let (mut contents, mut digest) = (Vec::new(), narval_nix::Sha256::of(b"noise"));
     while contents.len() < len {
         digest = narval_nix::Sha256::of(digest.as_bytes());
@@ -419,7 +419,7 @@ fn nar_of(server: &Server, path: &str) -> String {
     format!("/{}", crate::support::value(narinfo.text(), "URL").unwrap())
 }
 
-fn metric(server: &Server, name: &str) -> u64 {
+pub fn metric(server: &Server, name: &str) -> u64 {
     let text = server.get("/metrics").text().to_owned();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()

@@ -18,6 +18,7 @@ mod lab;
 mod limits;
 mod migrating;
 mod nix;
+mod nodes;
 #[path = "../../../narval-cache/tests/ports/mod.rs"]
 mod ports;
 #[path = "../../../narval-cache/tests/postgres/mod.rs"]

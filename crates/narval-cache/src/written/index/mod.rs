@@ -8,11 +8,13 @@ mod postgres;
 mod snapshot;
 mod sqlite;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
 
+use super::nodes::{Members, PeerSecret};
 use super::{AuditLine, CacheName};
 use crate::clock;
 use crate::rule::{Rule, holds};
@@ -315,6 +317,14 @@ pub(crate) struct Placed {
 
 /// The index. Times are seconds since 1970.
 pub(crate) trait Index: Send + Sync {
+    /// Makes this process one of the nodes that share disk caches, at this address: from now on, `members` is kept up to date. Returns the
+    /// secret of the nodes; `None` if no other process can use this index.
+    fn join(&self, _members: &Arc<Members>, _url: &str) -> Result<Option<PeerSecret>, IndexError> {
+        Ok(None)
+    }
+    /// Ends what [`join`](Self::join) has begun.
+    fn leave(&self) {}
+
     /// Whether the audit log is kept here; otherwise it is a file.
     fn keeps_audit(&self) -> bool {
         false

@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, statvfs};
 use rustix::io::Errno;
 
 use super::{
-    Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, SharedFile, Storage, StorageLock,
+    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, SharedFile, Storage, StorageLock,
     StoredFile, TEMPORARY, WrittenNarinfo,
 };
 use crate::written::index::{CacheId, Index, Lost, NarRecord, PathRecord, Placed};
@@ -273,7 +273,7 @@ impl CacheStorage for CacheFolder {
         nars.iter().map(placed).collect()
     }
 
-    fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
+    fn nar(&self, name: &str, nar: &NarRecord, _: Asker) -> io::Result<Option<NarBytes>> {
         Ok(self.open_nar(name, nar)?.map(NarBytes::File))
     }
 

@@ -17,6 +17,7 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use narval_store::TemporaryFile;
 
 use super::index::{CacheId, Index, NarRecord, PathRecord, Placed};
+use super::nodes::Peers;
 use super::{CacheName, NarFileName, NarTarget, Refusal};
 
 use crate::bucket::ObjectWriter;
@@ -71,6 +72,10 @@ pub(crate) trait Storage: Send + Sync {
     fn shared_files(&self) -> io::Result<Vec<SharedFile>>;
     /// Removes one of them, which may be gone.
     fn remove_shared(&self, file: &SharedFile) -> io::Result<()>;
+    /// The other nodes, if this one shares its disk cache with them.
+    fn peers(&self) -> Option<&Arc<Peers>> {
+        None
+    }
 }
 
 /// A file that all caches share: of a NAR, or of its listing.
@@ -149,6 +154,15 @@ pub enum NarBytes {
     Elsewhere(String),
 }
 
+/// Who asks for a NAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A client, or this process: another node may have to be asked.
+    Client,
+    /// Another node, for which this one keeps the NAR.
+    Peer,
+}
+
 /// Whether clients are redirected to the object store for large NARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Redirect {
@@ -207,10 +221,10 @@ pub(crate) trait CacheStorage: Send + Sync {
         nars: &[(String, NarRecord)],
     ) -> Result<Vec<Option<Placed>>, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
-    fn nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>>;
+    fn nar(&self, name: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>>;
     /// The address to redirect a client to, if it is to be redirected.
     fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
-    /// Like [`nar`](Self::nar), but waits for the complete file.
+    /// Like [`nar`](Self::nar) for a client, but waits for the complete file.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
     /// Opens the stored file of a NAR, under any of its names.
     fn open_stored(&self, nar: &NarRecord) -> io::Result<File>;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use narval_cache::upstream::{UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
-use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, Place};
+use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
 use narval_store::Store;
@@ -52,17 +52,18 @@ impl Opened {
     ///
     /// # Errors
     /// It cannot be used.
-    pub(crate) fn new(
-        data: Option<Place>,
-        database: Option<Database>,
-        unsafe_no_verify: bool,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn new(settings: &Settings, unsafe_no_verify: bool) -> Result<Self, Failure> {
         if unsafe_no_verify {
             tracing::warn!("uploads are not verified: only for measurements");
         }
-        let options =
-            DataOptions { collect_every: Some(COLLECT_EVERY), database, unsafe_no_verify, ..DataOptions::default() };
-        let data = data.map(|place| Data::open(place, options).map_err(failed)).transpose()?;
+        let options = DataOptions {
+            collect_every: Some(COLLECT_EVERY),
+            database: settings.database.clone(),
+            peer_url: settings.peer_url.clone(),
+            unsafe_no_verify,
+            ..DataOptions::default()
+        };
+        let data = settings.place()?.map(|place| Data::open(place, options).map_err(failed)).transpose()?;
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
     }
 

@@ -8,6 +8,7 @@ mod settings;
 use std::path::PathBuf;
 
 use narval_cache::upstream::WAITING_MAX;
+use narval_client::Url;
 use narval_http::Server;
 
 use crate::args::access_log::{self, AccessLogArgs};
@@ -61,6 +62,11 @@ pub struct Args {
     /// They are sent there by a redirect to an address that is valid for five minutes.
     #[arg(long, value_name = "WHEN")]
     redirect: Option<RedirectChoice>,
+    /// With --data in a bucket and --database: address at which other servers over the same bucket reach this one, to share disk caches
+    ///
+    /// Each NAR is then kept by one of the servers that have this option, and the others read it from there: `http://10.0.0.3:5000`.
+    #[arg(long, value_name = "URL", alias = "peer-address", env = "NARVAL_PEER_URL", hide_env_values = true)]
+    peer_url: Option<Url>,
     /// PostgreSQL database with the index of the data folder: `postgres://USER@HOST/DATABASE`
     ///
     /// Several servers can then share the folder. The password is better given by PGPASSWORD, or by the configuration file: everybody
@@ -115,6 +121,9 @@ Examples:
   narval serve --data /var/lib/narval
   narval serve --data 's3://cache?region=eu-central-1' \\
     --cache-dir /var/lib/narval --cache-size 2T --redirect auto
+  narval serve --data 's3://cache?region=eu-central-1' \\
+    --database postgres://db.example.org/narval --cache-size 2T \\
+    --cache-dir /var/cache/narval --peer-url http://10.0.0.3:5000
   narval serve --config /etc/narval.toml
 
 Then, on a client:
@@ -129,7 +138,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
-    let mut opened = Opened::new(settings.place()?, settings.database.clone(), args.unsafe_no_verify)?;
+    let mut opened = Opened::new(&settings, args.unsafe_no_verify)?;
     let mut services = Services::prepare(&settings, &mut opened, None)?;
     let limits = server::within_descriptors(settings.limits.clone(), services.kept_files_max());
     let current = CurrentService::new(services.take_effect()?);

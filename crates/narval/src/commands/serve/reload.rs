@@ -112,8 +112,8 @@ impl Running {
             said.push(format!("restart for these keys to take effect: {}", restart.join(", ")));
         }
         // The next reload is compared with the running settings.
-        let Settings { listen, limits, data, database, cache_dir, cache_size, .. } = self.settings.clone();
-        self.settings = Settings { listen, limits, data, database, cache_dir, cache_size, ..next };
+        let Settings { listen, limits, data, database, cache_dir, cache_size, peer_url, .. } = self.settings.clone();
+        self.settings = Settings { listen, limits, data, database, cache_dir, cache_size, peer_url, ..next };
         Ok(said.join("; "))
     }
 }

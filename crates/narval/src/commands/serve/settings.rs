@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use narval_cache::written::{CacheName, CacheSettings, Database, Place, Redirect};
+use narval_client::{Scheme, Url};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_nix::{SecretKey, StoreDir};
@@ -43,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) cache_dir: Option<PathBuf>,
     /// With a bucket: the size of the disk cache, in bytes.
     pub(crate) cache_size: u64,
+    /// With a bucket and a database: where other nodes reach this one.
+    pub(crate) peer_url: Option<Url>,
     /// The database with its index, if that is not in the folder.
     pub(crate) database: Option<Database>,
     /// Settings shared by the caches.
@@ -162,12 +165,23 @@ impl Settings {
             data,
             cache_dir,
             cache_size,
+            peer_url: args.peer_url.clone().or_else(|| Some(file.peer_url.as_ref()?.value.clone())),
             database,
             wide,
             caches,
         };
         if settings.wide.redirect != Redirect::Off && !settings.is_in_bucket() {
             return Err(Failure::usage("option --redirect: needs --data in a bucket (s3://…)"));
+        }
+        if let Some(url) = &settings.peer_url {
+            if !settings.is_in_bucket() || settings.database.is_none() {
+                return Err(Failure::usage("option --peer-url: needs --data in a bucket (s3://…), and --database"));
+            }
+            if !matches!(url.scheme(), Scheme::Http | Scheme::Https) || url.userinfo().is_some() {
+                return Err(Failure::usage(
+                    "option --peer-url: give http://HOST:PORT or https://HOST:PORT, without a password",
+                ));
+            }
         }
         Ok(settings)
     }
@@ -199,6 +213,7 @@ impl Settings {
             ("database", self.database != running.database),
             ("cache-dir", self.cache_dir != running.cache_dir),
             ("cache-size", self.cache_size != running.cache_size),
+            ("peer-url", self.peer_url != running.peer_url),
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.trust-request-ids", self.trust_request_ids != running.trust_request_ids),

@@ -11,6 +11,7 @@ mod failed;
 mod lease;
 mod nars;
 mod node;
+mod nodes;
 mod paths;
 mod pool;
 mod recorded;
@@ -28,15 +29,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use narval_nix::{Compression, HashPart, NarHash};
+use narval_nix::{Compression, HashPart, NarHash, nix32};
 use quick_cache::sync::Cache as Remembered;
 use tokio_postgres::Client;
 use tokio_postgres_rustls::MakeRustlsConnect;
+use zeroize::Zeroizing;
 
 use self::address::Address;
 use self::failed::Failed;
 use self::lease::Lease;
 use self::node::{Node, this_process};
+use self::nodes::Nodes;
 use self::pool::Pool;
 use self::recorded::RecordedNames;
 use self::together::{Addition, Together};
@@ -45,6 +48,7 @@ use super::{
     COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
     PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage, Used, collection_lease,
 };
+use crate::written::nodes::{Members, PeerSecret};
 use crate::written::{AuditLine, CacheName};
 
 /// How long an upload waits for a collection to have removed what it sends again.
@@ -56,6 +60,12 @@ const CONDEMNED_EVERY: Duration = Duration::from_millis(100);
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
+/// The number of random bytes of the secret of nodes.
+const PEER_SECRET_LEN: usize = 32;
+
+/// How a node that ends says so: its end does not wait long.
+const LEAVE: How = How { deadline: Duration::from_secs(2), ..NOTE_LATER };
+
 /// The index in PostgreSQL.
 pub(crate) struct Postgres {
     database: Database,
@@ -65,6 +75,8 @@ pub(crate) struct Postgres {
     together: Together,
     /// Names that this process has recorded.
     recorded: RecordedNames,
+    /// The nodes that share disk caches.
+    nodes: Arc<Nodes>,
     /// Ends the thread that watches.
     _stop: Sender<()>,
 }
@@ -89,9 +101,11 @@ impl Postgres {
         let seen = seen.map_err(|error| error.at(&name))?;
         let stamp = Arc::new(AtomicU64::new(1));
         let (stop, stopped) = channel();
+        let nodes = Arc::new(Nodes::default());
         let watch = {
             let (pool, stamp, node) = (Arc::downgrade(&pool), Arc::clone(&stamp), Arc::clone(&node));
-            move || watch::run(&pool, &stamp, &node, connection, seen, &stopped)
+            let nodes = Arc::clone(&nodes);
+            move || watch::run(&pool, &stamp, (&node, &nodes), connection, seen, &stopped)
         };
         let thread = std::thread::Builder::new().name("index-watch".into()).spawn(watch);
         thread.map_err(|error| unusable(format!("no thread for it: {error}")))?;
@@ -100,6 +114,7 @@ impl Postgres {
             files: Remembered::new(REMEMBERED_MAX),
             together: Together::default(),
             recorded: RecordedNames::default(),
+            nodes,
             _stop: stop,
         })
     }
@@ -152,6 +167,32 @@ impl Postgres {
 }
 
 impl Index for Postgres {
+    fn join(&self, members: &Arc<Members>, url: &str) -> Result<Option<PeerSecret>, IndexError> {
+        let mut mine = [0; PEER_SECRET_LEN];
+        getrandom::fill(&mut mine).map_err(|error| {
+            let reason = format!("no random numbers: {error}");
+            IndexError::Unusable { database: self.database.pool.name().to_owned(), reason }
+        })?;
+        let mine = Zeroizing::new(nix32::encode(&mine));
+        let (others, secret) = self.database.write(NOTE, async |change| {
+            nodes::beat(change.client, members.own_id(), url).await?;
+            let others = nodes::look(change.client, members.own_id()).await?;
+            Ok((others, nodes::secret(change.client, &mine).await?))
+        })?;
+        members.set_others(&others);
+        self.nodes.joined(Arc::clone(members), url.to_owned());
+        Ok(Some(PeerSecret::new(secret)))
+    }
+
+    fn leave(&self) {
+        let Some(id) = self.nodes.left() else { return };
+        let left = self.database.write(LEAVE, async |change| nodes::leave(change.client, &id).await);
+        if let Err(error) = left {
+            // The others find out by themselves.
+            tracing::debug!("{error}");
+        }
+    }
+
     fn stamp(&self) -> u64 {
         self.database.stamp.load(Ordering::Acquire)
     }

@@ -12,7 +12,7 @@ use super::sql::{execute, p, query_opt};
 use crate::written::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -128,6 +128,11 @@ create table narval.audit (
 create index audit_by_time on narval.audit (time);
 ";
 
+/// From version 3: the nodes that share disk caches, which nodes of versions before do not.
+const FROM_3: &str = "
+create table narval.nodes (id text collate \"C\" primary key, url text not null, seen timestamptz not null);
+";
+
 /// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
@@ -216,7 +221,10 @@ async fn change(client: &Client, node: &str) -> Result<(), Failed> {
         if found < 2 {
             client.batch_execute(FROM_1).await?;
         }
-        client.batch_execute(FROM_2).await?;
+        if found < 3 {
+            client.batch_execute(FROM_2).await?;
+        }
+        client.batch_execute(FROM_3).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

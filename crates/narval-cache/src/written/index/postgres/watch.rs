@@ -1,4 +1,4 @@
-//! Noticing what other nodes change.
+//! Noticing what other nodes change, and who they are.
 //!
 //! Each transaction that readers can see adds a row to `changes`, and no transaction waits for another's. A node remembers the
 //! snapshot in which it last looked: a row that is visible now and was not in that snapshot is a change, whatever the order in which
@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 
 use super::failed::Failed;
 use super::node::Node;
+use super::nodes::{self, Nodes};
 use super::pool::{Connection, Pool};
 use super::sql::{execute, get, p, query_opt};
 
@@ -55,7 +56,7 @@ pub(super) async fn begin(client: &Client, node: &str) -> Result<Seen, Failed> {
 pub(super) fn run(
     pool: &Weak<Pool>,
     stamp: &Arc<AtomicU64>,
-    node: &Node,
+    (node, nodes): (&Node, &Nodes),
     connection: Connection,
     seen: Seen,
     stopped: &Receiver<()>,
@@ -87,6 +88,12 @@ pub(super) fn run(
                 seen = Some(now);
                 // Only after the stamp: who waited for the database reads nothing older.
                 pool.is_back();
+                if let Some(open) = &mut connection
+                    && let Err(error) = open.run(LOOK_TIMEOUT, async |client| nodes.keep(client).await)
+                {
+                    tracing::debug!("{}", error.at(pool.name()));
+                    connection = None;
+                }
             }
             Err(error) => {
                 // The database that comes back may be another, with transactions lost: nothing that was seen counts.
@@ -99,7 +106,11 @@ pub(super) fn run(
         {
             pruned = Instant::now();
             let prune = "delete from narval.changes where at < now() - interval '1 hour'";
-            if let Err(error) = open.run(LOOK_TIMEOUT, async |client| execute(client, prune, &[]).await) {
+            let pruned = open.run(LOOK_TIMEOUT, async |client| {
+                execute(client, prune, &[]).await?;
+                nodes::prune(client).await
+            });
+            if let Err(error) = pruned {
                 tracing::warn!("{}", error.at(pool.name()));
                 connection = None;
             }

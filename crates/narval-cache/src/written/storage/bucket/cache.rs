@@ -9,12 +9,13 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use narval_nix::HashPart;
 use narval_store::TemporaryFile;
 
+use super::flights::Asked;
 use super::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::bucket::{Object, ObjectWriter};
 use crate::clock;
 use crate::written::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::written::storage::{
-    Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
+    Asker, Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
     VALID_FOR, WrittenNarinfo,
 };
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
@@ -39,6 +40,7 @@ enum Found {
 
 pub(super) struct CacheInBucket {
     shared: Arc<Shared>,
+    name: CacheName,
     place: PathBuf,
     /// The prefix of its keys.
     prefix: String,
@@ -47,9 +49,9 @@ pub(super) struct CacheInBucket {
 impl CacheInBucket {
     pub(super) fn new(shared: Arc<Shared>, bucket: &Path, name: &CacheName) -> Self {
         if *name == CacheName::default() {
-            return Self { shared, place: bucket.to_owned(), prefix: String::new() };
+            return Self { shared, name: name.clone(), place: bucket.to_owned(), prefix: String::new() };
         }
-        Self { shared, place: bucket.join(name.as_str()), prefix: format!("{name}/") }
+        Self { shared, name: name.clone(), place: bucket.join(name.as_str()), prefix: format!("{name}/") }
     }
 
     fn key(&self, name: &str) -> String {
@@ -280,9 +282,10 @@ impl CacheStorage for CacheInBucket {
         Ok(placed)
     }
 
-    fn nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
+    fn nar(&self, _: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>> {
         let name = object_name(nar);
-        self.shared.flights.nar(&self.nar_key(&name), &name, nar)
+        let asked = Asked { cache: &self.name, key: &self.nar_key(&name), name: &name, nar, asker };
+        self.shared.flights.nar(&asked)
     }
 
     /// Signing fails with the credentials: what is on the disk can be served without them.
@@ -302,7 +305,8 @@ impl CacheStorage for CacheInBucket {
 
     fn open_nar(&self, _: &str, nar: &NarRecord) -> io::Result<Option<File>> {
         let name = object_name(nar);
-        self.shared.flights.whole(&self.nar_key(&name), &name, nar)
+        let asker = Asker::Client;
+        self.shared.flights.whole(&Asked { cache: &self.name, key: &self.nar_key(&name), name: &name, nar, asker })
     }
 
     fn open_stored(&self, nar: &NarRecord) -> io::Result<File> {

@@ -1,5 +1,5 @@
 //! In-flight fetches of NARs from the bucket to the disk cache: one per NAR, however many requests wait for it. NARs are verified
-//! while they are passed on.
+//! while they are passed on. Those that another node keeps come from there, and are not kept here, unless they are popular.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -7,20 +7,33 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_client::HttpError;
 use narval_nix::Sha256Hasher;
 use narval_store::TemporaryFile;
+use quick_cache::sync::Cache as Remembered;
 
+use super::source::{FromPeer, NarSource};
 use crate::bucket::Objects;
 use crate::disk::{Fill, FillEnd, Kept, Permit, Permits, Start, Trouble};
+use crate::written::CacheName;
 use crate::written::index::NarRecord;
-use crate::written::storage::{NarBytes, TEMPORARY};
+use crate::written::nodes::{Holder, Peers};
+use crate::written::storage::{Asker, NarBytes, TEMPORARY};
 
-/// The maximum number of concurrent fetches. Each has a thread and a buffer.
+/// The maximum number of concurrent fetches from the bucket. Each has a thread and a buffer.
 const FETCHES_MAX: usize = 64;
+
+/// The same for those from other nodes: two nodes whose fetches all wait for each other can still read from the bucket.
+const PEER_FETCHES_MAX: usize = 64;
+
+/// From this request on, a NAR that another node keeps is also kept here, if this node is the next one to keep it.
+const POPULAR_FROM: u32 = 3;
+
+/// The maximum number of NARs of which is remembered how often they came from other nodes.
+const PASSED_MAX: usize = 16_384;
 
 /// The maximum number of requests that wait for a first byte. Others fail immediately: threads must stay free for NARs on disk.
 const WAITING_MAX: usize = 64;
@@ -51,30 +64,89 @@ pub(super) struct Flights {
     incoming: PathBuf,
     fills: Mutex<HashMap<String, Arc<Fill>>>,
     fetches: Permits,
+    peer_fetches: Permits,
     waiting: Permits,
     damaged: Mutex<HashMap<String, Instant>>,
     /// NARs for which a client was sent to the store.
     sent_away: Mutex<HashSet<String>>,
+    /// The other nodes, if this one takes part in sharing disk caches.
+    peers: OnceLock<Arc<Peers>>,
+    /// How often NARs came from other nodes.
+    passed: Remembered<String, u32>,
+}
+
+/// A NAR that is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) cache: &'a CacheName,
+    /// The key of its object.
+    pub(super) key: &'a str,
+    /// The name of its object below `nar/`.
+    pub(super) name: &'a str,
+    pub(super) nar: &'a NarRecord,
+    pub(super) asker: Asker,
+}
+
+/// What a thread fetches.
+struct Fetch {
+    key: String,
+    /// The name in the disk cache.
+    name: String,
+    nar: NarRecord,
+    /// The node that keeps it, if that is another one.
+    peer: Option<FromPeer>,
+    /// Whether it is kept here.
+    is_kept: bool,
+    /// Whether this node keeps it if that one is gone.
+    is_next: bool,
+}
+
+/// Why a fetch failed.
+struct Failed {
+    trouble: Trouble,
+    /// Whether bytes are wrong of which another node has sent at least a part.
+    from_peer: bool,
 }
 
 impl Flights {
     pub(super) fn new(objects: Arc<Objects>, kept: Option<Kept>, incoming: PathBuf) -> Self {
         let (fills, damaged) = (Mutex::default(), Mutex::default());
-        let (fetches, waiting) = (Permits::new(FETCHES_MAX), Permits::new(WAITING_MAX));
-        Self { objects, kept, incoming, fills, fetches, waiting, damaged, sent_away: Mutex::default() }
+        Self {
+            objects,
+            kept,
+            incoming,
+            fills,
+            fetches: Permits::new(FETCHES_MAX),
+            peer_fetches: Permits::new(PEER_FETCHES_MAX),
+            waiting: Permits::new(WAITING_MAX),
+            damaged,
+            sent_away: Mutex::default(),
+            peers: OnceLock::new(),
+            passed: Remembered::new(PASSED_MAX),
+        }
+    }
+
+    /// From now on, other nodes are asked for the NARs that they keep.
+    pub(super) fn set_peers(&self, peers: Arc<Peers>) {
+        // A bucket is opened once.
+        let _ = self.peers.set(peers);
+    }
+
+    pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
+        self.peers.get()
     }
 
     /// The file of a NAR: complete, or still growing. `None` if there is no such object.
-    pub(super) fn nar(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<NarBytes>> {
-        let name = format!("nar/{name}");
+    pub(super) fn nar(self: &Arc<Self>, asked: &Asked<'_>) -> io::Result<Option<NarBytes>> {
+        let name = format!("nar/{}", asked.name);
         let fill = {
             let mut fills = lock(&self.fills);
             if let Some(fill) = fills.get(&name) {
                 Arc::clone(fill)
-            } else if let Some(file) = self.kept_file(&name, nar) {
+            } else if let Some(file) = self.kept_file(&name, asked.nar) {
                 return Ok(Some(NarBytes::File(file)));
             } else {
-                self.begin(key, &name, nar, &mut fills)?
+                self.begin(asked, name, &mut fills)?
             }
         };
         let start = match fill.start(Duration::ZERO) {
@@ -107,8 +179,8 @@ impl Flights {
     }
 
     /// Like [`nar`](Self::nar), but waits for the whole file.
-    pub(super) fn whole(self: &Arc<Self>, key: &str, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {
-        match self.nar(key, name, nar)? {
+    pub(super) fn whole(self: &Arc<Self>, asked: &Asked<'_>) -> io::Result<Option<File>> {
+        match self.nar(asked)? {
             None => Ok(None),
             Some(NarBytes::File(file)) => Ok(Some(file)),
             Some(NarBytes::Elsewhere(_)) => Err(away("it is elsewhere".to_owned())),
@@ -148,44 +220,62 @@ impl Flights {
     /// Starts to fetch, on a thread of its own.
     fn begin(
         self: &Arc<Self>,
-        key: &str,
-        name: &str,
-        nar: &NarRecord,
+        asked: &Asked<'_>,
+        name: String,
         fills: &mut HashMap<String, Arc<Fill>>,
     ) -> io::Result<Arc<Fill>> {
-        if lock(&self.damaged).get(name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
+        if lock(&self.damaged).get(&name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
             return Err(io::Error::other("the object is damaged, and was so when it was fetched again"));
         }
-        let permit = self.fetches.take().ok_or_else(|| away("too many NARs are being fetched".to_owned()))?;
+        let fetch = self.plan(asked, name);
+        let permits = if fetch.peer.is_some() { &self.peer_fetches } else { &self.fetches };
+        let permit = permits.take().ok_or_else(|| away("too many NARs are being fetched".to_owned()))?;
         let file = self.create()?;
         let fill = Arc::new(Fill::new(file.file().try_clone()?));
-        let (this, key, of, nar, first) =
-            (Arc::clone(self), key.to_owned(), name.to_owned(), nar.clone(), Arc::clone(&fill));
-        let run = move || this.run(&key, &of, &nar, (file, first), permit);
+        let (this, first, name) = (Arc::clone(self), Arc::clone(&fill), fetch.name.clone());
+        let run = move || this.run(fetch, (file, first), permit);
         std::thread::Builder::new().name("bucket".into()).spawn(run)?;
-        fills.insert(name.to_owned(), Arc::clone(&fill));
+        fills.insert(name, Arc::clone(&fill));
         Ok(fill)
     }
 
-    fn run(&self, key: &str, name: &str, nar: &NarRecord, first: (TemporaryFile, Arc<Fill>), _permit: Permit) {
+    /// Where a NAR comes from, and whether it is kept. Another node asks whoever keeps a NAR, and nobody else is asked then.
+    fn plan(&self, asked: &Asked<'_>, name: String) -> Fetch {
+        let (key, nar) = (asked.key.to_owned(), asked.nar.clone());
+        let own = |key, name, nar| Fetch { key, name, nar, peer: None, is_kept: true, is_next: true };
+        let Some(peers) = self.peers.get().filter(|_| asked.asker == Asker::Client) else { return own(key, name, nar) };
+        let Holder::Other { member, is_next } = peers.holder(&nar.file_hash) else { return own(key, name, nar) };
+        let passed = self.passed.get(&name).unwrap_or_default().saturating_add(1);
+        self.passed.insert(name.clone(), passed);
+        let (peers, cache) = (Arc::clone(peers), asked.cache.clone());
+        let peer = Some(FromPeer { peers, member, cache, name: asked.name.to_owned() });
+        Fetch { key, name, nar, peer, is_kept: is_next && passed >= POPULAR_FROM, is_next }
+    }
+
+    fn run(&self, mut fetch: Fetch, first: (TemporaryFile, Arc<Fill>), _permit: Permit) {
         let (mut file, mut fill) = first;
-        for attempt in 1..=ATTEMPTS_MAX {
-            let trouble = match self.fetch(key, nar, file.file(), &fill) {
+        let mut attempt = 0;
+        loop {
+            let failed = match self.fetch(&mut fetch, file.file(), &fill) {
                 Ok(()) => {
-                    let Some(kept) = &self.kept else {
+                    let Some(kept) = self.kept.as_ref().filter(|_| fetch.is_kept) else {
                         // Its readers have it open. Nothing is left when they have all of it.
                         drop(file);
                         fill.ends(FillEnd::Complete);
                         break;
                     };
                     fill.ends(FillEnd::Complete);
-                    if let Err(error) = kept.keep(name, file) {
-                        tracing::error!("disk cache: '{name}' cannot be kept: {error}");
+                    if let Err(error) = kept.keep(&fetch.name, file) {
+                        tracing::error!("disk cache: '{}' cannot be kept: {error}", fetch.name);
                     }
                     break;
                 }
-                Err(trouble) => trouble,
+                Err(failed) => failed,
             };
+            let (key, name) = (&fetch.key, &fetch.name);
+            let Failed { trouble, from_peer } = failed;
+            // The bytes of another node say nothing about the object.
+            attempt += u32::from(!from_peer);
             let (start, reason, is_wrong) = match trouble {
                 Trouble::Absent => (Start::Absent, "there is no such object".to_owned(), false),
                 Trouble::Unavailable(error) => {
@@ -196,6 +286,7 @@ impl Flights {
                     tracing::error!("disk cache: '{name}' cannot be written: {error}");
                     (Start::Unavailable("it cannot be written".to_owned()), error.to_string(), false)
                 }
+                Trouble::Wrong(reason) if from_peer => (Start::Unavailable(reason.clone()), reason, true),
                 Trouble::Wrong(reason) => {
                     let next = if attempt < ATTEMPTS_MAX { "it is fetched again" } else { "it is not served" };
                     tracing::error!("'{key}' is damaged: {reason}; {next}");
@@ -209,12 +300,12 @@ impl Flights {
             });
             if let Some((_, next)) = &again {
                 // Clients that retry after the first fetch has failed follow this one.
-                lock(&self.fills).insert(name.to_owned(), Arc::clone(next));
+                lock(&self.fills).insert(name.clone(), Arc::clone(next));
             } else if is_wrong {
                 let mut damaged = lock(&self.damaged);
                 damaged.retain(|_, since| since.elapsed() < DAMAGED_FOR);
                 if damaged.len() < DAMAGED_MAX {
-                    damaged.insert(name.to_owned(), Instant::now());
+                    damaged.insert(name.clone(), Instant::now());
                 }
             }
             drop(file);
@@ -225,7 +316,7 @@ impl Flights {
                 None => break,
             }
         }
-        lock(&self.fills).remove(name);
+        lock(&self.fills).remove(&fetch.name);
     }
 
     /// Writes a piece of a NAR of this size. If the disk is full, what the disk cache has not needed for longest makes room.
@@ -239,17 +330,37 @@ impl Flights {
         }
     }
 
-    /// Fetches an object into a file while its readers follow. They get the last byte once the whole file is verified.
-    fn fetch(&self, key: &str, nar: &NarRecord, file: &File, fill: &Fill) -> Result<(), Trouble> {
-        let mut body = self.objects.get(key).map_err(Trouble::Unavailable)?.ok_or(Trouble::Absent)?;
+    /// Fetches a NAR into a file while its readers follow. They get the last byte once the whole file is verified.
+    fn fetch(&self, fetch: &mut Fetch, file: &File, fill: &Fill) -> Result<(), Failed> {
+        let Fetch { key, nar, peer, .. } = &*fetch;
+        let of_bucket = |trouble| Failed { trouble, from_peer: false };
+        let source = NarSource::open(&self.objects, key, nar.file_size, peer.as_ref());
+        let source = source.map_err(Trouble::Unavailable).and_then(|source| source.ok_or(Trouble::Absent));
+        let mut source = source.map_err(of_bucket)?;
+        let fetched = self.fetch_from(&mut source, nar, file, fill);
+        let (from_peer, from_bucket) = (source.is_from_peer(), source.is_from_bucket());
+        // It is asked once.
+        let peer = fetch.peer.take().filter(|_| from_peer);
+        // It is gone, or not to be trusted.
+        fetch.is_kept |= fetch.is_next && (from_bucket || fetched.is_err());
+        fetched.map_err(|trouble| match (trouble, peer) {
+            (Trouble::Wrong(reason), Some(peer)) => {
+                peer.peers.is_wrong(&peer.member, &peer.name, &reason);
+                Failed { trouble: Trouble::Wrong(reason), from_peer: true }
+            }
+            (trouble, _) => of_bucket(trouble),
+        })
+    }
+
+    fn fetch_from(&self, source: &mut NarSource<'_>, nar: &NarRecord, file: &File, fill: &Fill) -> Result<(), Trouble> {
         let differs = |len: u64| Trouble::Wrong(format!("it has {len} bytes instead of {}", nar.file_size));
-        if let Some(len) = body.total_len().filter(|len| *len != nar.file_size) {
+        if let Some(len) = source.total_len().filter(|len| *len != nar.file_size) {
             return Err(differs(len));
         }
         fill.starts(Start::Comes(Some(nar.file_size)));
         let (mut hasher, mut buffer, mut written) = (Sha256Hasher::new(), vec![0; BUFFER_LEN], 0);
         loop {
-            let len = match body.read_some(&mut buffer) {
+            let len = match source.read_some(&mut buffer) {
                 Ok(0) => break,
                 Ok(len) => len,
                 Err(HttpError::Changed) => return Err(Trouble::Wrong("it changed while it was fetched".to_owned())),

@@ -15,6 +15,7 @@
 
 mod cache;
 mod flights;
+mod source;
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -32,6 +33,7 @@ use crate::bucket::{BucketError, Objects};
 use crate::clock;
 use crate::disk::Kept;
 use crate::written::CacheName;
+use crate::written::nodes::Peers;
 
 /// The object that holds the id of the index.
 const ID: &str = "_narval/index.id";
@@ -109,6 +111,11 @@ impl Bucket {
     /// The local folder.
     pub(crate) fn local(&self) -> &Path {
         &self.local
+    }
+
+    /// From now on, other nodes are asked for the NARs that they keep.
+    pub(crate) fn set_peers(&self, peers: Arc<Peers>) {
+        self.shared.flights.set_peers(peers);
     }
 }
 
@@ -197,6 +204,10 @@ impl Storage for Bucket {
 
     fn remove_shared(&self, _: &SharedFile) -> io::Result<()> {
         Ok(())
+    }
+
+    fn peers(&self) -> Option<&Arc<Peers>> {
+        self.shared.flights.peers()
     }
 }
 

@@ -1,0 +1,68 @@
+//! NARs that this node keeps, for other nodes over the same bucket.
+//!
+//! They prove themselves by a secret that is in the database. They may read every cache: whoever asks them was allowed to. Such a request
+//! reaches no third node, and is never redirected.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use narval_cache::written::{CacheName, Data, DataError, NarBytes, PeerFigures};
+use narval_http::{HeadRef, Method, Response};
+
+use super::nar::representation;
+use crate::auth::unauthorized;
+use crate::error::ServeError;
+use crate::metrics::Metrics;
+use crate::nar::file::send_file;
+use crate::nar::growing::send_growing;
+use crate::routes::table::PeerRoute;
+
+/// Answers another node with a NAR, or with one range of it.
+///
+/// # Errors
+/// 401, whatever is asked for, if the request does not come from another node.
+pub(crate) fn answer(
+    data: &Data,
+    asked: PeerRoute<'_>,
+    head: &HeadRef<'_>,
+    metrics: &Arc<Metrics>,
+) -> Result<Response, ServeError> {
+    if !head.header_bytes("authorization").is_some_and(|authorization| data.is_peer(authorization)) {
+        return Err(unauthorized("only other nodes of this cache may ask for this"));
+    }
+    if *head.method() != Method::GET {
+        return Err(ServeError::Method("GET"));
+    }
+    let cache = CacheName::parse(asked.cache).map_err(|_| ServeError::NoPath)?;
+    let cache = data.cache(&cache).map_err(|error| match error {
+        DataError::Index(error) => ServeError::from(error),
+        error => {
+            tracing::error!("{error}");
+            ServeError::NoPath
+        }
+    })?;
+    let found = cache.ok_or(ServeError::NoPath)?.nar_for_peer(asked.name)?;
+    let (nar, bytes) = found.ok_or(ServeError::NoPath)?;
+    let (representation, counter) = (representation(&nar), &metrics.peer_bytes_sent);
+    match bytes {
+        NarBytes::File(file) => send_file(&representation, head, &Arc::new(file), counter),
+        NarBytes::Growing(growing) => send_growing(&representation, head, growing, (counter, metrics)),
+        NarBytes::Elsewhere(_) => Err(ServeError::NoPath),
+    }
+}
+
+/// What came from other nodes, as OpenMetrics.
+pub(crate) fn figures_text(figures: &PeerFigures) -> String {
+    let PeerFigures { nodes, received, fallbacks } = figures;
+    let mut text = String::new();
+    let mut add = |kind: &str, name: &str, total: &str, help: &str, value: u64| {
+        let unit = if name.ends_with("_bytes") { format!("# UNIT {name} bytes\n") } else { String::new() };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "# TYPE {name} {kind}\n{unit}# HELP {name} {help}.\n{name}{total} {value}");
+    };
+    add("gauge", "narval_peer_nodes", "", "Nodes that share their disk caches, with this one", *nodes);
+    add("counter", "narval_peer_received_bytes", "_total", "Bytes of NARs that came from other nodes", *received);
+    let help = "NARs kept by another node that came from the bucket all the same, in part or whole";
+    add("counter", "narval_peer_fallbacks", "_total", help, *fallbacks);
+    text
+}
