@@ -74,14 +74,18 @@ fn without_a_key_nothing_begins() {
     }
 }
 
-#[test]
-fn the_sbom_names_every_crate_that_is_built_in() {
+fn sbom(arguments: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sbom.json");
-    let output =
-        Command::new(format!("{ROOT}/tools/sbom")).arg(&file).env("SOURCE_DATE_EPOCH", "1700000000").output().unwrap();
+    let mut command = Command::new(format!("{ROOT}/tools/sbom"));
+    let output = command.args(arguments).arg(&file).env("SOURCE_DATE_EPOCH", "1700000000").output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let bom: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    serde_json::from_slice(&fs::read(&file).unwrap()).unwrap()
+}
+
+#[test]
+fn the_sbom_names_every_crate_that_is_built_in() {
+    let bom = sbom(&[]);
     assert_eq!((&bom["bomFormat"], &bom["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
     assert_eq!(bom["metadata"]["timestamp"], "2023-11-14T22:13:20Z");
     let components = bom["components"].as_array().unwrap();
@@ -110,5 +114,20 @@ fn the_sbom_names_every_crate_that_is_built_in() {
             dependency["dependsOn"].as_array().unwrap().iter().all(|one| refs.contains(one.as_str().unwrap())),
             "{dependency}"
         );
+    }
+}
+
+#[test]
+fn the_sbom_says_what_the_programs_are_built_for_and_with() {
+    for libc in ["gnu", "musl"] {
+        let target = format!("x86_64-unknown-linux-{libc}");
+        let bom = sbom(&["--target", &target]);
+        assert!(bom["components"].as_array().unwrap().len() > 100);
+        let properties = bom["metadata"]["properties"].as_array().unwrap();
+        let property = |name| &properties.iter().find(|one| one["name"] == name).unwrap()["value"];
+        assert_eq!(property("narval:target"), &Value::from(target));
+        for tool in ["narval:rustc", "narval:cc"] {
+            assert!(property(tool).as_str().unwrap().contains(char::is_numeric), "{tool} has no version");
+        }
     }
 }
