@@ -18,7 +18,6 @@ const GONE_FOR: Duration = Duration::from_secs(5);
 const DISTRUSTED_FOR: Duration = Duration::from_secs(60);
 
 /// The maximum number of other nodes. Further ones are ignored.
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "the database has the nodes"))]
 pub(crate) const MEMBERS_MAX: usize = 256;
 
 /// Another node.
