@@ -21,12 +21,12 @@ pub(crate) enum Rule {
     Takeover,
     /// A collection removes bytes only in the first half of its lease.
     HalfLease,
-    /// Whoever has published a narinfo leaves its pending entry to others if somebody else changes the same path.
+    /// Whoever has published a narinfo leaves its pending entry if somebody else changes the same path.
     SettleAlone,
     /// The lease of a collection is not ended while a removal may still take effect.
     Uncertain,
-    /// Neither is a pending entry removed while an earlier request for it may still take effect.
-    Unsettled,
+    /// Whoever carries out a pending entry gives it a new number before: others wait until no request for that can take effect.
+    Renumbered,
     /// Only a collection with its lease removes NARs from a bucket.
     Leased,
     /// A NAR that seems to be lost is removed from the index only if nobody has stored it meanwhile.

@@ -8,7 +8,7 @@ use narval_nix::{HashPart, NarHash, SecretKey};
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, ListedPath, Lost, NarRecord, Usage};
+use super::index::{CacheId, Index, IndexError, ListedPath, Lost, NarRecord, Pending, Usage};
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
 use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage};
@@ -240,7 +240,7 @@ impl Cache {
         }
         // A bucket has no lock: others may store it again meanwhile.
         let lost = match self.storage().publishes_later() {
-            true => Lost::Doubted(self.index().doubt_file(self.id(), name)?),
+            true => Lost::Doubted(self.index().note_pending(self.id(), &Pending::File(name.to_owned()))?),
             false => Lost::Certainly,
         };
         let is_lost = is_damaged || !self.files().check_nar(name, &nar).map_err(fail)?;

@@ -194,7 +194,13 @@ impl Cache {
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
                 report.problems.push(format!("'{}' does not match the index", self.named(&name)));
                 if options.repair {
-                    self.files().publish(&record, None, until).map_err(fail)?;
+                    // A bucket has no lock: others may publish the same narinfo.
+                    match self.storage().publishes_later() {
+                        true => self.publish_again(record.hash_part).map_err(|error| {
+                            Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", self.named(&name)))
+                        })?,
+                        false => self.files().publish(&record, None, until).map_err(fail)?,
+                    }
                 }
             }
             Ok(())

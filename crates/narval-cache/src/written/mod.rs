@@ -46,6 +46,7 @@ mod nodes;
 pub mod oidc;
 mod open;
 mod oversized;
+mod pending;
 mod place;
 mod publish;
 mod receive;
@@ -62,7 +63,7 @@ mod tokens;
 mod tokens_used;
 
 pub use audit::{Audit, AuditLine};
-pub use batch::read_commit;
+pub use batch::{NARS_MAX, read_commit, read_nars};
 pub use cache::{Cache, Listed, NarFile, NarHead, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::Data;

@@ -14,7 +14,7 @@ use super::database::{self, Database};
 use super::error::{DataError, io_error};
 use super::index::Index;
 use super::oversized::Oversized;
-use super::publish::{SeenPending, WhichPending};
+use super::pending::{SeenPending, WhichPending};
 use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};

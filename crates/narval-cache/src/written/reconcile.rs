@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::data::Data;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Lost, Pending};
-use super::publish::WhichPending;
+use super::pending::WhichPending;
 use super::storage::VALID_FOR;
 use super::{Cache, Refusal, RefusalKind};
 use crate::clock;

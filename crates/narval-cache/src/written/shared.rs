@@ -11,7 +11,7 @@ use narval_nix::SecretKey;
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Index};
-use super::publish::SeenPending;
+use super::pending::SeenPending;
 use super::retention::{Shortage, Uses};
 use super::small_bytes::SmallBytes;
 use super::storage::{CacheStorage, Storage};

@@ -7,6 +7,8 @@
 mod postgres;
 mod snapshot;
 mod sqlite;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -265,7 +267,7 @@ pub(crate) enum Replaced {
 pub(crate) enum Lost {
     /// Nobody else can have stored it: the storage is locked.
     Certainly,
-    /// It was not there after [`Index::doubt_file`] had made this pending entry. It is lost if this is its only entry.
+    /// It was not there after [`Index::note_pending`] had made this pending entry. It is lost if this is its only entry.
     Doubted(i64),
     /// It was not there, and this is the pending entry of its upload. It is lost if that is the last entry and no narinfo names the file.
     Unplaced(i64),
@@ -292,6 +294,17 @@ pub(crate) enum Pending {
     File(String),
     /// The file of a NAR, and its listing, which may belong to no cache any more.
     Blob(NarHash, Compression),
+}
+
+impl Pending {
+    /// Its kind and name in a table.
+    fn row(&self) -> (&'static str, String) {
+        match self {
+            Self::Path(part) => ("path", part.to_string()),
+            Self::File(name) => ("file", name.clone()),
+            Self::Blob(nar_hash, compression) => ("blob", format!("{nar_hash} {}", compression.name())),
+        }
+    }
 }
 
 /// Whether the file of a name below `nar/` is stored.
@@ -382,8 +395,6 @@ pub(crate) trait Index: Send + Sync {
     /// `None`. If it is not in use, this one takes its place: its names stay, without paths, until a collection has removed the objects
     /// that they may have.
     fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError>;
-    /// Adds a pending entry for a name below `nar/` whose file seems to be lost. Returns its number.
-    fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError>;
     /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
     fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError>;
 
@@ -505,9 +516,22 @@ pub(crate) trait Index: Send + Sync {
 
     /// Pending entries with a greater number than this, the oldest first.
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError>;
+    /// As [`add_object`](Self::add_object), for several names and NARs, all different, in one transaction. Returns the numbers of their
+    /// pending entries; `None` for those of which something is in the way: they have to be added one by one.
+    fn add_objects(
+        &self,
+        cache: CacheId,
+        objects: &[(String, NarRecord)],
+        now: u64,
+    ) -> Result<Vec<Option<i64>>, IndexError>;
+    /// Adds a pending entry for a file that may not be as the index says: of a narinfo, or of a name below `nar/`. Returns its number.
+    fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError>;
+    /// Gives pending entries of narinfos new numbers, durably, and one for all of the same narinfo. Returns them. Those that are gone, or
+    /// that another process has taken over meanwhile, are left out.
+    fn take_over(&self, numbers: &[i64]) -> Result<Vec<(i64, CacheId, HashPart)>, IndexError>;
     /// Removes pending entries up to this number: their files are durable.
     fn settle(&self, up_to: i64) -> Result<(), IndexError>;
-    /// Removes these pending entries.
+    /// Removes these pending entries, unless there is another one for the same narinfo: others are changing the same path.
     fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError>;
     /// Removes the pending entries of these narinfos, which are published, up to this number. Keeps those of paths that have more than one:
     /// others are changing the same path.
@@ -519,6 +543,10 @@ pub(crate) trait Index: Send + Sync {
     /// [`settle_stored_files`](Self::settle_stored_files).
     fn settle_file_soon(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
         self.settle_file(cache, name, number)
+    }
+    /// As [`settle_file_soon`](Self::settle_file_soon), for several names with their numbers.
+    fn settle_files_soon(&self, cache: CacheId, files: &[(String, i64)]) -> Result<Vec<bool>, IndexError> {
+        files.iter().map(|(name, number)| self.settle_file_soon(cache, name, *number)).collect()
     }
     /// Carries out what [`settle_file_soon`](Self::settle_file_soon) has left.
     fn settle_stored_files(&self) -> Result<(), IndexError> {

@@ -5,6 +5,7 @@
 //! and linked to its names, in this order; an invalid one leaves nothing. The thread with the body does all of this.
 
 mod listing;
+mod many;
 mod pass;
 mod scan;
 mod tee;

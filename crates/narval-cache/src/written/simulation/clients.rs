@@ -8,9 +8,9 @@ use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir};
 use super::state::{Op, Phase};
 use super::task::Task;
 use crate::clock::Virtual;
-use crate::written::publish::WhichPending;
+use crate::written::pending::WhichPending;
 use crate::written::tests::{TestPath, pusher};
-use crate::written::{Begin, Cache, CollectOptions, Data, Grant, NarFileName, PinFor, UNFINISHED_GRACE};
+use crate::written::{Begin, Cache, CollectOptions, Data, Grant, NarFileName, NarTarget, PinFor, UNFINISHED_GRACE};
 
 /// A file of a path's NAR, with the narinfo that names it.
 struct Encoded {
@@ -107,15 +107,22 @@ impl Task {
     fn serves(&self, cache: &Cache) {
         let few = self.is_chaotic() && self.below(2) == 0;
         let at = self.below(if few { 3 } else { PATHS.len() });
-        match self.below(24) {
+        match self.below(25) {
             0..11 => self.pushes(cache, at),
             11..14 => self.pushes_closure(cache, at),
             14..18 => self.reads(cache, at),
             18..20 => self.pins(cache, at),
             20 => self.unpins(cache, at),
             21 | 22 => self.deletes(cache, at),
+            23 => self.repairs(cache, at),
             _ => self.collects(cache),
         }
+    }
+
+    /// As `fsck --repair` does with a narinfo in the bucket that is not that of the index.
+    fn repairs(&self, cache: &Cache, at: usize) {
+        self.begins(Op::Publish);
+        cache.publish_again(PATHS[at].part).ok();
     }
 
     fn uploads(&self, cache: &Cache, encoded: &Encoded) -> bool {
@@ -130,6 +137,24 @@ impl Task {
             }
             Err(_) => false,
         }
+    }
+
+    /// One by one, or all in one request.
+    fn uploads_all(&self, cache: &Cache, paths: &[&Path], encoding: usize) -> bool {
+        let encoded: Vec<&Encoded> = paths.iter().map(|path| &path.encoded[encoding]).collect();
+        if self.below(2) == 0 {
+            return encoded.iter().all(|encoded| self.uploads(cache, encoded));
+        }
+        let nars: Vec<_> = encoded
+            .iter()
+            .map(|encoded| (NarTarget::File(NarFileName::parse(&encoded.name).unwrap()), &encoded.file[..]))
+            .collect();
+        let are_stored = cache.receive_nars(&nars, &pusher()).is_ok();
+        if are_stored {
+            let mut state = self.sim.state.lock().unwrap();
+            encoded.iter().for_each(|encoded| state.was_stored(&encoded.name));
+        }
+        are_stored
     }
 
     fn is_chaotic(&self) -> bool {
@@ -195,7 +220,7 @@ impl Task {
         let encoding = self.encoding();
         let wanted = closure.iter().map(|at| &PATHS[*at]).filter(|path| missing.contains(&path.part));
         let wanted: Vec<&Path> = wanted.collect();
-        if wanted.iter().all(|path| self.uploads(cache, &path.encoded[encoding])) && !wanted.is_empty() {
+        if self.uploads_all(cache, &wanted, encoding) && !wanted.is_empty() {
             let narinfos: Vec<_> =
                 wanted.iter().map(|path| (path.part, self.signed(&path.encoded[encoding]))).collect();
             self.commits(cache, &narinfos, begun);

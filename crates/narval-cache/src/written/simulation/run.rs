@@ -17,7 +17,7 @@ use crate::bucket::Objects;
 use crate::clock::{VIRTUAL, Virtual};
 use crate::rule::{Rule, WITHOUT};
 use crate::written::index::Sqlite;
-use crate::written::publish::WhichPending;
+use crate::written::pending::WhichPending;
 use crate::written::storage::Bucket;
 use crate::written::{Cache, CacheName, CacheSettings, CollectOptions, Data, Grant};
 

@@ -93,13 +93,11 @@ macro_rules! absence_is_found {
 }
 
 absence_is_found! {
-    two_collections_at_a_time_are_found: [Fence] in (6, 1),
-    an_upload_of_what_is_being_removed_is_found: [Condemned] in (3, 1),
-    a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (1, 6),
-    a_nar_that_replaces_one_in_use_is_found: [InUse] in (3, 4),
-    an_entry_of_others_that_is_settled_is_found: [SettleOwn Unsettled] in (2, 12),
-    an_entry_with_an_unanswered_request_is_found: [Unsettled] in (133, 4),
-    an_object_without_a_name_is_found: [Replaced] in (20, 1),
+    two_collections_at_a_time_are_found: [Fence] in (7, 12),
+    an_upload_of_what_is_being_removed_is_found: [Condemned] in (2, 12),
+    a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (7, 12),
+    an_entry_that_others_carry_out_as_well_is_found: [Renumbered] in (5, 4),
+    an_object_without_a_name_is_found: [Replaced] in (5, 4),
 }
 
 /// By name, for the environment.
@@ -116,7 +114,7 @@ static RULES: [Rule; 19] = [
     Rule::HalfLease,
     Rule::SettleAlone,
     Rule::Uncertain,
-    Rule::Unsettled,
+    Rule::Renumbered,
     Rule::Leased,
     Rule::Doubted,
     Rule::Unchanged,

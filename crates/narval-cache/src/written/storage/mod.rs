@@ -236,6 +236,17 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn listing(&self) -> io::Result<Option<TemporaryFile>>;
     /// Stores a NAR and records it, or records another name of the stored one. Returns the name, and what is stored.
     fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal>;
+    /// Stores verified NARs that are in memory, all different, and records them in one transaction. Returns which were stored: the others
+    /// have to be [kept](Self::keep) one by one. Nothing is stored here unless there is a bucket.
+    fn keep_new(
+        &self,
+        _index: &dyn Index,
+        _cache: CacheId,
+        nars: &[(NarRecord, &[u8])],
+        _now: u64,
+    ) -> Result<Vec<bool>, Refusal> {
+        Ok(vec![false; nars.len()])
+    }
     /// Adopts a verified NAR that has its name already. Returns the record for the index.
     fn import(
         &self,

@@ -223,3 +223,32 @@ fn a_nar_can_be_named_by_its_nar_hash() {
     assert_eq!(known, stored);
     cache.commit_narinfos(&[path.narinfo(Compression::Zstd)], &pusher()).unwrap();
 }
+
+#[test]
+fn several_nars_are_received_together() {
+    let fixture = Fixture::new();
+    let paths: Vec<TestPath> = (0..5)
+        .map(|at| TestPath::with_contents(&format!("path-{at}"), &[], format!("contents {at}").repeat(100).as_bytes()))
+        .collect();
+    paths[0].send(&fixture.cache, Compression::Zstd).unwrap().unwrap();
+    let files: Vec<Vec<u8>> = paths.iter().map(|path| path.file(Compression::None)).collect();
+    let target = |path: &TestPath| NarTarget::Nar { nar_hash: path.info.nar_hash, compression: Compression::None };
+    let nars: Vec<(NarTarget, &[u8])> =
+        paths.iter().zip(&files).map(|(path, file)| (target(path), &file[..])).collect();
+    // One is there in another compression, and one is given twice.
+    let given = [&nars[..], &nars[2..3]].concat();
+    let stored = fixture.cache.receive_nars(&given, &pusher()).unwrap();
+    let hashes: Vec<_> = stored.iter().map(|stored| stored.nar_hash).collect();
+    assert_eq!(hashes, [0, 1, 2, 3, 4, 2].map(|at: usize| paths[at].info.nar_hash));
+    assert_eq!((stored[0].compression, stored[1].compression), (Compression::Zstd, Compression::None));
+    for (stored, path) in stored.iter().zip(&paths) {
+        let file = fixture.cache.nar_file(&stored.name.to_string()).unwrap().unwrap();
+        assert_eq!(read_all(file.file), path.file(stored.compression));
+    }
+    // Again: all are known. A damaged one is refused by name.
+    assert_eq!(fixture.cache.receive_nars(&given, &pusher()).unwrap(), stored);
+    let new = TestPath::with_contents("new", &[], b"new");
+    let refusal = fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], &pusher()).unwrap_err();
+    assert!(refusal.to_string().contains(&new.info.nar_hash.to_nix32()), "{refusal}");
+    assert!(fixture.cache.receive_nars(&[], &pusher()).unwrap().is_empty());
+}

@@ -1,6 +1,6 @@
 //! Caches, and what files may not show yet.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use narval_nix::{HashPart, Sha256};
 use tokio_postgres::{Client, Row};
@@ -74,8 +74,20 @@ pub(super) async fn settle(change: &Change<'_>, up_to: i64) -> Result<(), Failed
 }
 
 pub(super) async fn settle_these(change: &Change<'_>, numbers: &[i64]) -> Result<(), Failed> {
-    let settle = "delete from narval.pending where id = any($1)";
+    let settle = "delete from narval.pending where id = any($1) and (kind <> 'path' or id in (select min(id) from narval.pending \
+         where kind = 'path' and name in (select name from narval.pending where id = any($1)) \
+         group by cache, name having count(*) = 1))";
     execute(change.client, settle, &[p(&numbers.to_vec())]).await.map(drop)
+}
+
+/// Gives entries of narinfos new numbers, and one for all of the same narinfo.
+pub(super) async fn take_over(change: &Change<'_>, numbers: &[i64]) -> Result<Vec<(i64, CacheId, HashPart)>, Failed> {
+    // Who waits for the row of an entry finds it gone.
+    let take = "with gone as (delete from narval.pending where id = any($1) and kind = 'path' returning cache, name) \
+         insert into narval.pending (cache, kind, name) select distinct cache, 'path', name from gone \
+         returning id, cache, name";
+    let rows = query(change.client, take, &[p(&numbers.to_vec())]).await?;
+    rows.iter().map(|row| Ok((get(row, 0)?, CacheId(get(row, 1)?), parsed(row, 2)?))).collect()
 }
 
 pub(super) async fn settle_alone(
@@ -126,6 +138,12 @@ pub(super) async fn is_pending(client: &Client, number: i64) -> Result<bool, Fai
     Ok(query_opt(client, "select 1 from narval.pending where id = $1", &[p(&number)]).await?.is_some())
 }
 
+/// Of these entries, those that are there.
+pub(super) async fn are_pending(client: &Client, numbers: &[i64]) -> Result<HashSet<i64>, Failed> {
+    let find = "select id from narval.pending where id = any($1)";
+    query(client, find, &[p(&numbers.to_vec())]).await?.iter().map(|row| get(row, 0)).collect()
+}
+
 /// The number of the oldest pending entry of a name below `nar/`, and whether the entry with the number `stored` is there.
 pub(super) async fn oldest_pending(
     client: &Client,
@@ -162,9 +180,10 @@ pub(super) async fn is_any_replaced(client: &Client, cache: CacheId, placed: &[P
     Ok(query_opt(client, find, &[p(&cache.0), p(&names), p(&entries)]).await?.is_some())
 }
 
-pub(super) async fn doubt_file(change: &Change<'_>, cache: CacheId, name: &str) -> Result<i64, Failed> {
-    let add = "insert into narval.pending (cache, kind, name) values ($1, 'file', $2) returning id";
-    let row = query_opt(change.client, add, &[p(&cache.0), p(&name)]).await?.ok_or(Failed::Changed)?;
+pub(super) async fn note_pending(change: &Change<'_>, cache: CacheId, pending: &Pending) -> Result<i64, Failed> {
+    let (kind, name) = pending.row();
+    let add = "insert into narval.pending (cache, kind, name) values ($1, $2, $3) returning id";
+    let row = query_opt(change.client, add, &[p(&cache.0), p(&kind), p(&name)]).await?.ok_or(Failed::Changed)?;
     get(&row, 0)
 }
 

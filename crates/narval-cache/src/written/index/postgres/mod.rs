@@ -57,6 +57,9 @@ const CONDEMNED_MAX: Duration = Duration::from_secs(5);
 /// How often it looks.
 const CONDEMNED_EVERY: Duration = Duration::from_millis(100);
 
+/// Names of NARs that are recorded in one transaction.
+const OBJECTS_STEP: usize = 1024;
+
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
@@ -299,10 +302,6 @@ impl Index for Postgres {
         self.add(cache, name, nar, (now, Replaced::Kept))
     }
 
-    fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError> {
-        self.database.write(NOTE, async |change| caches::doubt_file(change, cache, name).await)
-    }
-
     fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
         let entry = lost.entry();
         self.database.write(REMOVE, async |change| {
@@ -523,6 +522,36 @@ impl Index for Postgres {
         self.database.read(DEADLINE_LARGE, async |client| caches::pending(client, after).await)
     }
 
+    fn add_objects(
+        &self,
+        cache: CacheId,
+        objects: &[(String, NarRecord)],
+        now: u64,
+    ) -> Result<Vec<Option<i64>>, IndexError> {
+        let mut all = Vec::with_capacity(objects.len());
+        for some in objects.chunks(OBJECTS_STEP) {
+            // Until their files are stored again, they are not.
+            some.iter().for_each(|(name, _)| self.recorded.remove(cache, name));
+            let addition =
+                |(name, nar): &(String, NarRecord)| Addition { cache, name: name.clone(), nar: nar.clone(), now };
+            let additions: Vec<Addition> = some.iter().map(addition).collect();
+            let added = self.database.try_write(ADD_LATER, async |change| nars::add_files(change, &additions).await)?;
+            let added = added.unwrap_or_default();
+            self.recorded.remember(cache, added.clone());
+            let numbers: HashMap<String, i64> = added.into_iter().collect();
+            all.extend(some.iter().map(|(name, _)| numbers.get(name).copied()));
+        }
+        Ok(all)
+    }
+
+    fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError> {
+        self.database.write(NOTE, async |change| caches::note_pending(change, cache, pending).await)
+    }
+
+    fn take_over(&self, numbers: &[i64]) -> Result<Vec<(i64, CacheId, HashPart)>, IndexError> {
+        self.database.write(NOTE, async |change| caches::take_over(change, numbers).await)
+    }
+
     fn settle(&self, up_to: i64) -> Result<(), IndexError> {
         self.database.write(NOTE_LATER, async |change| caches::settle(change, up_to).await)
     }
@@ -550,6 +579,20 @@ impl Index for Postgres {
             }
         }
         self.settle_file(cache, name, number)
+    }
+
+    fn settle_files_soon(&self, cache: CacheId, files: &[(String, i64)]) -> Result<Vec<bool>, IndexError> {
+        let numbers: Vec<i64> = files.iter().map(|(_, number)| *number).collect();
+        let pending = self.database.read(DEADLINE, async |client| caches::are_pending(client, &numbers).await)?;
+        let settle = |(name, number): &(String, i64)| {
+            if !pending.contains(number) {
+                self.recorded.remove(cache, name);
+                return Ok(false);
+            }
+            // What is not remembered, because there is too much, is settled at once.
+            Ok(self.recorded.set_stored(cache, name, *number) || self.settle_file(cache, name, *number)?)
+        };
+        files.iter().map(settle).collect()
     }
 
     fn settle_stored_files(&self) -> Result<(), IndexError> {

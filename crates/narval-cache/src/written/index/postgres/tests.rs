@@ -515,3 +515,14 @@ fn nodes_know_who_is_there() {
     three.leave();
     assert_eq!(seen_by_one.count(), 2);
 }
+
+#[test]
+fn pending_entries_and_objects() {
+    for check in
+        [crate::written::index::tests::entries_are_taken_over, crate::written::index::tests::objects_are_added_together]
+    {
+        let Some(server) = PostgresServer::shared() else { return };
+        let address = server.database();
+        check([&Postgres::open(&address).unwrap(), &Postgres::open(&address).unwrap()]);
+    }
+}

@@ -266,11 +266,6 @@ impl Index for Sqlite {
         self.add(cache, name, nar, (now, replaced))
     }
 
-    fn doubt_file(&self, cache: CacheId, name: &str) -> Result<i64, IndexError> {
-        let name = name.to_owned();
-        self.write(Durability::Later, move |connection| schema::add_pending(connection, cache, "file", &name))
-    }
-
     fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
         let (name, entry) = (name.to_owned(), lost.entry());
         self.write(Durability::Later, move |connection| {
@@ -465,6 +460,34 @@ impl Index for Sqlite {
 
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
         self.read(|connection| schema::pending(connection, after))
+    }
+
+    fn add_objects(
+        &self,
+        cache: CacheId,
+        objects: &[(String, NarRecord)],
+        now: u64,
+    ) -> Result<Vec<Option<i64>>, IndexError> {
+        let objects = objects.to_vec();
+        self.write(Durability::Later, move |connection| {
+            let add = |(name, nar): &(String, NarRecord)| {
+                Ok(match nars::add_file(connection, cache, name, nar, (now, Replaced::Kept))? {
+                    Added::As(number) => Some(number),
+                    Added::Removing | Added::InUse => None,
+                })
+            };
+            objects.iter().map(add).collect()
+        })
+    }
+
+    fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError> {
+        let (kind, name) = pending.row();
+        self.write(Durability::Later, move |connection| schema::add_pending(connection, cache, kind, &name))
+    }
+
+    fn take_over(&self, numbers: &[i64]) -> Result<Vec<(i64, CacheId, HashPart)>, IndexError> {
+        let numbers = numbers.to_vec();
+        self.write(Durability::Full, move |connection| schema::take_over(connection, &numbers))
     }
 
     fn settle(&self, up_to: i64) -> Result<(), IndexError> {

@@ -1,5 +1,6 @@
 //! Tables, caches, and pending entries for files.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use narval_nix::HashPart;
@@ -191,8 +192,25 @@ pub(super) fn settle(connection: &Connection, up_to: i64) -> rusqlite::Result<()
 }
 
 pub(super) fn settle_these(connection: &Connection, numbers: &[i64]) -> rusqlite::Result<()> {
-    let mut settle = connection.prepare_cached("delete from pending where id = ?")?;
-    numbers.iter().try_for_each(|number| settle.execute([number]).map(drop))
+    let settle = "delete from pending where id = ?1 and (?2 or kind <> 'path' or not exists (select 1 from pending other \
+         where other.cache = pending.cache and other.kind = 'path' and other.name = pending.name and other.id <> ?1))";
+    let whatever = !holds(Rule::SettleAlone) || !holds(Rule::Renumbered);
+    let mut settle = connection.prepare_cached(settle)?;
+    numbers.iter().try_for_each(|number| settle.execute(params![number, whatever]).map(drop))
+}
+
+/// Gives entries of narinfos new numbers, and one for all of the same narinfo.
+pub(super) fn take_over(connection: &Connection, numbers: &[i64]) -> rusqlite::Result<Vec<(i64, CacheId, HashPart)>> {
+    let mut take =
+        connection.prepare_cached("delete from pending where id = ? and kind = 'path' returning cache, name")?;
+    let mut taken = BTreeSet::new();
+    for number in numbers {
+        let row = |row: &Row<'_>| Ok((CacheId(row.get(0)?), parsed::<HashPart>(row, 1)?));
+        taken.extend(take.query_row([number], row).optional()?);
+    }
+    let again =
+        |(cache, part): (CacheId, HashPart)| Ok((add_pending(connection, cache, "path", part.as_str())?, cache, part));
+    taken.into_iter().map(again).collect()
 }
 
 pub(super) fn settle_alone(

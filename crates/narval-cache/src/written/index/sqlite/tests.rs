@@ -53,3 +53,13 @@ fn a_later_version_is_refused() {
     connect(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
     assert!(matches!(Sqlite::open(&path), Err(IndexError::Newer { found: 99, .. })));
 }
+
+#[test]
+fn pending_entries_and_objects() {
+    for check in
+        [crate::written::index::tests::entries_are_taken_over, crate::written::index::tests::objects_are_added_together]
+    {
+        let (folder, index) = index();
+        check([&index, &Sqlite::open(&folder.path().join("index.sqlite")).unwrap()]);
+    }
+}

@@ -1,11 +1,14 @@
 //! One cache in a bucket.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use narval_client::Payload;
 use narval_nix::HashPart;
 use narval_store::TemporaryFile;
 
@@ -26,6 +29,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How often an upload whose name was removed meanwhile is recorded again.
 const PLACE_ATTEMPTS_MAX: u32 = 3;
+
+/// Threads that store the NARs of one request.
+const THREADS_MAX: usize = 16;
 
 /// The largest small file: build logs.
 const SMALL_LEN_MAX: u64 = 256 << 20;
@@ -173,6 +179,27 @@ impl CacheInBucket {
         let message = "the NAR was removed while it was stored: the path was collected or deleted; push again";
         Err(Refusal::new(RefusalKind::Conflict, message))
     }
+}
+
+/// Does something with each of them, on several threads. Returns the first failure.
+fn each_at_once<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), Refusal> + Sync) -> Result<(), Refusal> {
+    let next = AtomicUsize::new(0);
+    let do_some = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(one)?;
+        }
+        Ok(())
+    };
+    let threads_max = if clock::has_threads() { THREADS_MAX } else { 1 };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..all.len().min(threads_max)).map(|_| scope.spawn(do_some)).collect();
+        let mut done = do_some();
+        for thread in threads {
+            let died = || Err(Refusal::new(RefusalKind::Failed, "a thread of an upload has died"));
+            done = done.and(thread.join().unwrap_or_else(|_| died()));
+        }
+        done
+    })
 }
 
 /// Another upload of the NAR was faster.
@@ -354,6 +381,42 @@ impl CacheStorage for CacheInBucket {
         let _one_by_one = clock::lock(keep.one_by_one);
         self.placed(&keep, &name, &keep.nar, recorded)?;
         Ok((stored, keep.nar))
+    }
+
+    /// Those of which the index has no row yet. What is in the way of the others is dealt with one by one.
+    fn keep_new(
+        &self,
+        index: &dyn Index,
+        cache: CacheId,
+        nars: &[(NarRecord, &[u8])],
+        now: u64,
+    ) -> Result<Vec<bool>, Refusal> {
+        let mut stored = vec![false; nars.len()];
+        let (mut new, mut seen) = (Vec::new(), HashSet::new());
+        for (at, (nar, file)) in nars.iter().enumerate() {
+            if seen.insert((nar.nar_hash, nar.compression)) && index.nar(&nar.nar_hash, nar.compression)?.is_none() {
+                new.push((at, (object_name(nar), nar.clone()), *file));
+            }
+        }
+        let objects: Vec<(String, NarRecord)> = new.iter().map(|(_, object, _)| object.clone()).collect();
+        let recorded = index.add_objects(cache, &objects, now)?;
+        let recorded = new.into_iter().zip(recorded);
+        let recorded: Vec<_> = recorded.filter_map(|(new, number)| number.map(|number| (new, number))).collect();
+        // If storing fails, the rows are removed by the next pass over pending rows.
+        each_at_once(&recorded, |((_, (name, nar), file), _)| {
+            let payload = Payload::Bytes(file);
+            let put = self.shared.objects.put(&self.nar_key(name), "application/x-nix-nar", payload, nar.file_hash);
+            put.map_err(|error| Refusal::of_file("store", name, &error))
+        })?;
+        let placed: Vec<(String, i64)> =
+            recorded.iter().map(|((_, (name, _), _), number)| (name.clone(), *number)).collect();
+        let settled = index.settle_files_soon(cache, &placed)?;
+        for (((at, ..), _), is_settled) in recorded.iter().zip(settled) {
+            if let Some(stored) = stored.get_mut(*at) {
+                *stored = is_settled;
+            }
+        }
+        Ok(stored)
     }
 
     fn import(

@@ -1,0 +1,86 @@
+//! Receiving several small NARs at a time: in a bucket, one transaction records all of them.
+
+use std::collections::HashSet;
+
+use super::super::index::NarRecord;
+use super::super::{Cache, Grant, NarFileName, NarTarget, Refusal};
+use super::pass::Verified;
+use super::{Begin, Stored, Upload};
+
+/// A NAR that was verified, and is to be stored.
+struct New<'a> {
+    at: usize,
+    upload: Box<Upload>,
+    nar: NarRecord,
+    file: &'a [u8],
+}
+
+impl Cache {
+    /// Whether [`receive_nars`](Self::receive_nars) takes less than receiving them one by one.
+    pub fn takes_many_nars(&self) -> bool {
+        self.storage().publishes_later()
+    }
+
+    /// Receives, verifies and stores NARs that are in memory, in the given order. When this returns, all are stored, as after
+    /// [`Upload::receive`].
+    ///
+    /// # Errors
+    /// For the first that is refused. Others may be stored.
+    pub fn receive_nars(&self, nars: &[(NarTarget, &[u8])], grant: &Grant) -> Result<Vec<Stored>, Refusal> {
+        let mut stored: Vec<Option<Stored>> = Vec::with_capacity(nars.len());
+        let (mut new, mut seen) = (Vec::new(), HashSet::new());
+        for (at, (target, file)) in nars.iter().enumerate() {
+            let known = match self.begin(*target, Some(file.len() as u64), grant)? {
+                Begin::Known(known) => Some(known),
+                Begin::Receive(upload) => {
+                    if seen.insert(*target) {
+                        new.push(upload.examine(at, file)?);
+                    }
+                    None
+                }
+            };
+            stored.push(known);
+        }
+        let bytes = new.iter().map(|new| new.nar.file_size).sum();
+        self.check_quota(bytes)?;
+        let files: Vec<(NarRecord, &[u8])> = new.iter().map(|new| (new.nar.clone(), new.file)).collect();
+        let are_stored = self.files().keep_new(self.index(), self.id(), &files, self.now())?;
+        for (New { at, upload, nar, mut file }, is_stored) in new.into_iter().zip(are_stored) {
+            let done = match is_stored {
+                true => {
+                    let name = NarFileName::new(nar.file_hash, nar.compression);
+                    upload.note(Ok(Stored::new(name, &nar)))
+                }
+                false => upload.receive(&mut file),
+            };
+            if let Some(stored) = stored.get_mut(at) {
+                *stored = Some(done?);
+            }
+        }
+        // Those that were there twice are known by now.
+        let mut all = Vec::with_capacity(nars.len());
+        for (stored, (target, mut file)) in stored.into_iter().zip(nars.iter().copied()) {
+            all.push(match stored {
+                Some(stored) => stored,
+                None => match self.begin(target, Some(file.len() as u64), grant)? {
+                    Begin::Known(known) => known,
+                    Begin::Receive(upload) => upload.receive(&mut file)?,
+                },
+            });
+        }
+        Ok(all)
+    }
+}
+
+impl Upload {
+    /// Verifies a file, which is not written anywhere.
+    fn examine(self: Box<Self>, at: usize, file: &[u8]) -> Result<New<'_>, Refusal> {
+        let verified = self.verify(&mut &*file, None);
+        if let Err(refusal) = &verified {
+            self.note(Err(refusal.clone()))?;
+        }
+        let (Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found }, _) = verified?;
+        let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        Ok(New { at, upload: self, nar, file })
+    }
+}
