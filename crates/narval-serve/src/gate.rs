@@ -112,7 +112,7 @@ impl Gate<'_> {
             (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
                 Ok(Allowed::Progress(name, grant(caller)?))
             }
-            (_, Route::Push(PushRoute::Missing | PushRoute::Commit | PushRoute::Oidc)) => {
+            (_, Route::Push(PushRoute::Missing | PushRoute::Nars | PushRoute::Commit | PushRoute::Oidc)) => {
                 Err(ServeError::Method("POST"))
             }
             (_, Route::Push(PushRoute::Pins)) => Err(ServeError::Method("GET, HEAD")),

@@ -3,6 +3,7 @@
 mod narval;
 mod plain;
 mod server;
+mod small;
 mod spool;
 
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use crate::watchers::Watchers;
 use crate::{Destination, Error, Progress};
 use narval::NarvalCache;
 use plain::PlainCache;
-use server::Server;
+use server::{Protocol, Server};
+use small::SmallNars;
 
 /// The maximum number of NARs sent at the same time.
 pub const UPLOADS_MAX: usize = 16;
@@ -36,7 +38,7 @@ enum Kind {
     /// With the protocol that Nix uses.
     Plain(Server),
     /// With Narval's protocol.
-    Narval(Server, Url),
+    Narval(Server, Protocol),
 }
 
 /// Options of a push.
@@ -155,7 +157,9 @@ where
             transfer(source, entries, &sink, uploads, watchers)
         }
         Kind::Narval(server, protocol) => {
-            let sink = NarvalCache { server, protocol, encoding: options.encoding, key, progress };
+            let small = protocol.takes_nars.then(SmallNars::default);
+            let sink =
+                NarvalCache { server, protocol: &protocol.url, small, encoding: options.encoding, key, progress };
             transfer(source, entries, &sink, uploads, watchers)
         }
     }

@@ -12,6 +12,7 @@ use narval_nix::{HashPart, NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
+use super::small::{Batch, SMALL_LEN_MAX, SmallNars};
 use crate::{Error, Progress};
 
 /// Bytes in one part: less than the 32 MiB that the protocol allows, because each upload holds two parts in memory.
@@ -30,6 +31,8 @@ pub(super) struct NarvalCache<'a> {
     pub(super) server: &'a Server,
     /// The base of the protocol's URLs.
     pub(super) protocol: &'a Url,
+    /// Small NARs, if the cache takes several in one request.
+    pub(super) small: Option<SmallNars>,
     pub(super) encoding: Encoding,
     pub(super) key: Option<&'a SecretKey>,
     pub(super) progress: &'a Progress,
@@ -64,7 +67,11 @@ impl Sink for NarvalCache<'_> {
         let info = source.info(entry);
         let kept = source.narinfo(entry);
         let compression = kept.map_or_else(|| self.encoding.compression(), |narinfo| narinfo.compression);
-        let name = format!("nar/{}.nar{}", info.nar_hash.to_nix32(), compression.file_extension());
+        let name = format!("{}.nar{}", info.nar_hash.to_nix32(), compression.file_extension());
+        if let Some(small) = self.small.as_ref().filter(|_| info.nar_size <= SMALL_LEN_MAX) {
+            return self.put_small(small, source, entry, name);
+        }
+        let name = format!("nar/{name}");
         let mut offset = self.offset(&name, info.nar_size).map_err(TransferError::Sink)?;
         for _ in 0..STARTS_MAX {
             let sent = std::thread::scope(|scope| {
@@ -104,7 +111,16 @@ impl Sink for NarvalCache<'_> {
 
     fn commit(&self, put: Vec<NarInfo>) -> Result<Vec<StorePath>, Error> {
         let (mut body, mut count) = (String::new(), 0);
-        for narinfo in put {
+        if let Some(small) = &self.small
+            && let Some(batch) = small.rest()
+        {
+            self.send_small(small, &batch)?;
+        }
+        for mut narinfo in put {
+            let lines = self.small.as_ref().and_then(|small| small.lines(&narinfo));
+            if let Some(lines) = lines {
+                take_file_lines(&mut narinfo, &lines).ok_or_else(|| self.malformed("nars"))?;
+            }
             let text = narinfo.render(&self.server.store_dir);
             if count == BATCH_MAX || body.len() + text.len() > COMMIT_LEN_MAX {
                 // The paths come in order: it may refer to those before it.
@@ -119,6 +135,36 @@ impl Sink for NarvalCache<'_> {
 }
 
 impl NarvalCache<'_> {
+    /// Adds a small NAR to those that are sent together. What its narinfo says of the file is known when it is committed.
+    fn put_small<S: Source>(
+        &self,
+        small: &SmallNars,
+        source: &S,
+        entry: &S::Entry,
+        name: String,
+    ) -> Result<NarInfo, TransferError<S::Error, Error>> {
+        if self.progress.is_interrupted() {
+            return Err(TransferError::Sink(Error::Interrupted));
+        }
+        let (info, mut file) = (source.info(entry), Vec::new());
+        let written = write_nar(source, entry, (self.encoding, self.key), &mut file);
+        let narinfo =
+            written.map_err(|error| error.map_sink(|source| Error::Copy { path: info.path.clone(), source }))?;
+        if let Some(batch) = small.add(info.nar_hash, name, &file) {
+            self.send_small(small, &batch).map_err(TransferError::Sink)?;
+        }
+        Ok(narinfo)
+    }
+
+    fn send_small(&self, small: &SmallNars, batch: &Batch) -> Result<(), Error> {
+        let (url, body) = (self.url("nars")?, batch.body());
+        let (content_type, payload) = ("application/octet-stream", Payload::Bytes(&body));
+        let sent = Sent { method: Method::Post, url: &url, content_type, payload, answer_len_max: LIST_LEN_MAX };
+        let answer = self.server.send(&sent, &|len| self.progress.downloaded(len))?;
+        let answer = self.server.accepted(&url, answer)?;
+        small.sent(batch, &answer).ok_or_else(|| self.malformed("nars"))
+    }
+
     fn url(&self, below: &str) -> Result<Url, Error> {
         Ok(self.protocol.child(below)?)
     }

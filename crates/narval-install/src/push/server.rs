@@ -12,6 +12,8 @@ use crate::Error;
 
 /// The key in `nix-cache-info` with which a cache offers the protocol of `docs/push-protocol.md`.
 const PROTOCOL_KEY: &str = "NarvalPush";
+/// The key with which it says that it takes several NARs in one request.
+const NARS_KEY: &str = "NarvalPushNars";
 /// How to give credentials to a command that pushes.
 const CREDENTIALS: &str = "give a token with --token-file, or an entry in netrc (--netrc-file), or --header";
 /// The maximum length of a displayed message of a refusal.
@@ -24,6 +26,14 @@ pub(super) struct Server {
     pub(super) url: Url,
     pub(super) client: Arc<Client>,
     pub(super) store_dir: StoreDir,
+}
+
+/// What a cache offers of the protocol of `docs/push-protocol.md`.
+pub(super) struct Protocol {
+    /// The base of its URLs.
+    pub(super) url: Url,
+    /// Whether it takes several NARs in one request.
+    pub(super) takes_nars: bool,
 }
 
 /// A request with a body.
@@ -45,9 +55,9 @@ impl Server {
         self.client.counts().0
     }
 
-    /// Reads the `nix-cache-info`, or uploads one if there is none. Returns the base URL of Narval's protocol, if the
-    /// cache offers it.
-    pub(super) fn open(&self) -> Result<Option<Url>, Error> {
+    /// Reads the `nix-cache-info`, or uploads one if there is none. Returns what the cache offers of
+    /// Narval's protocol, if anything.
+    pub(super) fn open(&self) -> Result<Option<Protocol>, Error> {
         let url = self.url.child("nix-cache-info")?;
         let answer = self.client.metadata(&url, CACHE_INFO_LEN_MAX as u64);
         let refused = |reason: String| CacheError::Refused { cache: self.url.to_string(), reason };
@@ -64,7 +74,8 @@ impl Server {
         let offered = info.unknown.iter().find(|(key, _)| key == PROTOCOL_KEY);
         // Only below the cache itself: a cache must not decide where credentials are sent.
         let protocol = offered.and_then(|(_, path)| self.url.child(&format!("{}/", path.trim_end_matches('/'))).ok());
-        Ok(protocol.filter(|to| to.origin() == self.url.origin()))
+        let takes_nars = info.unknown.iter().any(|(key, _)| key == NARS_KEY);
+        Ok(protocol.filter(|to| to.origin() == self.url.origin()).map(|url| Protocol { url, takes_nars }))
     }
 
     /// Whether a file exists.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use narval_cache::written::Cache;
 use narval_http::{Prepared, StatusCode};
 use narval_nix::{CacheInfo, SecretKey, StoreDir};
 
@@ -16,7 +17,7 @@ const PUBLIC_KEY: &str = "PublicKey";
 const DELTAS: (&str, &str) = ("NarDeltas", "dcz");
 
 /// The answer, which never changes while the service runs.
-pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, is_writable: bool) -> Arc<Prepared> {
+pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, written: Option<&Cache>) -> Arc<Prepared> {
     // Clients ignore unknown keys.
     let mut unknown = Vec::new();
     if config.face == Face::Narval {
@@ -27,8 +28,11 @@ pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, is_writable: bool) 
     if config.sends_deltas() {
         unknown.push((DELTAS.0.to_owned(), DELTAS.1.to_owned()));
     }
-    if is_writable {
+    if let Some(cache) = written {
         unknown.push((push::CACHE_INFO_KEY.to_owned(), push::PATH.to_owned()));
+        if cache.takes_many_nars() {
+            unknown.push((push::NARS.0.to_owned(), push::NARS.1.to_owned()));
+        }
     }
     let info = CacheInfo {
         store_dir: store_dir.clone(),

@@ -77,6 +77,8 @@ pub(crate) enum PushRoute<'a> {
     Missing,
     /// `nar/<NAR hash>.nar…`
     Nar(&'a str),
+    /// `nars`
+    Nars,
     /// `commit`
     Commit,
     /// `oidc`
@@ -186,6 +188,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
     if let Some(rest) = path.strip_prefix(push::PATH).and_then(|rest| rest.strip_prefix('/')) {
         return match (rest, rest.split_once('/')) {
             ("missing", _) => Route::Push(PushRoute::Missing),
+            ("nars", _) => Route::Push(PushRoute::Nars),
             ("commit", _) => Route::Push(PushRoute::Commit),
             ("oidc", _) => Route::Push(PushRoute::Oidc),
             ("pins", _) => Route::Push(PushRoute::Pins),

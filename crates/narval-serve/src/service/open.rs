@@ -48,7 +48,8 @@ impl Service {
         let name = sources.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default();
         let metrics = state.metrics(&name);
         let store_dir = store_dir_of(&sources)?;
-        let cache_info = nix_cache_info::prepare(&config, &store_dir, sources.written.is_some());
+        let cache_info =
+            nix_cache_info::prepare(&config, &store_dir, sources.written.as_ref().map(|written| &written.cache));
         let (face, prefix) = (config.face, config.prefix.clone());
         let sign_keys: Vec<_> = config.sign_keys.iter().map(SecretKey::public_key).collect();
         let (wants_page, priority) = (config.page && face == Face::Narval, config.priority);

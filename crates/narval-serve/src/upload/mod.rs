@@ -127,6 +127,7 @@ impl Uploads {
     ) -> Result<Response, ServeError> {
         match route {
             PushRoute::Missing => push::missing(self, request),
+            PushRoute::Nars => push::nars(self, grant, request),
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
             PushRoute::Pins => Err(ServeError::Method("GET, HEAD")),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::{Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Stored, read_commit};
+use narval_cache::written::{
+    Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Stored, read_commit, read_nars,
+};
 use narval_http::{Request, Response, StatusCode};
 use narval_nix::{HashPart, Sha256};
 
@@ -15,6 +17,8 @@ use crate::error::ServeError;
 pub(crate) const CACHE_INFO_KEY: &str = "NarvalPush";
 /// Its value.
 pub(crate) const PATH: &str = "_narval/v1";
+/// The line that tells clients to send small NARs together: the key, and the URL.
+pub(crate) const NARS: (&str, &str) = ("NarvalPushNars", "_narval/v1/nars");
 
 /// The most hash parts in one `POST missing`.
 const HASH_PARTS_MAX: usize = 65_536;
@@ -22,6 +26,8 @@ const HASH_PARTS_MAX: usize = 65_536;
 const LINE_BYTES: u64 = 33;
 /// The largest commit, in bytes. It takes about six times as much memory: as text, as narinfos, and as rows.
 const COMMIT_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// The largest body of small NARs, in bytes. It is in memory.
+const NARS_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// The lease of a path that a client was told is present, in seconds: 24 hours.
 const LEASE_SECONDS: u64 = 24 * 3600;
 /// The header field with the number of bytes received of an upload.
@@ -123,6 +129,26 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
             Begin::Known(stored) => Ok(this.known(&stored)),
             Begin::Receive(upload) => Ok(this.created(&upload.adopt(file)?)),
         }
+    })
+}
+
+/// `POST nars`: small NARs, which are recorded together.
+pub(super) fn nars(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
+    let this = Arc::clone(uploads);
+    uploads.receive(request, move |body| {
+        let body = read(&mut Counted::new(body, &this.metrics), NARS_BYTES_MAX)?;
+        let nars = read_nars(&body)?;
+        let named = nars.iter().map(|(name, file)| Ok((target(name)?, *file)));
+        let named = named.collect::<Result<Vec<_>, ServeError>>()?;
+        let stored = this.cache.receive_nars(&named, &grant)?;
+        let mut answer = String::new();
+        for (stored, (name, _)) in stored.iter().zip(&nars) {
+            this.stored(stored);
+            let lines = narinfo_lines(stored);
+            answer.push_str(&format!("{name} {}\n{lines}", lines.len()));
+        }
+        answer.push_str(&format!("end {}\n", stored.len()));
+        Ok(text(StatusCode::OK, answer))
     })
 }
 

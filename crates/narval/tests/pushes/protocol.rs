@@ -150,3 +150,41 @@ fn a_nar_of_another_hash_is_not_stored() {
     assert_eq!(answer.status, 422, "{}", answer.text());
     assert_eq!(lab.send("HEAD", &sent.url(), "", &[], b"").status, 404);
 }
+
+#[test]
+fn small_nars_are_sent_in_one_request() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let nars = [Nar::of(b"one"), Nar::of(b"two")];
+    let body = |nars: &[(&Nar, &[u8])]| {
+        let mut body = Vec::new();
+        for (nar, file) in nars {
+            body.extend_from_slice(format!("{}.nar {}\n", nar.hash.to_nix32(), file.len()).as_bytes());
+            body.extend_from_slice(file);
+        }
+        [&body, format!("end {}\n", nars.len()).as_bytes()].concat()
+    };
+    let send = |body: &[u8]| lab.post("/_narval/v1/nars", &token, body);
+    let answer = send(&body(&[(&nars[0], &nars[0].bytes), (&nars[1], &nars[1].bytes)]));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let mut wanted = String::new();
+    for nar in &nars {
+        // The same lines as for a NAR alone.
+        let lines = lab.expect(&nar_url(nar, ""), &token, 1 << 20);
+        assert_eq!(lines.status, 200);
+        wanted.push_str(&format!("{}.nar {}\n{}", nar.hash.to_nix32(), lines.text().len(), lines.text()));
+    }
+    assert_eq!(answer.text(), format!("{wanted}end 2\n"));
+    // What is not what its name says, incomplete, too much, or from somebody else.
+    let new = Nar::of(b"new");
+    let damaged = send(&body(&[(&new, &nars[0].bytes)]));
+    assert!(damaged.status == 422 && damaged.text().contains(&new.hash.to_nix32()), "{}", damaged.text());
+    let complete = body(&[(&new, &new.bytes)]);
+    assert_eq!(send(&complete[..complete.len() - 1]).status, 400);
+    assert_eq!(send(b"x.nar 1\nxend 1\n").status, 400);
+    assert_eq!(send(&noise((8 << 20) + 1)).status, 413);
+    assert_eq!(lab.post("/_narval/v1/nars", "", &complete).status, 401);
+    assert_eq!(send(&complete).status, 200);
+    // A cache in a folder gains nothing by it.
+    assert!(!lab.get("/nix-cache-info").text().contains("NarvalPushNars"));
+}
