@@ -20,8 +20,8 @@ use super::sql::{execute, get, p, query_opt};
 /// How often is looked.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long the answer may take. The database counts as away after that.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the answer may take. The database counts as away after that. One that is only busy must not: all uploads would be refused.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often rows of `changes` are removed that are an hour old.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
