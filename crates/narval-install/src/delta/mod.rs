@@ -15,7 +15,7 @@ use narval_nix::{Compression, NarHash, PathInfo, Sha256Hasher, StorePath};
 use narval_store::{NarReader, Store};
 
 pub use bases::DeltaBases;
-pub(crate) use pace::{Download, Pace};
+pub(crate) use pace::{Asked, Download, Pace};
 pub use prospects::PlannedDelta;
 pub(crate) use prospects::prospects;
 
@@ -26,6 +26,8 @@ const PIECE_LEN: usize = 256 * 1024;
 const WAIT_MAX: Duration = Duration::from_secs(25);
 /// The size of a compressed NAR is assumed to be this fraction of the NAR if it is not known: a half.
 const COMPRESSED_FRACTION: u64 = 2;
+/// The size of a delta is assumed to be this fraction of the compressed NAR if it is not known: a quarter.
+const DELTA_FRACTION: u64 = 4;
 
 /// Whether deltas are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +84,16 @@ impl<'a> Deltas<'a> {
     /// Counts the download of a whole NAR.
     pub(crate) fn download(&self, found: &Found) -> Download<'_> {
         self.pace.download(whole_len(found))
+    }
+
+    /// Counts a delta that is asked for, until the answer has begun.
+    pub(crate) fn asked(&self, found: &Found) -> Asked<'_> {
+        self.pace.asked(whole_len(found) / DELTA_FRACTION)
+    }
+
+    /// Counts the download of a delta of this many bytes.
+    pub(crate) fn download_delta(&self, found: &Found, len: Option<u64>) -> Download<'_> {
+        self.pace.download_delta(len.unwrap_or(whole_len(found) / DELTA_FRACTION))
     }
 
     /// How long the server may take for a delta that it has yet to make: as long as the whole NAR would take. In full seconds, and

@@ -24,7 +24,7 @@ pub(crate) struct Pace {
     line: Mutex<Line>,
 }
 
-/// What whole NARs take of the line.
+/// What NARs and deltas take of the line.
 #[derive(Debug, Default)]
 struct Line {
     /// How many are being downloaded.
@@ -34,15 +34,24 @@ struct Line {
     /// The bytes that were received before, and in which time.
     bytes: u64,
     busy: Duration,
-    /// The bytes that the downloads under way are expected to lack.
+    /// The bytes that the downloads under way are expected to lack, and those of the answers that are waited for.
     expected: u64,
 }
 
-/// The download of a whole NAR.
+/// The download of a whole NAR or a delta.
 #[derive(Debug)]
 pub(crate) struct Download<'a> {
     pace: &'a Pace,
+    /// A delta says little about the rate: it arrives while its base is read, and is waited for only briefly.
+    is_measured: bool,
     /// The bytes that are still expected of it.
+    expected: u64,
+}
+
+/// A delta that was asked for, until the answer has begun.
+#[derive(Debug)]
+pub(crate) struct Asked<'a> {
+    pace: &'a Pace,
     expected: u64,
 }
 
@@ -62,9 +71,16 @@ impl Pace {
         bytes.saturating_mul(1_000_000) / waited_us.max(1) < FAST_BYTES_PER_S
     }
 
-    /// How long a download of about this many bytes would take from now on, beside those under way.
+    /// How long a download of about this many bytes would take from now on, behind those under way and the deltas that others wait for.
     pub(crate) fn time_for(&self, len: u64) -> Duration {
         self.line().time_for(len, self.bytes.load(Ordering::Relaxed), Instant::now())
+    }
+
+    /// Counts a delta that is asked for, of which about this many bytes are expected.
+    pub(crate) fn asked(&self, expected: u64) -> Asked<'_> {
+        let mut line = self.line();
+        line.expected = line.expected.saturating_add(expected);
+        Asked { pace: self, expected }
     }
 
     /// Counts the download of a whole NAR, of which about this many bytes are expected.
@@ -73,7 +89,14 @@ impl Pace {
         line.downloads += 1;
         line.expected = line.expected.saturating_add(expected);
         line.busy_since.get_or_insert_with(|| (Instant::now(), self.bytes.load(Ordering::Relaxed)));
-        Download { pace: self, expected }
+        Download { pace: self, is_measured: true, expected }
+    }
+
+    /// Counts the download of a delta, of which about this many bytes are expected.
+    pub(crate) fn download_delta(&self, expected: u64) -> Download<'_> {
+        let mut line = self.line();
+        line.expected = line.expected.saturating_add(expected);
+        Download { pace: self, is_measured: false, expected }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -96,10 +119,19 @@ impl Line {
     }
 }
 
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let mut line = self.pace.line();
+        line.expected = line.expected.saturating_sub(self.expected);
+    }
+}
+
 impl Download<'_> {
     /// Counts bytes of it that took this long to arrive.
     pub(crate) fn received(&mut self, bytes: usize, waited: Duration) {
-        self.pace.received(bytes, waited);
+        if self.is_measured {
+            self.pace.received(bytes, waited);
+        }
         let known = self.expected.min(bytes as u64);
         self.expected -= known;
         let mut line = self.pace.line();
@@ -111,8 +143,8 @@ impl Drop for Download<'_> {
     fn drop(&mut self) {
         let received = self.pace.bytes.load(Ordering::Relaxed);
         let mut line = self.pace.line();
-        line.downloads -= 1;
         line.expected = line.expected.saturating_sub(self.expected);
+        line.downloads -= usize::from(self.is_measured);
         if line.downloads == 0
             && let Some((since, before)) = line.busy_since.take()
         {
@@ -151,6 +183,15 @@ mod tests {
         assert_eq!(pace.time_for(5_000_000), Duration::from_secs(4));
         drop((one, two));
         assert_eq!(pace.time_for(5_000_000), Duration::from_secs(2));
+        let asked = pace.asked(2_500_000);
+        assert_eq!(pace.time_for(5_000_000), Duration::from_secs(3));
+        drop(asked);
+        let mut delta = pace.download_delta(5_000_000);
+        delta.received(2_500_000, Duration::ZERO);
+        assert_eq!(pace.time_for(5_000_000), Duration::from_secs(3));
+        drop(delta);
+        assert_eq!(pace.time_for(5_000_000), Duration::from_secs(2));
+        assert!(pace.is_slow(Duration::from_millis(60)), "deltas do not count");
         // What two have received together in 6 s.
         let line = Line { bytes: 3_000_000, busy: Duration::from_secs(6), ..Line::default() };
         assert_eq!(line.time_for(5_000_000, 0, Instant::now()), Duration::from_secs(10));

@@ -147,7 +147,9 @@ impl<'a> FromCaches<'a> {
         let others: &[&str] = if info.compression == Compression::None { &["zstd"] } else { &[] };
         let wait = self.deltas.map(|deltas| deltas.patience(found));
         let codings = delta_codings(&base.info.path.hash_part(), &base.info.nar_hash, others, wait);
+        let asked = self.deltas.map(|deltas| deltas.asked(found));
         let body = request(found, codings)?;
+        drop(asked);
         let coding = body.coding().map(str::to_owned);
         let base = if coding.as_deref() == Some("dcz") {
             let Some(base) = base.finish() else { return Ok(None) };
@@ -160,10 +162,12 @@ impl<'a> FromCaches<'a> {
         let core = self.cores.take(info.nar_size, Trace::thread_number());
         self.trace.end(span, Span::Wait);
         let hashes = coding.is_none() && hashes_file(info);
+        let len = body.total_len();
         let mut input = Input::new(body, hashes, info.nar_size, core, (self.progress, self.trace));
-        if base.is_none() {
-            input.measure(self.deltas.map(|deltas| deltas.download(found)));
-        }
+        input.measure(self.deltas.map(|deltas| match base {
+            Some(_) => deltas.download_delta(found, len),
+            None => deltas.download(found),
+        }));
         let reading = match (base, coding) {
             (Some((base, of, memory)), _) => {
                 let decoder = DeltaDecoder::new(input, base, &of.nar_hash);

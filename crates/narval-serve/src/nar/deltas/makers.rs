@@ -156,9 +156,11 @@ fn work() {
 }
 
 impl State {
-    /// Takes the next job out of the queue: the first that a request waits for, else the first.
+    /// Takes the next job out of the queue: the shortest that a request waits for, else the first. A client that asks for many deltas
+    /// soon has some to receive, and the whole NARs of the short ones would be sent before the long ones are made.
     fn next(&mut self) -> Option<Queued> {
-        let at = self.queue.iter().position(|queued| queued.waiting > 0).unwrap_or(0);
+        let wanted = self.queue.iter().enumerate().filter(|(_, queued)| queued.waiting > 0);
+        let at = wanted.min_by_key(|(at, queued)| (queued.job.bytes, *at)).map_or(0, |(at, _)| at);
         let used: u64 = self.running.iter().map(|running| running.memory).sum();
         let memory = self.queue.get(at)?.job.memory;
         if used + memory > MEMORY_MAX {
@@ -211,9 +213,12 @@ impl State {
             return Some(Duration::from_secs_f64(rest(running)));
         }
         let at = self.queue.iter().position(|queued| queued.ticket == ticket)?;
-        let before = self.queue.iter().take(at).filter(|queued| queued.waiting > 0).map(|queued| queued.job.bytes);
+        let own = self.queue.get(at)?.job.bytes;
+        let wanted = self.queue.iter().enumerate().filter(|(_, queued)| queued.waiting > 0);
+        let before =
+            wanted.filter(|(other, queued)| (queued.job.bytes, *other) < (own, at)).map(|(_, queued)| queued.job.bytes);
         let before = before.sum::<u64>() as f64 * per_byte + self.running.iter().map(rest).sum::<f64>();
-        let own = self.queue.get(at)?.job.bytes as f64 * per_byte;
+        let own = own as f64 * per_byte;
         Some(Duration::from_secs_f64(before / threads.max(1) as f64 + own))
     }
 }
@@ -256,13 +261,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_is_made_first_and_expected_after_what_is_before_it() {
+    fn the_shortest_that_is_waited_for_is_made_first_and_the_others_are_expected_after_it() {
         let now = Instant::now();
-        let mut state = with(&[(50, 0), (2, 1), (4, 1)]);
-        let times = [1, 2, 9].map(|number| expected(&state, number, 1, now));
-        assert_eq!(times, [Some(20), Some(60), None]);
-        assert_eq!(expected(&state, 2, 2, now), Some(50));
-        assert_eq!([1, 2, 0], [(); 3].map(|()| state.next().unwrap().ticket.0));
+        let mut state = with(&[(50, 0), (4, 1), (2, 1), (4, 1), (1, 0)]);
+        let times = [1, 2, 3, 9].map(|number| expected(&state, number, 1, now));
+        assert_eq!(times, [Some(60), Some(20), Some(100), None]);
+        assert_eq!(expected(&state, 1, 2, now), Some(50));
+        assert_eq!([2, 1, 3, 0, 4], [(); 5].map(|()| state.next().unwrap().ticket.0));
     }
 
     #[test]
