@@ -21,7 +21,7 @@ use super::sql::{execute, get, p, query_opt};
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// How long the answer may take. The database counts as away after that. One that is only busy must not: all uploads would be refused.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often rows of `changes` are removed that are an hour old.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
