@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments = arguments::Arguments::read(&["--context-takeover"])?;
     let context_takeover = arguments.get("--context-takeover") == Some("yes");
     // Compress even the smallest messages: the suite tests that. It does not test how well, and sends gigabytes.
-    let compression = WsCompression { level: 1, bytes_min: 0, context_takeover, ..WsCompression::default() };
+    let compression = WsCompression { level: 1, bytes_min: 0, context_takeover };
     let options = Options {
         limits: WsLimits { message_bytes_max: MESSAGE_BYTES_MAX },
         send_hard_bytes: 2 * MESSAGE_BYTES_MAX,
