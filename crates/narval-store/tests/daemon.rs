@@ -247,15 +247,20 @@ impl Read for Stopping<'_> {
         if self.rest.len() < 4 << 20 && !self.brief.is_zero() {
             let wait = std::mem::take(&mut self.brief) * 2;
             let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.daemon)).unwrap();
-            let children: Vec<String> = children.split_whitespace().map(str::to_owned).collect();
-            assert!(!children.is_empty());
-            let signal = |name: &str, children: &[String]| {
-                lab::run(std::process::Command::new("kill").arg(name).args(children));
+            // Those of connections that have ended may be gone meanwhile.
+            let signal = |name: &str, child: &str| {
+                let status =
+                    std::process::Command::new("kill").args([name, child]).stderr(std::process::Stdio::null()).status();
+                status.unwrap().success()
             };
-            signal("-STOP", &children);
+            let stopped: Vec<String> =
+                children.split_whitespace().filter(|child| signal("-STOP", child)).map(str::to_owned).collect();
+            assert!(!stopped.is_empty());
             std::thread::spawn(move || {
                 std::thread::sleep(wait);
-                signal("-CONT", &children);
+                for child in stopped {
+                    signal("-CONT", &child);
+                }
             });
         }
         self.rest.read(buffer)
