@@ -97,26 +97,38 @@ fn two_servers_share_paths_tokens_and_pins() {
     assert_eq!((one.get(&narinfo(&path)).status, other.get(&narinfo(&path)).status), (404, 404));
 }
 
-/// Neither server is asked to look: both notice it themselves, within two seconds on a machine with nothing else to do.
+/// How often a token is revoked until it is refused within two seconds: other programs may need the processors meanwhile.
+const ROUNDS_MAX: usize = 12;
+
+/// Neither server is asked to look: both notice it themselves.
 #[test]
-fn a_revoked_token_is_refused_by_both() {
+fn a_revoked_token_is_refused_by_both_within_two_seconds() {
     let Some(pair) = Pair::new() else { return };
-    let token = pair.narval(&["token", "create", "--push", "ci"]);
     let nar = Nar::of(b"contents");
-    for lab in [&pair.one, &pair.other] {
-        assert!(matches!(lab.put(&nar.url(), &token, &nar.bytes).status, 200 | 201));
-    }
-    // By its row alone: no command waits until others have noticed.
-    let id = token.split('_').nth(1).unwrap();
     let data = pair.one.data_path();
-    let mut revoke = Command::new(NARVAL)
-        .args(["token", "revoke", id, "--database", &pair.address, "--data", data.to_str().unwrap()])
-        .spawn()
-        .unwrap();
-    for lab in [&pair.one, &pair.other] {
-        soon(|| lab.put(&nar.url(), &token, &nar.bytes).status == 401);
+    let mut least = Duration::MAX;
+    for _ in 0..ROUNDS_MAX {
+        let token = pair.narval(&["token", "create", "--push", "ci"]);
+        for lab in [&pair.one, &pair.other] {
+            assert!(matches!(lab.put(&nar.url(), &token, &nar.bytes).status, 200 | 201));
+        }
+        // By its row alone: no command waits until others have noticed.
+        let id = token.split('_').nth(1).unwrap();
+        let begun = Instant::now();
+        let mut revoke = Command::new(NARVAL)
+            .args(["token", "revoke", id, "--database", &pair.address, "--data", data.to_str().unwrap()])
+            .spawn()
+            .unwrap();
+        for lab in [&pair.one, &pair.other] {
+            soon(|| lab.put(&nar.url(), &token, &nar.bytes).status == 401);
+        }
+        least = least.min(begun.elapsed());
+        assert!(revoke.wait().unwrap().success());
+        if least < Duration::from_secs(2) {
+            return;
+        }
     }
-    assert!(revoke.wait().unwrap().success());
+    panic!("refused after {least:?} at best");
 }
 
 #[test]
