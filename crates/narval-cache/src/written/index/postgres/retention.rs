@@ -1,6 +1,9 @@
 //! Uses, pins, and what is forgotten.
 
 use std::collections::{BTreeSet, HashMap};
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 
 use narval_nix::HashPart;
 use tokio_postgres::Client;
@@ -14,7 +17,7 @@ use super::transaction::Change;
 use crate::written::index::snapshot::SnapshotBuilder;
 use crate::written::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 
-/// How many rows of a whole table are in memory at a time.
+/// How many rows of a whole table come at a time. Twice as many are in memory.
 const FETCH: &str = "fetch forward 8192 from each";
 
 pub(super) async fn used(change: &Change<'_>, used: &[Used]) -> Result<(), Failed> {
@@ -53,12 +56,26 @@ pub(super) async fn used(change: &Change<'_>, used: &[Used]) -> Result<(), Faile
     Ok(())
 }
 
+/// Begins to read whole tables. Cursors are made to be read to their ends.
+const BEGIN: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1";
+
+/// As [`BEGIN`], for tables in the order of their indices. Without statistics, or before the first vacuum, PostgreSQL would sort
+/// them, on disk, and nothing would come before that is done.
+pub(super) const BEGIN_IN_ORDER: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1; \
+     set local enable_sort = off";
+
+/// The paths of a cache.
+pub(super) fn all_paths(cache: CacheId) -> String {
+    format!("select id, hash_part, used from narval.paths where cache = {} order by id", cache.0)
+}
+
+/// The references of all paths. One row for each referrer takes less time than one for each reference.
+pub(super) const ALL_REFERENCES: &str =
+    "select referrer, string_agg(reference, '') from narval.refs group by referrer order by referrer";
+
 /// All of a cache, at one moment.
 pub(super) async fn snapshot(client: &Client, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, Failed> {
-    // Cursors are made to be read to their ends.
-    client
-        .batch_execute("begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1")
-        .await?;
+    client.batch_execute(BEGIN_IN_ORDER).await?;
     let snapshot = snapshot_within(client, cache, wanted).await;
     client.batch_execute("commit").await?;
     snapshot
@@ -67,16 +84,13 @@ pub(super) async fn snapshot(client: &Client, cache: CacheId, wanted: Option<&Ha
 async fn snapshot_within(client: &Client, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, Failed> {
     let too_many = || Failed::Row("there are more than 4 billion paths or references".to_owned());
     let mut builder = SnapshotBuilder::new();
-    let paths = format!("select id, hash_part, used from narval.paths where cache = {} order by id", cache.0);
-    each(client, &paths, |row| {
+    each(client, &all_paths(cache), |row| {
         let part: HashPart = parsed(row, 1)?;
         if builder.path(get(row, 0)?, &part, number(row, 2)?) { Ok(()) } else { Err(too_many()) }
     })
     .await?;
     builder.end_paths();
-    // One row for each referrer takes less time than one for each reference.
-    let refs = "select referrer, string_agg(reference, '') from narval.refs group by referrer order by referrer";
-    each(client, refs, |row| {
+    each(client, ALL_REFERENCES, |row| {
         if builder.references(get(row, 0)?, get::<&str>(row, 1)?.as_bytes()) { Ok(()) } else { Err(too_many()) }
     })
     .await?;
@@ -90,20 +104,26 @@ async fn snapshot_within(client: &Client, cache: CacheId, wanted: Option<&HashPa
     Ok(builder.finish(wanted))
 }
 
-/// Reads the rows of a query a few thousand at a time, within a transaction.
+/// Reads the rows of a query a few thousand at a time, within a transaction. While some are taken, the database looks for the next.
 async fn each(
     client: &Client,
     select: &str,
     mut take: impl FnMut(&tokio_postgres::Row) -> Result<(), Failed>,
 ) -> Result<(), Failed> {
     client.batch_execute(&format!("declare each no scroll cursor for {select}")).await?;
-    loop {
-        let rows = query(client, FETCH, &[]).await?;
-        if rows.is_empty() {
-            return Ok(client.batch_execute("close each").await?);
-        }
+    let mut rows = query(client, FETCH, &[]).await?;
+    while !rows.is_empty() {
+        let mut next = pin!(query(client, FETCH, &[]));
+        // Hands the request to the connection, which sends it while this task yields.
+        let early = poll_fn(|context| Poll::Ready(next.as_mut().poll(context))).await;
+        tokio::task::yield_now().await;
         rows.iter().try_for_each(&mut take)?;
+        rows = match early {
+            Poll::Ready(rows) => rows?,
+            Poll::Pending => next.await?,
+        };
     }
+    Ok(client.batch_execute("close each").await?)
 }
 
 pub(super) async fn names(client: &Client, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, Failed> {
@@ -123,9 +143,7 @@ fn listed(row: &tokio_postgres::Row) -> Result<ListedPath, Failed> {
 }
 
 pub(super) async fn sizes(client: &Client, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, Failed> {
-    client
-        .batch_execute("begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1")
-        .await?;
+    client.batch_execute(BEGIN).await?;
     let all = format!(
         "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from narval.paths p \
          join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \

@@ -46,6 +46,22 @@ fn soon(mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// A sort of millions of rows would be on disk. Tables have no statistics at first, and few rows here, which PostgreSQL would rather
+/// sort.
+#[test]
+fn a_collection_reads_tables_in_the_order_of_their_indices() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    for query in [&*retention::all_paths(cache), retention::ALL_REFERENCES] {
+        let plan = format!("{}; explain declare each no scroll cursor for {query}", retention::BEGIN_IN_ORDER);
+        let plan = server.sql(name, &plan).unwrap();
+        assert!(plan.contains("Index") && !plan.contains("Sort"), "{plan}");
+    }
+}
+
 #[test]
 fn nodes_that_start_together_create_the_tables_once() {
     let Some(server) = PostgresServer::shared() else { return };
