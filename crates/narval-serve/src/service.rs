@@ -219,8 +219,9 @@ impl Service {
     ) -> Response {
         let shared = &*self.shared;
         let started = Instant::now();
-        // What is asked of upstreams carries the request's id.
-        let id = shared.upstream.is_some().then(|| request.id().to_string().into());
+        // What is asked of upstreams and of other nodes carries the request's id, as do lines of the log about what the bucket was asked.
+        let asks_others = shared.upstream.is_some() || shared.written.is_some();
+        let id = asks_others.then(|| request.id().to_string().into());
         let _entered = id.map(|id| request_id::enter(Some(id)));
         let id = (shared.face == Face::Narval).then(|| request.id().clone());
         let path = at.and_then(|at| request.path().get(at..)).map(str::to_owned);

@@ -362,6 +362,39 @@ fn a_node_that_answers_wrongly_is_not_believed() {
     assert!(!server.log().contains("is damaged"), "{}", server.log());
 }
 
+#[test]
+fn another_node_is_asked_with_the_id_of_the_request() {
+    let folder = tempfile::tempdir().unwrap();
+    // Of both nodes.
+    let log = folder.path().join("access.log");
+    let logs = ["--access-log", log.to_str().unwrap(), "--access-log-format", "json", "--trust-request-ids"];
+    let Some(nodes) = Nodes::start(2, &logs) else { return };
+    let nar = nar_kept_by(1, 2, 50_000);
+    nodes.push(&nar);
+    assert_is(&nodes.node(0).ask("GET", &nar.url(), &["X-Request-Id: from-client_1"]), &nar);
+    let of_node = format!("GET /_narval/peer/default{} HTTP/1.1", nar.url());
+    let requests = || -> Vec<String> {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let entries = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let with_id = entries.filter(|entry| entry["request_id"] == "from-client_1");
+        with_id.map(|entry| entry["request"].as_str().unwrap().to_owned()).collect()
+    };
+    wait(|| requests().len() == 2);
+    assert!(requests().contains(&of_node), "{:?}", requests());
+    // Without one, the node makes one for both.
+    let other = nar_kept_by(1, 2, 60_000);
+    nodes.push(&other);
+    assert_is(&nodes.node(0).get(&other.url()), &other);
+    let ids = || -> Vec<String> {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let about = text.lines().filter(|line| line.contains("\"GET ") && line.contains(&other.url()));
+        let entries = about.filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        entries.map(|entry| entry["request_id"].as_str().unwrap().to_owned()).collect()
+    };
+    wait(|| ids().len() == 2);
+    assert_eq!(ids()[0], ids()[1]);
+}
+
 /// A node that accepts connections and says nothing, as one that is paused.
 #[test]
 fn a_node_that_says_nothing_is_not_waited_for() {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_client::HttpError;
+use narval_client::{HttpError, request_id};
 use narval_nix::Sha256Hasher;
 use narval_store::TemporaryFile;
 use quick_cache::sync::Cache as Remembered;
@@ -233,7 +233,12 @@ impl Flights {
         let file = self.create()?;
         let fill = Arc::new(Fill::new(file.file().try_clone()?));
         let (this, first, name) = (Arc::clone(self), Arc::clone(&fill), fetch.name.clone());
-        let run = move || this.run(fetch, (file, first), permit);
+        // Of the first request: others may wait for the same NAR.
+        let id = request_id::current();
+        let run = move || {
+            let _entered = request_id::enter(id);
+            this.run(fetch, (file, first), permit);
+        };
         std::thread::Builder::new().name("bucket".into()).spawn(run)?;
         fills.insert(name, Arc::clone(&fill));
         Ok(fill)
