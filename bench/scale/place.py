@@ -110,10 +110,14 @@ class Postgres:
             shutil.chown(self.folder, "postgres")
         run(*as_user, programs[0] + "/initdb", "-D", self.folder + "/d", "-A", "trust", "-U", "narval", "--no-sync", "-E", "UTF8",
             "--locale=C")
+        self.psql = programs[0] + "/psql"
         self.command = [*as_user, programs[0] + "/postgres", "-D", self.folder + "/d", "-h", "127.0.0.1", "-p", str(self.port),
                         "-k", "", *options]
         self.child = start(self.command, self.port, "postgres")
         self.url = f"postgres://narval@127.0.0.1:{self.port}/postgres?sslmode=disable"
+
+    def sql(self, statement):
+        return run(self.psql, "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.url, "-c", statement)
 
     def restart(self):
         """Ends all connections at once, as after a crash."""
