@@ -137,7 +137,7 @@ fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, D
             let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
             let index = database::open_of_bucket(&bucket, database, options.must_exist)?;
             if let Some(url) = &options.peer_url {
-                bucket.set_peers(nodes::join(&*index, folder, url)?);
+                bucket.set_peers(nodes::join(&*index, folder, url, cache_size.unwrap_or(0))?);
             }
             Ok((Box::new(bucket), index))
         }

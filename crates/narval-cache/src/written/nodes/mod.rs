@@ -22,9 +22,9 @@ use narval_nix::nix32;
 use super::error::{DataError, io_error};
 use super::index::Index;
 
-#[cfg(feature = "postgres")]
-pub(crate) use members::MEMBERS_MAX;
 pub(crate) use members::{Holder, Member, Members};
+#[cfg(feature = "postgres")]
+pub(crate) use members::{MEMBERS_MAX, NodeRow};
 pub(crate) use peers::Peers;
 pub use peers::{PEER_PATH, PeerFigures};
 pub(crate) use secret::PeerSecret;
@@ -36,14 +36,14 @@ const NODE_ID: &str = "node.id";
 /// The number of random bytes of an id.
 const ID_LEN: usize = 20;
 
-/// Makes this process a member of the nodes of a bucket. `url` is its address for the others.
-pub(super) fn join(index: &dyn Index, folder: &Path, url: &Url) -> Result<Arc<Peers>, DataError> {
+/// Makes this process a member of the nodes of a bucket. `url` is its address for the others, `cache_size` the size of its disk cache.
+pub(super) fn join(index: &dyn Index, folder: &Path, url: &Url, cache_size: u64) -> Result<Arc<Peers>, DataError> {
     let unusable = |reason: &str| Err(DataError::Elsewhere { folder: folder.to_owned(), reason: reason.to_owned() });
     if let Some(reason) = refused(url) {
         return unusable(&format!("the address for other nodes, {url}, {reason}"));
     }
     let id = node_id(folder).map_err(|source| io_error("use 'node.id' in", folder, source))?;
-    let members = Arc::new(Members::new(id));
+    let members = Arc::new(Members::new(id, cache_size));
     match index.join(&members, &url.to_string())? {
         Some(secret) => Ok(Arc::new(Peers::new(members, secret))),
         None => unusable("other nodes ('--peer-url') need an index that they share: give the database ('--database')"),

@@ -178,7 +178,7 @@ impl Index for Postgres {
         })?;
         let mine = Zeroizing::new(nix32::encode(&mine));
         let (others, secret) = self.database.write(NOTE, async |change| {
-            nodes::beat(change.client, members.own_id(), url).await?;
+            nodes::beat(change.client, members, url).await?;
             let others = nodes::look(change.client, members.own_id()).await?;
             Ok((others, nodes::secret(change.client, &mine).await?))
         })?;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 
 use super::failed::Failed;
-use super::sql::{execute, get, int, p, query, query_opt};
-use crate::written::nodes::{MEMBERS_MAX, Members};
+use super::sql::{execute, get, int, maybe_number, p, query, query_opt};
+use crate::written::nodes::{MEMBERS_MAX, Members, NodeRow};
 
 /// How often a node says that it is alive.
 const BEAT_EVERY: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ impl Nodes {
             None => return Ok(()),
         };
         if is_beat_due {
-            beat(client, members.own_id(), &url).await?;
+            beat(client, &members, &url).await?;
         }
         if is_look_due {
             members.set_others(&look(client, members.own_id()).await?);
@@ -69,20 +69,20 @@ impl Nodes {
     }
 }
 
-/// Says that a node is alive.
-pub(super) async fn beat(client: &Client, id: &str, url: &str) -> Result<(), Failed> {
-    let beat = "insert into narval.nodes (id, url, seen) values ($1, $2, now()) \
-         on conflict (id) do update set url = excluded.url, seen = excluded.seen";
-    execute(client, beat, &[p(&id), p(&url)]).await.map(drop)
+/// Says that this node is alive.
+pub(super) async fn beat(client: &Client, members: &Members, url: &str) -> Result<(), Failed> {
+    let beat = "insert into narval.nodes (id, url, seen, weight) values ($1, $2, now(), $3) \
+         on conflict (id) do update set url = excluded.url, seen = excluded.seen, weight = excluded.weight";
+    execute(client, beat, &[p(&members.own_id()), p(&url), p(&int(members.own_weight()))]).await.map(drop)
 }
 
-/// The other nodes that are alive: their ids and addresses.
-pub(super) async fn look(client: &Client, own: &str) -> Result<Vec<(String, String)>, Failed> {
-    let look = "select id, url from narval.nodes where id <> $1 and seen > now() - $2 * interval '1 second' \
+/// The other nodes that are alive.
+pub(super) async fn look(client: &Client, own: &str) -> Result<Vec<NodeRow>, Failed> {
+    let look = "select id, url, weight from narval.nodes where id <> $1 and seen > now() - $2 * interval '1 second' \
          order by id limit $3";
     let (alive, max) = (int(GONE_AFTER.as_secs()), int(MEMBERS_MAX as u64));
     let rows = query(client, look, &[p(&own), p(&alive), p(&max)]).await?;
-    rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
+    rows.iter().map(|row| Ok(NodeRow { id: get(row, 0)?, url: get(row, 1)?, weight: maybe_number(row, 2)? })).collect()
 }
 
 /// Removes a node that ends.

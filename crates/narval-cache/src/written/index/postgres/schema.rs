@@ -12,7 +12,7 @@ use super::sql::{execute, p, query_opt};
 use crate::written::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -133,6 +133,11 @@ const FROM_3: &str = "
 create table narval.nodes (id text collate \"C\" primary key, url text not null, seen timestamptz not null);
 ";
 
+/// From version 4: the sizes of their disk caches. Nodes of version 4 leave it null.
+const FROM_4: &str = "
+alter table narval.nodes add column weight bigint;
+";
+
 /// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
@@ -224,7 +229,10 @@ async fn change(client: &Client, node: &str) -> Result<(), Failed> {
         if found < 3 {
             client.batch_execute(FROM_2).await?;
         }
-        client.batch_execute(FROM_3).await?;
+        if found < 4 {
+            client.batch_execute(FROM_3).await?;
+        }
+        client.batch_execute(FROM_4).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

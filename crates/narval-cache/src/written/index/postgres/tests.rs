@@ -501,7 +501,7 @@ fn nodes_know_who_is_there() {
     let database = address.split(['/', '?']).nth(3).unwrap().to_owned();
     let sql = |statement: &str| server.sql(&database, statement).unwrap();
     let start = |id: &str| {
-        let (index, members) = (Postgres::open(&address).unwrap(), Arc::new(Members::new(id.to_owned())));
+        let (index, members) = (Postgres::open(&address).unwrap(), Arc::new(Members::new(id.to_owned(), 1_000)));
         let secret = index.join(&members, &format!("http://{id}.example.org:5000")).unwrap().unwrap();
         (index, members, secret)
     };
@@ -512,7 +512,8 @@ fn nodes_know_who_is_there() {
     soon(|| seen_by_one.count() == 2);
     assert!(same.is_proven(secret.authorization().as_bytes()));
     assert_eq!(sql("select length(value) from narval.meta where key = 'peer secret'"), "52");
-    // One is killed, and one ends and says so.
+    // One is killed, and one ends and says so. The first is of a version whose nodes have no weights.
+    assert_eq!(sql("select distinct weight from narval.nodes"), "1000");
     sql("insert into narval.nodes values ('killed', 'http://10.0.0.9', now())");
     soon(|| seen_by_one.count() == 3 && seen_by_two.count() == 3);
     sql("update narval.nodes set seen = now() - interval '31 seconds' where id = 'killed'");
