@@ -3,6 +3,7 @@
 //! Nothing here depends on a session: each transaction sets what it needs for itself, and statements are not prepared. So
 //! `pgbouncer` may hand out connections by transaction.
 
+use std::pin::{Pin, pin};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,7 +64,8 @@ impl Connection {
         work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
     ) -> Result<T, Failed> {
         let Self { runtime, client, used } = self;
-        let done = runtime.block_on(async { tokio::time::timeout(deadline, work(client)).await });
+        let mut done = None;
+        drive(runtime, deadline, pin!(async { done = Some(work(client).await) }));
         *used = Instant::now();
         done.unwrap_or(Err(Failed::Deadline(deadline)))
     }
@@ -74,6 +76,13 @@ impl Connection {
         self.runtime.block_on(tokio::task::yield_now());
         !self.client.is_closed() && self.used.elapsed() < IDLE_MAX
     }
+}
+
+/// Does some work until the deadline. The type of the work is erased: a copy of the runtime's loop for each statement would be half a megabyte
+/// of code.
+fn drive(runtime: &Runtime, deadline: Duration, work: Pin<&mut dyn Future<Output = ()>>) {
+    // Whoever waits for the result sees that there is none.
+    runtime.block_on(async { tokio::time::timeout(deadline, work).await }).ok();
 }
 
 /// The connections of a process.
