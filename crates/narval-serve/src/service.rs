@@ -23,7 +23,7 @@ use crate::auth::oidc::OidcExchange;
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
-use crate::nar::deltas::Deltas;
+use crate::nar::deltas::{Asked, Deltas, answer_on_a_thread};
 use crate::nar::packed;
 use crate::page::{self, Counted, Page, PageRoute, Permit, session};
 use crate::routes::nar::Nars;
@@ -182,6 +182,14 @@ impl Service {
 
     /// [`Handler::handle`] of a request. The cache's own path begins at byte `at` of the request's.
     pub(crate) fn handle_at(&self, request: Request, at: usize) -> Response {
+        if self.shared.deltas.is_some() && Asked::is_possible(&request.head()) {
+            let this = self.clone();
+            return answer_on_a_thread(request, move |request| this.answer_at(request, at));
+        }
+        self.answer_at(request, at)
+    }
+
+    fn answer_at(&self, request: Request, at: usize) -> Response {
         self.count(request, Some(at), |shared, route, is_own, request| match &shared.written {
             Some(written) => shared.answer_with_tokens(written, route, is_own, at, request),
             None => shared.answer(route, request),

@@ -271,6 +271,23 @@ fn a_delta_that_would_come_too_late_is_made_for_the_next_client() {
     assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 1);
 }
 
+/// More requests than the server has workers wait for one delta: all of them get it.
+#[test]
+fn many_requests_wait_for_a_delta_without_holding_workers() {
+    const REQUESTS: usize = 24;
+    let versions = Versions::new();
+    let server = Server::narval(&versions.store, &[]);
+    let (fields, url) = (versions.fields(), format!("/nar/{}.nar", hash_part(&versions.new)));
+    let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+    let ask = || server.ask("GET", &url, &fields).field("content-encoding").map(str::to_owned);
+    let codings: Vec<_> = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..REQUESTS).map(|_| scope.spawn(ask)).collect();
+        asking.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert_eq!(codings, vec![Some("dcz".to_owned()); REQUESTS]);
+    assert_eq!(metric(&server, "narval_nar_deltas_made_total"), 1);
+}
+
 #[test]
 fn deltas_can_be_switched_off_on_either_side() {
     let versions = Versions::new();

@@ -72,8 +72,6 @@ mod tests {
     use super::*;
     use crate::encode::{is_delta_of, make_delta};
 
-    const LEVEL: i32 = 3;
-
     /// Bytes that compress like programs do not: only the base helps.
     fn noise(len: usize, seed: u64) -> Vec<u8> {
         let mut state = seed;
@@ -85,7 +83,7 @@ mod tests {
     }
 
     fn delta(base: &[u8], nar: &[u8]) -> Vec<u8> {
-        make_delta((base, &Sha256::of(base)), nar, LEVEL, nar.len()).unwrap().unwrap()
+        make_delta((base, &Sha256::of(base)), nar, nar.len()).unwrap().unwrap()
     }
 
     fn undone(delta: &[u8], base: &[u8]) -> io::Result<Vec<u8>> {
@@ -110,9 +108,12 @@ mod tests {
         let made = delta(&base, &nar);
         assert!(made.len() < nar.len() / 500, "{} bytes", made.len());
         assert_eq!(undone(&made, &base).unwrap(), nar);
-        assert!(is_delta_of(&made, &base, (nar.len() as u64, &Sha256::of(&nar))).unwrap());
-        assert!(!is_delta_of(&made, &base, (nar.len() as u64, &Sha256::of(&base))).unwrap());
-        assert!(!is_delta_of(&made, &base, (1 << 20, &Sha256::of(&nar))).unwrap());
+        assert!(is_delta_of(&made, &base, &nar).unwrap());
+        assert!(!is_delta_of(&made, &nar, &nar).unwrap(), "another base");
+        for wrong in [&nar[..1 << 20], &nar[1..], &base, &[&nar[..], b"x"].concat()] {
+            assert!(!is_delta_of(&made, &base, wrong).unwrap());
+        }
+        assert!(!is_delta_of(&made[..made.len() - 1], &base, &nar).unwrap());
     }
 
     #[test]
@@ -128,11 +129,11 @@ mod tests {
     #[test]
     fn incompressible_changes_make_no_delta() {
         let (base, nar) = (noise(1 << 20, 4), noise(1 << 20, 5));
-        let made = make_delta((&base, &Sha256::of(&base)), &nar, LEVEL, nar.len() / 10 * 8).unwrap();
+        let made = make_delta((&base, &Sha256::of(&base)), &nar, nar.len() / 10 * 8).unwrap();
         assert_eq!(made, None);
         // Larger than the window that every client accepts.
         let nar = noise(9 << 20, 5);
-        assert_eq!(make_delta((&base, &Sha256::of(&base)), &nar, LEVEL, usize::MAX >> 1).unwrap(), None);
+        assert_eq!(make_delta((&base, &Sha256::of(&base)), &nar, usize::MAX >> 1).unwrap(), None);
     }
 
     #[test]

@@ -31,10 +31,10 @@ impl DeltaMemory {
         Some(Reserved { memory: self, bytes })
     }
 
-    /// The same without waiting: also `None` if this much is not free now.
+    /// The same without waiting, for what is read in advance: half of the limit is left for what has come already.
     pub fn try_reserve(&self, bytes: u64) -> Option<Reserved<'_>> {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        (bytes <= DELTA_MEMORY_MAX.saturating_sub(*in_use)).then(|| {
+        (bytes <= (DELTA_MEMORY_MAX / 2).saturating_sub(*in_use)).then(|| {
             *in_use += bytes;
             Reserved { memory: self, bytes }
         })
@@ -56,8 +56,8 @@ mod tests {
     fn memory_is_bounded() {
         let memory = DeltaMemory::default();
         assert!(memory.reserve(DELTA_MEMORY_MAX + 1).is_none());
-        assert!(memory.try_reserve(DELTA_MEMORY_MAX + 1).is_none());
-        drop(memory.try_reserve(DELTA_MEMORY_MAX).unwrap());
+        assert!(memory.try_reserve(DELTA_MEMORY_MAX / 2 + 1).is_none());
+        drop(memory.try_reserve(DELTA_MEMORY_MAX / 2).unwrap());
         let one = memory.reserve(DELTA_MEMORY_MAX).unwrap();
         assert!(memory.try_reserve(1).is_none());
         std::thread::scope(|scope| {

@@ -107,15 +107,26 @@ impl<'a> Deltas<'a> {
         Duration::from_secs(seconds.min(longest))
     }
 
-    /// The best base for a path, if a delta may be worth it.
-    pub(crate) fn base_for(&self, found: &Found) -> Option<PathInfo> {
+    /// Whether a path is asked for as a delta if there is a base for it.
+    pub(crate) fn may_ask(&self, found: &Found) -> bool {
         let (info, cache) = (&found.info, &found.cache);
         let is_wanted = match self.when {
             DeltaUse::Never => false,
             DeltaUse::Adaptive => self.pace.is_slow(cache.opened_in()),
             DeltaUse::Always => true,
         };
-        if !is_wanted || !cache.sends_deltas() || info.nar_size < DELTA_NAR_BYTES_MIN {
+        is_wanted && cache.sends_deltas() && info.nar_size >= DELTA_NAR_BYTES_MIN
+    }
+
+    /// Waits for the memory of a decoder, and counts it as that of deltas. The caller must not hold a permit for a core.
+    pub(crate) fn decoder_memory(&self, bytes: u64) -> Option<Reserved<'_>> {
+        self.memory.reserve(bytes)
+    }
+
+    /// The best base for a path, if a delta may be worth it.
+    pub(crate) fn base_for(&self, found: &Found) -> Option<PathInfo> {
+        let info = &found.info;
+        if !self.may_ask(found) {
             return None;
         }
         let bases = self.bases.get_or_init(|| {

@@ -14,6 +14,14 @@ pub(crate) use source::{CacheEntry, FromCaches};
 use crate::delta::Deltas;
 use crate::watchers::Watchers;
 
+/// The memory of a decoder for a large NAR.
+const DICTIONARY_LEN: u64 = 8 * 1024 * 1024;
+
+/// The memory that a NAR's decoder may use.
+pub(crate) fn decoder_memory(nar_size: u64) -> u64 {
+    nar_size.min(DICTIONARY_LEN)
+}
+
 impl<'a> FromCaches<'a> {
     /// These caches, decoding on these cores.
     pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, watchers: Watchers<'a>) -> Self {

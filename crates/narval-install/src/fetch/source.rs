@@ -13,6 +13,7 @@ use narval_store::{Hashed, NarInput, NarOptions, Source};
 
 use super::check::{check_end, check_file, check_hashes, damaged, hashes_file, mismatch};
 use super::cores::Cores;
+use super::decoder_memory;
 use super::input::Input;
 use crate::delta::{Base, Deltas};
 use crate::trace::{Span, Trace};
@@ -39,12 +40,23 @@ pub(crate) struct CacheEntry {
     was_delta: AtomicBool,
     /// Whether a delta of it has failed.
     whole: bool,
+    /// Whether the memory of its decoder counts as that of deltas: many are asked for at once, and wait for the server.
+    bounds_memory: AtomicBool,
 }
 
 impl From<Found> for CacheEntry {
     fn from(found: Found) -> Self {
-        let (failed, was_delta, whole) = (Vec::new(), AtomicBool::new(false), false);
-        Self { info: found.info.path_info(now()), found, failed, was_delta, whole }
+        let (failed, whole) = (Vec::new(), false);
+        let (was_delta, bounds_memory) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { info: found.info.path_info(now()), found, failed, was_delta, whole, bounds_memory }
+    }
+}
+
+impl CacheEntry {
+    /// The same path for another attempt, whose memory counts in the same way.
+    fn again(&self, found: Found) -> Self {
+        let bounds_memory = AtomicBool::new(self.bounds_memory.load(Ordering::Relaxed));
+        Self { bounds_memory, ..found.into() }
     }
 }
 
@@ -72,6 +84,12 @@ impl Source for FromCaches<'_> {
         Some(&entry.found.info)
     }
 
+    fn bounds_memory(&self, entry: &CacheEntry) -> bool {
+        let bounds = self.deltas.is_some_and(|deltas| deltas.may_ask(&entry.found));
+        entry.bounds_memory.store(bounds, Ordering::Relaxed);
+        bounds
+    }
+
     fn nar<'a>(
         &'a self,
         entry: &'a CacheEntry,
@@ -81,13 +99,14 @@ impl Source for FromCaches<'_> {
         let deltas = self.deltas.filter(|_| !entry.whole && how.file.is_none());
         if let Some(base) = deltas.and_then(|deltas| deltas.begin(found)) {
             entry.was_delta.store(true, Ordering::Relaxed);
-            if let Some(nar) = self.coded(found, base, how.threads)? {
+            if let Some(nar) = self.coded(entry, base, how.threads)? {
                 return Ok(nar);
             }
         }
         let codings = if how.file.is_none() { self.codings(found) } else { OwnCodings::default() };
         let body = request(found, codings)?;
         let is_coded = body.coding().is_some();
+        let memory = self.decoder_memory(entry);
         let span = self.trace.begin();
         let core = self.cores.take(info.nar_size, Trace::thread_number());
         self.trace.end(span, Span::Wait);
@@ -100,7 +119,7 @@ impl Source for FromCaches<'_> {
         } else {
             Reading::File(decoder(found, &info.compression, input, how.threads)?)
         };
-        Ok(Box::new(self.nar_of(found, reading)))
+        Ok(Box::new(self.nar_of(found, reading, memory)))
     }
 
     /// The same path from the next cache.
@@ -111,7 +130,7 @@ impl Source for FromCaches<'_> {
         if entry.was_delta.load(Ordering::Relaxed) {
             tracing::debug!(%error, "fetching the whole NAR instead of a delta");
             let failed = entry.failed.clone();
-            return Some(CacheEntry { failed, whole: true, ..entry.found.clone().into() });
+            return Some(CacheEntry { failed, whole: true, ..entry.again(entry.found.clone()) });
         }
         tracing::debug!(%error, "trying the next cache");
         let mut failed = entry.failed.clone();
@@ -120,7 +139,7 @@ impl Source for FromCaches<'_> {
             return None;
         }
         let found = self.caches.find_except(&Wanted::Path(entry.info.path.clone()), &failed).ok()?;
-        Some(CacheEntry { failed, whole: entry.whole, ..found.into() })
+        Some(CacheEntry { failed, whole: entry.whole, ..entry.again(found) })
     }
 }
 
@@ -138,11 +157,11 @@ impl<'a> FromCaches<'a> {
     /// base cannot be used after all.
     fn coded(
         &'a self,
-        found: &'a Found,
+        entry: &'a CacheEntry,
         base: Base<'a>,
         threads: usize,
     ) -> Result<Option<Box<dyn NarInput<Error = Error> + 'a>>, Error> {
-        let info = &found.info;
+        let (found, info) = (&entry.found, &entry.found.info);
         // A compressed file is as small as its bytes with that coding.
         let others: &[&str] = if info.compression == Compression::None { &["zstd"] } else { &[] };
         let wait = self.deltas.map(|deltas| deltas.patience(found));
@@ -151,12 +170,12 @@ impl<'a> FromCaches<'a> {
         let body = request(found, codings)?;
         drop(asked);
         let coding = body.coding().map(str::to_owned);
-        let base = if coding.as_deref() == Some("dcz") {
-            let Some(base) = base.finish() else { return Ok(None) };
-            Some(base)
+        let (base, memory) = if coding.as_deref() == Some("dcz") {
+            let Some((base, of, memory)) = base.finish() else { return Ok(None) };
+            (Some((base, of)), Some(memory))
         } else {
             base.abandon();
-            None
+            (None, self.decoder_memory(entry))
         };
         let span = self.trace.begin();
         let core = self.cores.take(info.nar_size, Trace::thread_number());
@@ -169,18 +188,24 @@ impl<'a> FromCaches<'a> {
             None => deltas.download(found),
         }));
         let reading = match (base, coding) {
-            (Some((base, of, memory)), _) => {
+            (Some((base, of)), _) => {
                 let decoder = DeltaDecoder::new(input, base, &of.nar_hash);
-                Reading::Delta(Box::new(decoder.map_err(|error| cannot_decode(found, error))?), memory)
+                Reading::Delta(Box::new(decoder.map_err(|error| cannot_decode(found, error))?))
             }
             (None, Some(_)) => Reading::Coded(decoder(found, &Compression::Zstd, input, threads)?),
             (None, None) => Reading::File(decoder(found, &info.compression, input, threads)?),
         };
-        Ok(Some(Box::new(self.nar_of(found, reading))))
+        Ok(Some(Box::new(self.nar_of(found, reading, memory))))
     }
 
-    fn nar_of(&'a self, found: &'a Found, reading: Reading<'a>) -> CacheNar<'a> {
-        CacheNar { found, reading, len: 0, progress: self.progress, trace: self.trace }
+    /// Waits for the memory of the decoder of a whole NAR, if nobody else has counted it.
+    fn decoder_memory(&self, entry: &CacheEntry) -> Option<Reserved<'_>> {
+        let deltas = self.deltas.filter(|_| entry.bounds_memory.load(Ordering::Relaxed))?;
+        deltas.decoder_memory(decoder_memory(entry.info.nar_size))
+    }
+
+    fn nar_of(&'a self, found: &'a Found, reading: Reading<'a>, memory: Option<Reserved<'a>>) -> CacheNar<'a> {
+        CacheNar { found, reading, len: 0, progress: self.progress, trace: self.trace, _memory: memory }
     }
 }
 
@@ -215,6 +240,8 @@ struct CacheNar<'a> {
     len: u64,
     progress: &'a Progress,
     trace: &'a Trace,
+    /// Held while it is decoded.
+    _memory: Option<Reserved<'a>>,
 }
 
 /// What is received.
@@ -224,21 +251,21 @@ enum Reading<'a> {
     /// The NAR with another coding than the file's.
     Coded(Decoder<Input<'a>>),
     /// The difference to another NAR.
-    Delta(Box<DeltaDecoder<Input<'a>>>, #[expect(dead_code, reason = "held while it is undone")] Reserved<'a>),
+    Delta(Box<DeltaDecoder<Input<'a>>>),
 }
 
 impl<'a> Reading<'a> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::File(decoder) | Self::Coded(decoder) => decoder.read(out),
-            Self::Delta(decoder, _) => decoder.read(out),
+            Self::Delta(decoder) => decoder.read(out),
         }
     }
 
     fn source_mut(&mut self) -> &mut Input<'a> {
         match self {
             Self::File(decoder) | Self::Coded(decoder) => decoder.source_mut(),
-            Self::Delta(decoder, _) => decoder.source_mut(),
+            Self::Delta(decoder) => decoder.source_mut(),
         }
     }
 }
@@ -276,7 +303,7 @@ impl NarInput for CacheNar<'_> {
             check_file(self.found, decoder.source_mut(), hashed.nar);
         }
         check_hashes(self.found, hashed)?;
-        if let Reading::Delta(..) = &self.reading {
+        if let Reading::Delta(_) = &self.reading {
             self.progress.saved(info.file_size.unwrap_or(info.nar_size), received);
         }
         Ok(())

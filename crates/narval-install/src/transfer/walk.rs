@@ -15,15 +15,13 @@ use super::in_order::put_in_order;
 use super::visible::{Waiting, closed_subset};
 use super::watched::Watched;
 use crate::Error;
-use crate::fetch::Cores;
+use crate::fetch::{Cores, decoder_memory};
 use crate::trace::{Span, Trace};
 use crate::watchers::Watchers;
 
 /// The maximum memory of active decoders, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
 /// of which a NAR only touches as much as its size.
 const DECODERS_MEMORY_MAX: u64 = 64 * 1024 * 1024;
-/// The memory of a decoder for a large NAR.
-const DICTIONARY_LEN: u64 = 8 * 1024 * 1024;
 /// NARs of at least this size may be handled by several threads.
 const SPLIT_LEN: u64 = 64 * 1024 * 1024;
 /// How long an idle thread waits for a notification before it checks for work.
@@ -33,6 +31,8 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 /// the order total.
 struct Queued<E> {
     nar_size: u64,
+    /// The memory that its decoder may use, unless its source bounds that.
+    memory: u64,
     path: StorePath,
     entry: E,
 }
@@ -161,10 +161,11 @@ where
     fn queue(&self, state: &mut State<S::Entry, K::Put>, entry: S::Entry) {
         let info = self.source.info(&entry);
         let (nar_size, path) = (info.nar_size, info.path.clone());
+        let memory = if self.source.bounds_memory(&entry) { 0 } else { decoder_memory(nar_size) };
         state.given.insert(path.clone());
         if !state.stopped {
             state.queued_bytes = state.queued_bytes.saturating_add(nar_size);
-            state.heap.push(Queued { nar_size, path, entry });
+            state.heap.push(Queued { nar_size, memory, path, entry });
         }
     }
 
@@ -218,13 +219,13 @@ where
             if state.closed && state.heap.is_empty() && (K::VISIBLE == Visible::AtTheEnd || state.active == 0) {
                 return None;
             }
-            let next_memory = state.heap.peek().map_or(0, |queued| memory_of(queued.nar_size));
+            let next_memory = state.heap.peek().map_or(0, |queued| queued.memory);
             let fits = state.memory + next_memory <= DECODERS_MEMORY_MAX;
             if (state.active < self.cores.total() || (fits && self.cores.waiting() < self.cores.total()))
                 && let Some(queued) = state.heap.pop()
             {
                 state.active += 1;
-                state.memory += memory_of(queued.nar_size);
+                state.memory += queued.memory;
                 state.queued_bytes = state.queued_bytes.saturating_sub(queued.nar_size);
                 let threads = if state.split { 1 } else { self.share(queued.nar_size, state.queued_bytes) };
                 state.split |= threads > 1;
@@ -247,7 +248,7 @@ where
         usize::try_from(share.clamp(1, cores)).unwrap_or(1)
     }
 
-    fn do_put(&self, Queued { nar_size, path, entry }: Queued<S::Entry>, threads: usize) {
+    fn do_put(&self, Queued { nar_size, memory, path, entry }: Queued<S::Entry>, threads: usize) {
         let Watchers { progress, trace } = self.watchers;
         progress.started(&path);
         let span = trace.begin();
@@ -256,7 +257,7 @@ where
         progress.ended(&path, result.is_ok().then_some(nar_size));
         let mut state = self.lock();
         state.active -= 1;
-        state.memory -= memory_of(nar_size);
+        state.memory -= memory;
         state.split &= threads == 1;
         match result {
             Ok((info, put)) if K::VISIBLE == Visible::OnceReferencesAre => {
@@ -385,9 +386,4 @@ fn combined(errors: Vec<Error>) -> Option<Error> {
     let others = errors.len().saturating_sub(1);
     let first = errors.into_iter().next()?;
     Some(if others == 0 { first } else { Error::Several { first: Box::new(first), others } })
-}
-
-/// The memory that a NAR's decoder may use.
-fn memory_of(nar_size: u64) -> u64 {
-    nar_size.min(DICTIONARY_LEN)
 }

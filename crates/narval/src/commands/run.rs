@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use narval_install::run::{is_at_home, main_program, shell_variables};
+use narval_install::run::{enter, is_at_home, main_program, shell_variables};
 use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
 use narval_nix::StorePath;
 
@@ -75,7 +75,8 @@ pub(crate) fn ensure_installed(
     wanted.iter().map(find).collect()
 }
 
-/// Executes the program; through a single-threaded process if a namespace is needed.
+/// Executes the program, in a namespace if one is needed. Only a process with one thread can enter a user namespace: if this one has
+/// more, it executes itself again.
 pub(crate) fn become_program(
     destination: &Destination,
     paths: &[StorePath],
@@ -83,17 +84,22 @@ pub(crate) fn become_program(
 ) -> Result<(), Failure> {
     let config = destination.config();
     let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
-    let mut process = if is_at_home(config) {
+    let scratch = config.state_dir.join("narval-root");
+    let variables = shell_variables(config, paths);
+    // If it fails here, the second process tries it again, with programs that may do it, or reports why it cannot.
+    let is_inside =
+        is_at_home(config) || enter(&config.real_store_dir, Path::new(config.store_dir.as_str()), &scratch).is_ok();
+    let mut process = if is_inside {
         let mut process = Command::new(program);
         process.args(arguments);
         process
     } else {
         let mut process = Command::new("/proc/self/exe");
         process.arg("__enter").arg(&config.real_store_dir).arg(config.store_dir.as_str());
-        process.arg(config.state_dir.join("narval-root")).arg("--").args(command);
+        process.arg(scratch).arg("--").args(command);
         process
     };
-    process.envs(shell_variables(config, paths));
+    process.envs(variables);
     Err(not_started(program.as_ref(), &process.exec()))
 }
 

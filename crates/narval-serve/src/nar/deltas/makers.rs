@@ -9,18 +9,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::waiting::WAITING_MAX;
+
 /// The maximum number of deltas that are made at once; each takes a processor.
 const MAKERS_MAX: usize = 4;
 /// The maximum memory for making deltas, in bytes.
 const MEMORY_MAX: u64 = 512 * 1024 * 1024;
-/// The maximum number of requests that wait for a delta; each holds a worker.
-const WAITING_MAX: usize = 8;
 /// The maximum number of deltas in the queue that no request waits for.
 const UNWANTED_MAX: usize = 64;
 /// How often a waiting request checks whether its delta is still expected in time.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// How fast deltas are made, until that was measured: bytes of both NARs, read, compressed and verified on one processor.
-const BYTES_PER_S_ASSUMED: u64 = 48 * 1024 * 1024;
+const BYTES_PER_S_ASSUMED: u64 = 128 * 1024 * 1024;
 /// The measured bytes after which older ones count half.
 const MEASURED_BYTES_MAX: u64 = 256 * 1024 * 1024;
 

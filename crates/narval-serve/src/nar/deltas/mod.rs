@@ -1,10 +1,12 @@
 //! Deltas of NARs: made once, however many clients ask, and kept in the folder of compressed NARs.
 //!
 //! A delta is made from two verified NARs in memory, and kept only if decoding it gives the NAR again. A few threads make them
-//! ([`makers`]). A request that would have to wait for long gets the whole NAR instead.
+//! ([`makers`]). Requests wait for them on threads of their own ([`waiting`]); one that would have to wait for long gets the whole NAR
+//! instead.
 
 mod asked;
 mod makers;
+mod waiting;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,14 +28,12 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 pub(crate) use asked::Asked;
 use makers::{Job, Ticket};
+pub(crate) use waiting::answer_on_a_thread;
 
-/// The level of zstd. A security release of git (45 MB): 1.2 MB in 0.24 s at level 3, 0.26 MB in 1.0 s at this one, 0.18 MB in 27 s
-/// at level 19.
-const LEVEL: i32 = 9;
-/// The memory that zstd takes at this level, besides the two NARs and the delta.
+/// The memory that zstd takes, besides the two NARs and the delta.
 const CONTEXT_BYTES: u64 = 64 * 1024 * 1024;
 /// Writing, syncing and renaming a file takes about as long as making a delta of this many bytes.
-const FILE_BYTES: u64 = 256 * 1024;
+const FILE_BYTES: u64 = 1024 * 1024;
 /// The suffix of a delta's file name.
 const EXTENSION: &str = ".dcz";
 /// The maximum number of remembered pairs of NARs.
@@ -44,6 +44,8 @@ const CHECK_AGAIN_AFTER: Duration = Duration::from_secs(24 * 3600);
 const WORTH_IT: (u64, u64) = (4, 5);
 /// Where there is no compressed NAR, its size is found by compressing it, at this level at most: higher ones take seconds.
 const COMPARED_LEVEL_MAX: i32 = 3;
+/// A delta of less than this fraction of the NAR is not compared: hardly any NAR compresses that well.
+const CLEARLY_WORTH_IT: u64 = 16;
 
 /// A NAR, and how to read it.
 pub(crate) struct DeltaEnd {
@@ -125,7 +127,7 @@ impl Deltas {
             mode: config.deltas,
             level: config.level,
             folder: Folder::open(&config.folder, config.level, config.bytes_max)?,
-            encoding: format!("delta-{LEVEL}-{}-{DELTA_FORMAT}", zstd::zstd_safe::version_number()),
+            encoding: format!("delta-{}-{DELTA_FORMAT}", zstd::zstd_safe::version_number()),
             known: Cache::new(KNOWN_MAX),
             making: Mutex::default(),
             metrics,
@@ -280,7 +282,7 @@ impl Deltas {
         let pair = Pair { base: base.hash, nar: nar.hash };
         let (old, new) = ((base.read)()?, (nar.read)()?);
         let len_max = usize::try_from(compressed.unwrap_or(nar.size) / WORTH_IT.1 * WORTH_IT.0).unwrap_or(0);
-        let made = make_delta((&old, &base.hash), &new, LEVEL, len_max).map_err(|error| error.to_string())?;
+        let made = make_delta((&old, &base.hash), &new, len_max).map_err(|error| error.to_string())?;
         let delta = match made {
             Some(delta) if compressed.is_some() || self.is_worth_it(&delta, (&new, &nar.hash)) => delta,
             _ => {
@@ -288,8 +290,7 @@ impl Deltas {
                 return Ok(());
             }
         };
-        drop(new);
-        if !is_delta_of(&delta, &old, (nar.size, &nar.hash)).map_err(|error| error.to_string())? {
+        if !is_delta_of(&delta, &old, &new).map_err(|error| error.to_string())? {
             self.known.insert(pair, Known::NotWorthIt);
             return Err("undoing it does not give the NAR".to_owned());
         }
@@ -302,6 +303,9 @@ impl Deltas {
 
     /// Whether a delta is so much smaller than the NAR becomes when it is compressed: that is only done until it is clear.
     fn is_worth_it(&self, delta: &[u8], (nar, hash): (&[u8], &NarHash)) -> bool {
+        if (delta.len() as u64).saturating_mul(CLEARLY_WORTH_IT) < nar.len() as u64 {
+            return true;
+        }
         let (needed, mut len) = (delta.len() as u64 / WORTH_IT.0 * WORTH_IT.1, 0);
         let encoding = Encoding::Zstd(self.level.min(COMPARED_LEVEL_MAX));
         let encoded = encoding.encode(&mut &*nar, nar.len() as u64, *hash, &mut |bytes| {
