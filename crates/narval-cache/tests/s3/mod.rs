@@ -66,6 +66,14 @@ impl S3Server {
         servers
     }
 
+    /// The one that starts fastest, or SeaweedFS if `NARVAL_TEST_S3` says so.
+    pub fn chosen() -> Option<Self> {
+        match std::env::var("NARVAL_TEST_S3").as_deref() {
+            Ok("seaweedfs") => Self::seaweedfs(),
+            _ => Self::versitygw(),
+        }
+    }
+
     /// The one that starts fastest; `None`, and a note, if it is not installed.
     pub fn versitygw() -> Option<Self> {
         let Some(program) = find("versitygw") else {

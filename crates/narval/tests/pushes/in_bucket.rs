@@ -19,7 +19,7 @@ pub struct Place {
 
 impl Place {
     pub fn new(on_postgres: bool) -> Option<Self> {
-        Self::over(S3Server::versitygw()?, on_postgres)
+        Self::over(S3Server::chosen()?, on_postgres)
     }
 
     pub fn over(s3: S3Server, on_postgres: bool) -> Option<Self> {
