@@ -41,6 +41,10 @@ pub(crate) enum Rule {
     SettleOwn,
     /// A request that was sent again after an attempt without an answer has not succeeded for certain.
     Answered,
+    /// The name of an upload that was interrupted is left to a collection if its NAR is stored in another encoding since.
+    Encoding,
+    /// No NAR is condemned while the bucket may have the narinfo of a removed path.
+    Hidden,
     /// A request that removes or replaces something is valid for a short time.
     #[cfg(test)]
     Valid,

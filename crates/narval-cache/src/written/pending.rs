@@ -18,7 +18,7 @@ use narval_nix::HashPart;
 
 use super::index::{CacheId, Pending};
 use super::storage::{TAKEOVER, VALID_FOR};
-use super::{Cache, Data, DataError};
+use super::{Cache, Data, DataError, Refusal};
 use crate::clock;
 use crate::rule::{Rule, holds};
 
@@ -179,6 +179,30 @@ impl Data {
 }
 
 impl Cache {
+    /// Removes the narinfos of removed paths from the bucket. Returns whether all of them are gone: another process may have removed a path
+    /// without learning so, or the object store may be away.
+    pub(super) fn withdraw_removed(&self) -> Result<bool, Refusal> {
+        let shared = self.shared();
+        if !shared.storage.publishes_later() || !holds(Rule::Hidden) {
+            return Ok(true);
+        }
+        self.reconcile_now()?;
+        let pending = shared.index.pending(0)?;
+        let mut left = Vec::new();
+        {
+            let seen = clock::lock(&shared.seen_pending.0);
+            for (number, id, what) in pending {
+                if let Pending::Path(part) = what
+                    && id == self.id()
+                    && !seen.get(&number).is_some_and(|seen| seen.is_done)
+                {
+                    left.push(part);
+                }
+            }
+        }
+        Ok(left.is_empty() || !shared.index.present(self.id(), &left)?.contains(&false))
+    }
+
     /// Looks whether the object of an upload is there whose server was killed, or forgets its name.
     fn end_upload(&self, name: String, number: i64) -> Result<(), DataError> {
         // A collection removes what it has condemned itself.

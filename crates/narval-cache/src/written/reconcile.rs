@@ -73,6 +73,13 @@ impl Cache {
                 if self.files().restore_nar(name, &nar).map_err(fail)? {
                     return Ok(());
                 }
+                // The NAR is being stored in another encoding since. The object of this name may be there: a collection removes both.
+                if self.storage().publishes_later()
+                    && self.files().served_name(name, &nar) != *name
+                    && holds(Rule::Encoding)
+                {
+                    return Ok(());
+                }
                 let lost = match self.storage().publishes_later() {
                     true => Lost::Unplaced(number),
                     false => Lost::Certainly,

@@ -8,7 +8,7 @@
 use std::io;
 
 use super::grace::cutoff;
-use super::lease::Collection;
+use super::lease::{Collection, keep_while};
 use crate::written::index::{Condemned, Cutoff, Pending};
 use crate::written::{Cache, Refusal, RefusalKind};
 
@@ -55,6 +55,10 @@ impl Cache {
 
     /// Condemns and removes a limited number of names, with the exclusive lock held.
     fn remove_some(&self, collection: &Collection<'_>, cutoff: Option<Cutoff>) -> Result<(usize, u64), Refusal> {
+        if !keep_while(Some(collection), || self.withdraw_removed())? {
+            tracing::warn!("cache '{}': NARs are removed later, because narinfos cannot be removed now", self.name());
+            return Ok((0, 0));
+        }
         let condemned = collection.step(|fence| self.index().condemn(fence, self.id(), cutoff, STEP))?;
         if !condemned.names.is_empty() {
             self.remove_bytes(collection, &condemned)?;

@@ -79,6 +79,25 @@ fn a_damaged_object_is_never_served() {
     assert_eq!(fs::read(&object).unwrap(), good);
 }
 
+#[test]
+fn a_narinfo_leaves_the_bucket_before_its_nar() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path, later) = (&fixture.cache, TestPath::new("a", &[]), now() + 30 * 24 * 60 * 60);
+    path.push(cache).unwrap();
+    let narinfo = folder_of(cache).join(format!("{}.narinfo", path.part()));
+    let nar = folder_of(cache).join("nar").join(path.file_name(Compression::Zstd));
+    // A collection is killed after the path is gone from the index.
+    let index = cache.index();
+    let fence = index.begin_collection().unwrap().unwrap();
+    assert_eq!(index.hide(fence, cache.id(), &[(path.part(), later)], later).unwrap(), [path.part()]);
+    index.end_collection(fence, None).unwrap();
+    assert!(narinfo.exists() && nar.exists());
+    let options = CollectOptions { now: Some(later + 60 * 60), grace: 0, dry_run: false };
+    assert_eq!(cache.collect(&options, &Grant::administrator("test")).unwrap().files, 1);
+    assert!(!nar.exists());
+    assert!(!narinfo.exists(), "whoever reads it from the bucket would get no NAR");
+}
+
 /// A body that looks at the bucket while it is read.
 struct Watched<'a> {
     rest: &'a [u8],
