@@ -316,8 +316,9 @@ impl Server {
             self.listeners.into_iter().map(|listener| Arc::new(listener.socket)).collect();
         let mailboxes = (0..self.shards).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
         let ended = Arc::new(Ended::new(self.shards));
-        // One worker is enough for the first answers.
-        Worker::start(&self.server, Kind::Jobs, 0)?;
+        for at in 0..self.workers {
+            Worker::start(&self.server, Kind::Jobs, at)?;
+        }
         self.server.streams.first_thread();
         Worker::start(&self.server, Kind::Streams, 0)?;
         if self.server.acceptor.is_some() {
@@ -337,9 +338,6 @@ impl Server {
                 DriverChoice::Auto | DriverChoice::Epoll => start_shard(at, parts, ended.clone(), EpollDriver::new)?,
             }
         }
-        // The others start while the shards serve already.
-        let others = (1..self.workers).try_for_each(|at| Worker::start(&self.server, Kind::Jobs, at));
-        others.inspect_err(|_| mailboxes.iter().for_each(|mailbox| mailbox.post(Message::Stop)))?;
         Ok(ServerHandle {
             inner: Arc::new(Running { server: self.server, mailboxes, ended, addresses, workers: self.workers, paths }),
             log_thread: self.log_thread,

@@ -262,7 +262,8 @@ fn a_reload_adds_and_removes_caches_and_requests_in_flight_complete() {
     let both = format!("{other}quota = 1\n[[cache]]\nname = 'team'\npublic = false\n");
     lab.reload(&both);
     assert_eq!(lab.get(&format!("/team{}", nar.url())).status, 401, "private now");
-    assert_eq!(lab.send("GET", &format!("/team{}", nar.url()), &token, &[], b"").status, 200);
+    let back = lab.send("GET", &format!("/team{}", nar.url()), &token, &[], b"");
+    assert_eq!(back.status, 200, "{} {}", back.text(), lab.server.log());
     assert_eq!(lab.put(&format!("/other{}", nar.url()), &token, &nar.bytes).status, 507, "beyond the quota");
     // A wrong file changes nothing, and says why.
     for (wrong, why) in [
