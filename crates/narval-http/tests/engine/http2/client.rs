@@ -1,5 +1,6 @@
 //! A client that writes and reads frames (RFC 9113 §4) over TLS.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -125,6 +126,9 @@ pub(crate) fn post(path: &str) -> Vec<(&str, &str)> {
     vec![(":method", "POST"), (":scheme", "https"), (":authority", "localhost"), (":path", path)]
 }
 
+/// Increments of a window from this size are not counted as small by the server.
+const NO_SMALL_INCREMENT: u32 = 256;
+
 /// A connection.
 pub(crate) struct Client {
     tls: StreamOwned<ClientConnection, TcpStream>,
@@ -135,6 +139,10 @@ pub(crate) struct Client {
     pub(super) initial_window: u32,
     /// SETTINGS_ENABLE_CONNECT_PROTOCOL of the server.
     pub(super) offers_websockets: bool,
+    /// By stream, what was received and not yet given back to its window; 0 is the connection.
+    owed: HashMap<u32, u32>,
+    /// How much of that is given back at once.
+    owed_max: u32,
 }
 
 impl Client {
@@ -166,6 +174,8 @@ impl Client {
             next_stream: 1,
             initial_window: 65_535,
             offers_websockets: false,
+            owed: HashMap::new(),
+            owed_max: 1,
         }
     }
 
@@ -176,6 +186,9 @@ impl Client {
 
     pub(crate) fn with_settings(address: SocketAddr, settings: &[(u16, u32)]) -> Self {
         let mut client = Self::silent(address);
+        let window =
+            settings.iter().find(|(name, _)| *name == INITIAL_WINDOW_SIZE).map_or(65_535, |(_, window)| *window);
+        client.owed_max = (window / 2).clamp(1, NO_SMALL_INCREMENT);
         client.send([PREFACE, &frame(SETTINGS, 0, 0, parameters(settings))].concat());
         let first = client.frame();
         assert_eq!((first.kind, first.flags & ACK, first.stream), (SETTINGS, 0, 0), "the server's preface");
@@ -218,6 +231,16 @@ impl Client {
 
     pub(crate) fn get(&mut self, path: &str) -> u32 {
         self.open(&get(path), true)
+    }
+
+    /// Gives back what was received. A server may answer small increments with frames as small, so clients that send many are refused.
+    fn give_back(&mut self, stream: u32, length: u32) {
+        let owed = self.owed.entry(stream).or_default();
+        *owed += length;
+        if *owed >= self.owed_max {
+            let by = std::mem::take(owed);
+            self.window(stream, by);
+        }
     }
 
     pub(crate) fn window(&mut self, stream: u32, by: u32) {
@@ -295,9 +318,9 @@ impl Client {
                 (DATA, of) => {
                     let length = next.payload.len() as u32;
                     if length > 0 {
-                        self.window(0, length);
+                        self.give_back(0, length);
                         if next.flags & END_STREAM == 0 {
-                            self.window(of, length);
+                            self.give_back(of, length);
                         }
                     }
                     if of != stream {
