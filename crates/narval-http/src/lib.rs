@@ -84,7 +84,7 @@ pub use observe::log_format::{LogFormat, LogWriter};
 pub use observe::logfmt::push_logfmt;
 pub use observe::request_id::RequestId;
 pub use peer::Peer;
-pub use run::server::{Builder, DriverChoice, Server, ServerError, ServerHandle};
+pub use run::server::{Builder, DriverChoice, Server, ServerError, ServerHandle, StopSignals};
 pub use web::compress::Compression;
 pub use web::cors::Cors;
 pub use web::events::{Event, EventOptions, EventStream};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use narval_http::tls::TlsAcceptor;
-use narval_http::{Limits, ListenAddress, ServerHandle};
+use narval_http::{Limits, ListenAddress, Server, ServerHandle, StopSignals};
 use narval_store::{Access, Environment, Store, StoreConfig};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -21,6 +21,8 @@ use crate::values::listen::{Host, Listen};
 
 /// How long running requests may take after a SIGTERM.
 pub const GRACE: Duration = Duration::from_secs(30);
+/// The answer to a SIGHUP of a server without certificates or a configuration file.
+pub const NOTHING_TO_RELOAD: &str = "there is nothing to reload";
 /// The port of nix-serve.
 pub const PORT_DEFAULT: u16 = 5000;
 
@@ -152,15 +154,38 @@ pub fn within_descriptors(mut limits: Limits, kept_files_max: usize) -> Limits {
     limits
 }
 
-/// Reports that the server is up, to the log and to systemd; then serves until a signal ends it. SIGHUP reloads
-/// certificates.
+/// The signals that a server handles, caught: from before it answers, so that none of them ends it at once.
+pub struct CaughtSignals {
+    stop: StopSignals,
+    hangup: Signals,
+}
+
+impl CaughtSignals {
+    /// Catches them.
+    ///
+    /// # Errors
+    /// The handlers cannot be installed.
+    pub fn catch() -> Result<Self, Failure> {
+        let uncaught = |error: std::io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
+        // Signals with which starman controls its workers must not end a server that has none (by default they would).
+        for signal in [SIGTTIN, SIGTTOU] {
+            signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(uncaught)?;
+        }
+        let hangup = Signals::new([SIGHUP]).map_err(uncaught)?;
+        Ok(Self { stop: StopSignals::catch().map_err(uncaught)?, hangup })
+    }
+}
+
+/// Starts the server and serves until a signal ends it, as [`run_reloading`]. SIGHUP reloads certificates.
 ///
 /// # Errors
-/// Signals cannot be handled, or the server ended by itself.
-pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
+/// The server cannot be started, signals cannot be handled, or the server ended by itself.
+pub fn run(server: Server, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure> {
+    let signals = CaughtSignals::catch()?;
+    let handle = server.spawn().map_err(Failure::runtime)?;
     let certificates = tls.clone();
-    run_reloading(handle, tls, move || match &certificates {
-        None => Ok("there is nothing to reload".to_owned()),
+    run_reloading(handle, signals, tls, move || match &certificates {
+        None => Ok(NOTHING_TO_RELOAD.to_owned()),
         Some(tls) => match tls.reload() {
             Ok(()) => Ok("certificates reloaded".to_owned()),
             Err(error) => Err(Failure::runtime(format!("{error}; the old certificates stay in use"))),
@@ -168,26 +193,24 @@ pub fn run(handle: ServerHandle, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Fa
     })
 }
 
-/// The same, with a function for SIGHUP, which returns a line for the log.
+/// Reports that the server is up, to the log and to systemd; then serves until a signal ends it. `reload` runs at each
+/// SIGHUP, and returns a line for the log.
 ///
 /// # Errors
-/// As [`run`].
+/// Threads cannot be started, or the server ended by itself.
 pub fn run_reloading(
     handle: ServerHandle,
+    signals: CaughtSignals,
     tls: Option<Arc<TlsAcceptor>>,
     reload: impl FnMut() -> Result<String, Failure> + Send + 'static,
 ) -> Result<(), Failure> {
-    let uncaught = |error: std::io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
+    let unstarted = |error: std::io::Error| Failure::runtime(format!("cannot wait for signals: {error}"));
     let scheme = if tls.is_some() { "https" } else { "http" };
     if let Some(tls) = tls {
         tls::keep_fresh(tls)?;
     }
-    on_hangup(reload).map_err(uncaught)?;
-    // Signals with which starman controls its workers must not end a server that has none (by default they would).
-    for signal in [SIGTTIN, SIGTTOU] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(uncaught)?;
-    }
-    handle.stop_on_signals(GRACE).map_err(uncaught)?;
+    on_hangup(signals.hangup, reload).map_err(unstarted)?;
+    handle.stop_on(signals.stop, GRACE).map_err(unstarted)?;
     for address in handle.addresses() {
         match address {
             ListenAddress::Tcp(address) => tracing::info!("listening on {scheme}://{address}"),
@@ -199,8 +222,10 @@ pub fn run_reloading(
 }
 
 /// Runs `reload` at each SIGHUP, on its own thread, and notifies systemd (`Type=notify-reload`).
-fn on_hangup(mut reload: impl FnMut() -> Result<String, Failure> + Send + 'static) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGHUP])?;
+fn on_hangup(
+    mut signals: Signals,
+    mut reload: impl FnMut() -> Result<String, Failure> + Send + 'static,
+) -> std::io::Result<()> {
     thread::Builder::new().name("sighup".into()).spawn(move || {
         for _ in signals.forever() {
             match NotifyState::monotonic_usec_now() {

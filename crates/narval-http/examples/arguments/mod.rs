@@ -8,7 +8,7 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use narval_http::{Builder, DriverChoice, IntoHandler, Listen, Server, ServerHandle};
+use narval_http::{Builder, DriverChoice, IntoHandler, Listen, Server, ServerHandle, StopSignals};
 
 /// How long running requests may take when the server stops.
 const GRACE: Duration = Duration::from_secs(30);
@@ -94,8 +94,9 @@ impl Arguments {
         for address in server.addresses() {
             println!("listening on {address}");
         }
+        let signals = StopSignals::catch()?;
         let handle = server.spawn()?;
-        handle.stop_on_signals(GRACE)?;
+        handle.stop_on(signals, GRACE)?;
         started(&handle);
         Ok(handle.wait()?)
     }

@@ -6,6 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
 use crate::io::clock::Clock;
 use crate::io::driver::Driver;
 use crate::io::driver::epoll::EpollDriver;
@@ -300,12 +303,14 @@ impl Server {
     /// # Errors
     /// The server cannot be started, or one of its threads ended.
     pub fn run(self) -> Result<(), ServerError> {
+        let signals = StopSignals::catch()?;
         let handle = self.spawn()?;
-        handle.stop_on_signals(Duration::from_secs(30))?;
+        handle.stop_on(signals, Duration::from_secs(30))?;
         handle.wait()
     }
 
-    /// Starts the server's threads.
+    /// Starts the server's threads. It answers before this returns: signals that must not be missed are caught before,
+    /// see [`StopSignals`].
     ///
     /// # Errors
     /// Threads or event queues cannot be created.
@@ -316,9 +321,8 @@ impl Server {
             self.listeners.into_iter().map(|listener| Arc::new(listener.socket)).collect();
         let mailboxes = (0..self.shards).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
         let ended = Arc::new(Ended::new(self.shards));
-        for at in 0..self.workers {
-            Worker::start(&self.server, Kind::Jobs, at)?;
-        }
+        // One worker is enough for the first answers.
+        Worker::start(&self.server, Kind::Jobs, 0)?;
         self.server.streams.first_thread();
         Worker::start(&self.server, Kind::Streams, 0)?;
         if self.server.acceptor.is_some() {
@@ -338,6 +342,9 @@ impl Server {
                 DriverChoice::Auto | DriverChoice::Epoll => start_shard(at, parts, ended.clone(), EpollDriver::new)?,
             }
         }
+        // The others start while the shards serve already.
+        let others = (1..self.workers).try_for_each(|at| Worker::start(&self.server, Kind::Jobs, at));
+        others.inspect_err(|_| mailboxes.iter().for_each(|mailbox| mailbox.post(Message::Stop)))?;
         Ok(ServerHandle {
             inner: Arc::new(Running { server: self.server, mailboxes, ended, addresses, workers: self.workers, paths }),
             log_thread: self.log_thread,
@@ -398,6 +405,34 @@ fn snapshot(server: &ServerState, workers: usize) -> Snapshot {
     }
 }
 
+/// SIGTERM, SIGINT and SIGQUIT, caught. Between [`StopSignals::catch`] and [`ServerHandle::stop_on`] they are kept: a
+/// server that is told to stop as soon as it answers stops in order.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// # use narval_http::{Server, StopSignals};
+/// # let server = Server::builder(|| "pong").build().unwrap();
+///
+/// let signals = StopSignals::catch().unwrap();
+/// let handle = server.spawn().unwrap();
+/// handle.stop_on(signals, Duration::from_secs(30)).unwrap();
+/// handle.wait().unwrap();
+/// ```
+#[derive(Debug)]
+pub struct StopSignals {
+    caught: Signals,
+}
+
+impl StopSignals {
+    /// From now on, these signals no longer end the process by themselves.
+    ///
+    /// # Errors
+    /// The signal handlers cannot be installed.
+    pub fn catch() -> io::Result<Self> {
+        Ok(Self { caught: Signals::new([SIGTERM, SIGINT, SIGQUIT])? })
+    }
+}
+
 /// A running server. Dropping the handle leaves it running.
 #[derive(Debug)]
 pub struct ServerHandle {
@@ -443,13 +478,11 @@ impl ServerHandle {
     /// Stops the server in the same way on SIGTERM, SIGINT or SIGQUIT. A second signal stops it immediately.
     ///
     /// # Errors
-    /// The signal handlers cannot be installed.
-    pub fn stop_on_signals(&self, grace: Duration) -> io::Result<()> {
-        use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
-        let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGQUIT])?;
+    /// The thread that waits for them cannot be started.
+    pub fn stop_on(&self, mut signals: StopSignals, grace: Duration) -> io::Result<()> {
         let running = self.inner.clone();
         thread::Builder::new().name("signals".into()).spawn(move || {
-            let mut signals = signals.forever();
+            let mut signals = signals.caught.forever();
             if signals.next().is_none() {
                 return;
             }

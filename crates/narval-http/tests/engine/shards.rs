@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use narval_http::{DriverChoice, Listen, Request, Response, Server, Snapshot, StatusCode};
+use narval_http::{DriverChoice, Listen, Request, Response, Server, Snapshot, StatusCode, StopSignals};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     apply_filter_all_threads,
@@ -39,7 +40,7 @@ fn a_server_by_itself() {
         if request.path() == "/hold" {
             HELD.fetch_add(1, Ordering::SeqCst);
             let gate = std::env::var_os("SERVER_GATE").unwrap();
-            while !std::path::Path::new(&gate).exists() {
+            while !Path::new(&gate).exists() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -54,9 +55,13 @@ fn a_server_by_itself() {
         let current = Some(open + spare.parse::<u64>().unwrap());
         setrlimit(Resource::Nofile, Rlimit { current, ..getrlimit(Resource::Nofile) }).unwrap();
     }
+    let signals = StopSignals::catch().unwrap();
     let handle = server.spawn().unwrap();
+    if std::env::var_os("SERVER_STOPPED_EARLY").is_some() {
+        kill_process(getpid(), Signal::TERM).unwrap();
+    }
     // Longer than a test waits, in all, between the signal and the last response: at its end connections are reset.
-    handle.stop_on_signals(4 * PATIENCE).unwrap();
+    handle.stop_on(signals, 4 * PATIENCE).unwrap();
     assert!(COUNTERS.set(Box::new(handle.counter_source())).is_ok());
     println!("listening on {address}");
     // It goes with the test that started it, whatever becomes of that.
@@ -104,7 +109,19 @@ struct Child {
 impl Child {
     /// `wrapped`: a command that runs the one behind it. `descriptors`: how many more the server may open.
     fn start(driver: DriverChoice, wrapped: &[&str], descriptors: Option<u32>) -> Self {
-        let (this, folder) = (std::env::current_exe().unwrap(), tempfile::tempdir().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Self::command(driver, wrapped, folder.path());
+        command.envs(descriptors.map(|number| ("SERVER_DESCRIPTORS", number.to_string())));
+        let mut process = Process { child: command.spawn().unwrap() };
+        let mut lines = BufReader::new(process.child.stdout.take().unwrap()).lines();
+        let line = lines.find_map(|line| Some(line.unwrap().split_once("listening on http://")?.1.to_owned())).unwrap();
+        // What it says else is read so that it never has to wait for that.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, address: line, folder }
+    }
+
+    fn command(driver: DriverChoice, wrapped: &[&str], folder: &Path) -> Command {
+        let this = std::env::current_exe().unwrap();
         let mut command = match wrapped.split_first() {
             Some((program, arguments)) => {
                 let mut command = Command::new(program);
@@ -113,22 +130,14 @@ impl Child {
             }
             None => Command::new(this),
         };
-        let child = command
+        command
             .args(["shards::a_server_by_itself", "--exact", "--ignored", "--nocapture", "--test-threads", "1"])
-            .env("SERVER_GATE", folder.path().join("gate"))
+            .env("SERVER_GATE", folder.join("gate"))
             .env("SERVER_DRIVER", format!("{driver:?}").to_lowercase())
-            .envs(descriptors.map(|number| ("SERVER_DESCRIPTORS", number.to_string())))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut process = Process { child };
-        let mut lines = BufReader::new(process.child.stdout.take().unwrap()).lines();
-        let line = lines.find_map(|line| Some(line.unwrap().split_once("listening on http://")?.1.to_owned())).unwrap();
-        // What it says else is read so that it never has to wait for that.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, address: line, folder }
+            .stderr(Stdio::piped());
+        command
     }
 
     fn connect(&self) -> Client {
@@ -138,6 +147,20 @@ impl Child {
     fn signal(&self) {
         let pid = self.process.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+}
+
+/// A service manager may stop a server as soon as it answers.
+#[test]
+fn a_signal_between_the_start_and_what_waits_for_signals_stops_the_server_in_order() {
+    for driver in drivers() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Child::command(driver, &[], folder.path());
+        let child = command.env("SERVER_STOPPED_EARLY", "").spawn().unwrap();
+        let mut process = Process { child };
+        // What it prints fits into the pipe. `wait` would close its input, which is another way to end it.
+        eventually("it ends", || process.child.try_wait().unwrap().is_some());
+        assert_eq!(process.child.wait().unwrap().code(), Some(0), "{driver:?}");
     }
 }
 

@@ -223,7 +223,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     if args.tls_self_signed {
         tracing::info!("using a self-signed certificate for this run: browsers warn, curl needs --insecure");
     }
-    server::run(server.spawn().map_err(Failure::runtime)?, tls)
+    server::run(server, tls)
 }
 
 /// The default port.

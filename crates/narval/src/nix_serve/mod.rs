@@ -117,7 +117,7 @@ fn serve(options: &Options) -> Result<(), Failure> {
             .map_err(|error| Failure::usage(format!("option --pid: cannot write '{}': {error}", path.display())))?;
     }
     identity.become_it(options.error_log.as_deref())?;
-    server::run(server.spawn().map_err(Failure::runtime)?, tls)
+    server::run(server, tls)
 }
 
 fn tls_acceptor(files: &TlsFiles) -> Result<Arc<TlsAcceptor>, Failure> {

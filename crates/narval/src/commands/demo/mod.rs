@@ -91,7 +91,8 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
              /nix/store/{root}",
             root.hash_part()
         ))?;
-        return server::run(handle, None);
+        let signals = server::CaughtSignals::catch()?;
+        return server::run_reloading(handle, signals, None, || Ok(server::NOTHING_TO_RELOAD.to_owned()));
     }
     handle.shutdown(Duration::from_secs(1));
     Ok(())

@@ -165,8 +165,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         builder = builder.tls(tls.clone());
     }
     let server = builder.build().map_err(Failure::usage)?;
+    let signals = server::CaughtSignals::catch()?;
     let handle = server.spawn().map_err(Failure::runtime)?;
     opened.state.show_engine(handle.counter_source());
     let mut running = Running { args, settings, opened, services, current, log, tls: tls.clone() };
-    server::run_reloading(handle, tls, move || running.reload())
+    server::run_reloading(handle, signals, tls, move || running.reload())
 }
