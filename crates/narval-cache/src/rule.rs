@@ -45,6 +45,13 @@ pub(crate) enum Rule {
     Encoding,
     /// No NAR is condemned while the bucket may have the narinfo of a removed path.
     Hidden,
+    /// A NAR whose bytes are stored before its name is recorded counts as stored only if no collection has begun since; otherwise its object is
+    /// looked for.
+    Epoch,
+    /// Bytes are stored before their name is recorded only if nobody is collecting, and if the index has no row that is in the way.
+    Quiet,
+    /// An object without a name gets a condemned one before it is removed.
+    Stray,
     /// A request that removes or replaces something is valid for a short time.
     #[cfg(test)]
     Valid,

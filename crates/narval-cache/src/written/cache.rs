@@ -359,6 +359,10 @@ impl Cache {
         &self.shared
     }
 
+    pub(super) fn state(&self) -> &Arc<CacheState> {
+        &self.state
+    }
+
     pub(super) fn id(&self) -> CacheId {
         self.state.id
     }

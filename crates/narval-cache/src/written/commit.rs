@@ -118,6 +118,7 @@ impl Cache {
         }
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         let _no_collection = self.storage().lock_shared().map_err(failed)?;
+        self.record_receipts(&batch.values().collect::<Vec<_>>())?;
         for _ in 0..ATTEMPTS_MAX {
             let needed = self.check_references(&batch, &settings)?;
             let claimed: Vec<&NarInfo> = narinfos.iter().filter_map(|(part, _)| batch.get(part)).collect();
@@ -384,7 +385,7 @@ impl Cache {
 type NamedNars = Vec<(String, NarRecord)>;
 
 /// The name below `nar/` that a narinfo gives to its NAR.
-fn nar_name(info: &NarInfo) -> Result<String, Refusal> {
+pub(super) fn nar_name(info: &NarInfo) -> Result<String, Refusal> {
     let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
     let name = name.and_then(|name| NarFileName::parse(name).ok()).ok_or_else(|| {
         let message = format!(

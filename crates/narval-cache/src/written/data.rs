@@ -138,6 +138,12 @@ impl Data {
         std::thread::sleep(self.shared.index.noticed_after());
     }
 
+    /// Call this when a server ends that has served it: what waits to be written is written, and other servers know that this one is gone. As
+    /// when the last handle is dropped, but threads may have some.
+    pub fn end(&self) {
+        self.shared.end();
+    }
+
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

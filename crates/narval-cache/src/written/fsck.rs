@@ -9,7 +9,7 @@ use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
 use super::error::io_error;
 use super::index::{Commit, PathRecord};
-use super::storage::{Below, VALID_FOR, hash_of};
+use super::storage::{Below, StoredFile, VALID_FOR, hash_of};
 use super::{
     Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Place, Refusal, RefusalKind,
 };
@@ -218,15 +218,21 @@ impl Cache {
 
     /// Names of the cache's narinfos and listings, and of its NARs.
     fn names(&self) -> Result<Vec<String>, Refusal> {
+        Ok(self.named_files()?.into_iter().map(|file| file.name).collect())
+    }
+
+    /// The cache's narinfos and listings, and its NARs.
+    fn named_files(&self) -> Result<Vec<StoredFile>, Refusal> {
         let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
         let mut files = self.files().list(Below::Root).map_err(fail)?;
         files.extend(self.files().list(Below::Folder("nar")).map_err(fail)?);
-        Ok(files.into_iter().map(|file| file.name).collect())
+        Ok(files)
     }
 
     /// Narinfos, listings and NARs among the cache's files that the index does not have.
     fn fsck_strays(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
-        for name in self.names()? {
+        let mut stray_nars = Vec::new();
+        for StoredFile { name, modified, .. } in self.named_files()? {
             let nar = name.strip_prefix("nar/");
             let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
             let part = part.and_then(|part| part.parse::<HashPart>().ok());
@@ -240,6 +246,10 @@ impl Cache {
             if !is_stray()? {
                 continue;
             }
+            if let Some(Ok(stray)) = nar.filter(|_| self.storage().publishes_later()).map(NarFileName::parse) {
+                stray_nars.push((stray, modified));
+                continue;
+            }
             let fail = |error: io::Error| Refusal::of_file("remove", self.named(&name), &error);
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
             if is_stray()? {
@@ -248,6 +258,14 @@ impl Cache {
                     self.files().remove(&name).map_err(fail)?;
                 }
             }
+        }
+        // In a bucket, a server may have stored them, and record them soon.
+        let stray_nars = self.strays_of_nobody(&stray_nars)?;
+        let problem =
+            |stray| format!("'{}' is a file that the index does not have", self.named(&format!("nar/{stray}")));
+        report.problems.extend(stray_nars.iter().map(problem));
+        if options.repair && !stray_nars.is_empty() {
+            self.remove_strays_of_fsck(&stray_nars)?;
         }
         Ok(())
     }

@@ -49,6 +49,7 @@ mod oversized;
 mod pending;
 mod place;
 mod publish;
+mod receipt;
 mod receive;
 mod recompress;
 mod reconcile;
@@ -61,6 +62,7 @@ mod small_bytes;
 mod storage;
 mod tokens;
 mod tokens_used;
+mod unrecorded;
 
 pub use audit::{Audit, AuditLine};
 pub use batch::{NARS_MAX, read_commit, read_nars};
@@ -81,9 +83,10 @@ pub use name::{
 pub use nodes::{PEER_PATH, PeerFigures};
 pub use open::DataOptions;
 pub use place::Place;
+pub use receipt::RECEIPT_KEY;
 #[doc(hidden)]
 pub use receive::verify_anything;
-pub use receive::{Begin, Stored, Upload};
+pub use receive::{Begin, Receipts, Stored, Upload};
 pub use recompress::RECOMPRESSED_GRACE;
 pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
 pub use retention::{

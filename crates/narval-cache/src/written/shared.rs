@@ -16,6 +16,7 @@ use super::retention::{Shortage, Uses};
 use super::small_bytes::SmallBytes;
 use super::storage::{CacheStorage, Storage};
 use super::tokens_used::TokensUsed;
+use super::unrecorded::Unrecorded;
 use super::{Audit, CacheName, CacheSettings};
 
 /// Locks that uploads of one NAR share.
@@ -50,6 +51,7 @@ pub(super) struct CacheState {
     pub(super) elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
     pub(super) files: Box<dyn CacheStorage>,
     pub(super) small_bytes: SmallBytes,
+    pub(super) unrecorded: Unrecorded,
 }
 
 impl CacheState {
@@ -62,6 +64,7 @@ impl CacheState {
             elsewhere: RwLock::new(None),
             files,
             small_bytes: SmallBytes::default(),
+            unrecorded: Unrecorded::default(),
         }
     }
 }
@@ -69,6 +72,7 @@ impl CacheState {
 impl Shared {
     /// Writes the collected uses of paths and tokens.
     pub(super) fn record(&self) {
+        self.record_unrecorded(false);
         let uses = self.uses.take();
         match if uses.is_empty() { Ok(()) } else { self.index.used(&uses) } {
             Ok(()) => {}
@@ -112,10 +116,18 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
+impl Shared {
+    /// Writes what waits, because the process ends.
+    pub(super) fn end(&self) {
         self.record();
+        self.record_unrecorded(true);
         self.audit.flush(&*self.index);
         self.index.leave();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.end();
     }
 }

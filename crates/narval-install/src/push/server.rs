@@ -41,6 +41,8 @@ pub(super) struct Sent<'a> {
     pub(super) method: Method,
     pub(super) url: &'a Url,
     pub(super) content_type: &'a str,
+    /// More field lines, with names in lower case.
+    pub(super) fields: &'a [(&'a str, &'a str)],
     pub(super) payload: Payload<'a>,
     pub(super) answer_len_max: u64,
 }
@@ -100,7 +102,8 @@ impl Server {
                 error => CacheError::Refused { cache: self.url.to_string(), reason: error.to_string() }.into(),
             });
         }
-        let sent = Sent { method: Method::Put, url, content_type, payload, answer_len_max: ANSWER_LEN_MAX };
+        let (method, fields, answer_len_max) = (Method::Put, &[], ANSWER_LEN_MAX);
+        let sent = Sent { method, url, content_type, fields, payload, answer_len_max };
         self.accepted(url, self.send(&sent, on_sent)?).map(drop)
     }
 
@@ -111,8 +114,9 @@ impl Server {
 
     /// Sends a body. Returns the response, with any status.
     pub(super) fn send(&self, sent: &Sent<'_>, on_sent: &(dyn Fn(u64) + Sync)) -> Result<Answer, Error> {
-        let &Sent { method, url, content_type, payload, answer_len_max } = sent;
-        let upload = Upload { method, url, content_type, extra: Extra::default(), payload, on_sent, answer_len_max };
+        let &Sent { method, url, content_type, fields, payload, answer_len_max } = sent;
+        let extra = Extra { fields, ..Extra::default() };
+        let upload = Upload { method, url, content_type, extra, payload, on_sent, answer_len_max };
         self.client.upload(&upload).map_err(|error| self.failed(&url.target(), error))
     }
 

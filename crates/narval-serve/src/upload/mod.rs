@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::written::{
-    Begin, Cache, Data, Grant, Put, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
+    Begin, Cache, Data, Grant, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
 };
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
@@ -312,8 +312,9 @@ impl Read for Counted<'_> {
 
 /// The lines of a narinfo that describe the file of a NAR.
 fn narinfo_lines(stored: &Stored) -> String {
+    let receipt = stored.receipt.as_ref().map(|receipt| format!("{RECEIPT_KEY}: {receipt}\n")).unwrap_or_default();
     format!(
-        "URL: nar/{}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n",
+        "URL: nar/{}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n{receipt}",
         stored.name,
         stored.compression,
         stored.file_hash.to_nix32(),

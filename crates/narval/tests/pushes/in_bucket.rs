@@ -46,7 +46,7 @@ impl Place {
         environment
     }
 
-    fn serve(&self, store: &Store, node: &str) -> Server {
+    pub fn serve(&self, store: &Store, node: &str) -> Server {
         self.serve_with(store, node, &[])
     }
 
@@ -76,7 +76,7 @@ impl Place {
         Lab { store, server }
     }
 
-    fn lab(&self) -> Lab {
+    pub fn lab(&self) -> Lab {
         let store = Store::new();
         let server = self.serve(&store, "node");
         Lab { store, server }
@@ -252,17 +252,10 @@ fn a_push_and_reads_ask_the_object_store_and_the_database_seldom() {
     let paths: Vec<String> = (0..PATHS).map(|at| lab.store.add_file(&format!("file-{at}"), contents(at))).collect();
     let postgres = place.postgres.as_ref().unwrap();
     postgres.log_statements();
-    let netrc = lab.netrc(&token);
     let push = || {
         let begun = postgres.log_len();
         proxy.take_requests();
-        let mut command = Command::new(NARVAL);
-        command
-            .args(["push", "--store", &lab.store.uri(), "--to", &lab.server.url(), "--netrc-file"])
-            .arg(&netrc)
-            .args(&paths);
-        let output = command.env("HOME", lab.store.dir.path()).env("NO_PROXY", "127.0.0.1").output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        narval_push(&lab, &lab.server.url(), &token, &paths);
         (proxy.take_requests(), postgres.asked_since(begun))
     };
     let (requests, asked) = push();
@@ -309,6 +302,81 @@ fn a_push_and_reads_ask_the_object_store_and_the_database_seldom() {
     assert!(statements <= 2 * PATHS, "{statements}");
     let (requests, statements, _) = read(&nars);
     assert_eq!((requests, statements), (0, 0), "in the disk cache");
+}
+
+/// Pushes paths with `narval push`. Returns the requests that the object store got, and what the database was asked, if there is one.
+fn push_and_count(
+    place: &Place,
+    lab: &Lab,
+    token: &str,
+    proxy: &Proxy,
+    paths: &[String],
+) -> (Vec<String>, Vec<Vec<String>>) {
+    let begun = place.postgres.as_ref().map(|postgres| postgres.log_len());
+    proxy.take_requests();
+    narval_push(lab, &lab.server.url(), token, paths);
+    let transactions =
+        place.postgres.as_ref().zip(begun).map(|(postgres, begun)| postgres.asked_since(begun).transactions);
+    (proxy.take_requests(), transactions.unwrap_or_default())
+}
+
+/// Pushes paths to a server with `narval push`.
+fn narval_push(lab: &Lab, url: &str, token: &str, paths: &[String]) {
+    let mut command = Command::new(NARVAL);
+    command.args(["push", "--store", &lab.store.uri(), "--to", url, "--netrc-file"]).arg(lab.netrc(token)).args(paths);
+    let output = command.env("HOME", lab.store.dir.path()).env("NO_PROXY", "127.0.0.1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// NARs of all sizes: none costs a transaction of its own.
+fn a_push_of_large_nars_asks_seldom(place: Option<Place>) {
+    const SMALL: usize = 20;
+    let Some(mut place) = place else { return };
+    let proxy = place.put_proxy();
+    let lab = place.lab();
+    let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
+    if let Some(postgres) = &place.postgres {
+        postgres.log_statements();
+    }
+    let contents = |number: usize, len: usize| [&number.to_le_bytes()[..], &noise(len)].concat();
+    let mut lens = vec![3_000; SMALL];
+    lens.extend([
+        600_000, 700_000, 900_000, 1_200_000, 2_000_000, 3_000_000, 5_000_000, 8_000_000, 12_000_000, 20_000_000,
+    ]);
+    let paths = |from: usize| -> Vec<String> {
+        let add =
+            |(at, len): (usize, &usize)| lab.store.add_file(&format!("file-{}", from + at), contents(from + at, *len));
+        lens.iter().enumerate().map(add).collect()
+    };
+    for round in 0..2 {
+        let paths = paths(round * lens.len());
+        let (requests, transactions) = push_and_count(&place, &lab, &token, &proxy, &paths);
+        let large = lens.len() - SMALL;
+        eprintln!(
+            "push of {} paths, {large} of them with more than 512 KiB: {} requests, {} transactions",
+            paths.len(),
+            requests.len(),
+            transactions.len()
+        );
+        assert!(requests.len() <= 2 * paths.len() + 5, "{requests:?}");
+        // Leases of the paths that are there, in the first round that this server stores NARs before it records them, the names of all
+        // NARs, the commit, and that the narinfos are written.
+        assert!(transactions.len() <= 5 - round, "{transactions:?}");
+        for path in &paths {
+            lab.pull(Nix::Newest, path);
+        }
+    }
+    assert_eq!(place.narval(&lab, &["cache", "fsck", "--contents"]), "");
+}
+
+#[test]
+fn a_push_of_large_nars_asks_the_object_store_and_the_database_seldom() {
+    a_push_of_large_nars_asks_seldom(Place::new(true));
+}
+
+#[test]
+fn a_push_of_large_nars_asks_the_object_store_seldom_with_sqlite() {
+    a_push_of_large_nars_asks_seldom(Place::new(false));
 }
 
 /// One process collects at a time: `cache gc` says which one does, and waits as long as it is told.

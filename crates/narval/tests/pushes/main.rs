@@ -25,6 +25,7 @@ mod ports;
 mod postgres;
 mod power_loss;
 mod protocol;
+mod receipts;
 #[path = "../../../narval-cache/tests/s3/mod.rs"]
 mod s3;
 mod sources;

@@ -17,7 +17,8 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
 
 use super::nodes::{Members, PeerSecret};
-use super::{AuditLine, CacheName};
+use super::receipt::ReceiptKey;
+use super::{AuditLine, CacheName, NarFileName};
 use crate::clock;
 use crate::rule::{Rule, holds};
 
@@ -328,6 +329,33 @@ pub(crate) struct Placed {
     pub(crate) entry: i64,
 }
 
+/// How long ago a writer may have said that it is alive, in seconds, when it stores something: what it has stored later is not looked for when
+/// it is dead.
+pub(crate) const WRITER_FRESH_FOR: u64 = 90 * 60;
+
+/// A process that stores objects of a cache before it records their names.
+#[derive(Clone)]
+pub(crate) struct NarWriter {
+    pub(crate) number: i64,
+    /// Authenticates its receipts.
+    pub(crate) key: ReceiptKey,
+    /// How long ago it has begun.
+    pub(crate) begun: Duration,
+    /// How long ago it has last said that it is alive.
+    pub(crate) seen: Duration,
+}
+
+/// Whether NARs may be stored before their names are recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MayStore {
+    /// The number of the last collection; `None` while one is at work.
+    pub(crate) epoch: Option<Fence>,
+    /// Whether the writer is known, and has said lately that it is alive ([`WRITER_FRESH_FOR`]).
+    pub(crate) has_writer: bool,
+    /// For each NAR, whether the index has nothing that is in the way.
+    pub(crate) are_new: Vec<bool>,
+}
+
 /// The index. Times are seconds since 1970.
 pub(crate) trait Index: Send + Sync {
     /// Makes this process one of the nodes that share disk caches, at this address: from now on, `members` is kept up to date. Returns the
@@ -524,6 +552,35 @@ pub(crate) trait Index: Send + Sync {
         objects: &[(String, NarRecord)],
         now: u64,
     ) -> Result<Vec<Option<i64>>, IndexError>;
+    /// As [`add_objects`](Self::add_objects), for objects that were stored when `epoch` was the number of the last collection, and that
+    /// nobody was at work. They count as placed. Returns which were added: none if a collection has begun since, durably.
+    fn add_stored(
+        &self,
+        cache: CacheId,
+        objects: &[(String, NarRecord)],
+        epoch: Fence,
+        now: u64,
+    ) -> Result<Vec<bool>, IndexError>;
+    /// Whether these NARs may be stored under their names before those are recorded, by the writer with this number.
+    fn may_store(&self, cache: CacheId, writer: i64, objects: &[(String, NarRecord)]) -> Result<MayStore, IndexError>;
+    /// Which of these names below `nar/` have a row, of whatever kind.
+    fn have_rows(&self, cache: CacheId, names: &[&str]) -> Result<Vec<bool>, IndexError>;
+    /// Notes, durably, that this process stores objects before it records their names. Returns its number.
+    fn begin_writer(&self, cache: CacheId, key: &ReceiptKey) -> Result<i64, IndexError>;
+    /// Notes that a writer is alive. Returns `false` if it is not known any more.
+    fn renew_writer(&self, number: i64) -> Result<bool, IndexError>;
+    /// Forgets a writer: all names of its objects are recorded.
+    fn end_writer(&self, number: i64) -> Result<(), IndexError>;
+    /// The writers of a cache.
+    fn writers(&self, cache: CacheId) -> Result<Vec<NarWriter>, IndexError>;
+    /// Condemns names below `nar/` that have no row. Returns them. They can be removed then, as those of [`condemn`](Self::condemn).
+    fn condemn_strays(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        strays: &[NarFileName],
+        now: u64,
+    ) -> Result<Vec<String>, IndexError>;
     /// Adds a pending entry for a file that may not be as the index says: of a narinfo, or of a name below `nar/`. Returns its number.
     fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError>;
     /// Gives pending entries of narinfos new numbers, durably, and one for all of the same narinfo. Returns them. Those that are gone, or

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::super::index::NarRecord;
 use super::super::{Cache, Grant, NarFileName, NarTarget, Refusal};
 use super::pass::Verified;
-use super::{Begin, Stored, Upload};
+use super::{Begin, Receipts, Stored, Upload};
 
 /// A NAR that was verified, and is to be stored.
 struct New<'a> {
@@ -26,11 +26,16 @@ impl Cache {
     ///
     /// # Errors
     /// For the first that is refused. Others may be stored.
-    pub fn receive_nars(&self, nars: &[(NarTarget, &[u8])], grant: &Grant) -> Result<Vec<Stored>, Refusal> {
+    pub fn receive_nars(
+        &self,
+        nars: &[(NarTarget, &[u8])],
+        receipts: Receipts,
+        grant: &Grant,
+    ) -> Result<Vec<Stored>, Refusal> {
         let mut stored: Vec<Option<Stored>> = Vec::with_capacity(nars.len());
         let (mut new, mut seen) = (Vec::new(), HashSet::new());
         for (at, (target, file)) in nars.iter().enumerate() {
-            let known = match self.begin(*target, Some(file.len() as u64), grant)? {
+            let known = match self.begin_with(*target, Some(file.len() as u64), receipts, grant)? {
                 Begin::Known(known) => Some(known),
                 Begin::Receive(upload) => {
                     if seen.insert(*target) {
@@ -43,6 +48,7 @@ impl Cache {
         }
         let bytes = new.iter().map(|new| new.nar.file_size).sum();
         self.check_quota(bytes)?;
+        let new = if receipts == Receipts::Wanted { self.store_many(new, &mut stored)? } else { new };
         let files: Vec<(NarRecord, &[u8])> = new.iter().map(|new| (new.nar.clone(), new.file)).collect();
         let are_stored = self.files().keep_new(self.index(), self.id(), &files, self.now())?;
         for (New { at, upload, nar, mut file }, is_stored) in new.into_iter().zip(are_stored) {
@@ -62,13 +68,33 @@ impl Cache {
         for (stored, (target, mut file)) in stored.into_iter().zip(nars.iter().copied()) {
             all.push(match stored {
                 Some(stored) => stored,
-                None => match self.begin(target, Some(file.len() as u64), grant)? {
+                None => match self.begin_with(target, Some(file.len() as u64), receipts, grant)? {
                     Begin::Known(known) => known,
                     Begin::Receive(upload) => upload.receive(&mut file)?,
                 },
             });
         }
         Ok(all)
+    }
+
+    /// Stores those that may be stored before they are recorded. Returns the others.
+    fn store_many<'a>(&self, new: Vec<New<'a>>, stored: &mut [Option<Stored>]) -> Result<Vec<New<'a>>, Refusal> {
+        let nars: Vec<&NarRecord> = new.iter().map(|new| &new.nar).collect();
+        let Some(leave) = self.store_first(&nars)? else { return Ok(new) };
+        let (first, rest): (Vec<_>, Vec<_>) = new.into_iter().zip(&leave.are_new).partition(|(_, is_new)| **is_new);
+        let first: Vec<New<'a>> = first.into_iter().map(|(new, _)| new).collect();
+        let files: Vec<(&NarRecord, &[u8])> = first.iter().map(|new| (&new.nar, new.file)).collect();
+        if let Err(refusal) = self.files().store_all(&files) {
+            self.was_not_stored(&first.iter().map(|new| &new.nar).collect::<Vec<_>>());
+            return Err(refusal);
+        }
+        for New { at, upload, nar, .. } in first {
+            let done = Stored::with_receipt(&nar, self.was_stored(&leave, &nar));
+            if let Some(stored) = stored.get_mut(at) {
+                *stored = Some(upload.note(Ok(done))?);
+            }
+        }
+        Ok(rest.into_iter().map(|(new, _)| new).collect())
     }
 }
 

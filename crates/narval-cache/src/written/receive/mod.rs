@@ -29,6 +29,15 @@ pub enum Begin {
     Receive(Box<Upload>),
 }
 
+/// Whether a client can bring receipts with its narinfos.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Receipts {
+    /// It cannot: NARs are recorded at once.
+    None,
+    /// It can: in a bucket, NARs may be recorded with the commit.
+    Wanted,
+}
+
 /// An accepted upload.
 #[derive(Debug)]
 pub struct Upload {
@@ -36,6 +45,7 @@ pub struct Upload {
     target: NarTarget,
     length: Option<u64>,
     grant: Grant,
+    receipts: Receipts,
 }
 
 /// A stored NAR.
@@ -53,12 +63,19 @@ pub struct Stored {
     pub file_hash: Sha256,
     /// The size of the stored file in bytes.
     pub file_size: u64,
+    /// What a commit has to bring, in the line [`RECEIPT_KEY`](super::RECEIPT_KEY) of the narinfo, if the NAR is not recorded yet.
+    pub receipt: Option<String>,
 }
 
 impl Stored {
     fn new(name: NarFileName, nar: &NarRecord) -> Self {
         let NarRecord { nar_hash, nar_size, compression, file_hash, file_size, .. } = *nar;
-        Self { name, nar_hash, nar_size, compression, file_hash, file_size }
+        Self { name, nar_hash, nar_size, compression, file_hash, file_size, receipt: None }
+    }
+
+    fn with_receipt(nar: &NarRecord, receipt: String) -> Self {
+        let name = NarFileName::new(nar.file_hash, nar.compression);
+        Self { receipt: Some(receipt), ..Self::new(name, nar) }
     }
 }
 
@@ -80,12 +97,33 @@ impl Cache {
     /// # Errors
     /// See [`Cache::begin_nar`].
     pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
+        self.begin_with(target, length, Receipts::None, grant)
+    }
+
+    /// As [`begin`](Self::begin), for a client that may be able to bring receipts.
+    ///
+    /// # Errors
+    /// See [`Cache::begin_nar`].
+    pub fn begin_with(
+        &self,
+        target: NarTarget,
+        length: Option<u64>,
+        receipts: Receipts,
+        grant: &Grant,
+    ) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
         let settings = self.settings();
         if length.is_some_and(|length| length > settings.nar_size_max) {
             let max = settings.nar_size_max;
             let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache accepts");
             return Err(Refusal::new(RefusalKind::TooLarge, message));
+        }
+        if self.state().unrecorded.has(&target) {
+            let stored = if receipts == Receipts::Wanted { self.stored_first(&target)? } else { None };
+            match stored {
+                Some((nar, receipt)) => return Ok(Begin::Known(Stored::with_receipt(&nar, receipt))),
+                None => self.record_now()?,
+            }
         }
         if let Some(stored) = self.known(&target)? {
             // Its narinfo may follow soon.
@@ -98,11 +136,16 @@ impl Cache {
             self.notice_shortage(&refusal);
             self.check_quota(more)?;
         }
-        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone() })))
+        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone(), receipts })))
     }
 
-    /// Checks that this many more bytes are within the quota.
+    /// Checks that this many more bytes are within the quota. Those that this process has not recorded yet count, too.
     pub(super) fn check_quota(&self, more: u64) -> Result<(), Refusal> {
+        self.check_recorded_quota(more.saturating_add(self.state().unrecorded.bytes()))
+    }
+
+    /// Checks that this many more bytes than those that are recorded are within the quota.
+    pub(super) fn check_recorded_quota(&self, more: u64) -> Result<(), Refusal> {
         if let Some(quota) = self.settings().quota {
             let usage = self.usage()?;
             let bytes = usage.bytes.saturating_add(usage.small_bytes);
@@ -152,7 +195,8 @@ impl Cache {
 impl Upload {
     /// An internal upload, regardless of other files of the same NAR.
     pub(super) fn new(cache: &Cache, target: NarTarget, length: u64, grant: &Grant) -> Self {
-        Self { cache: cache.clone(), target, length: Some(length), grant: grant.clone() }
+        let receipts = Receipts::None;
+        Self { cache: cache.clone(), target, length: Some(length), grant: grant.clone(), receipts }
     }
 
     /// Receives, verifies and stores the file. When this returns, its bytes are on the disk.
@@ -204,11 +248,24 @@ impl Upload {
     fn store(&self, verified: Verified, received: Incoming, listing: Option<TemporaryFile>) -> Result<Stored, Refusal> {
         let cache = &self.cache;
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
+        let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        if self.receipts == Receipts::Wanted
+            && let Some(leave) = cache.store_first(&[&nar])?.filter(|leave| leave.are_new == [true])
+        {
+            cache.check_quota(file_size)?;
+            return match cache.files().store(received, &nar) {
+                Ok(()) => Ok(Stored::with_receipt(&nar, cache.was_stored(&leave, &nar))),
+                Err(error) => {
+                    cache.was_not_stored(&[&nar]);
+                    Err(Refusal::of_file("store", self.target, &error))
+                }
+            };
+        }
         let keep = Keep {
             index: cache.index(),
             cache: cache.id(),
             target: &self.target,
-            nar: NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found },
+            nar,
             listing,
             now: cache.now(),
             is_unverified: cache.is_unverified(),

@@ -8,6 +8,7 @@ mod collect;
 mod delete;
 mod grace;
 mod lease;
+mod leftovers;
 mod mark;
 mod pins;
 mod room;

@@ -79,7 +79,7 @@ impl Cache {
 
     /// Removes the files of condemned names. The index is not asked for a name again: what it remembers while its database is away is not
     /// condemned.
-    fn remove_bytes(&self, collection: &Collection<'_>, condemned: &Condemned) -> Result<(), Refusal> {
+    pub(super) fn remove_bytes(&self, collection: &Collection<'_>, condemned: &Condemned) -> Result<(), Refusal> {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::error!("{error}");
             // A folder answers for certain.

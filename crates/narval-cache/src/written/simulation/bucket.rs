@@ -123,7 +123,10 @@ impl Simulated for Bucket {
     fn list(&self, prefix: &str, _: bool, visit: &mut dyn FnMut(Object)) -> Result<Vec<String>, HttpError> {
         let found: Vec<Object> = current().ok_or_else(|| refused(0))?.ask(|state| {
             let below = state.objects.iter().filter(|(key, _)| key.starts_with(prefix));
-            below.map(|(key, bytes)| Object { key: key.clone(), len: bytes.len() as u64, modified: None }).collect()
+            let modified = |key: &str| state.modified.get(key).copied();
+            below
+                .map(|(key, bytes)| Object { key: key.clone(), len: bytes.len() as u64, modified: modified(key) })
+                .collect()
         })?;
         found.into_iter().for_each(visit);
         Ok(Vec::new())

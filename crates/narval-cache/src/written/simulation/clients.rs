@@ -10,7 +10,10 @@ use super::task::Task;
 use crate::clock::Virtual;
 use crate::written::pending::WhichPending;
 use crate::written::tests::{TestPath, pusher};
-use crate::written::{Begin, Cache, CollectOptions, Data, Grant, NarFileName, NarTarget, PinFor, UNFINISHED_GRACE};
+use crate::written::{
+    Begin, Cache, CollectOptions, Data, Grant, NarFileName, NarTarget, PinFor, RECEIPT_KEY, Receipts, Stored,
+    UNFINISHED_GRACE,
+};
 
 /// A file of a path's NAR, with the narinfo that names it.
 struct Encoded {
@@ -107,7 +110,8 @@ impl Task {
     fn serves(&self, cache: &Cache) {
         let few = self.is_chaotic() && self.below(2) == 0;
         let at = self.below(if few { 3 } else { PATHS.len() });
-        match self.below(25) {
+        match self.below(28) {
+            25.. => self.commits_later(cache),
             0..11 => self.pushes(cache, at),
             11..14 => self.pushes_closure(cache, at),
             14..18 => self.reads(cache, at),
@@ -125,36 +129,61 @@ impl Task {
         cache.publish_again(PATHS[at].part).ok();
     }
 
-    fn uploads(&self, cache: &Cache, encoded: &Encoded) -> bool {
-        match cache.begin_nar(&encoded.name, Some(encoded.file.len() as u64), &pusher()) {
-            Ok(Begin::Known(_)) => true,
-            Ok(Begin::Receive(upload)) => {
-                let is_stored = upload.receive(&mut &encoded.file[..]).is_ok();
-                if is_stored {
-                    self.sim.state.lock().unwrap().was_stored(&encoded.name);
-                }
-                is_stored
-            }
-            Err(_) => false,
+    /// Returns the narinfo to commit, with the receipt if there is one.
+    fn uploads(&self, cache: &Cache, (at, encoding): (usize, usize), receipts: Receipts) -> Option<Vec<u8>> {
+        let encoded = &PATHS[at].encoded[encoding];
+        let target = NarTarget::File(NarFileName::parse(&encoded.name).unwrap());
+        let begun = cache.begin_with(target, Some(encoded.file.len() as u64), receipts, &pusher());
+        let stored = match begun.ok()? {
+            Begin::Known(stored) => stored,
+            Begin::Receive(upload) => upload.receive(&mut &encoded.file[..]).ok()?,
+        };
+        Some(self.was_told((at, encoding), stored))
+    }
+
+    fn was_told(&self, (at, encoding): (usize, usize), stored: Stored) -> Vec<u8> {
+        let encoded = &PATHS[at].encoded[encoding];
+        let mut narinfo = self.signed(encoded);
+        let mut state = self.sim.state.lock().unwrap();
+        state.was_stored(&encoded.name);
+        if let Some(receipt) = stored.receipt {
+            state.note("receipt", || encoded.name.clone());
+            narinfo.extend(format!("{RECEIPT_KEY}: {receipt}\n").into_bytes());
+            state.history.receipts.push((at, encoding, receipt));
         }
+        narinfo
     }
 
     /// One by one, or all in one request.
-    fn uploads_all(&self, cache: &Cache, paths: &[&Path], encoding: usize) -> bool {
-        let encoded: Vec<&Encoded> = paths.iter().map(|path| &path.encoded[encoding]).collect();
+    fn uploads_all(&self, cache: &Cache, all: &[usize], encoding: usize) -> Option<Vec<Vec<u8>>> {
+        let receipts = self.receipts();
         if self.below(2) == 0 {
-            return encoded.iter().all(|encoded| self.uploads(cache, encoded));
+            return all.iter().map(|at| self.uploads(cache, (*at, encoding), receipts)).collect();
         }
+        let encoded = all.iter().map(|at| &PATHS[*at].encoded[encoding]);
         let nars: Vec<_> = encoded
-            .iter()
             .map(|encoded| (NarTarget::File(NarFileName::parse(&encoded.name).unwrap()), &encoded.file[..]))
             .collect();
-        let are_stored = cache.receive_nars(&nars, &pusher()).is_ok();
-        if are_stored {
-            let mut state = self.sim.state.lock().unwrap();
-            encoded.iter().for_each(|encoded| state.was_stored(&encoded.name));
-        }
-        are_stored
+        let stored = cache.receive_nars(&nars, receipts, &pusher()).ok()?;
+        Some(all.iter().zip(stored).map(|(at, stored)| self.was_told((*at, encoding), stored)).collect())
+    }
+
+    fn receipts(&self) -> Receipts {
+        if self.below(3) == 0 { Receipts::None } else { Receipts::Wanted }
+    }
+
+    /// A client brings a receipt to another node than it has it from, or long after.
+    fn commits_later(&self, cache: &Cache) {
+        let begun = self.begins(Op::Push);
+        let known = self.sim.state.lock().unwrap().history.receipts.len();
+        // One of the last, or any.
+        let from = if self.below(2) == 0 { known.saturating_sub(4) } else { 0 };
+        let at = from + self.below(known - from);
+        let receipt = self.sim.state.lock().unwrap().history.receipts.get(at).cloned();
+        let Some((at, encoding, receipt)) = receipt else { return };
+        let mut narinfo = self.signed(&PATHS[at].encoded[encoding]);
+        narinfo.extend(format!("{RECEIPT_KEY}: {receipt}\n").into_bytes());
+        self.commits(cache, &[(PATHS[at].part, narinfo)], begun);
     }
 
     fn is_chaotic(&self) -> bool {
@@ -181,14 +210,13 @@ impl Task {
     /// As Nix does: a NAR, then its narinfo.
     fn pushes(&self, cache: &Cache, at: usize) {
         let begun = self.begins(Op::Push);
-        let (path, encoding) = (&PATHS[at], self.encoding());
-        let encoded = &path.encoded[encoding];
-        if self.uploads(cache, encoded) {
+        let encoding = self.encoding();
+        if let Some(narinfo) = self.uploads(cache, (at, encoding), self.receipts()) {
             if self.below(6) == 0 {
                 let pause = self.below(900) as u64;
                 self.sleep(Duration::from_secs(pause));
             }
-            self.commits(cache, &[(path.part, self.signed(encoded))], begun);
+            self.commits(cache, &[(PATHS[at].part, narinfo)], begun);
         }
     }
 
@@ -218,11 +246,13 @@ impl Task {
         self.sim.state.lock().unwrap().were_leased(&here, begun);
         let begun = self.begins(Op::Push);
         let encoding = self.encoding();
-        let wanted = closure.iter().map(|at| &PATHS[*at]).filter(|path| missing.contains(&path.part));
-        let wanted: Vec<&Path> = wanted.collect();
-        if self.uploads_all(cache, &wanted, encoding) && !wanted.is_empty() {
+        let wanted: Vec<usize> = closure.into_iter().filter(|at| missing.contains(&PATHS[*at].part)).collect();
+        if wanted.is_empty() {
+            return;
+        }
+        if let Some(narinfos) = self.uploads_all(cache, &wanted, encoding) {
             let narinfos: Vec<_> =
-                wanted.iter().map(|path| (path.part, self.signed(&path.encoded[encoding]))).collect();
+                wanted.iter().zip(narinfos).map(|(at, narinfo)| (PATHS[*at].part, narinfo)).collect();
             self.commits(cache, &narinfos, begun);
         }
     }
@@ -288,16 +318,19 @@ impl Task {
         self.begins(Op::Open);
         // A process that was killed records nothing in the end.
         let generation = self.generation.replace(u32::MAX);
-        drop(self.sim.nodes[self.node].lock().unwrap().take());
+        // A node that ends asks the time, and perhaps the index: not while anything is locked.
+        let old = self.sim.nodes[self.node].lock().unwrap().take();
+        drop(old);
         self.generation.set(generation);
-        let opened = super::run::open(&self.sim);
-        let mut state = self.sim.state.lock().unwrap();
-        if let Some(opened) = opened
-            && state.nodes[self.node].generation == self.generation.get()
-            && state.phase == Phase::Running
-        {
-            state.nodes[self.node].is_up = true;
-            drop(state);
+        let Some(opened) = super::run::open(&self.sim) else { return };
+        let is_mine = {
+            let mut state = self.sim.state.lock().unwrap();
+            let node = &state.nodes[self.node];
+            let is_mine = node.generation == self.generation.get() && state.phase == Phase::Running;
+            state.nodes[self.node].is_up |= is_mine;
+            is_mine
+        };
+        if is_mine {
             *self.sim.nodes[self.node].lock().unwrap() = Some(opened);
         }
     }

@@ -16,6 +16,8 @@ pub(super) struct History {
     /// All that clients have asked to commit.
     pub(super) ever: HashSet<String>,
     pub(super) deleted: HashMap<String, u64>,
+    /// Paths, the encodings of their NARs, and receipts for these: clients may bring them to any node, at any time.
+    pub(super) receipts: Vec<(usize, usize, String)>,
     /// Objects that appeared when they had no row, and whose upload has not succeeded: `fsck` removes them.
     pub(super) strays: HashSet<String>,
 }

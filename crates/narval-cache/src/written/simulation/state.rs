@@ -95,6 +95,8 @@ pub(super) struct State {
     pub(super) skew_of_store: u64,
     pub(super) database: Connection,
     pub(super) objects: BTreeMap<String, Vec<u8>>,
+    /// When objects were stored, by the clock of the object store, in seconds.
+    pub(super) modified: BTreeMap<String, u64>,
     pub(super) in_flight: Vec<(u64, Effect)>,
     /// When something changed that readers can see, and which node did it.
     changes: Vec<(u64, usize)>,
@@ -135,6 +137,7 @@ impl State {
             database: Sqlite::simulated_database(Arc::clone(&clock)),
             clock,
             objects: BTreeMap::new(),
+            modified: BTreeMap::new(),
             in_flight: Vec::new(),
             changes: Vec::new(),
             history: History::default(),
@@ -174,6 +177,8 @@ impl State {
             Effect::Put(key, bytes) => {
                 self.note("put", || key.clone());
                 self.objects.insert(key.clone(), bytes);
+                let shown = (self.now() + self.skew_of_store - SKEW_MAX) / 1000;
+                self.modified.insert(key.clone(), shown);
                 self.check_object(&key);
             }
             Effect::Remove(key, fence) => {

@@ -247,6 +247,23 @@ pub(crate) trait CacheStorage: Send + Sync {
     ) -> Result<Vec<bool>, Refusal> {
         Ok(vec![false; nars.len()])
     }
+    /// Stores a verified NAR whose name is recorded later. Only in a bucket.
+    fn store(&self, _received: Incoming, _nar: &NarRecord) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// As [`store`](Self::store), for several NARs that are in memory.
+    fn store_all(&self, _nars: &[(&NarRecord, &[u8])]) -> Result<(), Refusal> {
+        Err(Refusal::of_file("store", "NARs", &io::ErrorKind::Unsupported.into()))
+    }
+    /// Records the name of a NAR that was stored in this way, as if it were being stored now. Only in a bucket.
+    fn record(&self, keep: &Keep<'_>) -> Result<(), Refusal> {
+        Err(Refusal::of_file("record", keep.target, &io::ErrorKind::Unsupported.into()))
+    }
+    /// Visits the files below `nar/` one by one, in the order of their names if it is a bucket.
+    fn each_nar(&self, visit: &mut dyn FnMut(StoredFile)) -> io::Result<()> {
+        self.list(Below::Folder("nar"))?.into_iter().for_each(visit);
+        Ok(())
+    }
     /// Adopts a verified NAR that has its name already. Returns the record for the index.
     fn import(
         &self,

@@ -14,6 +14,7 @@ mod ports;
 #[path = "../../../tests/postgres/mod.rs"]
 pub(super) mod postgres;
 mod racing;
+mod receipts;
 mod receiving;
 mod recompressing;
 mod restoring;

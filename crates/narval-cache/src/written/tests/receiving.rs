@@ -237,7 +237,7 @@ fn several_nars_are_received_together() {
         paths.iter().zip(&files).map(|(path, file)| (target(path), &file[..])).collect();
     // One is there in another compression, and one is given twice.
     let given = [&nars[..], &nars[2..3]].concat();
-    let stored = fixture.cache.receive_nars(&given, &pusher()).unwrap();
+    let stored = fixture.cache.receive_nars(&given, Receipts::None, &pusher()).unwrap();
     let hashes: Vec<_> = stored.iter().map(|stored| stored.nar_hash).collect();
     assert_eq!(hashes, [0, 1, 2, 3, 4, 2].map(|at: usize| paths[at].info.nar_hash));
     assert_eq!((stored[0].compression, stored[1].compression), (Compression::Zstd, Compression::None));
@@ -246,9 +246,10 @@ fn several_nars_are_received_together() {
         assert_eq!(read_all(file.file), path.file(stored.compression));
     }
     // Again: all are known. A damaged one is refused by name.
-    assert_eq!(fixture.cache.receive_nars(&given, &pusher()).unwrap(), stored);
+    assert_eq!(fixture.cache.receive_nars(&given, Receipts::None, &pusher()).unwrap(), stored);
     let new = TestPath::with_contents("new", &[], b"new");
-    let refusal = fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], &pusher()).unwrap_err();
+    let refusal =
+        fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], Receipts::None, &pusher()).unwrap_err();
     assert!(refusal.to_string().contains(&new.info.nar_hash.to_nix32()), "{refusal}");
-    assert!(fixture.cache.receive_nars(&[], &pusher()).unwrap().is_empty());
+    assert!(fixture.cache.receive_nars(&[], Receipts::None, &pusher()).unwrap().is_empty());
 }

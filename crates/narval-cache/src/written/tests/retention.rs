@@ -461,7 +461,8 @@ fn sizes_in_an_older_index_are_recounted() {
     let bytes = fixture.cache.usage().unwrap().bytes;
     fixture.folder.sql(
         "update caches set bytes = 1; alter table files drop column doomed; alter table files drop column fence; \
-         alter table nars drop column fence; drop table work; drop table collected; pragma user_version = 1",
+         alter table nars drop column fence; drop table work; drop table collected; \
+         drop table writers; pragma user_version = 1",
     );
     let fixture = fixture.reopen();
     assert_eq!(fixture.cache.usage().unwrap().bytes, bytes);

@@ -20,7 +20,7 @@ const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 6
 /// Resources that are opened once, and shared by all services across reloads.
 pub(crate) struct Opened {
     pub(crate) state: ServerState,
-    data: Option<Data>,
+    pub(super) data: Option<Data>,
     /// The upstreams of all caches that ever had some: their folders stay locked.
     upstreams: HashMap<CacheName, Upstreams>,
     waiting: Waiting,

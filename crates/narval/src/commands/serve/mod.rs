@@ -168,6 +168,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let signals = server::CaughtSignals::catch()?;
     let handle = server.spawn().map_err(Failure::runtime)?;
     opened.state.show_engine(handle.counter_source());
+    let data = opened.data.clone();
     let mut running = Running { args, settings, opened, services, current, log, tls: tls.clone() };
-    server::run_reloading(handle, signals, tls, move || running.reload())
+    let ended = server::run_reloading(handle, signals, tls, move || running.reload());
+    // The thread for reloads keeps it open.
+    if let Some(data) = data {
+        data.end();
+    }
+    ended
 }

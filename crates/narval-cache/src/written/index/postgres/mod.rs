@@ -22,6 +22,7 @@ mod together;
 mod tokens;
 mod transaction;
 mod watch;
+mod writers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use zeroize::Zeroizing;
 use self::address::Address;
 use self::failed::Failed;
 use self::lease::Lease;
+use self::nars::Entry;
 use self::node::{Node, this_process};
 use self::nodes::Nodes;
 use self::pool::Pool;
@@ -45,11 +47,13 @@ use self::recorded::RecordedNames;
 use self::together::{Addition, Together};
 use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
-    PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage, Used, collection_lease,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, MayStore,
+    NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage,
+    Used, collection_lease,
 };
 use crate::written::nodes::{Members, PeerSecret};
-use crate::written::{AuditLine, CacheName};
+use crate::written::receipt::ReceiptKey;
+use crate::written::{AuditLine, CacheName, NarFileName};
 
 /// How long an upload waits for a collection to have removed what it sends again.
 const CONDEMNED_MAX: Duration = Duration::from_secs(5);
@@ -139,7 +143,8 @@ impl Postgres {
         let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now: how.0 };
         let record = |all: &[Addition]| {
             // Whatever is in the way of one of them, each finds out by itself.
-            let recorded = self.database.try_write(ADD_LATER, async |change| nars::add_files(change, all).await);
+            let recorded =
+                self.database.try_write(ADD_LATER, async |change| nars::add_files(change, all, Entry::Pending).await);
             let Ok(Some(names)) = recorded else { return false };
             if let Some(first) = all.first() {
                 self.recorded.remember(first.cache, names);
@@ -535,13 +540,68 @@ impl Index for Postgres {
             let addition =
                 |(name, nar): &(String, NarRecord)| Addition { cache, name: name.clone(), nar: nar.clone(), now };
             let additions: Vec<Addition> = some.iter().map(addition).collect();
-            let added = self.database.try_write(ADD_LATER, async |change| nars::add_files(change, &additions).await)?;
+            let added = self
+                .database
+                .try_write(ADD_LATER, async |change| nars::add_files(change, &additions, Entry::Pending).await)?;
             let added = added.unwrap_or_default();
             self.recorded.remember(cache, added.clone());
             let numbers: HashMap<String, i64> = added.into_iter().collect();
             all.extend(some.iter().map(|(name, _)| numbers.get(name).copied()));
         }
         Ok(all)
+    }
+
+    fn add_stored(
+        &self,
+        cache: CacheId,
+        objects: &[(String, NarRecord)],
+        epoch: Fence,
+        now: u64,
+    ) -> Result<Vec<bool>, IndexError> {
+        objects.iter().for_each(|(name, _)| self.recorded.remove(cache, name));
+        let addition =
+            |(name, nar): &(String, NarRecord)| Addition { cache, name: name.clone(), nar: nar.clone(), now };
+        let additions: Vec<Addition> = objects.iter().map(addition).collect();
+        let how = How { deadline: DEADLINE_LARGE, ..ADD };
+        let added =
+            self.database.try_write(how, async |change| writers::add_stored(change, &additions, epoch).await)?;
+        Ok(vec![added.is_some(); objects.len()])
+    }
+
+    fn may_store(&self, cache: CacheId, writer: i64, objects: &[(String, NarRecord)]) -> Result<MayStore, IndexError> {
+        self.database.read(DEADLINE, async |client| writers::may_store(client, cache, writer, objects).await)
+    }
+
+    fn have_rows(&self, cache: CacheId, names: &[&str]) -> Result<Vec<bool>, IndexError> {
+        self.database.read(DEADLINE, async |client| writers::have_rows(client, cache, names).await)
+    }
+
+    fn begin_writer(&self, cache: CacheId, key: &ReceiptKey) -> Result<i64, IndexError> {
+        self.database.write(NOTE, async |change| writers::begin(change, cache, key).await)
+    }
+
+    fn renew_writer(&self, number: i64) -> Result<bool, IndexError> {
+        self.database.write(NOTE, async |change| writers::renew(change, number).await)
+    }
+
+    fn end_writer(&self, number: i64) -> Result<(), IndexError> {
+        self.database.write(LEAVE, async |change| writers::end(change, number).await)
+    }
+
+    fn writers(&self, cache: CacheId) -> Result<Vec<NarWriter>, IndexError> {
+        self.database.read(DEADLINE, async |client| writers::all(client, cache).await)
+    }
+
+    fn condemn_strays(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        strays: &[NarFileName],
+        now: u64,
+    ) -> Result<Vec<String>, IndexError> {
+        self.database.write_fenced(REMOVE, fence, async |change| {
+            writers::condemn_strays(change, fence.0, cache, strays, now).await
+        })
     }
 
     fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError> {

@@ -154,9 +154,22 @@ pub(super) async fn add_file(
     get(&row.ok_or(Failed::Changed)?, 0).map(Some)
 }
 
+/// Whether names that are added get pending entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// They do: their files are about to be stored.
+    Pending,
+    /// They do not: their files are stored.
+    None,
+}
+
 /// As [`add_file`] for several names and NARs of a cache, all different, in one step each. Where something is in the way of one of them,
 /// nothing is done. Returns the names with the numbers under which they are pending.
-pub(super) async fn add_files(change: &Change<'_>, additions: &[Addition]) -> Result<Vec<(String, i64)>, Failed> {
+pub(super) async fn add_files(
+    change: &Change<'_>,
+    additions: &[Addition],
+    entry: Entry,
+) -> Result<Vec<(String, i64)>, Failed> {
     let mut additions: Vec<&Addition> = additions.iter().collect();
     // In one order, so that two of these never wait for each other.
     additions.sort_by_key(|addition| (addition.nar.nar_hash, addition.nar.compression.name()));
@@ -177,14 +190,13 @@ pub(super) async fn add_files(change: &Change<'_>, additions: &[Addition]) -> Re
          join unnest($1, $2) as u (nar_hash, compression) on n.nar_hash = u.nar_hash and n.compression = u.compression \
          order by n.nar_hash, n.compression for update of n";
     let rows = query(change.client, lock, &[p(&nar_hashes), p(&compressions)]).await?;
+    let given: HashMap<(Sha256, &str), &NarRecord> =
+        additions.iter().map(|one| ((one.nar.nar_hash, one.nar.compression.name()), &one.nar)).collect();
     let mut there: HashMap<(Sha256, &str), i64> = HashMap::new();
     for row in &rows {
         let (nar_hash, compression, id) = (hash(row, 0)?, get(row, 1)?, get(row, 2)?);
-        let same = additions.iter().any(|one| {
-            (one.nar.nar_hash, one.nar.compression.name()) == (nar_hash, compression)
-                && hash(row, 3).is_ok_and(|file_hash| file_hash == one.nar.file_hash)
-                && number(row, 4).is_ok_and(|file_size| file_size == one.nar.file_size)
-        });
+        let file = (hash(row, 3)?, number(row, 4)?);
+        let same = given.get(&(nar_hash, compression)).is_some_and(|nar| (nar.file_hash, nar.file_size) == file);
         if !same || get::<Option<i64>>(row, 5)?.is_some() {
             return Err(Failed::Changed);
         }
@@ -203,13 +215,16 @@ pub(super) async fn add_files(change: &Change<'_>, additions: &[Addition]) -> Re
     let add = "with given as (select * from unnest($2, $3, $4) as u (name, nar, bytes)), \
          counted as (update narval.caches set bytes = bytes + coalesce((select sum(g.bytes) from given g \
            where not exists (select from narval.files f where f.nar = g.nar and f.cache = $1)), 0)::bigint where id = $1), \
-         noted as (insert into narval.pending (cache, kind, name) select $1, 'file', g.name from given g returning name, id), \
+         noted as (insert into narval.pending (cache, kind, name) select $1, 'file', g.name from given g where $6 = 1 \
+           returning name, id), \
          filed as (insert into narval.files as f (cache, name, nar, added, used, orphaned) \
            select $1, g.name, g.nar, $5, $5, $5 from given g order by g.name collate \"C\" \
            on conflict (cache, name) do update set nar = excluded.nar, used = excluded.used, doomed = null, fence = null, \
            orphaned = case when f.orphaned is null then null else excluded.orphaned end) \
          select name, id from noted";
-    let rows = query(change.client, add, &[p(&cache.0), p(&names), p(&ids), p(&bytes), p(&now)]).await?;
+    let pending = i64::from(entry == Entry::Pending);
+    let params = [p(&cache.0), p(&names), p(&ids), p(&bytes), p(&now), p(&pending)];
+    let rows = query(change.client, add, &params).await?;
     rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
 }
 

@@ -12,7 +12,7 @@ use super::sql::{execute, p, query_opt};
 use crate::written::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -138,6 +138,14 @@ const FROM_4: &str = "
 alter table narval.nodes add column weight bigint;
 ";
 
+/// From version 5: processes that store objects before they record their names, and by whose keys their receipts are authenticated. Nodes of
+/// versions before record names first, and their collections take the same lease.
+const FROM_5: &str = "
+create table narval.writers (
+  id bigint generated always as identity primary key, cache bigint not null references narval.caches (id),
+  key bytea not null, begun timestamptz not null default now(), seen timestamptz not null default now());
+";
+
 /// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
@@ -232,7 +240,10 @@ async fn change(client: &Client, node: &str) -> Result<(), Failed> {
         if found < 4 {
             client.batch_execute(FROM_3).await?;
         }
-        client.batch_execute(FROM_4).await?;
+        if found < 5 {
+            client.batch_execute(FROM_4).await?;
+        }
+        client.batch_execute(FROM_5).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

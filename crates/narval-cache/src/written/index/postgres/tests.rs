@@ -428,7 +428,8 @@ fn tables_of_the_previous_version_are_upgraded() {
     index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
     drop(index);
     let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
-         drop table collected; drop table audit; drop table nodes; update meta set value = '1' where key = 'version'";
+         drop table collected; drop table audit; drop table nodes; drop table writers; \
+         update meta set value = '1' where key = 'version'";
     server.sql(name, before).unwrap();
     let index = Postgres::open(&address).unwrap();
     assert!(

@@ -11,6 +11,7 @@ mod schema;
 mod simulated;
 mod tokens;
 mod writer;
+mod writers;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,12 +24,14 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use self::nars::Added;
 use self::writer::{Durability, Writer};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, NarRecord,
-    PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage, Used, collection_lease,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, MayStore,
+    NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage,
+    Used, collection_lease,
 };
 use crate::clock;
 use crate::rule::{Rule, holds};
-use crate::written::CacheName;
+use crate::written::receipt::ReceiptKey;
+use crate::written::{CacheName, NarFileName};
 
 /// Idle connections kept for readers.
 const IDLE_MAX: usize = 16;
@@ -478,6 +481,53 @@ impl Index for Sqlite {
             };
             objects.iter().map(add).collect()
         })
+    }
+
+    fn add_stored(
+        &self,
+        cache: CacheId,
+        objects: &[(String, NarRecord)],
+        epoch: Fence,
+        now: u64,
+    ) -> Result<Vec<bool>, IndexError> {
+        let objects = objects.to_vec();
+        self.write(Durability::Full, move |connection| writers::add_stored(connection, cache, &objects, (epoch, now)))
+    }
+
+    fn may_store(&self, cache: CacheId, writer: i64, objects: &[(String, NarRecord)]) -> Result<MayStore, IndexError> {
+        self.read(|connection| writers::may_store(connection, cache, writer, objects))
+    }
+
+    fn have_rows(&self, cache: CacheId, names: &[&str]) -> Result<Vec<bool>, IndexError> {
+        self.read(|connection| writers::have_rows(connection, cache, names))
+    }
+
+    fn begin_writer(&self, cache: CacheId, key: &ReceiptKey) -> Result<i64, IndexError> {
+        let key = key.clone();
+        self.write(Durability::Full, move |connection| writers::begin(connection, cache, &key))
+    }
+
+    fn renew_writer(&self, number: i64) -> Result<bool, IndexError> {
+        self.write(Durability::Full, move |connection| writers::renew(connection, number))
+    }
+
+    fn end_writer(&self, number: i64) -> Result<(), IndexError> {
+        self.write(Durability::Later, move |connection| writers::end(connection, number))
+    }
+
+    fn writers(&self, cache: CacheId) -> Result<Vec<NarWriter>, IndexError> {
+        self.read(|connection| writers::all(connection, cache))
+    }
+
+    fn condemn_strays(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        strays: &[NarFileName],
+        now: u64,
+    ) -> Result<Vec<String>, IndexError> {
+        let strays = strays.to_vec();
+        self.write_fenced(fence, move |connection| writers::condemn_strays(connection, fence, cache, &strays, now))
     }
 
     fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError> {

@@ -163,11 +163,11 @@ fn insert(connection: &Connection, nar: &NarRecord) -> rusqlite::Result<i64> {
     )
 }
 
-fn is_in_cache(connection: &Connection, cache: CacheId, nar: i64) -> rusqlite::Result<bool> {
+pub(super) fn is_in_cache(connection: &Connection, cache: CacheId, nar: i64) -> rusqlite::Result<bool> {
     connection.prepare_cached("select 1 from files where nar = ? and cache = ?")?.exists(params![nar, cache.0])
 }
 
-fn add_bytes(connection: &Connection, cache: CacheId, bytes: i64) -> rusqlite::Result<()> {
+pub(super) fn add_bytes(connection: &Connection, cache: CacheId, bytes: i64) -> rusqlite::Result<()> {
     let add = "update caches set bytes = max(0, bytes + ?) where id = ?";
     connection.prepare_cached(add)?.execute(params![bytes, cache.0]).map(drop)
 }

@@ -13,7 +13,7 @@ use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, Commit, IndexError, Pending};
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -96,6 +96,13 @@ create table work (name text primary key not null, fence integer not null, until
 create table collected (cache integer primary key not null references caches (id), at integer not null);
 ";
 
+/// Migrates from version 3: processes that store objects before they record their names, as in the tables of PostgreSQL.
+const FROM_3: &str = "
+create table writers (
+  id integer primary key autoincrement not null, cache integer not null references caches (id), key blob not null,
+  begun integer not null, seen integer not null);
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -110,9 +117,10 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             let steps = match found {
-                0 => [SCHEMA, "", FROM_2],
-                1 => ["", FROM_1, FROM_2],
-                _ => ["", "", FROM_2],
+                0 => [SCHEMA, "", FROM_2, FROM_3],
+                1 => ["", FROM_1, FROM_2, FROM_3],
+                2 => ["", "", FROM_2, FROM_3],
+                _ => ["", "", "", FROM_3],
             };
             steps.iter().try_for_each(|step| transaction.execute_batch(step)).map_err(fail)?;
             transaction.pragma_update(None, "user_version", VERSION).map_err(fail)?;

@@ -113,6 +113,18 @@ impl CacheInBucket {
         Ok(None)
     }
 
+    /// Visits objects: all below a prefix, or only those directly in it.
+    fn visit(&self, (prefix, is_flat): (&str, bool), visit: &mut dyn FnMut(StoredFile)) -> io::Result<()> {
+        let mut visit = |Object { key, len, modified }| {
+            if let Some(name) = key.strip_prefix(&self.prefix) {
+                let name = name.strip_prefix(APART).unwrap_or(name);
+                let modified = modified.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
+                visit(StoredFile { name: name.to_owned(), len, modified });
+            }
+        };
+        self.shared.objects.list(prefix, is_flat, &mut visit).map_err(io::Error::other).map(drop)
+    }
+
     /// Finds the NAR of an upload in this cache, or records that it is about to be stored.
     fn kept_or_recorded(&self, keep: &Keep<'_>) -> Result<Found, Refusal> {
         for _ in 0..PLACE_ATTEMPTS_MAX {
@@ -147,6 +159,12 @@ impl CacheInBucket {
             }
         }
         Err(overtaken())
+    }
+
+    fn store_bytes(&self, name: &str, nar: &NarRecord, file: &[u8]) -> Result<(), Refusal> {
+        let payload = Payload::Bytes(file);
+        let put = self.shared.objects.put(&self.nar_key(name), "application/x-nix-nar", payload, nar.file_hash);
+        put.map_err(|error| Refusal::of_file("store", name, &error))
     }
 
     fn writer(&self, name: &str, len_max: u64) -> io::Result<ObjectWriter> {
@@ -248,15 +266,12 @@ impl CacheStorage for CacheInBucket {
             Below::Folder(folder) => (self.key(&format!("{folder}/")), false),
         };
         let mut files = Vec::new();
-        let mut visit = |Object { key, len, modified }| {
-            if let Some(name) = key.strip_prefix(&self.prefix) {
-                let name = name.strip_prefix(APART).unwrap_or(name);
-                let modified = modified.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
-                files.push(StoredFile { name: name.to_owned(), len, modified });
-            }
-        };
-        self.shared.objects.list(&folder, is_flat, &mut visit).map_err(io::Error::other)?;
+        self.visit((&folder, is_flat), &mut |file| files.push(file))?;
         Ok(files)
+    }
+
+    fn each_nar(&self, visit: &mut dyn FnMut(StoredFile)) -> io::Result<()> {
+        self.visit((&self.key("nar/"), false), visit)
     }
 
     fn served_name(&self, _: &str, nar: &NarRecord) -> String {
@@ -372,12 +387,7 @@ impl CacheStorage for CacheInBucket {
         };
         // If storing fails, the row is removed by the next pass over pending rows.
         let name = stored.to_string();
-        match received {
-            Incoming::Object(writer) => writer.finish(keep.nar.file_hash).map_err(failed)?,
-            Incoming::File(file) => {
-                self.shared.put_file(&self.nar_key(&name), &file, Some(keep.nar.file_hash)).map_err(failed)?;
-            }
-        }
+        self.store(received, &keep.nar).map_err(failed)?;
         let _one_by_one = clock::lock(keep.one_by_one);
         self.placed(&keep, &name, &keep.nar, recorded)?;
         Ok((stored, keep.nar))
@@ -403,11 +413,7 @@ impl CacheStorage for CacheInBucket {
         let recorded = new.into_iter().zip(recorded);
         let recorded: Vec<_> = recorded.filter_map(|(new, number)| number.map(|number| (new, number))).collect();
         // If storing fails, the rows are removed by the next pass over pending rows.
-        each_at_once(&recorded, |((_, (name, nar), file), _)| {
-            let payload = Payload::Bytes(file);
-            let put = self.shared.objects.put(&self.nar_key(name), "application/x-nix-nar", payload, nar.file_hash);
-            put.map_err(|error| Refusal::of_file("store", name, &error))
-        })?;
+        each_at_once(&recorded, |((_, (name, nar), file), _)| self.store_bytes(name, nar, file))?;
         let placed: Vec<(String, i64)> =
             recorded.iter().map(|((_, (name, _), _), number)| (name.clone(), *number)).collect();
         let settled = index.settle_files_soon(cache, &placed)?;
@@ -417,6 +423,22 @@ impl CacheStorage for CacheInBucket {
             }
         }
         Ok(stored)
+    }
+
+    fn store(&self, received: Incoming, nar: &NarRecord) -> io::Result<()> {
+        match received {
+            Incoming::Object(writer) => writer.finish(nar.file_hash),
+            Incoming::File(file) => self.shared.put_file(&self.nar_key(&object_name(nar)), &file, Some(nar.file_hash)),
+        }
+    }
+
+    fn store_all(&self, nars: &[(&NarRecord, &[u8])]) -> Result<(), Refusal> {
+        each_at_once(nars, |(nar, file)| self.store_bytes(&object_name(nar), nar, file))
+    }
+
+    fn record(&self, keep: &Keep<'_>) -> Result<(), Refusal> {
+        let _one_by_one = clock::lock(keep.one_by_one);
+        self.kept_or_recorded(keep).map(drop)
     }
 
     fn import(
