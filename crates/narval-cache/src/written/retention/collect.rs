@@ -120,14 +120,7 @@ impl Cache {
             // There are thousands of short-lived tokens of CI jobs.
             self.index().forget_tokens(now.saturating_sub(DAY))?;
             (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now)?;
-            match self.remove_leftovers(&collection) {
-                Err(refusal) if refusal.kind == RefusalKind::Conflict => return Err(refusal),
-                // The next collection tries again.
-                Err(refusal) => {
-                    tracing::error!("cache '{}': NARs of servers that were killed stay: {refusal}", self.name());
-                }
-                Ok(()) => {}
-            }
+            self.remove_leftovers(&collection)?;
             collection.completed(self.id())?;
             self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
         } else {

@@ -63,7 +63,11 @@ impl Cache {
             }
         };
         let failed = |error: std::io::Error| Refusal::of_file("list", self.files().place().display(), &error);
-        keep_while(Some(collection), || self.files().each_nar(&mut visit).map_err(failed))?;
+        if let Err(refusal) = keep_while(Some(collection), || self.files().each_nar(&mut visit).map_err(failed)) {
+            // Without the permission to list, everything else is collected all the same. The next collection tries again.
+            tracing::error!("cache '{}': NARs of servers that were killed stay: {refusal}", self.name());
+            return Ok(());
+        }
         let (is_all, mut removed) = (found.len() < LOOKED_AT_MAX, 0);
         for step in found.chunks(STEP) {
             removed += self.remove_strays(collection, step)?;
