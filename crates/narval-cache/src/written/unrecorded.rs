@@ -220,16 +220,23 @@ impl Cache {
         let names: Vec<&str> = receipts.iter().map(|(name, _)| name.as_str()).collect();
         let known = self.index().files_named(self.id(), &names)?;
         let writers = self.index().writers(self.id())?;
-        let read = |((name, receipt), known): (&(String, &str), Option<NarRecord>)| {
-            let stored = StoredFirst::read(self.id(), receipt, &writers).filter(|_| known.is_none())?;
-            (stored.name().to_string() == *name).then_some(stored)
-        };
-        let stored: Vec<StoredFirst> = receipts.iter().zip(known).filter_map(read).collect();
+        let (mut stored, mut recorded) = (Vec::new(), Vec::new());
+        for ((name, receipt), known) in receipts.iter().zip(known) {
+            if known.is_some() {
+                recorded.push(name.clone());
+            } else if let Some(read) = StoredFirst::read(self.id(), receipt, &writers)
+                && read.name().to_string() == *name
+            {
+                recorded.push(name.clone());
+                stored.push(read);
+            }
+        }
         if !stored.is_empty() {
             self.check_recorded_quota(stored.iter().map(|stored| stored.nar.file_size).sum())?;
             self.shared().record_stored(self.state(), &stored)?;
         }
-        self.state().unrecorded.forget(receipts.iter().map(|(name, _)| name));
+        // This process records the others itself.
+        self.state().unrecorded.forget(&recorded);
         Ok(())
     }
 }
