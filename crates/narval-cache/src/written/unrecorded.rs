@@ -25,7 +25,7 @@ use super::{Cache, NarTarget, Refusal, RefusalKind};
 use crate::clock;
 
 /// After this time, a process records what no commit has recorded.
-pub(super) const RECORD_AFTER: Duration = Duration::from_secs(60);
+pub(super) const RECORD_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// How often a process says that it is alive.
 pub(super) const RENEW_EVERY: Duration = Duration::from_secs(60 * 60);

@@ -31,9 +31,9 @@ const STARTS_MAX: usize = 3;
 const RECEIPTS: (&str, &str) = ("narval-receipts", "1");
 /// The line with a receipt: in the answer to an upload, and in the narinfo that is committed.
 const RECEIPT_KEY: &str = "NarvalReceipt";
-/// How long a server without receipts may be asked to commit NARs that another one has stored, and records within a minute: while servers
-/// of two versions run.
-const RECORDED_WITHIN: Duration = Duration::from_secs(90);
+/// How long a server without receipts may be asked to commit NARs that another one has stored, and records within ten minutes: while
+/// servers of two versions run.
+const RECORDED_WITHIN: Duration = Duration::from_secs(11 * 60);
 /// How long to wait before it is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 

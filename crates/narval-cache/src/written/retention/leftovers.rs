@@ -24,7 +24,7 @@ const STORED_UNTIL: Duration = Duration::from_secs(WRITER_FRESH_FOR + MARGIN.as_
 const _: () = assert!(STORED_UNTIL.as_secs() < GONE_AFTER.as_secs(), "what others have just stored stays");
 
 /// The age from which an object without a name is of nobody that is alive.
-const STRAY_AFTER: Duration = Duration::from_secs(60 * RECORD_AFTER.as_secs());
+const STRAY_AFTER: Duration = Duration::from_secs(6 * RECORD_AFTER.as_secs());
 
 /// Names that are condemned in one step.
 const STEP: usize = 256;
