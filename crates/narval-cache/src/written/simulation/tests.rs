@@ -97,11 +97,12 @@ macro_rules! absence_is_found {
 }
 
 absence_is_found! {
-    two_collections_at_a_time_are_found: [Fence] in (5001, 16),
-    an_upload_of_what_is_being_removed_is_found: [Condemned] in (1012, 20),
-    a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (18, 12),
-    an_object_without_a_name_is_found: [Replaced] in (1000, 30),
-    an_object_that_somebody_has_collected_since_is_found: [Epoch] in (2, 12),
+    two_collections_at_a_time_are_found: [Fence] in (11, 16),
+    an_upload_of_what_is_being_removed_is_found: [Condemned] in (3, 20),
+    a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (14, 12),
+    an_object_without_a_name_is_found: [Replaced] in (4, 30),
+    an_object_whose_name_was_removed_is_found: [Encoding] in (28, 12),
+    an_object_that_somebody_has_collected_since_is_found: [Epoch] in (1, 12),
 }
 
 /// By name, for the environment.
