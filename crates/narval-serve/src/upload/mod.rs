@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::written::{
-    Begin, Cache, Data, Grant, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
+    Begin, Cache, Data, Grant, NarFileName, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
 };
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, Compression, HashPart};
 
 use crate::background::Background;
+use crate::config::Face;
 use crate::error::ServeError;
 use crate::gate::Administration;
 use crate::metrics::Metrics;
@@ -104,7 +105,10 @@ impl Uploads {
             }
             Route::DebugInfo(name) => Upload::Small(SmallKind::DebugInfo, name.to_owned()),
             Route::Push(PushRoute::Nar(name)) => return push::nar(self, name, grant, request),
-            Route::Other(name) => Upload::Small(SmallKind::Other, name.to_owned()),
+            Route::Other(name) => match name_of_cache(name) {
+                Some(cache) => return Err(no_cache(cache).into()),
+                None => Upload::Small(SmallKind::Other, name.to_owned()),
+            },
             Route::Unknown => Upload::Unknown(request.path().to_owned()),
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Peer(_) => return Err(ServeError::Method("GET")),
@@ -249,6 +253,22 @@ impl Uploads {
 
 /// Whether a client can repeat an upload after a temporary error. Nix before 2.33.2 then sends `Content-Length` without a body, five times
 /// (measured), and its user never sees the first answer.
+fn no_cache(name: &str) -> Refusal {
+    Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here"))
+}
+
+/// What is before the path of a NAR, a narinfo or `nix-cache-info`: the client means a cache, and not a file of an unknown kind in the one at
+/// `/`. So uploads to a cache that does not exist, or does not exist any more, are not taken.
+fn name_of_cache(path: &str) -> Option<&str> {
+    let is_of_cache = |rest: &str| match Route::parse(Face::Narval, rest, None) {
+        Route::CacheInfo | Route::NarInfo(_) => true,
+        Route::NarFile(name) => NarFileName::parse(name).is_ok(),
+        _ => false,
+    };
+    let slashes = path.match_indices('/').map(|(at, _)| path.split_at(at));
+    slashes.filter(|(_, rest)| is_of_cache(rest)).map(|(name, _)| name).next()
+}
+
 fn repeats_uploads(head: &HeadRef<'_>) -> bool {
     let agent = head.header("user-agent").unwrap_or_default();
     let Some(version) = agent.split(' ').find_map(|word| word.strip_prefix("Nix/")) else { return true };

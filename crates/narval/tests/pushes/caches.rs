@@ -230,6 +230,32 @@ fn a_cache_at_a_host_is_at_its_root_and_nowhere_else() {
     }
 }
 
+/// It was answered 201 and kept beside the cache at `/`, as a file of an unknown kind; a NAR of more than 16 MiB was dropped.
+#[test]
+fn a_cache_that_does_not_exist_takes_nothing() {
+    let lab = Lab::new();
+    let (token, path) = (lab.token("push,pull"), lab.store.add_file("file", "for another cache"));
+    for nix in Nix::BOTH {
+        let args =
+            ["copy", "--refresh", "--to", &format!("{}/tema", lab.server.url()), "--from", &lab.store.uri(), &path];
+        let refused = lab.nix(nix, &token, &args).unwrap_err();
+        assert!(refused.contains("does not appear to be a binary cache"), "{refused}");
+    }
+    let nar = Nar::of(b"for another cache");
+    let narinfo = format!("/{}.narinfo", hash_part(PATH));
+    for folder in ["/tema", "/a/b", "/a.b/c-d/e_f"] {
+        for (name, body) in
+            [(&nar.url(), &nar.bytes[..]), (&narinfo, b"StorePath: x"), (&"/nix-cache-info".into(), b"")]
+        {
+            let answer = lab.put(&format!("{folder}{name}"), &token, body);
+            assert_eq!(answer.status, 404, "{folder}{name}");
+            assert!(answer.text().contains(&format!("there is no cache '{}' here", &folder[1..])), "{}", answer.text());
+        }
+        assert_ne!(lab.post(&format!("{folder}/_narval/v1/missing"), &token, b"").status, 200);
+    }
+    assert!(!lab.data_path().join("caches/default/other").exists());
+}
+
 /// Caches, keys, quotas and upstreams, while uploads and downloads run.
 #[test]
 fn a_reload_adds_and_removes_caches_and_requests_in_flight_complete() {
@@ -241,12 +267,13 @@ fn a_reload_adds_and_removes_caches_and_requests_in_flight_complete() {
     let token = lab.token("push,pull,sign");
     // An upload that is under way when its cache goes.
     let mut upload = lab.server.connect();
-    let head = format!(
-        "PUT /team{} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nAuthorization: Bearer {token}\r\nContent-Length: {}\r\n\r\n",
-        nar.url(),
-        nar.bytes.len()
-    );
+    let fields = format!("Authorization: Bearer {token}\r\nConnection: close\r\nContent-Length: {}", nar.bytes.len());
+    let head = format!("PUT /team{} HTTP/1.1\r\nHost: test\r\n{fields}\r\nExpect: 100-continue\r\n\r\n", nar.url());
     upload.write_all(head.as_bytes()).unwrap();
+    // It has begun once the server asks for the body.
+    let mut go_on = [0; b"HTTP/1.1 100 Continue\r\n\r\n".len()];
+    upload.read_exact(&mut go_on).unwrap();
+    assert!(go_on.starts_with(b"HTTP/1.1 100"), "{}", String::from_utf8_lossy(&go_on));
     upload.write_all(&nar.bytes[..1_000_000]).unwrap();
     let key_file = lab.store.path("new-1.sec");
     let other = format!("data = 'data'\n[[cache]]\nname = 'other'\nsign-keys = '{}'\n", key_file.display());
@@ -257,6 +284,7 @@ fn a_reload_adds_and_removes_caches_and_requests_in_flight_complete() {
     upload.read_to_end(&mut answer).unwrap();
     assert_eq!(Answer::parse(&answer).unwrap().status, 201, "{}", lab.server.log());
     assert_eq!(lab.get("/team/nix-cache-info").status, 404);
+    assert_eq!(lab.put(&format!("/team{}", nar.url()), &token, &nar.bytes).status, 404, "it is gone");
     assert!(lab.get("/other/nix-cache-info").text().contains(&key));
     // What was uploaded is there when the cache is back.
     let both = format!("{other}quota = 1\n[[cache]]\nname = 'team'\npublic = false\n");
