@@ -19,7 +19,7 @@ use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens_used::TokensUsed;
-use super::{Audit, Place, audit, nodes, recompress};
+use super::{Audit, Place, audit, join, recompress};
 
 /// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -137,7 +137,7 @@ fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, D
             let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
             let index = database::open_of_bucket(&bucket, database, options.must_exist)?;
             if let Some(url) = &options.peer_url {
-                bucket.set_peers(nodes::join(&*index, folder, url, cache_size.unwrap_or(0))?);
+                bucket.set_peers(join::join(&*index, folder, url, cache_size.unwrap_or(0))?);
             }
             Ok((Box::new(bucket), index))
         }

@@ -7,16 +7,13 @@ use aws_lc_rs::hmac;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use narval_nix::{HashPart, NarInfo, Sha256};
-use zeroize::Zeroizing;
 
 use super::NarFileName;
 use super::index::{CacheId, Fence, NarRecord, NarWriter};
+use super::receipt_key::ReceiptKey;
 
 /// The line of a narinfo with a receipt.
 pub const RECEIPT_KEY: &str = "NarvalReceipt";
-
-/// The length of a key in bytes.
-pub(crate) const RECEIPT_KEY_LEN: usize = 32;
 
 /// The maximum number of hash parts in a receipt. NARs that mention more are recorded before they are stored.
 const FOUND_MAX: usize = 256;
@@ -26,31 +23,6 @@ const RECEIPT_LEN_MAX: usize = 16 * 1024;
 
 /// What a receipt begins with.
 const VERSION: &str = "1";
-
-/// The key of a writer.
-#[derive(Clone)]
-pub(crate) struct ReceiptKey(Zeroizing<[u8; RECEIPT_KEY_LEN]>);
-
-impl ReceiptKey {
-    pub(crate) fn new(bytes: [u8; RECEIPT_KEY_LEN]) -> Self {
-        Self(Zeroizing::new(bytes))
-    }
-
-    /// A new one.
-    pub(crate) fn random() -> Result<Self, getrandom::Error> {
-        let mut bytes = Zeroizing::new([0; RECEIPT_KEY_LEN]);
-        getrandom::fill(&mut *bytes)?;
-        Ok(Self(bytes))
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8; RECEIPT_KEY_LEN] {
-        &self.0
-    }
-
-    fn hmac(&self) -> hmac::Key {
-        hmac::Key::new(hmac::HMAC_SHA256, &*self.0)
-    }
-}
 
 /// A NAR whose object is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]

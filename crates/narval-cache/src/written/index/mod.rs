@@ -17,7 +17,7 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use thiserror::Error;
 
 use super::nodes::{Members, PeerSecret};
-use super::receipt::ReceiptKey;
+use super::receipt_key::ReceiptKey;
 use super::{AuditLine, CacheName, NarFileName};
 use crate::clock;
 use crate::rule::{Rule, holds};

@@ -42,7 +42,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(super) fn new(members: Arc<Members>, secret: PeerSecret) -> Self {
+    pub(crate) fn new(members: Arc<Members>, secret: PeerSecret) -> Self {
         let client = Client::new(ClientOptions {
             credentials: Credentials::default(),
             // Nodes are near each other.

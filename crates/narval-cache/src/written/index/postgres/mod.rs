@@ -50,7 +50,7 @@ use super::{
     Used, collection_lease,
 };
 use crate::written::nodes::{Members, PeerSecret};
-use crate::written::receipt::ReceiptKey;
+use crate::written::receipt_key::ReceiptKey;
 use crate::written::{AuditLine, CacheName, NarFileName};
 
 /// The most names of NARs of which is remembered what they mean.

@@ -13,7 +13,7 @@ use super::together::Addition;
 use super::transaction::Change;
 use crate::written::NarFileName;
 use crate::written::index::{COLLECTION, CacheId, Fence, MayStore, NarRecord, NarWriter, WRITER_FRESH_FOR};
-use crate::written::receipt::{RECEIPT_KEY_LEN, ReceiptKey};
+use crate::written::receipt_key::{RECEIPT_KEY_LEN, ReceiptKey};
 
 pub(super) async fn may_store(
     client: &Client,

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::clock;
 use crate::rule::{Rule, holds};
-use crate::written::receipt::ReceiptKey;
+use crate::written::receipt_key::ReceiptKey;
 use crate::written::{CacheName, NarFileName};
 
 /// Idle connections kept for readers.

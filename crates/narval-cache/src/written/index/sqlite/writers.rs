@@ -10,7 +10,7 @@ use super::schema::settle_these;
 use crate::rule::{Rule, holds};
 use crate::written::NarFileName;
 use crate::written::index::{COLLECTION, CacheId, Fence, MayStore, NarRecord, NarWriter, Replaced, WRITER_FRESH_FOR};
-use crate::written::receipt::ReceiptKey;
+use crate::written::receipt_key::ReceiptKey;
 
 /// The number of the last collection; 0 if there was none.
 fn epoch(connection: &Connection) -> rusqlite::Result<Fence> {
