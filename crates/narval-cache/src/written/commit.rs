@@ -116,6 +116,7 @@ impl Cache {
                 return Err(Refusal::new(RefusalKind::Malformed, format_args!("'{part}' is in the commit twice")));
             }
         }
+        self.check_room_for_commit()?;
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         let _no_collection = self.storage().lock_shared().map_err(failed)?;
         self.record_receipts(&batch.values().collect::<Vec<_>>())?;

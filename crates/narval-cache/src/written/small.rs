@@ -160,6 +160,7 @@ impl Cache {
             return if len > kind.len_max() { Err(too_large()) } else { Ok(Put::Kept) };
         }
         // A cache that is already full refuses before the body is read.
+        self.check_room(1)?;
         self.check_quota(1)?;
         let fail = |error: io::Error| Refusal::of_file("write", &path, &error);
         let file = self.storage().incoming().map_err(fail)?;

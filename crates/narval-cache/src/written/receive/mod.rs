@@ -131,10 +131,10 @@ impl Cache {
             return Ok(Begin::Known(stored));
         }
         let more = length.unwrap_or(0);
-        self.make_room_for(more);
-        if let Err(refusal) = self.check_quota(more) {
+        let check = || self.check_room(more).and_then(|()| self.check_quota(more));
+        if let Err(refusal) = check() {
             self.notice_shortage(&refusal);
-            self.check_quota(more)?;
+            check()?;
         }
         Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone(), receipts })))
     }

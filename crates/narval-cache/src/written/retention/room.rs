@@ -8,10 +8,8 @@ use std::sync::atomic::Ordering;
 
 use super::grace::UNFINISHED_GRACE;
 use crate::written::data::Data;
+use crate::written::storage::Room;
 use crate::written::{Cache, Refusal, RefusalKind};
-
-/// Space reserved for the index and the audit log during an upload, in bytes.
-const RESERVE_BYTES: u64 = 16 << 20;
 
 impl Data {
     /// Whether a disk or a quota was full recently: optional files should not be stored then.
@@ -50,12 +48,16 @@ impl Data {
 }
 
 impl Cache {
-    /// Frees space before this many bytes are uploaded, if the disk has less. The upload is not refused: only writing
-    /// shows how much fits.
-    pub(in crate::written) fn make_room_for(&self, bytes: u64) {
-        if self.storage().free_bytes().is_some_and(|free| free < bytes.saturating_add(RESERVE_BYTES)) {
-            self.data().make_room();
-        }
+    /// Refuses an upload of this many bytes for which the disk has no room.
+    pub(in crate::written) fn check_room(&self, bytes: u64) -> Result<(), Refusal> {
+        let has_room = self.storage().room().is_none_or(|room| room.has_for_upload(bytes));
+        if has_room { Ok(()) } else { Err(Refusal::no_space()) }
+    }
+
+    /// Refuses a commit if nothing could be deleted afterwards.
+    pub(in crate::written) fn check_room_for_commit(&self) -> Result<(), Refusal> {
+        let has_room = self.storage().room().is_none_or(Room::has_for_commit);
+        if has_room { Ok(()) } else { Err(Refusal::no_space()) }
     }
 
     /// Frees space after something failed for lack of it.

@@ -24,8 +24,8 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, statvfs};
 use rustix::io::Errno;
 
 use super::{
-    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, SharedFile, Storage, StorageLock,
-    StoredFile, TEMPORARY, WrittenNarinfo,
+    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, Room, SharedFile, Storage,
+    StorageLock, StoredFile, TEMPORARY, WrittenNarinfo,
 };
 use crate::written::index::{CacheId, Index, Lost, NarRecord, PathRecord, Placed};
 use crate::written::{CacheName, NarFileName, NarTarget, Refusal};
@@ -89,8 +89,9 @@ impl Storage for Folder {
         file.file().sync_data()
     }
 
-    fn free_bytes(&self) -> Option<u64> {
-        statvfs(&self.path).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).ok()
+    fn room(&self) -> Option<Room> {
+        let disk = statvfs(&self.path).ok()?;
+        Some(Room::new(disk.f_bavail.saturating_mul(disk.f_frsize), disk.f_blocks.saturating_mul(disk.f_frsize)))
     }
 
     fn publishes_later(&self) -> bool {

@@ -6,6 +6,7 @@
 
 mod bucket;
 mod folder;
+mod room;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,6 +26,7 @@ use crate::disk::Fill;
 
 pub(crate) use bucket::{Bucket, BucketOptions};
 pub(crate) use folder::Folder;
+pub(crate) use room::Room;
 
 /// The prefix of the names of files that are being written.
 pub(crate) const TEMPORARY: &str = ".tmp-";
@@ -58,8 +60,8 @@ pub(crate) trait Storage: Send + Sync {
     fn incoming(&self) -> io::Result<TemporaryFile>;
     /// Whether uploads can be stored now.
     fn check_writable(&self) -> io::Result<()>;
-    /// The bytes that are free; `None` if there is no limit.
-    fn free_bytes(&self) -> Option<u64>;
+    /// The room on the disk; `None` if there is no limit.
+    fn room(&self) -> Option<Room>;
     /// Whether narinfos are published after their commit, one by one, so that they may lag behind the index.
     fn publishes_later(&self) -> bool;
     /// Aborts uploads in parts that were begun before this time, in seconds since 1970. Returns their number.

@@ -173,6 +173,19 @@ fn pushes_until_the_disk_is_full() {
         }
     }
     assert!(pushed.len() > 5 && refused > 20, "{} pushed, {refused} refused", pushed.len());
+    // Small ones fit for longer. Something is left nevertheless: otherwise nothing could be deleted.
+    for number in 2000..2600 {
+        let small = TestPath::new(&format!("small-{number}"), &[]);
+        let sent = small.send(&cache, Compression::None);
+        match sent.and_then(|_| cache.commit_narinfos(&[small.narinfo(Compression::None)], &pusher())) {
+            Ok(_) => pushed.push(number),
+            Err(refusal) => {
+                assert_eq!(refusal.kind, RefusalKind::NoSpace, "{refusal}");
+                break;
+            }
+        }
+    }
+    assert!(pushed.last() < Some(&2599), "it is full");
     // Nothing is half there, what was there is, and what was begun has given its space back.
     assert_eq!(std::fs::read_dir(folder.join("incoming")).unwrap().count(), 0);
     assert_eq!(check(&data), pushed.len() as u64);

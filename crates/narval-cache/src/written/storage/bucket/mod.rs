@@ -28,7 +28,7 @@ use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 use self::cache::CacheInBucket;
 use self::flights::Flights;
-use super::{CACHE_FOLDERS, CacheStorage, SharedFile, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
+use super::{CACHE_FOLDERS, CacheStorage, Room, SharedFile, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
 use crate::bucket::{BucketError, Objects};
 use crate::clock;
 use crate::disk::Kept;
@@ -170,7 +170,7 @@ impl Storage for Bucket {
         self.shared.objects.put_until(CHECKED, "text/plain", b"", until).map_err(io::Error::other)
     }
 
-    fn free_bytes(&self) -> Option<u64> {
+    fn room(&self) -> Option<Room> {
         None
     }
 
