@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use narval_cache::upstream::Upstreams;
-use narval_cache::written::{Cache, CacheName, Data, Redirect, Refusal, RefusalKind, Scope};
+use narval_cache::written::{Cache, CacheName, Data, Redirect, Scope};
 use narval_client::request_id;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
@@ -30,7 +30,7 @@ use crate::routes::nar::Nars;
 use crate::routes::narinfo::Narinfos;
 use crate::routes::table::{self, PushRoute, Route};
 use crate::state::ServerState;
-use crate::upload::Uploads;
+use crate::upload::{Uploads, no_cache};
 use crate::written::peer;
 
 /// Answers of a server that failed say what its log calls the request.
@@ -212,7 +212,7 @@ impl Service {
                     Allowed::SessionInfo { session, may_read } if shared.page.is_some() => {
                         session::info(name, session.as_ref(), may_read)
                     }
-                    _ => Err(Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here")).into()),
+                    _ => Err(no_cache(name.as_str()).into()),
                 },
             }
         })

@@ -253,7 +253,8 @@ impl Uploads {
 
 /// Whether a client can repeat an upload after a temporary error. Nix before 2.33.2 then sends `Content-Length` without a body, five times
 /// (measured), and its user never sees the first answer.
-fn no_cache(name: &str) -> Refusal {
+/// For requests to a cache that does not exist.
+pub(crate) fn no_cache(name: &str) -> Refusal {
     Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here"))
 }
 
