@@ -169,6 +169,8 @@ in
             cache-dir
             cache-size
             limits
+            trusted-proxies
+            proxy-protocol
             ;
           tls = settings.tls.certificate != [ ];
           log = settings.access-log.file != null;

@@ -71,6 +71,10 @@ section {
     `HOST:PORT`, `:PORT`, `[IPV6]:PORT` or paths of unix sockets, in addition to the sockets that systemd opens
     (`services.narval-serve.socketActivation`).
   '';
+  trusted-proxies = key (oneOrMore (matching "IP address, network, or unix" "unix|[0-9a-fA-F:.]+(/[0-9]+)?")) ''
+    Proxies that are believed who their clients are: addresses, networks such as `10.0.0.0/8`, or `unix` for all unix sockets.
+  '';
+  proxy-protocol = key types.bool "Whether they speak the PROXY protocol.";
   store = key types.str "Store to serve: `auto`, `daemon`, or a folder. Default: this machine's, unless `data` is set.";
   data = key (matching "folder in /var/lib, or address of a bucket" "/var/lib/[^/]+(/.*)?|s3://.+") ''
     Folder of the caches that take uploads, below `/var/lib`, or address of a bucket (`s3://…`). Without `store`, only these are served.

@@ -45,7 +45,8 @@ fn check(message: &[u8], parsed: &ParsedHead) {
     };
     assert!(!head.iter().enumerate().any(lone));
 
-    let head_ref = HeadRef::new(head, &parsed.parts, &Peer::Unix);
+    let remote = Peer::Unix.into();
+    let head_ref = HeadRef::new(head, &parsed.parts, &remote);
     assert!(!head_ref.target().is_empty() && head_ref.target().bytes().all(|byte| byte.is_ascii_graphic()));
     assert!(!head_ref.path().is_empty() && !head_ref.path().contains('?'));
     for (name, value) in head_ref.headers() {

@@ -8,9 +8,9 @@
       sign-keys = [ "/var/keys/cache.sec" ];
       data = "/var/lib/narval";
       store = "auto";
-      # The clients' addresses are nginx's to log.
+      # The socket is nginx's, which tells the clients' addresses.
+      trusted-proxies = [ "unix" ];
       access-log.file = "-";
-      access-log.format = "real-ip";
     };
   };
 
@@ -30,7 +30,9 @@
           proxy_read_timeout 1h;
           proxy_send_timeout 1h;
           proxy_set_header Host $host;
-          proxy_set_header X-Real-IP $remote_addr;
+          proxy_set_header X-Forwarded-For $remote_addr;
+          proxy_set_header X-Forwarded-Proto $scheme;
+          proxy_set_header X-Forwarded-Host $host;
         '';
       };
     };

@@ -83,7 +83,7 @@ pub use observe::histogram::Histogram;
 pub use observe::log_format::{LogFormat, LogWriter};
 pub use observe::logfmt::push_logfmt;
 pub use observe::request_id::RequestId;
-pub use peer::Peer;
+pub use peer::{InvalidProxy, Peer, Remote, TrustedProxy, network};
 pub use run::server::{Builder, DriverChoice, Server, ServerError, ServerHandle, StopSignals};
 pub use web::compress::Compression;
 pub use web::cors::Cors;

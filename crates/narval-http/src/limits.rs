@@ -152,6 +152,12 @@ pub(crate) const HANDLER_SLOW: usize = 4 * 1024;
 /// A request body up to this size costs little while it is received, however slowly it arrives.
 pub(crate) const BODY_SMALL: usize = 64 * 1024;
 
+/// Bytes of a header of the PROXY protocol, with its extensions. Version 1 has 107 at most.
+pub(crate) const PROXY_HEADER_MAX: usize = 4 * 1024;
+
+/// Entries of `X-Forwarded-For` or `Forwarded` that are read: a chain of trusted proxies is shorter.
+pub(crate) const FORWARDED_HOPS_MAX: usize = 32;
+
 /// Readiness events taken from the kernel per call.
 pub(crate) const EVENTS_PER_POLL: usize = 256;
 

@@ -638,3 +638,31 @@ fn curl_agrees() {
         assert!(out.stdout == expected, "{path}");
     }
 }
+
+/// A proxy names its client before the TLS handshake, in one piece with it and alone.
+#[test]
+fn a_proxy_header_comes_before_tls() {
+    let whose = |request: Request| {
+        format!("{} {}", request.client_ip().map_or_else(String::new, |ip| ip.to_string()), request.scheme())
+    };
+    let running = Running::with(tempfile::tempdir().unwrap(), false, whose, |builder| {
+        builder.trusted_proxies(["127.0.0.1"]).proxy_protocol(true)
+    });
+    let header = b"PROXY TCP6 2001:db8::7 2001:db8::1 4000 443\r\n";
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        for with_hello in [false, true] {
+            let mut client = running.client(version);
+            let mut first = header.to_vec();
+            if with_hello {
+                client.conn.write_tls(&mut first).unwrap();
+            }
+            client.sock.write_all(&first).unwrap();
+            for _ in 0..2 {
+                assert_eq!(get(&mut client, "/"), (200, b"2001:db8::7 https".to_vec()));
+            }
+        }
+    }
+    // TLS without the header.
+    let mut client = running.client(&rustls::version::TLS13);
+    assert!(client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").and_then(|()| client.read(&mut [0])).is_err());
+}

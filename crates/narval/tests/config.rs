@@ -54,6 +54,10 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
             "[access-log]\nformat = 'apache'",
             "a.toml:2: access-log.format = 'apache': give one of \"combined\", \"real-ip\", \"verbose\", \"json\", \"logfmt\"",
         ),
+        (
+            "trusted-proxies = ['10.0.0.0/40']",
+            "a.toml:1: trusted-proxies = '10.0.0.0/40': '10.0.0.0/40' is not a proxy: give an IP address, a network such as 10.0.0.0/8, or 'unix'",
+        ),
         ("[[tls.certificate]]\ncert = 'a.pem'", "a.toml:1: tls.certificate: key 'key' is missing"),
         (
             "[tls]\ncertificate = 'a.pem'",
@@ -66,7 +70,12 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
         assert_eq!(errors(text), want, "{text}");
     }
     let unknown = errors("frobnicate = true");
-    assert!(unknown.starts_with("a.toml:1: unknown key 'frobnicate'; known here: listen, store, "), "{unknown}");
+    assert!(
+        unknown.starts_with(
+            "a.toml:1: unknown key 'frobnicate'; known here: listen, trusted-proxies, proxy-protocol, store, "
+        ),
+        "{unknown}"
+    );
 }
 
 #[test]
@@ -164,6 +173,8 @@ fn a_password_of_a_database_is_not_shown() {
 fn values_arrive() {
     let text = "
         listen = ':80'
+        trusted-proxies = ['10.0.0.0/8', 'unix']
+        proxy-protocol = true
         store = 'daemon'
         sign-keys = ['a.sec', '/b.sec']
         priority = 0x10
@@ -185,7 +196,9 @@ fn values_arrive() {
     ";
     let config = ServeConfig::parse("/etc/narval/a.toml", text).unwrap();
     let keys: Vec<_> = config.sign_keys.iter().map(|at| (at.value.to_str().unwrap(), at.line)).collect();
-    assert_eq!(keys, [("/etc/narval/a.sec", 4), ("/b.sec", 4)]);
+    assert_eq!(keys, [("/etc/narval/a.sec", 6), ("/b.sec", 6)]);
+    let proxies: Vec<_> = config.trusted_proxies.iter().map(|at| at.value.to_string()).collect();
+    assert_eq!((proxies.join(" ").as_str(), config.proxy_protocol), ("10.0.0.0/8 unix", Some(true)));
     assert_eq!(config.listen[0].value.to_string(), "*:80");
     assert_eq!((config.priority, config.verify_nars), (Some(16), Some(true)));
     assert_eq!(config.tls.certificates[0].key, Path::new("/etc/narval/k"));

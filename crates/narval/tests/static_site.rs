@@ -49,6 +49,27 @@ fn text(answer: &Answer) -> String {
 }
 
 #[test]
+fn the_log_names_the_client_that_a_trusted_proxy_names() {
+    let folder = site();
+    let log = folder.path().join(".log");
+    let named = |args: &[&str], line: usize| {
+        let args = [args, &["--access-log", log.to_str().unwrap()]].concat();
+        let server = serve(folder.path(), &args);
+        server.ask("GET", "/", &["X-Forwarded-For: 1.1.1.1, 192.0.2.9"]);
+        loop {
+            let text = fs::read_to_string(&log).unwrap();
+            if let Some(line) = text.lines().nth(line).filter(|_| text.ends_with('\n')) {
+                return line.split(' ').next().unwrap().to_owned();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    assert_eq!(named(&["--trusted-proxy", "127.0.0.1"], 0), "192.0.2.9");
+    assert_eq!(named(&["--trusted-proxy", "10.0.0.0/8", "--trusted-proxy", "unix"], 1), "127.0.0.1");
+    assert_eq!(named(&["--trusted-proxy", "10.0.0.0/8", "--access-log-format", "real-ip"], 2), "127.0.0.1");
+}
+
+#[test]
 fn files_folders_and_absent_names() {
     let folder = site();
     let server = serve(folder.path(), &["--not-found", "404.html"]);

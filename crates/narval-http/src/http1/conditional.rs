@@ -205,7 +205,7 @@ mod tests {
         let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let head = format!("{method} / HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
         let parsed = parse_head(head.as_bytes(), &HeadLimits::default()).expect("well-formed").expect("complete");
-        test(&HeadRef::new(head.as_bytes(), &parsed.parts, &Peer::Unix))
+        test(&HeadRef::new(head.as_bytes(), &parsed.parts, &Peer::Unix.into()))
     }
 
     /// The outcome for a representation with the tag `"a"`, modified at [`NOW`] and half a second.

@@ -1,6 +1,8 @@
+use std::net::IpAddr;
+
 use http::{Method, Version};
 
-use crate::peer::Peer;
+use crate::peer::{self, Peer, Remote};
 
 /// A range of bytes in the buffer that holds a request's head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,13 +44,13 @@ pub struct HeadParts {
 pub struct HeadRef<'a> {
     buf: &'a [u8],
     parts: &'a HeadParts,
-    peer: &'a Peer,
+    remote: &'a Remote,
 }
 
 impl<'a> HeadRef<'a> {
     /// A view of `parts`, which were parsed from `buf`. The target and the field names must have been checked to be ASCII.
-    pub fn new(buf: &'a [u8], parts: &'a HeadParts, peer: &'a Peer) -> Self {
-        Self { buf, parts, peer }
+    pub fn new(buf: &'a [u8], parts: &'a HeadParts, remote: &'a Remote) -> Self {
+        Self { buf, parts, remote }
     }
 
     /// The request method.
@@ -76,9 +78,29 @@ impl<'a> HeadRef<'a> {
         self.parts.query.map(|span| self.text(span))
     }
 
-    /// The host (and port) the request is for: the authority of the target if it has one, else the Host field.
+    /// The host (and port) the request is for, according to a [trusted proxy](crate::Builder::trusted_proxies) or else to the
+    /// request: the authority of the target if it has one, else the Host field.
     pub fn host(&self) -> Option<&'a str> {
-        self.parts.host.map(|span| self.text(span))
+        self.told().and_then(|told| told.host).or_else(|| self.parts.host.map(|span| self.text(span)))
+    }
+
+    /// `https` or `http`: what the client speaks, according to a [trusted proxy](crate::Builder::trusted_proxies) or else to the
+    /// connection.
+    pub fn scheme(&self) -> &'static str {
+        let own = if self.remote.is_secure() { "https" } else { "http" };
+        self.told().and_then(|told| told.scheme).unwrap_or(own)
+    }
+
+    /// The client's address; an IPv4-mapped IPv6 address is returned as IPv4. If the [peer](Self::peer) is a [trusted
+    /// proxy](crate::Builder::trusted_proxies), it is the one that `X-Forwarded-For` or `Forwarded` (RFC 7239) tells, read from the
+    /// right and only as far as trusted. `None` for a unix socket without these fields.
+    pub fn client_ip(&self) -> Option<IpAddr> {
+        self.told().and_then(|told| told.ip).or_else(|| self.remote.peer().ip())
+    }
+
+    /// What trusted proxies say about the request; `None` if the peer is none.
+    pub(crate) fn told(&self) -> Option<peer::Told<'a>> {
+        self.remote.proxies().map(|proxies| peer::told(self, proxies))
     }
 
     /// The value of the first field line with this name, in any case; `None` if there is none, or if it is not UTF-8.
@@ -92,7 +114,7 @@ impl<'a> HeadRef<'a> {
     }
 
     /// The values of all field lines with this name, in the order sent.
-    pub fn header_all<'n>(&self, name: &'n str) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a, 'n> {
+    pub fn header_all<'n>(&self, name: &'n str) -> impl DoubleEndedIterator<Item = &'a [u8]> + Clone + use<'a, 'n> {
         let buf = self.buf;
         let named =
             self.parts.fields.iter().filter(move |(have, _)| have.of(buf).eq_ignore_ascii_case(name.as_bytes()));
@@ -110,9 +132,9 @@ impl<'a> HeadRef<'a> {
         self.parts.fields.iter().map(move |(name, value)| (view.text(*name), value.of(view.buf)))
     }
 
-    /// The client that sent the request.
+    /// The other side of the connection: the client, or a proxy; see [`client_ip`](Self::client_ip).
     pub fn peer(&self) -> &'a Peer {
-        self.peer
+        self.remote.peer()
     }
 
     fn text(&self, span: Span) -> &'a str {

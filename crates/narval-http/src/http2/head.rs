@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn a_request_is_the_head_that_http_1_would_have() {
         let (head, bytes) = with(&[("cookie", "a=1"), ("x-y", "z"), ("cookie", "b=2"), ("te", "trailers")]).unwrap();
-        let peer = crate::Peer::Unix;
+        let peer = crate::Peer::Unix.into();
         let view = crate::HeadRef::new(&bytes, &head.parts, &peer);
         assert_eq!((view.target(), view.path(), view.query(), view.host()), ("/a?b", "/a", Some("b"), Some("h")));
         assert_eq!((view.version(), head.framing), (Version::HTTP_2, Framing::None));
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn rfc_8441_4_a_websocket_is_the_get_that_http_1_would_have() {
-        let peer = crate::Peer::Unix;
+        let peer = crate::Peer::Unix.into();
         for is_last in [true, false] {
             let (head, bytes) = built(&CONNECT, is_last).unwrap();
             let view = crate::HeadRef::new(&bytes, &head.parts, &peer);

@@ -1,4 +1,5 @@
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,14 +15,14 @@ use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::http1::head_parts::{HeadParts, HeadRef};
 use crate::observe::request_id::RequestId;
-use crate::peer::Peer;
+use crate::peer::{Peer, Remote};
 
 /// A request as passed to a handler.
 #[derive(Debug)]
 pub struct Request {
     head: Bytes,
     parts: HeadParts,
-    peer: Peer,
+    remote: Remote,
     body: RequestBody,
     pub(crate) params: PathParams,
     pub(crate) id: RequestId,
@@ -29,8 +30,8 @@ pub struct Request {
 
 impl Request {
     /// Creates a request from its parts: the bytes of the head, the result of parsing them, the peer and the body.
-    pub fn new(head: Bytes, parts: HeadParts, peer: Peer, body: RequestBody) -> Self {
-        Self { head, parts, peer, body, params: PathParams::default(), id: RequestId::NONE }
+    pub fn new(head: Bytes, parts: HeadParts, remote: impl Into<Remote>, body: RequestBody) -> Self {
+        Self { head, parts, remote: remote.into(), body, params: PathParams::default(), id: RequestId::NONE }
     }
 
     /// Creates a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
@@ -69,12 +70,12 @@ impl Request {
 
     /// A view of the head.
     pub fn head(&self) -> HeadRef<'_> {
-        HeadRef::new(&self.head, &self.parts, &self.peer)
+        HeadRef::new(&self.head, &self.parts, &self.remote)
     }
 
     /// Copies what a [`HeadRef`] needs, so that the head can be used after the request was passed on.
-    pub(crate) fn head_parts(&self) -> (Bytes, HeadParts, Peer) {
-        (self.head.clone(), self.parts.clone(), self.peer.clone())
+    pub(crate) fn head_parts(&self) -> (Bytes, HeadParts, Remote) {
+        (self.head.clone(), self.parts.clone(), self.remote.clone())
     }
 
     /// The request method.
@@ -122,9 +123,36 @@ impl Request {
         &self.id
     }
 
-    /// The client's address.
+    /// The other side of the connection: the client, or a proxy; see [`client_ip`](Self::client_ip).
     pub fn peer(&self) -> &Peer {
-        &self.peer
+        self.remote.peer()
+    }
+
+    /// The client's address; see [`HeadRef::client_ip`].
+    ///
+    /// ```no_run
+    /// use narval_http::{Listen, Request, Server};
+    ///
+    /// let whoami = |request: Request| match request.client_ip() {
+    ///     Some(ip) => format!("{ip} asked for {}://{}\n", request.scheme(), request.host().unwrap_or_default()),
+    ///     None => "somebody on this machine\n".to_owned(),
+    /// };
+    /// let behind_nginx = Server::builder(whoami).trusted_proxies(["10.0.0.0/8", "unix"]);
+    /// behind_nginx.listen(Listen::Unix("/run/whoami.sock".into())).build()?.run()?;
+    /// # Ok::<(), narval_http::ServerError>(())
+    /// ```
+    pub fn client_ip(&self) -> Option<IpAddr> {
+        self.head().client_ip()
+    }
+
+    /// `https` or `http`; see [`HeadRef::scheme`].
+    pub fn scheme(&self) -> &'static str {
+        self.head().scheme()
+    }
+
+    /// The host (and port) the request is for; see [`HeadRef::host`].
+    pub fn host(&self) -> Option<&str> {
+        self.head().host()
     }
 
     /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, before the response. A

@@ -1,5 +1,6 @@
 //! The access log, written by a thread of its own, so that a slow disk does not delay responses.
 
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +19,10 @@ const QUEUE_MAX: usize = 16 * 1024;
 pub struct Entry {
     /// The id of the request.
     pub id: RequestId,
-    /// The client.
+    /// The other side of the connection: the client, or a proxy.
     pub peer: Peer,
+    /// The client's address, as [`HeadRef::client_ip`].
+    pub client: Option<IpAddr>,
     /// When the request's head was complete.
     pub time: SystemTime,
     /// `GET /path HTTP/1.1`, as sent.
@@ -36,8 +39,10 @@ pub struct Entry {
     pub referer: Option<String>,
     /// The `User-Agent` field.
     pub user_agent: Option<String>,
-    /// The `X-Real-IP` field, else `X-Forwarded-For`: the client, if a trusted proxy is in front.
+    /// The `X-Real-IP` field, else `X-Forwarded-For`. With trusted proxies, only from them.
     pub forwarded_for: Option<String>,
+    /// The server was told which proxies to trust.
+    pub(super) knows_proxies: bool,
     started: Instant,
 }
 
@@ -48,6 +53,7 @@ impl Entry {
         Self {
             id,
             peer: head.peer().clone(),
+            client: head.client_ip(),
             time: SystemTime::now(),
             request_line: format!("{} {} {:?}", head.method(), head.target(), head.version()),
             status: 0,
@@ -57,8 +63,15 @@ impl Entry {
             referer: text("referer"),
             user_agent: text("user-agent"),
             forwarded_for: text("x-real-ip").or_else(|| text("x-forwarded-for")),
+            knows_proxies: false,
             started: Instant::now(),
         }
+    }
+
+    /// The same for a server that was told which proxies to trust: what others say about their clients is left out.
+    pub(crate) fn with_proxies(head: &HeadRef<'_>, id: RequestId) -> Self {
+        let entry = Self { knows_proxies: true, ..Self::new(head, id) };
+        if head.told().is_some() { entry } else { Self { forwarded_for: None, ..entry } }
     }
 }
 

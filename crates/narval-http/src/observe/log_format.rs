@@ -88,8 +88,8 @@ impl LogFormat {
     /// The line of an entry, including its end. No input of a client can end the line or reach a terminal unescaped.
     pub fn line(self, entry: &Entry) -> String {
         match self {
-            Self::Combined => combined(&peer(&entry.peer), entry),
-            Self::RealIp => combined(&real_ip(entry).unwrap_or_else(|| peer(&entry.peer)), entry),
+            Self::Combined => combined(&client(entry), entry),
+            Self::RealIp => combined(&real_ip(entry).unwrap_or_else(|| client(entry)), entry),
             Self::Verbose => verbose(entry),
             Self::Json => json(entry),
             Self::Logfmt => logfmt(entry),
@@ -110,7 +110,7 @@ fn combined(client: &str, entry: &Entry) -> String {
 }
 
 fn verbose(entry: &Entry) -> String {
-    let mut line = peer(&entry.peer);
+    let mut line = client(entry);
     line.push(' ');
     push(&mut line, &entry.request_line);
     line.push_str(&format!(" {} {} bytes {:?}", entry.status, entry.bytes, entry.duration));
@@ -122,8 +122,8 @@ fn json(entry: &Entry) -> String {
     let mut object = json!({
         "time": rfc_3339(entry.time),
         "request_id": entry.id.to_string(),
-        "client": peer(&entry.peer),
-        "client_port": port(&entry.peer),
+        "client": client(entry),
+        "client_port": port(entry),
         "request": short(&entry.request_line),
         "status": entry.status,
         "bytes": entry.bytes,
@@ -142,8 +142,8 @@ fn logfmt(entry: &Entry) -> String {
     let mut line = String::with_capacity(300);
     push_logfmt(&mut line, "time", &rfc_3339(entry.time));
     push_logfmt(&mut line, "request_id", &entry.id.to_string());
-    push_logfmt(&mut line, "client", &peer(&entry.peer));
-    if let Some(port) = port(&entry.peer) {
+    push_logfmt(&mut line, "client", &client(entry));
+    if let Some(port) = port(entry) {
         push_logfmt(&mut line, "client_port", &port.to_string());
     }
     push_logfmt(&mut line, "request", short(&entry.request_line));
@@ -165,25 +165,22 @@ fn sent(entry: &Entry) -> [(&'static str, &Option<String>); 3] {
     [("referer", &entry.referer), ("user_agent", &entry.user_agent), ("forwarded_for", &entry.forwarded_for)]
 }
 
-fn peer(peer: &Peer) -> String {
-    match peer {
-        Peer::Tcp(address) => address.ip().to_canonical().to_string(),
-        Peer::Unix => "unix".to_owned(),
+fn client(entry: &Entry) -> String {
+    entry.client.map_or_else(|| "unix".to_owned(), |address| address.to_string())
+}
+
+/// It tells which requests came over one connection, unless that is a proxy's.
+fn port(entry: &Entry) -> Option<u16> {
+    match &entry.peer {
+        Peer::Tcp(address) if entry.client == entry.peer.ip() => Some(address.port()),
+        _ => None,
     }
 }
 
-/// It tells which requests came over one connection.
-fn port(peer: &Peer) -> Option<u16> {
-    match peer {
-        Peer::Tcp(address) => Some(address.port()),
-        Peer::Unix => None,
-    }
-}
-
-/// The client's address according to a proxy in front.
+/// The client's address according to any proxy in front, if the server does not know which to trust.
 fn real_ip(entry: &Entry) -> Option<String> {
-    let first = entry.forwarded_for.as_deref()?.split(',').next()?.trim();
-    first.parse::<IpAddr>().ok().map(|address| address.to_string())
+    let said = entry.forwarded_for.as_deref().filter(|_| !entry.knows_proxies)?;
+    said.split(',').next()?.trim().parse::<IpAddr>().ok().map(|address| address.to_string())
 }
 
 /// Untrusted text: characters that could end the field or the line, or control a terminal, are escaped as `\xHH`.
@@ -232,8 +229,9 @@ mod tests {
     fn entry() -> Entry {
         let head = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
         let parts = http1::head::parse_head(head, &Default::default()).unwrap().unwrap().parts;
-        let mut entry = Entry::new(&crate::HeadRef::new(head, &parts, &Peer::Unix), RequestId::NONE);
+        let mut entry = Entry::new(&crate::HeadRef::new(head, &parts, &Peer::Unix.into()), RequestId::NONE);
         entry.peer = Peer::Tcp("[::ffff:127.0.0.1]:9".parse().unwrap());
+        entry.client = entry.peer.ip();
         entry.time = UNIX_EPOCH + Duration::from_millis(1_747_477_695_125);
         entry.request_line = "GET /a\"b HTTP/1.1".to_owned();
         entry.user_agent = Some("curl/8 \x1b[1m".to_owned());
@@ -255,6 +253,13 @@ mod tests {
         let mut direct = entry();
         direct.forwarded_for = Some("no address".to_owned());
         assert!(LogFormat::RealIp.line(&direct).starts_with("127.0.0.1 - - ["));
+        let mut trusted = entry();
+        (trusted.client, trusted.knows_proxies) = ("198.51.100.1".parse().ok(), true);
+        for format in [LogFormat::RealIp, LogFormat::Combined] {
+            assert!(format.line(&trusted).starts_with("198.51.100.1 - - ["));
+        }
+        let line = LogFormat::Logfmt.line(&trusted);
+        assert!(line.contains(" client=198.51.100.1 request=") && line.contains("forwarded_for="), "{line}");
     }
 
     #[test]

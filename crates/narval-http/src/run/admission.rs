@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Peer;
 use crate::limits::{CONNECTIONS_CROWDED, Limits};
+use crate::peer::Remote;
 
 /// The limits on connections and handshakes.
 #[derive(Debug)]
@@ -32,21 +32,22 @@ impl Admission {
     }
 
     /// Counts a new connection; `false` if a limit is reached.
-    pub(crate) fn enter(&self, peer: &Peer) -> bool {
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.open_max {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            return false;
+    pub(crate) fn enter(&self, remote: &Remote) -> bool {
+        if self.open.fetch_add(1, Ordering::Relaxed) < self.open_max && self.count(remote) {
+            return true;
         }
-        if let (Some(max), Peer::Tcp(address)) = (self.per_ip_max, peer) {
-            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = per_ip.entry(address.ip()).or_default();
-            if *count >= max {
-                self.open.fetch_sub(1, Ordering::Relaxed);
-                return false;
-            }
-            *count += 1;
-        }
-        true
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Counts a connection of its client; `false` if the client has too many.
+    pub(crate) fn count(&self, remote: &Remote) -> bool {
+        let (Some(max), Some(client)) = (self.per_ip_max, remote.counted()) else { return true };
+        let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = per_ip.entry(client).or_default();
+        let has_room = *count < max;
+        *count += usize::from(has_room);
+        has_room
     }
 
     /// Whether there are so many connections that each should use little of the kernel's memory.
@@ -61,14 +62,14 @@ impl Admission {
     }
 
     /// Stops counting a connection.
-    pub(crate) fn leave(&self, peer: &Peer) {
+    pub(crate) fn leave(&self, remote: &Remote) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        if let (Some(_), Peer::Tcp(address)) = (self.per_ip_max, peer) {
+        if let (Some(_), Some(client)) = (self.per_ip_max, remote.counted()) {
             let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(count) = per_ip.get_mut(&address.ip()) {
+            if let Some(count) = per_ip.get_mut(&client) {
                 *count -= 1;
                 if *count == 0 {
-                    per_ip.remove(&address.ip());
+                    per_ip.remove(&client);
                 }
             }
         }

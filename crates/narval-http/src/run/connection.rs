@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::Peer;
 use crate::http1::conn::Close;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::socket::{HasSocket, Socket};
 use crate::message::body_pipe::Feeder;
+use crate::peer::Remote;
 use crate::run::lease::{Finish, Holder, Lease};
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::transmit::Outgoing;
@@ -32,9 +32,15 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, peer: Peer, token: Token, home: Arc<Mailbox>) -> Self {
+    pub(crate) fn new(
+        socket: Socket,
+        tls: Option<TlsChannel>,
+        remote: Remote,
+        token: Token,
+        home: Arc<Mailbox>,
+    ) -> Self {
         Self {
-            link: Link::new(socket, tls, peer),
+            link: Link::new(socket, tls, remote),
             token,
             lease: Lease::new(),
             idle_since: AtomicU64::new(0),

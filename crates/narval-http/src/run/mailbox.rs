@@ -3,12 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::Peer;
 use crate::http1::conn::Close;
 use crate::io::driver::Token;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
 use crate::message::body_source::Wakes;
+use crate::peer::Remote;
 use crate::run::http2::StreamEvent;
 use crate::run::transmit::Outgoing;
 use crate::ws;
@@ -30,7 +30,7 @@ impl Wakes for Mailbox {
 #[derive(Debug)]
 pub(crate) enum Message {
     /// A connection that another shard accepted.
-    Accepted { socket: Socket, peer: Peer },
+    Accepted { socket: Socket, remote: Remote },
     /// A job is done; returns the lease.
     Finished { token: Token, close: Option<Close> },
     /// A job could not send everything; returns the lease.
@@ -70,7 +70,7 @@ mod tests {
                 if has_ended {
                     mailbox.close();
                 }
-                mailbox.post(Message::Accepted { socket: Socket::Os(socket.into()), peer: Peer::Unix });
+                mailbox.post(Message::Accepted { socket: Socket::Os(socket.into()), remote: crate::Peer::Unix.into() });
                 client
             })
             .collect();

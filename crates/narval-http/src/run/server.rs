@@ -17,6 +17,7 @@ use crate::io::listen::{self, Listen, ListenAddress, Listener};
 use crate::io::socket::Socket;
 use crate::observe::access_log::{AccessLog, LogQueue};
 use crate::observe::counters::Snapshot;
+use crate::peer::{InvalidProxy, Proxies, TrustedProxy};
 use crate::run::connection::Connection;
 use crate::run::mailbox::{Mailbox, Message};
 use crate::run::server_state::ServerState;
@@ -62,6 +63,12 @@ pub enum ServerError {
         /// What failed when it was tried.
         reason: String,
     },
+    /// A trusted proxy is neither an address nor a network.
+    #[error("trusted proxies: {0}")]
+    TrustedProxies(#[from] InvalidProxy),
+    /// The PROXY protocol is expected, but nobody may use it.
+    #[error("the PROXY protocol needs trusted proxies: name those that send it")]
+    NoTrustedProxies,
     /// A thread that serves connections ended while the server ran; the others have been stopped.
     #[error("a thread that serves connections ended: {0}: start the server again")]
     ShardEnded(String),
@@ -143,6 +150,8 @@ pub struct Builder {
     request_ids_from_proxy: bool,
     acceptor: Option<Acceptor>,
     http2: bool,
+    proxies: Proxies,
+    invalid_proxy: Option<InvalidProxy>,
 }
 
 impl Builder {
@@ -213,11 +222,44 @@ impl Builder {
         self
     }
 
+    /// Adds proxies that are believed what they say about their clients: addresses, networks such as `10.0.0.0/8`, or `unix` for
+    /// all unix sockets. From them, `X-Forwarded-For` or `Forwarded` gives [`Request::client_ip`](crate::Request::client_ip), and
+    /// `X-Forwarded-Proto` and `-Host` the [scheme](crate::Request::scheme) and the [host](crate::Request::host). From other peers
+    /// these fields are ignored. Name only proxies that set or remove each of them.
+    #[must_use]
+    pub fn trusted_proxies<P>(mut self, proxies: impl IntoIterator<Item = P>) -> Self
+    where
+        P: TryInto<TrustedProxy>,
+        InvalidProxy: From<P::Error>,
+    {
+        for proxy in proxies {
+            match proxy.try_into() {
+                Ok(proxy) => self.proxies.networks.push(proxy),
+                Err(error) => self.invalid_proxy = self.invalid_proxy.or(Some(error.into())),
+            }
+        }
+        self
+    }
+
+    /// Whether connections of [trusted proxies](Self::trusted_proxies) begin with a header of the PROXY protocol, version 1 or 2,
+    /// before TLS (default: no). The address in it becomes the [peer](crate::Request::peer). Other peers connect without one.
+    #[must_use]
+    pub fn proxy_protocol(mut self, expected: bool) -> Self {
+        self.proxies.send_proxy_header = expected;
+        self
+    }
+
     /// Opens the sockets. Clients can connect immediately, and are served once the server is started.
     ///
     /// # Errors
-    /// Listening on an address failed, or no address was given.
+    /// Listening on an address failed, no address was given, or a trusted proxy is invalid.
     pub fn build(mut self) -> Result<Server, ServerError> {
+        if let Some(error) = self.invalid_proxy {
+            return Err(error.into());
+        }
+        if self.proxies.send_proxy_header && self.proxies.networks.is_empty() {
+            return Err(ServerError::NoTrustedProxies);
+        }
         let mut listeners = Vec::new();
         for what in &self.listen {
             let opened = listen::open(what, self.limits.backlog)
@@ -250,6 +292,7 @@ impl Builder {
                 self.request_ids_from_proxy,
                 self.acceptor,
                 self.http2,
+                (!self.proxies.networks.is_empty()).then(|| Arc::new(self.proxies)),
             )),
             listeners,
             driver: self.driver,
@@ -290,6 +333,8 @@ impl Server {
             request_ids_from_proxy: false,
             acceptor: None,
             http2: true,
+            proxies: Proxies::default(),
+            invalid_proxy: None,
         }
     }
 

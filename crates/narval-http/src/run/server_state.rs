@@ -9,11 +9,12 @@ use crate::io::clock::Clock;
 use crate::limits::Limits;
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::counters::{Counters, ThreadCounters};
+use crate::peer::Proxies;
 use crate::run::admission::Admission;
 use crate::run::pool::Pool;
 use crate::run::transmit::Outgoing;
 use crate::tls::Acceptor;
-use crate::{Bytes, Handler, Peer, Prepared};
+use crate::{Bytes, Handler, HeadRef, Peer, Prepared, RequestId};
 
 /// What all threads of a server share.
 pub(crate) struct ServerState {
@@ -39,6 +40,8 @@ pub(crate) struct ServerState {
     pub(crate) acceptor: Option<Acceptor>,
     /// Whether TLS connections may speak HTTP/2.
     pub(crate) http2: bool,
+    /// The trusted proxies, if there are any.
+    pub(crate) proxies: Option<Arc<Proxies>>,
     pub(crate) overloaded: Arc<Prepared>,
     pub(crate) failed: Arc<Prepared>,
 }
@@ -52,6 +55,7 @@ impl ServerState {
         request_ids_from_proxy: bool,
         acceptor: Option<Acceptor>,
         http2: bool,
+        proxies: Option<Arc<Proxies>>,
     ) -> Self {
         let retry_after = [(header::RETRY_AFTER, HeaderValue::from(limits.retry_after_seconds))];
         let overloaded =
@@ -71,6 +75,7 @@ impl ServerState {
             admission: Arc::new(Admission::new(&limits)),
             acceptor,
             http2,
+            proxies,
             overloaded: Arc::new(overloaded),
             failed: Arc::new(failed),
             limits,
@@ -123,6 +128,13 @@ impl ServerState {
                 self.log(entry, status, bytes, aborted);
             }
         }
+    }
+
+    /// The access log's entry of a request, if there is a log.
+    #[inline(always)]
+    pub(crate) fn entry(&self, head: &HeadRef<'_>, id: impl FnOnce() -> RequestId) -> Option<Box<Entry>> {
+        self.log.as_ref()?;
+        Some(Box::new(if self.proxies.is_some() { Entry::with_proxies(head, id()) } else { Entry::new(head, id()) }))
     }
 
     /// Queues a line for the access log.

@@ -361,7 +361,7 @@ mod tests {
         tls.kernels.store(true, Ordering::Relaxed);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let home = Mailbox::new().unwrap();
-        (Connection::new(Socket::Os(ours.into()), Some(tls), Peer::Unix, Token::new(0, 0), home), theirs)
+        (Connection::new(Socket::Os(ours.into()), Some(tls), Peer::Unix.into(), Token::new(0, 0), home), theirs)
     }
 
     struct Words(u32);

@@ -1,16 +1,18 @@
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::TlsChannel;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
-use crate::peer::Peer;
+use crate::peer::{Peer, Remote};
 
 /// The client and its socket, on which responses are sent.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) socket: Socket,
-    pub(crate) peer: Peer,
+    remote: Remote,
+    /// What a header of the PROXY protocol told.
+    behind: OnceLock<Box<Remote>>,
     /// TLS, if it is used: everything sent on the socket must be sealed by it. Boxed because it takes more than a
     /// kilobyte, which plain connections should not pay for.
     pub(crate) tls: Option<Box<TlsChannel>>,
@@ -19,8 +21,20 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, peer: Peer) -> Self {
-        Self { socket, peer, tls: tls.map(Box::new), ahead: Mutex::new(()) }
+    pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, remote: Remote) -> Self {
+        Self { socket, remote, behind: OnceLock::new(), tls: tls.map(Box::new), ahead: Mutex::new(()) }
+    }
+
+    /// The other side: the client, or the proxy in front of it.
+    #[inline(always)]
+    pub(crate) fn remote(&self) -> &Remote {
+        self.behind.get().map_or(&self.remote, |behind| behind)
+    }
+
+    /// Records whom a proxy has named, once.
+    pub(crate) fn set_behind(&self, remote: Remote) {
+        // A connection has one header.
+        drop(self.behind.set(Box::new(remote)));
     }
 
     /// Seals `out` for the socket: call it once per buffer, in the order of sending.
@@ -61,7 +75,7 @@ impl Link {
 
     /// Whether the client runs on this machine, on this thread's processor.
     pub(crate) fn is_near(&self) -> bool {
-        matches!(&self.peer, Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
+        matches!(self.remote.peer(), Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
             && self.socket.comes_in_here()
     }
 }

@@ -22,6 +22,7 @@ mod memory;
 mod observed;
 mod overload;
 mod panics;
+mod proxies;
 mod pushed;
 mod shards;
 mod site;

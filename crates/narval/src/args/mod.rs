@@ -6,6 +6,7 @@ pub(crate) mod count;
 pub mod data;
 pub mod nar_cache;
 pub mod paths;
+pub mod proxies;
 pub mod push;
 pub mod state;
 pub mod tls;

@@ -13,6 +13,7 @@ use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Req
 
 use crate::args::access_log::AccessLogArgs;
 use crate::args::count::Count;
+use crate::args::proxies::{ProxyArgs, ProxySettings};
 use crate::args::tls::TlsArgs;
 use crate::config::AccessLogSection;
 use crate::ui::log;
@@ -156,6 +157,8 @@ struct ServeArgs {
     driver: DriverChoice,
     #[command(flatten)]
     access_log: AccessLogArgs,
+    #[command(flatten)]
+    proxies: ProxyArgs,
 }
 
 /// Runs `narval static`.
@@ -212,6 +215,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     for listen in server::listen_or(&args.listen, PORT_DEFAULT)? {
         builder = builder.listen(listen);
     }
+    builder = args.proxies.over(&ProxySettings::default()).apply(builder);
     builder = builder.trust_request_ids(args.access_log.trusts_request_ids(&AccessLogSection::default()));
     if let Some(log) = args.access_log.open()? {
         builder = builder.access_log(log);

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use narval_cache::written::{Database, Place};
 use narval_client::Url;
-use narval_http::Limits;
+use narval_http::{Limits, TrustedProxy};
 use narval_nix::PublicKey;
 
 pub use cache::CacheSection;
@@ -50,6 +50,10 @@ pub const CONFIG_LEN_MAX: u64 = 1024 * 1024;
 pub struct ServeConfig {
     /// Where to listen.
     pub listen: Vec<At<Listen>>,
+    /// The proxies that are believed who their clients are.
+    pub trusted_proxies: Vec<At<TrustedProxy>>,
+    /// Whether they speak the PROXY protocol.
+    pub proxy_protocol: Option<bool>,
     /// The store to serve, like `--store`.
     pub store: Option<At<String>>,
     /// The data folder of the caches that accept uploads.
@@ -281,6 +285,9 @@ impl ServeConfig {
 fn top(top: &Section<'_>) -> ServeConfig {
     ServeConfig {
         listen: top.list("listen", &Kind::parsed("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")),
+        trusted_proxies: top
+            .list("trusted-proxies", &Kind::parsed("an IP address, a network such as 10.0.0.0/8, or unix,")),
+        proxy_protocol: top.get("proxy-protocol", &Kind::boolean()),
         store: top.at("store", &Kind::text()),
         data: data(top),
         database: top.at("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),

@@ -51,6 +51,10 @@ impl ServeConfig {
         }
         let log = self.access_log.file.as_ref().map(|at| at.value.display().to_string());
         lines.push(format!("access log: {}", log.as_deref().unwrap_or("off")));
+        if !self.trusted_proxies.is_empty() {
+            let protocol = if self.proxy_protocol == Some(true) { " (PROXY protocol)" } else { "" };
+            lines.push(format!("trusted proxies: {}{protocol}", join(self.trusted_proxies.iter().map(|at| &at.value))));
+        }
         let cache = &self.nar_cache;
         lines.push(match (cache.enabled, &cache.folder) {
             (Some(false), _) => "compressed NARs: not kept".to_owned(),

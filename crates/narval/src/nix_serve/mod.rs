@@ -50,6 +50,9 @@ Usage: nix-serve [OPTIONS]
       --ssl-cert FILE --ssl-key FILE
                             speak HTTPS on all TCP ports (PEM); SIGHUP reads them again
       --no-http2            do not offer HTTP/2 to HTTPS clients
+      --trusted-proxy ADDR  believe this proxy (address, network, unix) who its clients are;
+                            may be given several times
+      --proxy-protocol      trusted proxies speak the PROXY protocol
       --priority N          rank among caches, lower is asked first (default: 30)
       --access-log FILE     log each request to a file, in Apache's combined form
       --log-format FORM     log to standard output: quiet, default, real-ip, verbose
@@ -90,6 +93,7 @@ fn serve(options: &Options) -> Result<(), Failure> {
     let service = Service::new(config, store).map_err(Failure::runtime)?;
     let limits = server::within_descriptors(limits(options), service.kept_files_max());
     let mut builder = Server::builder(service).limits(limits).http2(!options.no_http2);
+    builder = options.proxies.apply(builder);
     for listen in server::listen_or_default(&options.listen)? {
         builder = builder.listen(listen);
     }

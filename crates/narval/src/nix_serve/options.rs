@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::args::proxies::ProxySettings;
 use crate::server::PORT_DEFAULT;
 use crate::values::listen::{Host, Listen, ListenError};
 
@@ -69,6 +70,8 @@ pub struct Options {
     pub daemonize: bool,
     /// HTTPS without HTTP/2.
     pub no_http2: bool,
+    /// The proxies in front.
+    pub proxies: ProxySettings,
     /// One line for each accepted option without a meaning here.
     pub notes: Vec<String>,
 }
@@ -259,6 +262,7 @@ struct Given {
     pid_file: Option<PathBuf>,
     daemonize: bool,
     no_http2: bool,
+    proxies: ProxySettings,
     notes: Vec<String>,
 }
 
@@ -303,6 +307,8 @@ impl Given {
             Meaning::PidFile => self.pid_file = Some(value.into()),
             Meaning::Daemonize => self.daemonize = true,
             Meaning::NoHttp2 => self.no_http2 = true,
+            Meaning::TrustedProxy => self.proxies.trusted.push(value.parse().map_err(|_| bad(&value))?),
+            Meaning::ProxyProtocol => self.proxies.proxy_protocol = true,
             Meaning::Nothing if spec.allowed.is_some() => self.note(&format!("{shown} {value}"), "means nothing here"),
             Meaning::Nothing => self.note(shown, "means nothing here"),
             Meaning::Help | Meaning::Version => {}
@@ -342,6 +348,7 @@ impl Given {
             pid_file: self.pid_file,
             daemonize: self.daemonize,
             no_http2: self.no_http2,
+            proxies: self.proxies,
             notes: self.notes,
         })
     }

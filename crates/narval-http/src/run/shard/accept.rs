@@ -8,11 +8,12 @@ use super::slots::{Protocol, Slot};
 use crate::Peer;
 use crate::http1::conn::Conn;
 use crate::http1::response_head::AnswerTo;
-use crate::io::clock::millis;
+use crate::io::clock::{Millis, millis};
 use crate::io::driver::{Driver, lacks_resources};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::ACCEPT_PAUSE;
+use crate::peer::{Remote, proxy_header};
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
 use crate::run::transmit::encode;
@@ -24,26 +25,32 @@ impl<D: Driver<Connection>> Shard<D> {
             Err(error) => return self.on_accept_error(listener, &error),
         };
         self.local.counters.connections_accepted.add(1);
-        if !self.local.server.admission.enter(&peer) {
+        let is_secure = self.local.server.secures(&peer);
+        let remote = Remote::new(peer, is_secure, self.local.server.proxies.as_ref());
+        if !self.local.server.admission.enter(&remote) {
             self.local.counters.connections_refused.add(1);
             self.local.counters.connections_closed.add(1);
-            if self.local.server.secures(&peer) {
-                return;
+            if !is_secure {
+                self.refuse_connection(&socket);
             }
-            let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
-            let mut out = OutBuf::default();
-            encode(self.local.server.overloaded.clone().into(), to, &mut out);
-            // As much as fits: a refused client is not worth waiting for.
-            drop(socket.send_buf(&mut out));
             return;
         }
         let shard = self.next_shard % self.shards.len().max(1);
         self.next_shard = shard + 1;
         // When the server stops, another shard may have ended.
         match self.shards.get(shard).filter(|_| !self.local.server.is_stopping()) {
-            Some(mailbox) if !Arc::ptr_eq(mailbox, &self.mailbox) => mailbox.post(Message::Accepted { socket, peer }),
-            _ => self.open(socket, peer),
+            Some(mailbox) if !Arc::ptr_eq(mailbox, &self.mailbox) => mailbox.post(Message::Accepted { socket, remote }),
+            _ => self.open(socket, remote),
         }
+    }
+
+    /// Answers 503 to a client without TLS, whose connection is closed.
+    fn refuse_connection(&self, socket: &Socket) {
+        let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
+        let mut out = OutBuf::default();
+        encode(self.local.server.overloaded.clone().into(), to, &mut out);
+        // As much as fits: a refused client is not worth waiting for.
+        drop(socket.send_buf(&mut out));
     }
 
     fn on_accept_error(&mut self, listener: usize, error: &io::Error) {
@@ -71,30 +78,30 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Adds a connection.
-    pub(super) fn open(&mut self, socket: Socket, peer: Peer) {
+    pub(super) fn open(&mut self, socket: Socket, remote: Remote) {
         let home = self.mailbox.clone();
         let tls = match self
             .local
             .server
             .acceptor
             .as_ref()
-            .filter(|_| self.local.server.secures(&peer))
+            .filter(|_| remote.is_secure())
             .map(|tls| tls.accept(self.local.server.http2))
         {
             None => None,
             Some(Some(tls)) => Some(tls),
             Some(None) => {
                 self.local.counters.connections_closed.add(1);
-                return self.local.server.admission.leave(&peer);
+                return self.local.server.admission.leave(&remote);
             }
         };
         let deadline = self.first_deadline(tls.is_some());
-        let protocol = match &tls {
-            Some(_) => Protocol::Handshake { input: Vec::new(), has_ended: false },
-            None => Protocol::Http1(Conn::new(deadline)),
+        let protocol = match remote.proxies() {
+            Some(proxies) if proxies.send_proxy_header => Protocol::ProxyHeader(Vec::new()),
+            _ => first_protocol(tls.is_some(), deadline),
         };
         let token = self.slots.insert(|token| Slot {
-            connection: Arc::new(Connection::new(socket, tls, peer, token, home)),
+            connection: Arc::new(Connection::new(socket, tls, remote, token, home)),
             protocol,
             receiving: false,
             is_gone: false,
@@ -109,5 +116,50 @@ impl<D: Driver<Connection>> Shard<D> {
                 shard.stop_connection(slot);
             }
         });
+    }
+
+    /// Handles the first bytes from a proxy that names its client before anything else.
+    pub(super) fn on_proxy_header(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        let Protocol::ProxyHeader(input) = &mut slot.protocol else { return };
+        input.extend_from_slice(bytes);
+        let (source, len) = match proxy_header::parse(input) {
+            Ok(None) => return,
+            Ok(Some(header)) => header,
+            Err(error) => {
+                self.local.counters.rejected.add(1);
+                let peer = slot.connection.remote().peer();
+                tracing::debug!(%error, ?peer, "a trusted proxy does not speak the PROXY protocol: its connection ends");
+                slot.is_gone = true;
+                return;
+            }
+        };
+        let rest = input.split_off(len);
+        let remote = slot.connection.remote().after(source);
+        if !self.local.server.admission.count(&remote) {
+            self.local.counters.connections_refused.add(1);
+            if !remote.is_secure() {
+                self.refuse_connection(&slot.connection.socket);
+            }
+            slot.is_gone = true;
+            return;
+        }
+        slot.protocol = first_protocol(remote.is_secure(), slot.deadline);
+        slot.connection.set_behind(remote);
+        if self.stopping {
+            self.stop_connection(slot);
+        }
+        match rest.is_empty() {
+            true => {}
+            false if slot.connection.tls.is_some() => self.on_ciphertext(slot, &rest),
+            false => self.on_plaintext(slot, &rest),
+        }
+    }
+}
+
+fn first_protocol(is_secure: bool, deadline: Millis) -> Protocol {
+    if is_secure {
+        Protocol::Handshake { input: Vec::new(), has_ended: false }
+    } else {
+        Protocol::Http1(Conn::new(deadline))
     }
 }

@@ -38,7 +38,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let token = slot.token();
         let Slot { connection, protocol, .. } = slot;
         match protocol {
-            Protocol::Handshake { .. } => {}
+            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => {}
             Protocol::Http1(conn) => {
                 if let Some(mut outgoing) = conn.release() {
                     // An endless stream ends when the client leaves: that is no abort.
@@ -52,7 +52,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.wheel.remove(token);
         self.slots.remove(token);
         self.driver.detach(token);
-        self.local.server.admission.leave(&connection.peer);
+        self.local.server.admission.leave(connection.remote());
         self.local.counters.connections_closed.add(1);
     }
 
@@ -74,8 +74,8 @@ impl<D: Driver<Connection>> Shard<D> {
         self.mailbox.close();
         while let Some(message) = self.mailbox.take() {
             match message {
-                Message::Accepted { peer, .. } => {
-                    self.local.server.admission.leave(&peer);
+                Message::Accepted { remote, .. } => {
+                    self.local.server.admission.leave(&remote);
                     self.local.counters.connections_closed.add(1);
                 }
                 Message::Upgraded { socket, .. } => {
@@ -106,7 +106,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, input, at| conn.stop(input, at)),
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.stop(at)),
             Protocol::WebSocket { .. } => self.stop_websocket(slot),
-            Protocol::Handshake { .. } => {
+            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => {
                 slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE));
             }
         }

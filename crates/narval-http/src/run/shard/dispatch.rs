@@ -8,7 +8,7 @@ use crate::Request;
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::Driver;
 use crate::message::body_pipe::BodyPipe;
-use crate::observe::access_log::{Entry, Watch};
+use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::http2::ReplyTo;
@@ -34,7 +34,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
         request.id = self.local.request_ids.next(&request.head());
         let server = &self.local.server;
-        let entry = server.log.is_some().then(|| Box::new(Entry::new(&request.head(), request.id.clone())));
+        let entry = server.entry(&request.head(), || request.id.clone());
         let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         let streamed = body.is_some();
         let queue = if streamed { &server.streams } else { &server.pool };

@@ -17,6 +17,9 @@ use crate::tls::Opened;
 impl<D: Driver<Connection>> Shard<D> {
     /// Handles bytes received on a TLS connection.
     pub(super) fn on_ciphertext(&mut self, slot: &mut Slot, bytes: &[u8]) {
+        if let Protocol::ProxyHeader(_) = slot.protocol {
+            return self.on_proxy_header(slot, bytes);
+        }
         if let Protocol::Handshake { input, .. } = &mut slot.protocol {
             input.extend_from_slice(bytes);
             return self.shake_hands(slot);

@@ -51,6 +51,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.http1(slot, bytes, |conn, input, at| conn.received(input, at));
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.received(bytes, at)),
+            Protocol::ProxyHeader(_) => self.on_proxy_header(slot, bytes),
             // No plaintext arrives before the handshake is complete.
             Protocol::Handshake { .. } => {}
             Protocol::WebSocket { .. } => self.on_websocket_bytes(slot, bytes),
@@ -77,6 +78,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.http2(slot, |conn, at| conn.input_ended(reason == io::ErrorKind::ConnectionReset, at));
             }
             Protocol::WebSocket { .. } => self.on_websocket_end(slot),
+            Protocol::ProxyHeader(_) => slot.is_gone = true,
             Protocol::Handshake { has_ended, .. } => {
                 *has_ended = true;
                 slot.is_gone |= slot.connection.lease.wait_for() == Holder::Shard;
@@ -107,7 +109,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, _, _| conn.writable(source)),
             Protocol::Http2(_) => self.on_http2_writable(slot),
             Protocol::WebSocket { .. } if !source => self.look_at_websocket(slot, true),
-            Protocol::WebSocket { .. } | Protocol::Handshake { .. } => {}
+            Protocol::WebSocket { .. } | Protocol::Handshake { .. } | Protocol::ProxyHeader(_) => {}
         }
     }
 
@@ -223,6 +225,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     slot.deadline = wants.deadline;
                     break wants.read;
                 }
+                Protocol::ProxyHeader(_) => break true,
                 Protocol::Handshake { input, has_ended } => break !*has_ended && input.len() < HANDSHAKE_INPUT_MAX,
                 Protocol::WebSocket { stream, .. } => break stream.wants_input(),
             }
@@ -247,7 +250,7 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
         };
-        let request = crate::Request::new(bytes, head.parts, connection.peer.clone(), body);
+        let request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
         let streamed = pipe.is_some();
         let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
         match self.queue(reply_to, request, to, pipe) {

@@ -146,7 +146,7 @@ impl<D: Driver<Connection>> Shard<D> {
             RequestBody::Buffered(body, trailers) => (crate::RequestBody::buffered(body, trailers), None),
             RequestBody::Streamed(pipe) => (crate::RequestBody::streamed(pipe.clone()), Some(pipe)),
         };
-        let request = crate::Request::new(bytes, head.parts, connection.peer.clone(), body);
+        let request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
         let reply_to = ReplyTo::Stream(StreamReply::new(connection, stream));
         match self.queue(reply_to, request, to, pipe) {
             Ok(()) => true,
@@ -265,7 +265,7 @@ impl Service<Streamed> for At<'_> {
 
     fn inline(&mut self, head: &ParsedHead, bytes: &[u8], for_engine: bool) -> Inline<Streamed> {
         let local = &mut *self.local;
-        let view = HeadRef::new(bytes, &head.parts, &self.connection.peer);
+        let view = HeadRef::new(bytes, &head.parts, self.connection.remote());
         let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
         let Some(mut response) = answer else { return Inline::Job };
         let entry = local.entry(&view);
@@ -340,6 +340,6 @@ impl Service<Streamed> for At<'_> {
 
     fn count_abuse(&self, what: &'static str) {
         self.local.counters.rejected.add(1);
-        tracing::info!(peer = ?self.connection.peer, "an HTTP/2 client sends too many {what}: its connection ends");
+        tracing::info!(peer = ?self.connection.remote().peer(), "an HTTP/2 client sends too many {what}: its connection ends");
     }
 }

@@ -8,7 +8,7 @@ use crate::run::mailbox::Message;
 impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_message(&mut self, message: Message) {
         match message {
-            Message::Accepted { socket, peer } => self.open(socket, peer),
+            Message::Accepted { socket, remote } => self.open(socket, remote),
             Message::Finished { token, close } => self.with(token, |shard, slot| shard.on_finished(slot, close)),
             Message::Outgoing { token, outgoing } => self.with(token, |shard, slot| shard.on_outgoing(slot, outgoing)),
             Message::Handshaken { token, plaintext } => {

@@ -107,7 +107,7 @@ impl Local {
     /// The access log's entry of a request, if there is a log.
     #[inline(always)]
     pub(super) fn entry(&mut self, head: &HeadRef<'_>) -> Option<Box<Entry>> {
-        self.server.log.is_some().then(|| Box::new(Entry::new(head, self.request_ids.next(head))))
+        self.server.entry(head, || self.request_ids.next(head))
     }
 
     /// Clears the buffer for responses, which are sent.
@@ -186,7 +186,7 @@ impl Service<Exchanged> for At<'_> {
     #[inline(always)]
     fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], for_engine: bool) -> Inline<Exchanged> {
         let local = &mut *self.local;
-        let view = HeadRef::new(bytes, &head.parts, &self.connection.peer);
+        let view = HeadRef::new(bytes, &head.parts, self.connection.remote());
         let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
         let Some(response) = answer else { return Inline::Job(head) };
         let entry = local.entry(&view);

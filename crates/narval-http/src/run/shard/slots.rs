@@ -27,6 +27,8 @@ const _: () = assert!(size_of::<Slot>() <= 128, "there are many of them, and mos
 
 /// The protocol of a connection.
 pub(super) enum Protocol {
+    /// The header of the PROXY protocol is expected; it is incomplete so far.
+    ProxyHeader(Vec<u8>),
     /// A TLS handshake. `input` holds bytes received while a job processes earlier ones.
     Handshake { input: Vec<u8>, has_ended: bool },
     /// HTTP/1.
@@ -62,7 +64,7 @@ impl Slot {
     pub(super) fn http1(&mut self) -> Option<&mut Conn<Exchanged>> {
         match &mut self.protocol {
             Protocol::Http1(conn) => Some(conn),
-            Protocol::Handshake { .. } | Protocol::Http2(_) | Protocol::WebSocket { .. } => None,
+            _ => None,
         }
     }
 
@@ -70,6 +72,7 @@ impl Slot {
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn describe(&self) -> String {
         match &self.protocol {
+            Protocol::ProxyHeader(_) => "a PROXY header".to_owned(),
             Protocol::Handshake { .. } => "a TLS handshake".to_owned(),
             Protocol::Http1(conn) => conn.describe(),
             Protocol::Http2(http2) => http2.conn.describe(),

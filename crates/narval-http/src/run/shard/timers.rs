@@ -45,6 +45,10 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.tick(at)),
             Protocol::WebSocket { .. } => self.look_at_websocket(slot, false),
+            Protocol::ProxyHeader(_) => {
+                self.local.counters.timeouts.add(1);
+                slot.is_gone = true;
+            }
             Protocol::Handshake { has_ended, .. } => {
                 self.local.counters.timeouts.add(1);
                 *has_ended = true;

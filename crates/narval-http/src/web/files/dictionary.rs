@@ -172,7 +172,7 @@ mod tests {
         let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let head = format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
         let parsed = parse_head(head.as_bytes(), &HeadLimits::default()).unwrap().unwrap();
-        test(&HeadRef::new(head.as_bytes(), &parsed.parts, peer))
+        test(&HeadRef::new(head.as_bytes(), &parsed.parts, &peer.clone().into()))
     }
 
     #[test]

@@ -302,18 +302,18 @@ impl Handler for Dispatch {
         let Some(on_error) = &self.on_error else {
             return self.route(request);
         };
-        let (head, parts, peer) = request.head_parts();
+        let (head, parts, remote) = request.head_parts();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.route(request)));
         match outcome {
             Ok(response) => {
                 let on_error = on_error.clone();
                 response.map(move |mut response| match response.take_failure() {
-                    Some(error) => on_error(&HeadRef::new(&head, &parts, &peer), &*error),
+                    Some(error) => on_error(&HeadRef::new(&head, &parts, &remote), &*error),
                     None => response,
                 })
             }
             Err(payload) => {
-                let head = HeadRef::new(&head, &parts, &peer);
+                let head = HeadRef::new(&head, &parts, &remote);
                 let panicked = HandlerPanicked { message: panic_message(&*payload).to_owned() };
                 tracing::error!(method = %head.method(), path = head.path(), "{panicked}");
                 on_error(&head, &panicked)

@@ -13,6 +13,7 @@ use narval_http::Server;
 
 use crate::args::access_log::{self, AccessLogArgs};
 use crate::args::nar_cache::NarCacheArgs;
+use crate::args::proxies::ProxyArgs;
 use crate::args::tls::{self, TlsArgs};
 use crate::args::upstream::UpstreamArgs;
 use crate::ui::log;
@@ -111,6 +112,8 @@ pub struct Args {
     upstream: UpstreamArgs,
     #[command(flatten)]
     access_log: AccessLogArgs,
+    #[command(flatten)]
+    proxies: ProxyArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -159,7 +162,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if let Some(log) = &log {
         builder = builder.access_log(log.clone());
     }
-    builder = builder.trust_request_ids(settings.trust_request_ids);
+    builder = settings.proxies.apply(builder.trust_request_ids(settings.trust_request_ids));
     let tls = settings.tls.clone().map(|config| tls::accept(config, "HTTPS")).transpose()?;
     if let Some(tls) = &tls {
         builder = builder.tls(tls.clone());

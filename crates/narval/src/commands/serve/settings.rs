@@ -13,6 +13,7 @@ use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 use super::Args;
 use crate::Failure;
 use crate::args::data::{parse_database, place_of};
+use crate::args::proxies::ProxySettings;
 use crate::args::upstream::UpstreamSettings;
 use crate::commands::key;
 use crate::config::{At, CacheSection, ConfigErrors, NarCacheSection, OidcSection, ServeConfig};
@@ -38,6 +39,7 @@ pub(crate) struct Settings {
     /// The format and the file of the access log.
     pub(crate) access_log: (LogForm, Option<PathBuf>),
     pub(crate) trust_request_ids: bool,
+    pub(crate) proxies: ProxySettings,
     /// The data folder of the caches that accept uploads.
     pub(crate) data: Option<PathBuf>,
     /// With a bucket: the folder on this machine.
@@ -162,6 +164,7 @@ impl Settings {
             tls: args.tls.config_over(&file.tls, Vec::new())?,
             access_log: args.access_log.over(&file.access_log),
             trust_request_ids: args.access_log.trusts_request_ids(&file.access_log),
+            proxies: proxies(args, file)?,
             data,
             cache_dir,
             cache_size,
@@ -217,6 +220,8 @@ impl Settings {
             ("limits", limits),
             ("tls (on or off)", self.tls.is_some() != running.tls.is_some()),
             ("access-log.trust-request-ids", self.trust_request_ids != running.trust_request_ids),
+            ("trusted-proxies", self.proxies.trusted != running.proxies.trusted),
+            ("proxy-protocol", self.proxies.proxy_protocol != running.proxies.proxy_protocol),
             ("access-log.file (on or off)", self.access_log.1.is_some() != running.access_log.1.is_some()),
         ];
         differ.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
@@ -233,6 +238,15 @@ impl ServerWide {
         let nar_cache = self.nar_cache.clone().filter(|cache| cache.deltas != DeltaMode::Off);
         Self { store: None, nar_cache, verify_nars: false, ..self.clone() }
     }
+}
+
+fn proxies(args: &Args, file: &ServeConfig) -> Result<ProxySettings, Failure> {
+    let trusted = file.trusted_proxies.iter().map(|at| at.value).collect();
+    let proxies = args.proxies.over(&ProxySettings { trusted, proxy_protocol: file.proxy_protocol == Some(true) });
+    if proxies.proxy_protocol && proxies.trusted.is_empty() {
+        return Err(Failure::usage("key proxy-protocol: needs trusted-proxies, which send it"));
+    }
+    Ok(proxies)
 }
 
 fn nar_cache(args: &Args, file: &ServeConfig) -> Result<Option<NarCacheConfig>, Failure> {

@@ -27,6 +27,8 @@ pub(super) enum Meaning {
     PidFile,
     Daemonize,
     NoHttp2,
+    TrustedProxy,
+    ProxyProtocol,
     Help,
     Version,
     /// Accepted with a note.
@@ -94,6 +96,9 @@ static OPTIONS: &[Spec] = &[
     value(&["path"], "a path such as /cache", Meaning::Prefix),
     switch(&["daemonize", "D"], Meaning::Daemonize),
     switch(&["no-http2"], Meaning::NoHttp2),
+    // Ours.
+    value(&["trusted-proxy"], "an IP address, a network such as 10.0.0.0/8, or unix", Meaning::TrustedProxy),
+    switch(&["proxy-protocol"], Meaning::ProxyProtocol),
     switch(&["version", "v"], Meaning::Version),
     value(&["env", "E"], "a name", Meaning::Nothing),
     value(&["app", "a"], FILE, Meaning::Nothing),
