@@ -284,16 +284,14 @@ impl Builder {
         Ok(Server {
             workers: self.workers.unwrap_or((4 * processors).max(16)).clamp(1, WORKERS_MAX),
             shards: self.shards.unwrap_or(processors / 2).clamp(1, self.shards.map_or(8, |_| SHARDS_MAX)),
-            server: Arc::new(ServerState::new(
-                self.handler,
-                self.limits,
-                Clock::monotonic(),
+            server: Arc::new(ServerState {
                 log,
-                self.request_ids_from_proxy,
-                self.acceptor,
-                self.http2,
-                (!self.proxies.networks.is_empty()).then(|| Arc::new(self.proxies)),
-            )),
+                request_ids_from_proxy: self.request_ids_from_proxy,
+                acceptor: self.acceptor,
+                http2: self.http2,
+                proxies: (!self.proxies.networks.is_empty()).then(|| Arc::new(self.proxies)),
+                ..ServerState::new(self.handler, self.limits, Clock::monotonic())
+            }),
             listeners,
             driver: self.driver,
             log_thread,

@@ -47,16 +47,8 @@ pub(crate) struct ServerState {
 }
 
 impl ServerState {
-    pub(crate) fn new(
-        handler: Arc<dyn Handler>,
-        limits: Limits,
-        clock: Clock,
-        log: Option<LogQueue>,
-        request_ids_from_proxy: bool,
-        acceptor: Option<Acceptor>,
-        http2: bool,
-        proxies: Option<Arc<Proxies>>,
-    ) -> Self {
+    /// The state of a server without TLS, log and proxies.
+    pub(crate) fn new(handler: Arc<dyn Handler>, limits: Limits, clock: Clock) -> Self {
         let retry_after = [(header::RETRY_AFTER, HeaderValue::from(limits.retry_after_seconds))];
         let overloaded =
             Prepared::new(StatusCode::SERVICE_UNAVAILABLE, &retry_after, Bytes::from_static(b"overloaded\n"));
@@ -69,13 +61,13 @@ impl ServerState {
             body_memory: BodyMemory::new(limits.body_memory_max),
             clock,
             counters: Counters::default(),
-            log,
-            request_ids_from_proxy,
+            log: None,
+            request_ids_from_proxy: false,
             stopping: AtomicBool::new(false),
             admission: Arc::new(Admission::new(&limits)),
-            acceptor,
-            http2,
-            proxies,
+            acceptor: None,
+            http2: true,
+            proxies: None,
             overloaded: Arc::new(overloaded),
             failed: Arc::new(failed),
             limits,

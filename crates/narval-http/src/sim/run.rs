@@ -150,7 +150,8 @@ impl Simulation {
         let (baton, tally) = (Arc::new(Baton::default()), Arc::new(Tally::default()));
         let handler = Simulated { file: Arc::new(file), baton: baton.clone(), tally: tally.clone() };
         let clock = Clock::Simulated(network.time());
-        let server = Arc::new(ServerState::new(Arc::new(handler), limits, clock, None, false, acceptor(), true, None));
+        let server =
+            Arc::new(ServerState { acceptor: acceptor(), ..ServerState::new(Arc::new(handler), limits, clock) });
         let mailbox = Mailbox::simulated();
         let driver = SimDriver::new(network.clone());
         let mut shard = Shard::new(server.clone(), driver, mailbox.clone(), vec![mailbox.clone()]);

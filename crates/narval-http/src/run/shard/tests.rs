@@ -25,7 +25,7 @@ impl Handler for Hello {
 /// A shard on a simulated network.
 fn shard(network: &Network) -> Shard<SimDriver<Connection>> {
     let clock = Clock::Simulated(network.time());
-    let server = Arc::new(ServerState::new(Arc::new(Hello), Limits::default(), clock, None, false, None, true, None));
+    let server = Arc::new(ServerState::new(Arc::new(Hello), Limits::default(), clock));
     let mailbox = Mailbox::simulated();
     let mut shard = Shard::new(server, SimDriver::new(network.clone()), mailbox.clone(), vec![mailbox]);
     shard.listen(vec![Arc::new(Socket::Nowhere)]).unwrap();
