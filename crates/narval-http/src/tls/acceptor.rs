@@ -1,11 +1,13 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ProducesTickets, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::CertificateDer;
 
 use super::identity::{ByName, load_pair, read_certificates};
 use super::{Identity, PemPair, TlsError, TlsSession};
@@ -28,8 +30,6 @@ pub struct TlsConfig {
 /// Accepts TLS connections. Certificates can be reloaded while it is in use; existing connections keep theirs.
 #[derive(Debug)]
 pub struct TlsAcceptor {
-    /// Survives reloads, so that sessions can be resumed across them. Its keys rotate by themselves.
-    tickets: Arc<dyn ProducesTickets>,
     current: ArcSwap<Loaded>,
 }
 
@@ -37,6 +37,12 @@ pub struct TlsAcceptor {
 struct Loaded {
     config: TlsConfig,
     rustls: Arc<ServerConfig>,
+    /// The certificate authorities for client certificates, if these are required.
+    authorities: Option<Vec<CertificateDer<'static>>>,
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+    /// Survives reloads, so that sessions can be resumed across them, as long as `authorities` stay the same: a resumed session
+    /// presents no certificate. Its keys rotate by themselves.
+    tickets: Arc<dyn ProducesTickets>,
     /// Modification times of all files, in the order of [`TlsConfig::files`].
     modified: Vec<Option<SystemTime>>,
 }
@@ -63,9 +69,7 @@ impl TlsAcceptor {
     /// # Errors
     /// A file is missing, unreadable, expired or invalid.
     pub fn new(config: TlsConfig) -> Result<Self, TlsError> {
-        let tickets = aws_lc_rs::Ticketer::new()?;
-        let current = ArcSwap::from_pointee(load(config, &tickets)?);
-        Ok(Self { tickets, current })
+        Ok(Self { current: ArcSwap::from_pointee(load(config, None)?) })
     }
 
     /// Reloads the files. On an error the previous ones stay in use.
@@ -76,12 +80,14 @@ impl TlsAcceptor {
         self.replace(self.current.load().config.clone())
     }
 
-    /// Replaces the configuration and loads its files. On an error the previous one stays in use.
+    /// Replaces the configuration and loads its files. On an error the previous one stays in use. If the authorities for client
+    /// certificates differ, or whether certificates are required, sessions of before are not resumed.
     ///
     /// # Errors
     /// See [`TlsAcceptor::new`].
     pub fn replace(&self, config: TlsConfig) -> Result<(), TlsError> {
-        self.current.store(Arc::new(load(config, &self.tickets)?));
+        let loaded = load(config, Some(&self.current.load()))?;
+        self.current.store(Arc::new(loaded));
         Ok(())
     }
 
@@ -111,13 +117,13 @@ impl TlsAcceptor {
         TlsSession::new(
             &current.rustls,
             current.config.ktls,
-            current.config.client_ca.is_some(),
+            current.verifier.as_ref(),
             http2 && !current.config.http1_only,
         )
     }
 }
 
-fn load(config: TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded, TlsError> {
+fn load(config: TlsConfig, before: Option<&Loaded>) -> Result<Loaded, TlsError> {
     // Taken before the files are read, so that a file that changes meanwhile is reloaded.
     let modified = config.modified();
     if config.identities.is_empty() && config.pairs.is_empty() {
@@ -128,19 +134,18 @@ fn load(config: TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded,
     let files = config.identities.iter().map(|identity| identity.load(&provider));
     let keys = pairs.chain(files).map(|key| key.map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
-    let builder = match &config.client_ca {
+    let authorities = config.client_ca.as_deref().map(|path| read_certificates(AUTHORITY, path)).transpose()?;
+    let verifier = match (&config.client_ca, &authorities) {
+        (Some(path), Some(authorities)) => Some(client_verifier(path, authorities, provider)?),
+        _ => None,
+    };
+    let builder = match &verifier {
         None => builder.with_no_client_auth(),
-        Some(path) => {
-            let bad = |problem| TlsError::Content { what: "client certificate authority", path: path.clone(), problem };
-            let mut roots = RootCertStore::empty();
-            for cert in read_certificates("client certificate authority", path)? {
-                roots.add(cert).map_err(|error| bad(format!("can't be used: {error}")))?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                .build()
-                .map_err(|error| bad(format!("can't be used: {error}")))?;
-            builder.with_client_cert_verifier(verifier)
-        }
+        Some(verifier) => builder.with_client_cert_verifier(verifier.clone()),
+    };
+    let tickets = match before {
+        Some(before) if before.authorities == authorities => before.tickets.clone(),
+        _ => aws_lc_rs::Ticketer::new()?,
     };
     let mut rustls = builder.with_cert_resolver(Arc::new(ByName(keys)));
     rustls.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -149,5 +154,25 @@ fn load(config: TlsConfig, tickets: &Arc<dyn ProducesTickets>) -> Result<Loaded,
     rustls.ticketer = tickets.clone();
     // Each ticket is a record of about 250 bytes, and a client uses one for its next connection.
     rustls.send_tls13_tickets = 1;
-    Ok(Loaded { config, rustls: Arc::new(rustls), modified })
+    Ok(Loaded { config, rustls: Arc::new(rustls), authorities, verifier, tickets, modified })
+}
+
+const AUTHORITY: &str = "client certificate authority";
+
+fn client_verifier(
+    path: &Path,
+    authorities: &[CertificateDer<'static>],
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let bad = |error: String| TlsError::Content {
+        what: AUTHORITY,
+        path: path.to_owned(),
+        problem: format!("can't be used: {error}"),
+    };
+    let mut roots = RootCertStore::empty();
+    for cert in authorities {
+        roots.add(cert.clone()).map_err(|error| bad(error.to_string()))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    verifier.build().map_err(|error| bad(error.to_string()))
 }

@@ -1,6 +1,8 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use rustls::pki_types::UnixTime;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{HandshakeKind, ProtocolVersion, ServerConfig, ServerConnection};
 use thiserror::Error;
 
@@ -44,8 +46,8 @@ pub struct TlsSession {
     catcher: Arc<SecretCatcher>,
     /// Whether kTLS is configured.
     ktls: bool,
-    /// Whether the client must present a certificate.
-    asks_client: bool,
+    /// Verifies the client's certificate, if it must present one.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// Sending was handed over: nothing may be encrypted here, because the record number would be reused.
     taken: bool,
     /// The number of key updates for sending since the handshake, each requested by the client.
@@ -59,7 +61,7 @@ impl TlsSession {
     pub(super) fn new(
         config: &Arc<ServerConfig>,
         ktls: bool,
-        asks_client: bool,
+        verifier: Option<&Arc<dyn ClientCertVerifier>>,
         http2: bool,
     ) -> Result<Self, rustls::Error> {
         let catcher = SecretCatcher::new();
@@ -76,7 +78,7 @@ impl TlsSession {
             partial: Vec::new(),
             catcher,
             ktls,
-            asks_client,
+            verifier: verifier.cloned(),
             taken: false,
             key_updates: 0,
             records_sent: 0,
@@ -100,7 +102,7 @@ impl TlsSession {
     pub fn rest_is_cheap(&self) -> bool {
         // The kind is known once the ServerHello was made. Any other kind means that the client must retry its hello.
         let (version, kind) = (self.connection.protocol_version(), self.connection.handshake_kind());
-        !self.asks_client
+        self.verifier.is_none()
             && match kind {
                 Some(HandshakeKind::Resumed) => true,
                 Some(HandshakeKind::Full) => version == Some(ProtocolVersion::TLSv1_3),
@@ -182,6 +184,13 @@ impl TlsSession {
                 }
                 (Ok(_), Err(error)) => return Err(rustls::Error::General(error.to_string()).into()),
             };
+            if !established
+                && !self.connection.is_handshaking()
+                && let Err(error) = self.verify_resumed()
+            {
+                self.close_notify(output);
+                return Err(error.into());
+            }
             self.peer_closed |= state.peer_has_closed();
             let available = state.plaintext_bytes_to_read();
             if available > 0 {
@@ -206,6 +215,17 @@ impl TlsSession {
             }
         }
         Ok(())
+    }
+
+    /// Verifies the certificate of a resumed session again: it may have expired since.
+    fn verify_resumed(&self) -> Result<(), rustls::Error> {
+        let Some(verifier) = &self.verifier else { return Ok(()) };
+        if self.connection.handshake_kind() != Some(HandshakeKind::Resumed) {
+            return Ok(());
+        }
+        let chain = self.connection.peer_certificates().unwrap_or_default();
+        let (leaf, others) = chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
+        verifier.verify_client_cert(leaf, others, UnixTime::now()).map(drop)
     }
 
     /// Encrypts `plaintext` and appends the records to `output`. Should be called with about 64 KiB at a time.
