@@ -70,6 +70,7 @@ pub use limits::Limits;
 pub use message::body::Body;
 pub use message::body_source::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
 pub use message::body_writer::BodyWriter;
+pub use message::departure::Departure;
 pub use message::handler::{Handler, IntoHandler};
 pub use message::into_response::IntoResponse;
 pub use message::invalid_header::InvalidHeader;

@@ -164,6 +164,13 @@ pub(crate) const EVENTS_PER_POLL: usize = 256;
 /// Connections accepted from one listener before other events are handled.
 pub(crate) const ACCEPTS_PER_EVENT: usize = 64;
 
+/// How often a connection is looked at whose request is being answered while nothing is received from it: its client may
+/// have left.
+pub(crate) const DEPARTURE_LOOK: Duration = Duration::from_millis(250);
+
+/// The look at which a client that has ended its side is sent `100 Continue`, which shows whether it is there.
+pub(crate) const DEPARTURE_LOOKS: u8 = 2;
+
 /// How long sending is retried for a response that seems to stall.
 pub(crate) const LAST_TRY: Duration = Duration::from_secs(1);
 

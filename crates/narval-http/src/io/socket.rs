@@ -130,6 +130,19 @@ impl Socket {
         }
     }
 
+    /// Whether the connection is reset, or closed by both sides. Costs a system call.
+    pub(crate) fn is_broken(&self) -> bool {
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(_) | Self::Nowhere => false,
+            Self::Os(fd) => {
+                let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+                let mut polled = [PollFd::new(fd, PollFlags::empty())];
+                rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|events| events > 0)
+            }
+        }
+    }
+
     /// Whether sent data has not been acknowledged by the client's kernel, as far as that is known.
     pub(crate) fn has_in_flight(&self) -> bool {
         match self {

@@ -23,7 +23,9 @@ pub struct FileRange {
 /// A body produced on demand. The engine asks for the next piece once the last one is sent, so a slow client holds no
 /// thread, and memory for one piece only.
 pub trait BodySource: Send {
-    /// Appends the next piece, about [`SegmentBuf::room`] bytes. Called on a worker thread; it may block (read files).
+    /// Appends the next piece, about [`SegmentBuf::room`] bytes. Called on a worker thread; it may block (read files). A
+    /// source that has long work to do before its next bytes returns [`Fill::More`] without any now and then: other
+    /// requests have their turn, and the source is dropped if the client has left.
     ///
     /// # Errors
     /// An error aborts the connection: an incomplete body must not end cleanly.

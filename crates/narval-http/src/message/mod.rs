@@ -4,6 +4,7 @@ pub(crate) mod body;
 pub(crate) mod body_pipe;
 pub(crate) mod body_source;
 pub(crate) mod body_writer;
+pub(crate) mod departure;
 pub(crate) mod handler;
 pub(crate) mod informational;
 pub(crate) mod into_response;

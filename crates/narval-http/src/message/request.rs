@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 use serde::de::DeserializeOwned;
 
 use super::body_pipe::BodyPipe;
+use super::departure::Departure;
 use super::informational::{self, Informational};
 use super::path_params::PathParams;
 use crate::http1::ProtoError;
@@ -26,12 +27,21 @@ pub struct Request {
     body: RequestBody,
     pub(crate) params: PathParams,
     pub(crate) id: RequestId,
+    pub(crate) departure: Departure,
 }
 
 impl Request {
     /// Creates a request from its parts: the bytes of the head, the result of parsing them, the peer and the body.
     pub fn new(head: Bytes, parts: HeadParts, remote: impl Into<Remote>, body: RequestBody) -> Self {
-        Self { head, parts, remote: remote.into(), body, params: PathParams::default(), id: RequestId::NONE }
+        Self {
+            head,
+            parts,
+            remote: remote.into(),
+            body,
+            params: PathParams::default(),
+            id: RequestId::NONE,
+            departure: Departure::default(),
+        }
     }
 
     /// Creates a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
@@ -153,6 +163,16 @@ impl Request {
     /// The host (and port) the request is for; see [`HeadRef::host`].
     pub fn host(&self) -> Option<&str> {
         self.head().host()
+    }
+
+    /// Whether the client is there. `false` once it has left, and nobody needs the answer; see [`Departure`].
+    pub fn is_connected(&self) -> bool {
+        !self.departure.is_gone()
+    }
+
+    /// A handle that tells when the client leaves. It can be kept after the request is gone.
+    pub fn departure(&self) -> Departure {
+        self.departure.clone()
     }
 
     /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, before the response. A

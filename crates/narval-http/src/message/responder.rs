@@ -92,6 +92,12 @@ impl Responder {
         }
     }
 
+    /// Whether the client is there, and waits for the answer. It is taken for granted until the handler has returned.
+    /// [`Request::departure`](crate::Request::departure) can be asked before, and calls when the client leaves.
+    pub fn is_open(&self) -> bool {
+        self.late.as_ref().is_some_and(|late| late.is_open())
+    }
+
     /// Sends an informational response before the answer; see
     /// [`Request::informational`](crate::Request::informational). Also returns `false` before the handler has returned.
     ///
@@ -139,6 +145,9 @@ pub(crate) trait AwaitsAnswer: Send + std::fmt::Debug {
     /// Has a worker send the answer.
     fn answer(self: Box<Self>, answer: LateAnswer);
 
+    /// Whether the client has left.
+    fn is_gone(&self) -> bool;
+
     /// Sends an informational response before the answer, if the client supports it and it does not block.
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool>;
 }
@@ -160,6 +169,14 @@ impl Late {
                 request.answer(LateAnswer { response, changes });
             }
             Meeting::Answer(_) | Meeting::Over => {}
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        match &*self.lock() {
+            Meeting::Nobody => true,
+            Meeting::Waiting(waiting) => !waiting.request.is_gone(),
+            Meeting::Answer(_) | Meeting::Over => false,
         }
     }
 

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use crate::http1::response_head::AnswerTo;
 use crate::message::body_pipe::BodyPipe;
+use crate::message::departure::{Departure, Here};
 use crate::observe::access_log::Watch;
 
 /// What a job needs besides the request itself in order to answer it.
@@ -13,4 +14,19 @@ pub(crate) struct AnswerContext {
     pub(crate) body: Option<Arc<BodyPipe>>,
     /// What to record at its end.
     pub(crate) watch: Option<Box<Watch>>,
+    /// Whether its client has left.
+    pub(crate) departure: Departure,
+    /// Kept until the answer is sent. `None` on a stream of an HTTP/2 connection, which has it itself.
+    pub(crate) here: Option<Here>,
+}
+
+impl AnswerContext {
+    pub(crate) fn new(to: AnswerTo, body: Option<Arc<BodyPipe>>) -> Self {
+        Self { to, body, watch: None, departure: Departure::default(), here: None }
+    }
+
+    /// Whoever works for the answer is told when the client leaves.
+    pub(crate) fn with(self, here: Here) -> Self {
+        Self { departure: here.departure().clone(), here: Some(here), ..self }
+    }
 }

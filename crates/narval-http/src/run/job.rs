@@ -32,6 +32,9 @@ pub(crate) struct Call {
     pub(crate) reply_to: ReplyTo,
     pub(crate) request: Request,
     pub(crate) context: AnswerContext,
+    /// Its client was there when it was queued. A stream that is reset along with its request counts until its handler has
+    /// run: a client that opens and resets streams is not served faster than one that waits (Rapid Reset, CVE-2023-44487).
+    pub(crate) had_client: bool,
 }
 
 /// A late answer, with the right to send it.

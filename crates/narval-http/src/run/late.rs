@@ -41,6 +41,10 @@ impl AwaitsAnswer for Waiting {
         server.pool.push_continued(Job::Late(Box::new(LateCall { reply_to, context, answer })));
     }
 
+    fn is_gone(&self) -> bool {
+        self.context.departure.is_gone()
+    }
+
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
         if Informational::is_known_to(self.context.to.version) { self.reply_to.inform(message) } else { Ok(false) }
     }

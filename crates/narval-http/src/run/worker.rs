@@ -27,6 +27,9 @@ use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{Bytes, FileRange, Response, ws};
 
+/// The status in logs of a request whose client left before its handler ran, as nginx writes it.
+const LEFT: u16 = 499;
+
 /// The kind of jobs a thread runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
@@ -115,7 +118,11 @@ impl Worker {
     }
 
     fn answer(&mut self, call: Call) {
-        let Call { reply_to, request, context } = call;
+        let Call { reply_to, request, context, had_client } = call;
+        if had_client && context.departure.is_gone() {
+            // Dropping the right to answer aborts the connection, or resets the stream, which is gone.
+            return self.server.record(&self.counters, LEFT, 0, true, context.watch);
+        }
         let _entered = request.id().clone().enter();
         informational::keep(reply_to, &request);
         self.counters.requests_worker.add(1);
@@ -174,6 +181,11 @@ impl Worker {
         self.out.clear();
         let encoded = encode(response, context.to, &mut self.out);
         let status = encoded.status.as_u16();
+        if let (Rest::None, Some(connection)) = (&encoded.rest, lease.connection()) {
+            connection.begin();
+            // Nobody works for it any longer.
+            context.here = None;
+        }
         let mut outgoing = match encoded.rest {
             Rest::None => {
                 let length = self.out.len() as u64;
@@ -207,6 +219,7 @@ impl Worker {
         outgoing.status = status;
         outgoing.watch = context.watch;
         outgoing.kept = encoded.kept;
+        outgoing.here = context.here;
         if outgoing.is_blocked() {
             return lease.hand_back(Box::new(outgoing));
         }
@@ -217,8 +230,12 @@ impl Worker {
     fn upgrade(&mut self, lease: TxLease, response: Response, context: AnswerContext, accepted: ws::Accepted) {
         self.out.clear();
         let encoded = encode(response, context.to, &mut self.out);
+        if let Some(connection) = lease.connection() {
+            connection.begin();
+        }
         let head = Bytes::copy_from_slice(self.out.rest());
         self.server.record(&self.counters, encoded.status.as_u16(), head.len() as u64, false, context.watch);
+        drop(context.here);
         if let (Some(shared), Some(connection)) = (accepted.into_shared(), lease.upgrade()) {
             ws::start(&shared, connection.clone(), head, &self.server.pool);
             connection.post(Message::Upgraded { token: connection.token, socket: shared });
@@ -233,6 +250,10 @@ impl Worker {
         }
         let next = loop {
             match send_piece(&mut outgoing, connection, BYTES_PER_TURN, &self.server, &self.counters) {
+                Next::AtOnce if outgoing.is_for_nobody() => {
+                    self.server.record_outgoing(&self.counters, &mut outgoing, true);
+                    break Next::Over(Over::ABORTED);
+                }
                 // Nothing is queued: going through the queue would only wake another worker.
                 Next::AtOnce if !self.server.pool.has_work() => {}
                 next => break next,
@@ -240,6 +261,7 @@ impl Worker {
         };
         match next {
             Next::Over(over) => {
+                outgoing.here = None;
                 self.end(lease, over);
                 self.keep_buffers(*outgoing);
             }

@@ -23,6 +23,7 @@ use crate::http2::hpack::{encode_field, encode_status};
 use crate::io::clock::Millis;
 use crate::io::sim::Random;
 use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
+use crate::message::departure::Departure;
 use crate::tls::link::Link;
 use crate::{Peer, ws};
 
@@ -323,6 +324,10 @@ impl Service<Carried> for World {
 
     fn over(&mut self, _: u16, _: u64, _: Option<()>, _: Ending<'_>) {}
 
+    fn tell_departed(&self, departure: &Departure) {
+        departure.tell();
+    }
+
     fn count_timeout(&self) {}
 
     fn count_abuse(&self, _: &'static str) {}
@@ -445,7 +450,7 @@ impl Run {
 
     fn finish(&mut self, work: Work<Carried>) {
         match work {
-            Work::Request { stream, request } => {
+            Work::Request { stream, request, .. } => {
                 let Request { bytes, head, body } = *request;
                 if head.parts.method == Method::GET && self.world.random.below(20) > 2 {
                     let request = crate::Request::new(
@@ -474,7 +479,7 @@ impl Run {
                     _ => self.conn.answer(stream, answer(number), &mut self.world),
                 }
             }
-            Work::Later { stream, later } => self.conn.answer(stream, answer(later), &mut self.world),
+            Work::Later { stream, later, .. } => self.conn.answer(stream, answer(later), &mut self.world),
             Work::Make { stream, quantum, .. } => {
                 let made = 1 + self.world.random.below(quantum) as u64;
                 self.conn.made(stream, Ok(made), quantum, &mut self.world);

@@ -1,10 +1,14 @@
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::TlsChannel;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::peer::{Peer, Remote};
+
+/// RFC 9110 section 15.2.1.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// The client and its socket, on which responses are sent.
 #[derive(Debug)]
@@ -18,11 +22,21 @@ pub(crate) struct Link {
     pub(crate) tls: Option<Box<TlsChannel>>,
     /// Held while something is sent before the response.
     ahead: Mutex<()>,
+    /// The response to the current request has begun: nothing may be sent before it any longer. Changed by the holder of
+    /// the lease, to `true` only with `ahead`.
+    has_begun: AtomicBool,
 }
 
 impl Link {
     pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, remote: Remote) -> Self {
-        Self { socket, remote, behind: OnceLock::new(), tls: tls.map(Box::new), ahead: Mutex::new(()) }
+        Self {
+            socket,
+            remote,
+            behind: OnceLock::new(),
+            tls: tls.map(Box::new),
+            ahead: Mutex::new(()),
+            has_begun: AtomicBool::new(false),
+        }
     }
 
     /// The other side: the client, or the proxy in front of it.
@@ -49,7 +63,7 @@ impl Link {
     /// few bytes fit into the buffer of an idle connection; if they do not, the connection is broken and the body's
     /// deadline will end it.
     pub(crate) fn send_continue(&self) {
-        if self.send_ahead(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()).is_err() {
+        if self.send_ahead(CONTINUE.to_vec()).is_err() {
             // The reader of the body gets the error, and nothing can follow a partial message.
             self.socket.abort();
         }
@@ -61,7 +75,11 @@ impl Link {
     /// # Errors
     /// The connection is broken, or has to be aborted because only a part could be sent.
     pub(crate) fn send_ahead(&self, message: Vec<u8>) -> io::Result<bool> {
-        let _turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send_in_turn(&turn, message)
+    }
+
+    fn send_in_turn(&self, _: &MutexGuard<'_, ()>, message: Vec<u8>) -> io::Result<bool> {
         let mut out = OutBuf { memory: message, ..OutBuf::default() };
         self.seal(&mut out)?;
         match self.socket.send_buf(&mut out) {
@@ -70,6 +88,28 @@ impl Link {
             // Sealed bytes cannot be skipped: the client counts records.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.tls.is_none() => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The shard hands a request to a job: until the job calls [`begin`](Self::begin), the shard may
+    /// [probe](Self::probe) the client.
+    pub(crate) fn await_answer(&self) {
+        self.has_begun.store(false, Ordering::Relaxed);
+    }
+
+    /// A job begins to send the response.
+    pub(crate) fn begin(&self) {
+        let _turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends an HTTP/1.1 client something that it ignores, unless the response has begun. If the client is gone, its
+    /// kernel resets the connection.
+    pub(crate) fn probe(&self) {
+        let turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.has_begun.load(Ordering::Relaxed) && self.send_in_turn(&turn, CONTINUE.to_vec()).is_err() {
+            // The job gets the error when it answers, and nothing can follow a partial message.
+            self.socket.abort();
         }
     }
 

@@ -11,6 +11,7 @@ mod bodies_in;
 mod bodies_out;
 mod connections;
 mod deadlines;
+mod departures;
 mod drivers;
 mod harness;
 #[cfg(feature = "tls")]

@@ -137,6 +137,16 @@ impl<X: Exchange> Conn<X> {
         self.deadline = service.now() + service.keep_alive();
     }
 
+    /// Whether a job has the request.
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.state, State::Running(_))
+    }
+
+    /// When to call [`tick`](Self::tick).
+    pub(crate) fn deadline(&self) -> Millis {
+        self.deadline
+    }
+
     /// Whether it waits for a request, and nothing is being sent.
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.state, State::Head(_))

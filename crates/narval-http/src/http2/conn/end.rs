@@ -32,6 +32,9 @@ impl<X: Exchange> Conn<X> {
     pub(super) fn drop_stream(&mut self, id: u32, how: How, ending: Ending<'_>, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
         stream.is_reset = true;
+        if let Some(here) = stream.here.take() {
+            service.tell_departed(here.departure());
+        }
         self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
         if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.abort(io::ErrorKind::ConnectionReset);

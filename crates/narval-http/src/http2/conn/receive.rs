@@ -393,6 +393,10 @@ impl<X: Exchange> Conn<X> {
         for stream in waiting {
             self.hang_up(stream);
         }
+        if !is_broken && self.is_busy() {
+            // TCP tells only when something is sent whether the client has closed the connection or still reads.
+            frame::push_ping(&mut self.out, false, *b"still-on");
+        }
         if is_broken {
             self.end = Some(crate::http1::conn::Close::Abort);
         } else {

@@ -16,6 +16,7 @@ use crate::http2::hpack::HpackError;
 use crate::http2::response;
 use crate::io::clock::millis;
 use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
+use crate::message::departure::Departure;
 
 type Taken = Result<(), ConnError>;
 
@@ -118,8 +119,8 @@ impl<X: Exchange> Conn<X> {
             }
             Inline::Later(later) => {
                 head.give_back(parsed);
-                self.set_away(id);
-                self.work.push_back(Work::Later { stream: id, later });
+                let departure = self.set_away(id);
+                self.work.push_back(Work::Later { stream: id, later, departure });
             }
             Inline::Job => {
                 let bytes = Bytes::copy_from_slice(head.bytes());
@@ -131,14 +132,14 @@ impl<X: Exchange> Conn<X> {
 
     /// Has a worker answer a request.
     pub(super) fn ask(&mut self, id: u32, request: Request<X>) {
-        self.set_away(id);
-        self.work.push_back(Work::Request { stream: id, request: Box::new(request) });
+        let departure = self.set_away(id);
+        self.work.push_back(Work::Request { stream: id, request: Box::new(request), departure });
     }
 
-    fn set_away(&mut self, id: u32) {
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.is_away = true;
-        }
+    fn set_away(&mut self, id: u32) -> Departure {
+        let Some(stream) = self.streams.get_mut(&id) else { return Departure::default() };
+        stream.is_away = true;
+        stream.departure()
     }
 
     /// Starts a request with a body.

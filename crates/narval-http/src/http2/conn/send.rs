@@ -360,9 +360,10 @@ impl<X: Exchange> Conn<X> {
         let Sending::Body(body) = &mut stream.sending else { return };
         let Some(maker) = body.maker() else { return };
         stream.is_away = true;
+        let departure = stream.departure();
         self.held += quantum;
         self.making += 1;
-        self.work.push_back(Work::Make { stream: id, maker, quantum });
+        self.work.push_back(Work::Make { stream: id, maker, quantum, departure });
     }
 
     /// Makes a body wait for its source.
@@ -395,6 +396,7 @@ impl<X: Exchange> Conn<X> {
     pub(super) fn all_sent(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.sending = Sending::Done;
+        stream.here = None;
         self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
         match std::mem::replace(&mut stream.receiving, Receiving::Done) {
             Receiving::Done => {

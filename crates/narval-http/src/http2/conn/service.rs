@@ -11,6 +11,7 @@ use crate::http1::conn::body_memory::Buffered;
 use crate::http1::head::ParsedHead;
 use crate::io::clock::Millis;
 use crate::limits::Limits;
+use crate::message::departure::Departure;
 use crate::ws;
 
 /// Types that a connection carries for its server without looking into them.
@@ -105,11 +106,11 @@ pub(crate) struct Answer<X: Exchange> {
 /// Work for another thread.
 pub(crate) enum Work<X: Exchange> {
     /// A worker must answer this request; report [`refused`](super::Conn::refused) if the queue is full.
-    Request { stream: u32, request: Box<Request<X>> },
+    Request { stream: u32, request: Box<Request<X>>, departure: Departure },
     /// The answer follows later.
-    Later { stream: u32, later: X::Later },
+    Later { stream: u32, later: X::Later, departure: Departure },
     /// Produce about this many bytes.
-    Make { stream: u32, maker: X::Maker, quantum: usize },
+    Make { stream: u32, maker: X::Maker, quantum: usize, departure: Departure },
 }
 
 /// A request for a worker.
@@ -185,6 +186,9 @@ pub(crate) trait Service<X: Exchange> {
 
     /// Records the end of a response of which this many bytes were sent.
     fn over(&mut self, status: u16, bytes: u64, note: Option<X::Note>, ending: Ending<'_>);
+
+    /// Tells whoever works for a stream that it was reset.
+    fn tell_departed(&self, departure: &Departure);
 
     /// A deadline was missed.
     fn count_timeout(&self);

@@ -6,6 +6,7 @@ use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::head::ParsedHead;
 use crate::http2::flow::{ReceiveWindow, SendWindow};
 use crate::io::clock::Millis;
+use crate::message::departure::{Departure, Here};
 use crate::ws;
 
 /// A stream: a request and its answer.
@@ -33,6 +34,8 @@ pub(super) struct Stream<X: Exchange> {
     pub(super) is_connect: bool,
     pub(super) status: u16,
     pub(super) note: Option<X::Note>,
+    /// Until its response is sent, once somebody works for it.
+    pub(super) here: Option<Here>,
     /// Bytes of its body that were produced elsewhere and are not sent.
     pub(super) held: usize,
     /// Sent bytes of the response.
@@ -99,6 +102,7 @@ impl<X: Exchange> Stream<X> {
             is_connect: false,
             status: 0,
             note: None,
+            here: None,
             held: 0,
             sent: 0,
             progress: (0, 0),
@@ -119,6 +123,11 @@ impl<X: Exchange> Stream<X> {
         };
         // See `IncomingBody::is_whole`: without an announced length, it is the maximum.
         incoming.rest().filter(|_| incoming.length() != Some(u64::MAX))
+    }
+
+    /// Tells whoever works for it when it is reset.
+    pub(super) fn departure(&mut self) -> Departure {
+        self.here.get_or_insert_with(|| Here::new(false)).departure().clone()
     }
 
     /// Takes the request whose body was received into memory; the client's side is done.

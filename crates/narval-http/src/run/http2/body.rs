@@ -29,6 +29,8 @@ pub(crate) struct StreamBody {
     trailers: Vec<(HeaderName, HeaderValue)>,
     /// Reading the next file would block.
     file_blocks: bool,
+    /// The source produced nothing although there is more: it works for what comes later, which is left to workers.
+    works: bool,
     /// The request that it answers.
     id: Option<RequestId>,
     /// What is kept until its end.
@@ -92,6 +94,7 @@ impl StreamBody {
             left: None,
             trailers: Vec::new(),
             file_blocks: false,
+            works: false,
             id: None,
             kept: None,
         }
@@ -123,6 +126,7 @@ impl StreamBody {
         }
         made += memory.len() as u64;
         self.push(Part::Memory(memory));
+        self.works = made == 0;
         self.ready += made;
         self.held += length;
         if let Some(left) = &mut self.left {
@@ -168,7 +172,7 @@ impl Body for StreamBody {
         match &self.source {
             Source::Away | Source::FileAway(_) => Rest::Making,
             _ if self.is_at_blocked_file() => Rest::Worker,
-            Source::Here(source) if source.never_blocks() => Rest::Here,
+            Source::Here(source) if !self.works && source.never_blocks() => Rest::Here,
             Source::Here(_) => Rest::Worker,
             Source::Waiting(_) => Rest::Waiting,
             Source::None => Rest::End { trailers: !self.trailers.is_empty() },

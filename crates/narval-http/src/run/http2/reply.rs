@@ -9,6 +9,7 @@ use crate::http2::response::informational_block;
 use crate::io::driver::Token;
 use crate::message::body_pipe::Feeder;
 use crate::message::body_source::Wakes;
+use crate::message::departure::Departure;
 use crate::message::informational::Informational;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::mailbox::{Mailbox, Message};
@@ -88,15 +89,25 @@ pub(crate) struct MakeJob {
     stream: u32,
     maker: Option<Maker>,
     quantum: usize,
+    departure: Departure,
 }
 
 impl MakeJob {
-    pub(crate) fn new(connection: &Arc<Connection>, stream: u32, maker: Maker, quantum: usize) -> Self {
-        Self { connection: connection.clone(), stream, maker: Some(maker), quantum }
+    pub(crate) fn new(
+        connection: &Arc<Connection>,
+        stream: u32,
+        maker: Maker,
+        quantum: usize,
+        departure: Departure,
+    ) -> Self {
+        Self { connection: connection.clone(), stream, maker: Some(maker), quantum, departure }
     }
 
-    /// Produces the piece, and sends it to the shard.
+    /// Produces the piece, unless the client has left, and sends it to the shard.
     pub(crate) fn run(mut self) {
+        if self.departure.is_gone() {
+            return;
+        }
         let Some(maker) = self.maker.take() else { return };
         let quantum = self.quantum;
         let made = catch_unwind(AssertUnwindSafe(|| maker.make(quantum)));

@@ -13,6 +13,7 @@ use crate::io::driver::{Driver, lacks_resources};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::ACCEPT_PAUSE;
+use crate::message::departure::Departure;
 use crate::peer::{Remote, proxy_header};
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
@@ -106,6 +107,8 @@ impl<D: Driver<Connection>> Shard<D> {
             receiving: false,
             is_gone: false,
             deadline,
+            departure: Departure::default(),
+            look_at: 0,
         });
         self.with(token, |shard, slot| {
             if let Err(error) = shard.driver.attach(token, slot.connection.clone()) {

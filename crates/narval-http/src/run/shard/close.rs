@@ -36,6 +36,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Drops a connection immediately; its slot was taken.
     pub(super) fn close(&mut self, slot: Slot) {
         let token = slot.token();
+        self.tell_departed(&slot);
         let Slot { connection, protocol, .. } = slot;
         match protocol {
             Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => {}

@@ -1,13 +1,10 @@
 //! Handing requests to the workers, whichever protocol they came by.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shard;
 use crate::Request;
-use crate::http1::response_head::AnswerTo;
 use crate::io::driver::Driver;
-use crate::message::body_pipe::BodyPipe;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
@@ -27,18 +24,18 @@ impl<D: Driver<Connection>> Shard<D> {
         &mut self,
         reply_to: ReplyTo,
         mut request: Request,
-        to: AnswerTo,
-        body: Option<Arc<BodyPipe>>,
+        mut context: AnswerContext,
     ) -> Result<(), Box<Call>> {
         self.dispatched = self.dispatched.wrapping_add(1);
         let is_sampled = self.dispatched.is_multiple_of(REQUEST_SAMPLE);
         request.id = self.local.request_ids.next(&request.head());
         let server = &self.local.server;
         let entry = server.entry(&request.head(), || request.id.clone());
-        let watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
-        let streamed = body.is_some();
+        context.watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
+        let streamed = context.body.is_some();
         let queue = if streamed { &server.streams } else { &server.pool };
-        let depth = queue.push(Box::new(Call { reply_to, request, context: AnswerContext { to, body, watch } }))?;
+        let had_client = !context.departure.is_gone();
+        let depth = queue.push(Box::new(Call { reply_to, request, context, had_client }))?;
         if streamed {
             worker::start_where_wanted(server);
         }

@@ -11,7 +11,9 @@ use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Request};
 use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Op};
 use crate::limits::HANDSHAKE_INPUT_MAX;
+use crate::message::departure::Here;
 use crate::observe::access_log::Watch;
+use crate::run::answer_context::AnswerContext;
 use crate::run::connection::{Connection, TxLease};
 use crate::run::http2::ReplyTo;
 use crate::run::job::Job;
@@ -68,6 +70,7 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_broken(&mut self, slot: &mut Slot, error: &io::Error) {
         tracing::trace!(%error, "a connection broke");
         slot.receiving = false;
+        self.tell_departed(slot);
         self.on_reading_over(slot, io::ErrorKind::ConnectionReset);
     }
 
@@ -188,7 +191,9 @@ impl<D: Driver<Connection>> Shard<D> {
             Act::Drive => return self.drive(slot, input),
             Act::Job(request) => return self.dispatch(slot, request, input),
             Act::Continue(outgoing) => self.go_on_by_worker(slot, outgoing),
-            Act::Later(late) => {
+            Act::Later(mut late) => {
+                let here = slot.await_answer(late.context.to.version);
+                late.context = late.context.with(here);
                 // Until it comes, the connection counts as held by a job, although no worker has one.
                 self.wait_for_late(ReplyTo::Connection(TxLease::dispatch(&slot.connection)), *late);
             }
@@ -230,10 +235,15 @@ impl<D: Driver<Connection>> Shard<D> {
                 Protocol::WebSocket { stream, .. } => break stream.wants_input(),
             }
         };
-        self.watch(slot);
-        if wants_read && !slot.receiving {
+        if slot.receiving {
+            self.watch(slot);
+        } else if wants_read {
+            self.watch(slot);
             slot.receiving = true;
+            slot.look_at = 0;
             self.submit(Op::Receive(slot.token()));
+        } else {
+            self.look_later(slot);
         }
     }
 
@@ -250,10 +260,12 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
         };
-        let request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
+        let mut request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
         let streamed = pipe.is_some();
+        let context = AnswerContext::new(to, pipe).with(slot.await_answer(to.version));
+        request.departure = slot.departure.clone();
         let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
-        match self.queue(reply_to, request, to, pipe) {
+        match self.queue(reply_to, request, context) {
             Ok(()) => {
                 let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
                 conn.dispatched(input, &mut self.local.at(&slot.connection))
@@ -283,7 +295,13 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Queues the next piece of a response for a worker.
-    pub(super) fn go_on_by_worker(&mut self, slot: &mut Slot, outgoing: Box<Outgoing>) {
+    pub(super) fn go_on_by_worker(&mut self, slot: &mut Slot, mut outgoing: Box<Outgoing>) {
+        if outgoing.here.is_none() {
+            // An answer to no request that a job had: it has begun.
+            let here = Here::new(false);
+            slot.departure = here.departure().clone();
+            outgoing.here = Some(here);
+        }
         let lease = TxLease::dispatch(&slot.connection);
         self.local.server.pool.push_continued(Job::Continue { lease, outgoing });
     }

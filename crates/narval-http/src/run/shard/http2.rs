@@ -20,6 +20,7 @@ use crate::io::driver::{Driver, Op};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
 use crate::message::body_pipe::BodyPipe;
+use crate::message::departure::Departure;
 use crate::message::panic_guard;
 use crate::message::response::reason_response;
 use crate::observe::access_log::{Entry, Watch};
@@ -119,18 +120,19 @@ impl<D: Driver<Connection>> Shard<D> {
             let Protocol::Http2(http2) = &mut slot.protocol else { return };
             match http2.conn.take_work() {
                 None => return,
-                Some(Work::Request { stream, request }) => {
-                    if !self.dispatch_stream(&connection, stream, *request) {
+                Some(Work::Request { stream, request, departure }) => {
+                    if !self.dispatch_stream(&connection, stream, *request, departure) {
                         let Protocol::Http2(http2) = &mut slot.protocol else { return };
                         http2.conn.refused(stream, &mut self.local.at(&connection));
                     }
                 }
-                Some(Work::Later { stream, later }) => {
+                Some(Work::Later { stream, mut later, departure }) => {
                     let reply_to = ReplyTo::Stream(StreamReply::new(&connection, stream));
+                    later.context.departure = departure;
                     self.wait_for_late(reply_to, *later);
                 }
-                Some(Work::Make { stream, maker, quantum }) => {
-                    let make = MakeJob::new(&connection, stream, maker, quantum);
+                Some(Work::Make { stream, maker, quantum, departure }) => {
+                    let make = MakeJob::new(&connection, stream, maker, quantum, departure);
                     self.local.server.pool.push_continued(Job::Make(make));
                 }
             }
@@ -138,7 +140,13 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Queues a request for the workers; `false` if the queue is full.
-    fn dispatch_stream(&mut self, connection: &Arc<Connection>, stream: u32, request: Request<Streamed>) -> bool {
+    fn dispatch_stream(
+        &mut self,
+        connection: &Arc<Connection>,
+        stream: u32,
+        request: Request<Streamed>,
+        departure: Departure,
+    ) -> bool {
         let Request { bytes, head, body } = request;
         let to = answer_to(&head);
         let (body, pipe) = match body {
@@ -146,9 +154,11 @@ impl<D: Driver<Connection>> Shard<D> {
             RequestBody::Buffered(body, trailers) => (crate::RequestBody::buffered(body, trailers), None),
             RequestBody::Streamed(pipe) => (crate::RequestBody::streamed(pipe.clone()), Some(pipe)),
         };
-        let request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
+        let mut request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
+        request.departure = departure;
         let reply_to = ReplyTo::Stream(StreamReply::new(connection, stream));
-        match self.queue(reply_to, request, to, pipe) {
+        let context = AnswerContext { departure: request.departure.clone(), ..AnswerContext::new(to, pipe) };
+        match self.queue(reply_to, request, context) {
             Ok(()) => true,
             Err(call) => {
                 call.reply_to.give_up();
@@ -273,7 +283,7 @@ impl Service<Streamed> for At<'_> {
         let watch = Local::watch(entry);
         let to = answer_to(head);
         if let Some(later) = response.late.take() {
-            let context = AnswerContext { to, body: None, watch };
+            let context = AnswerContext { watch, ..AnswerContext::new(to, None) };
             return Inline::Later(Box::new(PendingLate { later: *later, context }));
         }
         Inline::Answer(http2::encode(response, to.is_head, watch))
@@ -332,6 +342,10 @@ impl Service<Streamed> for At<'_> {
             local.counters.panics.add(u64::from(panic_guard::is_panic(error)));
         }
         local.server.record(&local.counters, status, bytes, !matches!(ending, Ending::Complete), note);
+    }
+
+    fn tell_departed(&self, departure: &Departure) {
+        self.local.counters.panics.add(departure.tell());
     }
 
     fn count_timeout(&self) {

@@ -16,9 +16,11 @@
 //! | `dispatch.rs` | hands requests of both to workers |
 //! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
 //! | `accept.rs`, `close.rs` | opening and closing connections |
+//! | `departure.rs` | clients that leave before they are answered |
 
 mod accept;
 mod close;
+mod departure;
 mod dispatch;
 mod event_loop;
 mod handshake;

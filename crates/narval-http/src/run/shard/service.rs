@@ -298,7 +298,7 @@ fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inlin
 #[inline(never)]
 fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
     let watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
-    let context = AnswerContext { to: answer_to(head), body: None, watch };
+    let context = AnswerContext { watch, ..AnswerContext::new(answer_to(head), None) };
     let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
     late.map_or(Inline::Answered, Inline::Later)
 }

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use http::Version;
+
 use super::service::Exchanged;
 use crate::http1::conn::Conn;
 use crate::http2::conn::Conn as Http2Conn;
@@ -7,6 +9,8 @@ use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::out_buf::OutBuf;
 use crate::limits::Limits;
+use crate::message::departure::{Departure, Here};
+use crate::message::informational::Informational;
 use crate::run::connection::Connection;
 use crate::run::http2::Streamed;
 use crate::ws;
@@ -21,6 +25,10 @@ pub(super) struct Slot {
     pub(super) is_gone: bool,
     /// When the protocol's timer is due; 0 for none.
     pub(super) deadline: Millis,
+    /// Tells whoever works for the last request of an HTTP/1 connection when its client leaves.
+    pub(super) departure: Departure,
+    /// When to look at such a client; 0 while it is being received from.
+    pub(super) look_at: Millis,
 }
 
 const _: () = assert!(size_of::<Slot>() <= 128, "there are many of them, and most are idle");
@@ -57,6 +65,14 @@ impl Http2 {
 impl Slot {
     pub(super) fn token(&self) -> Token {
         self.connection.token
+    }
+
+    /// A request is handed to a job.
+    pub(super) fn await_answer(&mut self, version: Version) -> Here {
+        self.connection.await_answer();
+        let here = Here::new(Informational::is_known_to(version));
+        self.departure = here.departure().clone();
+        here
     }
 
     /// The HTTP/1 connection, if it is one.

@@ -36,7 +36,10 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     fn on_deadline(&mut self, slot: &mut Slot) {
+        self.look_for_client(slot);
         match &mut slot.protocol {
+            // Only the client was to be looked at.
+            Protocol::Http1(conn) if conn.is_running() && conn.deadline() > self.local.now => {}
             Protocol::Http1(conn) => {
                 let may_be_answered = conn.may_be_answered();
                 let is_back = may_be_answered && slot.connection.lease.holder() == Holder::Shard;

@@ -18,6 +18,7 @@ use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
 };
 use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::departure::Here;
 use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
 use crate::tls::TlsChannel;
@@ -51,6 +52,10 @@ pub(crate) struct Outgoing {
     pub(crate) watch: Option<Box<Watch>>,
     /// What is kept until its end.
     pub(crate) kept: Option<Kept>,
+    /// Its client waits for it; kept until its end.
+    pub(crate) here: Option<Here>,
+    /// Something of it was sent, or may have been.
+    has_begun: bool,
     /// The current window of the write deadline, while it waits for the socket.
     window: Option<Window>,
     is_blocked: bool,
@@ -77,7 +82,7 @@ pub(crate) enum Step {
     Complete,
     /// The socket is full.
     Blocked,
-    /// The budget is used up.
+    /// The budget is used up, or the source works for bytes that come later.
     Yield,
     /// Everything there was is sent, and the source has no more for now.
     Waiting,
@@ -103,7 +108,12 @@ impl Outgoing {
 
     /// The part of `length` bytes (sealed if TLS is used) that the socket did not take.
     pub(crate) fn sealed(out: OutBuf, length: u64) -> Self {
-        Self { is_blocked: true, wire: out, made: length, ..Self::default() }
+        Self { is_blocked: true, has_begun: true, wire: out, made: length, ..Self::default() }
+    }
+
+    /// Whether its client has left.
+    pub(crate) fn is_for_nobody(&self) -> bool {
+        self.here.as_ref().is_some_and(|here| here.departure().is_gone())
     }
 
     /// Whether the last send was partial.
@@ -157,7 +167,8 @@ impl Outgoing {
         is_cached.then(|| next + memory as u64)
     }
 
-    /// Produces and sends until everything is sent, the socket is full, or `budget` bytes were sent.
+    /// Produces and sends until everything is sent, the socket is full, the source has produced nothing, or `budget` bytes
+    /// were sent.
     ///
     /// # Errors
     /// The response cannot be completed (the connection broke, a file ended early, a source failed or produced
@@ -167,6 +178,7 @@ impl Outgoing {
         self.is_waiting = false;
         let mut waits = false;
         loop {
+            let mut is_more = false;
             // The head and the first piece of a stream are sent together.
             if self.segments_sent()
                 && let Some(stream) = &mut self.stream
@@ -176,8 +188,13 @@ impl Outgoing {
                 (self.memory_sent, self.files_sent, self.file_sent) = (0, 0, 0);
                 match stream.fill(&mut self.lead, &mut self.segments)? {
                     Fill::Done => self.stream = None,
-                    fill => waits = fill == Fill::Wait,
+                    fill => (waits, is_more) = (fill == Fill::Wait, fill == Fill::More),
                 }
+            }
+            if is_more && self.segments_sent() && self.wire.is_empty() {
+                // It works for bytes that come later: whoever waits for this thread has its turn, and the client may
+                // leave meanwhile. The head is sent with the first bytes, or when there is none for a while.
+                return Ok(Step::Yield);
             }
             if self.send_pieces(connection, stop_at)? == Step::Blocked {
                 return Ok(Step::Blocked);
@@ -215,6 +232,9 @@ impl Outgoing {
     /// Sends what is available.
     fn send_pieces(&mut self, connection: &Link, stop_at: u64) -> io::Result<Step> {
         let socket = &connection.socket;
+        if !std::mem::replace(&mut self.has_begun, true) {
+            connection.begin();
+        }
         while !self.is_empty() && self.sent() < stop_at {
             let at_file = self.memory_left().is_empty() && self.lead.is_empty();
             let result = match &connection.tls {

@@ -179,6 +179,11 @@ impl Client {
         }
     }
 
+    /// Its socket.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.tls.sock
+    }
+
     /// A connection with the default settings.
     pub(crate) fn start(address: SocketAddr) -> Self {
         Self::with_settings(address, &[])

@@ -1,12 +1,12 @@
 //! HTTP/2 over TLS, by a client that writes frames: what no library would send.
 
 mod abuse;
-mod client;
+pub(crate) mod client;
 mod flow;
 mod many_uploads;
 mod observed;
 mod requests;
-mod server;
+pub(crate) mod server;
 mod slow;
 mod stopping;
 mod websocket;
