@@ -152,6 +152,9 @@ pub(crate) const HANDLER_SLOW: usize = 4 * 1024;
 /// A request body up to this size costs little while it is received, however slowly it arrives.
 pub(crate) const BODY_SMALL: usize = 64 * 1024;
 
+/// Requests for [paths of checks](crate::Builder::checks) that wait for their thread. Further ones are answered 503.
+pub(crate) const CHECKS_MAX: usize = 64;
+
 /// Bytes of a header of the PROXY protocol, with its extensions. Version 1 has 107 at most.
 pub(crate) const PROXY_HEADER_MAX: usize = 4 * 1024;
 

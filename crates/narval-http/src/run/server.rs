@@ -150,6 +150,7 @@ pub struct Builder {
     request_ids_from_proxy: bool,
     acceptor: Option<Acceptor>,
     http2: bool,
+    check_paths: Vec<String>,
     proxies: Proxies,
     invalid_proxy: Option<InvalidProxy>,
 }
@@ -222,6 +223,15 @@ impl Builder {
         self
     }
 
+    /// Paths of requests that ask how the server is, such as `/health`: the [handler](Handler::handle) runs on a thread that answers no
+    /// other requests, so that they are answered while all workers are busy. Request bodies do not change that, unless they are
+    /// streamed.
+    #[must_use]
+    pub fn checks<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
+        self.check_paths.extend(paths.into_iter().map(Into::into));
+        self
+    }
+
     /// Adds proxies that are believed what they say about their clients: addresses, networks such as `10.0.0.0/8`, or `unix` for
     /// all unix sockets. From them, `X-Forwarded-For` or `Forwarded` gives [`Request::client_ip`](crate::Request::client_ip), and
     /// `X-Forwarded-Proto` and `-Host` the [scheme](crate::Request::scheme) and the [host](crate::Request::host). From other peers
@@ -289,6 +299,7 @@ impl Builder {
                 request_ids_from_proxy: self.request_ids_from_proxy,
                 acceptor: self.acceptor,
                 http2: self.http2,
+                check_paths: self.check_paths,
                 proxies: (!self.proxies.networks.is_empty()).then(|| Arc::new(self.proxies)),
                 ..ServerState::new(self.handler, self.limits, Clock::monotonic())
             }),
@@ -331,6 +342,7 @@ impl Server {
             request_ids_from_proxy: false,
             acceptor: None,
             http2: true,
+            check_paths: Vec::new(),
             proxies: Proxies::default(),
             invalid_proxy: None,
         }
@@ -386,7 +398,10 @@ impl Server {
             }
         }
         // The others start while the shards serve already.
-        let others = (1..self.workers).try_for_each(|at| Worker::start(&self.server, Kind::Jobs, at));
+        let checks = if self.server.check_paths.is_empty() { 0 } else { 1 };
+        let others = (0..checks)
+            .try_for_each(|at| Worker::start(&self.server, Kind::Checks, at))
+            .and_then(|()| (1..self.workers).try_for_each(|at| Worker::start(&self.server, Kind::Jobs, at)));
         others.inspect_err(|_| mailboxes.iter().for_each(|mailbox| mailbox.post(Message::Stop)))?;
         Ok(ServerHandle {
             inner: Arc::new(Running { server: self.server, mailboxes, ended, addresses, workers: self.workers, paths }),

@@ -6,7 +6,7 @@ use http::{HeaderValue, StatusCode, header};
 use crate::http1::conn::Answer as _;
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::io::clock::Clock;
-use crate::limits::Limits;
+use crate::limits::{CHECKS_MAX, Limits};
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::counters::{Counters, ThreadCounters};
 use crate::peer::Proxies;
@@ -25,6 +25,10 @@ pub(crate) struct ServerState {
     /// The queue of the threads for handlers that read streamed bodies. Such a handler waits for its client, which must
     /// not block a worker.
     pub(crate) streams: Pool,
+    /// The queue of the thread that answers [`check_paths`](Self::check_paths): whoever asks how the server is does so when it is busy.
+    pub(crate) checks: Pool,
+    /// The paths of checks.
+    pub(crate) check_paths: Vec<String>,
     /// The queue of the threads for TLS handshakes: slow handlers must not delay new connections.
     pub(crate) handshakes: Pool,
     pub(crate) body_memory: Arc<BodyMemory>,
@@ -57,6 +61,8 @@ impl ServerState {
             handler,
             pool: Pool::new(limits.queue_max),
             streams: Pool::growing(limits.bodies_waiting_max, limits.streamed_bodies_max),
+            checks: Pool::new(CHECKS_MAX),
+            check_paths: Vec::new(),
             handshakes: Pool::new(0),
             body_memory: BodyMemory::new(limits.body_memory_max),
             clock,
@@ -95,9 +101,14 @@ impl ServerState {
         self.body_memory.is_short() || self.streams.depth() > 0
     }
 
+    /// Whether a request for this path is a check.
+    pub(crate) fn is_check(&self, path: &str) -> bool {
+        self.check_paths.iter().any(|check| check == path)
+    }
+
     /// Makes all threads that take jobs end once they have none.
     pub(crate) fn close_queues(&self) {
-        [&self.pool, &self.streams, &self.handshakes].into_iter().for_each(Pool::close);
+        [&self.pool, &self.streams, &self.checks, &self.handshakes].into_iter().for_each(Pool::close);
     }
 
     /// Records the end of a response.

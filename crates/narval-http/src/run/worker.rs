@@ -37,6 +37,8 @@ pub(crate) enum Kind {
     Jobs,
     /// Handlers of requests with streamed bodies.
     Streams,
+    /// Requests for the paths of checks.
+    Checks,
     /// TLS handshakes.
     Handshakes,
 }
@@ -72,6 +74,7 @@ impl Worker {
         let (name, run): (_, fn(Self)) = match kind {
             Kind::Jobs => ("worker", Self::run),
             Kind::Streams => ("stream", |worker| worker.run_from(|server| &server.streams)),
+            Kind::Checks => ("checks", |worker| worker.run_from(|server| &server.checks)),
             Kind::Handshakes => ("handshake", |worker| worker.run_from(|server| &server.handshakes)),
         };
         thread::Builder::new().name(format!("{name}-{number}")).spawn(move || run(worker))?;

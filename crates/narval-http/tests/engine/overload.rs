@@ -42,6 +42,29 @@ impl Handler for Gate {
 }
 
 #[test]
+fn checks_are_answered_while_all_workers_are_busy_and_the_queue_is_full() {
+    on_each_driver(|driver| {
+        let gate = Gate::default();
+        let limits = Limits { queue_max: 1, ..unhurried() };
+        let server = TestServer::with(driver, gate.clone(), limits, |builder| builder.workers(1).checks(["/check"]));
+        let mut busy = [server.connect(), server.connect()];
+        busy[0].send("GET /gate HTTP/1.1\r\nHost: t\r\n\r\n");
+        eventually("it runs", || gate.waiting() == 1);
+        busy[1].send("GET /gate HTTP/1.1\r\nHost: t\r\n\r\n");
+        eventually("it waits", || server.handle.counters().queue_depth == 1);
+        let mut client = server.connect();
+        assert_eq!(client.get("/other").status, 503);
+        for path in ["/check", "/check?now"] {
+            assert_eq!((client.get(path).status, gate.waiting()), (200, 1), "{path}");
+        }
+        gate.open();
+        for client in &mut busy {
+            assert_eq!(client.answer().text(), "passed");
+        }
+    });
+}
+
+#[test]
 fn a_full_queue_is_answered_503_and_the_connection_stays_open() {
     on_each_driver(|driver| {
         let gate = Gate::default();

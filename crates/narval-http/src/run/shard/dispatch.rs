@@ -17,8 +17,8 @@ use crate::run::{late, worker};
 const REQUEST_SAMPLE: u64 = 16;
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Queues a request for the workers, or, with a streamed body, for the threads that read those. Gives it back if the
-    /// queue is full.
+    /// Queues a request for the workers; one with a streamed body for the threads that read those, and a check for the thread
+    /// of its own. Gives it back if the queue is full.
     #[inline]
     pub(super) fn queue(
         &mut self,
@@ -33,7 +33,11 @@ impl<D: Driver<Connection>> Shard<D> {
         let entry = server.entry(&request.head(), || request.id.clone());
         context.watch = (is_sampled || entry.is_some()).then(|| Box::new(Watch { started: Instant::now(), entry }));
         let streamed = context.body.is_some();
-        let queue = if streamed { &server.streams } else { &server.pool };
+        let queue = match streamed {
+            true => &server.streams,
+            false if server.is_check(request.path()) => &server.checks,
+            false => &server.pool,
+        };
         let had_client = !context.departure.is_gone();
         let depth = queue.push(Box::new(Call { reply_to, request, context, had_client }))?;
         if streamed {

@@ -162,7 +162,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if let Some(log) = &log {
         builder = builder.access_log(log.clone());
     }
-    builder = settings.proxies.apply(builder.trust_request_ids(settings.trust_request_ids));
+    builder =
+        settings.proxies.apply(builder.trust_request_ids(settings.trust_request_ids)).checks(["/health", "/ready"]);
     let tls = settings.tls.clone().map(|config| tls::accept(config, "HTTPS")).transpose()?;
     if let Some(tls) = &tls {
         builder = builder.tls(tls.clone());
