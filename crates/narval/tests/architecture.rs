@@ -1,4 +1,4 @@
-//! `docs/architecture.md` names files and folders that exist.
+//! `docs/architecture.md` names files and folders that exist, and all locks of the server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
@@ -49,4 +49,42 @@ fn every_file_and_folder_that_the_page_names_exists() {
     let is_there = |name: &str| places.iter().any(|place| place.ends_with(&format!("/{name}")));
     let missing: Vec<_> = named.into_iter().filter(|name| !is_there(name)).collect();
     assert!(missing.is_empty(), "docs/architecture.md names what is not there: {missing:?}");
+}
+
+/// The locks of a crate: the file and the name of each field or static variable.
+fn locks(folder: &Path, name: &str, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let place = format!("{name}{}", entry.file_name().to_str().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            locks(&entry.path(), &format!("{place}/"), found);
+            continue;
+        }
+        let text = fs::read_to_string(entry.path()).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        for line in code.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+            let is_lock = ["Mutex<", "RwLock<"].iter().any(|lock| line.contains(lock));
+            let is_place = line.ends_with(',') || line.starts_with("static ");
+            if let Some((field, _)) = line.split_once(": ").filter(|_| is_lock && is_place) {
+                found.push(format!(
+                    "`{place}` {}",
+                    field.trim_start_matches("static ").trim_start_matches("pub(super) ")
+                ));
+            }
+        }
+    }
+}
+
+/// No lock is held while a body is read or a database is asked, because one slow client would stop all threads that wait for the lock. A new
+/// lock is added to the table, which says what it is held over.
+#[test]
+fn the_page_names_every_lock_of_the_server() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/architecture.md")).unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with("Locks")).expect("a section 'Locks'");
+    let row = |line: &str| Some(line.strip_prefix("| `")?.split(" | ").next().map(|cell| format!("`{cell}"))?);
+    let mut named: Vec<_> = section.lines().filter_map(row).collect();
+    let mut found = Vec::new();
+    locks(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("narval-serve/src"), "", &mut found);
+    (named.sort(), found.sort());
+    assert_eq!(named, found);
 }

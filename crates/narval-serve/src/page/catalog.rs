@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use memchr::memmem::Finder;
@@ -117,15 +117,32 @@ struct Made {
     at: Instant,
     took: Duration,
     used: Instant,
-    /// Whether a thread builds the next one.
-    is_being_replaced: bool,
     table: Arc<Table>,
 }
 
 /// The table, while it is used.
 #[derive(Default)]
 pub(super) struct Catalog {
-    made: Mutex<Option<Made>>,
+    state: Mutex<State>,
+    /// Notified when a table was built, or could not be.
+    built: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    made: Option<Made>,
+    /// Whether a thread builds the table, or the next one. It does not hold the lock meanwhile.
+    is_building: bool,
+}
+
+/// The right to build the table.
+struct Building(Arc<Catalog>);
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        self.0.lock().is_building = false;
+        self.0.built.notify_all();
+    }
 }
 
 impl fmt::Debug for Catalog {
@@ -142,39 +159,73 @@ impl Catalog {
 
     /// Begins to build the table, if there is none: who opens the page may search soon, and with a million paths building takes seconds.
     pub(super) fn prepare(self: &Arc<Self>, places: &Arc<Places>) {
-        // The lock is held while the first table is built.
-        if self.made.try_lock().is_ok_and(|made| made.is_none()) {
-            let (this, places) = (Arc::clone(self), Arc::clone(places));
-            let build = move || match this.table(&places) {
-                Ok(_) => {}
-                Err(error) => tracing::warn!("the names of all paths cannot be read: {error}"),
-            };
-            if let Err(error) = std::thread::Builder::new().name("catalog".into()).spawn(build) {
-                tracing::debug!("the first search has to build its table: cannot start a thread: {error}");
-            }
+        let mut state = self.lock();
+        if state.made.is_none() && !state.is_building {
+            let building = self.begin(&mut state);
+            drop(state);
+            self.build_on_a_thread(building, places);
         }
     }
 
     /// Requests that arrive while the first table is built wait for it.
     fn table(self: &Arc<Self>, places: &Arc<Places>) -> Result<Arc<Table>, ServeError> {
-        let mut made = self.lock();
         let stamps = Stamps::of(places);
-        if let Some(known) = made.as_mut() {
-            known.used = Instant::now();
-            let is_known = known.stamps == stamps && !matches!(known.stamps.0, Some(None));
-            if is_known || known.is_being_replaced || known.at.elapsed() < known.took * REST_FACTOR {
-                return Ok(Arc::clone(&known.table));
+        let mut state = self.lock();
+        let building = loop {
+            if let Some(known) = state.made.as_mut() {
+                known.used = Instant::now();
+                let is_known = known.stamps == stamps && !matches!(known.stamps.0, Some(None));
+                let is_slow = known.took > WAIT_MAX;
+                let table = Arc::clone(&known.table);
+                if is_known || known.at.elapsed() < known.took * REST_FACTOR || (is_slow && state.is_building) {
+                    return Ok(table);
+                }
+                if is_slow {
+                    let building = self.begin(&mut state);
+                    drop(state);
+                    self.build_on_a_thread(building, places);
+                    return Ok(table);
+                }
             }
-            if known.took > WAIT_MAX {
-                let (this, places) = (Arc::clone(self), Arc::clone(places));
-                let spawned = std::thread::Builder::new().name("catalog".into()).spawn(move || this.replace(&places));
-                known.is_being_replaced = spawned.is_ok();
-                return Ok(Arc::clone(&known.table));
+            if !state.is_building {
+                break self.begin(&mut state);
             }
+            state = self.built.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(state);
+        self.build(&building, places)
+    }
+
+    fn begin(self: &Arc<Self>, state: &mut State) -> Building {
+        state.is_building = true;
+        Building(Arc::clone(self))
+    }
+
+    fn build_on_a_thread(self: &Arc<Self>, building: Building, places: &Arc<Places>) {
+        let (this, places) = (Arc::clone(self), Arc::clone(places));
+        let build = move || {
+            if let Err(error) = this.build(&building, &places) {
+                tracing::warn!("the names of all paths cannot be read: {error}");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("catalog".into()).spawn(build) {
+            tracing::debug!("the next search has to build its table: cannot start a thread: {error}");
         }
-        let is_first = made.is_none();
-        let table = Arc::clone(&made.insert(Made::now(places)?).table);
-        drop(made);
+    }
+
+    /// Builds the table, without the lock: the databases are read.
+    fn build(self: &Arc<Self>, _building: &Building, places: &Places) -> Result<Arc<Table>, ServeError> {
+        let new = Made::now(places);
+        let mut state = self.lock();
+        let new = new.inspect_err(|_| {
+            // The outdated one is used, and the next attempt is not made at once.
+            if let Some(known) = state.made.as_mut() {
+                known.at = Instant::now();
+            }
+        })?;
+        let table = Arc::clone(&new.table);
+        let is_first = state.made.replace(new).is_none();
+        drop(state);
         if is_first {
             let catalog = Arc::downgrade(self);
             let spawned = std::thread::Builder::new().name("catalog".into()).spawn(move || drop_when_idle(&catalog));
@@ -185,24 +236,8 @@ impl Catalog {
         Ok(table)
     }
 
-    fn replace(&self, places: &Places) {
-        let new = Made::now(places);
-        let mut made = self.lock();
-        match new {
-            // It may have been dropped meanwhile.
-            Ok(new) if made.is_some() => *made = Some(new),
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!("the names of all paths cannot be read: {error}");
-                if let Some(known) = made.as_mut() {
-                    (known.is_being_replaced, known.at) = (false, Instant::now());
-                }
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Made>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -212,7 +247,7 @@ impl Made {
         let (stamps, began) = (Stamps::of(places), Instant::now());
         let table = Arc::new(Table::read(places)?);
         let at = Instant::now();
-        Ok(Self { stamps, at, took: at - began, used: at, is_being_replaced: false, table })
+        Ok(Self { stamps, at, took: at - began, used: at, table })
     }
 }
 
@@ -220,9 +255,11 @@ fn drop_when_idle(catalog: &Weak<Catalog>) {
     loop {
         std::thread::sleep(IDLE_MAX / 10);
         let Some(catalog) = catalog.upgrade() else { return };
-        let mut made = catalog.lock();
-        if made.as_ref().is_none_or(|made| made.used.elapsed() > IDLE_MAX) {
-            *made = None;
+        let mut state = catalog.lock();
+        if state.made.as_ref().is_none_or(|made| made.used.elapsed() > IDLE_MAX) {
+            let unused = state.made.take();
+            drop(state);
+            drop(unused);
             return;
         }
     }

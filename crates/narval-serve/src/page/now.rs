@@ -1,7 +1,7 @@
 //! Live figures, sent once a second over a WebSocket. Nothing is sampled while no client is connected.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_http::ws::{CloseCode, SharedMessage, Upgrade, WebSocket, WsEvent};
@@ -29,11 +29,21 @@ struct Viewer {
     permit: Option<Permit>,
 }
 
-/// The viewers.
+/// See the module's description.
 pub(super) struct Now {
     counted: Arc<dyn Counted>,
     since: Instant,
-    viewers: Mutex<Vec<Viewer>>,
+    viewers: Mutex<Viewers>,
+}
+
+#[derive(Default)]
+struct Viewers {
+    list: Vec<Viewer>,
+    /// The number of those that the thread is sending to: it does not hold the lock meanwhile, because it asks the database whether they may
+    /// still see the figures.
+    away: usize,
+    /// Whether the thread runs.
+    is_sending: bool,
 }
 
 impl fmt::Debug for Now {
@@ -63,42 +73,63 @@ impl Now {
     }
 
     fn open(self: &Arc<Self>, socket: &WebSocket, permit: Option<Permit>) {
-        let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
-        if viewers.len() >= VIEWERS_MAX {
+        let mut viewers = self.lock();
+        if viewers.list.len() + viewers.away >= VIEWERS_MAX {
+            drop(viewers);
             socket.close(CloseCode::POLICY_VIOLATION, "too many viewers");
             return;
         }
-        viewers.push(Viewer { socket: socket.clone(), permit });
-        if viewers.len() == 1 {
+        viewers.list.push(Viewer { socket: socket.clone(), permit });
+        let is_sending = std::mem::replace(&mut viewers.is_sending, true);
+        drop(viewers);
+        if !is_sending {
             let this = Arc::clone(self);
-            let spawned = std::thread::Builder::new().name("page".into()).spawn(move || this.tell());
+            let spawned = std::thread::Builder::new().name("page".into()).spawn(move || this.send());
             if let Err(error) = spawned {
                 tracing::warn!("cannot send live figures: {error}");
-                viewers.clear();
-                socket.close(CloseCode::INTERNAL_ERROR, "no thread can be started");
+                for viewer in std::mem::take(&mut *self.lock()).list {
+                    viewer.socket.close(CloseCode::INTERNAL_ERROR, "no thread can be started");
+                }
             }
         }
     }
 
     /// Sends samples until the last client has disconnected.
-    fn tell(&self) {
+    fn send(&self) {
         loop {
             let uptime = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
             let message = SharedMessage::new(self.counted.sample(uptime));
-            let mut viewers = self.viewers.lock().unwrap_or_else(PoisonError::into_inner);
-            viewers.retain(|Viewer { socket, permit }| {
-                if permit.as_ref().is_some_and(|permit| !permit()) {
-                    socket.close(CloseCode::POLICY_VIOLATION, "the token or the session has ended");
-                    return false;
-                }
-                // A viewer that does not keep up misses samples, until the connection's limit disconnects it.
-                socket.is_open() && (socket.queued_bytes() > 0 || socket.send_shared(&message).is_accepted())
-            });
-            if viewers.is_empty() {
+            let mut viewers = self.lock();
+            let mut list = std::mem::take(&mut viewers.list);
+            viewers.away = list.len();
+            drop(viewers);
+            list.retain(|viewer| viewer.send(&message));
+            let mut viewers = self.lock();
+            viewers.away = 0;
+            viewers.list.append(&mut list);
+            viewers.is_sending = !viewers.list.is_empty();
+            if !viewers.is_sending {
                 return;
             }
             drop(viewers);
             std::thread::sleep(EVERY);
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Viewers> {
+        self.viewers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Viewer {
+    /// Sends a sample. Returns `false` if there is nobody any more.
+    fn send(&self, message: &SharedMessage) -> bool {
+        let Self { socket, permit } = self;
+        if permit.as_ref().is_some_and(|permit| !permit()) {
+            socket.close(CloseCode::POLICY_VIOLATION, "the token or the session has ended");
+            return false;
+        }
+        // A viewer that does not keep up misses samples, until the connection's limit disconnects it.
+        socket.is_open() && (socket.queued_bytes() > 0 || socket.send_shared(message).is_accepted())
     }
 }

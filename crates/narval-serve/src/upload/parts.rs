@@ -1,10 +1,14 @@
 //! NARs that are uploaded in parts. An interrupted upload can be resumed.
 //!
 //! The received parts of a NAR are in a temporary file of the data folder, which is removed when the server stops. A part counts once it was received
-//! completely.
+//! completely. No lock is held while a body is read: how much was received can always be asked. A part that begins where one that is still being
+//! received began replaces it, because a client that resumes has given up the connection that the other came from.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,28 +17,41 @@ use narval_store::TemporaryFile;
 
 /// The largest part, in bytes. Proxies limit the size of bodies; most of them accept 32 MiB.
 pub(super) const PART_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// An upload that receives no part for this long is dropped.
+/// An upload that receives nothing for this long is dropped.
 const DROP_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// The most uploads in parts. Each has an open file.
 const UPLOADS_MAX: usize = 256;
 /// The most uploads in parts of one token.
 const UPLOADS_OF_ONE_MAX: usize = 64;
+/// How much of a body is read at a time, in bytes.
+const PIECE_LEN: usize = 256 * 1024;
 
 /// The token of an upload, and its cache and name.
 pub(super) type Key = (String, String);
 
+type Uploads = HashMap<Key, Arc<Upload>>;
+
 /// The uploads in parts.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    uploads: Mutex<HashMap<Key, Arc<Mutex<Upload>>>>,
+    uploads: Mutex<Uploads>,
 }
 
 /// The received parts of one NAR.
 #[derive(Debug)]
-pub(super) struct Upload {
-    file: TemporaryFile,
-    length: u64,
-    last_part: Instant,
+struct Upload {
+    /// The length of the complete parts. Changed only while `writing` is locked, which is held while a piece is written to the disk.
+    length: AtomicU64,
+    writing: Mutex<Writing>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    /// `None` once the upload has ended.
+    file: Option<TemporaryFile>,
+    /// Counts the parts that were begun: only the last one may write.
+    part: u64,
+    last_used: Instant,
 }
 
 /// Why a part was refused.
@@ -46,6 +63,8 @@ pub(super) enum PartError {
     TooMany,
     /// It is larger than [`PART_BYTES_MAX`].
     TooLarge,
+    /// Another request has sent the part again, or the upload was dropped.
+    Replaced,
     /// The body cannot be read completely.
     Body(io::Error),
     /// The file cannot be written.
@@ -55,11 +74,9 @@ pub(super) enum PartError {
 }
 
 impl Parts {
-    /// The number of bytes of a NAR received so far.
+    /// The number of bytes of a NAR received so far. Does not wait for a part that is being received.
     pub(super) fn received(&self, key: &Key) -> Option<u64> {
-        let upload = Arc::clone(self.lock().get(key)?);
-        let length = lock(&upload).length;
-        Some(length)
+        self.lock().get(key).map(|upload| upload.length.load(Ordering::Acquire))
     }
 
     /// Appends a part that begins at `offset`, and returns the number of bytes received so far. `create` creates the file for the first part.
@@ -70,63 +87,75 @@ impl Parts {
         body: &mut dyn Read,
         create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
     ) -> Result<u64, PartError> {
-        let upload = self.upload(key, offset, create)?;
-        let mut upload = lock(&upload);
-        if upload.length != offset {
-            return Err(PartError::Offset(upload.length));
-        }
-        upload.append(body)
+        self.drop_idle(DROP_AFTER);
+        let upload = match offset {
+            0 => self.start(key, create)?,
+            _ => self.lock().get(key).cloned().ok_or(PartError::Offset(0))?,
+        };
+        upload.append(offset, body)
     }
 
-    /// Drops uploads that have received no part for this long.
+    /// Drops uploads that have received nothing for this long.
     pub(super) fn drop_idle(&self, after: Duration) {
-        let is_kept =
-            |upload: &Arc<Mutex<Upload>>| upload.try_lock().map_or(true, |upload| upload.last_part.elapsed() < after);
-        self.lock().retain(|_, upload| is_kept(upload));
+        // One that is being written to is not idle.
+        let is_idle = |upload: &Upload| upload.writing.try_lock().is_ok_and(|of| of.last_used.elapsed() >= after);
+        let idle: Vec<_> = self.lock().extract_if(|_, upload| is_idle(upload)).collect();
+        // Their files are removed after the lock was released.
+        idle.iter().for_each(|(_, upload)| drop(upload.end()));
     }
 
-    /// Ends an upload in parts, and returns its file and length. Returns `None` if there is none, or if another request is appending to it.
+    /// Ends an upload in parts, and returns its file and length. Returns `None` if there is none.
     pub(super) fn finish(&self, key: &Key) -> Option<(TemporaryFile, u64)> {
         let upload = self.lock().remove(key)?;
-        let upload = Arc::into_inner(upload)?.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Some((upload.file, upload.length))
+        upload.end()
     }
 
-    fn upload(
+    /// Starts an upload, or starts it over.
+    fn start(
         &self,
         key: &Key,
-        offset: u64,
         create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
-    ) -> Result<Arc<Mutex<Upload>>, PartError> {
-        self.drop_idle(DROP_AFTER);
-        let mut uploads = self.lock();
-        if offset > 0 {
-            return uploads.get(key).cloned().ok_or(PartError::Offset(0));
-        }
-        let of_one = uploads.keys().filter(|(token, _)| *token == key.0).count();
-        if !uploads.contains_key(key) && (uploads.len() >= UPLOADS_MAX || of_one >= UPLOADS_OF_ONE_MAX) {
+    ) -> Result<Arc<Upload>, PartError> {
+        if !has_room(&self.lock(), key) {
             return Err(PartError::TooMany);
         }
-        let file = create().map_err(PartError::Refused)?;
-        let upload = Upload { file, length: 0, last_part: Instant::now() };
-        let upload = Arc::new(Mutex::new(upload));
-        uploads.insert(key.clone(), Arc::clone(&upload));
+        let file = Some(create().map_err(PartError::Refused)?);
+        let writing = Mutex::new(Writing { file, part: 0, last_used: Instant::now() });
+        let upload = Arc::new(Upload { length: AtomicU64::new(0), writing });
+        let mut uploads = self.lock();
+        // Others may have started meanwhile.
+        if !has_room(&uploads, key) {
+            return Err(PartError::TooMany);
+        }
+        let replaced = uploads.insert(key.clone(), Arc::clone(&upload));
+        drop(uploads);
+        drop(replaced.map(|upload| upload.end()));
         Ok(upload)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Mutex<Upload>>>> {
+    fn lock(&self) -> MutexGuard<'_, Uploads> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Whether this upload may be started.
+fn has_room(uploads: &Uploads, key: &Key) -> bool {
+    let of_one = uploads.keys().filter(|(token, _)| *token == key.0).count();
+    uploads.contains_key(key) || (uploads.len() < UPLOADS_MAX && of_one < UPLOADS_OF_ONE_MAX)
+}
+
 impl Upload {
+    /// Takes the file. A part that is still being received fails.
+    fn end(&self) -> Option<(TemporaryFile, u64)> {
+        let file = self.lock().file.take()?;
+        Some((file, self.length.load(Ordering::Acquire)))
+    }
+
     /// Appends a whole part, or nothing.
-    fn append(&mut self, body: &mut dyn Read) -> Result<u64, PartError> {
-        let mut at = self.length;
-        let mut piece = vec![0; 256 * 1024];
-        // The rest of an interrupted part is overwritten or truncated.
-        self.file.file().set_len(at).map_err(PartError::File)?;
-        self.file.file().seek(SeekFrom::Start(at)).map_err(PartError::File)?;
+    fn append(&self, offset: u64, body: &mut dyn Read) -> Result<u64, PartError> {
+        let (file, part) = self.begin(offset)?;
+        let mut at = offset;
+        let mut piece = vec![0; PIECE_LEN];
         loop {
             let got = match body.read(&mut piece) {
                 Ok(0) => break,
@@ -135,24 +164,54 @@ impl Upload {
                 Err(error) => return Err(PartError::Body(error)),
             };
             let got = piece.get(..got).unwrap_or_default();
-            at += got.len() as u64;
-            if at - self.length > PART_BYTES_MAX {
+            if at + got.len() as u64 - offset > PART_BYTES_MAX {
                 return Err(PartError::TooLarge);
             }
-            self.file.file().write_all(got).map_err(PartError::File)?;
+            // Locked while it writes: a part that was replaced must not write over its successor.
+            let _writing = self.writing(part)?;
+            file.write_all_at(got, at).map_err(PartError::File)?;
+            at += got.len() as u64;
         }
-        (self.length, self.last_part) = (at, Instant::now());
+        let _writing = self.writing(part)?;
+        // Removes the rest of a longer part that was interrupted.
+        file.set_len(at).map_err(PartError::File)?;
+        self.length.store(at, Ordering::Release);
         Ok(at)
     }
-}
 
-fn lock(upload: &Mutex<Upload>) -> MutexGuard<'_, Upload> {
-    upload.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Begins a part. Returns the file, and the part's number.
+    fn begin(&self, offset: u64) -> Result<(File, u64), PartError> {
+        let mut writing = self.lock();
+        let length = self.length.load(Ordering::Acquire);
+        if length != offset {
+            return Err(PartError::Offset(length));
+        }
+        let file = writing.file.as_ref().ok_or(PartError::Replaced)?;
+        let file = file.file().try_clone().map_err(PartError::File)?;
+        writing.part += 1;
+        Ok((file, writing.part))
+    }
+
+    /// The lock for writing, unless another request has replaced the part.
+    fn writing(&self, part: u64) -> Result<MutexGuard<'_, Writing>, PartError> {
+        let mut writing = self.lock();
+        if writing.part != part || writing.file.is_none() {
+            return Err(PartError::Replaced);
+        }
+        writing.last_used = Instant::now();
+        Ok(writing)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Writing> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
+
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -216,5 +275,64 @@ mod tests {
         assert!(matches!(append(UPLOADS_OF_ONE_MAX, &mut &b"x"[..]), Err(PartError::TooMany)));
         // Starting over does not count as a new upload.
         assert_eq!(append(0, &mut &b"xy"[..]).unwrap(), 2);
+    }
+
+    /// A body of which one more byte arrives with each message.
+    struct Trickling(mpsc::Receiver<()>);
+
+    impl Read for Trickling {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            out[0] = b'x';
+            Ok(self.0.recv().map_or(0, |()| 1))
+        }
+    }
+
+    #[test]
+    fn a_part_that_trickles_holds_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let (parts, key) = (Arc::new(Parts::default()), ("token".to_owned(), "name".to_owned()));
+        parts.append(&key, 0, &mut &b"hello"[..], || create(&folder)).unwrap();
+        let (send, receive) = mpsc::channel();
+        let trickling = {
+            let (parts, key) = (Arc::clone(&parts), key.clone());
+            std::thread::spawn(move || {
+                let none = || -> Result<TemporaryFile, Refusal> { panic!("it exists") };
+                parts.append(&key, 5, &mut Trickling(receive), none)
+            })
+        };
+        send.send(()).unwrap();
+        while std::fs::metadata(std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path())
+            .unwrap()
+            .len()
+            < 6
+        {
+            std::thread::yield_now();
+        }
+        // While it is being received: the length, another upload, and the same part again, which replaces it.
+        (0..1000).for_each(|_| assert_eq!(parts.received(&key), Some(5)));
+        parts.append(&("token".to_owned(), "other".to_owned()), 0, &mut &b"y"[..], || create(&folder)).unwrap();
+        assert_eq!(parts.append(&key, 5, &mut &b" world"[..], || create(&folder)).unwrap(), 11);
+        send.send(()).unwrap();
+        assert!(matches!(trickling.join().unwrap(), Err(PartError::Replaced)));
+        let (file, length) = parts.finish(&key).unwrap();
+        assert_eq!((std::fs::read(file.path()).unwrap().as_slice(), length), (&b"hello world"[..], 11));
+    }
+
+    #[test]
+    fn an_upload_that_is_dropped_ends_the_part_that_is_being_received() {
+        let folder = tempfile::tempdir().unwrap();
+        let (parts, key) = (Parts::default(), ("token".to_owned(), "name".to_owned()));
+        parts.append(&key, 0, &mut &b"hello"[..], || create(&folder)).unwrap();
+        struct Dropping<'a>(&'a Parts, bool);
+        impl Read for Dropping<'_> {
+            fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+                self.0.drop_idle(Duration::ZERO);
+                out[0] = b'x';
+                Ok(usize::from(!std::mem::replace(&mut self.1, true)))
+            }
+        }
+        let part = parts.append(&key, 5, &mut Dropping(&parts, false), || create(&folder));
+        assert!(matches!(part, Err(PartError::Replaced)));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

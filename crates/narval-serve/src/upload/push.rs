@@ -131,8 +131,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
             Err(PartError::Offset(expected)) => return Ok(offset_conflict(expected)),
             Err(error) => return Err(this.refuse_part(error)),
         }
-        let (file, length) =
-            this.pool.parts.finish(&key).ok_or(malformed("another request is writing to this upload"))?;
+        let (file, length) = this.pool.parts.finish(&key).ok_or(malformed("another request has ended this upload"))?;
         match this.cache.begin_with(target, Some(length), receipts, &grant)? {
             Begin::Known(stored) => Ok(this.known(&stored)),
             Begin::Receive(upload) => Ok(this.created(&upload.adopt(file)?)),
@@ -222,6 +221,7 @@ impl Uploads {
                     .into()
             }
             PartError::TooLarge => too_large(),
+            PartError::Replaced => malformed("another request is writing to this upload"),
             PartError::Body(error) => ended_early(&error),
             PartError::Refused(refusal) => refusal.into(),
             PartError::File(error) => {

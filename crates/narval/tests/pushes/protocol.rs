@@ -1,5 +1,9 @@
 //! The push protocol of `docs/push-protocol.md`.
 
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
 use narval_nix::Sha256;
 
 use crate::lab::{Lab, Nar};
@@ -122,6 +126,48 @@ fn a_nar_in_parts_resumes_where_it_was_interrupted() {
     assert_eq!(progress(&token).0, 200);
     assert_eq!(lab.get(&nar.url()).body, nar.bytes);
     lab.nothing_incoming();
+}
+
+#[test]
+fn a_part_that_trickles_holds_nobody_up() {
+    let lab = Lab::new();
+    let token = lab.token("push");
+    let nar = Nar::of(&noise(500_000));
+    let part = |offset: usize, end: usize, query: &str| {
+        lab.put(&format!("{}?offset={offset}{query}", nar_url(&nar, "")), &token, &nar.bytes[offset..end])
+    };
+    assert_eq!(part(0, 100_000, "").status, 202);
+    let mut trickling = lab.server.connect();
+    let head = format!(
+        "PUT {}?offset=100000 HTTP/1.1\r\nHost: test\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n\
+         Content-Length: 100000\r\n\r\n",
+        nar_url(&nar, "")
+    );
+    trickling.write_all(head.as_bytes()).unwrap();
+    trickling.write_all(&nar.bytes[100_000..180_000]).unwrap();
+    // It is written to its file while it arrives.
+    let is_written = || {
+        let files = fs::read_dir(lab.data_path().join("incoming")).unwrap().flatten();
+        files.filter_map(|file| file.metadata().ok()).any(|file| file.len() > 100_000)
+    };
+    while !is_written() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // More requests at a time than there are workers; each of them would wait for the part.
+    let ask = || {
+        for _ in 0..10 {
+            let answer = lab.send("HEAD", &nar_url(&nar, ""), &token, &[], b"");
+            assert_eq!((answer.status, answer.field("upload-offset")), (404, Some("100000")));
+        }
+    };
+    std::thread::scope(|scope| (0..100).for_each(|_| drop(scope.spawn(ask))));
+    assert_eq!(lab.get("/health").status, 200);
+    // A client that resumes has given the connection up.
+    assert_eq!(part(100_000, 200_000, "").field("upload-offset"), Some("200000"));
+    let last = part(200_000, nar.bytes.len(), "&last=1");
+    assert_eq!(last.status, 201, "{}", last.text());
+    drop(trickling);
+    assert_eq!(lab.get(&nar.url()).body, nar.bytes);
 }
 
 #[test]
