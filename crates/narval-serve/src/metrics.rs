@@ -168,10 +168,7 @@ impl Metrics {
             uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
             uploads_refused: counter("uploads_refused", "Uploads that were refused"),
             logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
-            logins_throttled: counter(
-                "logins_throttled",
-                "Tokens refused unchecked after too many wrong ones from the address",
-            ),
+            logins_throttled: counter("logins_throttled", "The same after too many of them from the address"),
             nar_bytes_delta,
             nar_bytes_identity,
             nar_bytes_zstd,

@@ -69,7 +69,7 @@ pub(crate) struct Bearer {
 enum Denied {
     /// The field is neither Basic nor Bearer credentials.
     Malformed,
-    /// The token was not checked, because too many wrong ones came from this address.
+    /// The token is unknown, expired or revoked, as too many others from this address were.
     Throttled,
     /// The token is unknown, expired or revoked.
     Wrong,
@@ -81,7 +81,7 @@ impl From<Denied> for ServeError {
     fn from(denied: Denied) -> Self {
         match denied {
             Denied::Malformed => unauthorized("the Authorization field is neither Basic nor Bearer credentials"),
-            Denied::Throttled => unauthorized("too many wrong tokens from this address: wait a few seconds"),
+            Denied::Throttled => unauthorized(THROTTLED),
             Denied::Wrong => unauthorized(
                 "this token is unknown, expired or revoked: replace it in the netrc file ('narval token create' creates one)",
             ),
@@ -90,6 +90,9 @@ impl From<Denied> for ServeError {
     }
 }
 
+/// The answer to a wrong token after too many others. It is not logged.
+const THROTTLED: &str = "too many wrong tokens from this address, and this one is unknown, expired or revoked, too: \
+     replace it in the netrc file";
 /// The maximum number of verified tokens in memory.
 const REMEMBERED_MAX: usize = 1024;
 /// How long a verified token is remembered: its last use is recorded to the minute.
@@ -148,11 +151,6 @@ impl Auth {
         if let Some(grant) = self.recall(stamp, &hash) {
             return Ok(Caller::Bearer(grant));
         }
-        let address = address(head.peer());
-        if !self.throttle.may_try(address, &presented) {
-            metrics.logins_throttled.inc();
-            return Err(Denied::Throttled);
-        }
         let verified = match self.tokens.verify(&presented) {
             Err(TokenError::Index(error)) if error.is_away() => {
                 let grant = self.recall_for(TRUSTED_WHILE_AWAY, stamp, &hash);
@@ -162,17 +160,20 @@ impl Auth {
         };
         match verified {
             Some(grant) => {
-                self.throttle.succeeded(address, &presented);
                 let grant = Arc::new(grant);
                 self.remembered.insert(hash, (stamp, Instant::now(), Arc::clone(&grant)));
                 Ok(Caller::Bearer(grant))
             }
-            None => {
-                self.throttle.failed(address);
-                metrics.logins_failed.inc();
-                Err(Denied::Wrong)
-            }
+            None if self.has_failed(address(head.peer()), metrics) => Err(Denied::Throttled),
+            None => Err(Denied::Wrong),
         }
+    }
+
+    /// Counts a wrong token. Returns whether there were too many from its address.
+    fn has_failed(&self, address: Option<IpAddr>, metrics: &Metrics) -> bool {
+        let is_throttled = self.throttle.failed(address);
+        (if is_throttled { &metrics.logins_throttled } else { &metrics.logins_failed }).inc();
+        is_throttled
     }
 
     /// The session of a browser that has signed in, from its cookie. It ends when its token is revoked or expires.

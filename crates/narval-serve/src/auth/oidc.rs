@@ -9,7 +9,7 @@ use narval_cache::written::oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Ve
 use narval_cache::written::{CachePatterns, Data, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 
-use super::{Auth, address, unauthorized};
+use super::{Auth, THROTTLED, address, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 
@@ -61,10 +61,6 @@ impl Exchange {
         let presented = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {
             ServeError::Upload(format!("the body must be the platform's token, at most {TOKEN_LEN_MAX} bytes: {error}"))
         })?;
-        if !auth.throttle.may_try(address, presented.as_bytes()) {
-            metrics.logins_throttled.inc();
-            return Err(unauthorized("too many wrong tokens from this address: wait a few seconds"));
-        }
         if self.running.fetch_add(1, Ordering::AcqRel) >= EXCHANGES_MAX {
             self.running.fetch_sub(1, Ordering::AcqRel);
             return Ok(later("too many token exchanges at the moment"));
@@ -73,14 +69,10 @@ impl Exchange {
         self.running.fetch_sub(1, Ordering::AcqRel);
         let peer = address.map_or_else(|| "unix socket".to_owned(), |address| address.to_string());
         match verified {
-            Ok(verified) => {
-                auth.throttle.succeeded(address, presented.as_bytes());
-                self.issue(&verified, &peer)
-            }
+            Ok(verified) => self.issue(&verified, &peer),
             Err(error @ OidcError::Unavailable { .. }) => Ok(later(&error.to_string())),
+            Err(_) if auth.has_failed(address, metrics) => Err(unauthorized(THROTTLED)),
             Err(error) => {
-                auth.throttle.failed(address);
-                metrics.logins_failed.inc();
                 tracing::info!("OpenID Connect: a token from {peer} was refused: {error}");
                 Err(match error {
                     OidcError::NoRule(_) => Refusal::new(RefusalKind::Forbidden, error).into(),

@@ -176,7 +176,7 @@ fn an_administrator_of_one_cache_manages_the_tokens_of_that_cache() {
 }
 
 #[test]
-fn wrong_tokens_are_slowed_and_noted() {
+fn wrong_tokens_are_noted_until_there_are_too_many() {
     let lab = Lab::new(&[]);
     let guess = |secret: &str| {
         let bearer = format!("Authorization: Bearer {secret}");
