@@ -61,6 +61,7 @@ pub use delta::{
     DELTA_BASE_BYTES_MAX, DELTA_MEMORY_MAX, DELTA_NAR_BYTES_MIN, DELTA_WINDOW_MAX, DeltaMemory, Reserved,
     delta_codings, delta_fits, delta_memory,
 };
+pub use disk::{Permit, Permits, WorksFor, client as served_client, work_for};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};

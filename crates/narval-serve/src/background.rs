@@ -1,7 +1,8 @@
-//! A few threads for work that workers must not wait for: syncing finished files, verifying them, small uploads.
+//! A few threads for work that workers must not wait for: syncing finished files, verifying them, small uploads, requests of the page.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A piece of work.
@@ -30,27 +31,33 @@ impl Background {
 
     /// Runs a job on a thread, or at once if too many wait.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
-        let mut work = self.lock();
-        if work.waiting.len() >= self.waiting_max {
-            drop(work);
-            return job();
+        let work = self.lock();
+        let queued = if work.waiting.len() >= self.waiting_max { Err(job) } else { self.queue(work, job) };
+        if let Err(job) = queued {
+            job();
+        }
+    }
+
+    /// Runs a job on a thread, however many wait: for callers that bound them, and must not run them.
+    ///
+    /// # Errors
+    /// The job, if there is no thread and none can be started.
+    pub(crate) fn add(self: &Arc<Self>, job: Job) -> Result<(), Job> {
+        self.queue(self.lock(), job)
+    }
+
+    fn queue(self: &Arc<Self>, mut work: MutexGuard<'_, Work>, job: Job) -> Result<(), Job> {
+        if work.threads < self.threads_max {
+            let this = Arc::clone(self);
+            let started = std::thread::Builder::new().name(self.name.to_owned()).spawn(move || this.work());
+            // Without another one, the existing threads will run it.
+            if started.is_err() && work.threads == 0 {
+                return Err(job);
+            }
+            work.threads += usize::from(started.is_ok());
         }
         work.waiting.push_back(job);
-        if work.threads >= self.threads_max {
-            return;
-        }
-        let this = Arc::clone(self);
-        match std::thread::Builder::new().name(self.name.to_owned()).spawn(move || this.work()) {
-            Ok(_) => work.threads += 1,
-            // The existing threads will run it.
-            Err(_) if work.threads > 0 => {}
-            Err(_) => {
-                // This thread counts as one.
-                work.threads += 1;
-                drop(work);
-                self.work();
-            }
-        }
+        Ok(())
     }
 
     /// Runs jobs until the queue is empty.
@@ -62,7 +69,8 @@ impl Background {
                 return;
             };
             drop(work);
-            job();
+            // A panic was reported by its hook. What the job held is dropped.
+            let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
 

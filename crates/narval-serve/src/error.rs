@@ -70,6 +70,12 @@ pub(crate) enum ServeError {
     /// A `Content-Encoding` that is not known.
     #[error("unknown content coding")]
     Coding,
+    /// Too many requests of this kind are being answered, or of this client.
+    #[error("too many requests at a time")]
+    Busy,
+    /// What is asked for can only be read by decoding too much before it.
+    #[error("too much is before it")]
+    TooFar,
     /// A PUT to a server that takes none.
     #[error("uploads are not enabled")]
     NotWritable,
@@ -133,6 +139,16 @@ impl ServeError {
                     .header(header::RETRY_AFTER, HeaderValue::from(seconds))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
+            Self::Busy => {
+                metrics.page_refused.inc();
+                Response::text(StatusCode::SERVICE_UNAVAILABLE, "Too many such requests at a time: try again.\n")
+                    .header(header::RETRY_AFTER, HeaderValue::from_static("1"))
+                    .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+            }
+            Self::TooFar => Response::text(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "This is too far behind the start of a compressed NAR: download the NAR.\n",
+            ),
             Self::Upload(reason) => {
                 metrics.uploads_refused.inc();
                 Response::text(StatusCode::BAD_REQUEST, format!("{reason}\n"))

@@ -7,7 +7,7 @@ use narval_http::{HeadRef, Method, Request};
 use narval_nix::HashPart;
 
 use crate::auth::sessions::{Session, is_own_page};
-use crate::auth::{Auth, Caller, peer_text, unauthorized};
+use crate::auth::{Auth, Caller, client_text, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::page::PageRoute;
@@ -98,7 +98,7 @@ impl Gate<'_> {
         }
         let caller = self.auth.caller(&head, self.metrics)?;
         let granted = |caller: Caller, scope: Scope| -> Result<Grant, ServeError> {
-            let grant = caller.grant(request.peer())?;
+            let grant = caller.grant(&head)?;
             grant.require(self.cache, scope)?;
             Ok(grant)
         };
@@ -149,7 +149,7 @@ impl Gate<'_> {
     fn may_manage(&self, asked: &Managing<'_>, request: &Request) -> Result<Grant, ServeError> {
         let head = request.head();
         let session = if is_read(request.method()) { self.any_session(&head)? } else { self.writing_session(&head)? };
-        let grant = Grant::clone(&session.grant).from_peer(peer_text(request.peer()));
+        let grant = Grant::clone(&session.grant).from_peer(client_text(&head));
         grant.require(self.cache, asked.scope())?;
         Ok(grant)
     }

@@ -76,12 +76,15 @@ pub(crate) struct Metrics {
     pub(crate) uploads_stored: Counter,
     pub(crate) uploads_known: Counter,
     pub(crate) uploads_refused: Counter,
+    pub(crate) page_refused: Counter,
     pub(crate) logins_failed: Counter,
     pub(crate) logins_throttled: Counter,
     /// NARs of [`LARGE_BYTES_MIN`] and more.
     pub(crate) downloads: UnderWay,
     pub(crate) uploads: UnderWay,
     pub(crate) compressions: UnderWay,
+    /// Requests of the page that decode, walk or compare.
+    pub(crate) page_requests: UnderWay,
 }
 
 impl fmt::Debug for Metrics {
@@ -139,6 +142,7 @@ impl Metrics {
         let downloads = under_way("nars_being_sent", "NARs of 1 MiB and more that are being sent");
         let uploads = under_way("uploads_being_received", "NARs that are being received and verified");
         let compressions = under_way("compressions_running", "NARs that are being compressed");
+        let page_requests = under_way("page_requests_running", "Requests of the page that decode, walk or compare");
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
@@ -167,6 +171,7 @@ impl Metrics {
             uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
             uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
             uploads_refused: counter("uploads_refused", "Uploads that were refused"),
+            page_refused: counter("page_refused", "Requests of the page beyond what is answered at a time"),
             logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
             logins_throttled: counter("logins_throttled", "The same after too many of them from the address"),
             nar_bytes_delta,
@@ -177,6 +182,7 @@ impl Metrics {
             downloads,
             uploads,
             compressions,
+            page_requests,
             registry,
         }
     }

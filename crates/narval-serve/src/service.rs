@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use narval_cache::upstream::Upstreams;
+use narval_cache::work_for;
 use narval_cache::written::{Cache, CacheName, Data, Redirect, Scope};
 use narval_client::request_id;
 use narval_http::{
@@ -18,8 +19,8 @@ use narval_store::Store;
 
 use self::other_sources::OtherSources;
 use crate::Face;
-use crate::auth::Auth;
 use crate::auth::oidc::OidcExchange;
+use crate::auth::{Auth, client};
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
@@ -230,7 +231,7 @@ impl Service {
         // What is asked of upstreams and of other nodes carries the request's id, as do lines of the log about what the bucket was asked.
         let asks_others = shared.upstream.is_some() || shared.written.is_some();
         let id = asks_others.then(|| request.id().to_string().into());
-        let _entered = id.map(|id| request_id::enter(Some(id)));
+        let _entered = (id.map(|id| request_id::enter(Some(id))), work_for(client(&request.head())));
         let id = (shared.face == Face::Narval).then(|| request.id().clone());
         let path = at.and_then(|at| request.path().get(at..)).map(str::to_owned);
         // Without a path below the prefix there is no route; `/team` is `/team/`.

@@ -9,6 +9,7 @@ use narval_http::Snapshot;
 
 use crate::auth::Auth;
 use crate::metrics::Metrics;
+use crate::page::work::PageWork;
 use crate::upload::UploadPool;
 use crate::written::narinfo::WrittenNarinfos;
 
@@ -24,6 +25,7 @@ struct State {
     caches: Mutex<HashMap<CacheName, CacheState>>,
     auth: OnceLock<Arc<Auth>>,
     uploads: Arc<UploadPool>,
+    page_work: Arc<PageWork>,
     engine: OnceLock<EngineCounters>,
 }
 
@@ -89,6 +91,10 @@ impl ServerState {
 
     pub(crate) fn uploads(&self) -> Arc<UploadPool> {
         Arc::clone(&self.0.uploads)
+    }
+
+    pub(crate) fn page_work(&self) -> Arc<PageWork> {
+        Arc::clone(&self.0.page_work)
     }
 
     fn of<T>(&self, cache: &CacheName, read: impl FnOnce(&mut CacheState) -> T) -> T {

@@ -8,5 +8,5 @@ mod trouble;
 pub(crate) use fill::Start;
 pub use fill::{Fill, FillEnd, Progress};
 pub(crate) use kept::Kept;
-pub(crate) use permits::{Permit, Permits};
+pub use permits::{Permit, Permits, WorksFor, client, work_for};
 pub(crate) use trouble::Trouble;

@@ -21,8 +21,8 @@ use super::name::NarName;
 use super::options::{UpstreamOptions, UpstreamsOptions};
 use super::remote::Remote;
 use super::walk::Walks;
-use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, NARINFOS_MAX, Unavailable};
-use crate::disk::{Fill, FillEnd, Kept, Permits, Start, Trouble};
+use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, NARINFOS_MAX, Unavailable};
+use crate::disk::{Fill, FillEnd, Kept, Permits, Start, Trouble, client, work_for};
 use crate::written::{CacheName, Elsewhere};
 use crate::{CacheError, DELTA_NAR_BYTES_MIN};
 
@@ -126,7 +126,7 @@ impl Upstreams {
                 remotes: RwLock::new(remotes),
                 kept,
                 waiting: waiting.0,
-                fetches: Permits::new(FETCHES_MAX),
+                fetches: Permits::shared(FETCHES_MAX, FETCHES_OF_ONE_MAX),
                 store_dir,
                 sign_keys: RwLock::default(),
                 narinfos: Memory::new(NARINFOS_MAX),
@@ -251,9 +251,10 @@ impl Elsewhere for Upstreams {
     fn have(&self, _cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
         let has = |hash_part: &HashPart| self.shared.lookup(hash_part).is_ok_and(|found| found.is_some());
-        let id = request_id::current();
+        let (id, client) = (request_id::current(), client());
         thread::scope(|scope| {
             let ask = |part: &'_ [HashPart]| {
+                let _client = work_for(client);
                 let _entered = request_id::enter(id.clone());
                 part.iter().map(has).collect::<Vec<_>>()
             };

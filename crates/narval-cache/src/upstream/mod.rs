@@ -44,9 +44,13 @@ pub const ABSENT_MAX: usize = 100_000;
 pub const NARINFOS_MAX: usize = 8192;
 /// The maximum number of server threads that wait for upstreams. Further requests fail as unavailable: the other
 /// threads must stay free for stored files.
-pub const WAITING_MAX: usize = 64;
+pub const WAITING_MAX: usize = 128;
+/// The maximum number of them that wait for one client.
+pub const WAITING_OF_ONE_MAX: usize = 64;
 /// The maximum number of concurrent fetches of NARs. Each has a thread, and a decoder's window.
 pub const FETCHES_MAX: usize = 64;
+/// The maximum number of them that one client has begun: Nix asks for 25 files at a time by default.
+pub const FETCHES_OF_ONE_MAX: usize = 48;
 /// The maximum number of narinfos queued for prefetching; more are skipped.
 pub const AHEAD_MAX: usize = 1024;
 /// Threads that prefetch narinfos.

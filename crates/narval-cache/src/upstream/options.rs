@@ -6,7 +6,7 @@ use std::time::Duration;
 use narval_client::{Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
 
-use super::WAITING_MAX;
+use super::{WAITING_MAX, WAITING_OF_ONE_MAX};
 use crate::disk::Permits;
 
 /// One upstream.
@@ -41,13 +41,13 @@ impl UpstreamOptions {
 }
 
 /// Limits how many threads of a server wait for upstreams ([`WAITING_MAX`](super::WAITING_MAX)), over all caches that
-/// share it. Cheap to clone.
+/// share it, and how many for one client ([`WAITING_OF_ONE_MAX`](super::WAITING_OF_ONE_MAX)). Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Waiting(pub(super) Permits);
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self(Permits::new(WAITING_MAX))
+        Self(Permits::shared(WAITING_MAX, WAITING_OF_ONE_MAX))
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use narval_cache::written::{CacheName, Data, Grant, Refusal, RefusalKind, Scope, Scopes, Stamp, TokenError, Tokens};
-use narval_http::{HeadRef, Peer};
+use narval_http::{HeadRef, network};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
 
@@ -35,9 +35,9 @@ impl Caller {
     ///
     /// # Errors
     /// 401 without credentials.
-    pub(crate) fn grant(self, peer: &Peer) -> Result<Grant, ServeError> {
+    pub(crate) fn grant(self, head: &HeadRef<'_>) -> Result<Grant, ServeError> {
         match self {
-            Self::Bearer(grant) => Ok(Grant::clone(&grant).from_peer(peer_text(peer))),
+            Self::Bearer(grant) => Ok(Grant::clone(&grant).from_peer(client_text(head))),
             Self::Anonymous => Err(unauthorized(
                 "uploads need a token: put it into the netrc file as the password for this host (any login), or send it as Bearer",
             )),
@@ -164,14 +164,14 @@ impl Auth {
                 self.remembered.insert(hash, (stamp, Instant::now(), Arc::clone(&grant)));
                 Ok(Caller::Bearer(grant))
             }
-            None if self.has_failed(address(head.peer()), metrics) => Err(Denied::Throttled),
+            None if self.has_failed(client(head), metrics) => Err(Denied::Throttled),
             None => Err(Denied::Wrong),
         }
     }
 
     /// Counts a wrong token. Returns whether there were too many from its address.
-    fn has_failed(&self, address: Option<IpAddr>, metrics: &Metrics) -> bool {
-        let is_throttled = self.throttle.failed(address);
+    fn has_failed(&self, client: Option<IpAddr>, metrics: &Metrics) -> bool {
+        let is_throttled = self.throttle.failed(client);
         (if is_throttled { &metrics.logins_throttled } else { &metrics.logins_failed }).inc();
         is_throttled
     }
@@ -255,7 +255,7 @@ impl Auth {
         metrics: &Metrics,
     ) -> Result<Arc<Grant>, ServeError> {
         let note = |grant: &Grant, outcome: Result<String, String>| {
-            let grant = grant.clone().from_peer(peer_text(head.peer()));
+            let grant = grant.clone().from_peer(client_text(head));
             self.data.audit().note(&grant, Some(cache), "sign-in", "page", &outcome);
         };
         let nobody = || Grant { scopes: Scopes::default(), ..Grant::administrator("") };
@@ -308,17 +308,16 @@ fn unreadable(error: TokenError) -> Denied {
     Denied::Failed(Refusal::new(RefusalKind::Failed, message).into())
 }
 
-pub(crate) fn peer_text(peer: &Peer) -> String {
-    address(peer).map_or_else(|| "unix socket".to_owned(), |address| address.to_string())
+/// The client's address, for logs.
+pub(crate) fn client_text(head: &HeadRef<'_>) -> String {
+    head.client_ip().map_or_else(|| "unix socket".to_owned(), |address| address.to_string())
+}
+
+/// What counts as one client for limits. `None`: a unix socket.
+pub(crate) fn client(head: &HeadRef<'_>) -> Option<IpAddr> {
+    head.client_ip().map(network)
 }
 
 pub(crate) fn unauthorized(message: &str) -> ServeError {
     Refusal::new(RefusalKind::Unauthorized, message).into()
-}
-
-fn address(peer: &Peer) -> Option<IpAddr> {
-    match peer {
-        Peer::Tcp(address) => Some(address.ip().to_canonical()),
-        Peer::Unix => None,
-    }
 }

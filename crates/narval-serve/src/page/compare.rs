@@ -93,13 +93,14 @@ struct Closures {
 pub(super) fn compare(
     places: &Places,
     frames: &Frames,
-    one: HashPart,
-    other: HashPart,
+    [one, other]: [HashPart; 2],
+    is_wanted: &dyn Fn() -> bool,
 ) -> Result<Comparison, ServeError> {
-    let (before, after) = (paths::read_closure(places, one)?, paths::read_closure(places, other)?);
+    let closure = |of| paths::read_closure(places, of, is_wanted);
+    let (before, after) = (closure(one)?, closure(other)?);
     let insides = [one, other].map(|hash_part| Inside::open(places, frames, hash_part));
     let files = match insides {
-        [Ok(before), Ok(after)] => Some(files(&before, &after)),
+        [Ok(before), Ok(after)] => Some(files(&before, &after, is_wanted)),
         // A path of an upstream, or without a listing.
         [Err(ServeError::NoPath), _] | [_, Err(ServeError::NoPath)] => None,
         [Err(error), _] | [_, Err(error)] => return Err(error),
@@ -110,24 +111,23 @@ pub(super) fn compare(
 
 impl Side {
     fn of(closure: &Closure) -> Result<Self, ServeError> {
-        let info = closure.infos.first().ok_or(ServeError::NoPath)?;
+        let info = &closure.of;
         Ok(Self {
             hash: info.path.hash_part().to_string(),
             name: info.path.name().to_string(),
             nar_size: info.nar_size,
             file_size: info.file_size,
-            closure_paths: closure.infos.len(),
-            closure_size: closure.infos.iter().map(|info| info.nar_size).sum(),
+            closure_paths: closure.paths.len(),
+            closure_size: closure.paths.iter().map(|path| path.size).sum(),
         })
     }
 }
 
 fn closures(before: &Closure, after: &Closure) -> Closures {
-    let parts = |closure: &Closure| closure.infos.iter().map(|info| info.path.hash_part()).collect::<HashSet<_>>();
+    let parts = |closure: &Closure| closure.paths.iter().map(|path| path.hash).collect::<HashSet<_>>();
     let (in_before, in_after) = (parts(before), parts(after));
     let only = |closure: &Closure, others: &HashSet<HashPart>| {
-        let infos = closure.infos.iter().filter(|info| !others.contains(&info.path.hash_part()));
-        let mut only: Vec<_> = infos.map(paths::WithSize::of).collect();
+        let mut only: Vec<_> = closure.paths.iter().filter(|path| !others.contains(&path.hash)).cloned().collect();
         only.sort_unstable_by(|one, other| other.size.cmp(&one.size).then_with(|| one.name.cmp(&other.name)));
         only
     };
@@ -147,14 +147,14 @@ fn closures(before: &Closure, after: &Closure) -> Closures {
     Closures { only_before, only_after, ..answer }
 }
 
-fn files(before: &Inside, after: &Inside) -> Files {
+fn files(before: &Inside, after: &Inside, is_wanted: &dyn Fn() -> bool) -> Files {
     let mut walk = Walk { files: Files::default(), same_size: Vec::new() };
     walk.nodes("", Some(&before.listing.root), Some(&after.listing.root));
     let Walk { mut files, same_size } = walk;
     // In the order of each NAR, which is that of the names. Paths with the same name in both have the same order in both.
     let (mut one, mut other) = (Contents::new(before), Contents::new(after));
     for SameSize { path, executable, size, offsets: [first, second] } in same_size {
-        match (one.hash(first, size), other.hash(second, size)) {
+        match (one.hash(first, size, is_wanted), other.hash(second, size, is_wanted)) {
             (Some(one), Some(other)) if one == other => files.same += 1,
             (Some(_), Some(_)) => {
                 files.changed += 1;
@@ -273,13 +273,13 @@ impl Contents {
         Self { reader: Some(inside.reader()), bytes_left: READ_BYTES_MAX, files_left: READ_FILES_MAX, position }
     }
 
-    fn hash(&mut self, offset: u64, size: u64) -> Option<Sha256> {
+    fn hash(&mut self, offset: u64, size: u64, is_wanted: &dyn Fn() -> bool) -> Option<Sha256> {
         let end = offset.checked_add(size)?;
         let cost = self.position.map_or(size, |position| end.saturating_sub(position));
         self.bytes_left = self.bytes_left.checked_sub(cost)?;
         self.files_left = self.files_left.checked_sub(1)?;
         self.position = self.position.map(|_| end);
-        let hashed = hash(self.reader.as_mut()?, offset, size);
+        let hashed = hash(self.reader.as_mut()?, offset, size, is_wanted);
         if hashed.is_err() {
             // After an error, the rest is not read, either.
             self.reader = None;
@@ -288,11 +288,11 @@ impl Contents {
     }
 }
 
-fn hash(reader: &mut Reader, offset: u64, size: u64) -> io::Result<Sha256> {
+fn hash(reader: &mut Reader, offset: u64, size: u64, is_wanted: &dyn Fn() -> bool) -> io::Result<Sha256> {
     let mut hasher = Sha256Hasher::new();
     if size > 0 {
         reader.begin(offset, size)?;
-        reader.read_all(&mut |bytes| hasher.update(bytes))?;
+        reader.read_all(is_wanted, &mut |bytes| hasher.update(bytes))?;
     }
     Ok(hasher.finish())
 }

@@ -4,10 +4,11 @@ use std::io;
 
 use narval_http::http1::conditional::range_applies;
 use narval_http::http1::range::{ByteRange, Selection, select, unsatisfied_content_range};
-use narval_http::{Body, BodySource, Fill, HeadRef, HeaderValue, Response, SegmentBuf, StatusCode, header};
+use narval_http::{BodySource, Fill, HeadRef, HeaderValue, Response, SegmentBuf, StatusCode, header};
 use narval_nix::listing::{Listing, Node};
 
 use super::inside::{Inside, Reader};
+use super::work::Answered;
 use crate::error::ServeError;
 use crate::nar::representation::Representation;
 
@@ -15,7 +16,7 @@ use crate::nar::representation::Representation;
 const POLICY: &str = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox";
 
 /// Answers with a file, or a range of it.
-pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result<Response, ServeError> {
+pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result<Answered, ServeError> {
     let (offset, size) = find(&inside.listing, path)?;
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let etag = format!("\"{}.{offset}\"", inside.nar_hash.to_nix32());
@@ -27,7 +28,7 @@ pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result
         size,
     };
     if let Some(response) = representation.on_conditions(head) {
-        return Ok(response);
+        return Ok(Answered::Whole(response));
     }
     let selection = match head.header_bytes(header::RANGE.as_str()) {
         Some(value) if range_applies(head, &representation.validators_of()) => select(value, size),
@@ -38,8 +39,10 @@ pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result
             (range, Response::new(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range.content_range(size)))
         }
         Selection::Unsatisfiable => {
-            return Ok(Response::new(StatusCode::RANGE_NOT_SATISFIABLE)
-                .header(header::CONTENT_RANGE, unsatisfied_content_range(size)));
+            return Ok(Answered::Whole(
+                Response::new(StatusCode::RANGE_NOT_SATISFIABLE)
+                    .header(header::CONTENT_RANGE, unsatisfied_content_range(size)),
+            ));
         }
         // A server may answer a request for several ranges with the whole file (RFC 9110 section 14.2).
         Selection::Whole | Selection::Several(_) => {
@@ -47,13 +50,13 @@ pub(super) fn answer(inside: &Inside, path: &[u8], head: &HeadRef<'_>) -> Result
         }
     };
     let mut reader = inside.reader();
-    reader
-        .begin(offset.saturating_add(range.start), range.length)
-        .map_err(|error| ServeError::of_files(&inside.path, &error))?;
+    let start = offset.saturating_add(range.start);
+    inside.may_skip_to(start)?;
+    reader.begin(start, range.length).map_err(|error| ServeError::of_files(&inside.path, &error))?;
     let disposition = if head.query() == Some("download") { "attachment" } else { "inline" };
-    Ok(guarded(representation.fields(response, true))
-        .header(header::CONTENT_DISPOSITION, HeaderValue::from_static(disposition))
-        .body(Body::source(OneFile(reader), Some(range.length))))
+    let response = guarded(representation.fields(response, true))
+        .header(header::CONTENT_DISPOSITION, HeaderValue::from_static(disposition));
+    Ok(inside.answered(response, OneFile(reader), Some(range.length)))
 }
 
 /// Adds the fields that every answer with a package's contents has.

@@ -7,18 +7,21 @@ use std::sync::Arc;
 
 use narval_cache::decode::{Decoder, FrameIndex, INPUT_LEN};
 use narval_cache::written::{Cache, NarFile, SmallKind};
-use narval_http::{FileRange, Fill, SegmentBuf};
+use narval_http::{Body, BodySource, FileRange, Fill, Response, SegmentBuf};
 use narval_nix::listing::{LISTING_LEN_MAX, Listing};
 use narval_nix::{Compression, HashPart, NarHash, StorePath};
 use narval_store::{NarStream, ReadAhead, Step};
 use quick_cache::Weighter;
 
+use super::work::Answered;
 use super::{Places, paths};
 use crate::error::ServeError;
 use crate::nar::plan::Planned;
 
 /// How much is decoded at a time before a file.
 const SKIP_BYTES: u64 = 4 << 20;
+/// The maximum length of what one request decodes without sending it, in bytes.
+const SKIPPED_BYTES_MAX: u64 = 1 << 30;
 /// How much is read at a time to compare files.
 const PIECE_LEN: usize = 256 * 1024;
 /// Memory for the frames of stored NARs, in bytes: 16 bytes for each frame of 4 MiB.
@@ -104,9 +107,35 @@ impl Inside {
         Ok(Self { path: info.path, nar_hash: nar.nar_hash, listing, place })
     }
 
+    /// An answer with this body. It is made by the page's threads if that means decoding.
+    pub(super) fn answered(
+        &self,
+        response: Response,
+        source: impl BodySource + 'static,
+        length: Option<u64>,
+    ) -> Answered {
+        match self.is_decoded() {
+            true => Answered::Pieces { response, source: Box::new(source), length, of: self.path.clone() },
+            false => Answered::Whole(response.body(Body::source(source, length))),
+        }
+    }
+
     /// Whether reading a file means decoding data before it.
     pub(super) fn is_decoded(&self) -> bool {
         matches!(&self.place, Place::Stored(_, compression, _) if *compression != Compression::None)
+    }
+
+    /// Whether a request may decode everything before this offset that must be.
+    ///
+    /// # Errors
+    /// [`ServeError::TooFar`]
+    pub(super) fn may_skip_to(&self, offset: u64) -> Result<(), ServeError> {
+        let skipped = match &self.place {
+            Place::Stored(_, _, Some(index)) => offset.saturating_sub(index.before(offset).contents),
+            Place::Stored(_, compression, None) if *compression != Compression::None => offset,
+            Place::Live(..) | Place::Stored(..) => 0,
+        };
+        if skipped > SKIPPED_BYTES_MAX { Err(ServeError::TooFar) } else { Ok(()) }
     }
 
     /// A reader of files, in the order of the NAR.
@@ -123,6 +152,7 @@ impl Inside {
                 position: 0,
                 start: 0,
                 end: 0,
+                skipped: 0,
             }),
         }
     }
@@ -150,13 +180,16 @@ impl Reader {
         }
     }
 
-    /// Passes the whole range on in pieces.
+    /// Passes the whole range on in pieces, while somebody wants it.
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub(super) fn read_all(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    /// If it cannot be read, or nobody wants it any more.
+    pub(super) fn read_all(&mut self, is_wanted: &dyn Fn() -> bool, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let mut piece = Vec::new();
         loop {
+            if !is_wanted() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             piece.clear();
             let step = match self {
                 Self::Live { stream: None, .. } => Step::Done,
@@ -218,6 +251,8 @@ pub(super) struct Stored {
     /// The range.
     start: u64,
     end: u64,
+    /// The length of what is decoded before the ranges.
+    skipped: u64,
 }
 
 impl Stored {
@@ -241,14 +276,18 @@ impl Stored {
             self.decoder = Some(decoder.map_err(io::Error::other)?);
             self.position = contents;
         }
-        Ok(())
+        self.skipped = self.skipped.saturating_add(offset.saturating_sub(self.position));
+        match self.skipped {
+            ..=SKIPPED_BYTES_MAX => Ok(()),
+            _ => Err(io::Error::new(io::ErrorKind::FileTooLarge, "too much is before it")),
+        }
     }
 
     /// Appends at most `room` bytes.
     fn read(&mut self, out: &mut Vec<u8>, room: u64) -> io::Result<Fill> {
         let Some(decoder) = &mut self.decoder else { return Ok(Fill::Done) };
         if self.position < self.start {
-            // In pieces, because other requests are waiting for this thread.
+            // In pieces: other requests wait for this thread, and the client may leave.
             let piece = (self.start - self.position).min(SKIP_BYTES);
             let skipped = io::copy(&mut decoder.take(piece), &mut io::sink())?;
             if skipped < piece {

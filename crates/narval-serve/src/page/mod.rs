@@ -15,6 +15,7 @@ mod paths;
 pub(crate) mod session;
 mod tar;
 mod usage;
+pub(crate) mod work;
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use narval_store::Store;
 use serde::Serialize;
 
 use crate::error::ServeError;
+use crate::metrics::Metrics;
 use crate::nar::plan::Planner;
 use crate::routes::narinfo::Narinfos;
 use catalog::Catalog;
@@ -32,6 +34,7 @@ use inside::{Frames, Inside};
 pub(crate) use now::Counted;
 use now::Now;
 pub(crate) use now::Permit;
+use work::{Answered, PageWork};
 
 /// The path of the page's requests.
 pub(crate) const PATH: &str = "_narval/page";
@@ -110,14 +113,16 @@ pub(crate) struct Places {
 pub(crate) struct Page {
     places: Arc<Places>,
     catalog: Arc<Catalog>,
-    frames: Frames,
+    frames: Arc<Frames>,
     now: Arc<Now>,
+    work: Arc<PageWork>,
+    metrics: Arc<Metrics>,
 }
 
 impl Page {
-    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>) -> Self {
-        let (catalog, frames) = (Arc::default(), Frames::default());
-        Self { places: Arc::new(places), catalog, frames, now: Arc::new(Now::new(counted)) }
+    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, work: Arc<PageWork>, metrics: Arc<Metrics>) -> Self {
+        let (places, now) = (Arc::new(places), Arc::new(Now::new(counted)));
+        Self { places, catalog: Arc::default(), frames: Arc::default(), now, work, metrics }
     }
 
     /// Whether a request for `/` comes from a browser: `Accept` names HTML.
@@ -136,33 +141,55 @@ impl Page {
         Now::join(&self.now, request, permit)
     }
 
-    /// Answers a request of the document.
-    pub(crate) fn answer(&self, route: PageRoute<'_>, request: &Request) -> Result<Response, ServeError> {
-        let head = request.head();
+    /// Answers a request of the document. What decodes, walks or compares is answered by threads of the page's own.
+    pub(crate) fn answer(&self, route: PageRoute<'_>, request: Request) -> Result<Response, ServeError> {
+        let (places, catalog, frames) = (Arc::clone(&self.places), Arc::clone(&self.catalog), self.frames.clone());
         match route {
             PageRoute::About => {
-                self.catalog.prepare(&self.places);
-                json(&about::about(&self.places)?)
+                catalog.prepare(&places);
+                json(&about::about(&places)?)
             }
-            PageRoute::Paths => {
+            PageRoute::Paths => self.on_a_thread(request, move |request| {
                 let asked = catalog::Asked::parse(request.query());
-                json(&self.catalog.search(&self.places, &asked)?)
+                json(&catalog.search(&places, &asked)?).map(Answered::Whole)
+            }),
+            PageRoute::Path(hash_part) => {
+                self.on_a_thread(request, move |_| json(&paths::path(&places, hash_part)?).map(Answered::Whole))
             }
-            PageRoute::Path(hash_part) => json(&paths::path(&self.places, hash_part)?),
-            PageRoute::Closure(hash_part) => json(&paths::closure(&self.places, hash_part)?),
+            PageRoute::Closure(hash_part) => self.on_a_thread(request, move |_| {
+                let (of, source) = paths::closure(&places, hash_part)?;
+                Ok(Answered::Pieces { response: json_response(), source: Box::new(source), length: None, of })
+            }),
             // The path was decoded with the request's.
             PageRoute::File(hash_part, path) => {
-                contents::answer(&Inside::open(&self.places, &self.frames, hash_part)?, path.as_bytes(), &head)
+                let path = path.to_owned();
+                self.on_a_thread(request, move |request| {
+                    contents::answer(&Inside::open(&places, &frames, hash_part)?, path.as_bytes(), &request.head())
+                })
             }
             PageRoute::Tar(hash_part, path) => {
-                tar::answer(&Inside::open(&self.places, &self.frames, hash_part)?, path.as_bytes())
+                let path = path.to_owned();
+                self.on_a_thread(request, move |_| {
+                    tar::answer(&Inside::open(&places, &frames, hash_part)?, path.as_bytes())
+                })
             }
-            PageRoute::Compare(one, other) => json(&compare::compare(&self.places, &self.frames, one, other)?),
-            PageRoute::Now => self.live(request, None),
+            PageRoute::Compare(one, other) => self.on_a_thread(request, move |request| {
+                let is_wanted = || request.is_connected();
+                json(&compare::compare(&places, &frames, [one, other], &is_wanted)?).map(Answered::Whole)
+            }),
+            PageRoute::Now => self.live(&request, None),
             // A server that accepts no uploads has no tokens. The page asks all the same: browsers log every answer with an error.
             PageRoute::Session => session::none(),
             PageRoute::Manage(_) => Err(ServeError::NoRoute),
         }
+    }
+
+    fn on_a_thread(
+        &self,
+        request: Request,
+        answer: impl FnOnce(&Request) -> Result<Answered, ServeError> + Send + 'static,
+    ) -> Result<Response, ServeError> {
+        self.work.answer(request, &self.metrics, answer)
     }
 }
 
@@ -172,9 +199,12 @@ fn json(value: &impl Serialize) -> Result<Response, ServeError> {
         tracing::error!("cannot render a response for the page: {error}");
         ServeError::NoPath
     })?;
-    Ok(Response::new(StatusCode::OK)
+    Ok(json_response().body(Body::bytes(text)))
+}
+
+fn json_response() -> Response {
+    Response::new(StatusCode::OK)
         .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
         .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
         .header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
-        .body(Body::bytes(text)))
 }

@@ -1,10 +1,13 @@
 //! The metadata of one path, and its closure as a graph.
 
 use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
 
+use narval_http::{BodySource, Fill, SegmentBuf};
 use narval_nix::narinfo::NarInfo;
 use narval_nix::{HashPart, StorePath};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::Places;
 use crate::error::ServeError;
@@ -12,6 +15,8 @@ use crate::narinfo::memo::Answer;
 
 /// The maximum number of displayed paths of a closure.
 const CLOSURE_MAX: usize = 50_000;
+/// How many paths of a closure are read at a time.
+const PATHS_OF_PIECE: usize = 200;
 /// The maximum number of displayed referrers.
 const REFERRERS_MAX: usize = 1_000;
 
@@ -144,80 +149,140 @@ fn pins(places: &Places, path: &StorePath) -> Result<Vec<String>, ServeError> {
     Ok(pins.map(|pin| pin.name).collect())
 }
 
-/// The answer to `closure/<hash part>`: the path itself comes first.
-#[derive(Debug, Serialize)]
-pub(super) struct ClosureAnswer {
-    nodes: Vec<Node>,
-    /// The number of referenced paths that no source has, or that exceed the limit.
-    missing: usize,
-}
-
-#[derive(Debug, Serialize)]
-struct Node {
-    hash: String,
-    name: String,
-    /// The size of the NAR in bytes.
-    size: u64,
-    /// The indices of the nodes that it refers to.
-    references: Vec<usize>,
-}
-
-/// The narinfos of a closure.
-pub(super) struct Closure {
-    /// The path itself comes first.
-    pub(super) infos: Vec<NarInfo>,
-    /// Where each is in `infos`; `None`: no source has it, or it exceeds the limit.
-    places_of: HashMap<HashPart, Option<usize>>,
-}
-
 /// A path of a closure.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct WithSize {
-    hash: String,
-    pub(super) name: String,
+    #[serde(serialize_with = "as_text")]
+    pub(super) hash: HashPart,
+    pub(super) name: Box<str>,
     /// The size of the NAR in bytes.
     pub(super) size: u64,
 }
 
+fn as_text<S: Serializer>(hash: &HashPart, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(hash.as_str())
+}
+
 impl WithSize {
-    pub(super) fn of(info: &NarInfo) -> Self {
-        let Named { hash, name } = Named::of(&info.path);
-        Self { hash, name, size: info.nar_size }
+    fn of(info: &NarInfo) -> Self {
+        Self { hash: info.path.hash_part(), name: info.path.name().to_string().into(), size: info.nar_size }
     }
 }
 
-/// Reads the narinfos of a closure.
-pub(super) fn read_closure(places: &Places, hash_part: HashPart) -> Result<Closure, ServeError> {
-    let mut infos = vec![look_up(places, hash_part)?.ok_or(ServeError::NoPath)?];
-    let mut places_of = HashMap::from([(hash_part, Some(0))]);
-    let mut next = 0;
-    while let Some(info) = infos.get(next) {
-        next += 1;
-        for reference in info.references.clone() {
-            let part = reference.hash_part();
-            if places_of.contains_key(&part) {
-                continue;
-            }
-            let found = if infos.len() < CLOSURE_MAX { look_up(places, part)? } else { None };
-            places_of.insert(part, found.is_some().then_some(infos.len()));
-            infos.extend(found);
+/// The paths of a closure.
+pub(super) struct Closure {
+    /// The path itself.
+    pub(super) of: NarInfo,
+    /// All of them; the path itself comes first.
+    pub(super) paths: Vec<WithSize>,
+}
+
+/// Reads the closure of a path, while somebody wants it.
+pub(super) fn read_closure(
+    places: &Places,
+    hash_part: HashPart,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Closure, ServeError> {
+    let mut walk = Walk::new(hash_part);
+    let (mut of, mut paths) = (None, Vec::new());
+    while let Some(next) = walk.next(places)? {
+        if !is_wanted() {
+            return Err(ServeError::Busy);
         }
+        paths.push(WithSize::of(&next.info));
+        of.get_or_insert(next.info);
     }
-    Ok(Closure { infos, places_of })
+    Ok(Closure { of: of.ok_or(ServeError::NoPath)?, paths })
+}
+
+/// Walks a closure. Only the hash parts are in memory: narinfos are read when their turn comes.
+struct Walk {
+    /// In the order in which they were found.
+    found: Vec<HashPart>,
+    /// Where each is in `found`; `None`: no source has it, or it exceeds the limit.
+    places_of: HashMap<HashPart, Option<u32>>,
+    next: usize,
+}
+
+/// The next path of a closure.
+struct Next {
+    info: NarInfo,
+    /// Where the others that it refers to are.
+    references: Vec<u32>,
+}
+
+impl Walk {
+    fn new(hash_part: HashPart) -> Self {
+        Self { found: vec![hash_part], places_of: HashMap::from([(hash_part, Some(0))]), next: 0 }
+    }
+
+    /// Reads the next path.
+    ///
+    /// # Errors
+    /// If the sources cannot be read, or no longer have the path.
+    fn next(&mut self, places: &Places) -> Result<Option<Next>, ServeError> {
+        let Some(hash_part) = self.found.get(self.next).copied() else { return Ok(None) };
+        let info = look_up(places, hash_part)?.ok_or(ServeError::NoPath)?;
+        let mut references = Vec::with_capacity(info.references.len());
+        for part in info.references.iter().map(StorePath::hash_part).filter(|part| *part != hash_part) {
+            if !self.places_of.contains_key(&part) {
+                let is_there = self.found.len() < CLOSURE_MAX && look_up(places, part)?.is_some();
+                let place = u32::try_from(self.found.len()).ok().filter(|_| is_there);
+                self.found.extend(place.map(|_| part));
+                self.places_of.insert(part, place);
+            }
+            references.extend(self.places_of.get(&part).copied().flatten());
+        }
+        self.next += 1;
+        Ok(Some(Next { info, references }))
+    }
+
+    /// The number of referenced paths that no source has, or that exceed the limit.
+    fn missing(&self) -> usize {
+        self.places_of.values().filter(|place| place.is_none()).count()
+    }
+}
+
+/// The answer to `closure/<hash part>`, which is written while the closure is walked:
+/// `{"nodes":[{"hash":…,"name":…,"size":…,"references":[…]},…],"missing":…}`. The path itself comes first; references are indices of nodes.
+pub(super) struct ClosureBody {
+    places: Arc<Places>,
+    walk: Walk,
+    first: Option<Next>,
+}
+
+#[derive(Serialize)]
+struct Node<'a> {
+    #[serde(flatten)]
+    path: WithSize,
+    references: &'a [u32],
 }
 
 /// The closure of a path.
-pub(super) fn closure(places: &Places, hash_part: HashPart) -> Result<ClosureAnswer, ServeError> {
-    let Closure { infos, places_of } = read_closure(places, hash_part)?;
-    let missing = places_of.values().filter(|place| place.is_none()).count();
-    let nodes = infos.iter().enumerate().map(|(at, info)| {
-        let place = |path: &StorePath| places_of.get(&path.hash_part()).copied().flatten().filter(|to| *to != at);
-        Node {
-            hash: info.path.hash_part().to_string(),
-            name: info.path.name().to_string(),
-            size: info.nar_size,
-            references: info.references.iter().filter_map(place).collect(),
+pub(super) fn closure(places: &Arc<Places>, hash_part: HashPart) -> Result<(StorePath, ClosureBody), ServeError> {
+    let mut walk = Walk::new(hash_part);
+    let first = walk.next(places)?.ok_or(ServeError::NoPath)?;
+    let path = first.info.path.clone();
+    Ok((path, ClosureBody { places: Arc::clone(places), walk, first: Some(first) }))
+}
+
+impl BodySource for ClosureBody {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        for _ in 0..PATHS_OF_PIECE {
+            let (next, before) = match self.first.take() {
+                Some(first) => (Some(first), "{\"nodes\":["),
+                None => (self.walk.next(&self.places).map_err(io::Error::other)?, ","),
+            };
+            let Some(Next { info, references }) = next else {
+                out.memory().extend(format!("],\"missing\":{}}}", self.walk.missing()).into_bytes());
+                return Ok(Fill::Done);
+            };
+            out.memory().extend_from_slice(before.as_bytes());
+            serde_json::to_writer(out.memory(), &Node { path: WithSize::of(&info), references: &references })?;
+            if out.room() == 0 {
+                break;
+            }
         }
-    });
-    Ok(ClosureAnswer { nodes: nodes.collect(), missing })
+        Ok(Fill::More)
+    }
 }

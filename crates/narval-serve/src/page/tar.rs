@@ -5,11 +5,12 @@
 
 use std::io;
 
-use narval_http::{Body, BodySource, Fill, HeaderValue, Response, SegmentBuf, StatusCode, header};
+use narval_http::{BodySource, Fill, HeaderValue, Response, SegmentBuf, StatusCode, header};
 use narval_nix::listing::Node;
 
 use super::contents::guarded;
 use super::inside::{Inside, Reader};
+use super::work::Answered;
 use crate::error::ServeError;
 
 const BLOCK_LEN: usize = 512;
@@ -23,7 +24,7 @@ const NAMES_LEN_MAX: usize = 32 << 20;
 const TIME: u64 = 1;
 
 /// Answers with an archive of a folder, or of a single file.
-pub(super) fn answer(inside: &Inside, path: &[u8]) -> Result<Response, ServeError> {
+pub(super) fn answer(inside: &Inside, path: &[u8]) -> Result<Answered, ServeError> {
     let node = inside.listing.get(path).ok_or(ServeError::NoPath)?;
     let last = path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty());
     let top = last.unwrap_or_else(|| inside.path.name().as_bytes());
@@ -34,13 +35,16 @@ pub(super) fn answer(inside: &Inside, path: &[u8]) -> Result<Response, ServeErro
     let safe = |byte: &u8| if byte.is_ascii_alphanumeric() || b"-._+".contains(byte) { char::from(*byte) } else { '_' };
     let file = top.iter().map(safe).collect::<String>();
     let disposition = format!("attachment; filename=\"{}.tar\"", file.trim_start_matches('.'));
+    if let Some(offset) = entries.list.iter().find_map(Entry::offset) {
+        inside.may_skip_to(offset)?;
+    }
     let source = Tar { reader: inside.reader(), entries: entries.list.into_iter(), padding: 0, state: State::Next };
     let mut response = guarded(Response::new(StatusCode::OK))
         .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
     if let Ok(disposition) = HeaderValue::from_str(&disposition) {
         response = response.header(header::CONTENT_DISPOSITION, disposition);
     }
-    Ok(response.body(Body::source(source, Some(length))))
+    Ok(inside.answered(response, source, Some(length)))
 }
 
 /// One entry of the archive.
@@ -92,6 +96,11 @@ impl Entries {
 impl Entry {
     fn size(&self) -> u64 {
         if let Kind::File { size, .. } = self.kind { size } else { 0 }
+    }
+
+    /// Where its contents are in the NAR.
+    fn offset(&self) -> Option<u64> {
+        if let Kind::File { offset, size: 1.., .. } = self.kind { Some(offset) } else { None }
     }
 
     fn target(&self) -> &[u8] {

@@ -102,7 +102,8 @@ impl Service {
                 has_upstreams: upstream.is_some(),
             };
             let (metrics, upstreams) = (Arc::clone(&metrics), upstream.clone());
-            Page::new(places, Arc::new(Figures { metrics, state: state.clone(), upstreams }))
+            let figures = Figures { metrics: Arc::clone(&metrics), state: state.clone(), upstreams };
+            Page::new(places, Arc::new(figures), state.page_work(), metrics)
         });
         Ok(Self {
             shared: Arc::new(Shared {

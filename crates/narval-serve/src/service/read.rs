@@ -110,7 +110,7 @@ impl Shared {
                 self.live.as_ref().map(|live| &*live.store),
                 self.written.as_ref().map(|written| &written.cache),
             )),
-            Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, &request),
+            Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, request),
             Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
             Route::Push(_) | Route::Peer(_) | Route::Unknown => Err(ServeError::NoRoute),

@@ -200,7 +200,7 @@ impl Lab {
     }
 }
 
-fn serve(store: &Store, args: &[&str]) -> Server {
+pub fn serve(store: &Store, args: &[&str]) -> Server {
     let mut command = Command::new(NARVAL);
     command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("data")).args(args);
     Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])

@@ -19,6 +19,7 @@ mod limits;
 mod migrating;
 mod nix;
 mod nodes;
+mod page_work;
 #[path = "../../../narval-cache/tests/ports/mod.rs"]
 mod ports;
 #[path = "../../../narval-cache/tests/postgres/mod.rs"]

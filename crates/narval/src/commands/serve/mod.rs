@@ -150,7 +150,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if services.have_upstreams() || settings.is_in_bucket() || (args.config.is_some() && settings.data.is_some()) {
         // Workers that wait for upstreams or a bucket must not be missing for local files.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        builder = builder.workers((4 * processors).max(16) + WAITING_MAX);
+        let waiting = if settings.is_in_bucket() { 2 * WAITING_MAX } else { WAITING_MAX };
+        builder = builder.workers((4 * processors).max(16) + waiting);
     }
     for listen in server::listen_or_default(&settings.listen)? {
         builder = builder.listen(listen);

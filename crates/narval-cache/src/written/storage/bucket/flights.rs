@@ -36,7 +36,9 @@ const POPULAR_FROM: u32 = 3;
 const PASSED_MAX: usize = 16_384;
 
 /// The maximum number of requests that wait for a first byte. Others fail immediately: threads must stay free for NARs on disk.
-const WAITING_MAX: usize = 64;
+const WAITING_MAX: usize = 128;
+/// The maximum number of them that wait for one client.
+const WAITING_OF_ONE_MAX: usize = 64;
 
 /// How long a request waits for the first byte.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -118,7 +120,7 @@ impl Flights {
             fills,
             fetches: Permits::new(FETCHES_MAX),
             peer_fetches: Permits::new(PEER_FETCHES_MAX),
-            waiting: Permits::new(WAITING_MAX),
+            waiting: Permits::shared(WAITING_MAX, WAITING_OF_ONE_MAX),
             damaged,
             sent_away: Mutex::default(),
             peers: OnceLock::new(),
