@@ -145,6 +145,7 @@ section {
     };
     name = key types.nonEmptyStr "Its name in logs.";
     token-lifetime = key time "Lifetime of the tokens of this cache.";
+    require-jti = key types.bool "Whether the platform's tokens must have an id (jti), with which each is exchanged once.";
     rule = tables "The first rule that matches applies." {
       claims = key (types.attrsOf (oneOrMore types.str)) "Claims, each with patterns; all claims must match.";
       scopes = key (oneOrMore (

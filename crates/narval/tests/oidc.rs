@@ -15,8 +15,13 @@ use support::{Answer, NARVAL, Nix, Server, Store, hash_part};
 
 /// A private cache: the main branch of a repository pushes, its other branches read.
 fn serve(store: &Store, platform: &Platform) -> Server {
+    serve_with(store, platform, "")
+}
+
+/// With another key of the platform.
+fn serve_with(store: &Store, platform: &Platform, key: &str) -> Server {
     let config = format!(
-        "listen = '127.0.0.1:0'\ndata = 'data'\npublic = false\n\n[[oidc]]\nname = 'ci'\nissuer = 'http://{}'\naudience = '{AUDIENCE}'\n\n\
+        "listen = '127.0.0.1:0'\ndata = 'data'\npublic = false\n\n[[oidc]]\nname = 'ci'\nissuer = 'http://{}'\naudience = '{AUDIENCE}'\n{key}\n\
          [[oidc.rule]]\nclaims = {{ repository = 'our-org/*', ref = ['refs/heads/main', 'refs/tags/v*'] }}\nscopes = ['pull', 'push']\ncaches = 'default'\n\n\
          [[oidc.rule]]\nclaims = {{ repository = 'our-org/*' }}\nscopes = 'pull'\n\n[[cache]]\nname = 'team'\n",
         platform.address
@@ -131,6 +136,77 @@ fn tokens_that_are_refused() {
 }
 
 #[test]
+fn a_platforms_token_is_exchanged_once_at_all_servers() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let servers = [serve(&store, &platform), serve(&store, &platform)];
+    let token = platform.token(&[]);
+    let given = exchange(&servers[0], &token);
+    assert_eq!(given.status, 201, "{given:?}");
+    for server in &servers {
+        let again = exchange(server, &token);
+        assert_eq!(again.status, 401);
+        assert!(again.text().contains("exchanged before"), "{}", again.text());
+    }
+    for (claims, says) in [
+        (("jti", json!(null)), "no claim 'jti'"),
+        (("jti", json!("")), "no claim 'jti'"),
+        (("jti", json!(7)), "no claim 'jti'"),
+        (("exp", json!(4_000_000_000_u64)), "lives shorter"),
+    ] {
+        let refused = exchange(&servers[0], &platform.token(&[claims]));
+        assert_eq!(refused.status, 401);
+        assert!(refused.text().contains(says), "{}", refused.text());
+    }
+    // Of many at a time, one is right.
+    let token = platform.token(&[]);
+    let statuses: Vec<_> = std::thread::scope(|scope| {
+        let exchange = |at: usize| exchange(&servers[at % 2], &token).status;
+        let threads: Vec<_> = (0..16).map(|at| scope.spawn(move || exchange(at))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(statuses.iter().filter(|status| **status == 201).count(), 1, "{statuses:?}");
+    // A revoked one does not come back, and its neighbours are right.
+    let id = given.text().split('_').nth(1).unwrap().to_owned();
+    let revoked =
+        Command::new(NARVAL).args(["token", "revoke", &id, "--data"]).arg(store.path("data")).output().unwrap();
+    assert!(revoked.status.success(), "{revoked:?}");
+    assert_eq!(exchange(&servers[0], &platform.token(&[])).status, 201);
+    drop(servers);
+    let server = serve_with(&store, &platform, "require-jti = false");
+    let token = platform.token(&[("jti", json!(null))]);
+    assert_eq!([(); 2].map(|()| exchange(&server, &token).status), [201, 201]);
+    let token = platform.token(&[]);
+    assert_eq!([(); 2].map(|()| exchange(&server, &token).status), [201, 401], "an id counts all the same");
+}
+
+/// Neither other exchanges nor other requests wait for an issuer that does not answer.
+#[test]
+fn an_issuer_that_does_not_answer_holds_nobody_up() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let server = serve(&store, &platform);
+    assert_eq!(exchange(&server, &platform.token(&[])).status, 201);
+    platform.stalls.store(true, Ordering::Relaxed);
+    // Keys that nobody knows: the issuer is asked, and each waits.
+    let waiting: Vec<_> = (0..40)
+        .map(|number| {
+            let token = platform.token_of_key(&format!("unknown-{number}"), &[]);
+            let mut stream = server.connect();
+            let head =
+                format!("POST /_narval/v1/oidc HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n", token.len());
+            std::io::Write::write_all(&mut stream, format!("{head}{token}").as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(exchange(&server, &platform.token(&[])).status, 201, "its key is known");
+        assert_eq!(server.get("/health").status, 200);
+    }
+    let more = exchange(&server, &platform.token_of_key("unknown", &[]));
+    assert_eq!((more.status, more.field("retry-after")), (503, Some("5")), "{more:?}");
+    drop(waiting);
+}
+
+#[test]
 fn config_check_finds_invalid_rules() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("narval.toml");
@@ -138,6 +214,10 @@ fn config_check_finds_invalid_rules() {
     for (text, says) in [
         (
             format!("{github}[[oidc.rule]]\nclaims = {{ ref = 'refs/heads/main' }}\nscopes = 'push'\n"),
+            ":1: oidc: a rule for https://token",
+        ),
+        (
+            format!("{github}[[oidc.rule]]\nclaims = {{ sub = 'repo:**' }}\nscopes = 'push'\n"),
             ":1: oidc: a rule for https://token",
         ),
         (

@@ -99,7 +99,7 @@ pub use retention::{
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use small::{Put, SmallKind};
 pub use storage::{NarBytes, Redirect};
-pub use tokens::{LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
+pub use tokens::{EXCHANGED_FOR, LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
 
 use crate::clock::now;
 

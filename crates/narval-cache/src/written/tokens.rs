@@ -1,8 +1,9 @@
 //! Tokens.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use narval_nix::{Sha256, nix32};
+use narval_nix::{Sha256, Sha256Hasher, nix32};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
@@ -18,6 +19,9 @@ const ID_LEN: usize = 10;
 
 /// Bytes of a token's secret.
 const SECRET_LEN: usize = 32;
+
+/// How long a token is kept after it has expired.
+pub const EXCHANGED_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// The longest label, in bytes.
 pub const LABEL_LEN_MAX: usize = 128;
@@ -97,16 +101,47 @@ impl Tokens {
     /// # Errors
     /// If it is invalid or cannot be stored.
     pub fn create(&self, new: &NewToken) -> Result<(TokenInfo, Zeroizing<String>), TokenError> {
+        let mut id = [0; ID_LEN];
+        getrandom::fill(&mut id).map_err(|error| TokenError::Random(error.to_string()))?;
+        // Nobody else has this id: it has 80 random bits.
+        self.create_with(new, id)?.ok_or_else(|| TokenError::Random("an id was returned twice".to_owned()))
+    }
+
+    /// Creates a token in exchange for something that may be exchanged once. Returns `None` if it was exchanged before, at any server of the
+    /// cache. This is remembered for [`EXCHANGED_FOR`] after the token has expired.
+    ///
+    /// # Errors
+    /// See [`create`](Self::create).
+    pub fn create_once(
+        &self,
+        new: &NewToken,
+        exchanged: &[&str],
+    ) -> Result<Option<(TokenInfo, Zeroizing<String>)>, TokenError> {
+        // The token's id says what it was exchanged for, and an id is used once.
+        let mut hasher = Sha256Hasher::new();
+        for part in exchanged {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        }
+        let digest = hasher.finish();
+        let mut id = [0; ID_LEN];
+        id.iter_mut().zip(digest.as_bytes()).for_each(|(to, from)| *to = *from);
+        self.create_with(new, id)
+    }
+
+    fn create_with(
+        &self,
+        new: &NewToken,
+        id: [u8; ID_LEN],
+    ) -> Result<Option<(TokenInfo, Zeroizing<String>)>, TokenError> {
         if new.label.is_empty() || new.label.len() > LABEL_LEN_MAX || new.label.chars().any(char::is_control) {
             return Err(TokenError::Label);
         }
         if new.scopes.is_empty() {
             return Err(TokenError::NoScope);
         }
-        let (mut id, mut secret) = ([0; ID_LEN], Zeroizing::new([0; SECRET_LEN]));
-        let fill = |bytes: &mut [u8]| getrandom::fill(bytes).map_err(|error| TokenError::Random(error.to_string()));
-        fill(&mut id)?;
-        fill(secret.as_mut_slice())?;
+        let mut secret = Zeroizing::new([0; SECRET_LEN]);
+        getrandom::fill(secret.as_mut_slice()).map_err(|error| TokenError::Random(error.to_string()))?;
         let id = nix32::encode(&id);
         let secret = Zeroizing::new(nix32::encode(secret.as_slice()));
         let text = Zeroizing::new(format!("{TOKEN_PREFIX}{id}_{}", secret.as_str()));
@@ -121,8 +156,10 @@ impl Tokens {
             last_used: None,
             revoked: None,
         };
-        self.shared.index.add_token(record.clone())?;
-        Ok((info(record)?, text))
+        if !self.shared.index.add_token(record.clone())? {
+            return Ok(None);
+        }
+        Ok(Some((info(record)?, text)))
     }
 
     /// All tokens, including revoked ones, the oldest first.

@@ -151,6 +151,8 @@ pub struct OidcSection {
     pub audience: String,
     /// The lifetime of the issued tokens.
     pub token_lifetime: Option<Duration>,
+    /// Whether its tokens must have an id, with which each is exchanged once.
+    pub require_jti: Option<bool>,
     /// `[[oidc.rule]]`: the first matching rule determines the permissions.
     pub rules: Vec<OidcRuleSection>,
 }
@@ -337,8 +339,9 @@ fn oidc(section: &Section<'_>, line: usize) -> Option<OidcSection> {
     let issuer = section.required("issuer", line, section.get("issuer", &Kind::text()));
     let audience = section.required("audience", line, section.get("audience", &Kind::text()));
     let token_lifetime = section.get("token-lifetime", &lifetime);
+    let require_jti = section.get("require-jti", &Kind::boolean());
     let rules = section.tables("rule", oidc_rule);
-    Some(OidcSection { line, name, issuer: issuer?, audience: audience?, token_lifetime, rules })
+    Some(OidcSection { line, name, issuer: issuer?, audience: audience?, token_lifetime, require_jti, rules })
 }
 
 fn oidc_rule(section: &Section<'_>, line: usize) -> OidcRuleSection {

@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,6 +15,9 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
+/// How many tokens were made: each has its own id.
+static TOKENS: AtomicU64 = AtomicU64::new(0);
+
 pub const AUDIENCE: &str = "https://cache.example.org";
 
 /// A platform with one key.
@@ -22,6 +25,8 @@ pub struct Platform {
     pub address: SocketAddr,
     key: EcdsaKeyPair,
     pub away: Arc<AtomicBool>,
+    /// Whether it takes connections and does not answer.
+    pub stalls: Arc<AtomicBool>,
     /// What the job of a runner with this secret gets from `/token`.
     for_job: Arc<Mutex<Option<(String, String)>>>,
 }
@@ -37,11 +42,18 @@ impl Platform {
         let discovery = json!({ "issuer": format!("http://{address}"), "jwks_uri": format!("http://{address}/keys") });
         let away = Arc::new(AtomicBool::new(false));
         let is_away = Arc::clone(&away);
+        let stalls = Arc::new(AtomicBool::new(false));
+        let is_stalling = Arc::clone(&stalls);
         let for_job = Arc::new(Mutex::new(None::<(String, String)>));
         let jobs = Arc::clone(&for_job);
         thread::spawn(move || {
+            let mut stalled = Vec::new();
             for socket in listener.incoming() {
                 let mut socket = socket.unwrap();
+                if is_stalling.load(Ordering::Relaxed) {
+                    stalled.push(socket);
+                    continue;
+                }
                 if is_away.load(Ordering::Relaxed) {
                     continue;
                 }
@@ -60,7 +72,7 @@ impl Platform {
                 drop(socket.write_all(format!("{head}{body}").as_bytes()));
             }
         });
-        Self { address, key, away, for_job }
+        Self { address, key, away, stalls, for_job }
     }
 
     /// Has `/token` give this token to whoever knows the secret, as GitHub's runners do.
@@ -70,16 +82,22 @@ impl Platform {
 
     /// A token for a job; `changed` says what is different from one that may push.
     pub fn token(&self, changed: &[(&str, Value)]) -> String {
+        self.token_of_key("1", changed)
+    }
+
+    /// As [`token`](Self::token), and says that it is signed with another key.
+    pub fn token_of_key(&self, key: &str, changed: &[(&str, Value)]) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let mut claims = json!({
             "iss": format!("http://{}", self.address), "aud": AUDIENCE, "sub": "repo:our-org/app:ref:refs/heads/main",
             "exp": now + 300, "repository": "our-org/app", "ref": "refs/heads/main",
+            "jti": TOKENS.fetch_add(1, Ordering::Relaxed).to_string(),
         });
         for (name, value) in changed {
             claims[*name] = value.clone();
         }
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let message = format!("{}.{}", part(&json!({ "alg": "ES256", "kid": "1" })), part(&claims));
+        let message = format!("{}.{}", part(&json!({ "alg": "ES256", "kid": key })), part(&claims));
         let signature = self.key.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
         format!("{message}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }

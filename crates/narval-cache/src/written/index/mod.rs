@@ -617,8 +617,8 @@ pub(crate) trait Index: Send + Sync {
     /// The greatest number of a pending entry.
     fn pending_max(&self) -> Result<Option<i64>, IndexError>;
 
-    /// Records a token.
-    fn add_token(&self, token: TokenRecord) -> Result<(), IndexError>;
+    /// Records a token. Returns `false` if there is one with its id.
+    fn add_token(&self, token: TokenRecord) -> Result<bool, IndexError>;
     /// A token.
     fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError>;
     /// All tokens, the oldest first.

@@ -45,6 +45,15 @@ pub enum OidcError {
     /// A claim that every token must have is missing or malformed.
     #[error("the claim '{0}' of the token is missing or malformed")]
     Claim(String),
+    /// It has no id, so it could be exchanged again and again.
+    #[error("the token has no claim 'jti', so it could be used again: the server can allow that (require-jti = false)")]
+    NoId,
+    /// It was exchanged before.
+    #[error("the token was exchanged before: request another one")]
+    Used,
+    /// It lives so long that nobody remembers that it was exchanged.
+    #[error("the token expires in {0} hours: request one that lives shorter, or allow its reuse (require-jti = false)")]
+    TooLongLived(u64),
     /// No rule matches it.
     #[error("no rule of this server matches the token of {0}")]
     NoRule(String),
@@ -84,8 +93,8 @@ pub enum RuleError {
     Empty,
     /// A rule for a platform that everybody can use does not restrict whose jobs match.
     #[error(
-        "a rule for {issuer} needs a claim that says whose jobs it means, with a pattern that does not begin with a wildcard: \
-         one of {claims}"
+        "a rule for {issuer} needs a claim that says whose jobs it means, with the owner in full before the first wildcard \
+         ('owner/*'): one of {claims}"
     )]
     Anybody {
         /// The issuer.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use narval_client::{Scheme, Url};
 
 use super::error::RuleError;
-use super::rule::Rule;
+use super::rule::{Identity, Rule};
 
 /// A platform whose tokens are accepted. `T` is the type of what its rules allow.
 #[derive(Clone, Debug)]
@@ -18,21 +18,46 @@ pub struct Issuer<T> {
     pub(super) rules: Vec<Rule<T>>,
 }
 
-/// Platforms where everybody can run jobs, and the claims that identify their owners.
-const SHARED: [(&str, &[&str]); 2] = [
+/// The claim is the owner alone.
+const fn whole(claim: &'static str) -> Identity {
+    Identity { claim, prefix: "", delimiter: None }
+}
+
+/// In the claim, the owner comes after a prefix and before a delimiter.
+const fn after(claim: &'static str, prefix: &'static str, delimiter: char) -> Identity {
+    Identity { claim, prefix, delimiter: Some(delimiter) }
+}
+
+/// Platforms where everybody can run jobs, and the claims that identify their owners. GitHub's `job_workflow_ref` is none: anybody can call a
+/// public reusable workflow.
+const SHARED: [(&str, &[Identity]); 2] = [
     (
         "https://token.actions.githubusercontent.com",
         &[
-            "sub",
-            "repository",
-            "repository_id",
-            "repository_owner",
-            "repository_owner_id",
-            "job_workflow_ref",
-            "workflow_ref",
+            after("sub", "repo:", '/'),
+            // Subjects can be customized: <https://docs.github.com/en/actions/reference/security/oidc>.
+            after("sub", "repository:", '/'),
+            after("sub", "repository_id:", ':'),
+            after("sub", "repository_owner:", ':'),
+            after("sub", "repository_owner_id:", ':'),
+            after("repository", "", '/'),
+            whole("repository_id"),
+            whole("repository_owner"),
+            whole("repository_owner_id"),
+            after("workflow_ref", "", '/'),
         ],
     ),
-    ("https://gitlab.com", &["sub", "project_path", "project_id", "namespace_path", "namespace_id"]),
+    (
+        "https://gitlab.com",
+        &[
+            after("sub", "project_path:", '/'),
+            after("project_path", "", '/'),
+            whole("project_id"),
+            whole("namespace_path"),
+            after("namespace_path", "", '/'),
+            whole("namespace_id"),
+        ],
+    ),
 ];
 
 impl<T> Issuer<T> {
@@ -60,7 +85,9 @@ impl<T> Issuer<T> {
         if let Some((_, identities)) = SHARED.iter().find(|(shared, _)| *shared == issuer.trim_end_matches('/'))
             && !rules.iter().all(|rule| rule.claims.iter().any(|claim| claim.names_somebody(identities)))
         {
-            return Err(RuleError::Anybody { issuer: issuer.to_owned(), claims: identities.join(", ") });
+            let mut claims: Vec<_> = identities.iter().map(|identity| identity.claim).collect();
+            claims.dedup();
+            return Err(RuleError::Anybody { issuer: issuer.to_owned(), claims: claims.join(", ") });
         }
         Ok(Self { name: name.into(), issuer: issuer.into(), url, audience: audience.into(), rules })
     }
@@ -107,14 +134,85 @@ mod tests {
 
     #[test]
     fn rules_for_platforms_that_everybody_uses_say_whose_jobs_they_mean() {
-        let github = "https://token.actions.githubusercontent.com";
-        for (claim, pattern) in [("ref", "refs/heads/main"), ("repository", "*/cache"), ("repository", "**")] {
-            assert!(matches!(issuer(github, claim, pattern), Err(RuleError::Anybody { .. })), "{claim} = {pattern}");
+        let (github, gitlab) = ("https://token.actions.githubusercontent.com", "https://gitlab.com");
+        for (url, claim, pattern) in [
+            (github, "sub", "repo:our-org/*"),
+            (github, "sub", "repo:our-org/app:ref:refs/heads/main"),
+            (github, "sub", "repo:our-org/**"),
+            (github, "sub", "repository_owner:our-org:*"),
+            (github, "repository", "our-org/*"),
+            (github, "repository", "our-org/cache"),
+            (github, "repository_owner", "our-org"),
+            (github, "repository_owner_id", "65"),
+            (github, "repository_id", "74"),
+            (github, "workflow_ref", "our-org/app/.github/workflows/*"),
+            (gitlab, "project_path", "group/*"),
+            (gitlab, "project_path", "group/**"),
+            (gitlab, "namespace_path", "group"),
+            (gitlab, "namespace_path", "group/**"),
+            (gitlab, "project_id", "74"),
+            (gitlab, "sub", "project_path:group/app:ref_type:branch:ref:main"),
+            ("https://gitlab.com/", "namespace_id", "72"),
+            ("https://gitlab.example.org", "ref_protected", "true"),
+            ("https://gitlab.example.org", "sub", "**"),
+        ] {
+            assert!(issuer(url, claim, pattern).is_ok(), "{url} {claim} = {pattern}");
         }
-        assert!(issuer(github, "repository", "our-org/*").is_ok());
-        assert!(issuer("https://gitlab.com", "project_path", "group/*").is_ok());
-        assert!(issuer("https://gitlab.com/", "ref_protected", "true").is_err());
-        assert!(issuer("https://gitlab.example.org", "ref_protected", "true").is_ok());
+        for (url, claim, pattern) in [
+            (github, "sub", "**"),
+            (github, "sub", "repo:**"),
+            (github, "sub", "repo:*/*:ref:refs/heads/main"),
+            (github, "sub", "repo:our-org*/*"),
+            (github, "sub", "repo:{our-org,*}/app:*"),
+            (github, "sub", "repo:our-or?/app"),
+            (github, "sub", "repo:/**"),
+            (github, "sub", "rep*"),
+            (github, "sub", "repository_owner:our-org*"),
+            (github, "repository", "*/cache"),
+            (github, "repository", "**"),
+            (github, "repository", "our-org*"),
+            (github, "repository", "our-org*/*"),
+            (github, "repository", "[a-z]*/*"),
+            (github, "repository", "/*"),
+            (github, "repository_owner", "our-*"),
+            (github, "repository_owner", "our-or[g]"),
+            (github, "repository_owner_id", "6*"),
+            (github, "repository_id", "7?"),
+            (github, "workflow_ref", "our-org**"),
+            (github, "job_workflow_ref", "our-org/app/.github/workflows/push.yml@refs/heads/main"),
+            (github, "ref", "refs/heads/main"),
+            (github, "environment", "production"),
+            (gitlab, "project_path", "group*"),
+            (gitlab, "namespace_path", "group*"),
+            (gitlab, "namespace_path", "*"),
+            (gitlab, "project_id", "7*"),
+            (gitlab, "sub", "project_path:**"),
+            (gitlab, "sub", "project_path:group*:ref:main"),
+            ("https://gitlab.com/", "ref_protected", "true"),
+        ] {
+            assert!(matches!(issuer(url, claim, pattern), Err(RuleError::Anybody { .. })), "{url} {claim} = {pattern}");
+        }
+    }
+
+    #[test]
+    fn each_pattern_of_a_claim_names_somebody_and_a_shared_workflow_needs_one_of_them_besides() {
+        let github = "https://token.actions.githubusercontent.com";
+        let with = |claims: &[(&str, &[&str])]| {
+            let claims = claims.iter().map(|(name, patterns)| Claim::new(name, patterns).unwrap()).collect();
+            Issuer::new("test", github, "us", vec![Rule::new(claims, ()).unwrap()])
+        };
+        let workflow: (&str, &[&str]) = ("job_workflow_ref", &["our-org/ci/.github/workflows/push.yml@*"]);
+        assert!(with(&[("repository", &["our-org/*", "other-org/app"])]).is_ok());
+        assert!(with(&[("repository", &["our-org/*", "*/app"])]).is_err());
+        assert!(with(&[workflow]).is_err() && with(&[workflow, ("ref", &["refs/heads/main"])]).is_err());
+        for (claim, pattern) in [
+            ("repository", "our-org/*"),
+            ("repository_owner", "our-org"),
+            ("repository_owner_id", "65"),
+            ("sub", "repo:our-org/app:*"),
+        ] {
+            assert!(with(&[workflow, (claim, &[pattern])]).is_ok(), "{claim}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The keys of an issuer: fetched when needed, cached, and requested at a limited rate.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -60,7 +61,9 @@ impl Keys {
         } else if state.may_ask() {
             state.fetching = true;
             drop(state);
-            let result = fetch(&self.client, &self.url, &self.issuer);
+            // A panic must not leave the others waiting.
+            let result = catch_unwind(AssertUnwindSafe(|| fetch(&self.client, &self.url, &self.issuer)))
+                .unwrap_or_else(|_| Err("a panic, which was reported".to_owned()));
             state = self.lock();
             state.take(result);
             self.fetched.notify_all();
@@ -80,6 +83,13 @@ impl Keys {
                 reason: failure.clone().unwrap_or_else(|| "it was queried too often".to_owned()),
             }),
         }
+    }
+
+    /// The same if no query is necessary. While another thread queries the issuer, a key that is not too old will do.
+    pub(super) fn find_now(&self, kid: &str, algorithm: Algorithm) -> Option<DecodingKey> {
+        let wanted = (kid.to_owned(), algorithm);
+        let state = self.lock();
+        state.usable(&wanted, if state.fetching { KEYS_STALE_MAX } else { KEYS_FRESH })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -68,10 +68,33 @@ impl Claim {
         }
     }
 
-    /// Whether it restricts whose jobs match: it is one of these claims, without patterns that anybody could match.
-    pub(super) fn names_somebody(&self, identities: &[&str]) -> bool {
-        let open = |pattern: &str| pattern.starts_with(['*', '?', '[', '{']);
-        identities.contains(&&*self.name) && !self.patterns.iter().any(|pattern| open(pattern))
+    /// Whether it restricts whose jobs match: it is one of these claims, and each of its patterns names an owner.
+    pub(super) fn names_somebody(&self, identities: &[Identity]) -> bool {
+        let names = |identity: &Identity| self.patterns.iter().all(|pattern| identity.is_named_by(pattern));
+        identities.iter().any(|identity| identity.claim == &*self.name && names(identity))
+    }
+}
+
+/// A claim that says whose a job is.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub(super) claim: &'static str,
+    /// What it begins with; behind it come the owner and a [`delimiter`](Self::delimiter).
+    pub(super) prefix: &'static str,
+    /// `None`: the owner is all of it.
+    pub(super) delimiter: Option<char>,
+}
+
+impl Identity {
+    /// Whether a pattern has the owner and its delimiter before its first wildcard: without the delimiter, it would match other owners whose
+    /// names begin like this one.
+    fn is_named_by(&self, pattern: &str) -> bool {
+        let fixed = pattern.split(['*', '?', '[', '{', '\\']).next().unwrap_or_default();
+        let Some(rest) = fixed.strip_prefix(self.prefix) else { return false };
+        match self.delimiter {
+            None => !rest.is_empty() && fixed.len() == pattern.len(),
+            Some(delimiter) => rest.split_once(delimiter).is_some_and(|(owner, _)| !owner.is_empty()),
+        }
     }
 }
 

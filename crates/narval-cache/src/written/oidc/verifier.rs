@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::{Validation, decode};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use narval_client::{Client, ClientOptions, Proxies};
 use serde_json::Value;
 
@@ -31,6 +31,20 @@ pub struct Verified<'a, T> {
     pub label: String,
     /// All of its claims.
     pub claims: Claims,
+    /// Its issuer.
+    pub issuer: &'a str,
+}
+
+impl<T> Verified<'_, T> {
+    /// Its claim `jti`, which no other token of the issuer has.
+    pub fn id(&self) -> Option<&str> {
+        self.claims.get("jti").and_then(Value::as_str).filter(|id| !id.is_empty())
+    }
+
+    /// When it expires, in seconds since 1970.
+    pub fn expires(&self) -> u64 {
+        self.claims.get("exp").and_then(Value::as_f64).map_or(0, |time| time as u64)
+    }
 }
 
 impl<T> Verifier<T> {
@@ -50,32 +64,61 @@ impl<T> Verifier<T> {
         Self { issuers: issuers.into_iter().map(with_keys).collect() }
     }
 
-    /// What a token allows.
+    /// What a token allows. May wait for its issuer.
     ///
     /// # Errors
     /// It is rejected, or [`OidcError::Unavailable`].
     pub fn verify(&self, token: &str) -> Result<Verified<'_, T>, OidcError> {
-        let token = token.trim();
-        let unverified = Unverified::parse(token)?;
+        let (unverified, issuer, keys) = self.look_at(token)?;
+        let key = keys.find(&unverified.kid, unverified.algorithm)?;
+        check(token, issuer, unverified.algorithm, &key)
+    }
+
+    /// As [`verify`](Self::verify), but waits for nobody. Returns `None` if the issuer must be asked for its keys.
+    ///
+    /// # Errors
+    /// It is rejected.
+    pub fn verify_now(&self, token: &str) -> Option<Result<Verified<'_, T>, OidcError>> {
+        match self.look_at(token) {
+            Ok((unverified, issuer, keys)) => {
+                let key = keys.find_now(&unverified.kid, unverified.algorithm)?;
+                Some(check(token, issuer, unverified.algorithm, &key))
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn look_at(&self, token: &str) -> Result<(Unverified, &Issuer<T>, &Keys), OidcError> {
+        let unverified = Unverified::parse(token.trim())?;
         let known = self.issuers.iter().find(|(issuer, _)| *issuer.issuer == *unverified.issuer);
         let (issuer, keys) = known.ok_or_else(|| OidcError::UnknownIssuer(short(&unverified.issuer)))?;
-        let key = keys.find(&unverified.kid, unverified.algorithm)?;
-        let mut validation = Validation::new(unverified.algorithm);
-        validation.leeway = LEEWAY_SECONDS;
-        validation.validate_nbf = true;
-        validation.set_audience(&[&issuer.audience]);
-        validation.set_issuer(&[&issuer.issuer]);
-        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        let claims = decode::<Claims>(token, &key, &validation).map_err(|error| explain(error.kind(), issuer))?.claims;
-        // The library would also accept a list that contains the issuer.
-        if claims.get("iss").and_then(Value::as_str) != Some(&issuer.issuer) {
-            return Err(OidcError::Claim("iss".to_owned()));
-        }
-        let label = label(&issuer.name, &claims);
-        match issuer.rules.iter().find(|rule| rule.is_met(&claims)) {
-            Some(rule) => Ok(Verified { allows: &rule.allows, label, claims }),
-            None => Err(OidcError::NoRule(label)),
-        }
+        Ok((unverified, issuer, keys))
+    }
+}
+
+/// Checks the signature, the claims that every token has, and the rules.
+fn check<'a, T>(
+    token: &str,
+    issuer: &'a Issuer<T>,
+    algorithm: Algorithm,
+    key: &DecodingKey,
+) -> Result<Verified<'a, T>, OidcError> {
+    let mut validation = Validation::new(algorithm);
+    validation.leeway = LEEWAY_SECONDS;
+    validation.validate_nbf = true;
+    validation.set_audience(&[&issuer.audience]);
+    validation.set_issuer(&[&issuer.issuer]);
+    validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+    let claims =
+        decode::<Claims>(token.trim(), key, &validation).map_err(|error| explain(error.kind(), issuer))?.claims;
+    // The library would also accept a list that contains the issuer.
+    if claims.get("iss").and_then(Value::as_str) != Some(&issuer.issuer) {
+        return Err(OidcError::Claim("iss".to_owned()));
+    }
+    let label = label(&issuer.name, &claims);
+    match issuer.rules.iter().find(|rule| rule.is_met(&claims)) {
+        Some(rule) => Ok(Verified { allows: &rule.allows, label, claims, issuer: &issuer.issuer }),
+        None => Err(OidcError::NoRule(label)),
     }
 }
 

@@ -12,7 +12,7 @@ use super::mark::{Marks, Why, chain, mark};
 use crate::written::index::{ListedPath, Snapshot};
 use crate::written::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::written::storage::{Below, StoredFile};
-use crate::written::{Cache, Grant, Refusal, RefusalKind};
+use crate::written::{Cache, EXCHANGED_FOR, Grant, Refusal, RefusalKind};
 
 /// The number of paths hidden in one step; uploads wait meanwhile.
 const STEP: usize = 256;
@@ -118,7 +118,7 @@ impl Cache {
         }
         if let Some(collection) = collection {
             // There are thousands of short-lived tokens of CI jobs.
-            self.index().forget_tokens(now.saturating_sub(DAY))?;
+            self.index().forget_tokens(now.saturating_sub(EXCHANGED_FOR.as_secs()))?;
             (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now)?;
             self.remove_leftovers(&collection)?;
             collection.completed(self.id())?;

@@ -22,6 +22,7 @@ pub(crate) fn issuers(file: &str, sections: &[OidcSection]) -> Result<Vec<Issuer
 fn issuer(file: &str, section: &OidcSection) -> Result<Issuer<OidcGrant>, ConfigError> {
     let wrong = |line: usize, message: String| ConfigError { file: file.to_owned(), line: Some(line), message };
     let lifetime = section.token_lifetime.unwrap_or(LIFETIME_DEFAULT);
+    let requires_id = section.require_jti.unwrap_or(true);
     let mut rules = Vec::new();
     for rule in &section.rules {
         let failed = |error: &dyn std::fmt::Display| wrong(rule.line, format!("oidc.rule: {error}"));
@@ -38,7 +39,9 @@ fn issuer(file: &str, section: &OidcSection) -> Result<Issuer<OidcGrant>, Config
         };
         let claims = rule.claims.iter().map(|(name, patterns)| Claim::new(name, patterns));
         let claims = claims.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
-        rules.push(Rule::new(claims, OidcGrant { caches, scopes, lifetime }).map_err(|error| failed(&error))?);
+        rules.push(
+            Rule::new(claims, OidcGrant { caches, scopes, lifetime, requires_id }).map_err(|error| failed(&error))?,
+        );
     }
     let name = section.name.as_deref().unwrap_or(&section.issuer);
     let issuer = Issuer::new(name, &section.issuer, &section.audience, rules);

@@ -578,7 +578,7 @@ impl Index for Postgres {
         self.database.write(How { deadline: DEADLINE, ..REMOVE }, async |change| caches::pending_max(change).await)
     }
 
-    fn add_token(&self, token: TokenRecord) -> Result<(), IndexError> {
+    fn add_token(&self, token: TokenRecord) -> Result<bool, IndexError> {
         self.database.write(NOTE, async |change| tokens::add(change, &token).await)
     }
 

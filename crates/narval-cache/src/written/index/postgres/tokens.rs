@@ -23,8 +23,10 @@ fn record(row: &Row) -> Result<TokenRecord, Failed> {
     })
 }
 
-pub(super) async fn add(change: &Change<'_>, token: &TokenRecord) -> Result<(), Failed> {
-    let add = format!("insert into narval.tokens ({COLUMNS}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)");
+pub(super) async fn add(change: &Change<'_>, token: &TokenRecord) -> Result<bool, Failed> {
+    let add = format!(
+        "insert into narval.tokens ({COLUMNS}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict do nothing"
+    );
     let (created, expires) = (int(token.created), token.expires.map(int));
     let (last_used, revoked) = (token.last_used.map(int), token.revoked.map(int));
     let hash: &[u8] = &token.hash;
@@ -39,7 +41,7 @@ pub(super) async fn add(change: &Change<'_>, token: &TokenRecord) -> Result<(), 
         p(&last_used),
         p(&revoked),
     ];
-    execute(change.client, &add, &params).await.map(drop)
+    execute(change.client, &add, &params).await.map(|added| added > 0)
 }
 
 pub(super) async fn find(client: &Client, id: &str) -> Result<Option<TokenRecord>, Failed> {

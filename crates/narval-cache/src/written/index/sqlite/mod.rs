@@ -574,7 +574,7 @@ impl Index for Sqlite {
         self.read(schema::pending_max)
     }
 
-    fn add_token(&self, token: TokenRecord) -> Result<(), IndexError> {
+    fn add_token(&self, token: TokenRecord) -> Result<bool, IndexError> {
         self.write(Durability::Full, move |connection| tokens::add(connection, &token))
     }
 

@@ -20,8 +20,8 @@ fn record(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
     })
 }
 
-pub(super) fn add(connection: &Connection, token: &TokenRecord) -> rusqlite::Result<()> {
-    let add = format!("insert into tokens ({COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)");
+pub(super) fn add(connection: &Connection, token: &TokenRecord) -> rusqlite::Result<bool> {
+    let add = format!("insert into tokens ({COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing");
     connection
         .execute(
             &add,
@@ -37,7 +37,7 @@ pub(super) fn add(connection: &Connection, token: &TokenRecord) -> rusqlite::Res
                 token.revoked
             ],
         )
-        .map(drop)
+        .map(|added| added > 0)
 }
 
 pub(super) fn get(connection: &Connection, id: &str) -> rusqlite::Result<Option<TokenRecord>> {
