@@ -243,8 +243,8 @@ impl State {
 }
 
 impl First {
-    fn respond(self: Box<Self>, pieces: Pieces, failed: Option<ServeError>) {
-        let Self { responder, response, length, metrics, .. } = *self;
+    fn respond(self, pieces: Pieces, failed: Option<ServeError>) {
+        let Self { responder, response, length, metrics, .. } = self;
         responder.respond(match failed {
             Some(error) => error.into_response(&metrics),
             None => response.body(Body::source(pieces, length)),
