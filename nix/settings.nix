@@ -62,6 +62,7 @@ let
     require-signatures = key types.bool "Whether signatures are required.";
     priority = key (types.ints.between 0 1000000) "The lowest is asked first.";
     netrc-file = key secret "netrc file with the credentials for it.";
+    redirect-hosts = key (oneOrMore types.str) "Other hosts to which it may lead, such as `*.example.org`.";
     timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
     stall-timeout = key time "Time after which a download that makes no progress is aborted.";
   };

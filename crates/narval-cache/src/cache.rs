@@ -171,6 +171,11 @@ impl Cache {
                     self.breaker.succeeded();
                     return answer.map(|text| self.parse(wanted, &text)).transpose();
                 }
+                // It has answered.
+                Err(error @ HttpError::OutOfBounds { .. }) => {
+                    self.breaker.succeeded();
+                    return Err(self.fetch_error(hash_part.as_str(), error));
+                }
                 Err(error) => {
                     failures += 1;
                     let open = self.breaker.failed();

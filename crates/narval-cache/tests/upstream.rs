@@ -586,15 +586,22 @@ fn listings_logs_and_other_small_files() {
         (format!("/{}", id.cache_path()), Small::Realisation(id)),
         ("/debuginfo/abcd.debug".to_owned(), Small::debug_info("abcd.debug").unwrap()),
     ];
+    let contents = |url: &str| format!("{{\"of\": \"{url}\"}}").into_bytes();
     for (url, small) in &others {
-        upstream.put(url, File::Bytes(url.clone().into_bytes()));
-        assert_eq!(read(small).as_deref(), Some(url.as_bytes()));
+        upstream.put(url, File::Bytes(contents(url)));
+        assert_eq!(read(small), Some(contents(url)));
+    }
+    // What is no JSON object is neither shown nor kept.
+    for (number, text) in ["secret", "[]", "{\"a\": 1", "{} more", "\"secret\"", ""].into_iter().enumerate() {
+        let other: DrvOutput = format!("sha256:{number:064}!other").parse().unwrap();
+        upstream.put(&format!("/{}", other.cache_path()), File::Bytes(text.as_bytes().to_vec()));
+        assert_eq!(read(&Small::Realisation(other)), None, "{text}");
     }
     assert_eq!(["", "a", "../x", "ab/c", "AB"].map(Small::debug_info), [const { None }; 5]);
     drop(upstream);
     assert!(read(&listing).is_some());
     for (url, small) in &others {
-        assert_eq!(read(small).as_deref(), Some(url.as_bytes()));
+        assert_eq!(read(small), Some(contents(url)));
     }
 }
 

@@ -147,6 +147,8 @@ pub struct Credentials {
     /// The origins of the configured caches.
     origins: Vec<Origin>,
     basic: HashMap<Origin, String>,
+    /// Whether the entries of a netrc for other hosts are not used.
+    only_caches: bool,
 }
 
 impl Credentials {
@@ -158,7 +160,15 @@ impl Credentials {
                 basic.insert(cache.origin().clone(), format!("Basic {}", STANDARD.encode(userinfo)));
             }
         }
-        Self { netrc, headers: Vec::new(), origins: caches.iter().map(|url| url.origin().clone()).collect(), basic }
+        let origins = caches.iter().map(|url| url.origin().clone()).collect();
+        Self { netrc, headers: Vec::new(), origins, basic, only_caches: false }
+    }
+
+    /// Uses the netrc for the caches alone. Otherwise whoever answers for a cache could make the client use logins that were meant for other
+    /// hosts.
+    #[must_use]
+    pub fn only_for_caches(self) -> Self {
+        Self { only_caches: true, ..self }
     }
 
     /// Adds a `Name: value` line to every request to the caches.
@@ -198,7 +208,7 @@ impl Credentials {
         match (self.origins.contains(origin), origin.scheme) {
             (true, Scheme::Http) if given_for_https() => None,
             (true, _) => self.netrc.login(&origin.host),
-            (false, Scheme::Https) if origin.has_usual_port() => self.netrc.machine(&origin.host),
+            (false, Scheme::Https) if origin.has_usual_port() && !self.only_caches => self.netrc.machine(&origin.host),
             (false, _) => None,
         }
     }
@@ -257,6 +267,17 @@ mod tests {
         ] {
             assert_eq!(login(url).as_deref(), expected, "{url}");
         }
+    }
+
+    #[test]
+    fn a_netrc_can_be_for_the_caches_alone() {
+        let netrc = Netrc::parse("machine cache login a password b\nmachine cdn login c password d");
+        let credentials = Credentials::new(netrc, &[Url::parse("https://cache").unwrap()]);
+        let lines =
+            |credentials: &Credentials, url: &str| credentials.lines_for(Url::parse(url).unwrap().origin()).len();
+        assert_eq!(["https://cache", "https://cdn"].map(|url| lines(&credentials, url)), [1, 1]);
+        let credentials = credentials.only_for_caches();
+        assert_eq!(["https://cache", "https://cdn"].map(|url| lines(&credentials, url)), [1, 0]);
     }
 
     #[test]

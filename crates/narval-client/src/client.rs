@@ -9,6 +9,7 @@ use rustls::ClientConfig;
 
 use super::auth::Credentials;
 use super::body::Body;
+use super::bounds::Bounds;
 use super::coding::{Codings, names};
 use super::connection::{Connection, Dial};
 use super::head::Head;
@@ -42,6 +43,8 @@ pub struct ClientOptions {
     pub offline: bool,
     /// The content codings that responses may have.
     pub codings: Codings,
+    /// Where requests may lead; `None`: anywhere.
+    pub bounds: Option<Bounds>,
     /// Signs the requests for `s3://` URLs. If `None`, requests for them fail.
     pub buckets: Option<Arc<dyn Buckets>>,
 }
@@ -58,6 +61,7 @@ impl Default for ClientOptions {
             retry: RetryPolicy::default(),
             offline: false,
             codings: Codings::default(),
+            bounds: None,
             buckets: None,
         }
     }
@@ -198,6 +202,8 @@ impl Client {
 
     /// A connection for one more request.
     pub(crate) fn connection(&self, origin: &Origin, proxy: Option<&Proxy>) -> Result<Pooled, HttpError> {
+        let bounds = self.options.bounds.as_ref();
+        let bounds = bounds.map(|bounds| bounds.check(origin).map(|host| (bounds, host))).transpose()?;
         let connection = match self.pool.take(origin) {
             Taken::Idle(connection) => *connection,
             Taken::Permit(permit) => {
@@ -205,6 +211,7 @@ impl Client {
                 let dial = Dial {
                     origin,
                     proxy,
+                    bounds,
                     tls: self.tls()?,
                     connect_timeout: self.options.connect_timeout,
                     stall_timeout: self.options.stall_timeout,

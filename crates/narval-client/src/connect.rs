@@ -10,18 +10,36 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use super::HttpError;
+use super::bounds::{Bounds, Host};
 
 /// The delay before the next address is tried in parallel (RFC 8305 section 5).
 pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The maximum number of addresses tried per host.
 const ADDRESSES_MAX: usize = 16;
 
-/// Connects to a host within a timeout.
-pub(super) fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, HttpError> {
+/// Connects to a host within a timeout, at an address where it may be.
+pub(super) fn connect(
+    host: &str,
+    port: u16,
+    timeout: Duration,
+    bounds: Option<(&Bounds, Host)>,
+) -> Result<TcpStream, HttpError> {
     let resolve_error = |source| HttpError::Resolve { host: host.to_owned(), source };
-    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve_error)?.collect();
+    let mut addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve_error)?.collect();
+    if let Some((bounds, of)) = bounds
+        && !addresses.is_empty()
+    {
+        addresses.retain(|address| bounds.admits(of, address.ip()));
+        if addresses.is_empty() {
+            return Err(Bounds::no_address(host));
+        }
+    }
     let connected = race(&in_turn(addresses), timeout);
-    connected.map_err(|source| HttpError::Connect { host: format!("{host}:{port}"), source })
+    let tcp = connected.map_err(|source| HttpError::Connect { host: format!("{host}:{port}"), source })?;
+    if let (Some((bounds, of)), Ok(address)) = (bounds, tcp.peer_addr()) {
+        bounds.reached(of, address.ip());
+    }
+    Ok(tcp)
 }
 
 /// The addresses with alternating families, starting with the resolver's first choice.

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
+use super::bounds::{Bounds, Host};
 use super::connect::connect;
 use super::head::Head;
 use super::proxy::Proxy;
@@ -37,6 +38,8 @@ pub(crate) struct Connection {
 pub(crate) struct Dial<'a> {
     pub(crate) origin: &'a Origin,
     pub(crate) proxy: Option<&'a Proxy>,
+    /// What the client may reach, and what the origin is to it.
+    pub(crate) bounds: Option<(&'a Bounds, Host)>,
     pub(crate) tls: &'a Arc<ClientConfig>,
     pub(crate) connect_timeout: Duration,
     pub(crate) stall_timeout: Duration,
@@ -49,7 +52,9 @@ impl Connection {
             Some(proxy) => (proxy.host.as_str(), proxy.port),
             None => (dial.origin.host.as_str(), dial.origin.port),
         };
-        let tcp = connect(host, port, dial.connect_timeout)?;
+        // A proxy connects to addresses that it finds itself.
+        let bounds = dial.bounds.filter(|_| dial.proxy.is_none());
+        let tcp = connect(host, port, dial.connect_timeout, bounds)?;
         let socket_error = |source| HttpError::Connect { host: format!("{host}:{port}"), source };
         tcp.set_nodelay(true).map_err(socket_error)?;
         tcp.set_read_timeout(Some(dial.stall_timeout)).map_err(socket_error)?;

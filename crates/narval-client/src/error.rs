@@ -90,6 +90,14 @@ pub enum HttpError {
     /// A redirect that must not or cannot be followed.
     #[error("redirect refused: {0}")]
     Redirect(&'static str),
+    /// A redirect or a reference leads out of the client's [`Bounds`](crate::Bounds).
+    #[error("it leads to {host}, where it must not: {reason}")]
+    OutOfBounds {
+        /// Scheme, host and port.
+        host: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// A redirect to an invalid URL.
     #[error("redirect refused: {0}")]
     RedirectUrl(#[from] UrlError),

@@ -47,6 +47,7 @@
 
 mod auth;
 mod body;
+mod bounds;
 mod bucket;
 mod client;
 mod coding;
@@ -67,6 +68,7 @@ mod url;
 
 pub use auth::{Credentials, Netrc};
 pub use body::Body;
+pub use bounds::{Bounds, HostPattern};
 pub use client::{Buckets, Client, ClientOptions};
 pub use coding::{Codings, DecoderOf};
 pub use connect::ATTEMPT_DELAY;

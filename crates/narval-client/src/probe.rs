@@ -34,6 +34,7 @@ impl Client {
         let proxy = self.find_proxy(origin)?;
         let dial = Dial {
             origin,
+            bounds: None,
             proxy: proxy.as_ref(),
             tls: &Arc::new(tls_config(&[b"h2", b"http/1.1"])?),
             connect_timeout: options.connect_timeout,

@@ -335,3 +335,128 @@ fn invalid_options_are_refused() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.lines().count() == 3 && said.contains(".toml:2: upstream.url = 'cache.example.org': "), "{said}");
 }
+
+/// An HTTP server that answers every request with these bytes; how many connections it took.
+fn answers(answer: String) -> (std::net::SocketAddr, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&connections);
+    thread::spawn(move || {
+        for socket in listener.incoming() {
+            let mut socket = socket.unwrap();
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let mut request = [0; 4096];
+            let _ = socket.read(&mut request);
+            let _ = socket.write_all(answer.as_bytes());
+        }
+    });
+    (address, connections)
+}
+
+fn body(text: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{text}", text.len())
+}
+
+/// The paths of small files.
+const SMALL: [&str; 5] = [
+    "/log/00bgd045z0d4icpbc2yyz4gx48ak44la-x.drv",
+    "/00bgd045z0d4icpbc2yyz4gx48ak44la.ls",
+    "/00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo",
+    "/realisations/sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad!out.doi",
+    "/build-trace-v2/00bgd045z0d4icpbc2yyz4gx48ak44la-x.drv/out.doi",
+];
+
+#[test]
+fn an_upstream_leads_to_no_other_server_and_shows_none_to_anybody() {
+    let (secret, asked) = answers(body(r#"{"AccessKeyId":"secret"}"#));
+    let redirect =
+        |to: &str| format!("HTTP/1.1 302 Found\r\nConnection: close\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n");
+    let port = secret.port();
+    for to in [
+        format!("http://127.0.0.1:{port}/latest/meta-data/secret"),
+        format!("http://localhost:{port}/latest/meta-data/secret"),
+        format!("http://0.0.0.0:{port}/x"),
+        format!("http://[::ffff:127.0.0.1]:{port}/x"),
+        format!("//127.0.0.1:{port}/x"),
+    ] {
+        let (upstream, _) = answers(redirect(&to));
+        let store = Store::new();
+        let (_, key) = store.key("upstream-1");
+        let cache = serve(&store, &["--upstream", &format!("http://{upstream}"), "--upstream-key", &key]);
+        for path in SMALL {
+            let answer = cache.get(path);
+            assert_eq!(answer.status, 404, "{path} {to}: {}", answer.text());
+        }
+        assert!(cache.log().contains("it is another server"), "{}", cache.log());
+        assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 0, "{to}");
+    }
+    // What it answers itself is not shown either, unless it is what was asked for.
+    let (upstream, _) = answers(body("AccessKeyId=secret"));
+    let store = Store::new();
+    let (_, key) = store.key("upstream-1");
+    let cache = serve(&store, &["--upstream", &format!("http://{upstream}"), "--upstream-key", &key]);
+    for path in &SMALL[1..] {
+        assert_eq!(cache.get(path).status, 404, "{path}");
+    }
+    let log = cache.get(SMALL[0]);
+    assert_eq!(
+        (log.status, log.field("content-type"), log.field("x-content-type-options")),
+        (200, Some("text/plain"), Some("nosniff"))
+    );
+    // A host that the operator has named. Like the upstream, it is on this machine.
+    let (upstream, _) = answers(redirect(&format!("http://127.0.0.1:{port}/log")));
+    let store = Store::new();
+    let config = format!(
+        "listen = '127.0.0.1:0'\ndata = 'data'\n\n[[upstream]]\nurl = 'http://{upstream}'\nrequire-signatures = false\n\
+         redirect-hosts = ['127.0.0.1:{port}']\n"
+    );
+    std::fs::write(store.path("narval.toml"), config).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--config"]).arg(store.path("narval.toml"));
+    let cache = Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]);
+    let log = cache.get(SMALL[0]);
+    assert_eq!((log.status, log.text()), (200, r#"{"AccessKeyId":"secret"}"#), "{}", cache.log());
+}
+
+/// One client waits for an upstream as often as it may. Another one is answered.
+#[test]
+fn one_client_does_not_take_the_upstreams_from_the_others() {
+    let stalled = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", stalled.local_addr().unwrap());
+    let store = Store::new();
+    let config = format!(
+        "listen = '127.0.0.1:0'\ndata = 'data'\n\n[[upstream]]\nurl = '{url}'\nrequire-signatures = false\ntimeout = '10m'\n"
+    );
+    std::fs::write(store.path("narval.toml"), config).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--config"]).arg(store.path("narval.toml"));
+    let cache = Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]);
+    let path = |number: usize| format!("/{number:032}.narinfo");
+    let ask = |from: [u8; 4], number: usize| {
+        use rustix::net::{AddressFamily, SocketType};
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &std::net::SocketAddr::from((from, 0))).unwrap();
+        rustix::net::connect(&socket, &cache.address).unwrap();
+        let mut stream = std::net::TcpStream::from(socket);
+        write!(stream, "GET {} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n", path(number)).unwrap();
+        stream
+    };
+    let waiting: Vec<_> = (0..300).map(|number| ask([127, 0, 0, 1], number)).collect();
+    // Those beyond its share are told so at once.
+    let mut refused = 0;
+    for stream in &waiting {
+        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    }
+    for mut stream in waiting.iter().rev() {
+        let mut start = [0; 12];
+        refused += usize::from(refused == 0 && stream.read_exact(&mut start).is_ok() && &start[9..] == b"503");
+    }
+    assert!(refused > 0);
+    // The share of the first is taken; the other waits for the upstream, and is not refused.
+    let other = ask([127, 0, 0, 2], 1000);
+    other.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let mut start = [0; 12];
+    let got = (&other).read(&mut start);
+    assert!(got.is_err(), "{:?}", String::from_utf8_lossy(&start));
+}

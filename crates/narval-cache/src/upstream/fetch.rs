@@ -83,11 +83,8 @@ impl Fetch {
 
     fn fetch(&self, file: &File) -> Result<(), Trouble> {
         let info = &*self.info;
-        let url = self.remote.nar_url(info).map_err(|error| Trouble::Wrong(error.to_string()))?;
-        let opened = CacheFile::open(&self.remote.nars, &url).map_err(|error| {
-            self.remote.cache.breaker.failed();
-            Trouble::Unavailable(error)
-        })?;
+        let url = self.remote.cache.nar_url(info).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        let opened = CacheFile::open(&self.remote.nars, &url).map_err(|error| self.remote.failed(error))?;
         self.remote.cache.breaker.succeeded();
         let body = opened.ok_or(Trouble::Absent)?;
         let length = body.total_len();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_client::request_id;
+use narval_client::{HttpError, request_id};
 use narval_nix::{Compression, HashPart, NarInfo, SecretKey, StoreDir};
 use quick_cache::sync::Cache as Memory;
 
@@ -439,6 +439,10 @@ impl Shared {
                     return Ok(Some(known));
                 }
                 Ok(None) => {}
+                // It leads elsewhere, which does not become better by asking again.
+                Err(error @ CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. }) => {
+                    tracing::warn!("upstream {error}");
+                }
                 Err(error @ CacheError::Fetch { .. }) => {
                     tracing::warn!("upstream {error}");
                     failed.get_or_insert_with(|| Unavailable::new(5, error.to_string()));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_client::{Netrc, Url};
+use narval_client::{HostPattern, Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
 
 use super::{WAITING_MAX, WAITING_OF_ONE_MAX};
@@ -20,6 +20,8 @@ pub struct UpstreamOptions {
     pub priority: i64,
     /// Login and password.
     pub credentials: Netrc,
+    /// Other hosts to which it may lead, by redirects and by the `URL` of narinfos.
+    pub redirect_hosts: Vec<HostPattern>,
     /// The timeout for connecting, and for each wait for a narinfo.
     pub timeout: Duration,
     /// How long a NAR may make no progress.
@@ -34,6 +36,7 @@ impl UpstreamOptions {
             keys,
             priority: 50,
             credentials: Netrc::default(),
+            redirect_hosts: Vec::new(),
             timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
         }

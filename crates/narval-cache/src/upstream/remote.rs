@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use narval_client::{Client, ClientOptions, Credentials, Proxies, RetryPolicy, Scheme, Url};
+use narval_client::{Bounds, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 
 use super::options::UpstreamOptions;
+use crate::disk::Trouble;
 use crate::lookup::Trust;
 use crate::{Cache, CacheError, Wanted, client};
 
@@ -20,10 +21,14 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn new(options: UpstreamOptions, store_dir: &StoreDir) -> Self {
-        let UpstreamOptions { url, keys, priority, credentials, timeout, stall_timeout } = options;
+        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout } = options;
+        // What it answers is shown to anybody: it must not be that of a server in our own network. Requests to buckets are not redirected.
+        let is_http = matches!(url.scheme(), Scheme::Http | Scheme::Https);
+        let bounds = is_http.then(|| Bounds::new(std::slice::from_ref(&url), redirect_hosts));
         let make = |stall_timeout, retry| {
             Arc::new(client(ClientOptions {
-                credentials: Credentials::new(credentials.clone(), std::slice::from_ref(&url)),
+                credentials: Credentials::new(credentials.clone(), std::slice::from_ref(&url)).only_for_caches(),
+                bounds: bounds.clone(),
                 proxies: Proxies::from_env(),
                 connect_timeout: timeout,
                 stall_timeout,
@@ -89,17 +94,14 @@ impl Remote {
         Ok(())
     }
 
-    /// The URL of its NAR. It is not covered by a signature: it may lead to a content delivery network, but not into
-    /// our own network.
-    pub(super) fn nar_url(&self, info: &NarInfo) -> Result<Url, CacheError> {
-        let url = self.cache.nar_url(info)?;
-        if url.origin() == self.url().origin() || url.scheme() == Scheme::Https {
-            return Ok(url);
+    /// Why its NAR was not fetched.
+    pub(super) fn failed(&self, error: HttpError) -> Trouble {
+        match error {
+            error @ HttpError::OutOfBounds { .. } => Trouble::Wrong(error.to_string()),
+            error => {
+                self.cache.breaker.failed();
+                Trouble::Unavailable(error)
+            }
         }
-        Err(CacheError::NarInfo {
-            cache: self.url().to_string(),
-            what: info.path.hash_part(),
-            reason: format!("its URL leads to another host without https ({url})"),
-        })
     }
 }

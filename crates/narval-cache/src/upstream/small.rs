@@ -1,12 +1,17 @@
 //! Listings, build logs, realisations and debug information: small, either unsigned or checked by clients, and stored
-//! like other files.
+//! like other files once they were parsed.
 
+use std::fmt;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
 
+use narval_client::HttpError;
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath};
 use narval_store::TemporaryFile;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::lookup::{Shared, Upstreams};
 use super::{SMALL_LEN_MAX, Unavailable};
@@ -57,6 +62,18 @@ impl Small {
         }
     }
 
+    /// Checks that a file is what its name says, as far as that can be told without keeping it in memory: a listing or a realisation is a JSON
+    /// object. Logs and debug information may have any contents.
+    fn check(&self, file: &File) -> serde_json::Result<()> {
+        match self {
+            Self::Log(_) | Self::DebugInfo(_) => Ok(()),
+            Self::Listing(_) | Self::BuildTrace(_) | Self::Realisation(_) => {
+                let json = BufReader::with_capacity(BUFFER_LEN, FromStart { file, position: 0 });
+                serde_json::from_reader(json).map(|AnyObject| ())
+            }
+        }
+    }
+
     /// Its name in the folder of stored files.
     fn kept(&self) -> String {
         match self {
@@ -66,6 +83,42 @@ impl Small {
                 format!("small/{}", self.url().replace('/', "_"))
             }
         }
+    }
+}
+
+/// An object, whatever is in it. Nothing of it is kept in memory.
+struct AnyObject;
+
+impl<'de> Deserialize<'de> for AnyObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for AnyObject {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(self)
+    }
+}
+
+/// Reads a file from its start, without using its own position.
+struct FromStart<'a> {
+    file: &'a File,
+    position: u64,
+}
+
+impl Read for FromStart<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(out, self.position)?;
+        self.position += read as u64;
+        Ok(read)
     }
 }
 
@@ -102,6 +155,11 @@ impl Upstreams {
                     remote.cache.breaker.succeeded();
                     continue;
                 }
+                Err(error @ HttpError::OutOfBounds { .. }) => {
+                    remote.cache.breaker.succeeded();
+                    tracing::warn!("upstream {url}: {error}");
+                    continue;
+                }
                 Err(error) => {
                     remote.cache.breaker.failed();
                     failed = Some(format!("{}: {error}", remote.url()));
@@ -116,6 +174,10 @@ impl Upstreams {
             match receive(opened, &file) {
                 Ok(length) => {
                     remote.cache.breaker.succeeded();
+                    if let Err(error) = small.check(file.file()) {
+                        tracing::warn!("upstream {url}: this is not what was requested, and is not passed on: {error}");
+                        continue;
+                    }
                     let opened = file.file().try_clone().map_err(disk)?;
                     if let Err(error) = shared.kept.keep_unsynced(&small.kept(), file) {
                         tracing::warn!("upstreams: '{}' cannot be stored: {error}", small.kept());

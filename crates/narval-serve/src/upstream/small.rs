@@ -13,5 +13,9 @@ pub(crate) fn answer(upstreams: &Upstreams, small: &Small) -> Result<Response, S
         Small::Listing(_) | Small::BuildTrace(_) | Small::Realisation(_) | Small::DebugInfo(_) => "application/json",
     };
     let body = Body::file(FileRange { file: file.into(), offset: 0, length });
-    Ok(Response::new(StatusCode::OK).header(header::CONTENT_TYPE, content_type).body(body))
+    // No browser may take it for anything else: a log has any contents.
+    Ok(Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, content_type)
+        .header(header::X_CONTENT_TYPE_OPTIONS, "nosniff")
+        .body(body))
 }

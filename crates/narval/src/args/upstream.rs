@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use narval_cache::upstream::UpstreamOptions;
-use narval_client::{Netrc, Scheme, Url};
+use narval_client::{HostPattern, Netrc, Scheme, Url};
 use narval_nix::{PublicKey, TrustedKeys};
 
 use super::client::CACHE_NIXOS_ORG_KEY;
@@ -50,6 +50,7 @@ struct Upstream {
     keys: Option<Vec<PublicKey>>,
     priority: i64,
     netrc_file: Option<NetrcFile>,
+    redirect_hosts: Vec<HostPattern>,
     timeout: Duration,
     stall_timeout: Duration,
 }
@@ -114,6 +115,7 @@ impl UpstreamSettings {
             let keys = upstream.keys.as_ref().map(|keys| keys.iter().cloned().collect::<TrustedKeys>());
             Ok(UpstreamOptions {
                 credentials,
+                redirect_hosts: upstream.redirect_hosts.clone(),
                 priority: upstream.priority,
                 timeout: upstream.timeout,
                 stall_timeout: upstream.stall_timeout,
@@ -138,6 +140,7 @@ impl Upstream {
             keys: Some(keys),
             priority: defaults.priority,
             netrc_file: None,
+            redirect_hosts: Vec::new(),
             timeout: defaults.timeout,
             stall_timeout: defaults.stall_timeout,
         })
@@ -160,6 +163,7 @@ impl Upstream {
             keys,
             priority: section.priority.unwrap_or(defaults.priority),
             netrc_file: section.netrc_file.clone().map(|path| NetrcFile { path, named_in: file.to_owned() }),
+            redirect_hosts: section.redirect_hosts.clone(),
             timeout: section.timeout.unwrap_or(defaults.timeout),
             stall_timeout: section.stall_timeout.unwrap_or(defaults.stall_timeout),
         })

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use narval_cache::written::{Database, Place};
-use narval_client::Url;
+use narval_client::{HostPattern, Url};
 use narval_http::{Limits, TrustedProxy};
 use narval_nix::PublicKey;
 
@@ -132,6 +132,8 @@ pub struct UpstreamSection {
     pub priority: Option<i64>,
     /// A netrc file with its login and password.
     pub netrc_file: Option<At<PathBuf>>,
+    /// Other hosts to which it may lead.
+    pub redirect_hosts: Vec<HostPattern>,
     /// The timeout for connecting, and for each wait for a narinfo.
     pub timeout: Option<Duration>,
     /// How long a NAR may make no progress.
@@ -328,9 +330,22 @@ fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {
     let require_signatures = section.get("require-signatures", &Kind::boolean());
     let priority = section.get("priority", &Kind::integer(0..=1_000_000));
     let netrc_file = section.path("netrc-file");
+    let redirect_hosts =
+        section.list("redirect-hosts", &Kind::parsed("a host, such as cdn.example.org or *.example.org,"));
+    let redirect_hosts = redirect_hosts.into_iter().map(|at| at.value).collect();
     let (timeout, stall_timeout) = (section.get("timeout", &timeout()), section.get("stall-timeout", &timeout()));
     let keys = keys.into_iter().map(|at| at.value).collect();
-    Some(UpstreamSection { line, url: url?, keys, require_signatures, priority, netrc_file, timeout, stall_timeout })
+    Some(UpstreamSection {
+        line,
+        url: url?,
+        keys,
+        require_signatures,
+        priority,
+        netrc_file,
+        redirect_hosts,
+        timeout,
+        stall_timeout,
+    })
 }
 
 fn oidc(section: &Section<'_>, line: usize) -> Option<OidcSection> {
