@@ -141,3 +141,34 @@ fn a_panicking_body_source_closes_only_its_connection() {
         assert!(server.handle.shutdown(Duration::from_secs(60)), "all shards are there to stop");
     });
 }
+
+/// A handler that panics when it is asked whether it accepts WebSockets.
+#[cfg(feature = "tls")]
+struct Undecided;
+
+#[cfg(feature = "tls")]
+impl Handler for Undecided {
+    fn handle(&self, _: Request) -> Response {
+        Response::text(StatusCode::OK, "here")
+    }
+
+    fn accepts_websockets(&self) -> bool {
+        panic!("a bug in accepts_websockets")
+    }
+}
+
+/// It is asked on the thread of the connections, which must not end.
+#[test]
+#[cfg(feature = "tls")]
+fn a_panic_when_asked_for_websockets_offers_none() {
+    use crate::http2::client::Client;
+    on_each_driver(|driver| {
+        let server = crate::http2::server::serve(driver, unhurried(), Undecided);
+        for _ in 0..2 {
+            let mut client = Client::start(server.address);
+            let stream = client.get("/");
+            assert_eq!(client.response(stream).text(), "here");
+        }
+        assert_eq!(server.handle.counters().panics, 2);
+    });
+}

@@ -132,7 +132,7 @@ impl<D: Driver<Connection>> Shard<D> {
                         if server.admission.is_crowded() {
                             connection.socket.limit_unsent(HTTP2_UNSENT_CROWDED);
                         }
-                        let websockets = server.handler.accepts_websockets();
+                        let websockets = self.local.accepts_websockets();
                         Protocol::Http2(Box::new(Http2::new(self.local.now, websockets, &server.limits)))
                     }
                     _ => Protocol::Http1(Conn::new(self.first_deadline(false))),

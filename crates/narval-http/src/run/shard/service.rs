@@ -150,6 +150,15 @@ impl Local {
         answer
     }
 
+    /// Asks the handler whether WebSockets over HTTP/2 are offered to a client. Not if it panics.
+    pub(super) fn accepts_websockets(&self) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.server.handler.accepts_websockets())).unwrap_or_else(|_| {
+            self.counters.panics.add(1);
+            tracing::error!("a handler panicked when it was asked for WebSockets: not offered");
+            false
+        })
+    }
+
     /// Encodes a response that ends its connection.
     fn answer_last(&mut self, response: Response, is_head: bool) {
         let encoded = encode(response, last_answer(is_head), &mut self.out);
