@@ -1,10 +1,15 @@
 //! The time, and waiting for it.
 //!
 //! What the commit and collection of paths does with time goes through these functions, so that a simulation decides what time it is and who
-//! runs next ([`Virtual`]). Outside tests, they are what they stand for.
+//! runs next (`Virtual`). Outside tests, they are what they stand for.
+//!
+//! Time that limits what may be done also passes while the machine is suspended. [`Instant::now`] stands still then (`CLOCK_MONOTONIC`), so
+//! [`instant`] counts from `CLOCK_BOOTTIME`. Compare its results only with each other.
 
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// The time of a simulated thread.
 #[cfg(test)]
@@ -23,13 +28,51 @@ thread_local! {
     pub(crate) static VIRTUAL: std::cell::RefCell<Option<std::rc::Rc<dyn Virtual>>> = const { std::cell::RefCell::new(None) };
 }
 
+/// Clocks that tests set.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Jumping {
+    pub(crate) shown: std::cell::Cell<Duration>,
+    pub(crate) elapsed: std::cell::Cell<Duration>,
+}
+
+#[cfg(test)]
+impl Jumping {
+    /// Those of this thread, until [`VIRTUAL`] is set again.
+    pub(crate) fn begin() -> std::rc::Rc<Self> {
+        let clocks = std::rc::Rc::new(Self::default());
+        VIRTUAL.set(Some(std::rc::Rc::<Self>::clone(&clocks)));
+        clocks
+    }
+}
+
+#[cfg(test)]
+impl Virtual for Jumping {
+    fn shown(&self) -> Duration {
+        self.shown.get()
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.elapsed.get()
+    }
+
+    fn sleep(&self, _: Duration) {}
+}
+
 #[cfg(test)]
 fn simulated() -> Option<std::rc::Rc<dyn Virtual>> {
     VIRTUAL.with_borrow(Option::clone)
 }
 
-/// The first moment that anybody asked about.
-static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+/// The first moment that anybody asked about, and how long the machine had been running then.
+static BEGAN: LazyLock<(Instant, Duration)> = LazyLock::new(|| (Instant::now(), uptime()));
+
+/// How long the machine has been running or suspended.
+fn uptime() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    // Neither is negative, and there are less than 10^9 nanoseconds.
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
 
 /// What the machine's clock shows.
 pub(crate) fn system_time() -> SystemTime {
@@ -45,19 +88,24 @@ pub(crate) fn now() -> u64 {
     system_time().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The present. It also passes while the process is stopped.
-pub(crate) fn instant() -> Instant {
-    #[cfg(test)]
-    if let Some(time) = simulated() {
-        return *BEGAN + time.elapsed();
-    }
-    Instant::now()
+/// The present. It also passes while the process is stopped, and while the machine is suspended.
+pub fn instant() -> Instant {
+    BEGAN.0 + elapsed()
+}
+
+/// How long ago that was.
+pub fn since(instant: Instant) -> Duration {
+    self::instant().saturating_duration_since(instant)
 }
 
 /// How long ago this process first asked.
 pub(crate) fn elapsed() -> Duration {
-    let began = *BEGAN;
-    instant().saturating_duration_since(began)
+    #[cfg(test)]
+    if let Some(time) = simulated() {
+        return time.elapsed();
+    }
+    let (_, began) = *BEGAN;
+    uptime().saturating_sub(began)
 }
 
 /// Waits for so long.

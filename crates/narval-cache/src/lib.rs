@@ -39,7 +39,7 @@ mod breaker;
 pub mod bucket;
 mod cache;
 mod client;
-mod clock;
+pub mod clock;
 mod codings;
 pub mod decode;
 mod delta;

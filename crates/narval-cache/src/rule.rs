@@ -52,6 +52,10 @@ pub(crate) enum Rule {
     Quiet,
     /// An object without a name gets a condemned one before it is removed.
     Stray,
+    /// An object that the store does not have is absent only if the store has the id of the index.
+    Control,
+    /// The clocks that leases are measured by also run while the machine is suspended.
+    Boottime,
     /// A request that removes or replaces something is valid for a short time.
     #[cfg(test)]
     Valid,

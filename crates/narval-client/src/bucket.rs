@@ -20,6 +20,11 @@ impl Client {
         if matches!(head.status, 200..=299) {
             return Ok(Response { head, body });
         }
+        if (request.method, head.status) == (Method::Head, 404) {
+            // Without a body, it does not say what is missing.
+            let Response { head, .. } = self.send_to_bucket(&Request { method: Method::Get, ..request.clone() })?;
+            return Ok(Response { head, body: Body::empty() });
+        }
         let document = body.read_all(ERROR_LEN_MAX).unwrap_or_default();
         Ok(Response { head: Head::local(self.bucket_refusal(request.url, &head, &document)?), body: Body::empty() })
     }

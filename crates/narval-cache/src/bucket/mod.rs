@@ -17,9 +17,9 @@ mod xml;
 
 pub(crate) use list::Object;
 pub use list::find_listed;
-pub(crate) use objects::Objects;
 #[cfg(test)]
 pub(crate) use objects::Simulated;
+pub(crate) use objects::{Objects, is_failing};
 pub use place::{AddressingStyle, BucketError, Place};
 pub use put::{PART_LEN_MIN, PutError, SINGLE_PUT_LEN_MAX, put_object};
 pub use signer::BucketSigner;

@@ -56,6 +56,7 @@ pub(crate) trait Simulated: Send + Sync {
     fn put(&self, key: &str, bytes: &[u8], valid: Option<Valid>) -> Result<(), HttpError>;
     fn remove(&self, key: &str, valid: Valid) -> Result<(), HttpError>;
     fn len(&self, key: &str) -> Result<Option<u64>, HttpError>;
+    fn read(&self, key: &str) -> Result<Option<Vec<u8>>, HttpError>;
     fn list(&self, prefix: &str, is_flat: bool, visit: &mut dyn FnMut(Object)) -> Result<Vec<String>, HttpError>;
 }
 
@@ -167,6 +168,10 @@ impl Objects {
 
     /// Reads a small object whole; `None` if there is none.
     pub(crate) fn read(&self, key: &str, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
+        #[cfg(test)]
+        if let Some(simulated) = &self.simulated {
+            return simulated.read(key);
+        }
         let Some(mut body) = self.get(key)? else { return Ok(None) };
         let (mut bytes, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
         loop {
@@ -345,7 +350,7 @@ impl Objects {
         }
         let answer = ask();
         match &answer {
-            Err(error) if error.is_retryable() => {
+            Err(error) if is_failing(error) => {
                 self.breaker.failed();
             }
             _ => self.breaker.succeeded(),
@@ -371,6 +376,11 @@ impl Objects {
             (Err(error), None) => Err(io::Error::other(error)),
         }
     }
+}
+
+/// Whether the store fails, or is not the one that it should be: 404 that does not say that an object is absent.
+pub(crate) fn is_failing(error: &HttpError) -> bool {
+    error.is_retryable() || matches!(error, HttpError::Bucket { status: 404, .. })
 }
 
 /// Whether a request that failed like this was sent, and may not have arrived yet.

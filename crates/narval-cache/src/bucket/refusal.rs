@@ -49,8 +49,8 @@ impl Refusal {
     pub(super) fn status(&self) -> Option<u16> {
         match (self.status, self.code.as_str()) {
             (304 | 416 | 412, _) => Some(self.status),
-            (404, "" | "NoSuchKey" | "NotFound") => Some(404),
-            (410, _) => Some(404),
+            // Only the store itself says so: a proxy, or another store, answers 404 in its own way, and a bucket can be missing.
+            (404, "NoSuchKey") => Some(404),
             // The response for a missing object if the bucket may not be listed.
             (403, "" | "AccessDenied" | "Forbidden") => Some(403),
             _ => None,
@@ -108,6 +108,9 @@ impl Refusal {
             ("EntityTooLarge", _) => "the object is larger than the store accepts".into(),
             ("QuotaExceeded" | "InsufficientStorage", _) | (_, 507) => "it has no space left".into(),
             ("NotImplemented" | "MethodNotAllowed", _) => "the store does not support a required operation".into(),
+            ("", 404) => format!(
+                "this is no answer of an object store; check endpoint= and whether a proxy is in the way of {endpoint}"
+            ),
             ("", 400..) if self.message.is_empty() => {
                 format!("{endpoint} gave no reason; check that it is an S3 endpoint, and scheme=")
             }

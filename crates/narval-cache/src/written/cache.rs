@@ -8,7 +8,8 @@ use narval_nix::{HashPart, NarHash, SecretKey};
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, ListedPath, Lost, NarRecord, Pending, Usage};
+use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage};
+use super::lost::Finder;
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
 use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage};
@@ -203,7 +204,7 @@ impl Cache {
             self.note_nar_used(&parsed);
             return Ok(Some((NarHead::new(&nar), opened)));
         }
-        self.lost(&name)?;
+        self.lost(&name, Finder::Read)?;
         Ok(None)
     }
 
@@ -222,48 +223,6 @@ impl Cache {
     pub(super) fn read_simulated(&self, name: &str) -> Result<Option<()>, Refusal> {
         let is_there = |name: &str, nar: &NarRecord| Ok(self.files().check_nar(name, nar)?.then_some(()));
         Ok(self.find_nar(name, is_there)?.map(|(_, is_there)| is_there))
-    }
-
-    /// Checks again, under the exclusive lock, whether a file is lost. If it is, removes it from the index.
-    pub(super) fn lost(&self, name: &str) -> Result<(), Refusal> {
-        self.lost_or_damaged(name, false)
-    }
-
-    /// Like [`Cache::lost`]; a damaged file may still have the right length.
-    pub(super) fn lost_or_damaged(&self, name: &str, is_damaged: bool) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
-        let _alone = self.storage().lock_exclusive().map_err(fail)?;
-        let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
-        // One that is only recorded is on its way.
-        if !self.files().is_placed(self.index(), self.id(), name, &nar)? && self.storage().publishes_later() {
-            return Ok(());
-        }
-        // A bucket has no lock: others may store it again meanwhile.
-        let lost = match self.storage().publishes_later() {
-            true => Lost::Doubted(self.index().note_pending(self.id(), &Pending::File(name.to_owned()))?),
-            false => Lost::Certainly,
-        };
-        let is_lost = is_damaged || !self.files().check_nar(name, &nar).map_err(fail)?;
-        if !is_lost || !self.index().remove_file(self.id(), name, lost)? {
-            if let Lost::Doubted(entry) = lost {
-                self.index().settle_these(&[entry])?;
-            }
-            return Ok(());
-        }
-        tracing::error!(
-            "cache '{}': 'nar/{name}' is lost or damaged: it and its paths are removed; push them again",
-            self.name()
-        );
-        self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
-        // Names of the same object.
-        if self.storage().publishes_later() {
-            for (name, other) in self.index().files_of(self.id(), &nar.nar_hash)? {
-                if other == nar {
-                    self.index().remove_file(self.id(), &name, Lost::Certainly)?;
-                }
-            }
-        }
-        self.reconcile_now()
     }
 
     /// Returns the paths that are missing, or whose NAR is lost, in the given order. With `lease_seconds`, the others are leased for so long,

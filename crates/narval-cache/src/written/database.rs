@@ -21,6 +21,22 @@ const BUCKET_ID: &str = "bucket.id";
 /// The index in the folder.
 const SQLITE: &str = "index.sqlite";
 
+/// What SQLite appends to the name of an index: its log, and what processes share of that. The index comes last, so that its log never stays
+/// without it.
+const SQLITE_FILES: [&str; 3] = ["-wal", "-shm", ""];
+
+/// The index in the folder that is being rebuilt. It takes the place of the other one when it is complete.
+const REBUILT: &str = "index.sqlite.new";
+
+/// What an index is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// To be used.
+    Use,
+    /// To be filled by a rebuild: beside the one in the folder, or in a database that nobody else can use meanwhile.
+    Rebuild,
+}
+
 /// The address of a PostgreSQL database. Messages never contain its password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Database(String);
@@ -43,41 +59,99 @@ impl std::fmt::Debug for Database {
 }
 
 /// Opens the index of a folder.
-pub(super) fn open(folder: &Path, database: Option<&Database>) -> Result<Box<dyn Index>, DataError> {
+pub(super) fn open(folder: &Path, database: Option<&Database>, opening: Opening) -> Result<Box<dyn Index>, DataError> {
     match database {
-        None if folder.join(ID).exists() => {
+        // If it has both, a rebuild into a database was interrupted.
+        None if folder.join(ID).exists() && !folder.join(SQLITE).exists() => {
             let reason = "its index is in a database: give the database ('--database')".to_owned();
             Err(DataError::Elsewhere { folder: folder.to_owned(), reason })
         }
-        None => Ok(Box::new(Sqlite::open(&folder.join(SQLITE))?)),
-        Some(_) if folder.join(SQLITE).exists() => {
+        None => open_sqlite(folder, opening),
+        Some(_) if folder.join(SQLITE).exists() && opening == Opening::Use => {
             let reason = "it has an index of its own, 'index.sqlite': 'narval cache fsck --rebuild' with '--database' makes the index in the \
                  database from the files, and 'narval cache export' and 'import' take tokens, pins and settings along"
                 .to_owned();
             Err(DataError::Elsewhere { folder: folder.to_owned(), reason })
         }
-        Some(database) => connect(folder, database),
+        Some(database) => connect(folder, database, opening),
     }
 }
 
-/// Checks that a database for a new index is empty.
-pub(super) fn must_be_empty(place: &Place, database: &Database) -> Result<(), DataError> {
-    let folder = place.folder();
-    let index = match place {
-        Place::Folder(folder) => connect(folder, database)?,
-        Place::Bucket { url, folder, .. } => {
-            let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: None });
-            let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
-            open_of_bucket(&bucket, Some(database), false)?
-        }
-    };
-    for cache in index.caches()? {
-        if index.usage(cache.id)?.files > 0 {
-            let reason = "the database has an index already: name an empty one".to_owned();
-            return Err(DataError::Elsewhere { folder: folder.to_owned(), reason });
+/// Opens the index in a folder.
+fn open_sqlite(folder: &Path, opening: Opening) -> Result<Box<dyn Index>, DataError> {
+    let (used, rebuilt) = (folder.join(SQLITE), folder.join(REBUILT));
+    if opening == Opening::Rebuild {
+        return Ok(Box::new(Sqlite::open(&rebuilt)?));
+    }
+    if rebuilt.exists() && !used.exists() {
+        let reason = "a rebuild of its index was interrupted: run 'narval cache fsck --rebuild' again".to_owned();
+        return Err(DataError::Elsewhere { folder: folder.to_owned(), reason });
+    }
+    Ok(Box::new(Sqlite::open(&used)?))
+}
+
+/// Removes what an interrupted rebuild has left in a folder.
+pub(super) fn discard_rebuilt(folder: &Path) -> Result<(), DataError> {
+    for suffix in SQLITE_FILES {
+        let path = folder.join(format!("{REBUILT}{suffix}"));
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path, error)),
+            _ => {}
         }
     }
     Ok(())
+}
+
+/// Keeps the index in a folder under another name, and puts the rebuilt one in its place, in one step.
+pub(super) fn replace(folder: &Path) -> Result<(), DataError> {
+    let (used, rebuilt) = (folder.join(SQLITE), folder.join(REBUILT));
+    Sqlite::complete(&rebuilt)?;
+    fs::File::open(&rebuilt)
+        .and_then(|file| file.sync_all())
+        .map_err(|error| io_error("synchronise", &rebuilt, error))?;
+    let kept = free_name(folder);
+    if used.exists() {
+        // Its log must not be taken for that of the new one. If it can be read, the log is part of it after that.
+        if Sqlite::complete(&used).is_err() {
+            rename(folder, &["-wal", "-shm"], &kept)?;
+        }
+        fs::hard_link(&used, folder.join(&kept)).map_err(|error| io_error("link", &used, error))?;
+    }
+    fs::rename(&rebuilt, &used).map_err(|error| io_error("rename", &rebuilt, error))?;
+    sync(folder)
+}
+
+/// Keeps the index in a folder, which is in a database now, under another name.
+pub(super) fn put_aside(folder: &Path) -> Result<(), DataError> {
+    rename(folder, &SQLITE_FILES, &free_name(folder))?;
+    sync(folder)
+}
+
+/// The name under which an index is kept: with the time, or one second later if there is one from this second.
+fn free_name(folder: &Path) -> String {
+    let mut time = super::now();
+    loop {
+        let name = format!("{SQLITE}.{time}");
+        if !folder.join(&name).exists() {
+            return name;
+        }
+        time += 1;
+    }
+}
+
+fn rename(folder: &Path, suffixes: &[&str], kept: &str) -> Result<(), DataError> {
+    for suffix in suffixes {
+        let from = folder.join(format!("{SQLITE}{suffix}"));
+        match fs::rename(&from, folder.join(format!("{kept}{suffix}"))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("rename", &from, error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn sync(folder: &Path) -> Result<(), DataError> {
+    fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| io_error("synchronise", folder, error))
 }
 
 /// Whether there is a folder with an index.
@@ -88,7 +162,7 @@ pub(super) fn exists(folder: &Path, database: Option<&Database>) -> bool {
 /// Opens the index of a bucket: in the local folder, or in a database.
 pub(super) fn open_of_bucket(
     bucket: &Bucket,
-    database: Option<&Database>,
+    (database, opening): (Option<&Database>, Opening),
     must_exist: bool,
 ) -> Result<Box<dyn Index>, DataError> {
     let failed = |source: io::Error| io_error("read '_narval/index.id' in", bucket.place(), source);
@@ -104,7 +178,7 @@ pub(super) fn open_of_bucket(
     };
     let (index, id): (Box<dyn Index>, String) = match database {
         Some(database) => {
-            let (index, id) = connect_as(database, &mine)?;
+            let (index, id) = connect_as(database, &mine, opening)?;
             if id != mine && !(is_new && index.caches()?.is_empty()) {
                 return Err(elsewhere(
                     "the database has the index of another data folder or bucket: name that one, or another database",
@@ -130,11 +204,15 @@ pub(super) fn open_of_bucket(
                     ));
                 }
             }
-            (Box::new(Sqlite::open(&bucket.local().join(SQLITE))?), mine)
+            (open_sqlite(bucket.local(), opening)?, mine)
         }
     };
-    if bucket.id().map_err(failed)?.is_none() {
-        bucket.set_id(&id).map_err(|source| io_error("write '_narval/index.id' in", bucket.place(), source))?;
+    match bucket.id().map_err(failed)? {
+        Some(id) => bucket.is_of(&id),
+        None => {
+            bucket.set_id(&id).map_err(|source| io_error("write '_narval/index.id' in", bucket.place(), source))?;
+            bucket.is_of(&id);
+        }
     }
     Ok(index)
 }
@@ -165,21 +243,21 @@ fn random_id() -> io::Result<String> {
 
 /// Opens a database for the index with this id; returns the id that it has.
 #[cfg(feature = "postgres")]
-fn connect_as(database: &Database, id: &str) -> Result<(Box<dyn Index>, String), DataError> {
-    let index = super::index::Postgres::open(&database.0)?;
+fn connect_as(database: &Database, id: &str, opening: Opening) -> Result<(Box<dyn Index>, String), DataError> {
+    let index = super::index::Postgres::open_for(&database.0, opening == Opening::Rebuild)?;
     let id = index.folder(id)?;
     Ok((Box::new(index), id))
 }
 
 #[cfg(not(feature = "postgres"))]
-fn connect_as(_: &Database, _: &str) -> Result<(Box<dyn Index>, String), DataError> {
+fn connect_as(_: &Database, _: &str, _: Opening) -> Result<(Box<dyn Index>, String), DataError> {
     let (database, reason) = (String::new(), "this narval was built without PostgreSQL".to_owned());
     Err(IndexError::Unusable { database, reason }.into())
 }
 
 #[cfg(feature = "postgres")]
-fn connect(folder: &Path, database: &Database) -> Result<Box<dyn Index>, DataError> {
-    let index = super::index::Postgres::open(&database.0)?;
+fn connect(folder: &Path, database: &Database, opening: Opening) -> Result<Box<dyn Index>, DataError> {
+    let index = super::index::Postgres::open_for(&database.0, opening == Opening::Rebuild)?;
     let id = id(folder).map_err(|source| io_error("write 'index.id' in", folder, source))?;
     if index.folder(&id)? != id {
         let reason =
@@ -190,7 +268,7 @@ fn connect(folder: &Path, database: &Database) -> Result<Box<dyn Index>, DataErr
 }
 
 #[cfg(not(feature = "postgres"))]
-fn connect(_: &Path, _: &Database) -> Result<Box<dyn Index>, DataError> {
+fn connect(_: &Path, _: &Database, _: Opening) -> Result<Box<dyn Index>, DataError> {
     let (database, reason) = (String::new(), "this narval was built without PostgreSQL".to_owned());
     Err(IndexError::Unusable { database, reason }.into())
 }

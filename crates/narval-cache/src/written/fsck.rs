@@ -1,25 +1,15 @@
-//! Checks the index against the files, and rebuilds it from them.
+//! Checks the index against the files.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::{self, Read};
-use std::path::Path;
 
-use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
+use narval_nix::HashPart;
 
-use super::error::io_error;
-use super::index::{Commit, PathRecord};
+use super::index::PathRecord;
+use super::lost::Finder;
 use super::storage::{Below, StoredFile, VALID_FOR, hash_of};
-use super::{
-    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, NarFileName, Place, Refusal, RefusalKind,
-};
+use super::{Cache, Data, DataError, NarFileName, Refusal, RefusalKind};
 use crate::clock;
-
-/// Paths that are recorded in one transaction.
-const STEP: usize = 500;
-
-/// The maximum size of a `nix-cache-info` that is read, in bytes.
-const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
 
 /// Options of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,6 +39,9 @@ impl Data {
     pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, Refusal> {
         let mut report = FsckReport::default();
         for cache in self.caches().map_err(failed)? {
+            if options.repair {
+                cache.restore_lost()?;
+            }
             cache.fsck_nars(options, &mut report)?;
             cache.fsck_paths(options, &mut report)?;
             cache.fsck_strays(options, &mut report)?;
@@ -84,58 +77,11 @@ impl Data {
         }
         Ok(())
     }
-
-    /// Creates a cache that has files already, with the settings in its `nix-cache-info`.
-    fn create_cache_from_files(&self, name: &CacheName) -> Result<Cache, DataError> {
-        let fail = |source| io_error("read 'nix-cache-info' in", self.path(), source);
-        let files = self.shared().storage.open_cache(name).map_err(fail)?;
-        let mut text = Vec::new();
-        if let Some((file, _)) = files.open("nix-cache-info").map_err(fail)? {
-            file.take(CACHE_INFO_LEN_MAX).read_to_end(&mut text).map_err(fail)?;
-        }
-        let info = CacheInfo::parse(&text).unwrap_or_default();
-        let mut settings = CacheSettings { store_dir: info.store_dir, ..CacheSettings::default() };
-        if let Some(priority) = info.priority.and_then(|priority| u32::try_from(priority).ok()) {
-            settings.priority = priority;
-        }
-        self.create_cache(name, &settings)
-    }
-
-    /// Rebuilds the index from the files of all caches, reading and verifying every NAR. The old index is kept beside
-    /// it, as `index.sqlite.<time>`; one in a database is not touched, and an empty database must be named. Tokens,
-    /// pins and settings are not in the files: see [`Data::export`]. No server may be running.
-    ///
-    /// # Errors
-    /// If the folder cannot be read or written.
-    pub fn rebuild(place: impl Into<Place>, database: Option<Database>) -> Result<(Self, FsckReport), DataError> {
-        let place = place.into();
-        let path = place.folder();
-        if let Some(database) = &database {
-            super::database::must_be_empty(&place, database)?;
-        }
-        for suffix in ["", "-wal", "-shm"] {
-            let from = path.join(format!("index.sqlite{suffix}"));
-            let to = path.join(format!("index.sqlite.{}{suffix}", super::now()));
-            match fs::rename(&from, &to) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("rename", &from, error)),
-                _ => {}
-            }
-        }
-        super::database::take_over(&place, database.as_ref())?;
-        let data = Self::open(&place, DataOptions { database, ..DataOptions::default() })?;
-        let mut report = FsckReport::default();
-        let caches = data.shared().storage.caches().map_err(|source| io_error("list the caches in", path, source))?;
-        for name in caches {
-            let cache = data.create_cache_from_files(&name)?;
-            cache.import_files(&mut report).map_err(|error| refused(path, &error))?;
-        }
-        Ok((data, report))
-    }
 }
 
 impl Cache {
     /// The name of a file of this cache, for messages.
-    fn named(&self, name: &str) -> String {
+    pub(super) fn named(&self, name: &str) -> String {
         self.files().place().join(name).display().to_string()
     }
 
@@ -174,7 +120,7 @@ impl Cache {
             report.problems.push(format!("'{named}' is {problem}"));
             if options.repair && !self.files().repair_nar(&name, &nar, &is_good).map_err(fail)? {
                 drop(alone);
-                self.lost_or_damaged(&name, is_there)?;
+                self.lost(&name, Finder::Fsck { is_damaged: is_there })?;
             }
         }
         Ok(())
@@ -208,7 +154,7 @@ impl Cache {
     }
 
     /// The contents of a small file; empty if there is none.
-    fn text(&self, name: &str) -> io::Result<Vec<u8>> {
+    pub(super) fn text(&self, name: &str) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         if let Some((mut file, _)) = self.files().open(name)? {
             file.read_to_end(&mut text)?;
@@ -217,7 +163,7 @@ impl Cache {
     }
 
     /// Names of the cache's narinfos and listings, and of its NARs.
-    fn names(&self) -> Result<Vec<String>, Refusal> {
+    pub(super) fn names(&self) -> Result<Vec<String>, Refusal> {
         Ok(self.named_files()?.into_iter().map(|file| file.name).collect())
     }
 
@@ -269,79 +215,8 @@ impl Cache {
         }
         Ok(())
     }
-
-    /// Imports the files: valid NARs, then the narinfos that match them.
-    fn import_files(&self, report: &mut FsckReport) -> Result<(), Refusal> {
-        let names = self.names()?;
-        for nar in names.iter().filter_map(|name| name.strip_prefix("nar/")) {
-            let Ok(name) = NarFileName::parse(nar) else { continue };
-            report.files += 1;
-            if let Err(refusal) = self.import_nar_file(&name) {
-                report.problems.push(format!("'{}' is skipped: {refusal}", self.named(&format!("nar/{nar}"))));
-            }
-        }
-        let mut records = Vec::new();
-        for name in &names {
-            let Some(part) = name.strip_suffix(".narinfo").and_then(|part| part.parse::<HashPart>().ok()) else {
-                continue;
-            };
-            report.paths += 1;
-            match self.import_narinfo(&part, name)? {
-                Ok(record) => records.push(record),
-                Err(reason) => report.problems.push(format!("'{}' is skipped: {reason}", self.named(name))),
-            }
-        }
-        for step in records.chunks(STEP) {
-            if self.index().commit(self.id(), step.to_vec(), &[], &[], self.now())? == Commit::Changed {
-                report
-                    .problems
-                    .push("another process is writing to this cache: stop the server, and try again".to_owned());
-            }
-        }
-        Ok(())
-    }
-
-    fn import_nar_file(&self, name: &NarFileName) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("read", name, &error);
-        match self.files().read(&format!("nar/{name}")).map_err(fail)? {
-            Some(mut file) => self.import_nar(name, &mut *file),
-            None => Err(Refusal::new(RefusalKind::NotFound, "it is not a regular file")),
-        }
-    }
-
-    fn import_narinfo(&self, part: &HashPart, name: &str) -> Result<Result<PathRecord, String>, Refusal> {
-        let text = self.text(name).map_err(|error| Refusal::of_file("read", name, &error))?;
-        let info = match NarInfo::parse(&text, &self.settings().store_dir) {
-            Ok(info) if info.path.hash_part() == *part => info,
-            Ok(info) => return Ok(Err(format!("it is one of '{}'", info.path))),
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        let file = info.url.strip_prefix("nar/").unwrap_or(&info.url).to_owned();
-        let Some(nar) = self.index().file(self.id(), &file)? else {
-            return Ok(Err(format!("'{}' does not exist", info.url)));
-        };
-        if (nar.nar_hash, nar.nar_size, nar.compression) != (info.nar_hash, info.nar_size, info.compression) {
-            return Ok(Err(format!("'{}' has other contents", info.url)));
-        }
-        let references =
-            info.references.iter().map(StorePath::hash_part).filter(|reference| reference != part).collect();
-        Ok(Ok(PathRecord {
-            hash_part: *part,
-            path: info.path.to_string(),
-            nar_hash: info.nar_hash,
-            file,
-            narinfo: text,
-            references,
-            listing_size: nar.listing_size,
-            version: 0,
-        }))
-    }
 }
 
 fn failed(error: DataError) -> Refusal {
     Refusal::new(RefusalKind::Failed, error)
-}
-
-fn refused(path: &Path, refusal: &Refusal) -> DataError {
-    io_error("rebuild the index from", path, io::Error::other(refusal.message.clone()))
 }

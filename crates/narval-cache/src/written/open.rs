@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, RwLock, Weak};
@@ -10,9 +11,11 @@ use std::time::{Duration, Instant};
 use narval_client::Url;
 
 use super::data::Data;
-use super::database::{self, Database};
+use super::database::{self, Database, Opening};
 use super::error::{DataError, io_error};
+use super::in_use::InUse;
 use super::index::Index;
+use super::lost::Losses;
 use super::oversized::Oversized;
 use super::pending::{SeenPending, WhichPending};
 use super::retention::{Shortage, Uses};
@@ -51,8 +54,12 @@ impl Data {
     /// If the folder or its index cannot be used.
     pub fn open(place: impl Into<Place>, options: DataOptions) -> Result<Self, DataError> {
         let place = place.into();
-        let (storage, index) = open_parts(&place, &options)?;
-        let (data, stopped) = Self::assemble(storage, index, place.folder(), options.unsafe_no_verify)?;
+        // A folder that must exist is not created for its lock.
+        let is_missing = options.must_exist && !place.folder().exists();
+        let lock = if is_missing { None } else { Some(InUse::by_many(place.folder())?) };
+        let (storage, index) = open_parts(&place, &options, Opening::Use)?;
+        let local = Local { folder: place.folder(), lock };
+        let (data, stopped) = Self::assemble(storage, index, local, options.unsafe_no_verify)?;
         let weak = Arc::downgrade(data.shared());
         let keeping = std::thread::Builder::new()
             .name("cache-house".into())
@@ -73,7 +80,7 @@ impl Data {
     pub(super) fn assemble(
         storage: Box<dyn Storage>,
         index: Box<dyn Index>,
-        local: &std::path::Path,
+        local: Local<'_>,
         unsafe_no_verify: bool,
     ) -> Result<(Self, Receiver<()>), DataError> {
         storage.clear_up().map_err(|source| io_error("clear up", storage.place(), source))?;
@@ -81,13 +88,15 @@ impl Data {
         let (stop, stopped) = channel();
         let shared = Arc::new(Shared {
             storage,
-            local: local.to_owned(),
+            local: local.folder.to_owned(),
+            _in_use: local.lock,
             seen_pending: SeenPending::default(),
-            audit: Audit::new(local.join("audit.jsonl"), index.keeps_audit()),
+            audit: Audit::new(local.folder.join("audit.jsonl"), index.keeps_audit()),
             index,
             tokens_used: TokensUsed::default(),
             uses: Uses::default(),
             shortage: Shortage::default(),
+            losses: Losses::default(),
             unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
@@ -111,12 +120,18 @@ impl Data {
     }
 }
 
+/// The folder on this machine, and the lock that says that it is in use.
+pub(super) struct Local<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) lock: Option<InUse>,
+}
+
 /// Where the files are, and what names them.
 type StorageAndIndex = (Box<dyn Storage>, Box<dyn Index>);
 
-fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, DataError> {
+pub(super) fn open_parts(place: &Place, options: &DataOptions, opening: Opening) -> Result<StorageAndIndex, DataError> {
     let database = options.database.as_ref();
-    let absent = |path: &std::path::Path| {
+    let absent = |path: &Path| {
         let source = io::Error::new(io::ErrorKind::NotFound, "there is no index in it");
         DataError::Io { action: "open the data folder", path: path.to_owned(), source }
     };
@@ -130,12 +145,12 @@ fn open_parts(place: &Place, options: &DataOptions) -> Result<StorageAndIndex, D
                 return Err(absent(path));
             }
             let storage = Folder::open(path).map_err(|source| io_error("create the data folder", path, source))?;
-            Ok((Box::new(storage), database::open(path, database)?))
+            Ok((Box::new(storage), database::open(path, database, opening)?))
         }
         Place::Bucket { url, folder, cache_size } => {
             let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: *cache_size });
             let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
-            let index = database::open_of_bucket(&bucket, database, options.must_exist)?;
+            let index = database::open_of_bucket(&bucket, (database, opening), options.must_exist)?;
             if let Some(url) = &options.peer_url {
                 bucket.set_peers(join::join(&*index, folder, url, cache_size.unwrap_or(0))?);
             }
@@ -163,7 +178,9 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
         }
         if settled.elapsed() >= SETTLE_EVERY {
             shared.settle();
-            Data::of(Arc::clone(&shared)).make_room_again();
+            let data = Data::of(Arc::clone(&shared));
+            data.make_room_again();
+            data.restore_lost();
             settled = Instant::now();
         }
         let Some(every) = collect_every else { continue };

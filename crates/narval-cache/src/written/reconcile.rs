@@ -48,9 +48,13 @@ impl Data {
 impl Cache {
     /// Makes files consistent with the index, with the exclusive lock held.
     pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
-        self.data().reconcile_locked().map_err(|error| {
-            tracing::error!("{error}");
-            Refusal::new(RefusalKind::Failed, "the cache cannot repair its files; see its log")
+        self.data().reconcile_locked().map_err(|error| match error {
+            DataError::Index(error) => error.into(),
+            DataError::Io { action, path, source } => Refusal::of_file(action, path.display(), &source),
+            error => {
+                tracing::error!("{error}");
+                Refusal::new(RefusalKind::Failed, "the cache cannot repair its files; see its log")
+            }
         })
     }
 

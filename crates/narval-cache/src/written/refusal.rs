@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::index::IndexError;
-use crate::bucket::PutError;
+use crate::bucket::{PutError, is_failing};
 
 /// The maximum length of a message in bytes. Nix shows bodies of less than 1 KB to its user.
 pub const MESSAGE_LEN_MAX: usize = 1000;
@@ -36,7 +36,7 @@ pub enum RefusalKind {
     Unprocessable,
     /// 507: no space. Must not be the response to a PUT of an old Nix: stop reading instead.
     NoSpace,
-    /// 503: the index cannot be reached; later it may be.
+    /// 503: the index or the object store cannot be reached, or is busy; later it may not be.
     Away,
     /// 500: a file or the index failed.
     Failed,
@@ -115,7 +115,7 @@ pub(super) fn is_away(error: &io::Error) -> bool {
         Some(PutError::Http(error)) => Some(error),
         _ => cause.downcast_ref::<HttpError>(),
     });
-    http.is_some_and(HttpError::is_retryable)
+    http.is_some_and(is_failing)
 }
 
 /// Whether a file system is full: ENOSPC, or an exhausted quota.
@@ -126,6 +126,11 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 
 impl From<IndexError> for Refusal {
     fn from(error: IndexError) -> Self {
+        if matches!(error, IndexError::Busy { .. }) {
+            tracing::debug!("{error}");
+            let message = "the cache is busy: others commit or remove many paths at once; nothing was done, try again";
+            return Self::new(RefusalKind::Away, message);
+        }
         if error.is_away() {
             // The log has it already, once.
             tracing::debug!("{error}");

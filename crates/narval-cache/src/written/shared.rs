@@ -10,7 +10,9 @@ use narval_nix::SecretKey;
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
+use super::in_use::InUse;
 use super::index::{CacheId, Index};
+use super::lost::Losses;
 use super::pending::SeenPending;
 use super::retention::{Shortage, Uses};
 use super::small_bytes::SmallBytes;
@@ -28,11 +30,14 @@ pub(super) struct Shared {
     /// The folder on this machine.
     pub(super) local: PathBuf,
     pub(super) seen_pending: SeenPending,
+    /// Nobody rebuilds the index meanwhile.
+    pub(super) _in_use: Option<InUse>,
     pub(super) index: Box<dyn Index>,
     pub(super) audit: Audit,
     pub(super) tokens_used: TokensUsed,
     pub(super) uses: Uses,
     pub(super) shortage: Shortage,
+    pub(super) losses: Losses,
     pub(super) unsafe_no_verify: bool,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,

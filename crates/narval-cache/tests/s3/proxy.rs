@@ -14,6 +14,8 @@ pub enum Fault {
     SlowDown,
     /// It is refused: not allowed.
     Denied,
+    /// It is answered 404 with this body.
+    NotFound(&'static str),
     /// The last byte of the response is wrong.
     Damaged,
     /// Half of the response arrives.
@@ -90,15 +92,16 @@ fn pass(client: &TcpStream, port: u16, requests: &Mutex<Vec<String>>, choice: &M
         to.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
     }
     let mut body = (&mut from).take(len);
-    if let Some((status, code)) = match fault {
-        Fault::SlowDown => Some(("503 Slow Down", "SlowDown")),
-        Fault::Denied => Some(("403 Forbidden", "AccessDenied")),
+    if let Some((status, text)) = match fault {
+        Fault::SlowDown => Some(("503 Slow Down", "<Error><Code>SlowDown</Code></Error>")),
+        Fault::Denied => Some(("403 Forbidden", "<Error><Code>AccessDenied</Code></Error>")),
+        Fault::NotFound(text) => Some(("404 Not Found", text)),
         _ => None,
     } {
         std::io::copy(&mut body, &mut std::io::sink())?;
-        let text = if method == "HEAD" { String::new() } else { format!("<Error><Code>{code}</Code></Error>") };
+        let text = if method == "HEAD" { "" } else { text };
         let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", text.len());
-        return to.write_all((head + &text).as_bytes());
+        return to.write_all((head + text).as_bytes());
     }
     let mut server = TcpStream::connect(("127.0.0.1", port))?;
     // Neither of them is signed.

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use narval_cache::clock;
 use narval_cache::written::{CacheName, Data, Grant, Refusal, RefusalKind, Scope, Scopes, Stamp, TokenError, Tokens};
 use narval_http::{HeadRef, network};
 use narval_nix::Sha256;
@@ -161,7 +162,7 @@ impl Auth {
         match verified {
             Some(grant) => {
                 let grant = Arc::new(grant);
-                self.remembered.insert(hash, (stamp, Instant::now(), Arc::clone(&grant)));
+                self.remembered.insert(hash, (stamp, clock::instant(), Arc::clone(&grant)));
                 Ok(Caller::Bearer(grant))
             }
             None if self.has_failed(client(head), metrics) => Err(Denied::Throttled),
@@ -211,7 +212,7 @@ impl Auth {
     /// # Errors
     /// If the token cannot be verified.
     pub(crate) fn bearer(&self, head: &HeadRef<'_>) -> Result<Option<Bearer>, ServeError> {
-        let verified = (self.data.stamp(), Instant::now());
+        let verified = (self.data.stamp(), clock::instant());
         if let Some(grant) = self.remembered(head) {
             return Ok(Some(Bearer { grant, session: None, verified }));
         }
@@ -229,7 +230,7 @@ impl Auth {
         if !is_valid(&bearer.grant, bearer.verified, stamp, REMEMBERED_FOR) {
             match self.tokens.verify_again(&bearer.grant) {
                 Ok(Some(grant)) => {
-                    (bearer.grant, bearer.verified) = (Arc::new(grant), (stamp, Instant::now()));
+                    (bearer.grant, bearer.verified) = (Arc::new(grant), (stamp, clock::instant()));
                 }
                 Ok(None) => return false,
                 Err(TokenError::Index(error)) if error.is_away() => {
@@ -299,7 +300,7 @@ impl Auth {
 fn is_valid(grant: &Grant, verified: (Stamp, Instant), stamp: Stamp, valid_for: Duration) -> bool {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
     let (of, since) = verified;
-    of == stamp && since.elapsed() < valid_for && grant.expires.is_none_or(|expires| now() < expires)
+    of == stamp && clock::since(since) < valid_for && grant.expires.is_none_or(|expires| now() < expires)
 }
 
 fn unreadable(error: TokenError) -> Denied {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use narval_cache::clock;
 use narval_cache::written::{Grant, Stamp};
 use narval_http::HeadRef;
 use narval_nix::{Sha256, nix32};
@@ -67,7 +68,7 @@ pub(super) struct Open {
 
 impl Open {
     fn is_over(&self) -> bool {
-        self.since.elapsed() >= LASTS_MAX || self.used.elapsed() >= IDLE_MAX
+        clock::since(self.since) >= LASTS_MAX || clock::since(self.used) >= IDLE_MAX
     }
 }
 
@@ -77,7 +78,7 @@ impl Sessions {
         let mut secret = [0; SECRET_LEN];
         getrandom::fill(&mut secret)?;
         let secret = nix32::encode(&secret);
-        let now = Instant::now();
+        let now = clock::instant();
         let mut open = self.lock();
         open.retain(|_, session| !session.is_over());
         let is_own = |session: &Open| session.grant.token == grant.token;
@@ -101,7 +102,7 @@ impl Sessions {
                 open.remove(&id);
                 continue;
             }
-            session.used = Instant::now();
+            session.used = clock::instant();
             let proof = Sha256::of(&[b"narval csrf ", secret].concat()).to_nix32();
             return Some((Session { grant: Arc::clone(&session.grant), proof, id }, session.clone()));
         }
@@ -112,7 +113,7 @@ impl Sessions {
     pub(super) fn verified(&self, id: &Sha256, grant: &Arc<Grant>, stamp: Stamp) {
         if let Some(session) = self.lock().get_mut(id) {
             session.grant = Arc::clone(grant);
-            session.verified = (stamp, Instant::now());
+            session.verified = (stamp, clock::instant());
         }
     }
 

@@ -3,6 +3,7 @@
 //! It is a trait because one machine keeps it in SQLite, while many machines share one in PostgreSQL. Each method is one transaction:
 //! it has taken effect completely when it returns, or not at all. Durable changes also survive a power failure.
 
+mod error;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod snapshot;
@@ -14,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
-use thiserror::Error;
 
 use super::nodes::{Members, PeerSecret};
 use super::receipt_key::ReceiptKey;
@@ -22,85 +22,13 @@ use super::{AuditLine, CacheName, NarFileName};
 use crate::clock;
 use crate::rule::{Rule, holds};
 
+pub use error::IndexError;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
 pub(crate) use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use snapshot::SnapshotBuilder;
 pub(crate) use sqlite::Sqlite;
-
-/// Why the index could not be read or changed.
-#[derive(Debug, Clone, Error)]
-pub enum IndexError {
-    /// The database reports an error.
-    #[error("the index '{index}' fails: {reason}")]
-    Database {
-        /// Its file, or its address without the password.
-        index: String,
-        /// The database's message.
-        reason: String,
-        /// Whether the disk is full.
-        full: bool,
-    },
-    /// The database cannot be reached, or does not respond at the moment. Its contents are not in doubt.
-    #[error("the index '{index}' cannot be reached: {reason}")]
-    Away {
-        /// Its address without the password.
-        index: String,
-        /// The reason.
-        reason: String,
-    },
-    /// A collection is removing the NAR, or was killed meanwhile: its lease has not ended yet.
-    #[error("the index '{index}': the NAR is being removed")]
-    Removing {
-        /// Its file, or its address without the password.
-        index: String,
-    },
-    /// It was created by a later version.
-    #[error(
-        "the index '{index}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one"
-    )]
-    Newer {
-        /// Its file, or its address without the password.
-        index: String,
-        /// Its version.
-        found: u32,
-        /// The latest version that is supported.
-        known: u32,
-    },
-    /// The writer thread has ended.
-    #[error("the index '{index}' is closed")]
-    Closed {
-        /// Its file.
-        index: String,
-    },
-    /// A collection took longer than its lease, and another process has taken over.
-    #[error("the index '{index}': another process has taken over the collection")]
-    Superseded {
-        /// Its file, or its address without the password.
-        index: String,
-    },
-    /// The given database cannot be used.
-    #[error("the database '{database}' cannot be used: {reason}")]
-    Unusable {
-        /// Its address without the password.
-        database: String,
-        /// The reason, and what to do.
-        reason: String,
-    },
-}
-
-impl IndexError {
-    /// Whether the disk is full.
-    pub const fn is_full(&self) -> bool {
-        matches!(self, Self::Database { full: true, .. })
-    }
-
-    /// Whether it cannot be reached, but may be reachable later.
-    pub const fn is_away(&self) -> bool {
-        matches!(self, Self::Away { .. })
-    }
-}
 
 /// The number of a cache in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -268,8 +196,11 @@ pub(crate) enum Replaced {
 pub(crate) enum Lost {
     /// Nobody else can have stored it: the storage is locked.
     Certainly,
-    /// It was not there after [`Index::note_pending`] had made this pending entry. It is lost if this is its only entry.
+    /// It was not there after [`Index::note_pending`] had made this pending entry. It is lost if this is its only entry. Its paths are
+    /// remembered ([`Index::lost`]), in case the storage was wrong.
     Doubted(i64),
+    /// As [`Doubted`](Self::Doubted), but it is there with other contents.
+    Damaged(i64),
     /// It was not there, and this is the pending entry of its upload. It is lost if that is the last entry and no narinfo names the file.
     Unplaced(i64),
 }
@@ -280,11 +211,27 @@ impl Lost {
         match self {
             Self::Certainly => None,
             _ if !holds(Rule::Doubted) => None,
-            Self::Doubted(entry) => Some((entry, true)),
+            Self::Doubted(entry) | Self::Damaged(entry) => Some((entry, true)),
             Self::Unplaced(entry) => Some((entry, false)),
         }
     }
 }
+
+/// A path that was removed because its NAR was not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LostPath {
+    pub(crate) hash_part: HashPart,
+    pub(crate) narinfo: Vec<u8>,
+    /// The file of its NAR, below `nar/`.
+    pub(crate) file: String,
+    pub(crate) nar: NarRecord,
+}
+
+/// How long a path is remembered whose NAR was not there, in seconds: a day.
+pub(crate) const LOST_FOR: u64 = 24 * 60 * 60;
+
+/// The most of them that are returned at a time.
+pub(crate) const LOST_MAX: u32 = 1000;
 
 /// A change in the index that the files may not reflect yet, if a process was killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -366,6 +313,16 @@ pub(crate) trait Index: Send + Sync {
     /// Ends what [`join`](Self::join) has begun.
     fn leave(&self) {}
 
+    /// Empties the index, which nobody else can use until [`end_rebuild`](Self::end_rebuild). Returns `false` if it has contents, and they are
+    /// not those of a rebuild that was interrupted.
+    fn begin_rebuild(&self) -> Result<bool, IndexError> {
+        Ok(false)
+    }
+    /// Lets others use it.
+    fn end_rebuild(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+
     /// Whether the audit log is kept here; otherwise it is a file.
     fn keeps_audit(&self) -> bool {
         false
@@ -425,6 +382,12 @@ pub(crate) trait Index: Send + Sync {
     fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError>;
     /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
     fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError>;
+
+    /// Paths that [`remove_file`](Self::remove_file) has removed within the last day because their NARs were not there, the oldest first, and at
+    /// most a limited number of them.
+    fn lost(&self, cache: CacheId) -> Result<Vec<LostPath>, IndexError>;
+    /// Forgets such paths, and all that are too old.
+    fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
 
     /// The narinfo of a path.
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError>;

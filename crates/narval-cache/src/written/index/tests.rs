@@ -68,3 +68,32 @@ pub(super) fn objects_are_added_together([one, other]: [&dyn Index; 2]) {
     assert_eq!(other.add_objects(cache, &[nar("a", "another file", 6)], 1).unwrap(), [None]);
     assert_eq!(other.add_objects(cache, &[], 1).unwrap(), []);
 }
+
+/// A large commit takes no more time for each narinfo than a small one.
+pub(super) fn commits_take_time_in_proportion(index: &dyn Index) {
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (name, nar) = nar("a", "file of a", 5);
+    let entry = index.add_file(cache, &name, &nar, 1).unwrap();
+    let commit = |round: usize, count: usize| {
+        let record = |number: usize| {
+            let hash_part = part(&format!("{round} {number}"));
+            PathRecord {
+                hash_part,
+                path: format!("{hash_part}-path"),
+                nar_hash: nar.nar_hash,
+                file: name.clone(),
+                narinfo: b"narinfo".to_vec(),
+                references: Vec::new(),
+                listing_size: None,
+                version: 0,
+            }
+        };
+        let (paths, placed) = ((0..count).map(record).collect(), vec![Placed { name: name.clone(), entry }; count]);
+        let begun = std::time::Instant::now();
+        assert_eq!(index.commit(cache, paths, &[], &placed, 1).unwrap(), Commit::Done);
+        begun.elapsed() / u32::try_from(count).unwrap()
+    };
+    let small = (0..4).map(|round| commit(round, 1000)).min().unwrap();
+    let large = commit(4, 16_000);
+    assert!(large < 4 * small, "{small:?} for each of 1,000, {large:?} for each of 16,000");
+}

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::clock;
 use crate::rule::{Rule, holds};
@@ -23,8 +23,8 @@ fn renew_after() -> Duration {
 pub(super) struct Collection<'a> {
     index: &'a dyn Index,
     fence: Fence,
-    /// By the index's clock.
-    renewed: Cell<Duration>,
+    /// By the index's clock, and by the machine's: a machine that was paused by its host may have had its clock set since.
+    renewed: Cell<(Duration, SystemTime)>,
     /// Whether a removal has failed that may still take effect: then nobody takes over before the lease ends by itself.
     is_uncertain: Cell<bool>,
 }
@@ -33,24 +33,24 @@ impl<'a> Collection<'a> {
     /// Takes the lease; `None` while another process has it.
     pub(super) fn begin(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
         let index = cache.index();
-        let renewed = Cell::new(index.clock());
+        let renewed = Cell::new((index.clock(), clock::system_time()));
         Ok(index.begin_collection()?.map(|fence| Self::new(index, fence, renewed)))
     }
 
     /// Takes the lease from a collection that was interrupted, if it has left something in this cache; with the folder's lock.
     pub(super) fn take_over(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
         let index = cache.index();
-        let renewed = Cell::new(index.clock());
+        let renewed = Cell::new((index.clock(), clock::system_time()));
         Ok(index.take_over_collection(cache.id())?.map(|fence| Self::new(index, fence, renewed)))
     }
 
-    const fn new(index: &'a dyn Index, fence: Fence, renewed: Cell<Duration>) -> Self {
+    const fn new(index: &'a dyn Index, fence: Fence, renewed: Cell<(Duration, SystemTime)>) -> Self {
         Self { index, fence, renewed, is_uncertain: Cell::new(false) }
     }
 
     /// Does a transaction, which renews the lease.
     pub(super) fn step<T>(&self, work: impl FnOnce(Fence) -> Result<T, IndexError>) -> Result<T, IndexError> {
-        let begun = self.index.clock();
+        let begun = (self.index.clock(), clock::system_time());
         let done = work(self.fence)?;
         self.renewed.set(begun);
         Ok(done)
@@ -81,7 +81,10 @@ impl<'a> Collection<'a> {
     }
 
     fn age(&self) -> Duration {
-        self.index.clock().saturating_sub(self.renewed.get())
+        let (renewed, shown) = self.renewed.get();
+        let by_machine = clock::system_time().duration_since(shown).unwrap_or_default();
+        let age = self.index.clock().saturating_sub(renewed);
+        if holds(Rule::Boottime) { age.max(by_machine) } else { age }
     }
 }
 
@@ -113,5 +116,45 @@ impl Drop for Collection<'_> {
             // Otherwise it ends by itself.
             self.index.end_collection(self.fence, None).ok();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Jumping, VIRTUAL};
+    use crate::written::tests::Fixture;
+
+    /// While its machine was suspended, or paused by its host, another process has taken over. It asks before it removes anything.
+    #[test]
+    fn a_collection_asks_for_its_lease_after_its_machine_was_suspended() {
+        for is_suspended in [true, false] {
+            let fixture = Fixture::new();
+            let clocks = Jumping::begin();
+            let collection = Collection::begin(&fixture.cache).unwrap().unwrap();
+            fixture.folder.sql("update work set until = 0");
+            let other = Collection::begin(&fixture.cache).unwrap().unwrap();
+            assert!(collection.may_remove().is_ok(), "no time has passed, so it is not asked");
+            let clock = if is_suspended { &clocks.elapsed } else { &clocks.shown };
+            clock.set(collection_lease() / 2);
+            assert_eq!(collection.may_remove().unwrap_err().kind, crate::written::RefusalKind::Conflict);
+            let until = other.may_remove().unwrap();
+            assert!(until > clock::instant(), "it still has the lease, and knows it now");
+            drop((collection, other));
+            VIRTUAL.set(None);
+        }
+    }
+
+    #[test]
+    fn time_passes_while_the_machine_is_suspended() {
+        use rustix::time::{ClockId, clock_gettime};
+        let uptime = || {
+            let time = clock_gettime(ClockId::Boottime);
+            Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap())
+        };
+        let (before, began) = (uptime(), clock::instant());
+        std::thread::sleep(Duration::from_millis(20));
+        let (passed, after) = (clock::since(began), uptime());
+        assert!(passed >= Duration::from_millis(20) && passed <= after - before, "{passed:?}");
     }
 }

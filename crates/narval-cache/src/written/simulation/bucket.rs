@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use narval_client::{HttpError, Valid};
 
 use super::current;
-use super::state::{Effect, Phase, SKEW_MAX};
+use super::state::{Effect, Phase, SKEW_MAX, State};
 use super::task::{Dead, Task};
 use crate::bucket::{Object, Simulated};
 use crate::clock::Virtual;
@@ -48,6 +48,9 @@ impl Task {
         if state.phase == Phase::Quiet {
             state.take_effect(effect);
             return Ok(());
+        }
+        if state.is_elsewhere() {
+            return Err(refused(404));
         }
         let now = state.now();
         // Until when the store takes it, by the true time.
@@ -93,10 +96,18 @@ impl Task {
     }
 
     fn remove_object(&self, key: &str, valid: Valid) -> Result<(), HttpError> {
-        self.change(Effect::Remove(key.to_owned(), self.fence.get()), Some(valid))
+        self.change(Effect::Remove(key.to_owned(), self.fence.get()), Some(valid))?;
+        let mut state = self.sim.state.lock().unwrap();
+        // The next one would be sent right after it.
+        if state.phase == Phase::Running && state.has_accidents && state.rng.once_in(8) {
+            state.suspend(self.node);
+            drop(state);
+            self.step()?;
+        }
+        Ok(())
     }
 
-    fn ask<T>(&self, answer: impl FnOnce(&super::state::State) -> T) -> Result<T, HttpError> {
+    fn ask<T>(&self, answer: impl FnOnce(&State) -> T) -> Result<T, HttpError> {
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         let chaos = state.chaos;
@@ -117,18 +128,40 @@ impl Simulated for Bucket {
     }
 
     fn len(&self, key: &str) -> Result<Option<u64>, HttpError> {
-        current().ok_or_else(|| refused(0))?.ask(|state| state.objects.get(key).map(|bytes| bytes.len() as u64))
+        let task = current().ok_or_else(|| refused(0))?;
+        let (len, is_elsewhere) =
+            task.ask(|state| (state.objects.get(key).map(|bytes| bytes.len() as u64), state.is_elsewhere()))?;
+        if len.is_some() && is_elsewhere {
+            task.is_misled.set(true);
+            task.sim.state.lock().unwrap().note("misled", || key.to_owned());
+        }
+        Ok(len.filter(|_| !is_elsewhere))
+    }
+
+    fn read(&self, key: &str) -> Result<Option<Vec<u8>>, HttpError> {
+        let task = current().ok_or_else(|| refused(0))?;
+        let read = task.ask(|state| state.objects.get(key).filter(|_| !state.is_elsewhere()).cloned())?;
+        if read.is_some() {
+            task.is_misled.set(false);
+        }
+        Ok(read)
     }
 
     fn list(&self, prefix: &str, _: bool, visit: &mut dyn FnMut(Object)) -> Result<Vec<String>, HttpError> {
-        let found: Vec<Object> = current().ok_or_else(|| refused(0))?.ask(|state| {
+        let found: Option<Vec<Object>> = current().ok_or_else(|| refused(0))?.ask(|state| {
+            if state.is_elsewhere() {
+                return None;
+            }
             let below = state.objects.iter().filter(|(key, _)| key.starts_with(prefix));
             let modified = |key: &str| state.modified.get(key).copied();
-            below
-                .map(|(key, bytes)| Object { key: key.clone(), len: bytes.len() as u64, modified: modified(key) })
-                .collect()
+            let object = |(key, bytes): (&String, &Vec<u8>)| Object {
+                key: key.clone(),
+                len: bytes.len() as u64,
+                modified: modified(key),
+            };
+            Some(below.map(object).collect())
         })?;
-        found.into_iter().for_each(visit);
+        found.ok_or_else(|| refused(404))?.into_iter().for_each(visit);
         Ok(Vec::new())
     }
 }

@@ -13,7 +13,7 @@ impl State {
     /// After a transaction: every visible path has its NAR and its references, nothing is gone that nobody deleted or collected, and no
     /// collection has taken what is pinned, leased or new.
     pub(super) fn check_rows(&mut self, by: By) {
-        let By { op, node, fence } = by;
+        let By { op, node, fence, is_misled } = by;
         if let (Some(fence), Some((latest, _))) = (fence, self.lease())
             && fence.0 != latest
         {
@@ -31,10 +31,16 @@ impl State {
             }
             self.note("gone", || format!("{part} by {op:?} of {node}"));
             let has_file = "select 1 from files where name = ?";
-            if !self.database.prepare_cached(has_file).unwrap().exists([&file]).unwrap() {
+            let is_remembered = "select 1 from lost where hash_part = ?";
+            let is_remembered = self.database.prepare_cached(is_remembered).unwrap().exists([&part]).unwrap();
+            if !self.database.prepare_cached(has_file).unwrap().exists([&file]).unwrap()
+                && (is_misled || !is_remembered)
+            {
                 self.violate(format!("{part} is lost: {op:?} has removed its NAR from the index"));
             }
             match op {
+                // Its NAR seemed to be lost, and it comes back.
+                _ if is_remembered => {}
                 Op::Delete => {
                     self.history.deleted.insert(part.clone(), now);
                 }
@@ -209,6 +215,7 @@ impl State {
         assert_eq!(self.phase, Phase::Quiet);
         let rows = self.pairs("select hash_part || '.narinfo', cast(narinfo as text) from paths");
         let mut expected: BTreeMap<String, String> = rows.into_iter().collect();
+        expected.insert("_narval/index.id".to_owned(), String::new());
         for (name, _) in self.pairs("select 'nar/' || name, name from files where orphaned is null") {
             expected.insert(name, String::new());
         }
@@ -221,6 +228,11 @@ impl State {
                     wrong.push(format!("{key} is old at the end"));
                 }
                 Some(_) => {}
+            }
+        }
+        for (part, file) in self.pairs("select hash_part, file from lost") {
+            if self.objects.contains_key(&format!("nar/{file}")) {
+                wrong.push(format!("{part} is lost at the end, and its NAR {file} is in the bucket"));
             }
         }
         for key in expected.keys().filter(|key| !self.objects.contains_key(*key)) {

@@ -186,6 +186,10 @@ impl Task {
         self.commits(cache, &[(PATHS[at].part, narinfo)], begun);
     }
 
+    fn has_accidents(&self) -> bool {
+        self.sim.state.lock().unwrap().has_accidents
+    }
+
     fn is_chaotic(&self) -> bool {
         self.sim.state.lock().unwrap().chaos > 1
     }
@@ -303,6 +307,10 @@ impl Task {
                     self.begins(Op::Publish);
                     cache.shared().record();
                     data.publish_pending(WhichPending::Due).ok();
+                    if self.has_accidents() && self.below(3) == 0 {
+                        self.op.set(Op::Read);
+                        data.restore_lost();
+                    }
                     if self.below(4) == 0 {
                         self.collects(&cache);
                     }

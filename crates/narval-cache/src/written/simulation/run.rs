@@ -17,6 +17,7 @@ use crate::bucket::Objects;
 use crate::clock::{VIRTUAL, Virtual};
 use crate::rule::{Rule, WITHOUT};
 use crate::written::index::Sqlite;
+use crate::written::open::Local;
 use crate::written::pending::WhichPending;
 use crate::written::storage::Bucket;
 use crate::written::{Cache, CacheName, CacheSettings, CollectOptions, Data, Grant};
@@ -33,6 +34,9 @@ static LOCAL: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     folder
 });
 
+/// The id of the index, in the bucket.
+const INDEX_ID: &str = "simulated";
+
 /// What to simulate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
@@ -41,6 +45,8 @@ pub(super) struct Plan {
     pub(super) without: &'static [Rule],
     /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
     pub(super) chaos: u64,
+    /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
+    pub(super) has_accidents: bool,
     pub(super) is_traced: bool,
 }
 
@@ -60,8 +66,9 @@ pub(super) fn open(_: &Arc<Sim>) -> Option<(Data, Cache)> {
     let mut objects = Objects::new(&url).unwrap();
     objects.simulated = Some(Arc::new(SimulatedBucket));
     let bucket = Bucket::with(Arc::new(objects), None, PathBuf::from("s3://bucket"), LOCAL.path());
+    bucket.is_of(INDEX_ID);
     let index = Box::new(Sqlite::simulated());
-    let (data, _) = Data::assemble(Box::new(bucket), index, LOCAL.path(), false).ok()?;
+    let (data, _) = Data::assemble(Box::new(bucket), index, Local { folder: LOCAL.path(), lock: None }, false).ok()?;
     let cache = data.cache(&CacheName::default()).ok()??;
     Some((data, cache))
 }
@@ -69,8 +76,8 @@ pub(super) fn open(_: &Arc<Sim>) -> Option<(Data, Cache)> {
 impl Task {
     fn run(sim: Arc<Sim>, (id, node): (usize, usize), work: impl FnOnce(&Self)) {
         let (generation, op) = (Cell::new(0), Cell::new(Op::Open));
-        let (fence, is_fenced) = (Cell::new(None), Cell::new(false));
-        let task = Rc::new(Self { sim, id, node, generation, op, fence, is_fenced });
+        let (fence, is_fenced, is_misled) = (Cell::new(None), Cell::new(false), Cell::new(false));
+        let task = Rc::new(Self { sim, id, node, generation, op, fence, is_fenced, is_misled });
         CURRENT.set(Some(Rc::clone(&task)));
         VIRTUAL.set(Some(Rc::<Self>::clone(&task)));
         work(&task);
@@ -99,6 +106,8 @@ impl Task {
         self.sleep(Duration::from_secs(30 * 60));
         let (data, cache) = open(&self.sim).expect("nothing fails any more");
         let grant = Grant::administrator("test");
+        self.op.set(Op::Read);
+        cache.restore_lost().expect("nothing fails any more");
         for wait in [100, 26 * 3600, 26 * 3600, 26 * 3600, 700, 100, 100] {
             self.op.set(Op::Collect);
             cache.collect(&CollectOptions::default(), &grant).expect("nothing fails any more");
@@ -114,14 +123,14 @@ impl Task {
 
 /// Runs a plan.
 pub(super) fn run(plan: Plan) -> Report {
-    let Plan { seed, steps, without, chaos, is_traced } = plan;
-    let mut state = State::new(seed, (steps, chaos), NODES, is_traced);
+    let Plan { seed, steps, without, chaos, has_accidents, is_traced } = plan;
+    let mut state = State::new(seed, (steps, chaos, has_accidents), NODES, is_traced);
     for node in 0..NODES {
         let task = || TaskState { node, wakes: 0, is_done: false };
         state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));
     }
     let settings = CacheSettings { retention_days: Some(1), ..CacheSettings::default() };
-    create(&state, &settings);
+    create(&mut state, &settings);
     let tasks = state.tasks.len();
     let sim = Arc::new(Sim {
         state: Mutex::new(state),
@@ -167,7 +176,8 @@ pub(super) fn run(plan: Plan) -> Report {
     }
 }
 
-fn create(state: &State, settings: &CacheSettings) {
+fn create(state: &mut State, settings: &CacheSettings) {
+    state.objects.insert("_narval/index.id".to_owned(), INDEX_ID.as_bytes().to_vec());
     let add = "insert into caches (name, settings, created) values (?, ?, 0)";
     state.database.execute(add, [CacheName::default().as_str(), &settings.to_json()]).unwrap();
 }

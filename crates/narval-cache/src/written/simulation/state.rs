@@ -56,6 +56,8 @@ pub(super) struct NodeState {
     pub(super) generation: u32,
     pub(super) is_up: bool,
     pub(super) paused_until: u64,
+    /// How long its machine was suspended, in milliseconds. Its monotonic clock stood still meanwhile.
+    pub(super) suspended: u64,
     /// Added to the time that its clock shows.
     pub(super) skew: u64,
     /// When it has last looked for changes, and when it looks next.
@@ -79,6 +81,8 @@ pub(super) struct By {
     pub(super) node: usize,
     /// The lease of the collection that it belongs to.
     pub(super) fence: Option<Fence>,
+    /// Whether its task was told that there is no such object when there was, and was not told since which store it asks.
+    pub(super) is_misled: bool,
 }
 
 pub(super) struct State {
@@ -89,6 +93,10 @@ pub(super) struct State {
     pub(super) phase: Phase,
     /// How many times more often than usual something fails.
     pub(super) chaos: u64,
+    /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
+    pub(super) has_accidents: bool,
+    /// Until when requests to the object store reach an empty one, which takes nothing.
+    pub(super) elsewhere_until: u64,
     pub(super) tasks: Vec<TaskState>,
     pub(super) nodes: Vec<NodeState>,
     /// As those of nodes: that of the object store.
@@ -111,13 +119,19 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(seed: u64, (steps_max, chaos): (u64, u64), nodes: usize, is_traced: bool) -> Self {
+    pub(super) fn new(
+        seed: u64,
+        (steps_max, chaos, has_accidents): (u64, u64, bool),
+        nodes: usize,
+        is_traced: bool,
+    ) -> Self {
         let clock = Arc::new(AtomicU64::new(BEGINNING));
         let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6e61_7276_616c);
         let node = |rng: &mut Rng| NodeState {
             generation: 0,
             is_up: false,
             paused_until: 0,
+            suspended: 0,
             skew: rng.below(2 * SKEW_MAX + 1),
             seen: 0,
             looks: 0,
@@ -131,6 +145,8 @@ impl State {
             steps_max,
             phase: Phase::Running,
             chaos,
+            has_accidents,
+            elsewhere_until: 0,
             tasks: Vec::new(),
             nodes,
             skew_of_store,
@@ -151,6 +167,11 @@ impl State {
 
     pub(super) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests reach another store.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.phase == Phase::Running && self.now() < self.elsewhere_until
     }
 
     /// What the clock of a node shows.

@@ -12,6 +12,7 @@ use rusqlite::Connection;
 use super::Transaction;
 use super::state::{BEGINNING, By, Effect, Op, Phase, State};
 use crate::clock::Virtual;
+use crate::rule::{Rule, holds};
 use crate::written::index::{Fence, IndexError};
 use crate::written::{Cache, Data};
 
@@ -43,6 +44,8 @@ pub(crate) struct Task {
     /// The lease of the collection that it is doing, and whether its next transaction has it.
     pub(super) fence: Cell<Option<Fence>>,
     pub(super) is_fenced: Cell<bool>,
+    /// See [`By`].
+    pub(super) is_misled: Cell<bool>,
 }
 
 fn away() -> IndexError {
@@ -61,7 +64,9 @@ impl Virtual for Task {
     }
 
     fn elapsed(&self) -> Duration {
-        Duration::from_millis(self.sim.state.lock().unwrap().now() - BEGINNING)
+        let state = self.sim.state.lock().unwrap();
+        let stood = if holds(Rule::Boottime) { 0 } else { state.nodes[self.node].suspended };
+        Duration::from_millis((state.now() - BEGINNING).saturating_sub(stood))
     }
 
     /// Others run for so long.
@@ -99,7 +104,7 @@ impl Task {
 
     pub(in crate::written) fn write(&self, transaction: Transaction) -> Result<(), IndexError> {
         let fence = self.fence.get().filter(|_| self.is_fenced.take());
-        let by = By { op: self.op.get(), node: self.node, fence };
+        let by = By { op: self.op.get(), node: self.node, fence, is_misled: self.is_misled.get() };
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         if state.phase == Phase::Quiet {
@@ -220,7 +225,21 @@ impl State {
             let lasts = self.rng.one_of(&[1_000, 3_000, 5_000, 20_000, 50_000, 95_000, 1_300_000]);
             self.nodes[node].paused_until = self.now() + lasts;
             self.note("pause", || format!("{node} for {lasts} ms"));
+        } else if self.has_accidents && self.rng.below(1_000) < self.chaos {
+            let lasts = self.rng.one_of(&[2_000, 20_000, 200_000]);
+            self.elsewhere_until = self.now() + lasts;
+            self.note("elsewhere", || format!("for {lasts} ms"));
+        } else if self.has_accidents && self.rng.once_in(400) {
+            self.suspend(node);
         }
+    }
+
+    /// Suspends a machine for longer than a lease lasts.
+    pub(super) fn suspend(&mut self, node: usize) {
+        let lasts = self.rng.one_of(&[130_000, 300_000, 1_300_000]);
+        self.nodes[node].paused_until = self.now() + lasts;
+        self.nodes[node].suspended += lasts;
+        self.note("suspend", || format!("{node} for {lasts} ms"));
     }
 
     fn kill(&mut self, node: usize) {

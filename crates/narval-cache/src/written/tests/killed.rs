@@ -14,18 +14,13 @@ const ROUNDS: u32 = 40;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says to the test program that it is the one to be killed, and in which folder.
-const VICTIM: &str = "NARVAL_TEST_VICTIM";
+pub(super) const VICTIM: &str = "NARVAL_TEST_VICTIM";
 
 /// Runs one test of this program in a process of its own.
-fn victim(test: &str, place: &Place) -> Command {
+pub(super) fn victim(test: &str, place: &Place) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([
-        "--exact",
-        &format!("{}::{test}", module_path!().split_once("::").unwrap().1),
-        "--ignored",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
+    let tests = module_path!().split_once("::").unwrap().1.trim_end_matches("killed");
+    command.args(["--exact", &format!("{tests}{test}"), "--ignored", "--nocapture", "--test-threads=1"]);
     place.tell(&mut command);
     command.env(VICTIM, place.path()).stdout(Stdio::null());
     command
@@ -120,7 +115,7 @@ fn kill_9_at_any_moment() {
     let folder = Place::new();
     let mut seen = 0;
     for round in 0..rounds {
-        let child = victim("pushes_until_it_is_killed", &folder).spawn().unwrap();
+        let child = victim("killed::pushes_until_it_is_killed", &folder).spawn().unwrap();
         // From before the folder is open to the middle of its work.
         std::thread::sleep(Duration::from_millis(u64::from(round % 20) * 15));
         kill(child);
@@ -211,7 +206,7 @@ fn a_full_disk() {
         eprintln!("skipped: a file system of the test's own can't be mounted");
         return;
     }
-    let inner = victim("pushes_until_the_disk_is_full", &place);
+    let inner = victim("killed::pushes_until_the_disk_is_full", &place);
     let mut command = Command::new("unshare");
     let script = "mount -t tmpfs -o size=6m none \"$0\" && \"$@\" && test -e \"$0/done\"";
     command.args(["-m", "sh", "-c", script, folder.to_str().unwrap()]).arg(inner.get_program()).args(inner.get_args());

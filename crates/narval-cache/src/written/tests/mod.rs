@@ -5,6 +5,7 @@ mod fsck;
 mod hostile;
 mod in_bucket;
 mod killed;
+mod lost;
 mod many_paths;
 mod migrating;
 mod oversized;
@@ -14,6 +15,7 @@ mod ports;
 #[path = "../../../tests/postgres/mod.rs"]
 pub(super) mod postgres;
 mod racing;
+mod rebuilding;
 mod receipts;
 mod receiving;
 mod recompressing;

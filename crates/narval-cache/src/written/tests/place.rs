@@ -117,13 +117,18 @@ impl Place {
 
     /// What [`Place::tell`] has told this process.
     pub(super) fn told(folder: &Path) -> Data {
-        let database = std::env::var(DATABASE).ok().map(|address| address.parse().unwrap());
-        let place = place(folder, std::env::var(BUCKET).ok().as_deref(), None);
+        let (place, database) = Self::told_place(folder);
         Data::open(place, DataOptions { database, ..DataOptions::default() }).unwrap()
     }
 
+    /// The same, not opened.
+    pub(super) fn told_place(folder: &Path) -> (written::Place, Option<Database>) {
+        let database = std::env::var(DATABASE).ok().map(|address| address.parse().unwrap());
+        (place(folder, std::env::var(BUCKET).ok().as_deref(), None), database)
+    }
+
     /// Changes the tables behind the index's back.
-    pub(super) fn sql(&self, statement: &str) {
+    pub(crate) fn sql(&self, statement: &str) {
         match &self.database {
             Some((server, address)) => {
                 let name = name_of(address);

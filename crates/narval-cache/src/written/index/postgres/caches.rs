@@ -163,8 +163,8 @@ pub(super) async fn oldest_pendings(
     cache: CacheId,
     names: &[&str],
 ) -> Result<HashMap<String, i64>, Failed> {
-    let all =
-        "select name, min(id) from narval.pending where cache = $1 and kind = 'file' and name = any($2) group by name";
+    let all = "select p.name, min(p.id) from unnest($2) as u (name) join narval.pending p on p.cache = $1 and p.kind = 'file' \
+         and p.name = u.name group by p.name";
     let rows = query(client, all, &[p(&cache.0), p(&names.to_vec())]).await?;
     rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
 }
@@ -174,8 +174,8 @@ pub(super) async fn is_any_replaced(client: &Client, cache: CacheId, placed: &[P
     if placed.is_empty() {
         return Ok(false);
     }
-    let find = "select 1 from unnest($2, $3) as u (name, entry) where (select min(p.id) from narval.pending p \
-         where p.cache = $1 and p.kind = 'file' and p.name = u.name) > u.entry limit 1";
+    let find = "select 1 from unnest($2, $3) as u (name, entry) join narval.pending p on p.cache = $1 and p.kind = 'file' \
+         and p.name = u.name group by u.name, u.entry having min(p.id) > u.entry limit 1";
     let (names, entries): (Vec<&str>, Vec<i64>) = placed.iter().map(|file| (file.name.as_str(), file.entry)).unzip();
     Ok(query_opt(client, find, &[p(&cache.0), p(&names), p(&entries)]).await?.is_some())
 }

@@ -22,6 +22,8 @@ pub(super) enum Failed {
     Superseded,
     /// The bytes of this NAR are being removed.
     Condemned,
+    /// A rebuild of the index has not ended.
+    Rebuilt,
     /// It must be done again with [`Lock::Alone`](super::transaction::Lock::Alone).
     NeedsLock,
 }
@@ -45,10 +47,11 @@ impl Failed {
         match self {
             Self::Deadline(_) => true,
             Self::Sql(error) => match error.code() {
-                // The server ends it: 57P01 to 57P05, class 08, and 25P03 for a transaction in which nothing happened for too long.
+                // The server ends it: 57P01 to 57P05, class 08, and 25P03 for a transaction in which nothing happened for too long. Or it is not
+                // in the transaction that it should be in: 25P01 and 25P02.
                 Some(state) => {
                     let code = state.code();
-                    code.starts_with("57P") || code.starts_with("08") || code == "25P03"
+                    code.starts_with("57P") || code.starts_with("08") || code.starts_with("25P")
                 }
                 // Closed, or broken. What the client finds wrong with values has a cause of another kind.
                 None => error.is_closed() || is_io(error),
@@ -67,6 +70,11 @@ impl Failed {
         ]
         .into_iter()
         .any(|state| self.state() == Some(state))
+    }
+
+    /// Others have a lock that it waited for.
+    pub(super) fn is_locked(&self) -> bool {
+        self.state() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
     /// Nothing is wrong with the database; it does not do this at the moment.
@@ -92,17 +100,26 @@ impl Failed {
             Self::Row(reason) => reason.clone(),
             Self::Superseded => "another node has taken over".to_owned(),
             Self::Condemned => "the NAR is being removed".to_owned(),
+            Self::Rebuilt => {
+                "a rebuild of its index was interrupted: run 'narval cache fsck --rebuild' again, or wait if it is under way".to_owned()
+            }
             Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
         }
     }
 
     pub(super) fn at(&self, index: &str) -> IndexError {
         let (index, reason) = (index.to_owned(), self.reason());
+        if matches!(self, Self::Rebuilt) {
+            return IndexError::Unusable { database: index, reason };
+        }
         if matches!(self, Self::Superseded) {
             return IndexError::Superseded { index };
         }
         if matches!(self, Self::Condemned) {
             return IndexError::Removing { index };
+        }
+        if self.is_locked() {
+            return IndexError::Busy { index };
         }
         if self.is_temporary() {
             return IndexError::Away { index, reason };

@@ -59,6 +59,13 @@ impl Lease {
         query_opt(client, find, &[p(&name)]).await?.map(|row| get(&row, 0)).transpose()
     }
 
+    /// Who has taken a lease, and when it ends, in words.
+    pub(super) async fn holder(client: &Client, name: &'static str) -> Result<Option<(String, String)>, Failed> {
+        let find = "select owner, date_trunc('second', until)::text from narval.leases_of_work where name = $1";
+        let row = query_opt(client, find, &[p(&name)]).await?;
+        row.map(|row| Ok((get(&row, 0)?, get(&row, 1)?))).transpose()
+    }
+
     /// To be called within a transaction: until its end, nobody else can take the lease.
     pub(super) async fn check(&self, client: &Client) -> Result<(), Failed> {
         let check = "select 1 from narval.leases_of_work where name = $1 and fence = $2 for update";
@@ -77,10 +84,11 @@ impl Lease {
         self.fence
     }
 
-    /// To be called within a transaction: as [`Lease::check`], and from now on it lasts for so long.
+    /// To be called within a transaction: as [`Lease::check`], and from now on it lasts for so long. One that has run out cannot be renewed: even
+    /// if nobody has taken it, others count what it stood for as interrupted.
     pub(super) async fn renew(&self, client: &Client, lasts: Duration) -> Result<(), Failed> {
-        let renew =
-            "update narval.leases_of_work set until = now() + $3 * interval '1 second' where name = $1 and fence = $2";
+        let renew = "update narval.leases_of_work set until = now() + $3 * interval '1 second' where name = $1 and fence = $2 \
+             and until > clock_timestamp()";
         match execute(client, renew, &[p(&self.name), p(&self.fence), p(&int(lasts.as_secs()))]).await? {
             0 => Err(Failed::Superseded),
             _ => Ok(()),

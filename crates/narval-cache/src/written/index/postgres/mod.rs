@@ -9,6 +9,7 @@ mod audit;
 mod caches;
 mod failed;
 mod lease;
+mod lost;
 mod nars;
 mod node;
 mod nodes;
@@ -45,9 +46,9 @@ use self::recorded::RecordedNames;
 use self::together::Together;
 use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, MayStore,
-    NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage,
-    Used, collection_lease,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, LostPath,
+    MayStore, NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord,
+    Usage, Used, collection_lease,
 };
 use crate::written::nodes::{Members, PeerSecret};
 use crate::written::receipt_key::ReceiptKey;
@@ -84,16 +85,22 @@ pub(crate) fn check_address(address: &str) -> Result<(), IndexError> {
 
 impl Postgres {
     /// Opens the index at an address, and makes its tables when they are missing.
+    #[cfg(test)]
     pub(crate) fn open(address: &str) -> Result<Self, IndexError> {
+        Self::open_for(address, false)
+    }
+
+    /// As [`open`](Self::open). One that is being rebuilt can be opened for that only.
+    pub(crate) fn open_for(address: &str, is_rebuild: bool) -> Result<Self, IndexError> {
         let address = Address::parse(address)?;
         let name = address.name.clone();
         let unusable = |reason: String| IndexError::Unusable { database: name.clone(), reason };
         let tls = narval_client::tls_config(&[b"postgresql"]).map_err(|error| unusable(error.to_string()))?;
-        let node = Arc::new(Node::new().map_err(|error| unusable(format!("no random numbers: {error}")))?);
+        let node = Arc::new(Node::new(is_rebuild).map_err(|error| unusable(format!("no random numbers: {error}")))?);
         let pool = Arc::new(Pool::new(address, MakeRustlsConnect::new(tls)));
         let mut connection = pool.open().map_err(|error| error.at(&name))?;
-        schema::prepare(&mut connection, &node.id, &name)?;
-        let seen = connection.run(DEADLINE, async |client| watch::begin(client, &node.name()).await);
+        schema::prepare(&mut connection, &this_process(), &name)?;
+        let seen = connection.run(DEADLINE, async |client| watch::begin(client, &node).await);
         let seen = seen.map_err(|error| error.at(&name))?;
         let stamp = Arc::new(AtomicU64::new(1));
         let (stop, stopped) = channel();
@@ -137,6 +144,14 @@ impl Index for Postgres {
         members.set_others(&others);
         self.nodes.joined(Arc::clone(members), url.to_owned());
         Ok(Some(PeerSecret::new(secret)))
+    }
+
+    fn begin_rebuild(&self) -> Result<bool, IndexError> {
+        self.database.write(REMOVE, schema::begin_rebuild)
+    }
+
+    fn end_rebuild(&self) -> Result<(), IndexError> {
+        self.database.write(NOTE, schema::end_rebuild)
     }
 
     fn leave(&self) {
@@ -263,8 +278,19 @@ impl Index for Postgres {
             {
                 return Ok(false);
             }
+            if matches!(lost, Lost::Doubted(_)) {
+                lost::remember(change, cache, name).await?;
+            }
             nars::remove_files(change, cache, &[name]).await.map(|()| true)
         })
+    }
+
+    fn lost(&self, cache: CacheId) -> Result<Vec<LostPath>, IndexError> {
+        self.database.read(DEADLINE, async |client| lost::all(client, cache).await)
+    }
+
+    fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
+        self.database.write(NOTE_LATER, async |change| lost::forget(change, cache, hash_parts).await)
     }
 
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {

@@ -13,12 +13,13 @@ use super::transaction::Change;
 use crate::written::NarFileName;
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
 
-const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
+pub(super) const COLUMNS: &str =
+    "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
 
 /// A name whose NAR's bytes are being removed. A node of version 1 may have given it a path since, which ends that.
 pub(super) const CONDEMNED: &str = "(f.fence is not null and f.orphaned is not null)";
 
-fn record(row: &Row) -> Result<NarRecord, Failed> {
+pub(super) fn record(row: &Row) -> Result<NarRecord, Failed> {
     let found: &str = get(row, 6)?;
     Ok(NarRecord {
         nar_hash: hash(row, 0)?,
@@ -239,7 +240,8 @@ async fn take_back(change: &Change<'_>, cache: CacheId, name: &str, nar: i64) ->
     if fences.is_empty() {
         return Ok(());
     }
-    let active = "select from narval.leases_of_work where name = $1 and fence = any($2) and until > now()";
+    let active = "select from narval.leases_of_work where name = $1 and fence = any($2) and until > now() for share";
+    // One that is being renewed is waited for.
     if query_opt(change.client, active, &[p(&COLLECTION), p(&fences)]).await?.is_some() {
         return Err(Failed::Condemned);
     }

@@ -21,6 +21,9 @@ const CONNECTIONS_MAX: usize = 16;
 /// How long a request waits for one of them.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// How long the end of a transaction that failed may take.
+const ROLLBACK_MAX: Duration = Duration::from_secs(5);
+
 /// How long a connection is kept that nobody uses.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
@@ -29,6 +32,8 @@ pub(super) struct Connection {
     runtime: Runtime,
     client: Client,
     used: Instant,
+    /// Whether it is known to be outside any transaction.
+    is_idle: bool,
 }
 
 impl Connection {
@@ -48,7 +53,7 @@ impl Connection {
             Ok(client)
         });
         match connected {
-            Ok(client) => Ok(Self { runtime, client, used: Instant::now() }),
+            Ok(client) => Ok(Self { runtime, client, used: Instant::now(), is_idle: true }),
             Err(error) => {
                 // A look-up of the name may hang; it is not waited for.
                 runtime.shutdown_background();
@@ -57,24 +62,31 @@ impl Connection {
         }
     }
 
-    /// Does something, within a deadline.
+    /// Does something, within a deadline. After any error, whatever was begun is rolled back; if that fails, the connection is not used again.
     pub(super) fn run<T>(
         &mut self,
         deadline: Duration,
         work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
     ) -> Result<T, Failed> {
-        let Self { runtime, client, used } = self;
+        let Self { runtime, client, used, is_idle } = self;
         let mut done = None;
         drive(runtime, deadline, pin!(async { done = Some(work(client).await) }));
+        let done = done.unwrap_or(Err(Failed::Deadline(deadline)));
+        if let Err(error) = &done {
+            *is_idle = false;
+            if !error.breaks_connection() {
+                drive(runtime, ROLLBACK_MAX, pin!(async { *is_idle = client.batch_execute("rollback").await.is_ok() }));
+            }
+        }
         *used = Instant::now();
-        done.unwrap_or(Err(Failed::Deadline(deadline)))
+        done
     }
 
     /// Whether it may still be used: the server has not closed it, as far as is known here.
     fn is_open(&self) -> bool {
         // Lets the end of the connection be noticed.
         self.runtime.block_on(tokio::task::yield_now());
-        !self.client.is_closed() && self.used.elapsed() < IDLE_MAX
+        self.is_idle && !self.client.is_closed() && self.used.elapsed() < IDLE_MAX
     }
 }
 
@@ -160,8 +172,14 @@ impl Pool {
     pub(super) fn give_back(&self, connection: Connection) {
         let mut state = self.state();
         state.out = state.out.saturating_sub(1);
-        state.idle.push(connection);
-        drop(state);
+        // The next one would find itself in the middle of a transaction.
+        let broken = if connection.is_idle {
+            state.idle.push(connection);
+            None
+        } else {
+            Some(connection)
+        };
+        drop((state, broken));
         self.returned.notify_one();
     }
 

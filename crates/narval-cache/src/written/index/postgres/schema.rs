@@ -9,10 +9,11 @@ use super::failed::{Failed, describe};
 use super::lease::Lease;
 use super::pool::Connection;
 use super::sql::{execute, p, query_opt};
+use super::transaction::Change;
 use crate::written::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -26,8 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often is looked whether it is done.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a change of the tables may take; also how long the lease lasts that is taken for it.
+/// How long a change of the tables may take.
 const CHANGE_MAX: Duration = Duration::from_secs(600);
+
+/// How long the lease lasts that is taken for it. It only has to last until the transaction of the change has locked its row: from then on,
+/// whoever wants it waits for the end of that.
+const LEASE: Duration = Duration::from_secs(15);
 
 /// What leases need.
 const FIRST: &str = "
@@ -146,8 +151,19 @@ create table narval.writers (
   key bytea not null, begun timestamptz not null default now(), seen timestamptz not null default now());
 ";
 
+/// From version 6: entries are looked up by their names, one for each narinfo of a commit.
+const FROM_6: &str = "
+create index pending_by_name on narval.pending (cache, kind, name, id);
+-- Paths that were removed because their NARs were not there, and those NARs: for a day, in case they are found again.
+create table narval.lost (
+  cache bigint not null references narval.caches (id), hash_part text collate \"C\" not null, narinfo bytea not null,
+  file text collate \"C\" not null, nar_hash bytea not null, nar_size bigint not null, compression text not null,
+  file_hash bytea not null, file_size bigint not null, listing_size bigint, found text not null,
+  at timestamptz not null default now(), primary key (cache, hash_part));
+";
+
 /// Makes the tables when they are missing, and brings older ones up to date.
-pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Result<(), IndexError> {
+pub(super) fn prepare(connection: &mut Connection, owner: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
     loop {
         let found = connection.run(CHANGE_MAX, async |client| look(client).await).map_err(|error| error.at(name))?;
@@ -162,8 +178,17 @@ pub(super) fn prepare(connection: &mut Connection, node: &str, name: &str) -> Re
             Found::Tables { version, .. } if version >= VERSION => return Ok(()),
             Found::Tables { .. } | Found::Nothing => {}
         }
-        match connection.run(CHANGE_MAX, async |client| change(client, node).await) {
+        match connection.run(CHANGE_MAX, async |client| change(client, owner).await) {
             Ok(()) => {}
+            Err(Failed::Changed) if Instant::now() >= until => {
+                let holder = connection.run(PATIENCE, async |client| Lease::holder(client, "schema").await);
+                let holder = holder.map_err(|error| error.at(name))?;
+                let (owner, until) = holder.unwrap_or_else(|| ("another process".to_owned(), "now".to_owned()));
+                let reason = format!(
+                    "{owner} creates or changes its tables, and has the right to do so until {until}; try again then"
+                );
+                return Err(IndexError::Unusable { database: name.to_owned(), reason });
+            }
             Err(error) if Instant::now() >= until => return Err(error.at(name)),
             // Another node is doing the same.
             Err(Failed::Changed) => std::thread::sleep(LOOK_EVERY),
@@ -213,10 +238,10 @@ async fn look(client: &Client) -> Result<Found, Failed> {
 }
 
 /// Takes the lease, and does in one transaction what is to be done.
-async fn change(client: &Client, node: &str) -> Result<(), Failed> {
+async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
     // Two nodes that make them at the same time collide, in spite of `if not exists`.
     client.batch_execute(FIRST).await?;
-    let Some(lease) = Lease::take(client, "schema", node, CHANGE_MAX).await? else { return Err(Failed::Changed) };
+    let Some(lease) = Lease::take(client, "schema", owner, LEASE).await? else { return Err(Failed::Changed) };
     let changed = in_transaction(client, async || {
         lease.check(client).await?;
         // Another node may have been faster.
@@ -243,7 +268,10 @@ async fn change(client: &Client, node: &str) -> Result<(), Failed> {
         if found < 5 {
             client.batch_execute(FROM_4).await?;
         }
-        client.batch_execute(FROM_5).await?;
+        if found < 6 {
+            client.batch_execute(FROM_5).await?;
+        }
+        client.batch_execute(FROM_6).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;
@@ -272,4 +300,28 @@ pub(super) async fn folder(client: &Client, mine: &str) -> Result<String, Failed
     execute(client, add, &[p(&mine)]).await?;
     let row = query_opt(client, "select value from narval.meta where key = 'folder'", &[]).await?;
     row.map_or_else(|| Err(Failed::Changed), |row| super::sql::get(&row, 0))
+}
+
+/// Empties the tables, and notes that they must not be used until [`end_rebuild`]. Returns `false` if they have contents, and that was not noted
+/// before. With the lock for oneself.
+pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
+    let is_free =
+        "select exists (select from narval.meta where key = 'rebuilding') or not exists (select from narval.files)";
+    let row = query_opt(change.client, is_free, &[]).await?.ok_or(Failed::Changed)?;
+    if !super::sql::get::<bool>(&row, 0)? {
+        return Ok(false);
+    }
+    // Numbers are not used again: servers may remember some.
+    let empty = "truncate narval.caches, narval.nars, narval.files, narval.paths, narval.refs, narval.leases, narval.pins, narval.tokens, \
+         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost; \
+         insert into narval.meta values ('rebuilding', '') on conflict do nothing";
+    change.client.batch_execute(empty).await?;
+    change.is_visible().await?;
+    Ok(true)
+}
+
+/// The tables are complete.
+pub(super) async fn end_rebuild(change: &Change<'_>) -> Result<(), Failed> {
+    execute(change.client, "delete from narval.meta where key = 'rebuilding'", &[]).await?;
+    change.is_visible().await
 }

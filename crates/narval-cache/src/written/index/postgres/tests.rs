@@ -1,5 +1,8 @@
 //! Several nodes, and a database that goes away.
 
+mod locks;
+mod suspended;
+
 use std::time::Instant;
 
 use super::*;
@@ -75,6 +78,23 @@ fn nodes_that_start_together_create_the_tables_once() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(caches.iter().all(|cache| *cache == caches[0]));
+}
+
+/// A node that is killed while it creates the tables keeps others from it for some seconds only, and they know whom they wait for.
+#[test]
+fn a_node_that_was_killed_while_it_created_the_tables_is_not_waited_for_long() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    drop(Postgres::open(&address).unwrap());
+    let claim = "insert into narval.leases_of_work values ('schema', 'process 1 on a', 1, now() + interval '15 seconds') \
+         on conflict (name) do update set owner = excluded.owner, fence = leases_of_work.fence + 1, until = excluded.until; \
+         update narval.meta set value = '6' where key = 'version'; drop table narval.lost; drop index narval.pending_by_name";
+    server.sql(name, claim).unwrap();
+    assert!(Postgres::open(&address).is_ok(), "within a minute");
+    let mut connection = Postgres::open(&address).unwrap().database.pool.open().unwrap();
+    let holder = connection.run(DEADLINE, async |client| Lease::holder(client, "schema").await).unwrap().unwrap();
+    assert!(holder.0.starts_with(&format!("process {} on ", std::process::id())), "{holder:?}");
 }
 
 #[test]
@@ -428,7 +448,7 @@ fn tables_of_the_previous_version_are_upgraded() {
     index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
     drop(index);
     let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
-         drop table collected; drop table audit; drop table nodes; drop table writers; \
+         drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop index pending_by_name; \
          update meta set value = '1' where key = 'version'";
     server.sql(name, before).unwrap();
     let index = Postgres::open(&address).unwrap();

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
@@ -24,6 +24,10 @@ pub(super) const DEADLINE_LARGE: Duration = Duration::from_secs(600);
 /// How long a transaction waits for the locks of others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// How long it waits for [`LOCK`] at a time. Whoever asks for it later waits behind it, so it gives way between two attempts, and keeps no
+/// connection meanwhile.
+const LOCK_SLICE: Duration = Duration::from_millis(250);
+
 /// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -31,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS_MAX: u32 = 8;
 
 /// The lock that whoever adds something shares. PostgreSQL's advisory locks are numbers: `nar` and `val` in ASCII.
-const LOCK: &str = "7233906, 7758188";
+pub(super) const LOCK: &str = "7233906, 7758188";
 
 /// Who must not be in the middle of something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,18 +65,22 @@ pub(super) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
 
 impl How {
     pub(super) fn begin(self) -> String {
-        let lock = match self.lock {
-            Lock::None => String::new(),
-            Lock::Shared => format!("select pg_advisory_xact_lock_shared({LOCK});"),
-            Lock::Alone => format!("select pg_advisory_xact_lock({LOCK});"),
+        let function = match self.lock {
+            Lock::None => None,
+            Lock::Shared => Some("pg_advisory_xact_lock_shared"),
+            Lock::Alone => Some("pg_advisory_xact_lock"),
         };
+        let slice = LOCK_SLICE.as_millis();
+        let lock = function.map_or_else(String::new, |function| {
+            format!("set local lock_timeout = {slice}; select {function}({LOCK});")
+        });
         let asynchronous = if self.is_durable { "" } else { "set local synchronous_commit = off;" };
         format!(
-            "begin isolation level read committed; set local lock_timeout = {}; set local statement_timeout = {}; \
-             set local idle_in_transaction_session_timeout = {}; {asynchronous} {lock}",
-            LOCK_TIMEOUT.as_millis(),
+            "begin isolation level read committed; set local statement_timeout = {}; \
+             set local idle_in_transaction_session_timeout = {}; {asynchronous} {lock} set local lock_timeout = {};",
             self.deadline.as_millis(),
             IDLE_TIMEOUT.as_millis(),
+            LOCK_TIMEOUT.as_millis(),
         )
     }
 }
@@ -99,6 +107,7 @@ impl Change<'_> {
 /// How far a transaction got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
+    Begin,
     Work,
     Commit,
 }
@@ -173,22 +182,19 @@ impl Database {
         mut how: How,
         work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
     ) -> Result<Option<T>, IndexError> {
-        let mut attempts = 0;
+        let (mut attempts, until) = (0, Instant::now() + LOCK_TIMEOUT);
         loop {
             attempts += 1;
             let (mut connection, was_used) = self.pool.take()?;
-            let (visible, stage, node) = (Cell::new(false), Cell::new(Stage::Work), self.node.name());
+            let (visible, stage, node) = (Cell::new(false), Cell::new(Stage::Begin), self.node.name());
             let done = connection.run(how.deadline, async |client| {
                 client.batch_execute(&how.begin()).await?;
+                stage.set(Stage::Work);
                 let change = Change { client, node: &node, is_alone: how.lock == Lock::Alone, visible: &visible };
-                let done = work(&change).await;
-                if done.is_ok() {
-                    stage.set(Stage::Commit);
-                    client.batch_execute("commit").await?;
-                } else if !matches!(&done, Err(error) if error.breaks_connection()) {
-                    client.batch_execute("rollback").await?;
-                }
-                done
+                let done = work(&change).await?;
+                stage.set(Stage::Commit);
+                client.batch_execute("commit").await?;
+                Ok(done)
             });
             if stage.get() == Stage::Commit && visible.get() {
                 self.stamp.fetch_add(1, Ordering::AcqRel);
@@ -215,6 +221,10 @@ impl Database {
             match error {
                 Failed::Changed => return Ok(None),
                 Failed::NeedsLock => how.lock = Lock::Alone,
+                error if stage.get() == Stage::Begin && error.is_locked() && Instant::now() < until => {
+                    attempts -= 1;
+                    std::thread::sleep(LOCK_SLICE);
+                }
                 error if error.is_collision() && attempts < ATTEMPTS_MAX => {}
                 error => return Err(error.at(self.pool.name())),
             }

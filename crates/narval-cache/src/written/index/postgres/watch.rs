@@ -16,6 +16,7 @@ use super::node::Node;
 use super::nodes::{self, Nodes};
 use super::pool::{Connection, Pool};
 use super::sql::{execute, get, p, query_opt};
+use crate::clock;
 
 /// How often is looked.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -23,7 +24,8 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long the answer may take. The database counts as away after that. One that is only busy must not: all uploads would be refused.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often rows of `changes` are removed that are an hour old.
+/// How often rows of `changes` are removed that are an hour old. The last of them is noted: a node that has not seen it may have missed others,
+/// whatever its clock says.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 
 /// A node that has not looked for this long takes it that there was a change: the row may be gone.
@@ -36,19 +38,33 @@ pub(super) struct Seen {
 }
 
 /// The state now, and whether another node has made a change since `before`.
-async fn look(client: &Client, node: &str, before: Option<&Seen>) -> Result<(Seen, bool), Failed> {
-    let at = Instant::now();
-    let since = before.filter(|before| before.at.elapsed() < TRUSTED_FOR).map(|before| before.snapshot.as_str());
+pub(super) async fn look(client: &Client, node: &Node, before: Option<&Seen>) -> Result<(Seen, bool), Failed> {
+    let at = clock::instant();
+    let since = before.filter(|before| clock::since(before.at) < TRUSTED_FOR).map(|before| before.snapshot.as_str());
     let query = "select pg_current_snapshot()::text, $1::text is null or exists (select from narval.changes \
          where xid >= pg_snapshot_xmin($1::text::pg_snapshot) and node <> $2 \
-         and not pg_visible_in_snapshot(xid, $1::text::pg_snapshot))";
-    let row = query_opt(client, query, &[p(&since), p(&node)]).await?;
+         and not pg_visible_in_snapshot(xid, $1::text::pg_snapshot)) or exists (select from narval.meta \
+         where key = 'pruned' and not pg_visible_in_snapshot(value::xid8, $1::text::pg_snapshot)), \
+         exists (select from narval.meta where key = 'rebuilding')";
+    let row = query_opt(client, query, &[p(&since), p(&node.name())]).await?;
     let row = row.ok_or_else(|| Failed::Row("no snapshot".to_owned()))?;
+    if get(&row, 2)? && !node.is_rebuild {
+        return Err(Failed::Rebuilt);
+    }
     Ok((Seen { snapshot: get(&row, 0)?, at }, get(&row, 1)?))
 }
 
+/// Removes old rows.
+pub(super) async fn prune(client: &Client) -> Result<(), Failed> {
+    let prune = "with gone as (delete from narval.changes where at < now() - interval '1 hour' returning xid), \
+         last as (select xid from gone order by xid desc limit 1) \
+         insert into narval.meta as m select 'pruned', xid::text from last on conflict (key) do update \
+         set value = greatest(m.value::xid8, excluded.value::xid8)::text";
+    execute(client, prune, &[]).await.map(drop)
+}
+
 /// The state from which a node begins.
-pub(super) async fn begin(client: &Client, node: &str) -> Result<Seen, Failed> {
+pub(super) async fn begin(client: &Client, node: &Node) -> Result<Seen, Failed> {
     Ok(look(client, node, None).await?.0)
 }
 
@@ -66,7 +82,7 @@ pub(super) fn run(
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(pool) = pool.upgrade() else { return };
         let look_with = |mut open: Connection, seen: Option<&Seen>| {
-            let found = open.run(LOOK_TIMEOUT, async |client| look(client, &node.name(), seen).await)?;
+            let found = open.run(LOOK_TIMEOUT, async |client| look(client, node, seen).await)?;
             Ok((open, found))
         };
         let looked = match connection.take() {
@@ -105,9 +121,8 @@ pub(super) fn run(
             && let Some(open) = &mut connection
         {
             pruned = Instant::now();
-            let prune = "delete from narval.changes where at < now() - interval '1 hour'";
             let pruned = open.run(LOOK_TIMEOUT, async |client| {
-                execute(client, prune, &[]).await?;
+                prune(client).await?;
                 nodes::prune(client).await
             });
             if let Err(error) = pruned {

@@ -52,7 +52,9 @@ pub(super) async fn add_stored(change: &Change<'_>, additions: &[Addition], sinc
 }
 
 pub(super) async fn have_rows(client: &Client, cache: CacheId, names: &[&str]) -> Result<Vec<bool>, Failed> {
-    let find = "select name from narval.files where cache = $1 and name = any($2)";
+    // Those that were not there for a while may come back.
+    let find = "select name from narval.files where cache = $1 and name = any($2) \
+         union select file from narval.lost where cache = $1 and file = any($2)";
     let rows = query(client, find, &[p(&cache.0), p(&names.to_vec())]).await?;
     let found: HashSet<&str> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
     Ok(names.iter().map(|name| found.contains(name)).collect())

@@ -3,6 +3,7 @@
 //! Callers send a function to the writer thread and wait. It runs all waiting functions in one transaction, so that one `fsync` makes
 //! many commits durable. Other processes (administration commands) may write to the same database, one transaction at a time.
 
+mod lost;
 mod nars;
 mod paths;
 mod retention;
@@ -24,9 +25,9 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use self::nars::Added;
 use self::writer::{Durability, Writer};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, MayStore,
-    NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord, Usage,
-    Used, collection_lease,
+    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, LostPath,
+    MayStore, NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord,
+    Usage, Used, collection_lease,
 };
 use crate::clock;
 use crate::rule::{Rule, holds};
@@ -104,6 +105,13 @@ impl Sqlite {
             #[cfg(test)]
             simulated: None,
         })
+    }
+
+    /// Makes the file of an index that nobody has open complete in itself: without a log.
+    pub(crate) fn complete(path: &Path) -> Result<(), IndexError> {
+        let open = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE);
+        let complete = open.and_then(|connection| connection.pragma_update(None, "journal_mode", "delete"));
+        complete.map_err(|error| sql_error(path, &error))
     }
 
     fn read<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, IndexError> {
@@ -277,8 +285,20 @@ impl Index for Sqlite {
             {
                 return Ok(false);
             }
+            if matches!(lost, Lost::Doubted(_)) {
+                lost::remember(connection, cache, &name)?;
+            }
             nars::remove_file(connection, cache, &name).map(|()| true)
         })
+    }
+
+    fn lost(&self, cache: CacheId) -> Result<Vec<LostPath>, IndexError> {
+        self.read(|connection| lost::all(connection, cache))
+    }
+
+    fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
+        let hash_parts = hash_parts.to_vec();
+        self.write(Durability::Later, move |connection| lost::forget(connection, cache, &hash_parts))
     }
 
     fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {

@@ -8,12 +8,13 @@ use crate::rule::{Rule, holds};
 use crate::written::NarFileName;
 use crate::written::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
 
-const COLUMNS: &str = "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
+pub(super) const COLUMNS: &str =
+    "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
 
 /// A name whose NAR's bytes are being removed.
 pub(super) const CONDEMNED: &str = "(f.fence is not null and f.orphaned is not null)";
 
-fn record(row: &Row<'_>) -> rusqlite::Result<NarRecord> {
+pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<NarRecord> {
     let found: String = row.get(6)?;
     Ok(NarRecord {
         nar_hash: Sha256::from_bytes(row.get(0)?),

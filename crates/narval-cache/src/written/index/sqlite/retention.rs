@@ -269,9 +269,9 @@ pub(super) fn take_over_work(
     begin_work(connection, name, seconds)
 }
 
-/// Renews it. Returns `false` if another process has taken it since.
+/// Renews it. Returns `false` if another process has taken it since, or it has run out: then others count what it stood for as interrupted.
 pub(super) fn renew_work(connection: &Connection, name: &str, fence: i64, seconds: u64) -> rusqlite::Result<bool> {
-    let renew = "update work set until = unixepoch() + ?3 where name = ?1 and fence = ?2";
+    let renew = "update work set until = unixepoch() + ?3 where name = ?1 and fence = ?2 and until > unixepoch()";
     Ok(connection.prepare_cached(renew)?.execute(params![name, fence, seconds])? > 0)
 }
 

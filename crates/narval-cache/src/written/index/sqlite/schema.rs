@@ -13,7 +13,7 @@ use crate::written::CacheName;
 use crate::written::index::{CacheId, CacheRecord, Commit, IndexError, Pending};
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -103,6 +103,16 @@ create table writers (
   begun integer not null, seen integer not null);
 ";
 
+/// Migrates from version 4: entries are looked up by their names, one for each narinfo of a commit.
+const FROM_4: &str = "
+create index pending_by_name on pending (cache, kind, name);
+-- Paths that were removed because their NARs were not there, and those NARs: for a day, in case they are found again.
+create table lost (
+  cache integer not null references caches (id), hash_part text not null, narinfo blob not null, file text not null,
+  nar_hash blob not null, nar_size integer not null, compression text not null, file_hash blob not null, file_size integer not null,
+  listing_size integer, found text not null, at integer not null, primary key (cache, hash_part)) without rowid;
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -117,10 +127,11 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             let steps = match found {
-                0 => [SCHEMA, "", FROM_2, FROM_3],
-                1 => ["", FROM_1, FROM_2, FROM_3],
-                2 => ["", "", FROM_2, FROM_3],
-                _ => ["", "", "", FROM_3],
+                0 => [SCHEMA, "", FROM_2, FROM_3, FROM_4],
+                1 => ["", FROM_1, FROM_2, FROM_3, FROM_4],
+                2 => ["", "", FROM_2, FROM_3, FROM_4],
+                3 => ["", "", "", FROM_3, FROM_4],
+                _ => ["", "", "", "", FROM_4],
             };
             steps.iter().try_for_each(|step| transaction.execute_batch(step)).map_err(fail)?;
             transaction.pragma_update(None, "user_version", VERSION).map_err(fail)?;

@@ -63,3 +63,9 @@ fn pending_entries_and_objects() {
         check([&index, &Sqlite::open(&folder.path().join("index.sqlite")).unwrap()]);
     }
 }
+
+#[test]
+fn a_commit_takes_time_in_proportion_to_its_narinfos() {
+    let (_folder, index) = index();
+    crate::written::index::tests::commits_take_time_in_proportion(&index);
+}

@@ -59,7 +59,9 @@ pub(super) fn add_stored(
 }
 
 pub(super) fn have_rows(connection: &Connection, cache: CacheId, names: &[&str]) -> rusqlite::Result<Vec<bool>> {
-    let mut find = connection.prepare_cached("select 1 from files where cache = ? and name = ?")?;
+    // Those that were not there for a while may come back.
+    let find = "select 1 from files where cache = ?1 and name = ?2 union all select 1 from lost where cache = ?1 and file = ?2";
+    let mut find = connection.prepare_cached(find)?;
     names.iter().map(|name| find.exists(params![cache.0, name])).collect()
 }
 

@@ -285,6 +285,9 @@ impl CacheStorage for CacheInBucket {
 
     fn check_nar(&self, _: &str, nar: &NarRecord) -> io::Result<bool> {
         let len = self.shared.objects.len(&self.nar_key(&object_name(nar))).map_err(io::Error::other)?;
+        if len != Some(nar.file_size) {
+            self.shared.is_the_right_one()?;
+        }
         Ok(len == Some(nar.file_size))
     }
 

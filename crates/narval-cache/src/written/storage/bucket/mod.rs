@@ -4,6 +4,7 @@
 //! PREFIX/nix-cache-info  PREFIX/<hash part>.narinfo  PREFIX/nar/<FileHash>.nar[.ext]   the cache at /
 //! PREFIX/<name>/…                                                                     the others
 //! PREFIX/_narval/index.id                                                             the id of its index
+//! PREFIX/_narval/claims/<random>                                                      servers that are about to write it
 //! DIR/nar/  DIR/incoming/                                                             the disk cache, and uploads, on this machine
 //! ```
 //! A NAR is one object for each cache and compression, named by the hash of its file. Uploads of the same NAR in another encoding get
@@ -20,23 +21,32 @@ mod source;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use narval_client::{HttpError, Payload, Url};
-use narval_nix::{Compression, NarHash, Sha256};
+use narval_nix::{Compression, NarHash, Sha256, nix32};
 use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 use self::cache::CacheInBucket;
 use self::flights::Flights;
 use super::{CACHE_FOLDERS, CacheStorage, Room, SharedFile, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
-use crate::bucket::{BucketError, Objects};
+use crate::bucket::{BucketError, Object, Objects};
 use crate::clock;
 use crate::disk::Kept;
+use crate::rule::{Rule, holds};
 use crate::written::CacheName;
 use crate::written::nodes::Peers;
 
 /// The object that holds the id of the index.
 const ID: &str = "_narval/index.id";
+
+/// The objects of servers that are about to write [`ID`].
+const CLAIMS: &str = "_narval/claims/";
+
+/// How long a server tries to do so while others do, and how long it waits between two attempts.
+const CLAIMING_MAX: Duration = Duration::from_secs(60);
+const CLAIM_AGAIN: Duration = Duration::from_millis(300);
 
 /// The object that [`check_writable`](Storage::check_writable) writes.
 const CHECKED: &str = "_narval/writable";
@@ -68,6 +78,8 @@ pub(crate) struct Bucket {
 
 /// Shared by the caches of a bucket.
 struct Shared {
+    /// The id of its index, once that is known.
+    id: OnceLock<String>,
     objects: Arc<Objects>,
     flights: Arc<Flights>,
     incoming: PathBuf,
@@ -88,23 +100,68 @@ impl Bucket {
     pub(crate) fn with(objects: Arc<Objects>, kept: Option<Kept>, place: PathBuf, local: &Path) -> Self {
         let incoming = local.join("incoming");
         let flights = Arc::new(Flights::new(Arc::clone(&objects), kept, incoming.clone()));
-        Self { place, local: local.to_owned(), shared: Arc::new(Shared { objects, flights, incoming }) }
+        let shared = Arc::new(Shared { id: OnceLock::new(), objects, flights, incoming });
+        Self { place, local: local.to_owned(), shared }
     }
 
     /// The id of this bucket's index, if it has one.
     pub(crate) fn id(&self) -> io::Result<Option<String>> {
-        let id = self.shared.objects.read(ID, ID_LEN_MAX).map_err(io::Error::other)?;
-        Ok(id.map(|id| String::from_utf8_lossy(&id).trim_end().to_owned()))
+        self.shared.stored_id()
     }
 
-    /// Sets the id of this bucket's index. If two servers do so at the same time, one of them gets an error.
+    /// From now on, no object counts as absent unless the bucket has this id.
+    pub(crate) fn is_of(&self, id: &str) {
+        // A bucket is opened once.
+        let _ = self.shared.id.set(id.to_owned());
+    }
+
+    /// Gives this bucket's index an id, if it has none. If several servers do so at the same time, one of them succeeds.
+    ///
+    /// Not every object store has conditional requests. So each server first writes a claim, and then lists all: whoever sees another one
+    /// withdraws its own, and tries again. A claim ends when the id is there, or when no request of its server can take effect any more.
     pub(crate) fn set_id(&self, id: &str) -> io::Result<()> {
-        let put =
-            self.shared.objects.put_until(ID, "text/plain", format!("{id}\n").as_bytes(), clock::instant() + VALID_FOR);
-        put.map_err(io::Error::other)?;
-        match self.id()? {
-            Some(found) if found == id => Ok(()),
-            _ => Err(io::Error::other("another server is creating an index for the same bucket")),
+        let objects = &self.shared.objects;
+        let give_up = clock::instant() + CLAIMING_MAX;
+        loop {
+            let until = clock::instant() + VALID_FOR;
+            let mut random = [0; 10];
+            getrandom::fill(&mut random).map_err(io::Error::other)?;
+            let ([jitter, ..], own) = (random, format!("{CLAIMS}{}", nix32::encode(&random)));
+            objects.put_until(&own, "text/plain", b"", until).map_err(io::Error::other)?;
+            let set = || -> io::Result<bool> {
+                let mut claims = Vec::new();
+                objects.list(CLAIMS, false, &mut |claim| claims.push(claim)).map_err(io::Error::other)?;
+                // By the clock of the store.
+                let now = claims.iter().find(|claim| claim.key == own).and_then(|claim| claim.modified);
+                let is_alive = |claim: &Object| match (claim.modified, now) {
+                    (Some(modified), Some(now)) => now.saturating_sub(modified) <= 2 * VALID_FOR.as_secs(),
+                    _ => true,
+                };
+                if claims.iter().any(|claim| claim.key != own && is_alive(claim)) {
+                    return Ok(false);
+                }
+                if self.id()?.is_none() {
+                    let text = format!("{id}\n");
+                    objects.put_until(ID, "text/plain", text.as_bytes(), until).map_err(io::Error::other)?;
+                }
+                Ok(true)
+            };
+            let is_set = set();
+            // One that stays ends by itself.
+            let removed = objects.remove_until(&own, clock::instant() + VALID_FOR);
+            removed.unwrap_or_else(|error| tracing::warn!("'{own}' stays in the bucket: {error}"));
+            match (is_set?, self.id()?) {
+                (_, Some(found)) if found == id => return Ok(()),
+                (_, Some(_)) => {
+                    let reason = "another server has just created an index for the same bucket: give both the same database, or stop one";
+                    return Err(io::Error::other(reason));
+                }
+                (_, None) if clock::instant() >= give_up => {
+                    let reason = "other servers are creating an index for the same bucket; try again in two minutes";
+                    return Err(io::Error::other(reason));
+                }
+                (_, None) => clock::sleep(CLAIM_AGAIN.mul_f64(1.0 + f64::from(jitter) / 255.0)),
+            }
         }
     }
 
@@ -212,6 +269,22 @@ impl Storage for Bucket {
 }
 
 impl Shared {
+    fn stored_id(&self) -> io::Result<Option<String>> {
+        let id = self.objects.read(ID, ID_LEN_MAX).map_err(io::Error::other)?;
+        Ok(id.map(|id| String::from_utf8_lossy(&id).trim_end().to_owned()))
+    }
+
+    /// To be asked after an object was not found, and before anything is removed for that: an address can lead to another bucket for a
+    /// while, or to an empty one.
+    fn is_the_right_one(&self) -> io::Result<()> {
+        let Some(own) = self.id.get().filter(|_| holds(Rule::Control)) else { return Ok(()) };
+        if self.stored_id()?.as_ref() == Some(own) {
+            return Ok(());
+        }
+        let message = format!("'{ID}' is missing, or is that of another cache: the bucket is empty, or another one");
+        Err(io::Error::other(HttpError::Bucket { status: 404, message, retry_after: None, is_retryable: false }))
+    }
+
     fn incoming(&self) -> io::Result<TemporaryFile> {
         TemporaryFile::create(&self.incoming, TEMPORARY, 0o644)
     }

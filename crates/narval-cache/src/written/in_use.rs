@@ -1,0 +1,48 @@
+//! Who has a data folder open, or the local folder of a bucket: many processes, or one that rebuilds its index.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::error::{DataError, io_error};
+
+/// Locked as long as the folder is open. It is never removed: others may have it open.
+const LOCK: &str = "in-use.lock";
+
+/// A folder that is open. The lock ends with the process.
+pub(super) struct InUse {
+    _file: File,
+}
+
+impl InUse {
+    /// By a server or a command.
+    pub(super) fn by_many(folder: &Path) -> Result<Self, DataError> {
+        let reason = "its index is being rebuilt: wait until that has ended";
+        Self::lock(folder, FlockOperation::NonBlockingLockShared, reason)
+    }
+
+    /// By one that nobody else is beside.
+    pub(super) fn alone(folder: &Path) -> Result<Self, DataError> {
+        let reason = "a server or another command has it open: stop it, then rebuild the index";
+        Self::lock(folder, FlockOperation::NonBlockingLockExclusive, reason)
+    }
+
+    fn lock(folder: &Path, operation: FlockOperation, reason: &str) -> Result<Self, DataError> {
+        let path = folder.join(LOCK);
+        let open = || {
+            std::fs::create_dir_all(folder)?;
+            File::options().create(true).append(true).open(&path)
+        };
+        let file = open().map_err(|source| io_error("open", &path, source))?;
+        match flock(&file, operation) {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(Errno::WOULDBLOCK) => {
+                Err(DataError::Elsewhere { folder: folder.to_owned(), reason: reason.to_owned() })
+            }
+            Err(error) => Err(io_error("lock", &path, io::Error::from(error))),
+        }
+    }
+}

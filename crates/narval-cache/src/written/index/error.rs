@@ -1,0 +1,82 @@
+//! Errors of the index.
+
+use thiserror::Error;
+
+/// Why the index could not be read or changed.
+#[derive(Debug, Clone, Error)]
+pub enum IndexError {
+    /// The database reports an error.
+    #[error("the index '{index}' fails: {reason}")]
+    Database {
+        /// Its file, or its address without the password.
+        index: String,
+        /// The database's message.
+        reason: String,
+        /// Whether the disk is full.
+        full: bool,
+    },
+    /// The database cannot be reached, or does not respond at the moment. Its contents are not in doubt.
+    #[error("the index '{index}' cannot be reached: {reason}")]
+    Away {
+        /// Its address without the password.
+        index: String,
+        /// The reason.
+        reason: String,
+    },
+    /// Others commit or remove many paths at once, and hold a lock for longer than anybody waits. Nothing was done.
+    #[error("the index '{index}' is busy: others commit or remove many paths at once; try again")]
+    Busy {
+        /// Its address without the password.
+        index: String,
+    },
+    /// A collection is removing the NAR, or was killed meanwhile: its lease has not ended yet.
+    #[error("the index '{index}': the NAR is being removed")]
+    Removing {
+        /// Its file, or its address without the password.
+        index: String,
+    },
+    /// It was created by a later version.
+    #[error(
+        "the index '{index}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one"
+    )]
+    Newer {
+        /// Its file, or its address without the password.
+        index: String,
+        /// Its version.
+        found: u32,
+        /// The latest version that is supported.
+        known: u32,
+    },
+    /// The writer thread has ended.
+    #[error("the index '{index}' is closed")]
+    Closed {
+        /// Its file.
+        index: String,
+    },
+    /// A collection took longer than its lease, and another process has taken over.
+    #[error("the index '{index}': another process has taken over the collection")]
+    Superseded {
+        /// Its file, or its address without the password.
+        index: String,
+    },
+    /// The given database cannot be used.
+    #[error("the database '{database}' cannot be used: {reason}")]
+    Unusable {
+        /// Its address without the password.
+        database: String,
+        /// The reason, and what to do.
+        reason: String,
+    },
+}
+
+impl IndexError {
+    /// Whether the disk is full.
+    pub const fn is_full(&self) -> bool {
+        matches!(self, Self::Database { full: true, .. })
+    }
+
+    /// Whether it cannot be reached or used at the moment, but may be later.
+    pub const fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. } | Self::Busy { .. })
+    }
+}
