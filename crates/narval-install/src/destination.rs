@@ -58,8 +58,7 @@ impl Destination {
 
     /// Whether the store exists.
     pub fn exists(&self) -> bool {
-        // Written last: a store that is being created has a database, but not its tables yet.
-        self.config.access == Access::Daemon || self.config.database().with_file_name("schema").exists()
+        self.config.access == Access::Daemon || self.config.exists()
     }
 
     /// Protects paths, valid or not, from garbage collection while this destination lives. Check their validity

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use narval_nix::StorePath;
-use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError, UnpackError};
+use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError};
 
 use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::UrlError;
@@ -138,7 +138,8 @@ impl Error {
             Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
             Self::Reference { .. } => 4,
             Self::Space { .. } => 6,
-            Self::LocalStore { error } if is_full(error) => 6,
+            Self::LocalStore { error: LocalStoreError::NoStore { .. } } => 3,
+            Self::LocalStore { error } if error.is_disk_full() => 6,
             Self::CacheFolder { error: CacheFolderError::Io { source, .. } }
             | Self::Copy { source, .. }
             | Self::File { source, .. }
@@ -220,18 +221,6 @@ impl From<CacheFolderError> for Error {
     }
 }
 
-fn is_full(error: &LocalStoreError) -> bool {
-    let source = match error {
-        LocalStoreError::Io { source, .. } => source,
-        LocalStoreError::Unpack { source: UnpackError::Io { source, .. }, .. } => source,
-        LocalStoreError::Database { source, .. } => {
-            return source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
-        }
-        _ => return false,
-    };
-    no_room(source)
-}
-
 fn no_room(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -244,7 +233,7 @@ const fn folder_hint(error: &CacheFolderError) -> &'static str {
 }
 
 fn space_hint(error: &LocalStoreError) -> &'static str {
-    if is_full(error) { "; make room ('narval gc') and run the same command again" } else { "" }
+    if error.is_disk_full() { "; make room ('narval gc') and run the same command again" } else { "" }
 }
 
 /// Whether the files of a path in the store differ from those that were registered.

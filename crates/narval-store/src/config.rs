@@ -3,13 +3,13 @@
 //! Rules: Nix `libstore/store-reference.cc`, `local-fs-store.hh`, `globals.cc`.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use narval_nix::StoreDir;
 use narval_nix::store_path::StoreDirError;
+use narval_nix::{StoreDir, StorePath};
 use percent_encoding::percent_decode_str;
 use thiserror::Error;
 
@@ -254,6 +254,23 @@ impl StoreConfig {
     /// The database file.
     pub fn database(&self) -> PathBuf {
         self.state_dir.join("db/db.sqlite")
+    }
+
+    /// Whether there is a store.
+    pub fn exists(&self) -> bool {
+        // Written last: a store that is being created has a database, but not its tables yet.
+        self.database().with_file_name("schema").exists()
+    }
+
+    /// The store path that this path is, or is in, by its logical or its real location.
+    pub(crate) fn store_path_of(&self, path: &OsStr) -> Option<StorePath> {
+        let bytes = path.as_bytes();
+        [self.store_dir.as_str().as_bytes(), self.real_store_dir.as_os_str().as_bytes()].into_iter().find_map(
+            |directory| {
+                let below = bytes.strip_prefix(directory)?.strip_prefix(b"/")?;
+                StorePath::parse_bytes(below.split(|byte| *byte == b'/').next()?).ok()
+            },
+        )
     }
 }
 

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -19,13 +20,29 @@ const DEPTH_MAX: usize = 200;
 /// The prefix of temporary directories for subtrees that were too deep.
 const DEEP: &str = ".tmp-deep-";
 
+/// A tree of which something could not be removed; the rest of it was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NotRemoved {
+    /// The first file that could not be removed, below the directory.
+    pub(crate) path: PathBuf,
+    /// Why.
+    pub(crate) errno: Errno,
+    /// Bytes freed on disk.
+    pub(crate) freed: u64,
+}
+
 /// Removes a file, symlink or directory with its contents. Returns the bytes freed on disk; files with other links do
 /// not count. Succeeds if it does not exist.
-pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64, Errno> {
-    let mut removal = Removal { top: directory, deep: None, freed: 0 };
-    removal.remove(directory, name, 0)?;
-    gone(removal.remove_deep())?;
-    Ok(removal.freed)
+pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &CStr) -> Result<u64, NotRemoved> {
+    let mut removal = Removal { top: directory, deep: None, freed: 0, at: PathBuf::new(), failed: None };
+    removal.remove(directory, name, 0);
+    if let Err(errno) = gone(removal.remove_deep()) {
+        removal.failed(errno);
+    }
+    match removal.failed {
+        None => Ok(removal.freed),
+        Some((path, errno)) => Err(NotRemoved { path, errno, freed: removal.freed }),
+    }
 }
 
 /// Removes the leftovers of killed processes that were removing deep trees in this directory. Returns the bytes freed.
@@ -40,7 +57,7 @@ pub(crate) fn remove_leftover_directories(directory: BorrowedFd<'_>, prefix: &st
         if is_temporary_name(OsStr::from_bytes(name.to_bytes()), prefix)
             && let Some(_lock) = take_leftover(directory, name.as_c_str()).map_err(|error| errno(&error))?
         {
-            freed += remove_tree(directory, &name)?;
+            freed += remove_tree(directory, &name).map_err(|left| left.errno)?;
         }
     }
     Ok(freed)
@@ -51,21 +68,36 @@ struct Removal<'a> {
     /// A directory beside the tree for subtrees that were too deep, with numbers as names.
     deep: Option<(TemporaryDirectory<'a>, u64)>,
     freed: u64,
+    /// What is being removed, below `top`.
+    at: PathBuf,
+    /// The first file that could not be removed.
+    failed: Option<(PathBuf, Errno)>,
 }
 
 impl Removal<'_> {
-    /// Another process may be removing the same tree: files that are already gone count as removed.
-    fn remove(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
-        gone(self.remove_one(at, name, depth))
+    /// Another process may be removing the same tree: files that are already gone count as removed. What cannot be
+    /// removed is recorded, and the rest is removed nevertheless.
+    fn remove(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) {
+        self.at.push(OsStr::from_bytes(name.to_bytes()));
+        if let Err(errno) = gone(self.remove_one(at, name, depth)) {
+            self.failed(errno);
+        }
+        self.at.pop();
+    }
+
+    fn failed(&mut self, errno: Errno) {
+        let at = &self.at;
+        self.failed.get_or_insert_with(|| (at.clone(), errno));
     }
 
     fn remove_one(&mut self, at: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<(), Errno> {
         let stat = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            rustix::fs::unlinkat(at, name, AtFlags::empty())?;
             if stat.st_nlink == 1 {
                 self.freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             }
-            return rustix::fs::unlinkat(at, name, AtFlags::empty());
+            return Ok(());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = match rustix::fs::openat(at, name, flags, Mode::empty()) {
@@ -85,12 +117,13 @@ impl Removal<'_> {
             if depth >= DEPTH_MAX && kind == FileType::Directory {
                 gone(self.move_up(&handle, &name))?;
             } else {
-                self.remove(handle.as_fd(), &name, depth + 1)?;
+                self.remove(handle.as_fd(), &name, depth + 1);
             }
         }
         drop(handle);
+        rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR)?;
         self.freed += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR)
+        Ok(())
     }
 
     /// Moves a directory that is too deep beside the tree, to be removed there.
@@ -110,11 +143,11 @@ impl Removal<'_> {
         let handle = deep.handle().try_clone_to_owned().map_err(|error| errno(&error))?;
         loop {
             let names = list(handle.as_fd())?;
-            if names.is_empty() {
+            if names.is_empty() || self.failed.is_some() {
                 return Ok(());
             }
             for (name, _) in names {
-                self.remove(handle.as_fd(), &name, 0)?;
+                self.remove(handle.as_fd(), &name, 0);
             }
         }
     }
@@ -211,7 +244,7 @@ mod tests {
     fn deep_subtrees_are_locked_while_their_remover_lives() {
         let dir = tempfile::tempdir().unwrap();
         let handle = std::fs::File::open(dir.path()).unwrap();
-        let mut removal = Removal { top: handle.as_fd(), deep: None, freed: 0 };
+        let mut removal = Removal { top: handle.as_fd(), deep: None, freed: 0, at: PathBuf::new(), failed: None };
         std::fs::create_dir_all(dir.path().join("tree/deep/deeper")).unwrap();
         let tree: OwnedFd = std::fs::File::open(dir.path().join("tree")).unwrap().into();
         removal.move_up(&tree, c"deep").unwrap();

@@ -35,19 +35,18 @@ impl GarbageSettings {
     }
 
     fn of(assignments: &Assignments) -> Self {
-        let mut settings = Self::default();
-        for (name, values) in &assignments.0 {
-            let Some(value) = values.first().filter(|_| values.len() == 1).and_then(|value| boolean(value)) else {
-                continue;
-            };
-            match name.as_str() {
-                "keep-outputs" | "gc-keep-outputs" => settings.keep_outputs = value,
-                "keep-derivations" | "gc-keep-derivations" => settings.keep_derivations = value,
-                _ => {}
-            }
+        let default = Self::default();
+        let of = |names: &[&str], otherwise| assignments.boolean(names).unwrap_or(otherwise);
+        Self {
+            keep_outputs: of(&["keep-outputs", "gc-keep-outputs"], default.keep_outputs),
+            keep_derivations: of(&["keep-derivations", "gc-keep-derivations"], default.keep_derivations),
         }
-        settings
     }
+}
+
+/// Nix's setting `use-sqlite-wal` in this process's environment; `None` if nothing sets it.
+pub(crate) fn sqlite_wal_of_process() -> Option<bool> {
+    Assignments::of(&of_process).boolean(&["use-sqlite-wal"])
 }
 
 fn boolean(value: &str) -> Option<bool> {
@@ -166,6 +165,16 @@ impl Assignments {
             this.apply(&text.to_string_lossy(), Path::new("/"), 0);
         }
         this
+    }
+
+    /// The last valid value of a setting, which may have several names.
+    fn boolean(&self, names: &[&str]) -> Option<bool> {
+        let of_setting = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        let mut values = of_setting.filter_map(|(_, values)| match values.as_slice() {
+            [value] => boolean(value),
+            _ => None,
+        });
+        values.next_back()
     }
 
     fn read(&mut self, path: &Path, depth: usize) {

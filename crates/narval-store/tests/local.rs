@@ -12,7 +12,7 @@ use lab::{Lab, Nix, odd_tree, run};
 use narval_nix::{NarHash, PathInfo, StorePath};
 use narval_store::{
     Environment, GarbageCollector, GarbageOptions, LeftOut, LocalRoots, LocalStore, LocalStoreError, NarReader,
-    Prepared, Store, StoreConfig, Unregistered,
+    Prepared, Store, StoreConfig, Unregistered, find_garbage,
 };
 
 /// A store with a small closure, and a place for a copy of it.
@@ -250,8 +250,7 @@ fn garbage() {
     // After Nix has looked: it deletes such names even when it is only asked.
     std::fs::create_dir(config(&uri).real_store_dir.join(".tmp-00000000000000000000000000000000-4194999-0")).unwrap();
 
-    let collector = GarbageCollector::open(config(&uri)).unwrap();
-    let dry = collector.collect(&GarbageOptions { dry_run: true, ..GarbageOptions::default() }).unwrap();
+    let dry = find_garbage(&config(&uri), &GarbageOptions::default()).unwrap();
     let mut mine: Vec<String> = dry.paths.iter().map(|path| source.lab.full(path)).collect();
     mine.extend(
         dry.leftovers
@@ -263,11 +262,13 @@ fn garbage() {
     assert_eq!(mine, dead, "the same as Nix finds");
     assert_eq!(dry.leftovers.len(), 2);
 
+    let collector = GarbageCollector::open(config(&uri)).unwrap();
     let refused = collector.collect(&GarbageOptions { only: Some(vec![middle.clone()]), ..GarbageOptions::default() });
     assert!(matches!(refused, Err(LocalStoreError::Alive { .. })));
     let done = collector.collect(&GarbageOptions::default()).unwrap();
     assert_eq!((&done.paths, &done.leftovers, done.kept), (&dry.paths, &dry.leftovers, dry.kept));
-    assert!(done.bytes_freed > 0);
+    assert!(done.bytes_freed > 0 && done.not_removed.is_empty());
+    assert_eq!(done.bytes_freed, dry.bytes_freed);
     assert!(collector.store().database().is_valid(&middle).unwrap());
     drop(collector);
     nix_store(Nix::New, &uri, &["--verify", "--check-contents"]);
@@ -350,13 +351,8 @@ fn outputs_and_derivations_are_kept_as_nix_keeps_them() {
     for root in [&middle.path, middle.deriver.as_ref().unwrap()] {
         store.add_root(&link, root).unwrap();
         for (keep_outputs, keep_derivations) in [(false, true), (true, true), (false, false), (true, false)] {
-            let options = GarbageOptions {
-                dry_run: true,
-                keep_outputs,
-                drop_derivations: !keep_derivations,
-                ..Default::default()
-            };
-            let garbage = GarbageCollector::open(config(&uri)).unwrap().collect(&options).unwrap();
+            let options = GarbageOptions { keep_outputs, drop_derivations: !keep_derivations, ..Default::default() };
+            let garbage = find_garbage(&config(&uri), &options).unwrap();
             let mut mine: Vec<String> = garbage.paths.iter().map(|path| source.lab.full(path)).collect();
             mine.sort();
             let (outputs, derivations) = (keep_outputs.to_string(), keep_derivations.to_string());

@@ -191,6 +191,15 @@ impl Profile {
         Ok(number)
     }
 
+    /// The folders that [`Profile::prune`] would remove: generations, and leftovers of killed processes.
+    ///
+    /// # Errors
+    /// If the profile cannot be read.
+    pub fn prunable(&self, keep: usize) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
+        let generations = self.old(keep)?.into_iter().map(|number| self.generation_path(number)).collect();
+        Ok((generations, self.leftovers()?))
+    }
+
     /// Removes all generations except the newest `keep` and the current one. Returns how many were removed.
     ///
     /// # Errors

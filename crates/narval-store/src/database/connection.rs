@@ -18,7 +18,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use std::os::unix::ffi::OsStrExt;
 
 use super::watch::{FileState, Files, State, Watch};
@@ -57,6 +57,8 @@ const URI_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b
 pub(super) struct Pool {
     path: PathBuf,
     pub(super) watch: Watch,
+    /// Whether connections are immutable whenever that is possible, so that no file is created or changed.
+    is_undisturbed: bool,
     readers: Mutex<Readers>,
     /// Notified when the last borrowed connection is returned.
     returned: Condvar,
@@ -96,8 +98,9 @@ enum NoReader {
 }
 
 impl Pool {
-    pub(super) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), watch: Watch::new(path), readers: Mutex::default(), returned: Condvar::new() }
+    pub(super) fn new(path: &Path, is_undisturbed: bool) -> Self {
+        let (watch, readers, returned) = (Watch::new(path), Mutex::default(), Condvar::new());
+        Self { path: path.to_owned(), watch, is_undisturbed, readers, returned }
     }
 
     /// Runs a query that sees everything committed before this call.
@@ -220,6 +223,16 @@ impl Pool {
 
     /// Opens a connection. It has a state if it is immutable.
     fn open(&self) -> Result<(Connection, Option<State>), NoReader> {
+        if self.is_undisturbed {
+            let fresh = || NoReader::Writing(NO_ACCESS_PATIENCE, "it changes faster than it can be read".to_owned());
+            if !self.watch.has_frames() {
+                return self.open_immutable(fresh);
+            }
+            // SQLite then builds an index of the log in its memory, unless it finds one that somebody maintains.
+            if let Ok((connection, Journal::Wal)) = self.open_uri("mode=ro&readonly_shm=1") {
+                return Ok((connection, None));
+            }
+        }
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let is_writing = match Connection::open_with_flags(&self.path, flags).and_then(prepare) {
             Ok((connection, Journal::Wal)) => return Ok((connection, None)),
@@ -229,14 +242,24 @@ impl Pool {
             Err(error) if is_no_access(&error) => NoReader::Writing(NO_ACCESS_PATIENCE, error.to_string()),
             Err(error) => return Err(NoReader::Failed(self.failed(error))),
         };
-        let Some(state) = self.watch.quiet() else { return Err(is_writing) };
-        let uri = format!("file:{}?immutable=1", percent_encode(self.path.as_os_str().as_bytes(), URI_PATH));
-        match Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI).and_then(prepare) {
+        self.open_immutable(move || is_writing)
+    }
+
+    /// Opens a connection that takes no locks, if nobody writes.
+    fn open_immutable(&self, is_writing: impl FnOnce() -> NoReader) -> Result<(Connection, Option<State>), NoReader> {
+        let Some(state) = self.watch.quiet() else { return Err(is_writing()) };
+        match self.open_uri("immutable=1") {
             Ok((connection, _)) => Ok((connection, Some(state))),
-            Err(_) if self.watch.quiet() != Some(state) => Err(is_writing),
+            Err(_) if self.watch.quiet() != Some(state) => Err(is_writing()),
             Err(error) if is_no_access(&error) => Err(NoReader::Failed(self.unavailable(&error.to_string()))),
             Err(error) => Err(NoReader::Failed(self.failed(error))),
         }
+    }
+
+    fn open_uri(&self, parameters: &str) -> Result<(Connection, Journal), rusqlite::Error> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+        let uri = format!("file:{}?{parameters}", percent_encode(self.path.as_os_str().as_bytes(), URI_PATH));
+        Connection::open_with_flags(uri, flags).and_then(prepare)
     }
 
     fn failed(&self, source: rusqlite::Error) -> StoreError {
@@ -306,7 +329,14 @@ fn prepare(connection: Connection) -> Result<(Connection, Journal), rusqlite::Er
 
 /// Whether files could not be opened or created, rather than read.
 fn is_no_access(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied))
+    use ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
+    is_disk_full(error) || matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen | PermissionDenied))
+}
+
+/// Whether files could not be made large enough; for `-shm`, SQLite has an error of its own.
+pub(crate) fn is_disk_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+        || error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_IOERR_SHMSIZE)
 }
 
 /// Whether a new connection may succeed: the files were replaced, or the last writer was cleaning up.

@@ -12,9 +12,11 @@ use std::path::Path;
 use narval_nix::{HashPart, PathInfo, Signature, StoreDir, StorePath};
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
+pub(crate) use self::connection::is_disk_full;
 use self::connection::{Pool, QueryError};
 use self::row::Rows;
 pub use self::watch::Stamp;
+pub(crate) use self::watch::has_write_ahead_log;
 use crate::error::StoreError;
 use crate::realisation::Realisation;
 
@@ -50,7 +52,18 @@ pub struct Database {
 impl Database {
     /// The database at this path. The first query opens it.
     pub fn new(path: &Path, store_dir: StoreDir) -> Self {
-        Self { pool: Pool::new(path), rows: Rows { store_dir } }
+        Self { pool: Pool::new(path, false), rows: Rows { store_dir } }
+    }
+
+    /// The same, for queries that must not change any file: SQLite creates `-wal` and `-shm` when it opens a database
+    /// with a write-ahead log that nobody has open. If somebody is writing, they exist, and are used.
+    pub(crate) fn undisturbed(path: &Path, store_dir: StoreDir) -> Self {
+        Self { pool: Pool::new(path, true), rows: Rows { store_dir } }
+    }
+
+    /// Runs a query.
+    pub(crate) fn read<T>(&self, query: impl Fn(&Connection) -> Result<T, rusqlite::Error>) -> Result<T, StoreError> {
+        self.pool.query(|connection| query(connection).map_err(QueryError::from))
     }
 
     /// Returns the current state of the database, or `None` if it is unknown, in which case cached results must not be

@@ -283,6 +283,11 @@ impl Watch {
         Ok((files, contents))
     }
 
+    /// Whether the write-ahead log has contents: somebody is writing, or was killed.
+    pub(super) fn has_frames(&self) -> bool {
+        FileState::of(&self.log).is_ok_and(|log| log.size > 0)
+    }
+
     /// Whether there is a write-ahead log.
     pub(super) fn has_log(&self) -> bool {
         self.files().is_ok_and(|(files, _)| files.log.is_some())
@@ -357,6 +362,27 @@ fn hold_open(path: &Path) -> Option<(Identity, Arc<File>)> {
     let identity = Identity(state.device, state.inode);
     held.push((identity, file.clone()));
     Some((identity, file))
+}
+
+/// Where the header of a database says whether it has a write-ahead log: 2 for writing and for reading, otherwise 1
+/// (<https://www.sqlite.org/fileformat.html#file_format_version_numbers>).
+const FORMAT_VERSIONS_AT: u64 = 18;
+
+/// Whether a database has a write-ahead log rather than a rollback journal. `None` if it is empty or does not exist.
+pub(crate) fn has_write_ahead_log(database: &Path) -> std::io::Result<Option<bool>> {
+    match std::fs::symlink_metadata(database) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        found => {
+            if found?.len() == 0 {
+                return Ok(None);
+            }
+        }
+    }
+    // Not opened by its path: closing it would drop the locks of this process's other connections.
+    let (_, file) = hold_open(database).ok_or(std::io::ErrorKind::PermissionDenied)?;
+    let mut versions = [0; 2];
+    let read = rustix::io::pread(file.as_fd(), &mut versions[..], FORMAT_VERSIONS_AT)?;
+    Ok((read == versions.len()).then_some(versions != [1, 1]))
 }
 
 #[cfg(test)]

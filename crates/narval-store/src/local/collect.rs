@@ -1,26 +1,36 @@
-//! Garbage collection: unreachable paths are invalidated in one transaction, then their files are deleted.
+//! Garbage collection. Unreachable paths are deleted one by one, each after those that refer to it: under its lock, and
+//! after its row.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use narval_nix::{HashPart, StorePath};
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use narval_nix::StorePath;
+use rusqlite::{OptionalExtension, Transaction, TransactionBehavior, params};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
+use super::disk_usage::DiskUsage;
+use super::graph::{Graph, Node, hash_parts_of};
 use super::incoming::is_temporary_of_before;
-use super::{LocalStore, LocalStoreError};
+use super::root_server::{self, RootServer};
+use super::roots::{Root, RootFinder};
+use super::schema::{self, LINKS};
+use super::{LocalRoots, LocalStore, LocalStoreError, locks, writable};
 use crate::config::StoreConfig;
+use crate::database::Database;
 use crate::remove::list;
 
 /// What to collect.
 #[derive(Debug, Clone, Default)]
 pub struct GarbageOptions {
-    /// Only report what would be deleted.
-    pub dry_run: bool,
     /// Further paths to keep, with their closures.
     pub keep: Vec<StorePath>,
+    /// Folders whose links are not roots: they are about to be removed.
+    pub removed_folders: Vec<PathBuf>,
     /// Whether derivers of live paths may be collected if nothing else keeps them (`keep-derivations = false`).
     pub drop_derivations: bool,
     /// Whether outputs of live derivations are kept (`keep-outputs = true`).
@@ -30,33 +40,95 @@ pub struct GarbageOptions {
 }
 
 /// The result of a collection.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Garbage {
-    /// Paths that were invalidated.
+    /// Paths that were deleted.
     pub paths: Vec<StorePath>,
-    /// Names in the store directory that were never valid, or are leftovers.
+    /// Names in the store directory that were deleted and were never valid, or are leftovers.
     pub leftovers: Vec<String>,
-    /// Bytes on disk that were freed; in a dry run, bytes of NARs.
+    /// Bytes on disk that were freed.
     pub bytes_freed: u64,
     /// The number of paths that remain valid.
     pub kept: usize,
+    /// What could not be removed, completely or in part. None of it is valid any more.
+    pub not_removed: Vec<LocalStoreError>,
+}
+
+/// Returns what a collection would delete now. Nothing is changed, locked or created.
+///
+/// # Errors
+/// [`LocalStoreError::NoStore`]; [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is still in use;
+/// or the store or its roots cannot be read.
+pub fn find_garbage(config: &StoreConfig, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
+    if !config.exists() {
+        return Err(LocalStoreError::NoStore { path: config.real_store_dir.clone() });
+    }
+    let directory = File::open(&config.real_store_dir)
+        .map_err(|error| LocalStoreError::io("open", &config.real_store_dir, error))?;
+    let roots = RootFinder { config, is_collecting: false }.find()?.roots;
+    let database = Database::undisturbed(&config.database(), config.store_dir.clone());
+    let graph = database.read(|connection| Graph::read(&config.store_dir, connection))?;
+    let plan = Plan::make(config, directory.as_fd(), graph, roots, options)?;
+    let names = plan.dead.iter().map(StorePath::base_name).chain(plan.leftovers.iter().map(String::as_str));
+    let bytes_freed = disk_usage_of(config, directory.as_fd(), names)?;
+    let kept = plan.graph.paths.len() - plan.dead.len();
+    Ok(Garbage { paths: plan.dead, leftovers: plan.leftovers, bytes_freed, kept, not_removed: Vec::new() })
+}
+
+/// The bytes on disk that deleting these names from the store directory would free.
+///
+/// # Errors
+/// The store directory cannot be read.
+pub fn disk_usage<'a>(config: &StoreConfig, names: impl Iterator<Item = &'a str>) -> Result<u64, LocalStoreError> {
+    let directory = File::open(&config.real_store_dir)
+        .map_err(|error| LocalStoreError::io("open", &config.real_store_dir, error))?;
+    disk_usage_of(config, directory.as_fd(), names)
+}
+
+fn disk_usage_of<'a>(
+    config: &StoreConfig,
+    directory: BorrowedFd<'_>,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<u64, LocalStoreError> {
+    let mut usage = DiskUsage::default();
+    for name in names {
+        // A name in a directory has no NUL.
+        usage.add(directory, &CString::new(name).unwrap_or_default());
+    }
+    if let Some(links) = links(config, directory)? {
+        usage.add_unused(links.as_fd()).map_err(|error| LocalStoreError::io("list", &config.links(), error))?;
+    }
+    Ok(usage.bytes())
 }
 
 /// A store that is locked for garbage collection.
 #[derive(Debug)]
 pub struct GarbageCollector {
     store: LocalStore,
+    /// Receives the roots of processes that add paths meanwhile.
+    server: RootServer,
+    /// Released last.
+    _lock: File,
 }
 
 impl GarbageCollector {
-    /// Opens a store for a collection, after waiting for other collections to end. Processes that add to the store
-    /// meanwhile wait before they examine a path; paths that they have already examined are protected by their
-    /// temporary roots.
+    /// Opens a store for a collection, after waiting for other collections to end. Paths that other processes add or use
+    /// meanwhile are spared, whether the process is Narval or any version of Nix.
     ///
     /// # Errors
-    /// See [`LocalStore::open`].
+    /// [`LocalStoreError::NoStore`]; otherwise as [`LocalStore::open`].
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
-        Ok(Self { store: LocalStore::open_collecting(config)? })
+        if !config.exists() {
+            return Err(LocalStoreError::NoStore { path: config.real_store_dir });
+        }
+        let directory = writable::open_store_directory(&config)?;
+        schema::give_up_reserve(&config)?;
+        root_server::prepare(&config)?;
+        let lock = locks::lock_collector(&config)?;
+        let server = RootServer::start(&config)?;
+        let roots = Arc::new(LocalRoots::new(&config));
+        let store = LocalStore::open_in(config, directory, roots, schema::Use::Collecting)?;
+        Ok(Self { store, server, _lock: lock })
     }
 
     /// The store.
@@ -65,16 +137,112 @@ impl GarbageCollector {
     }
 
     /// Deletes unreachable paths. If it is killed, the store stays valid, and the next collection deletes the leftover
-    /// files.
+    /// files. Files that cannot be removed are in [`Garbage::not_removed`]; the rest is deleted nevertheless.
     ///
     /// # Errors
     /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is still in use. If roots cannot be read,
     /// nothing is deleted.
     pub fn collect(&self, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
         let store = &self.store;
-        let roots = store.roots()?;
-        let graph = Graph::read(store)?;
-        let mut start: BTreeSet<StorePath> = roots.iter().map(|root| root.path.clone()).collect();
+        let found = RootFinder { config: &store.config, is_collecting: true }.find()?;
+        let graph = Graph::read(&store.config.store_dir, &store.writer());
+        let graph = graph.map_err(|error| store.database_error(error))?;
+        let plan = Plan::make(&store.config, store.directory.as_fd(), graph, found.roots, options)?;
+        let mut garbage = Garbage::default();
+        let mut condemned: HashSet<i64> =
+            plan.dead.iter().filter_map(|path| plan.graph.paths.get(path)).map(|node| node.id).collect();
+        for path in plan.graph.referrers_first(&plan.dead) {
+            let Some(node) = plan.graph.paths.get(path).filter(|node| condemned.contains(&node.id)) else { continue };
+            if !self.delete(path, Some(node), &condemned, &mut garbage)? {
+                // It is in use by now, and so is its closure.
+                for path in plan.graph.reach(&BTreeSet::from([path.clone()]), options) {
+                    plan.graph.paths.get(&path).map(|node| condemned.remove(&node.id));
+                }
+            }
+        }
+        for name in &plan.leftovers {
+            match StorePath::parse(name) {
+                Ok(path) => drop(self.delete(&path, None, &condemned, &mut garbage)?),
+                Err(_) => {
+                    garbage.removed(store.remove(OsStr::new(name)), |garbage| garbage.leftovers.push(name.clone()))
+                }
+            }
+        }
+        garbage.removed(store.remove_deep_leftovers(), |_| {});
+        store.remove_unused_links(&mut garbage)?;
+        garbage.kept = plan.graph.paths.len() - condemned.len();
+        garbage.paths.sort();
+        drop(found.held);
+        schema::make_reserve(&store.config);
+        Ok(garbage)
+    }
+
+    /// Deletes a path that nothing needs, valid or not. Returns `false` if it is in use by now.
+    fn delete(
+        &self,
+        path: &StorePath,
+        node: Option<&Node>,
+        condemned: &HashSet<i64>,
+        garbage: &mut Garbage,
+    ) -> Result<bool, LocalStoreError> {
+        let store = &self.store;
+        let lock = match store.try_lock(path) {
+            Ok(Some(lock)) => lock,
+            Ok(None) => return Ok(false),
+            Err(error) => {
+                garbage.not_removed.push(error);
+                return Ok(false);
+            }
+        };
+        let Some(deleting) = self.server.delete(path.hash_part()) else { return Ok(false) };
+        if !store.invalidate(path, node, condemned)? {
+            return Ok(false);
+        }
+        garbage.removed(store.remove(OsStr::new(path.base_name())), |garbage| match node {
+            Some(_) => garbage.paths.push(path.clone()),
+            None => garbage.leftovers.push(path.base_name().to_owned()),
+        });
+        drop((deleting, lock));
+        Ok(true)
+    }
+}
+
+impl Garbage {
+    /// Counts what a removal has freed, and calls `done` if it is complete.
+    fn removed(&mut self, removed: Result<u64, (u64, LocalStoreError)>, done: impl FnOnce(&mut Self)) {
+        match removed {
+            Ok(freed) => {
+                self.bytes_freed += freed;
+                done(self);
+            }
+            Err((freed, error)) => {
+                self.bytes_freed += freed;
+                self.not_removed.push(error);
+            }
+        }
+    }
+}
+
+/// What is to be deleted.
+struct Plan {
+    graph: Graph,
+    /// Valid paths, sorted.
+    dead: Vec<StorePath>,
+    /// Names that are not valid.
+    leftovers: Vec<String>,
+}
+
+impl Plan {
+    fn make(
+        config: &StoreConfig,
+        directory: BorrowedFd<'_>,
+        graph: Graph,
+        roots: Vec<Root>,
+        options: &GarbageOptions,
+    ) -> Result<Self, LocalStoreError> {
+        let is_removed = |root: &Root| options.removed_folders.iter().any(|folder| root.source.starts_with(folder));
+        let mut start: BTreeSet<StorePath> =
+            roots.into_iter().filter(|root| !is_removed(root)).map(|root| root.path).collect();
         start.extend(options.keep.iter().cloned());
         let alive = graph.reach(&start, options);
         let dead = match &options.only {
@@ -93,171 +261,107 @@ impl GarbageCollector {
                 only.iter().filter(|path| graph.paths.contains_key(*path)).cloned().collect::<Vec<_>>()
             }
         };
-        let leftovers = if options.only.is_some() { Vec::new() } else { store.leftovers(&graph, &start)? };
-        let mut garbage =
-            Garbage { kept: graph.paths.len() - dead.len(), paths: dead, leftovers, ..Garbage::default() };
-        if options.dry_run {
-            garbage.bytes_freed =
-                garbage.paths.iter().filter_map(|path| graph.paths.get(path)).map(|node| node.nar_size).sum();
-            return Ok(garbage);
-        }
-        store.invalidate(garbage.paths.iter().filter_map(|path| graph.paths.get(path)).map(|node| node.id))?;
-        let names = garbage.paths.iter().map(StorePath::base_name).chain(garbage.leftovers.iter().map(String::as_str));
-        for name in names {
-            garbage.bytes_freed += store.remove(OsStr::new(name))?;
-        }
-        garbage.bytes_freed += store.remove_deep_leftovers()?;
-        garbage.bytes_freed += store.remove_unused_links()?;
-        Ok(garbage)
+        let leftovers = if options.only.is_some() { Vec::new() } else { leftovers(config, directory, &graph, &start)? };
+        Ok(Self { graph, dead, leftovers })
     }
 }
 
-fn hash_parts_of(paths: &BTreeSet<StorePath>) -> HashSet<HashPart> {
-    paths.iter().map(StorePath::hash_part).collect()
-}
-
-struct Node {
-    id: i64,
-    nar_size: u64,
-    deriver: Option<StorePath>,
-}
-
-/// The valid paths and their references.
-struct Graph {
-    paths: BTreeMap<StorePath, Node>,
-    references: HashMap<StorePath, Vec<StorePath>>,
-    /// The outputs of derivations.
-    outputs: HashMap<StorePath, Vec<StorePath>>,
-}
-
-impl Graph {
-    fn read(store: &LocalStore) -> Result<Self, LocalStoreError> {
-        let connection = store.writer();
-        let graph = Self::query(store, &connection);
-        graph.map_err(|error| store.database_error(error))
-    }
-
-    fn query(store: &LocalStore, connection: &Connection) -> Result<Self, rusqlite::Error> {
-        let parse = |full: &str| store.config.store_dir.parse(full).ok();
-        let snapshot = connection.unchecked_transaction()?;
-        let mut by_id = HashMap::new();
-        let mut paths = BTreeMap::new();
-        let mut statement = snapshot.prepare("select id, path, narSize, deriver from ValidPaths")?;
-        let mut rows = statement.query(())?;
-        while let Some(row) = rows.next()? {
-            // Paths of another store directory are not collected.
-            let Some(path) = parse(&row.get::<_, String>(1)?) else { continue };
-            let nar_size = row.get::<_, Option<i64>>(2)?.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
-            let deriver = row.get::<_, Option<String>>(3)?.and_then(|deriver| parse(&deriver));
-            let id = row.get(0)?;
-            by_id.insert(id, path.clone());
-            paths.insert(path, Node { id, nar_size, deriver });
-        }
-        let mut references: HashMap<StorePath, Vec<StorePath>> = HashMap::new();
-        let mut statement = snapshot.prepare("select referrer, reference from Refs")?;
-        let mut rows = statement.query(())?;
-        while let Some(row) = rows.next()? {
-            if let (Some(referrer), Some(reference)) =
-                (by_id.get(&row.get::<_, i64>(0)?), by_id.get(&row.get::<_, i64>(1)?))
-            {
-                references.entry(referrer.clone()).or_default().push(reference.clone());
+/// Names in the store directory that are not valid and not being created: complete paths that were never registered, and
+/// temporary names of processes that have ended. A root keeps every name with its hash part: a builder's root is its
+/// derivation, and its working directory is called `<derivation>.chroot`.
+fn leftovers(
+    config: &StoreConfig,
+    directory: BorrowedFd<'_>,
+    graph: &Graph,
+    keep: &BTreeSet<StorePath>,
+) -> Result<Vec<String>, LocalStoreError> {
+    let fail = |error| LocalStoreError::io("list", &config.real_store_dir, error);
+    let mut leftovers = Vec::new();
+    let hash_parts = hash_parts_of(keep);
+    for (name, _) in list(directory).map_err(fail)? {
+        let Ok(name) = name.into_string() else { continue };
+        let left = match StorePath::parse(&name) {
+            Ok(path) => {
+                let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
+                !is_lock && !graph.paths.contains_key(&path) && !hash_parts.contains(&path.hash_part())
             }
+            Err(_) => is_temporary_of_before(&name),
+        };
+        if left {
+            leftovers.push(name);
         }
-        let mut outputs: HashMap<StorePath, Vec<StorePath>> = HashMap::new();
-        let mut statement = snapshot.prepare("select drv, path from DerivationOutputs")?;
-        let mut rows = statement.query(())?;
-        while let Some(row) = rows.next()? {
-            if let (Some(derivation), Some(output)) =
-                (by_id.get(&row.get::<_, i64>(0)?), parse(&row.get::<_, String>(1)?))
-            {
-                outputs.entry(derivation.clone()).or_default().push(output);
-            }
-        }
-        Ok(Self { paths, references, outputs })
     }
+    leftovers.sort();
+    Ok(leftovers)
+}
 
-    /// The closure of these paths. A root keeps every path with its hash part, whatever its name (Nix `gc.cc`).
-    fn reach(&self, start: &BTreeSet<StorePath>, options: &GarbageOptions) -> HashSet<StorePath> {
-        let mut reached: HashSet<StorePath> = HashSet::new();
-        let hash_parts = hash_parts_of(start);
-        let mut next: Vec<&StorePath> =
-            self.paths.keys().filter(|path| hash_parts.contains(&path.hash_part())).collect();
-        while let Some(path) = next.pop() {
-            let Some((path, node)) = self.paths.get_key_value(path) else { continue };
-            if reached.insert(path.clone()) {
-                next.extend(self.references.get(path).into_iter().flatten());
-                next.extend(node.deriver.iter().filter(|_| !options.drop_derivations));
-                next.extend(self.outputs.get(path).into_iter().flatten().filter(|_| options.keep_outputs));
-            }
-        }
-        reached
-    }
-
-    /// A path that refers to this one and is not in `except`.
-    fn referrer(&self, path: &StorePath, except: &[StorePath]) -> Option<String> {
-        let mut all = self.references.iter();
-        let (referrer, _) =
-            all.find(|(referrer, references)| references.contains(path) && !except.contains(referrer))?;
-        Some(format!("'{referrer}' refers to it"))
+/// The directory of files with several links, if there is one.
+fn links(config: &StoreConfig, directory: BorrowedFd<'_>) -> Result<Option<File>, LocalStoreError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(directory, LINKS, flags, Mode::empty()) {
+        Ok(links) => Ok(Some(links.into())),
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(error) => Err(LocalStoreError::io("open", &config.links(), error)),
     }
 }
 
 impl LocalStore {
-    /// Invalidates paths that nothing valid refers to, in one transaction.
-    fn invalidate(&self, ids: impl Iterator<Item = i64> + Clone) -> Result<(), LocalStoreError> {
+    /// Makes a path invalid. Returns `false` if it, or a path that refers to it, is valid and not condemned. The caller
+    /// holds its lock.
+    fn invalidate(
+        &self,
+        path: &StorePath,
+        node: Option<&Node>,
+        condemned: &HashSet<i64>,
+    ) -> Result<bool, LocalStoreError> {
         let mut connection = self.writer();
-        let outcome = (|| {
+        let mut outcome = || {
             let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
-            // First all references: those among the paths would prevent the deletion.
-            for id in ids.clone() {
-                transaction.prepare_cached("delete from Refs where referrer = ?1")?.execute([id])?;
-            }
-            for id in ids {
+            if let Some(Node { id, .. }) = node {
+                let mut statement =
+                    transaction.prepare_cached("select referrer from Refs where reference = ?1 and referrer != ?1")?;
+                let referrers = statement.query_map([id], |row| row.get(0))?.collect::<Result<Vec<i64>, _>>()?;
+                drop(statement);
+                if referrers.iter().any(|referrer| !condemned.contains(referrer)) {
+                    return Ok(false);
+                }
+                // Those of a cycle would prevent the deletion.
+                let sql = "delete from Refs where referrer = ?1 or reference = ?1";
+                transaction.prepare_cached(sql)?.execute([id])?;
                 transaction.prepare_cached("delete from ValidPaths where id = ?1")?.execute([id])?;
             }
-            transaction.commit()
-        })();
-        outcome.map_err(|error| self.database_error(error))
-    }
-
-    /// Names in the store directory that are not valid and not being created: complete paths that were never
-    /// registered, and temporary names of processes that have ended. A root keeps every name with its hash part: a
-    /// builder's root is its derivation, and its working directory is called `<derivation>.chroot`.
-    fn leftovers(&self, graph: &Graph, keep: &BTreeSet<StorePath>) -> Result<Vec<String>, LocalStoreError> {
-        let fail = |error| LocalStoreError::io("list", &self.config.real_store_dir, error);
-        let mut leftovers = Vec::new();
-        let hash_parts = hash_parts_of(keep);
-        for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
-            let Ok(name) = name.into_string() else { continue };
-            let left = match StorePath::parse(&name) {
-                Ok(path) => {
-                    let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
-                    !is_lock && !graph.paths.contains_key(&path) && !hash_parts.contains(&path.hash_part())
-                }
-                Err(_) => is_temporary_of_before(&name),
-            };
-            if left {
-                leftovers.push(name);
+            let sql = "select 1 from ValidPaths where path = ?1";
+            let valid: Option<i64> =
+                transaction.prepare_cached(sql)?.query_row(params![self.full(path)], |row| row.get(0)).optional()?;
+            if valid.is_some() {
+                return Ok(false);
             }
-        }
-        leftovers.sort();
-        Ok(leftovers)
+            transaction.commit()?;
+            Ok(true)
+        };
+        outcome().map_err(|error| self.database_error(error))
     }
 
     /// Removes files from `.links` that have no other link.
-    fn remove_unused_links(&self) -> Result<u64, LocalStoreError> {
-        let directory = self.config.real_store_dir.join(".links");
-        let fail = |error| LocalStoreError::io("list", &directory, error);
-        let handle = std::fs::File::open(&directory).map_err(fail)?;
-        let mut freed = 0;
-        for (name, _) in list(handle.as_fd()).map_err(|error| fail(error.into()))? {
-            let path = directory.join(OsStr::from_bytes(name.to_bytes()));
-            let Ok(found) = std::fs::symlink_metadata(&path) else { continue };
-            if found.nlink() == 1 && !found.is_dir() {
-                freed += found.blocks() * 512;
-                std::fs::remove_file(&path).map_err(|error| LocalStoreError::io("remove", &path, error))?;
+    fn remove_unused_links(&self, garbage: &mut Garbage) -> Result<(), LocalStoreError> {
+        let Some(links) = links(&self.config, self.directory.as_fd())? else { return Ok(()) };
+        let path = self.config.links();
+        for (name, _) in list(links.as_fd()).map_err(|error| LocalStoreError::io("list", &path, error))? {
+            let Ok(found) = rustix::fs::statat(&links, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if found.st_nlink == 1 && FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+                let removed = rustix::fs::unlinkat(&links, &name, AtFlags::empty());
+                let fail =
+                    |error| (0, LocalStoreError::io("remove", &path.join(OsStr::from_bytes(name.to_bytes())), error));
+                let bytes = u64::try_from(found.st_blocks).unwrap_or(0) * 512;
+                garbage.removed(removed.map(|()| bytes).map_err(fail), |_| {});
             }
         }
-        Ok(freed)
+        Ok(())
+    }
+}
+
+impl StoreConfig {
+    fn links(&self) -> PathBuf {
+        self.real_store_dir.join(LINKS)
     }
 }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::temporary_roots::is_owned;
 use super::{LocalStore, LocalStoreError, PathLock};
 use crate::nar::NarReader;
-use crate::remove::{list, remove_deep_leftovers, remove_tree};
+use crate::remove::{NotRemoved, list, remove_deep_leftovers, remove_tree};
 use crate::unpack::{Unpack, Unpacked};
 
 /// The infix of temporary names, after the hash part and before the number of the owner's temporary roots and a counter.
@@ -121,7 +121,7 @@ impl LocalStore {
             }
             return Ok(Prepared::Present);
         }
-        self.remove(OsStr::new(info.path.base_name()))?;
+        self.remove(OsStr::new(info.path.base_name())).map_err(|(_, error)| error)?;
         let mut incoming = self.begin(info, lock, false)?;
         incoming.register = register.then(|| info.clone());
         Ok(Prepared::Missing(Box::new(incoming)))
@@ -207,22 +207,27 @@ impl LocalStore {
         for (name, _) in list(self.directory.as_fd()).map_err(fail)? {
             let Some(owner) = name.to_str().ok().and_then(owner_of_temporary) else { continue };
             if !is_owned(&self.config.state_dir, owner)? {
-                self.remove(OsStr::from_bytes(name.to_bytes()))?;
+                self.remove(OsStr::from_bytes(name.to_bytes())).map_err(|(_, error)| error)?;
             }
         }
-        self.remove_deep_leftovers().map(drop)
+        self.remove_deep_leftovers().map(drop).map_err(|(_, error)| error)
     }
 
-    /// Finishes removals that were interrupted when their processes ended. Returns the number of bytes freed.
-    pub(super) fn remove_deep_leftovers(&self) -> Result<u64, LocalStoreError> {
-        let fail = |error| LocalStoreError::io("clear up", &self.config.real_store_dir, error);
+    /// Finishes removals that were interrupted when their processes ended. Returns the number of bytes freed, with an
+    /// error as well.
+    pub(super) fn remove_deep_leftovers(&self) -> Result<u64, (u64, LocalStoreError)> {
+        let fail = |error| (0, LocalStoreError::io("clear up", &self.config.real_store_dir, error));
         remove_deep_leftovers(self.directory.as_fd()).map_err(fail)
     }
 
-    /// Removes a file or tree from the store directory. Returns the number of bytes freed.
-    pub(super) fn remove(&self, name: &OsStr) -> Result<u64, LocalStoreError> {
-        let fail = |error: Errno| LocalStoreError::io("remove", &self.config.real_store_dir.join(name), error);
-        let name = CString::new(name.as_bytes()).map_err(|_| fail(Errno::INVAL))?;
+    /// Removes a file or tree from the store directory, or as much of it as possible. Returns the number of bytes freed,
+    /// with an error as well.
+    pub(super) fn remove(&self, name: &OsStr) -> Result<u64, (u64, LocalStoreError)> {
+        // A name in a directory has no NUL.
+        let name = CString::new(name.as_bytes()).unwrap_or_default();
+        let fail = |left: NotRemoved| {
+            (left.freed, LocalStoreError::io("remove", &self.config.real_store_dir.join(left.path), left.errno))
+        };
         remove_tree(self.directory.as_fd(), &name).map_err(fail)
     }
 }

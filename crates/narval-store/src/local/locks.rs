@@ -4,10 +4,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_nix::StorePath;
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{LocalStore, LocalStoreError};
@@ -81,25 +82,18 @@ impl Wait<'_> {
     }
 }
 
-/// The locks that a process holds while it has a store open.
-#[derive(Debug)]
-pub(super) struct StoreLocks {
-    /// Nix upgrades the schema only when nobody holds this.
-    _big: File,
-    /// Held during a garbage collection. Processes that add paths hold it only while they write a temporary root.
-    _collector: Option<File>,
+/// Waits for a schema upgrade to end. The lock is held as long as the store is open: Nix upgrades the schema only when
+/// nobody holds it.
+pub(super) fn lock_schema(config: &StoreConfig) -> Result<File, LocalStoreError> {
+    let path = config.state_dir.join("db/big-lock");
+    Waiting::of(config).locked(&path, FlockOperation::NonBlockingLockShared)
 }
 
-impl StoreLocks {
-    /// Waits for a schema upgrade to end, and before a collection also for other collections.
-    pub(super) fn take(config: &StoreConfig, collect: bool) -> Result<Self, LocalStoreError> {
-        let big = config.state_dir.join("db/big-lock");
-        let gc = config.state_dir.join("gc.lock");
-        let waiting = Waiting::of(config);
-        let collector = collect.then(|| waiting.locked(&gc, FlockOperation::NonBlockingLockExclusive));
-        let _big = waiting.locked(&big, FlockOperation::NonBlockingLockShared)?;
-        Ok(Self { _big, _collector: collector.transpose()? })
-    }
+/// Waits for other garbage collections to end. Processes that add paths hold this lock only while they write a temporary
+/// root.
+pub(super) fn lock_collector(config: &StoreConfig) -> Result<File, LocalStoreError> {
+    let path = config.state_dir.join("gc.lock");
+    Waiting::of(config).locked(&path, FlockOperation::NonBlockingLockExclusive)
 }
 
 /// Waits for the lock of a file outside of a store. Creates the file if it does not exist, readable for everyone so that
@@ -109,7 +103,7 @@ impl StoreLocks {
 /// [`LocalStoreError::Locked`] if another process holds it for longer than `limit`.
 pub fn lock_file(path: &Path, limit: Duration) -> Result<File, LocalStoreError> {
     let mut options = OpenOptions::new();
-    options.read(true).mode(0o644).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options.read(true).mode(0o644).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     let file = match options.clone().write(true).create(true).truncate(false).open(path) {
         // The file may belong to another user, such as the administrator.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => options.open(path),
@@ -123,7 +117,7 @@ pub fn lock_file(path: &Path, limit: Duration) -> Result<File, LocalStoreError> 
 pub(super) fn open(path: &Path) -> Result<File, LocalStoreError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     options.open(path).map_err(|error| LocalStoreError::io("open", path, error))
 }
 
@@ -131,7 +125,8 @@ pub(super) fn open(path: &Path) -> Result<File, LocalStoreError> {
 #[derive(Debug)]
 pub struct PathLock {
     file: File,
-    path: PathBuf,
+    directory: Arc<File>,
+    name: String,
 }
 
 impl LocalStore {
@@ -140,17 +135,53 @@ impl LocalStore {
     /// # Errors
     /// The lock file cannot be created.
     pub fn lock(&self, path: &StorePath) -> Result<PathLock, LocalStoreError> {
-        let mut name = self.real_path(path).into_os_string();
-        name.push(".lock");
-        let path = PathBuf::from(name);
+        let (name, shown) = self.lock_name(path);
         loop {
-            let file = Waiting::of(&self.config).locked(&path, FlockOperation::NonBlockingLockExclusive)?;
-            let stat = file.metadata().map_err(|error| LocalStoreError::io("read", &path, error))?;
-            // The previous owner has removed the file and marked it as stale.
-            if stat.len() == 0 {
-                return Ok(PathLock { file, path });
+            let file = self.open_lock(&name, &shown)?;
+            Waiting::of(&self.config).wait_for(&file, &shown, FlockOperation::NonBlockingLockExclusive)?;
+            if let Some(lock) = self.unless_stale(file, &name, &shown)? {
+                return Ok(lock);
             }
         }
+    }
+
+    /// Locks a path, unless another process has locked it.
+    ///
+    /// # Errors
+    /// The lock file cannot be created.
+    pub(super) fn try_lock(&self, path: &StorePath) -> Result<Option<PathLock>, LocalStoreError> {
+        let (name, shown) = self.lock_name(path);
+        loop {
+            let file = self.open_lock(&name, &shown)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::INTR) => continue,
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(LocalStoreError::io("lock", &shown, error)),
+            }
+            if let Some(lock) = self.unless_stale(file, &name, &shown)? {
+                return Ok(Some(lock));
+            }
+        }
+    }
+
+    fn lock_name(&self, path: &StorePath) -> (String, PathBuf) {
+        let name = format!("{}.lock", path.base_name());
+        let shown = self.config.real_store_dir.join(&name);
+        (name, shown)
+    }
+
+    fn open_lock(&self, name: &str, shown: &Path) -> Result<File, LocalStoreError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&*self.directory, name, flags, Mode::RUSR | Mode::WUSR);
+        opened.map(File::from).map_err(|error| LocalStoreError::io("open", shown, error))
+    }
+
+    /// The lock of a file that is locked, unless its previous owner has removed it and marked it as stale.
+    fn unless_stale(&self, file: File, name: &str, shown: &Path) -> Result<Option<PathLock>, LocalStoreError> {
+        let found = file.metadata().map_err(|error| LocalStoreError::io("read", shown, error))?;
+        let lock = || PathLock { file, directory: Arc::clone(&self.directory), name: name.to_owned() };
+        Ok((found.len() == 0).then(lock))
     }
 }
 
@@ -158,7 +189,7 @@ impl Drop for PathLock {
     fn drop(&mut self) {
         // A lock file that is left behind is harmless: the next process locks it. But one that is removed must be
         // marked as stale, so that waiting processes notice that they have locked the wrong file.
-        if std::fs::remove_file(&self.path).is_ok() {
+        if rustix::fs::unlinkat(&*self.directory, self.name.as_str(), AtFlags::empty()).is_ok() {
             self.file.write_all(b"d").ok();
         }
     }

@@ -8,13 +8,17 @@
 //! process finds both. Locked files, never process ids, show what belongs to a living process.
 
 mod collect;
+mod disk_usage;
+mod graph;
 mod incoming;
 mod locks;
 mod process_roots;
 mod register;
+mod root_server;
 mod roots;
 mod schema;
 mod temporary_roots;
+mod writable;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +30,7 @@ use narval_nix::{NarHash, StoreDir, StorePath};
 use rusqlite::Connection;
 use thiserror::Error;
 
-pub use collect::{Garbage, GarbageCollector, GarbageOptions};
+pub use collect::{Garbage, GarbageCollector, GarbageOptions, disk_usage, find_garbage};
 pub use incoming::{Incoming, Prepared};
 pub use locks::{PathLock, lock_file};
 pub use register::{LeftOut, Unregistered};
@@ -34,9 +38,9 @@ pub use roots::Root;
 pub use temporary_roots::LocalRoots;
 
 use self::incoming::Identity;
-use self::locks::StoreLocks;
+use self::schema::Use;
 use crate::config::StoreConfig;
-use crate::database::Database;
+use crate::database::{self, Database};
 use crate::error::StoreError;
 use crate::nar::NarIoError;
 use crate::unpack::UnpackError;
@@ -130,6 +134,48 @@ pub enum LocalStoreError {
         /// The store path.
         path: StorePath,
     },
+    /// A root cannot be followed, so it is unknown what it keeps.
+    #[error(
+        "cannot follow the root '{}' to '{}': {source}; run the same command as root or as its owner, or remove that link",
+        link.display(),
+        target.display()
+    )]
+    Root {
+        /// The root's own link.
+        link: PathBuf,
+        /// Where it points.
+        target: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// There is no store.
+    #[error("there is no store at '{}'; check --store", path.display())]
+    NoStore {
+        /// Its store directory.
+        path: PathBuf,
+    },
+    /// The store directory is mounted read-only.
+    #[error(
+        "the store directory '{}' is read-only ({reason}); use '--store daemon' if the Nix daemon runs, or mount it \
+         writable",
+        path.display()
+    )]
+    ReadOnly {
+        /// The store directory.
+        path: PathBuf,
+        /// Why it cannot be made writable.
+        reason: String,
+    },
+    /// The database has a write-ahead log although the settings exclude that.
+    #[error(
+        "the database '{}' has a write-ahead log, but Nix's setting 'use-sqlite-wal' is false; remove the setting, or \
+         convert the database ('pragma journal_mode = delete' in sqlite3)",
+        path.display()
+    )]
+    WriteAheadLog {
+        /// The database.
+        path: PathBuf,
+    },
     /// Another process holds a lock, or the database, for too long.
     #[error("'{}' is still locked by another process after {waited_s} s", path.display())]
     Locked {
@@ -147,6 +193,18 @@ pub enum LocalStoreError {
 }
 
 impl LocalStoreError {
+    /// Whether a disk or a quota is full.
+    pub fn is_disk_full(&self) -> bool {
+        let source = match self {
+            Self::Io { source, .. } => source,
+            Self::Unpack { source: UnpackError::Io { source, .. }, .. } => source,
+            Self::Database { source, .. } => return database::is_disk_full(source),
+            Self::Store(StoreError::Database { source, .. }) => return database::is_disk_full(source),
+            _ => return false,
+        };
+        matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
     fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { action, path: path.to_owned(), source: source.into() }
     }
@@ -170,15 +228,16 @@ impl LocalStoreError {
 #[derive(Debug)]
 pub struct LocalStore {
     config: StoreConfig,
-    /// The directory that contains the store paths.
-    directory: File,
+    /// The directory that contains the store paths, on a mount that is writable. What is written there is written
+    /// relative to this handle.
+    directory: Arc<File>,
     reader: Database,
     writer: Mutex<Connection>,
     roots: Arc<LocalRoots>,
     /// Paths that were unpacked or found complete, and are not valid yet.
     complete: Mutex<BTreeMap<StorePath, (Identity, NarHash)>>,
     #[expect(dead_code, reason = "held as long as the store is open")]
-    locks: StoreLocks,
+    schema_lock: File,
 }
 
 impl LocalStore {
@@ -189,7 +248,7 @@ impl LocalStore {
     /// [`LocalStoreError`] if it cannot be written, or has another schema.
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
         let roots = Arc::new(LocalRoots::new(&config));
-        Self::open_with(config, roots, false)
+        Self::open_keeping(config, roots)
     }
 
     /// Like [`LocalStore::open`]; added paths are protected as long as `roots` lives.
@@ -197,24 +256,25 @@ impl LocalStore {
     /// # Errors
     /// As [`LocalStore::open`].
     pub fn open_keeping(config: StoreConfig, roots: Arc<LocalRoots>) -> Result<Self, LocalStoreError> {
-        Self::open_with(config, roots, false)
+        let directory = writable::open_store_directory(&config)?;
+        let store = Self::open_in(config, directory, roots, Use::Adding)?;
+        schema::make_reserve(&store.config);
+        Ok(store)
     }
 
-    /// Like [`LocalStore::open`], for a garbage collection: excludes other collections, and new roots are noticed.
-    fn open_collecting(config: StoreConfig) -> Result<Self, LocalStoreError> {
-        let roots = Arc::new(LocalRoots::new(&config));
-        Self::open_with(config, roots, true)
-    }
-
-    fn open_with(config: StoreConfig, roots: Arc<LocalRoots>, collect: bool) -> Result<Self, LocalStoreError> {
-        schema::make_directories(&config)?;
-        let locks = StoreLocks::take(&config, collect)?;
-        let writer = schema::open_database(&config)?;
-        let directory = File::open(&config.real_store_dir)
-            .map_err(|error| LocalStoreError::io("open", &config.real_store_dir, error))?;
+    /// Opens the store with this store directory.
+    fn open_in(
+        config: StoreConfig,
+        directory: File,
+        roots: Arc<LocalRoots>,
+        use_: Use,
+    ) -> Result<Self, LocalStoreError> {
+        schema::make_directories(&config, &directory)?;
+        let schema_lock = locks::lock_schema(&config)?;
+        let writer = Mutex::new(schema::open_database(&config, use_)?);
         let reader = Database::new(&config.database(), config.store_dir.clone());
-        let complete = Mutex::default();
-        Ok(Self { config, directory, reader, writer: Mutex::new(writer), roots, complete, locks })
+        let directory = Arc::new(directory);
+        Ok(Self { config, directory, reader, writer, roots, complete: Mutex::default(), schema_lock })
     }
 
     /// Protects a path, valid or not, from garbage collection. Check its validity afterwards.

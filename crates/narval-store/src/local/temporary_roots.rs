@@ -19,8 +19,8 @@ use narval_nix::{StoreDir, StorePath};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::LocalStoreError;
 use super::locks::{Waiting, open};
+use super::{LocalStoreError, root_server};
 use crate::config::StoreConfig;
 use crate::temporary::random;
 
@@ -35,7 +35,7 @@ const ATTEMPTS_MAX: usize = 100;
 pub struct LocalRoots {
     directory: PathBuf,
     gc_lock: PathBuf,
-    gc_socket: PathBuf,
+    state_dir: PathBuf,
     store_dir: StoreDir,
     waiting: Waiting,
     state: Mutex<Option<Roots>>,
@@ -59,7 +59,7 @@ impl LocalRoots {
         Self {
             directory: config.state_dir.join("temproots"),
             gc_lock: config.state_dir.join("gc.lock"),
-            gc_socket: config.state_dir.join("gc-socket/socket"),
+            state_dir: config.state_dir.clone(),
             store_dir: config.store_dir.clone(),
             waiting: Waiting::of(config),
             state: Mutex::new(None),
@@ -137,7 +137,7 @@ impl LocalRoots {
                 Err(Errno::WOULDBLOCK) => {}
                 Err(error) => return Err(LocalStoreError::io("lock", &self.gc_lock, error)),
             }
-            if roots.tell_collector(&self.gc_socket, full)? {
+            if roots.tell_collector(&self.state_dir, full)? {
                 return Ok(());
             }
             wait.pause()?;
@@ -147,12 +147,12 @@ impl LocalRoots {
 
 impl Roots {
     /// Whether the running collection has accepted these paths; `false` if it has ended, or accepts none.
-    fn tell_collector(&mut self, socket: &Path, full: &[String]) -> Result<bool, LocalStoreError> {
+    fn tell_collector(&mut self, state_dir: &Path, full: &[String]) -> Result<bool, LocalStoreError> {
         use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
         let told = (|| {
             let stream = match &mut self.collector {
                 Some(stream) => stream,
-                none => none.insert(UnixStream::connect(socket)?),
+                none => none.insert(root_server::connect(state_dir)?),
             };
             for path in full {
                 stream.write_all(format!("{path}\n").as_bytes())?;
@@ -165,7 +165,7 @@ impl Roots {
             self.collector = None;
             match error.kind() {
                 NotFound | ConnectionRefused | ConnectionReset | BrokenPipe | UnexpectedEof => Ok(false),
-                _ => Err(LocalStoreError::io("use the socket of a garbage collection,", socket, error)),
+                _ => Err(LocalStoreError::io("tell the garbage collection of", state_dir, error)),
             }
         })
     }

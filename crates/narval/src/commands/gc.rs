@@ -1,7 +1,12 @@
 //! `narval gc`: removes store paths that no root needs.
 
+use std::path::PathBuf;
+
 use narval_install::Profile;
-use narval_store::{Access, Daemon, GarbageCollector, GarbageOptions, GarbageSettings, StoreConfig};
+use narval_store::{
+    Access, Daemon, Garbage, GarbageCollector, GarbageOptions, GarbageSettings, LocalStoreError, StoreConfig,
+    disk_usage, find_garbage,
+};
 use rustix::fs::{Access as Permission, access};
 use serde_json::json;
 
@@ -25,6 +30,19 @@ pub struct Args {
     dry_run: bool,
 }
 
+/// What was removed, or would be.
+struct Removed {
+    /// Folders of profiles.
+    generations: Vec<PathBuf>,
+    /// Base names.
+    paths: Vec<String>,
+    leftovers: Vec<String>,
+    /// Bytes on disk, if they are known.
+    bytes: Option<u64>,
+    /// Paths that remain valid, if they are known.
+    kept: Option<usize>,
+}
+
 /// Runs `narval gc`.
 ///
 /// # Errors
@@ -32,42 +50,49 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let config = args.store.config()?;
-    if let (Some(keep), false) = (args.keep, args.dry_run) {
+    let by_daemon = is_collected_by_daemon(&config);
+    if !by_daemon && !config.exists() {
+        return Err(failed(LocalStoreError::NoStore { path: config.real_store_dir }));
+    }
+    let (mut generations, mut removed_folders) = (Vec::new(), Vec::new());
+    if let Some(keep) = args.keep {
         for profile in Profile::all(&config)? {
-            profile.prune(keep)?;
+            let (old, leftovers) = profile.prunable(keep)?;
+            removed_folders.extend(old.iter().cloned().chain(leftovers));
+            generations.extend(old);
+            if !args.dry_run {
+                profile.prune(keep)?;
+            }
         }
     }
-    if is_collected_by_daemon(&config) {
-        return gc_by_daemon(&Daemon::new(&config.daemon_socket, config.store_dir), &args);
+    if by_daemon {
+        return gc_by_daemon(&config, generations, &args);
     }
     let settings = GarbageSettings::of_process();
     let options = GarbageOptions {
-        dry_run: args.dry_run,
+        removed_folders,
         keep_outputs: settings.keep_outputs,
         drop_derivations: !settings.keep_derivations,
         ..GarbageOptions::default()
     };
-    let collected = GarbageCollector::open(config).and_then(|collector| collector.collect(&options));
-    let garbage = collected.map_err(narval_install::Error::from)?;
-    if args.output.json {
-        let paths: Vec<_> = garbage.paths.iter().map(|path| path.base_name()).collect();
-        out!(
-            "{}",
-            json!({"v": 1, "paths": paths, "bytes": garbage.bytes_freed, "kept": garbage.kept, "dryRun": args.dry_run})
-        );
-    } else if !args.output.quiet {
-        if args.dry_run {
-            garbage.paths.iter().for_each(|path| out!("{path}"));
+    let garbage = if args.dry_run {
+        find_garbage(&config, &options)
+    } else {
+        GarbageCollector::open(config).and_then(|collector| collector.collect(&options))
+    };
+    let Garbage { paths, leftovers, bytes_freed, kept, not_removed } = garbage.map_err(failed)?;
+    let paths = paths.iter().map(|path| path.base_name().to_owned()).collect();
+    report(&Removed { generations, paths, leftovers, bytes: Some(bytes_freed), kept: Some(kept) }, &args);
+    match not_removed.first() {
+        None => Ok(()),
+        Some(first) => {
+            let (left, verb) = match not_removed.len() {
+                1 => ("1 path".to_owned(), "is"),
+                several => (counted(several, "path"), "are"),
+            };
+            Err(Failure::runtime(format!("{first}; {left} that nothing needs {verb} left, the rest was removed")))
         }
-        let verb = if args.dry_run { "would remove" } else { "removed" };
-        out!(
-            "{verb} {} ({}); {} remain",
-            counted(garbage.paths.len(), "path"),
-            human_bytes(garbage.bytes_freed),
-            garbage.kept
-        );
     }
-    Ok(())
 }
 
 /// As Nix does for `auto` (`store-api.cc`): users who can write to the state directory collect directly, even while a
@@ -82,19 +107,67 @@ fn is_collected_by_daemon(config: &StoreConfig) -> bool {
 }
 
 /// Collects through the daemon: it knows where the files are.
-fn gc_by_daemon(daemon: &Daemon, args: &Args) -> Result<(), Failure> {
+fn gc_by_daemon(config: &StoreConfig, generations: Vec<PathBuf>, args: &Args) -> Result<(), Failure> {
+    if args.dry_run && !generations.is_empty() {
+        tracing::warn!("the daemon cannot tell what these generations alone keep: more paths would be removed");
+    }
+    let daemon = Daemon::new(&config.daemon_socket, config.store_dir.clone());
     let collected = daemon.collect_garbage(args.dry_run).map_err(Failure::runtime)?;
-    let name = |path: &String| path.rsplit('/').next().unwrap_or_default().to_owned();
-    let names: Vec<String> = collected.paths.iter().map(name).collect();
-    let bytes = collected.bytes_freed;
+    let paths: Vec<String> =
+        collected.paths.iter().map(|path| path.rsplit('/').next().unwrap_or_default().to_owned()).collect();
+    let bytes = if args.dry_run {
+        // The daemon does not look at the files then.
+        disk_usage(config, paths.iter().map(String::as_str)).ok()
+    } else {
+        Some(collected.bytes_freed)
+    };
+    report(&Removed { generations, paths, leftovers: Vec::new(), bytes, kept: None }, args);
+    Ok(())
+}
+
+fn report(removed: &Removed, args: &Args) {
+    let Removed { generations, paths, leftovers, bytes, kept } = removed;
     if args.output.json {
-        out!("{}", json!({"v": 1, "paths": names, "bytes": bytes, "dryRun": args.dry_run}));
+        let mut summary = json!({
+            "v": 1,
+            "generations": generations.iter().map(|folder| folder.to_string_lossy()).collect::<Vec<_>>(),
+            "paths": paths,
+            "leftovers": leftovers,
+            "dryRun": args.dry_run,
+        });
+        for (name, number) in [("bytes", *bytes), ("kept", kept.map(|kept| kept as u64))] {
+            if let Some(number) = number {
+                summary[name] = number.into();
+            }
+        }
+        out!("{summary}");
     } else if !args.output.quiet {
         if args.dry_run {
-            names.iter().for_each(|name| out!("{name}"));
+            generations.iter().for_each(|folder| out!("{}", folder.display()));
+            paths.iter().chain(leftovers).for_each(|name| out!("{name}"));
         }
         let verb = if args.dry_run { "would remove" } else { "removed" };
-        out!("{verb} {} ({})", counted(names.len(), "path"), human_bytes(bytes));
+        let mut parts = vec![counted(paths.len(), "path")];
+        let others = [(leftovers.len(), "leftover"), (generations.len(), "generation")];
+        parts.extend(others.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| counted(count, what)));
+        let what = match parts.split_last() {
+            Some((last, before)) if !before.is_empty() => format!("{} and {last}", before.join(", ")),
+            _ => parts.concat(),
+        };
+        let bytes = bytes.map(|bytes| format!(" ({})", human_bytes(bytes))).unwrap_or_default();
+        let kept = kept.map(|kept| format!("; {kept} remain")).unwrap_or_default();
+        out!("{verb} {what}{bytes}{kept}");
     }
-    Ok(())
+}
+
+/// Another collection would not help if this one lacks space.
+fn failed(error: LocalStoreError) -> Failure {
+    let shown = error.to_string();
+    match narval_install::Error::from(error) {
+        error if error.exit_code() == 6 => Failure::Coded(
+            6,
+            format!("{shown}; delete some other files of this file system, and run the same command again"),
+        ),
+        error => error.into(),
+    }
 }

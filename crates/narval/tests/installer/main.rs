@@ -5,8 +5,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod collections;
 mod contents;
 mod daemon;
+mod disks;
 mod lab;
 mod looking;
 mod network;
