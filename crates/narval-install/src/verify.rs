@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
-use narval_store::{Hashed, Hashes, NarReader};
+use narval_store::{Hashed, Hashes, NarIoError, NarReader};
 
 use crate::{Destination, Error};
 
@@ -17,8 +17,19 @@ pub enum Fault {
     Contents,
     /// It is valid, but its files do not exist.
     Missing,
+    /// Its files cannot be a NAR, so it can neither be copied nor served. The reason names the file and the rule.
+    NotANar(String),
+    /// Its files cannot be read.
+    Unreadable(String),
     /// It has no signature by a trusted key.
     Untrusted,
+}
+
+impl Fault {
+    /// Whether the path can be replaced by what a cache has.
+    pub const fn is_repairable(&self) -> bool {
+        matches!(self, Self::Contents | Self::Missing)
+    }
 }
 
 /// One faulty path.
@@ -49,7 +60,7 @@ pub fn verify(
                     let found =
                         examine(&destination.store().real_path(&info.path), info, keys, destination.store_dir());
                     let mut faulty = faulty.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    faulty.extend(found.map(|fault| Faulty { info: info.clone(), fault }));
+                    faulty.extend(found.err().map(|fault| Faulty { info: info.clone(), fault }));
                 }
             });
         }
@@ -59,32 +70,42 @@ pub fn verify(
     Ok(faulty)
 }
 
-fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: &StoreDir) -> Option<Fault> {
-    if std::fs::symlink_metadata(real).is_err() {
-        return Some(Fault::Missing);
+fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: &StoreDir) -> Result<(), Fault> {
+    if std::fs::symlink_metadata(real).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        return Err(Fault::Missing);
     }
-    let hashed = match hashes_of(real, info, store_dir) {
-        Some((hashed, len)) if (hashed.nar, len) == (info.nar_hash, info.nar_size) => hashed,
-        _ => return Some(Fault::Contents),
-    };
-    let keys = keys?;
+    let (hashed, len) = hashes_of(real, info, store_dir)?;
+    if (hashed.nar, len) != (info.nar_hash, info.nar_size) {
+        return Err(Fault::Contents);
+    }
+    let Some(keys) = keys else { return Ok(()) };
     let fingerprint = info.fingerprint(store_dir);
     let signed = keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some();
     let named = info.check_by_contents(store_dir).is_some() && hashed.fits_the_name();
-    (!signed && !info.ultimate && !named).then_some(Fault::Untrusted)
+    if signed || info.ultimate || named { Ok(()) } else { Err(Fault::Untrusted) }
 }
 
-/// Hashes and size of the NAR of the files on disk; `None` if they cannot be a NAR.
-fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir) -> Option<(Hashed, u64)> {
-    let mut nar = NarReader::open(real).ok()?;
+/// Hashes and size of the NAR of the files on disk.
+fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir) -> Result<(Hashed, u64), Fault> {
+    let mut nar = NarReader::open(real).map_err(|error| fault_of(&error))?;
     let (mut hashes, mut len, mut buffer) = (Hashes::of(info, store_dir), 0, vec![0; 256 * 1024]);
     loop {
-        match nar.read(&mut buffer).ok()? {
-            0 => return Some((hashes.finish(), len)),
-            read => {
-                hashes.update(buffer.get(..read)?);
-                len += read as u64;
-            }
+        let read = nar.read(&mut buffer).map_err(|error| {
+            let source = error.get_ref().and_then(|source| source.downcast_ref::<NarIoError>());
+            source.map_or_else(|| Fault::Unreadable(error.to_string()), fault_of)
+        })?;
+        if read == 0 {
+            return Ok((hashes.finish(), len));
         }
+        hashes.update(buffer.get(..read).unwrap_or_default());
+        len += read as u64;
+    }
+}
+
+fn fault_of(error: &NarIoError) -> Fault {
+    match error {
+        error if error.is_not_a_nar() => Fault::NotANar(error.to_string()),
+        NarIoError::Io { .. } => Fault::Unreadable(error.to_string()),
+        _ => Fault::Contents,
     }
 }

@@ -2,7 +2,6 @@
 
 use super::rules::{
     DEPTH_MAX, FILE_SIZE_MAX, NAME_LEN_MAX, NarError, OpenDirectories, Rule, TARGET_LEN_MAX, check_name, check_target,
-    has_case_hack,
 };
 use super::{Event, wire};
 
@@ -285,9 +284,6 @@ impl Decoder {
         let bytes = self.bytes(input, place);
         let name = &bytes[NAME_FROM..NAME_FROM + len];
         check_name(name, self.directories.previous()).map_err(|rule| self.error(NAME_FROM, rule))?;
-        if has_case_hack(name) {
-            return Err(self.error(NAME_FROM, Rule::NameCaseHack));
-        }
         self.expect_zeros(bytes, NAME_FROM + len, padded - len)?;
         self.expect(bytes, NAME_FROM + padded, &wire::NODE, Rule::Node)?;
         if self.directories.depth() >= DEPTH_MAX {

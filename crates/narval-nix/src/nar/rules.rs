@@ -15,9 +15,6 @@ pub const TARGET_LEN_MAX: usize = 4095;
 /// The maximum size of a regular file, in bytes: the largest `off_t`.
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 
-/// The suffix that Nix appends on case-insensitive file systems to names that differ only in case.
-const CASE_HACK: &[u8] = b"~nix~case~hack~";
-
 /// An invalid NAR: the rule that it breaks, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("invalid NAR at byte {offset}: {rule}")]
@@ -67,9 +64,6 @@ pub enum Rule {
     /// NUL in a name.
     #[error("a name may not contain NUL")]
     NameNul,
-    /// A name with the suffix that Nix uses on case-insensitive file systems. NARs must not contain it.
-    #[error("a name may not contain '~nix~case~hack~'")]
-    NameCaseHack,
     /// The same name twice in a directory (CVE-2024-45593).
     #[error("a directory may not contain the same name twice")]
     NameDuplicate,
@@ -127,11 +121,6 @@ pub(crate) fn check_name(name: &[u8], previous: &[u8]) -> Result<(), Rule> {
         std::cmp::Ordering::Equal => Err(Rule::NameDuplicate),
         std::cmp::Ordering::Greater => Ok(()),
     }
-}
-
-/// Whether a name has the suffix that Nix uses on case-insensitive file systems.
-pub(super) fn has_case_hack(name: &[u8]) -> bool {
-    name.windows(CASE_HACK.len()).any(|window| window == CASE_HACK)
 }
 
 /// Checks the target of a symlink.

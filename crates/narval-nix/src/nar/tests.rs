@@ -274,12 +274,10 @@ fn names_that_leave_the_directory() {
         (b"../a", Rule::NameSlash),
         (b"a\0b", Rule::NameNul),
         (b"\0", Rule::NameNul),
-        (b"a~nix~case~hack~1", Rule::NameCaseHack),
-        (b"~nix~case~hack~", Rule::NameCaseHack),
     ] {
         assert_eq!(fault(&directory_of(&[name])), (FIRST_NAME, rule), "{name:?}");
     }
-    for name in [&b"..."[..], b".a", b"..a", b"\xff\xfe", b"~nix~case~hack", b" ", b"\n"] {
+    for name in [&b"..."[..], b".a", b"..a", b"\xff\xfe", b"a~nix~case~hack~1", b"~nix~case~hack~", b" ", b"\n"] {
         decode(&directory_of(&[name])).unwrap();
     }
 }

@@ -9,6 +9,9 @@ use crate::hash::{Encoding, Hash, HashError, NarHash};
 use crate::signature::{KeyTextError, Signature};
 use crate::store_path::{StoreDir, StorePath, StorePathError};
 
+/// Nix's database has signed sizes, and so have file systems.
+const NAR_SIZE_TOO_LARGE: u64 = 1 << 63;
+
 /// Why a narinfo was rejected. Line numbers start at 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NarInfoError {
@@ -77,6 +80,9 @@ pub enum ValueError {
     /// A size of 0, which is not allowed.
     #[error("is 0")]
     Zero,
+    /// A size that neither a file nor a database can have.
+    #[error("is larger than 2^63 - 1")]
+    TooLarge,
     /// Empty.
     #[error("is empty")]
     Empty,
@@ -166,6 +172,7 @@ impl Fields {
             }
             Key::NarSize => match number(value)? {
                 0 => return Err(ValueError::Zero),
+                NAR_SIZE_TOO_LARGE.. => return Err(ValueError::TooLarge),
                 size => self.nar_size = Some(size),
             },
             Key::References => {

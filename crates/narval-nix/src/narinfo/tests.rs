@@ -133,6 +133,8 @@ fn bad_values_name_line_and_key() {
         (5, "FileSize", "18446744073709551616"),
         (6, "NarHash", "sha1:00000000000000000000000000000000"),
         (7, "NarSize", "0"),
+        (7, "NarSize", "9223372036854775808"),
+        (7, "NarSize", "18446744073709551615"),
         (7, "NarSize", "+1"),
         (7, "NarSize", "01"),
         (7, "NarSize", ""),
@@ -194,8 +196,8 @@ fn any_path_info() -> impl Strategy<Value = PathInfo> {
     let references = proptest::collection::btree_set(any_path(), 0..5);
     let signatures = proptest::collection::vec(any::<[u8; 32]>(), 0..3);
     let hash = any::<[u8; 32]>().prop_map(Sha256::from_bytes);
-    (any_path(), hash, 1_u64.., references, proptest::option::of(any_path()), signatures, any::<bool>()).prop_map(
-        |(path, nar_hash, nar_size, references, deriver, signatures, has_ca)| PathInfo {
+    (any_path(), hash, 1..=i64::MAX as u64, references, proptest::option::of(any_path()), signatures, any::<bool>())
+        .prop_map(|(path, nar_hash, nar_size, references, deriver, signatures, has_ca)| PathInfo {
             path,
             nar_hash,
             nar_size,
@@ -208,8 +210,7 @@ fn any_path_info() -> impl Strategy<Value = PathInfo> {
                 .map(|half| Signature::new("k-1", [half, half].concat().try_into().unwrap()).unwrap())
                 .collect(),
             ca: has_ca.then(|| ContentAddress::new(crate::content_address::Method::Nar, nar_hash.into()).unwrap()),
-        },
-    )
+        })
 }
 
 proptest! {

@@ -141,7 +141,13 @@ impl Planner {
         if self.damaged.has(info.path.hash_part(), &info.nar_hash, &real_path) {
             return Err(not_as_registered(&info.path));
         }
-        let layout = NarLayout::plan(&real_path).map_err(|error| ServeError::of_files(&info.path, &error))?;
+        let layout = NarLayout::plan(&real_path).map_err(|error| {
+            if error.is_not_a_nar() {
+                // Its narinfo would promise what is never served.
+                self.damaged.add(info.path.hash_part(), &info.nar_hash, &real_path);
+            }
+            ServeError::of_files(&info.path, &error)
+        })?;
         let size = layout.size_bytes();
         if size != info.nar_size {
             self.damaged.add(info.path.hash_part(), &info.nar_hash, &real_path);

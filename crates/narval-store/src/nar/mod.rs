@@ -71,6 +71,12 @@ pub enum NarIoError {
 }
 
 impl NarIoError {
+    /// Whether the files cannot be in a NAR, so that the path can neither be served nor copied. Old versions of Nix
+    /// registered such paths.
+    pub const fn is_not_a_nar(&self) -> bool {
+        matches!(self, Self::Limit { .. })
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { action, path: path.to_owned(), source: source.into() }
     }

@@ -16,6 +16,9 @@ use super::{ENTRIES_MAX, NarIoError, TEXT_LEN_MAX};
 pub(super) const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// The rule that a directory at [`DEPTH_MAX`] breaks.
+const TOO_DEEP: &str = "is nested deeper than 64, which no NAR allows";
+
 /// The owner's execute bit, the only one that Nix uses (`archive.cc`).
 const OWNER_EXECUTE: u32 = 0o100;
 
@@ -121,10 +124,7 @@ impl Plan<'_> {
         let names = self.list(name, handle.as_fd())?;
         let record = self.push(name, b"", Kind::Directory, 0)?;
         if self.stack.len() >= DEPTH_MAX {
-            return Err(NarIoError::Limit {
-                path: self.path_of(name),
-                rule: "is nested deeper than a NAR allows (64)",
-            });
+            return Err(NarIoError::Limit { path: self.path_of(name), rule: TOO_DEEP });
         }
         self.stack.push(OpenDirectory { handle, record, names, next: 0 });
         Ok(())
@@ -176,7 +176,7 @@ impl Plan<'_> {
         let limit = |rule| NarIoError::Limit { path: self.path_of(name), rule };
         let name_len = u8::try_from(name_bytes.len()).map_err(|_| limit("has a name of over 255 bytes"))?;
         if self.stack.len() >= DEPTH_MAX {
-            return Err(limit("is nested deeper than a NAR allows (64)"));
+            return Err(limit(TOO_DEEP));
         }
         if self.records.len() >= ENTRIES_MAX || self.text.len() + NAME_LEN_MAX + TARGET_LEN_MAX > TEXT_LEN_MAX {
             return Err(limit("exceeds the limit of files in a store path"));

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use narval_install::{Fault, Progress, repair, verify};
+use narval_install::{Destination, Fault, Faulty, Progress, repair, verify};
+use narval_nix::StorePath;
+use narval_store::LocalStoreError;
 use serde_json::json;
 
 use crate::Failure;
@@ -28,56 +30,91 @@ pub struct Args {
 /// Runs `narval verify`.
 ///
 /// # Errors
-/// Exit code 4 if there are faults that were not repaired.
+/// Exit code 3 if a path is not in the store, 4 if there are faults that were not repaired.
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let paths = if args.paths.is_empty() {
-        destination.store().all_valid_paths().map_err(Failure::runtime)?
-    } else {
-        let found = parse_wanted(&args.paths, destination.store_dir())?
-            .iter()
-            .map(|one| destination.find(one))
-            .collect::<Result<Vec<_>, _>>()?;
-        found.into_iter().flatten().collect()
-    };
+    let paths = chosen(&args.paths, &destination)?;
     let keys = if args.client.caches.no_check_sigs { None } else { Some(args.client.caches.keys()?) };
     let cores = available_parallelism().map_or(1, std::num::NonZero::get);
     let faulty = verify(&destination, &paths, keys.as_ref(), cores)?;
-    for one in &faulty {
-        let what = match one.fault {
+    for Faulty { info, fault } in &faulty {
+        let what = match fault {
             Fault::Contents => "its files have been changed",
             Fault::Missing => "its files are missing",
+            Fault::NotANar(reason) | Fault::Unreadable(reason) => reason,
             Fault::Untrusted => "it has no trusted signature",
         };
         if args.client.output.json {
-            out!("{}", json!({"v": 1, "path": one.info.path.base_name(), "fault": what}));
+            out!("{}", json!({"v": 1, "path": info.path.base_name(), "fault": what}));
         } else {
-            out!("{}: {what}", one.info.path);
+            out!("{}: {what}", info.path);
         }
     }
-    let broken: Vec<_> =
-        faulty.iter().filter(|one| one.fault != Fault::Untrusted).map(|one| one.info.clone()).collect();
-    let mut left = faulty.len();
-    if args.repair && !broken.is_empty() {
+    let (repairable, mut left): (Vec<_>, Vec<_>) = faulty.iter().partition(|one| one.fault.is_repairable());
+    let mut repaired = 0;
+    if args.repair && !repairable.is_empty() {
         let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, true)?);
+        let broken: Vec<_> = repairable.iter().map(|one| one.info.clone()).collect();
         repair(&destination, &options, &client, &broken, &Arc::new(Progress::default()))?;
-        left -= broken.len();
+        repaired = broken.len();
+    } else {
+        left.extend(repairable);
     }
     if !args.client.output.quiet && !args.client.output.json {
         let checked = counted(paths.len(), "path");
-        out!("{checked} checked, {} faulty, {} repaired", faulty.len(), faulty.len() - left);
+        out!("{checked} checked, {} faulty, {repaired} repaired", faulty.len());
     }
-    if left == 0 {
-        Ok(())
+    if left.is_empty() { Ok(()) } else { Err(Failure::Coded(4, summary(&left))) }
+}
+
+/// The paths to verify.
+fn chosen(texts: &[String], destination: &Destination) -> Result<Vec<StorePath>, Failure> {
+    if !destination.exists() {
+        let path = destination.config().real_store_dir.clone();
+        return Err(narval_install::Error::from(LocalStoreError::NoStore { path }).into());
+    }
+    if texts.is_empty() {
+        return destination.store().all_valid_paths().map_err(Failure::runtime);
+    }
+    let (mut paths, mut absent) = (Vec::new(), Vec::new());
+    for wanted in parse_wanted(texts, destination.store_dir())? {
+        match destination.find(&wanted)? {
+            Some(path) => paths.push(path),
+            None => absent.push(wanted.to_string()),
+        }
+    }
+    if absent.is_empty() {
+        Ok(paths)
     } else {
-        Err(Failure::Coded(
-            4,
-            format!(
-                "{} {}; 'narval verify --repair --from URL' replaces damaged files",
-                counted(left, "path"),
-                if left == 1 { "is faulty" } else { "are faulty" }
-            ),
-        ))
+        Err(Failure::Coded(3, format!("not in the store: {}", absent.join(", "))))
     }
+}
+
+/// How many paths have which fault, and what to do about it.
+fn summary(faulty: &[&Faulty]) -> String {
+    let kinds: [(fn(&Fault) -> bool, &str); 5] = [
+        (|fault| *fault == Fault::Contents, "with changed files"),
+        (|fault| *fault == Fault::Missing, "without files"),
+        (|fault| matches!(fault, Fault::NotANar(_)), "that no NAR can hold"),
+        (|fault| matches!(fault, Fault::Unreadable(_)), "that cannot be read"),
+        (|fault| *fault == Fault::Untrusted, "without a trusted signature"),
+    ];
+    let counts = kinds.iter().filter_map(|(is_kind, what)| {
+        let count = faulty.iter().filter(|one| is_kind(&one.fault)).count();
+        (count > 0).then(|| format!("{count} {what}"))
+    });
+    let mut text = format!(
+        "{} {}: {}",
+        counted(faulty.len(), "path"),
+        if faulty.len() == 1 { "is faulty" } else { "are faulty" },
+        counts.collect::<Vec<_>>().join(", ")
+    );
+    if faulty.iter().any(|one| one.fault.is_repairable()) {
+        text.push_str("; 'narval verify --repair --from URL' replaces damaged files");
+    }
+    if faulty.iter().any(|one| one.fault == Fault::Untrusted) {
+        text.push_str("; '--trusted-public-key KEY' names the key of the cache that they are from");
+    }
+    text
 }

@@ -300,7 +300,7 @@ fn roots_that_cannot_be_followed() {
     lab.install(&root, &[&lab.hello]);
     symlink(format!("{closed}/link"), auto.join("through-a-closed-folder")).unwrap();
     if !rustix::process::geteuid().is_root() {
-        std::fs::set_permissions(&closed, PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o000)).unwrap();
         let said = lab.fails(1, &["gc", "--store", &root]);
         assert!(said.contains("auto/through-a-closed-folder") && said.contains("closed/link"), "{said}");
         return;

@@ -21,3 +21,5 @@ mod races;
 mod stores;
 mod trees;
 mod trouble;
+mod unusual;
+mod verify;

@@ -1,0 +1,49 @@
+//! `narval verify`: what it finds, advises and returns.
+
+use crate::lab::Lab;
+
+/// What is not in the store is not verified.
+#[test]
+fn what_is_not_there() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    let said = lab.fails(3, &["verify", "--store", &root]);
+    assert!(said.contains("there is no store at"), "{said}");
+    lab.install(&root, &[&lab.hello]);
+    let said = lab.fails(3, &["verify", "--store", &root, &lab.hello, &lab.top]);
+    assert!(said.contains(&format!("not in the store: {}", &lab.top["/nix/store/".len()..])), "{said}");
+    assert!(!said.contains("hello"), "{said}");
+    let said = lab.fails(3, &["verify", "--store", &root, "00000000000000000000000000000000"]);
+    assert!(said.contains("not in the store: 00000000000000000000000000000000"), "{said}");
+}
+
+/// Each kind of fault is counted, and has its own advice.
+#[test]
+fn faults_by_kind() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    // Named by their contents: these need no signature.
+    lab.install(&root, &[&lab.hello, &lab.top]);
+    assert_eq!(lab.done(&["verify", "--store", &root]), "3 paths checked, 0 faulty, 0 repaired");
+    let database = rusqlite::Connection::open(format!("{root}/nix/var/nix/db/db.sqlite")).unwrap();
+    database.execute("update ValidPaths set ca = null", ()).unwrap();
+    drop(database);
+    let said = lab.fails(4, &["verify", "--store", &root]);
+    assert!(said.contains("3 paths are faulty: 3 without a trusted signature; "), "{said}");
+    assert!(said.contains("--trusted-public-key") && !said.contains("--repair"), "{said}");
+    lab.done(&["verify", "--no-check-sigs", "--store", &root]);
+
+    std::fs::remove_dir_all(format!("{root}{}", lab.hello)).unwrap();
+    std::fs::write(format!("{root}{}/more", lab.tree), "").unwrap();
+    let said = lab.fails(4, &["verify", "--store", &root]);
+    let counts = "3 paths are faulty: 1 with changed files, 1 without files, 1 without a trusted signature; ";
+    assert!(said.contains(counts) && said.contains("--repair") && said.contains("--trusted-public-key"), "{said}");
+    let said = lab.fails(4, &["verify", "--no-check-sigs", "--store", &root]);
+    let counts = "2 paths are faulty: 1 with changed files, 1 without files; ";
+    assert!(said.contains(counts) && said.contains("--repair") && !said.contains("--trusted"), "{said}");
+    let url = lab.cache_url();
+    let repair = ["verify", "--no-check-sigs", "--repair", "--from", &url, "--store", &root];
+    assert!(lab.done(&repair).ends_with("3 paths checked, 2 faulty, 2 repaired"));
+    let said = lab.fails(4, &["verify", "--repair", "--from", &url, "--store", &root]);
+    assert!(said.contains("3 paths are faulty: 3 without a trusted signature; "), "{said}");
+}
