@@ -10,36 +10,20 @@ use std::time::{Duration, Instant};
 use narval_nix::StorePath;
 use narval_store::{Environment, StoreConfig};
 
-/// The newest Nix, and old ones.
+/// The newest Nix, and an old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nix {
     New,
-    /// 2.8
     Old,
-    /// 2.3; not every machine can have it.
-    Oldest,
 }
 
 impl Nix {
     pub const BOTH: [Self; 2] = [Self::New, Self::Old];
 
-    /// Every version that is here. Says if Nix 2.3 is not.
-    pub fn all() -> Vec<Self> {
-        let mut all = Self::BOTH.to_vec();
-        let oldest = Command::new(Self::Oldest.program("nix-store")).arg("--version").output();
-        if oldest.is_ok_and(|output| output.status.success()) {
-            all.push(Self::Oldest);
-        } else {
-            eprintln!("note: no Nix 2.3 here (tools/setup-nix installs it if the archive has it)");
-        }
-        all
-    }
-
     fn program(self, name: &str) -> String {
         match self {
             Self::New => name.to_owned(),
             Self::Old => name.replacen("nix", "nix-old", 1),
-            Self::Oldest => name.replacen("nix", "nix-oldest", 1),
         }
     }
 
