@@ -91,18 +91,31 @@ fn chosen(texts: &[String], destination: &Destination) -> Result<Vec<StorePath>,
     }
 }
 
+/// The kinds of faults, in the order in which they are counted.
+const KINDS: [&str; 5] = [
+    "with changed files",
+    "without files",
+    "that no NAR can hold",
+    "that cannot be read",
+    "without a trusted signature",
+];
+
+const fn kind_of(fault: &Fault) -> &'static str {
+    let [changed, missing, not_a_nar, unreadable, untrusted] = KINDS;
+    match fault {
+        Fault::Contents => changed,
+        Fault::Missing => missing,
+        Fault::NotANar(_) => not_a_nar,
+        Fault::Unreadable(_) => unreadable,
+        Fault::Untrusted => untrusted,
+    }
+}
+
 /// How many paths have which fault, and what to do about it.
 fn summary(faulty: &[&Faulty]) -> String {
-    let kinds: [(fn(&Fault) -> bool, &str); 5] = [
-        (|fault| *fault == Fault::Contents, "with changed files"),
-        (|fault| *fault == Fault::Missing, "without files"),
-        (|fault| matches!(fault, Fault::NotANar(_)), "that no NAR can hold"),
-        (|fault| matches!(fault, Fault::Unreadable(_)), "that cannot be read"),
-        (|fault| *fault == Fault::Untrusted, "without a trusted signature"),
-    ];
-    let counts = kinds.iter().filter_map(|(is_kind, what)| {
-        let count = faulty.iter().filter(|one| is_kind(&one.fault)).count();
-        (count > 0).then(|| format!("{count} {what}"))
+    let counts = KINDS.iter().filter_map(|kind| {
+        let count = faulty.iter().filter(|one| kind_of(&one.fault) == *kind).count();
+        (count > 0).then(|| format!("{count} {kind}"))
     });
     let mut text = format!(
         "{} {}: {}",
