@@ -10,7 +10,7 @@ use crate::commands::{
     pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache, verify, warm,
     watch_store, why,
 };
-use crate::ui::{log, output};
+use crate::ui::{json, log, output};
 
 /// Serve, move and install Nix packages.
 #[derive(Debug, Parser)]
@@ -133,6 +133,9 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // Help and version are "errors" for clap; it prints them to the right stream and knows the exit code (0 or
             // 2).
+            if error.exit_code() != 0 {
+                json::failure(&Failure::usage(error.render().to_string().trim_end()));
+            }
             return match error.print() {
                 Ok(()) if error.exit_code() == 0 => output::finish("narval"),
                 Err(unwritten) if error.exit_code() == 0 => output::unwritten("narval", &unwritten),
@@ -147,7 +150,10 @@ pub fn main() -> ExitCode {
     log::finish();
     match result {
         Ok(()) => output::finish("narval"),
-        Err(failure) => failure.report("narval"),
+        Err(failure) => {
+            json::failure(&failure);
+            failure.report("narval")
+        }
     }
 }
 

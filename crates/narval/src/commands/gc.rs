@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
+use crate::ui::json;
 use crate::ui::output::{counted, out};
 
 /// Remove store paths that no profile or other root needs
@@ -41,6 +42,8 @@ struct Removed {
     bytes: Option<u64>,
     /// Paths that remain valid, if they are known.
     kept: Option<usize>,
+    /// Whether nothing is left of what was to be removed.
+    is_complete: bool,
 }
 
 /// Runs `narval gc`.
@@ -82,7 +85,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     let Garbage { paths, leftovers, bytes_freed, kept, not_removed } = garbage.map_err(failed)?;
     let paths = paths.iter().map(|path| path.base_name().to_owned()).collect();
-    report(&Removed { generations, paths, leftovers, bytes: Some(bytes_freed), kept: Some(kept) }, &args);
+    let (bytes, kept, is_complete) = (Some(bytes_freed), Some(kept), not_removed.is_empty());
+    report(&Removed { generations, paths, leftovers, bytes, kept, is_complete }, &args);
     match not_removed.first() {
         None => Ok(()),
         Some(first) => {
@@ -121,15 +125,14 @@ fn gc_by_daemon(config: &StoreConfig, generations: Vec<PathBuf>, args: &Args) ->
     } else {
         Some(collected.bytes_freed)
     };
-    report(&Removed { generations, paths, leftovers: Vec::new(), bytes, kept: None }, args);
+    report(&Removed { generations, paths, leftovers: Vec::new(), bytes, kept: None, is_complete: true }, args);
     Ok(())
 }
 
 fn report(removed: &Removed, args: &Args) {
-    let Removed { generations, paths, leftovers, bytes, kept } = removed;
+    let Removed { generations, paths, leftovers, bytes, kept, is_complete } = removed;
     if args.output.json {
-        let mut summary = json!({
-            "v": 1,
+        let mut fields = json!({
             "generations": generations.iter().map(|folder| folder.to_string_lossy()).collect::<Vec<_>>(),
             "paths": paths,
             "leftovers": leftovers,
@@ -137,10 +140,11 @@ fn report(removed: &Removed, args: &Args) {
         });
         for (name, number) in [("bytes", *bytes), ("kept", kept.map(|kept| kept as u64))] {
             if let Some(number) = number {
-                summary[name] = number.into();
+                fields[name] = number.into();
             }
         }
-        out!("{summary}");
+        // After what could not be removed, the error is the end.
+        if *is_complete { json::summary(fields) } else { json::event("removed", fields) }
     } else if !args.output.quiet {
         if args.dry_run {
             generations.iter().for_each(|folder| out!("{}", folder.display()));

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::ClientArgs;
 use crate::args::paths::parse_wanted;
+use crate::ui::json;
 use crate::ui::output::{counted, out};
 
 /// Check files and signatures; repairs only with --repair
@@ -46,7 +47,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             Fault::Untrusted => "it has no trusted signature",
         };
         if args.client.output.json {
-            out!("{}", json!({"v": 1, "path": info.path.base_name(), "fault": what}));
+            json::event("path", json!({"path": info.path.base_name(), "fault": what}));
         } else {
             out!("{}: {what}", info.path);
         }
@@ -65,7 +66,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let checked = counted(paths.len(), "path");
         out!("{checked} checked, {} faulty, {repaired} repaired", faulty.len());
     }
-    if left.is_empty() { Ok(()) } else { Err(Failure::Coded(4, summary(&left))) }
+    if !left.is_empty() {
+        return Err(Failure::Coded(4, summary(&left)));
+    }
+    if args.client.output.json {
+        json::summary(json!({"checked": paths.len(), "faulty": faulty.len(), "repaired": repaired}));
+    }
+    Ok(())
 }
 
 /// The paths to verify.

@@ -42,17 +42,21 @@ impl Failure {
         }
     }
 
-    /// Prints `program: message` to standard error, for each line of the message, and returns the exit code.
-    pub fn report(&self, program: &str) -> ExitCode {
-        let code = match self {
+    /// The exit code.
+    pub const fn code(&self) -> u8 {
+        match self {
             Self::Usage(_) => 2,
             Self::Runtime(_) => 1,
             Self::Coded(code, _) => *code,
-        };
+        }
+    }
+
+    /// Prints `program: message` to standard error, for each line of the message, and returns the exit code.
+    pub fn report(&self, program: &str) -> ExitCode {
         for line in self.to_string().lines() {
             note!("{program}: {line}");
         }
-        ExitCode::from(code)
+        ExitCode::from(self.code())
     }
 }
 

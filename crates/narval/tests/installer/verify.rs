@@ -47,3 +47,31 @@ fn faults_by_kind() {
     let said = lab.fails(4, &["verify", "--repair", "--from", &url, "--store", &root]);
     assert!(said.contains("3 paths are faulty: 3 without a trusted signature; "), "{said}");
 }
+
+/// `--json` ends with a summary, or with the error.
+#[test]
+fn json_has_an_end() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    let last = |code: i32, args: &[&str]| -> serde_json::Value {
+        let output = lab.run(&[args, &["--json", "--store", &root]].concat());
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let objects: Vec<serde_json::Value> =
+            output.stdout.split(|byte| *byte == b'\n').flat_map(serde_json::from_slice).collect();
+        assert!(objects.iter().all(|object| object["v"] == 1), "{objects:?}");
+        objects.last().unwrap().clone()
+    };
+    for command in [&["verify"][..], &["gc"], &["gc", "--dry-run"]] {
+        let error = last(3, command);
+        assert!(error["type"] == "error" && error["code"] == 3, "{error}");
+        assert!(error["message"].as_str().unwrap().contains("there is no store at"), "{error}");
+    }
+    lab.install(&root, &[&lab.hello]);
+    let well = last(0, &["verify"]);
+    assert_eq!(well, serde_json::json!({"v": 1, "type": "summary", "checked": 1, "faulty": 0, "repaired": 0}));
+    std::fs::remove_dir_all(format!("{root}{}", lab.hello)).unwrap();
+    let faulty = last(4, &["verify"]);
+    assert!(faulty["type"] == "error" && faulty["message"].as_str().unwrap().contains("1 without files"), "{faulty}");
+    let collected = last(0, &["gc"]);
+    assert!(collected["type"] == "summary" && collected["paths"].as_array().unwrap().len() == 1, "{collected}");
+}
