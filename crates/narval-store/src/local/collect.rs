@@ -116,11 +116,8 @@ impl GarbageCollector {
     /// meanwhile are spared, whether the process is Narval or any version of Nix.
     ///
     /// # Errors
-    /// [`LocalStoreError::NoStore`]; otherwise as [`LocalStore::open`].
+    /// See [`LocalStore::open`].
     pub fn open(config: StoreConfig) -> Result<Self, LocalStoreError> {
-        if !config.exists() {
-            return Err(LocalStoreError::NoStore { path: config.real_store_dir });
-        }
         let directory = writable::open_store_directory(&config)?;
         schema::give_up_reserve(&config)?;
         root_server::prepare(&config)?;

@@ -54,9 +54,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let config = args.store.config()?;
     let by_daemon = is_collected_by_daemon(&config);
-    if !by_daemon && !config.exists() {
-        return Err(failed(LocalStoreError::NoStore { path: config.real_store_dir }));
-    }
     let (mut generations, mut removed_folders) = (Vec::new(), Vec::new());
     if let Some(keep) = args.keep {
         for profile in Profile::all(&config)? {

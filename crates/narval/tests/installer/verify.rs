@@ -61,7 +61,7 @@ fn json_has_an_end() {
         assert!(objects.iter().all(|object| object["v"] == 1), "{objects:?}");
         objects.last().unwrap().clone()
     };
-    for command in [&["verify"][..], &["gc"], &["gc", "--dry-run"]] {
+    for command in [&["verify"][..], &["gc", "--dry-run"]] {
         let error = last(3, command);
         assert!(error["type"] == "error" && error["code"] == 3, "{error}");
         assert!(error["message"].as_str().unwrap().contains("there is no store at"), "{error}");
