@@ -30,8 +30,12 @@ fn run(args: &[&str], certificates: Option<&Path>) -> Output {
 fn doctor(server: &str, args: &[&str], certificates: Option<&Path>) -> (Option<i32>, BTreeMap<String, (bool, String)>) {
     let output = run(&[&["--server", server, "--json"], args].concat(), certificates);
     let text = String::from_utf8(output.stdout).unwrap();
-    let findings = text.lines().map(|line| {
-        let found: serde_json::Value = serde_json::from_str(line).unwrap();
+    // The last line is the summary, or the error with the exit code.
+    let mut objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = objects.pop().unwrap();
+    assert_eq!(last["type"], if output.status.success() { "summary" } else { "error" }, "{text}");
+    let findings = objects.iter().map(|found| {
+        assert_eq!(found["type"], "check", "{text}");
         let text = |key: &str| found[key].as_str().unwrap().to_owned();
         (text("check"), (found["ok"].as_bool().unwrap(), text("text")))
     });

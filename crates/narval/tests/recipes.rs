@@ -220,7 +220,7 @@ fn jobs_without_a_secret() {
     let hub_token = hub.token(&[]);
     hub.give("of-the-runner", hub_token);
     let request = format!("http://{}/token?api-version=2.0", hub.address);
-    let script = github(&block("applies to, because anybody can run jobs there.")).remove(0);
+    let script = github(&block("`require-jti = false`.")).remove(0);
     // The audience stays as on the page: it is a name. What is asked is the server here.
     let (query, rest) = script.split_once("audience=").unwrap();
     let script = format!("{query}audience={}", rest.replace(&format!("{CACHE}/"), &format!("{url}/")));

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::Failure;
+use crate::ui::json::{event, summary};
 use crate::ui::output::out;
 
 /// The outcome of a check: one line.
@@ -31,11 +32,17 @@ impl Finding {
 pub(super) fn report(findings: &[Finding], json: bool) -> Result<(), Failure> {
     for found in findings {
         if json {
-            out!("{}", json!({"v": 1, "check": found.what, "ok": found.good, "text": found.text}));
+            event("check", json!({"check": found.what, "ok": found.good, "text": found.text}));
         } else {
             out!("{} {:<12} {}", if found.good { "ok  " } else { "FAIL" }, found.what, found.text);
         }
     }
     let bad = findings.iter().filter(|found| !found.good).count();
-    if bad == 0 { Ok(()) } else { Err(Failure::runtime(format!("{bad} of {} checks failed", findings.len()))) }
+    if bad == 0 {
+        if json {
+            summary(json!({"checks": findings.len(), "failed": 0}));
+        }
+        return Ok(());
+    }
+    Err(Failure::runtime(format!("{bad} of {} checks failed", findings.len())))
 }
