@@ -3,7 +3,6 @@
 //! The decoder borrows: the data of a chunk is a slice of the input. `httparse::parse_chunk_size` is not used because
 //! it accepts an empty size line as 0, and a line feed inside a quoted extension.
 
-use http::header::{CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::http1::ProtoError;
@@ -250,11 +249,29 @@ fn parse_trailers(section: &[u8]) -> Result<HeaderMap, ProtoError> {
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| malformed)?;
         let value = HeaderValue::from_bytes(field.value).map_err(|_| malformed)?;
-        if ![CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING].contains(&name) {
-            trailers.append(name, value);
-        }
+        add_trailer(&mut trailers, name, value);
     }
     Ok(trailers)
+}
+
+/// Fields that are no trailers: those for framing and routing, and those of the connection (RFC 9110 section 6.5.1).
+const NOT_IN_TRAILERS: [&str; 9] = [
+    "connection",
+    "content-length",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Adds a trailer field of a request in any version of HTTP. A field that is not allowed there is left out.
+pub(crate) fn add_trailer(trailers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    if !NOT_IN_TRAILERS.contains(&name.as_str()) {
+        trailers.append(name, value);
+    }
 }
 
 /// Appends the size line of a chunk of `length` bytes. Not for `length` 0, which would end the body.
@@ -413,11 +430,11 @@ mod tests {
 
     #[test]
     fn trailers_are_exposed() {
-        let input = b"1\r\nx\r\n0\r\nDigest: abc\r\nContent-Length: 5\r\n\r\nrest";
+        let input = b"1\r\nx\r\n0\r\nDigest: abc\r\nContent-Length: 5\r\nHost: a\r\nTrailer: a\r\nTE: a\r\nUpgrade: a\r\n\r\nrest";
         for pieces in 1..input.len() {
             let (body, trailers, end) = decode(input, pieces).expect("well-formed").expect("complete");
             assert_eq!((body.as_slice(), &input[end..]), (&b"x"[..], &b"rest"[..]));
-            assert_eq!(trailers.len(), 1, "framing fields are left out");
+            assert_eq!(trailers.len(), 1, "fields for framing and routing are left out");
             assert_eq!(trailers["digest"], "abc");
         }
     }

@@ -81,6 +81,11 @@ impl ReceiveWindow {
         by
     }
 
+    /// What the client may still send.
+    pub(crate) fn open(&self) -> u32 {
+        self.open
+    }
+
     /// Its size, which [`grant`](Self::grant) does not change.
     pub(crate) fn size(&self) -> u32 {
         self.size

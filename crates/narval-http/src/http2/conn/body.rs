@@ -122,7 +122,7 @@ impl<X: Exchange> Conn<X> {
             return self.break_body(id, service);
         }
         if let Receiving::Discarded { .. } = stream.receiving {
-            self.closed.push(id, How::Ended);
+            self.closed.push(id, How::Ended, 0);
             return self.forget(id, service);
         }
         let trailers = trailers.unwrap_or_default();

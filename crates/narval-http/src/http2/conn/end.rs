@@ -4,6 +4,7 @@ use std::io;
 
 use super::service::{Body, Ending, Exchange, Service};
 use super::stream::{How, Receiving, Sending};
+use super::turns::Turns;
 use super::{Conn, ConnError, Going};
 use crate::http1::conn::{Close, Pipe};
 use crate::http2::frame::{self, ErrorCode, STREAM_MAX};
@@ -46,7 +47,7 @@ impl<X: Exchange> Conn<X> {
             Sending::WebSocket(socket) => socket.release(service.websocket_workers()),
             Sending::Nothing | Sending::Done => {}
         }
-        self.closed.push(id, how);
+        self.closed.push(id, how, stream.receive.open());
         if !stream.is_away {
             self.forget(id, service);
         }
@@ -56,6 +57,10 @@ impl<X: Exchange> Conn<X> {
     pub(super) fn forget(&mut self, id: u32, service: &impl Service<X>) {
         if let Some(stream) = self.streams.remove(&id) {
             self.grown -= stream.receive.size() - HTTP2_STREAM_WINDOW;
+            if stream.is_queued {
+                // A client that keeps the window closed must not make it grow.
+                self.windowless.remove(id);
+            }
         }
         if self.streams.is_empty() {
             self.idle_since = service.now();
@@ -88,7 +93,7 @@ impl<X: Exchange> Conn<X> {
         for stream in streams {
             self.drop_stream(stream, How::ByUs, Ending::Aborted, service);
         }
-        self.turns.clear();
+        self.turns = Turns::default();
     }
 
     /// The server stops: tells the client not to open streams. Those that it opens before it has received that are

@@ -20,6 +20,7 @@ mod request;
 mod send;
 mod service;
 mod stream;
+mod turns;
 mod websocket;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,6 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use self::budget::Budget;
 pub(crate) use self::service::{Answer, Body, Ending, Exchange, Inline, Request, RequestBody, Rest, Service, Work};
 use self::stream::{Closed, Stream};
+use self::turns::Turns;
 use super::flow::{ReceiveWindow, SendWindow};
 use super::frame::{self, ErrorCode};
 pub(crate) use super::head::HeadBuilder;
@@ -66,11 +68,12 @@ pub(crate) struct Conn<X: Exchange> {
     out: Vec<u8>,
     /// How much of `out` was sent.
     out_sent: usize,
-    /// Streams with something to send, in turn.
-    turns: VecDeque<u32>,
-    /// The same for streams with little left.
-    small_turns: VecDeque<u32>,
-    is_small_turn: bool,
+    /// Streams with something to send.
+    turns: Turns,
+    /// The same, once the window of the connection is open.
+    windowless: Turns,
+    /// Bytes of DATA sent whose window the client has not returned.
+    unreturned: u64,
     /// Streams whose next piece is not produced while too much is held.
     hungry: VecDeque<u32>,
     /// One of these pieces must be produced anyway.
@@ -178,9 +181,9 @@ impl<X: Exchange> Conn<X> {
             grown: 0,
             out,
             out_sent: 0,
-            turns: VecDeque::new(),
-            small_turns: VecDeque::new(),
-            is_small_turn: false,
+            turns: Turns::default(),
+            windowless: Turns::default(),
+            unreturned: 0,
             hungry: VecDeque::new(),
             is_starved: false,
             work: VecDeque::new(),
@@ -225,15 +228,16 @@ impl<X: Exchange> Conn<X> {
     /// A lower estimate of the bytes that the next [`gather`](Self::gather) yields.
     pub(crate) fn output_hint(&self) -> usize {
         let frames = self.out.len() - self.out_sent;
-        if self.turns.is_empty() && self.small_turns.is_empty() { frames } else { frames + SEAL_IN_PLACE_QUANTUM }
+        if self.has_turns() { frames + SEAL_IN_PLACE_QUANTUM } else { frames }
     }
 
     /// Whether something is queued, or can be produced.
     pub(crate) fn has_output(&self) -> bool {
-        self.out_sent < self.out.len()
-            || !self.turns.is_empty()
-            || !self.small_turns.is_empty()
-            || self.is_hungry_alone()
+        self.out_sent < self.out.len() || self.has_turns() || self.is_hungry_alone()
+    }
+
+    fn has_turns(&self) -> bool {
+        !self.turns.is_empty() || (!self.windowless.is_empty() && !self.window.is_closed())
     }
 
     /// Whether all remaining streams wait for memory that nothing else will free.
@@ -272,11 +276,11 @@ impl<X: Exchange> Conn<X> {
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn describe(&self) -> String {
         format!(
-            "HTTP/2 {:?} {:?}, {} streams, {} turns, {} bytes queued, until {}",
+            "HTTP/2 {:?} {:?}, {} streams, {:?}, {} bytes queued, until {}",
             self.phase,
             self.going,
             self.streams.len(),
-            self.turns.len(),
+            self.turns,
             self.out.len() - self.out_sent,
             self.deadline
         )

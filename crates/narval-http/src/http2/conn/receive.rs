@@ -285,7 +285,12 @@ impl<X: Exchange> Conn<X> {
             }
             let changed = self.window.change(i64::from(increment));
             changed.map_err(|_| ConnError(ErrorCode::FlowControlError, "the connection's window is too large"))?;
-            self.queue_all();
+            // Beyond the return of what was used it does nothing, unless something waits for it.
+            let left = self.unreturned.checked_sub(u64::from(increment));
+            self.unreturned = left.unwrap_or(0);
+            if left.is_none() && self.windowless.is_empty() {
+                self.spend_frame("WINDOW_UPDATE frames", service)?;
+            }
             return Ok(());
         }
         if header.stream > self.last {
@@ -341,6 +346,7 @@ impl<X: Exchange> Conn<X> {
         let Some(stream) = self.streams.get_mut(&header.stream).filter(|stream| !stream.is_reset) else {
             return match self.closed.how(header.stream) {
                 _ if header.stream > self.last => Err(ConnError(ErrorCode::ProtocolError, "DATA on an idle stream")),
+                Some(How::ByUs) if self.closed.may_be_late(header.length) => Ok(()),
                 Some(How::ByUs) => self.spend_frame("DATA frames on closed streams", service),
                 _ => Err(ConnError(ErrorCode::StreamClosed, "DATA on a closed stream")),
             };

@@ -6,9 +6,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use super::service::{Exchange, Inline, Request, RequestBody, Service, Work};
 use super::stream::{How, InMemory, Receiving, Stream};
 use super::{Conn, ConnError, Going};
-use crate::http1::ProtoError;
 use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::head::{Framing, ParsedHead, is_token_byte};
+use crate::http1::{ProtoError, chunked};
 use crate::http2::flow::{ReceiveWindow, SendWindow};
 use crate::http2::frame::{self, ErrorCode};
 use crate::http2::head::{HeadBuilder, HeadError, is_field_value};
@@ -63,7 +63,7 @@ impl<X: Exchange> Conn<X> {
         }
         self.last = id;
         if self.streams.len() >= HTTP2_STREAMS_MAX {
-            self.closed.push(id, How::ByUs);
+            self.closed.push(id, How::ByUs, HTTP2_STREAM_WINDOW);
             frame::push_reset(&mut self.out, id, ErrorCode::RefusedStream);
             return self.spend_reset(service);
         }
@@ -230,8 +230,7 @@ impl<X: Exchange> Conn<X> {
     }
 }
 
-/// Adds a trailer field. Fields for framing and routing are not allowed there (RFC 9110 section 6.5.1), and are left
-/// out as for HTTP/1.
+/// Adds a trailer field. One of HTTP/1 connections makes the request malformed (RFC 9113 section 8.2.2).
 fn add_trailer(map: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), &'static str> {
     let is_name = !name.is_empty() && name.iter().all(|&byte| is_token_byte(byte) && !byte.is_ascii_uppercase());
     if !is_name || !is_field_value(value) {
@@ -244,7 +243,7 @@ fn add_trailer(map: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), &'s
         _ => {
             let name = HeaderName::from_bytes(name).map_err(|_| "a trailer field is malformed")?;
             let value = HeaderValue::from_bytes(value).map_err(|_| "a trailer field is malformed")?;
-            map.append(name, value);
+            chunked::add_trailer(map, name, value);
             Ok(())
         }
     }

@@ -193,14 +193,9 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// Small and large bodies take turns, so that neither waits for all of the others.
     fn next_turn(&mut self) -> Option<u32> {
-        self.is_small_turn = !self.is_small_turn;
-        let (first, second) = match self.is_small_turn {
-            true => (&mut self.small_turns, &mut self.turns),
-            false => (&mut self.turns, &mut self.small_turns),
-        };
-        if let Some(id) = first.pop_front().or_else(|| second.pop_front()) {
+        let waited = if self.window.is_closed() { None } else { self.windowless.pop() };
+        if let Some(id) = waited.or_else(|| self.turns.pop()) {
             return Some(id);
         }
         // Nothing else can be sent, and nothing is being produced: memory held elsewhere must not block this stream.
@@ -216,21 +211,18 @@ impl<X: Exchange> Conn<X> {
     /// Queues a stream if it has something to send.
     pub(super) fn queue(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let (ready, is_whole) = match &stream.sending {
-            Sending::Body(body) => (body.ready(), matches!(body.rest(), Rest::End { .. })),
-            // With the small bodies, so that messages do not wait for large ones. With the connection's window closed, it
-            // is queued again by a WINDOW_UPDATE.
-            Sending::WebSocket(socket) if socket.ready() > 0 && !self.window.is_closed() => {
-                (socket.ready() as u64, true)
-            }
+        let (needs_window, is_small) = match &stream.sending {
+            Sending::Body(body) => (body.ready() > 0, is_small(body.as_ref())),
+            // With the small bodies, so that messages do not wait for large ones.
+            Sending::WebSocket(socket) if socket.ready() > 0 => (true, true),
             _ => return,
         };
-        if stream.is_queued || (ready > 0 && stream.window.is_closed()) {
+        if stream.is_queued || (needs_window && stream.window.is_closed()) {
             return;
         }
         stream.is_queued = true;
-        let is_small = ready <= HTTP2_SMALL_BODY && is_whole;
-        if is_small { self.small_turns.push_back(id) } else { self.turns.push_back(id) }
+        let turns = if needs_window && self.window.is_closed() { &mut self.windowless } else { &mut self.turns };
+        turns.push(id, is_small);
     }
 
     pub(super) fn queue_all(&mut self) {
@@ -287,10 +279,10 @@ impl<X: Exchange> Conn<X> {
         let ready = body.ready();
         let window = stream.window.open().min(self.window.open());
         if window == 0 {
-            // A WINDOW_UPDATE queues it again.
+            // A WINDOW_UPDATE of the stream queues it again; for one of the connection it is queued now.
             stream.progress = (stream.sent, service.now());
             self.look_at(service.now() + millis(service.limits().write_stall_timeout));
-            return;
+            return self.queue(id);
         }
         let room = quantum.saturating_sub(into.gathered()).max(HTTP2_QUANTUM_MIN);
         let most = usize::try_from(ready).unwrap_or(usize::MAX).min(window).min(PAYLOAD_MAX).min(room);
@@ -300,6 +292,7 @@ impl<X: Exchange> Conn<X> {
         };
         stream.window.sent(taken);
         self.window.sent(taken);
+        self.unreturned += taken as u64;
         stream.sent += (taken + HEADER_LENGTH) as u64;
         let is_over = is_at_end(body.as_ref());
         let runs_low = body.ready() < HTTP2_PREFETCH_BELOW && body.rest() == Rest::Worker;
@@ -400,7 +393,7 @@ impl<X: Exchange> Conn<X> {
         self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
         match std::mem::replace(&mut stream.receiving, Receiving::Done) {
             Receiving::Done => {
-                self.closed.push(id, How::Ended);
+                self.closed.push(id, How::Ended, 0);
                 self.forget(id, service);
             }
             unread => {
@@ -417,6 +410,11 @@ impl<X: Exchange> Conn<X> {
             }
         }
     }
+}
+
+/// Whether little is left of a body.
+fn is_small(body: &impl Body) -> bool {
+    body.ready() <= HTTP2_SMALL_BODY && matches!(body.rest(), Rest::End { .. })
 }
 
 /// Whether nothing is left of a body.

@@ -142,9 +142,17 @@ impl<X: Exchange> Stream<X> {
     }
 }
 
-/// Recently closed streams, to handle frames that were in flight then.
+/// Closed streams, to handle frames that were in flight then.
 #[derive(Debug, Default)]
-pub(super) struct Closed(VecDeque<(u32, How)>);
+pub(super) struct Closed {
+    /// The last ones.
+    recent: VecDeque<(u32, How)>,
+    /// The highest number that we reset. What comes on an older stream that is not among the last ones may have been in
+    /// flight when we reset that.
+    reset_up_to: u32,
+    /// Bytes that the client was allowed to send on streams when we reset them.
+    late_left: u64,
+}
 
 /// How a stream was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,14 +169,31 @@ impl Closed {
     /// How many are remembered.
     const KEPT: usize = 64;
 
-    pub(super) fn push(&mut self, stream: u32, how: How) {
-        if self.0.len() >= Self::KEPT {
-            self.0.pop_front();
+    /// Remembers a closed stream; `window`: what the client may send on it.
+    pub(super) fn push(&mut self, stream: u32, how: How, window: u32) {
+        if self.recent.len() >= Self::KEPT {
+            self.recent.pop_front();
         }
-        self.0.push_back((stream, how));
+        self.recent.push_back((stream, how));
+        if how == How::ByUs {
+            self.reset_up_to = self.reset_up_to.max(stream);
+            self.late_left = self.late_left.saturating_add(u64::from(window));
+        }
     }
 
     pub(super) fn how(&self, stream: u32) -> Option<How> {
-        self.0.iter().rev().find(|(id, _)| *id == stream).map(|(_, how)| *how)
+        let recent = self.recent.iter().rev().find(|(id, _)| *id == stream).map(|(_, how)| *how);
+        recent.or((stream <= self.reset_up_to).then_some(How::ByUs))
+    }
+
+    /// Whether this much DATA on a stream that we reset is what its window allowed: the client had sent it before it knew.
+    pub(super) fn may_be_late(&mut self, bytes: usize) -> bool {
+        match self.late_left.checked_sub(bytes as u64) {
+            Some(left) if bytes > 0 => {
+                self.late_left = left;
+                true
+            }
+            _ => false,
+        }
     }
 }

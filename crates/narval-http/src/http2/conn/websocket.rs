@@ -124,6 +124,7 @@ impl<X: Exchange> Conn<X> {
             let taken = put_data(id, most, into, |place| Ok((socket.take(place), false))).unwrap_or_default();
             stream.window.sent(taken);
             self.window.sent(taken);
+            self.unreturned += taken as u64;
         }
         // Queues the rest, if the windows are open.
         self.look_at_websocket(id, service);

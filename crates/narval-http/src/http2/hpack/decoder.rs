@@ -44,6 +44,9 @@ impl Representation {
     }
 }
 
+/// Size updates in one block.
+const SIZE_UPDATES_MAX: usize = 2;
+
 impl Decoder {
     /// A decoder with a dynamic table of up to `table_size` octets, the SETTINGS_HEADER_TABLE_SIZE that we announce (or
     /// its default, 4,096), that rejects header lists of more than `max_list` octets, SETTINGS_MAX_HEADER_LIST_SIZE.
@@ -61,6 +64,9 @@ impl Decoder {
     pub(crate) fn decode(&mut self, block: &[u8], mut each: impl FnMut(Field<'_>)) -> Result<(), HpackError> {
         let mut rest = block;
         let mut at_start = true;
+        // At most the smallest size since the last block, and then the final one (RFC 7541 section 4.2). One update that changes
+        // nothing is allowed, and is cheaper than any field.
+        let (mut updated, mut updates_left) = (None, SIZE_UPDATES_MAX);
         let mut list_left = Some(self.list_size_max);
         let (mut name_buf, mut value_buf) = (Vec::new(), Vec::new());
         while let Some((&first, after)) = rest.split_first() {
@@ -94,9 +100,12 @@ impl Decoder {
                 }
                 Representation::SizeUpdate => {
                     let size = integer::decode(first, 5, &mut rest)?;
-                    if !at_start || size > self.table_size_max {
+                    let is_needed = updates_left > 0 && updated.is_none_or(|smallest| size > smallest);
+                    if !at_start || size > self.table_size_max || !is_needed {
                         return Err(HpackError::SizeUpdate);
                     }
+                    updated = Some(size);
+                    updates_left -= 1;
                     self.table.set_size_max(size);
                     continue;
                 }

@@ -167,6 +167,9 @@ fn invalid_blocks_are_refused() {
         ("40 01 61 7f ff ff ff 7f", HpackError::Truncated), // a length that is only announced
         ("82 20", HpackError::SizeUpdate),                  // after a field
         ("3f e2 1f", HpackError::SizeUpdate),               // 4,097
+        ("20 21 22 82", HpackError::SizeUpdate),            // more than the smallest and the final size
+        ("3f e1 1f 20 82", HpackError::SizeUpdate),         // 4,096, and then a smaller one
+        ("20 20 82", HpackError::SizeUpdate),               // the same again
         ("00 81 ff 00", HpackError::Huffman),               // eight bits of padding
         ("00 81 1e 00", HpackError::Huffman),               // padding that is a zero
         ("00 84 ff ff ff ff 00", HpackError::Huffman),      // the end-of-string symbol

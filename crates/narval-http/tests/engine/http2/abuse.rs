@@ -292,6 +292,30 @@ fn window_update_flood() {
     ends_with(code::ENHANCE_YOUR_CALM, |_| frame(WINDOW_UPDATE, 0, 0, 1_u32.to_be_bytes()));
 }
 
+/// Large updates of the connection's window, while no stream waits for it.
+#[test]
+fn window_update_flood_with_streams_that_wait_for_their_own_windows() {
+    on_each_driver_mut(|_, address| {
+        let mut client = Client::with_settings(address, &[(INITIAL_WINDOW_SIZE, 0)]);
+        for _ in 0..128 {
+            client.get("/large");
+        }
+        let code = client.until_goaway(TIMES_MAX, |_| frame(WINDOW_UPDATE, 0, 0, 256_u32.to_be_bytes()));
+        assert_eq!(code, code::ENHANCE_YOUR_CALM);
+    });
+}
+
+#[test]
+fn header_blocks_full_of_size_updates() {
+    on_each_driver_mut(|site, address| {
+        let mut client = Client::start(address);
+        let stream = client.stream();
+        let block = [vec![0x20; 16_000], block(&get("/"))].concat();
+        client.send(frame(HEADERS, END_HEADERS | END_STREAM, stream, block));
+        assert_eq!((client.goaway(), site.handled()), (code::COMPRESSION_ERROR, 0));
+    });
+}
+
 /// Frames on a stream that was reset are ignored, up to a limit.
 #[test]
 fn flood_on_a_reset_stream() {

@@ -204,6 +204,65 @@ fn windows_reopen_as_uploads_are_read() {
     });
 }
 
+/// What the client sent on a stream before it knew that the server has reset it.
+#[test]
+fn late_frames_on_a_stream_that_was_reset_are_ignored() {
+    with_client(&[], |client, _| {
+        for is_trailers in [false, true] {
+            let stream = client.open(&post("/length"), false);
+            client.window(stream, 0);
+            assert_eq!(client.outcome(stream), Outcome::Reset(code::PROTOCOL_ERROR));
+            for _ in 0..1000 {
+                client.still_serves();
+            }
+            client.send(match is_trailers {
+                false => frame(DATA, END_STREAM, stream, "late"),
+                true => frame(HEADERS, END_HEADERS | END_STREAM, stream, block(&[("x-late", "1")])),
+            });
+            client.still_serves();
+        }
+    });
+}
+
+/// All that the windows allow, in many frames.
+#[test]
+fn late_data_within_the_window_is_not_counted() {
+    with_long_uploads(|client, site| {
+        site.open_gate();
+        let stream = client.open(&post("/length"), false);
+        let (_, window) = client.upload(stream, 40 << 20);
+        client.window(stream, 0);
+        assert_eq!(client.outcome(stream), Outcome::Reset(code::PROTOCOL_ERROR));
+        let data = frame(DATA, 0, stream, [b'x'; 500]);
+        let frames = window / 500;
+        assert!(frames > 1100, "{window}");
+        for _ in 0..frames {
+            client.send(&data);
+        }
+        client.still_serves();
+    });
+}
+
+/// A client that returns its windows in small pieces.
+#[test]
+fn many_updates_of_a_window_that_is_used_are_not_counted() {
+    with_client(&[(INITIAL_WINDOW_SIZE, 1 << 30)], |client, _| {
+        let stream = client.get("/endless");
+        for _ in 0..40 {
+            let mut used = 0;
+            while used < 16_384 {
+                used += client.until(|frame| frame.kind == DATA && frame.stream == stream).payload.len();
+            }
+            for _ in 0..used / 256 {
+                client.window(0, 256);
+            }
+        }
+        client.send(frame(RST_STREAM, 0, stream, code::CANCEL.to_be_bytes()));
+        client.window(0, 1 << 20);
+        client.still_serves();
+    });
+}
+
 /// However many streams a client uploads on, their windows together are bounded.
 #[test]
 fn the_sum_of_all_upload_windows_is_bounded() {

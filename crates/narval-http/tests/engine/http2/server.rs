@@ -107,6 +107,11 @@ impl Site {
                 self.wait_for_gate();
                 Body::bytes(read(&mut request)?.len().to_string())
             }
+            "/trailers" => {
+                read(&mut request)?;
+                let trailers = request.body().trailers();
+                Body::bytes(trailers.keys().map(|name| name.as_str()).collect::<Vec<_>>().join(" "))
+            }
             "/length" => Body::bytes(read(&mut request)?.len().to_string()),
             "/echo" => Body::bytes(read(&mut request)?),
             _ => return Ok(Response::text(StatusCode::NOT_FOUND, "no\n")),
