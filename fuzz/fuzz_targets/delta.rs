@@ -4,8 +4,8 @@
 use std::io::Read;
 
 use libfuzzer_sys::fuzz_target;
-use narval_cache::decode::DeltaDecoder;
-use narval_cache::encode::{is_delta_of, make_delta};
+use narval_codec::decode::DeltaDecoder;
+use narval_codec::encode::{is_delta_of, make_delta};
 use narval_nix::Sha256;
 
 /// No input of the fuzzer has more contents than this in a frame that is worth decoding to its end.

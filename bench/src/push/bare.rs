@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use clap::Args;
-use narval_cache::decode::{Decoder, INPUT_LEN};
+use narval_codec::decode::{Decoder, INPUT_LEN};
 use narval_nix::Compression;
 use sha2::{Digest, Sha256};
 

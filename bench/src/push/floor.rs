@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use narval_cache::decode::Decoder;
+use narval_codec::decode::Decoder;
 use narval_nix::Compression;
 use narval_store::NarReader;
 use rustix::time::{ClockId, clock_gettime};
@@ -42,7 +42,7 @@ pub fn verification(trace: &Trace) -> Result<Duration> {
         let began = thread_time();
         // in pieces of the decoder's input size, so that the decoder finds them in the processor's cache, as in a server
         let source = Hashed { file: &file, hash: Sha256::new() };
-        let source = io::BufReader::with_capacity(narval_cache::decode::INPUT_LEN, source);
+        let source = io::BufReader::with_capacity(narval_codec::decode::INPUT_LEN, source);
         let mut decoder = Decoder::new(&compression, source, 1).context(doing)?;
         let (mut hash, mut length) = ((compression != Compression::None).then(Sha256::new), 0);
         loop {

@@ -6,7 +6,7 @@ use narval_client::{Buckets, Client, ClientOptions};
 
 use crate::bucket::BucketSigner;
 use crate::bucket::credentials::Environment;
-use crate::codings::CODINGS;
+use narval_codec::CODINGS;
 
 /// A client for binary caches: it decodes the content codings that they use. Requests to buckets (`s3://`) are signed
 /// with the credentials of this process's environment, unless `options` has a signer.

@@ -1,7 +1,7 @@
 //! Errors of caches, with the cache, the path and what to do.
 
-use crate::decode::DecodeError;
 use narval_client::{HttpError, UrlError};
+use narval_codec::decode::DecodeError;
 use narval_nix::narinfo::NarInfoError;
 use narval_nix::{HashPart, StorePath};
 

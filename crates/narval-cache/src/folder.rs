@@ -16,9 +16,9 @@ use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
 use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, SecretKey, Sha256, Sha256Hasher, StoreDir};
 use thiserror::Error;
 
-use crate::encode::Encoding;
 use crate::file::open_below;
 use crate::folder_sink::FolderSink;
+use narval_codec::encode::Encoding;
 use narval_store::{TemporaryFile, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.

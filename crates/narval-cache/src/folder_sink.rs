@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use narval_nix::{NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
-use crate::encode::{Encoding, write_nar};
 use crate::{CacheFolder, CacheFolderError};
+use narval_codec::encode::{Encoding, write_nar};
 
 /// Writes to a [`CacheFolder`]; see [`CacheFolder::sink`].
 #[derive(Clone, Copy)]

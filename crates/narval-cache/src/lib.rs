@@ -3,8 +3,7 @@
 //! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`, [`bucket`]);
 //! [`Caches`] are those of one run, ordered by priority. [`Caches::find`] queries the best first, the next one too if
 //! that takes long, and none that keeps failing. Its results have passed the trust rule: a signature by a trusted key,
-//! or a content-addressed path. [`decode`] has the decoders for the compressions of NARs. [`CacheFile`] reads the files
-//! of a cache, wherever they are. [`CacheFolder`] is a writable cache in a folder. [`client()`] creates the HTTP
+//! or a content-addressed path. [`CacheFile`] reads the files of a cache, wherever they are. [`CacheFolder`] is a writable cache in a folder. [`client()`] creates the HTTP
 //! client.
 //!
 //! ```
@@ -40,11 +39,7 @@ pub mod bucket;
 mod cache;
 mod client;
 pub mod clock;
-mod codings;
-pub mod decode;
-mod delta;
 mod disk;
-pub mod encode;
 mod error;
 mod file;
 mod folder;
@@ -57,10 +52,6 @@ pub mod written;
 
 pub use cache::{BATCH_MAX, Cache, DELTA_BATCH_MAX, DeltaProspect};
 pub use client::client;
-pub use delta::{
-    DELTA_BASE_BYTES_MAX, DELTA_MEMORY_MAX, DELTA_NAR_BYTES_MIN, DELTA_WINDOW_MAX, DeltaMemory, Reserved,
-    delta_codings, delta_fits, delta_memory,
-};
 pub use disk::{Permit, Permits, WorksFor, client as served_client, work_for};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};

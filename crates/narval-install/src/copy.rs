@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use narval_cache::encode::Encoding;
 use narval_cache::{CacheError, Caches};
+use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 
 use crate::fetch::{Cores, FromCaches};

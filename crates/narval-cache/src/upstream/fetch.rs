@@ -16,8 +16,8 @@ use super::bases::Base;
 use super::plain::Plain;
 use super::remote::Remote;
 use crate::CacheFile;
-use crate::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
 use crate::disk::{Fill, FillEnd, Start, Trouble};
+use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
 
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.

@@ -22,9 +22,10 @@ use super::options::{UpstreamOptions, UpstreamsOptions};
 use super::remote::Remote;
 use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, NARINFOS_MAX, Unavailable};
+use crate::CacheError;
 use crate::disk::{Fill, FillEnd, Kept, Permits, Start, Trouble, client, work_for};
 use crate::written::{CacheName, Elsewhere};
-use crate::{CacheError, DELTA_NAR_BYTES_MIN};
+use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 
 /// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
 const PATIENCE: Duration = Duration::from_secs(60);

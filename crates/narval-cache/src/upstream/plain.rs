@@ -13,9 +13,10 @@ use narval_nix::{NarInfo, Sha256Hasher};
 
 use super::bases::Base;
 use super::remote::Remote;
-use crate::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
+use crate::CacheFile;
 use crate::disk::{Fill, Start, Trouble};
-use crate::{CacheFile, delta_codings};
+use narval_codec::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
+use narval_codec::delta::delta_codings;
 
 /// How long an upstream may take for a delta that it has yet to make. Those that are asked for deltas are behind slow lines.
 const WAIT: Duration = Duration::from_secs(25);

@@ -17,8 +17,8 @@ use super::receive::{Stored, Upload};
 use super::shared::Shared;
 use super::{Cache, Grant, NarTarget, Refusal, RefusalKind};
 use crate::clock;
-use crate::decode::Decoder;
-use crate::encode::FrameEncoder;
+use narval_codec::decode::Decoder;
+use narval_codec::encode::FrameEncoder;
 
 /// How long the old file of a recompressed NAR is kept, in seconds: the 30 days for which Nix remembers a narinfo.
 pub const RECOMPRESSED_GRACE: u64 = 30 * 24 * 60 * 60;

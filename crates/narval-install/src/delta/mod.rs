@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use narval_cache::{DELTA_NAR_BYTES_MIN, DeltaMemory, Found, Reserved, delta_fits, delta_memory};
+use narval_cache::Found;
+use narval_codec::delta::{DELTA_NAR_BYTES_MIN, DeltaMemory, Reserved, delta_fits, delta_memory};
 use narval_nix::{Compression, NarHash, PathInfo, Sha256Hasher, StorePath};
 use narval_store::{NarReader, Store};
 

@@ -10,9 +10,9 @@ use super::cores::Core;
 use crate::delta::Download;
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress};
-use narval_cache::decode::INPUT_LEN;
 use narval_cache::{CacheFile, Found};
 use narval_client::HttpError;
+use narval_codec::decode::INPUT_LEN;
 
 /// How many bytes of a file are read beyond twice the size of its NAR. No compression doubles its input, and an endless
 /// file without output (empty frames) must be stopped. `FileSize` cannot be the limit: no signature covers it.

@@ -5,9 +5,10 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narval_cache::decode::{DecodeError, Decoder, DeltaDecoder};
-use narval_cache::{Cache, CacheError, CacheFile, Caches, Found, Reserved, Wanted, delta_codings};
+use narval_cache::{Cache, CacheError, CacheFile, Caches, Found, Wanted};
 use narval_client::OwnCodings;
+use narval_codec::decode::{DecodeError, Decoder, DeltaDecoder};
+use narval_codec::delta::{Reserved, delta_codings};
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, StoreDir};
 use narval_store::{Hashed, NarInput, NarOptions, Source};
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_cache::CacheFolder;
-use narval_cache::encode::Encoding;
 use narval_client::{Client, Scheme, Url};
+use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, StoreDir};
 use narval_store::Source;
 

@@ -7,8 +7,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use narval_cache::CacheError;
-use narval_cache::encode::{Encoding, write_nar};
 use narval_client::{Answer, HttpError, Method, Payload, Request, Url};
+use narval_codec::encode::{Encoding, write_nar};
 use narval_nix::{HashPart, NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 

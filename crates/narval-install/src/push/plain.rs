@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_cache::bucket::find_listed;
-use narval_cache::encode::{Encoding, write_nar};
 use narval_client::{Payload, Scheme};
+use narval_codec::encode::{Encoding, write_nar};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{NarInfo, SecretKey, Sha256, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};

@@ -18,7 +18,7 @@ use crate::trace::{Span, Trace};
 pub const DOWNLOADS_MAX: usize = 32;
 
 /// Size of the buffer for NARs.
-const BUFFER_LEN: usize = narval_cache::decode::OUTPUT_LEN;
+const BUFFER_LEN: usize = narval_codec::decode::OUTPUT_LEN;
 
 /// A local store that is written to.
 pub(crate) struct ToStore<'a> {

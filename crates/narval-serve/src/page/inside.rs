@@ -5,8 +5,8 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use narval_cache::decode::{Decoder, FrameIndex, INPUT_LEN};
 use narval_cache::written::{Cache, NarFile, SmallKind};
+use narval_codec::decode::{Decoder, FrameIndex, INPUT_LEN};
 use narval_http::{Body, BodySource, FileRange, Fill, Response, SegmentBuf};
 use narval_nix::listing::{LISTING_LEN_MAX, Listing};
 use narval_nix::{Compression, HashPart, NarHash, StorePath};

@@ -3,7 +3,7 @@
 
 use std::io::{BufReader, Read};
 
-use narval_cache::decode::Decoder;
+use narval_codec::decode::Decoder;
 use narval_http::HeadRef;
 use narval_nix::Compression;
 

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use narval_cache::encode::Encoding;
 use narval_client::{Client, Url};
+use narval_codec::encode::Encoding;
 use narval_install::{PushOptions, UPLOADS_MAX};
 use narval_store::{Environment, StoreConfig};
 

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narval_cache::delta_fits;
+use narval_codec::delta::delta_fits;
 use narval_install::{DeltaBases, Profile};
 use narval_nix::{PathInfo, StorePath};
 use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};

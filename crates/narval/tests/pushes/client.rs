@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use narval_cache::encode::Encoding;
+use narval_codec::encode::Encoding;
 use narval_nix::Sha256;
 
 use crate::lab::Lab;

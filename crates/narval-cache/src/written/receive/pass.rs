@@ -9,8 +9,8 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
-use crate::decode::Decoder;
 use crate::written::{NarTarget, Refusal, RefusalKind};
+use narval_codec::decode::Decoder;
 
 /// Size of the pieces of a NAR that are decoded, hashed and scanned. They fit into the inner CPU caches, and are small
 /// enough for many concurrent uploads.

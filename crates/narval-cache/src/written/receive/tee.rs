@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Read, Write};
 
 use narval_nix::{Sha256, Sha256Hasher};
 
-use crate::decode::INPUT_LEN;
+use narval_codec::decode::INPUT_LEN;
 
 /// Why there are no more bytes.
 #[derive(Debug)]

@@ -62,7 +62,7 @@ proptest! {
             Ok(stored) => {
                 prop_assert!(!fails);
                 let kept = fixture.cache.nar_file(&name).unwrap().unwrap();
-                let mut decoder = crate::decode::Decoder::new(&stored.compression, std::io::BufReader::new(kept.file), 1).unwrap();
+                let mut decoder = narval_codec::decode::Decoder::new(&stored.compression, std::io::BufReader::new(kept.file), 1).unwrap();
                 let nar = read_all(&mut decoder);
                 prop_assert_eq!((Sha256::of(&nar), nar.len() as u64), (stored.nar_hash, stored.nar_size));
                 prop_assert!(narval_nix::Listing::of_nar(&nar).is_ok());

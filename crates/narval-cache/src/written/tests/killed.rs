@@ -89,7 +89,7 @@ fn check(data: &Data) -> u64 {
         let info = NarInfo::parse(&cache.narinfo(&part).unwrap().unwrap(), &StoreDir::default()).unwrap();
         let file = cache.nar_file(info.url.strip_prefix("nar/").unwrap()).unwrap().unwrap();
         let mut decoder =
-            crate::decode::Decoder::new(&info.compression, std::io::BufReader::new(file.file), 1).unwrap();
+            narval_codec::decode::Decoder::new(&info.compression, std::io::BufReader::new(file.file), 1).unwrap();
         assert_eq!(Sha256::of(&read_all(&mut decoder)), info.nar_hash);
     }
     cache.usage().unwrap().paths

@@ -14,7 +14,7 @@ fn nar_of_path(cache: &Cache, path: &TestPath) -> Vec<u8> {
     let bytes = read_all(file.file);
     assert_eq!(info.file_size, Some(bytes.len() as u64));
     assert_eq!(info.file_hash, Some(Sha256::of(&bytes).into()));
-    read_all(crate::decode::Decoder::new(&info.compression, &bytes[..], 1).unwrap())
+    read_all(narval_codec::decode::Decoder::new(&info.compression, &bytes[..], 1).unwrap())
 }
 
 fn push_as(cache: &Cache, path: &TestPath, compression: Compression) -> Outcome {

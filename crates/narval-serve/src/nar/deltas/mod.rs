@@ -14,8 +14,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_cache::delta_fits;
-use narval_cache::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
+use narval_codec::delta::delta_fits;
+use narval_codec::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
 use narval_http::{HeadRef, HeaderValue, Response, header};
 use narval_nix::{NarHash, Sha256};
 use quick_cache::sync::Cache;

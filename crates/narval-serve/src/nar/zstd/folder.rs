@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use narval_cache::encode::FRAMES_FORMAT;
+use narval_codec::encode::FRAMES_FORMAT;
 use narval_nix::{NarHash, Sha256};
 use narval_store::{TemporaryFile, remove_leftovers};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use narval_cache::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
+use narval_codec::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead, TemporaryFile};

@@ -62,7 +62,7 @@ impl<R: BufRead> Decoder<R> {
     ///
     /// ```
     /// use std::io::Read;
-    /// use narval_cache::decode::Decoder;
+    /// use narval_codec::decode::Decoder;
     /// let mut decoder = Decoder::new(&narval_nix::Compression::None, &b"as it is"[..], 1).unwrap();
     /// let mut text = String::new();
     /// decoder.read_to_string(&mut text).unwrap();

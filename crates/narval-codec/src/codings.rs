@@ -8,7 +8,7 @@ use crate::decode::Decoder;
 use narval_client::Codings;
 
 /// The codings of binary caches: `zstd`, `br` and `gzip` are accepted.
-pub(super) const CODINGS: Codings = Codings { accepted: "zstd, br, gzip", decoder };
+pub const CODINGS: Codings = Codings { accepted: "zstd, br, gzip", decoder };
 
 fn decoder(name: &str, source: Box<dyn BufRead + Send>) -> Option<io::Result<Box<dyn Read + Send>>> {
     let compression = match name {

@@ -37,7 +37,7 @@ impl FrameIndex {
     ///
     /// ```
     /// use std::io::Write;
-    /// use narval_cache::decode::FrameIndex;
+    /// use narval_codec::decode::FrameIndex;
     /// let frame = zstd::bulk::compress(&vec![7; 3 << 20], 1)?;
     /// let mut file = tempfile::tempfile()?;
     /// file.write_all(&[&frame[..], &frame[..]].concat())?;

@@ -11,7 +11,7 @@ use crate::delta::{DELTA_HEADER_LEN, header, window_log_max};
 
 /// Reads a NAR from its delta.
 ///
-/// Memory: twice the base while it is created, then the base and the window ([`delta_memory`](crate::delta_memory)). A
+/// Memory: twice the base while it is created, then the base and the window ([`delta_memory`](crate::delta::delta_memory)). A
 /// delta that asks for a larger window is damaged. Like every decoder, it checks no hash of what it reads.
 pub struct DeltaDecoder<R> {
     zstd: Zstd<R>,
