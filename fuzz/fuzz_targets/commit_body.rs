@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use libfuzzer_sys::fuzz_target;
-use narval_cache::written::read_commit;
+use narval_keep::read_commit;
 
 fuzz_target!(|body: &[u8]| {
     let Ok(narinfos) = read_commit(body) else { return };

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_cache::written::verify_anything;
+use narval_keep::verify_anything;
 use narval_nix::nar::Decoder;
 use narval_nix::{Compression, Sha256};
 

@@ -9,9 +9,9 @@ use narval_nix::{CacheInfo, HashPart, NarHash, NarInfo, StoreDir};
 
 use narval_client::{Client, HttpError, Method, Request, Url};
 
-use crate::breaker::Breaker;
 use crate::file::read_small_once;
 use crate::{CacheError, Wanted};
+use narval_client::Breaker;
 
 /// Nix's default for caches without a priority.
 const PRIORITY_DEFAULT: i64 = 50;

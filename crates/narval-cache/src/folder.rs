@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::file::open_below;
 use crate::folder_sink::FolderSink;
 use narval_codec::encode::Encoding;
-use narval_store::{TemporaryFile, remove_leftovers, remove_leftovers_if};
+use narval_files::{TemporaryFile, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.
 #[derive(Debug, Error)]

@@ -19,7 +19,7 @@
 //! #     NarHash: sha256:1b8m03r63zqhnjf7l5wnldhh7c134ap5vpj0850ymkq1iyzicy5s\nReferences: \n";
 //! # std::fs::write(folder.join("00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo"), narinfo)?;
 //! let store_dir = StoreDir::default();
-//! let client = Arc::new(narval_cache::client(ClientOptions::default()));
+//! let client = Arc::new(narval_s3::client(ClientOptions::default()));
 //! let check_signatures = false;
 //! let urls = [Url::from_folder(folder)?];
 //! let caches = Caches::open(&urls, &client, &store_dir, Default::default(), check_signatures)?;
@@ -34,25 +34,16 @@
 #[cfg(test)]
 extern crate self as narval_cache;
 
-mod breaker;
-pub mod bucket;
 mod cache;
-mod client;
-pub mod clock;
-mod disk;
 mod error;
 mod file;
 mod folder;
 mod folder_sink;
 mod lookup;
-mod rule;
 pub mod upstream;
 mod wanted;
-pub mod written;
 
 pub use cache::{BATCH_MAX, Cache, DELTA_BATCH_MAX, DeltaProspect};
-pub use client::client;
-pub use disk::{Permit, Permits, WorksFor, client as served_client, work_for};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};

@@ -31,7 +31,7 @@ fn what_nix_writes() {
     assert_eq!(folder.hash_parts().unwrap(), [path.hash_part()]);
     let info = folder.narinfo(&path.hash_part()).unwrap().unwrap();
     assert_eq!(info.path, path);
-    let (client, url) = (Arc::new(narval_cache::client(ClientOptions::default())), Url::from_folder(&cache).unwrap());
+    let (client, url) = (Arc::new(narval_s3::client(ClientOptions::default())), Url::from_folder(&cache).unwrap());
     let mut file = CacheFile::open(&client, &url.child(&info.url).unwrap()).unwrap().unwrap();
     let mut nar = vec![0; usize::try_from(info.nar_size).unwrap()];
     let mut filled = 0;

@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use narval_cache::upstream::{
-    Fill, FillEnd, Lookup, NarAnswer, Small, UpstreamOptions, Upstreams, UpstreamsError, UpstreamsOptions, Waiting,
+    Lookup, NarAnswer, Small, UpstreamOptions, Upstreams, UpstreamsError, UpstreamsOptions, Waiting,
 };
 use narval_client::{Netrc, Url};
+use narval_files::{Fill, FillEnd};
 use narval_http::{Body, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
 use narval_nix::nar::{Encoder, Event};
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};

@@ -48,8 +48,10 @@
 mod auth;
 mod body;
 mod bounds;
+mod breaker;
 mod bucket;
 mod client;
+pub mod clock;
 mod coding;
 mod connect;
 mod connection;
@@ -63,12 +65,14 @@ pub mod request_id;
 mod resume;
 mod retry;
 mod tls;
+mod trouble;
 mod upload;
 mod url;
 
 pub use auth::{Credentials, Netrc};
 pub use body::Body;
 pub use bounds::{Bounds, HostPattern};
+pub use breaker::Breaker;
 pub use client::{Buckets, Client, ClientOptions};
 pub use coding::{Codings, DecoderOf};
 pub use connect::ATTEMPT_DELAY;
@@ -80,6 +84,7 @@ pub use request::{Extra, Method, Request, Response, Valid};
 pub use resume::{OwnCodings, ResumingBody};
 pub use retry::RetryPolicy;
 pub use tls::{TrustedCertificates, tls_config};
+pub use trouble::Trouble;
 pub use upload::{Answer, Payload, Upload};
 pub use url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
 

@@ -44,7 +44,7 @@
 //!     deltas: DeltaUse::Adaptive,
 //!     delta_bases: Vec::new(),
 //! };
-//! let client = Arc::new(narval_cache::client(ClientOptions::default()));
+//! let client = Arc::new(narval_s3::client(ClientOptions::default()));
 //! let wanted = [Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", destination.store_dir())?];
 //! let report = install(&destination, &options, &client, &wanted, &Progress::default(), &Trace::new(false))?;
 //! let installed = destination.store().real_path(&report.roots[0]);

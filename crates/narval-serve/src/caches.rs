@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use narval_cache::written::CacheName;
 use narval_http::{Handler, HeadRef, Request, Response};
+use narval_keep::CacheName;
 
 use crate::Service;
 use crate::routes::table;

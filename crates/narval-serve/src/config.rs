@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use narval_cache::written::Redirect;
+use narval_keep::Redirect;
 use narval_nix::SecretKey;
 
 use crate::{DeltaMode, NarCacheConfig};

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::io;
 
 use narval_cache::upstream::Unavailable;
-use narval_cache::written::{IndexError, Refusal, RefusalKind};
 use narval_http::{HeaderValue, Response, StatusCode, header};
+use narval_keep::{IndexError, Refusal, RefusalKind};
 use narval_nix::StorePath;
 use narval_store::StoreError;
 use rustix::io::Errno;

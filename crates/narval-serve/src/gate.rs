@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::{CacheName, Grant, Refusal, RefusalKind, Scope};
 use narval_http::{HeadRef, Method, Request};
+use narval_keep::{CacheName, Grant, Refusal, RefusalKind, Scope};
 use narval_nix::HashPart;
 
 use crate::auth::sessions::{Session, is_own_page};

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use narval_cache::upstream::Upstreams;
-use narval_cache::work_for;
-use narval_cache::written::{Cache, CacheName, Data, Redirect, Scope};
 use narval_client::request_id;
+use narval_files::work_for;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
 };
+use narval_keep::{Cache, CacheName, Data, Redirect, Scope};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
 

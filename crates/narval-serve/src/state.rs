@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use narval_cache::written::{Cache, CacheName, Data};
 use narval_http::Snapshot;
+use narval_keep::{Cache, CacheName, Data};
 
 use crate::auth::Auth;
 use crate::metrics::Metrics;

@@ -43,7 +43,6 @@ mod remove;
 mod settings;
 mod source;
 mod store;
-mod temporary;
 mod transfer;
 mod unpack;
 
@@ -66,6 +65,5 @@ pub use nar::{
 pub use realisation::Realisation;
 pub use settings::{CacheSettings, GarbageSettings, system_nix_folder, user_nix_conf};
 pub use store::Store;
-pub use temporary::{TemporaryFile, is_temporary_name, remove_leftovers, remove_leftovers_if, temporary_name};
 pub use transfer::{InOrderError, NarInput, NarOptions, Sink, Source, TransferError, VerifiedNar, Visible};
 pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

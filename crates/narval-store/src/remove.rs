@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
-use crate::temporary::{TemporaryDirectory, is_temporary_name, take_leftover};
+use narval_files::{TemporaryDirectory, is_temporary_name, take_leftover};
 
 /// Size of the buffer for directory entries.
 const DIRECTORY_BUFFER_LEN: usize = 16 * 1024;

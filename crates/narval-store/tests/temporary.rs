@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers};
+use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 const PREFIX: &str = ".tmp-";
 const FOLDER: &str = "NARVAL_TEST_FOLDER";

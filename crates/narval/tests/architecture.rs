@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -88,4 +89,40 @@ fn the_page_names_every_lock_of_the_server() {
     named.sort();
     found.sort();
     assert_eq!(named, found);
+}
+
+/// The crates that the page's table lets each crate depend on are those of its manifest.
+#[test]
+fn the_page_names_every_arrow_between_crates() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/architecture.md")).unwrap();
+    let table = page.split("| crate | depends on |\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let names = |text: &str| -> Vec<String> {
+        text.split('`').skip(1).step_by(2).filter(|name| name.starts_with("narval-")).map(str::to_owned).collect()
+    };
+    let mut told: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for row in table.lines().skip(1) {
+        let cells: Vec<_> = row.split('|').collect();
+        let mut on: BTreeSet<_> = names(cells[2]).into_iter().collect();
+        // "those of `narval-cache`": what that crate depends on.
+        if let Some(other) = cells[2].split("those of `").nth(1).and_then(|rest| rest.split('`').next()) {
+            on.extend(told[other].clone());
+        }
+        for name in names(cells[1]) {
+            told.insert(name, on.clone());
+        }
+    }
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(crates).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let manifest = fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+        let dependencies = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default().split("\n[").next().unwrap();
+        let on = dependencies.lines().filter_map(|line| line.split(['.', ' ']).next());
+        let on: BTreeSet<_> = on.filter(|on| on.starts_with("narval-")).map(str::to_owned).collect();
+        if name != "narval" {
+            found.insert(name, on);
+        }
+    }
+    assert_eq!(told, found);
 }

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
-#[path = "../../narval-cache/tests/ports/mod.rs"]
+#[path = "../../narval-s3/tests/ports/mod.rs"]
 mod ports;
-#[path = "../../narval-cache/tests/s3/mod.rs"]
+#[path = "../../narval-s3/tests/s3/mod.rs"]
 mod s3;
 mod support;
 

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::{fs, thread, time::Duration};
 
 use narval::config::ServeConfig;
-use narval_cache::written::CacheSettings;
+use narval_keep::CacheSettings;
 use support::{NARVAL, Server, Store};
 
 fn errors(text: &str) -> String {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
-#[path = "../../narval-cache/tests/ports/mod.rs"]
+#[path = "../../narval-s3/tests/ports/mod.rs"]
 mod ports;
 mod support;
 

@@ -7,8 +7,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use narval_nix::{NarHash, NarInfo, PackageName, Sha256, StorePath, nearer_version};
 
 use super::name::NarName;
-use crate::disk::Kept;
 use narval_codec::delta::{DeltaMemory, Reserved, delta_fits, delta_memory};
+use narval_files::Kept;
 
 /// A kept NAR.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,15 +9,16 @@ use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 
 use narval_client::HttpError;
+use narval_files::TemporaryFile;
 use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
-use narval_store::TemporaryFile;
 
 use super::bases::Base;
 use super::plain::Plain;
 use super::remote::Remote;
 use crate::CacheFile;
-use crate::disk::{Fill, FillEnd, Start, Trouble};
+use narval_client::Trouble;
 use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
+use narval_files::{Fill, FillEnd, Start};
 
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.

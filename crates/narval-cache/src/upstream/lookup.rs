@@ -23,9 +23,9 @@ use super::remote::Remote;
 use super::walk::Walks;
 use super::{ABSENT_FOR, ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, NARINFOS_MAX, Unavailable};
 use crate::CacheError;
-use crate::disk::{Fill, FillEnd, Kept, Permits, Start, Trouble, client, work_for};
-use crate::written::{CacheName, Elsewhere};
+use narval_client::Trouble;
 use narval_codec::delta::DELTA_NAR_BYTES_MIN;
+use narval_files::{Fill, FillEnd, Kept, Permits, Start, served_client, work_for};
 
 /// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -246,13 +246,13 @@ impl Upstreams {
     }
 }
 
-impl Elsewhere for Upstreams {
-    /// Queries unknown ones, several at once. A path that cannot be queried counts as absent, so that closures stay
+impl Upstreams {
+    /// For each hash part, whether a client can get the path from an upstream. Queries unknown ones, several at once. A path that cannot be queried counts as absent, so that closures stay
     /// complete.
-    fn have(&self, _cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
+    pub fn have(&self, hash_parts: &[HashPart]) -> Vec<bool> {
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
         let has = |hash_part: &HashPart| self.shared.lookup(hash_part).is_ok_and(|found| found.is_some());
-        let (id, client) = (request_id::current(), client());
+        let (id, client) = (request_id::current(), served_client());
         thread::scope(|scope| {
             let ask = |part: &'_ [HashPart]| {
                 let _client = work_for(client);

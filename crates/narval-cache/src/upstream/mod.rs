@@ -31,8 +31,8 @@ mod walk;
 
 use std::time::Duration;
 
-pub use crate::disk::{Fill, FillEnd, Progress};
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
+pub use narval_files::{Fill, FillEnd, Progress};
 pub use options::{UpstreamOptions, UpstreamsOptions, Waiting};
 pub use small::Small;
 

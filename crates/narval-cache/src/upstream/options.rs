@@ -7,7 +7,7 @@ use narval_client::{HostPattern, Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
 
 use super::{WAITING_MAX, WAITING_OF_ONE_MAX};
-use crate::disk::Permits;
+use narval_files::Permits;
 
 /// One upstream.
 pub struct UpstreamOptions {

@@ -14,9 +14,10 @@ use narval_nix::{NarInfo, Sha256Hasher};
 use super::bases::Base;
 use super::remote::Remote;
 use crate::CacheFile;
-use crate::disk::{Fill, Start, Trouble};
+use narval_client::Trouble;
 use narval_codec::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
 use narval_codec::delta::delta_codings;
+use narval_files::{Fill, Start};
 
 /// How long an upstream may take for a delta that it has yet to make. Those that are asked for deltas are behind slow lines.
 const WAIT: Duration = Duration::from_secs(25);

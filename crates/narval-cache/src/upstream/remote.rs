@@ -6,9 +6,10 @@ use narval_client::{Bounds, Client, ClientOptions, Credentials, HttpError, Proxi
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 
 use super::options::UpstreamOptions;
-use crate::disk::Trouble;
 use crate::lookup::Trust;
-use crate::{Cache, CacheError, Wanted, client};
+use crate::{Cache, CacheError, Wanted};
+use narval_client::Trouble;
+use narval_s3::client;
 
 /// One upstream. It has a client for narinfos, with short timeouts, and one for NARs, with long ones.
 pub(super) struct Remote {

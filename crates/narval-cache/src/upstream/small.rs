@@ -7,9 +7,9 @@ use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 
 use narval_client::HttpError;
+use narval_files::TemporaryFile;
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath};
-use narval_store::TemporaryFile;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 

@@ -15,7 +15,7 @@ use narval_nix::{HashPart, NarInfo, StorePath};
 use quick_cache::sync::Cache as Memory;
 
 use super::{AHEAD_NAR_BYTES_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX};
-use crate::disk::Fill;
+use narval_files::Fill;
 
 /// The maximum number of references that a client may request next.
 const EXPECTED_MAX: usize = 1 << 16;

@@ -7,7 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narval_store::{LocalStoreError, TemporaryFile, is_temporary_name, lock_file, remove_leftovers};
+use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
+use narval_store::{LocalStoreError, lock_file};
 
 use crate::{Destination, Error};
 

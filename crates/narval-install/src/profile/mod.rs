@@ -15,8 +15,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use narval_files::{is_temporary_name, temporary_name};
 use narval_nix::StorePath;
-use narval_store::{StoreConfig, is_temporary_name, lock_file, temporary_name};
+use narval_store::{StoreConfig, lock_file};
 
 use crate::run::program_name;
 use crate::{Destination, Error, Wanted};

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use narval_cache::bucket::find_listed;
 use narval_client::{Payload, Scheme};
 use narval_codec::encode::{Encoding, write_nar};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{NarInfo, SecretKey, Sha256, StorePath};
+use narval_s3::find_listed;
 use narval_store::{Sink, Source, TransferError, Visible};
 
 use super::server::Server;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use narval_cache::CacheError;
-use narval_cache::bucket::{PutError, put_object};
 use narval_client::{Answer, Client, Extra, Method, Payload, Request, Scheme, Upload, Url};
 use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
 use narval_nix::{CacheInfo, Sha256, StoreDir};
+use narval_s3::{PutError, put_object};
 
 use crate::Error;
 

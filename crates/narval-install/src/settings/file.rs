@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use narval_store::TemporaryFile;
+use narval_files::TemporaryFile;
 
 use crate::Error;
 

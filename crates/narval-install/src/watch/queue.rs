@@ -9,8 +9,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
 use narval_nix::StorePath;
-use narval_store::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
 
 use crate::Error;
 

@@ -81,7 +81,7 @@ fn credentials_are_not_sent_to_redirects_or_other_urls() {
     let mut credentials = Credentials::new(netrc, std::slice::from_ref(&cache));
     credentials.add_header("X-Token: secret").unwrap();
     let options = ClientOptions { credentials, proxies: Proxies::default(), ..ClientOptions::default() };
-    let client = Arc::new(narval_cache::client(options));
+    let client = Arc::new(narval_s3::client(options));
     let path = guarded.add("a", &file_nar(b"a"), &[], |text| text);
     let narinfo = format!("/{}.narinfo", &path[..32]);
     let location = format!("Location: {}{narinfo}\r\n", other.url);

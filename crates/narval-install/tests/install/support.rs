@@ -230,7 +230,7 @@ pub(crate) fn client_with_patience(open_patience: Duration) -> Arc<Client> {
     // The servers are here, whatever proxy the environment names.
     let proxies = Proxies::default();
     let options = ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() };
-    Arc::new(narval_cache::client(ClientOptions { open_patience, ..options }))
+    Arc::new(narval_s3::client(ClientOptions { open_patience, ..options }))
 }
 
 /// Installs from caches without signatures.

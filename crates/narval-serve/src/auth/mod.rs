@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use narval_cache::clock;
-use narval_cache::written::{CacheName, Data, Grant, Refusal, RefusalKind, Scope, Scopes, Stamp, TokenError, Tokens};
+use narval_client::clock;
 use narval_http::{HeadRef, network};
+use narval_keep::{CacheName, Data, Grant, Refusal, RefusalKind, Scope, Scopes, Stamp, TokenError, Tokens};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
 

@@ -7,13 +7,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
-use narval_cache::written::{
-    CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError,
-};
-use narval_cache::{Permits, work_for};
 use narval_client::request_id;
+use narval_files::{Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
+use narval_keep::oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
+use narval_keep::{CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError};
 
 use super::{Auth, THROTTLED, client, client_text, unauthorized};
 use crate::background::Background;

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_cache::clock;
-use narval_cache::written::{Grant, Stamp};
+use narval_client::clock;
 use narval_http::HeadRef;
+use narval_keep::{Grant, Stamp};
 use narval_nix::{Sha256, nix32};
 
 /// The cookie's name.
@@ -175,8 +175,8 @@ pub(crate) fn is_secure(head: &HeadRef<'_>) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
 
-    use narval_cache::written::{CacheName, CacheSettings, Data, DataOptions};
     use narval_http::Request;
+    use narval_keep::{CacheName, CacheSettings, Data, DataOptions};
 
     use super::*;
 

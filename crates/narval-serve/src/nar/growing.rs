@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::upstream::{Fill as Growing, FillEnd, Unavailable};
+use narval_cache::upstream::Unavailable;
+use narval_files::{Fill as Growing, FillEnd};
 use narval_http::{Body, BodySource, BodyWaker, FileRange, Fill, HeadRef, Response, SegmentBuf};
 
 use super::representation::{Representation, Selected};

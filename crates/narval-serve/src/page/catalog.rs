@@ -104,7 +104,7 @@ pub(super) struct Results {
 
 /// The states of the sources when a table was built.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamps(Option<Option<narval_store::Stamp>>, Option<narval_cache::written::Stamp>);
+struct Stamps(Option<Option<narval_store::Stamp>>, Option<narval_keep::Stamp>);
 
 impl Stamps {
     fn of(places: &Places) -> Self {

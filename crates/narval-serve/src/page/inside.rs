@@ -5,9 +5,9 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use narval_cache::written::{Cache, NarFile, SmallKind};
 use narval_codec::decode::{Decoder, FrameIndex, INPUT_LEN};
 use narval_http::{Body, BodySource, FileRange, Fill, Response, SegmentBuf};
+use narval_keep::{Cache, NarFile, SmallKind};
 use narval_nix::listing::{LISTING_LEN_MAX, Listing};
 use narval_nix::{Compression, HashPart, NarHash, StorePath};
 use narval_store::{NarStream, ReadAhead, Step};

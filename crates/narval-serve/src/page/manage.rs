@@ -5,11 +5,11 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{
+use narval_http::{Method, Response};
+use narval_keep::{
     Cache, CachePatterns, CollectOptions, Data, Grant, NewToken, PinFor, Refusal, RefusalKind, Scope, Scopes,
     TokenError, TokenInfo,
 };
-use narval_http::{Method, Response};
 use narval_nix::{HashPart, StorePath};
 use serde::{Deserialize, Serialize};
 
@@ -315,7 +315,7 @@ struct PinWanted {
 fn pins(cache: &Cache) -> Result<Response, ServeError> {
     let pins = cache.pins()?;
     let total = pins.len();
-    let pin = |pin: narval_cache::written::Pin| Pin {
+    let pin = |pin: narval_keep::Pin| Pin {
         hash: pin.path.split_once('-').map_or("", |(hash, _)| hash).to_owned(),
         name: pin.name,
         path: pin.path,
@@ -391,7 +391,7 @@ fn collect(cache: &Cache, grant: &Grant, dry_run: bool) -> Result<Response, Serv
     let mut paths = collected.forgotten;
     let (total, total_bytes) = (paths.len(), paths.iter().map(|path| path.file_size).sum());
     paths.sort_by_key(|path| std::cmp::Reverse(path.file_size));
-    let forgotten = |path: narval_cache::written::Forgotten| {
+    let forgotten = |path: narval_keep::Forgotten| {
         let (hash, name) = path.path.split_once('-').unwrap_or((&path.path, ""));
         Forgotten {
             hash: hash.to_owned(),

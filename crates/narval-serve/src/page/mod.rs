@@ -19,8 +19,8 @@ pub(crate) mod work;
 
 use std::sync::Arc;
 
-use narval_cache::written::Cache;
 use narval_http::{Body, HeadRef, HeaderValue, Request, Response, StatusCode, header};
+use narval_keep::Cache;
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::Store;
 use serde::Serialize;

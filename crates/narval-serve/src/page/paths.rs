@@ -118,7 +118,7 @@ fn source(places: &Places, path: &StorePath) -> Result<&'static str, ServeError>
     {
         return Ok("store");
     }
-    let kept = |cache: &narval_cache::written::Cache| cache.missing(&[path.hash_part()], None);
+    let kept = |cache: &narval_keep::Cache| cache.missing(&[path.hash_part()], None);
     match places.written.as_ref().map(kept).transpose()? {
         Some(missing) if missing.is_empty() => Ok("cache"),
         _ => Ok("upstream"),

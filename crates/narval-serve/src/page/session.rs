@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::{CacheName, Grant, Scope};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
+use narval_keep::{CacheName, Grant, Scope};
 use serde::Serialize;
 
 use super::json;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{Cache, Listed};
+use narval_keep::{Cache, Listed};
 use serde::Serialize;
 
 use crate::error::ServeError;

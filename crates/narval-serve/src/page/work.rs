@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use narval_cache::{Permit, Permits, served_client, work_for};
 use narval_client::request_id;
+use narval_files::{Permit, Permits, served_client, work_for};
 use narval_http::{Body, BodySource, BodyWaker, Departure, Fill, Method, Request, Responder, Response, SegmentBuf};
 use narval_nix::StorePath;
 

@@ -1,7 +1,7 @@
 //! `/health`: whether the sources can be read. `/ready`: whether everything works, uploads included. `/`: what this server is, for people.
 
-use narval_cache::written::Cache;
 use narval_http::{Response, StatusCode, header};
+use narval_keep::Cache;
 use narval_nix::{PublicKey, StoreDir};
 use narval_store::Store;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::Cache;
 use narval_http::{Prepared, StatusCode};
+use narval_keep::Cache;
 use narval_nix::{CacheInfo, SecretKey, StoreDir};
 
 use super::batch;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use narval_cache::written::PEER_PATH;
+use narval_keep::PEER_PATH;
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 

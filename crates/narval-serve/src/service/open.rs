@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_cache::written::CacheName;
+use narval_keep::CacheName;
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 

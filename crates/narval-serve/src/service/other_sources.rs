@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use narval_cache::upstream::Upstreams;
-use narval_cache::written::{CacheName, Elsewhere};
+use narval_keep::{CacheName, Elsewhere};
 use narval_nix::HashPart;
 use narval_store::Store;
 
@@ -10,7 +10,7 @@ use narval_store::Store;
 pub(super) struct OtherSources(pub(super) Option<Arc<Store>>, pub(super) Option<Upstreams>);
 
 impl Elsewhere for OtherSources {
-    fn have(&self, cache: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
+    fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
         let live = |store: &Store, hash_part: &HashPart| match store.path_from_hash_part(hash_part) {
             Ok(path) => path.is_some(),
             Err(error) => {
@@ -23,7 +23,7 @@ impl Elsewhere for OtherSources {
         if let Some(upstreams) = &self.1 {
             let missing = std::iter::zip(hash_parts, &have).filter(|(_, has)| !**has).map(|(part, _)| *part);
             let missing: Vec<_> = missing.collect();
-            let found = upstreams.have(cache, &missing);
+            let found = upstreams.have(&missing);
             std::iter::zip(have.iter_mut().filter(|has| !**has), found).for_each(|(has, found)| *has = found);
         }
         have

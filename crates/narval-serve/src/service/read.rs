@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use narval_cache::upstream::Small;
-use narval_cache::written::{RefusalKind, SmallKind};
 use narval_http::{HeadRef, Request, Response};
+use narval_keep::{RefusalKind, SmallKind};
 
 use super::{Live, Shared, Written};
 use crate::error::ServeError;

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{Cache, Grant, PinFor};
 use narval_http::{HeaderValue, Response, StatusCode, header};
+use narval_keep::{Cache, Grant, PinFor};
 use narval_nix::{HashPart, StorePath};
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ impl Command {
     pub(super) fn run(self, cache: &Cache, grant: &Grant) -> Result<Response, ServeError> {
         match self {
             Self::ListPins => {
-                let listed = |pin: narval_cache::written::Pin| Listed {
+                let listed = |pin: narval_keep::Pin| Listed {
                     name: pin.name,
                     path: pin.path,
                     created: pin.created,

@@ -14,10 +14,10 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::written::{
+use narval_http::{HeadRef, Request, Response, StatusCode, header};
+use narval_keep::{
     Begin, Cache, Data, Grant, NarFileName, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
 };
-use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, Compression, HashPart};
 

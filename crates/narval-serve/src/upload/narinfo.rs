@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use narval_cache::written::{Cache, Grant, Outcome};
 use narval_http::{Response, StatusCode};
+use narval_keep::{Cache, Grant, Outcome};
 use narval_nix::HashPart;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_cache::written::Refusal;
-use narval_store::TemporaryFile;
+use narval_files::TemporaryFile;
+use narval_keep::Refusal;
 
 /// The largest part, in bytes. Proxies limit the size of bodies; most of them accept 32 MiB.
 pub(super) const PART_BYTES_MAX: u64 = 32 * 1024 * 1024;

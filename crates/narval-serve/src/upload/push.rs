@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::{
+use narval_http::{Request, Response, StatusCode};
+use narval_keep::{
     Begin, Committed, Grant, NarTarget, Outcome, Receipts, Refusal, RefusalKind, Stored, read_commit, read_nars,
 };
-use narval_http::{Request, Response, StatusCode};
 use narval_nix::{HashPart, Sha256};
 
 use super::coding::{coding, decoded};

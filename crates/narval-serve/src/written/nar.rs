@@ -4,9 +4,9 @@
 use std::io::{BufReader, Read};
 use std::sync::Arc;
 
-use narval_cache::written::{Cache, NarBytes, NarHead, Redirect};
 use narval_codec::decode::{Decoder, INPUT_LEN};
 use narval_http::{Body, HeadRef, HeaderValue, Method, Response, StatusCode, header};
+use narval_keep::{Cache, NarBytes, NarHead, Redirect};
 use narval_nix::{Compression, NarInfo, Sha256};
 
 use crate::error::ServeError;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use narval_cache::written::{Cache, Stamp};
+use narval_keep::{Cache, Stamp};
 use narval_nix::HashPart;
 
 use crate::Face;

@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use narval_cache::written::{CacheName, Data, DataError, NarBytes, PeerFigures};
 use narval_http::{HeadRef, Method, Response};
+use narval_keep::{CacheName, Data, DataError, NarBytes, PeerFigures};
 
 use super::nar::representation;
 use crate::auth::unauthorized;

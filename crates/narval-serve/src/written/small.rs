@@ -1,7 +1,7 @@
 //! Small files of the writable cache: listings, logs, realisations, debug information.
 
-use narval_cache::written::{Cache, SmallKind};
 use narval_http::{Body, FileRange, Response, StatusCode, header};
+use narval_keep::{Cache, SmallKind};
 
 use crate::error::ServeError;
 

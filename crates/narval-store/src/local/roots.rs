@@ -16,7 +16,7 @@ use super::process_roots::process_roots;
 use super::{LocalStore, LocalStoreError, temporary_roots};
 use crate::config::StoreConfig;
 use crate::remove::remove_leftover_directories;
-use crate::temporary::{TemporaryDirectory, has_name};
+use narval_files::{TemporaryDirectory, has_name};
 
 /// The maximum depth of directories below `gcroots`.
 const DEPTH_MAX: usize = 64;
@@ -329,7 +329,7 @@ fn clear_up_links(directory: BorrowedFd<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::temporary::temporary_name;
+    use narval_files::temporary_name;
 
     /// Any number of processes can replace links atomically at once (locks belong to an open file, so threads will do),
     /// and leftovers of killed ones are removed.

@@ -15,7 +15,7 @@ use super::locks::Waiting;
 use crate::config::StoreConfig;
 use crate::database::has_write_ahead_log;
 use crate::settings::sqlite_wal_of_process;
-use crate::temporary::{TemporaryFile, is_temporary_name, remove_leftovers};
+use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 /// The only schema since Nix 2.0.
 const SCHEMA: &str = "10";

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use super::locks::{Waiting, open};
 use super::{LocalStoreError, root_server};
 use crate::config::StoreConfig;
-use crate::temporary::random;
+use narval_files::random;
 
 /// The kernel's maximum process id (`PID_MAX_LIMIT`).
 const PROCESS_MAX: u64 = 1 << 22;

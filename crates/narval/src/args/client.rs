@@ -154,7 +154,7 @@ impl CacheArgs {
 
     /// The HTTP client for them.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
-        Ok(Arc::new(narval_cache::client(ClientOptions {
+        Ok(Arc::new(narval_s3::client(ClientOptions {
             offline: self.offline,
             connections_max: usize::from(self.connections),
             ..self.requests.options(&self.urls()?)?

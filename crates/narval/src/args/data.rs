@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::Wanted;
-use narval_cache::written::{self, Cache, CacheName, Data, DataOptions, Database, Grant};
+use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Grant};
 use narval_nix::HashPart;
 use narval_nix::StoreDir;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
@@ -42,7 +42,7 @@ pub struct DataArgs {
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The folder or the bucket.
-    pub bytes: written::Place,
+    pub bytes: narval_keep::Place,
     /// The database with its index; `None`: the index is in the folder.
     pub database: Option<Database>,
 }
@@ -142,20 +142,24 @@ fn create_files_as_owner(data: &Path) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The address of a bucket is wrong, or it has no folder on this machine.
-pub fn place_of(data: &Path, cache_dir: Option<PathBuf>, cache_size: Option<u64>) -> Result<written::Place, Failure> {
-    let Some(parsed) = data.to_str().and_then(written::Place::bucket_address) else {
-        return Ok(written::Place::Folder(data.to_owned()));
+pub fn place_of(
+    data: &Path,
+    cache_dir: Option<PathBuf>,
+    cache_size: Option<u64>,
+) -> Result<narval_keep::Place, Failure> {
+    let Some(parsed) = data.to_str().and_then(narval_keep::Place::bucket_address) else {
+        return Ok(narval_keep::Place::Folder(data.to_owned()));
     };
     let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("option --data: {error}"));
     let url = parsed.map_err(|error| wrong(&error))?;
-    narval_cache::bucket::Place::of(&url).map_err(|error| wrong(&error))?;
+    narval_s3::Place::of(&url).map_err(|error| wrong(&error))?;
     let folder = cache_dir.ok_or_else(|| {
         Failure::usage(
             "option --cache-dir: needed with a bucket: a folder on this machine for the disk cache, and for the index unless \
              --database has it",
         )
     })?;
-    Ok(written::Place::Bucket { url, folder, cache_size })
+    Ok(narval_keep::Place::Bucket { url, folder, cache_size })
 }
 
 /// The address of a database. Not parsed by clap, whose messages repeat the password.

@@ -66,7 +66,7 @@ impl PushArgs {
             let unfit = |_| Failure::usage(format!("--token-file {}: it does not contain a token", file.display()));
             options.credentials.add_header(&bearer).map_err(unfit)?;
         }
-        Ok(Arc::new(narval_cache::client(options)))
+        Ok(Arc::new(narval_s3::client(options)))
     }
 
     /// The options of the push.

@@ -6,10 +6,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
+use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 use narval_nix::listing::{ListingBuilder, Node};
 use narval_nix::nar::Decoder;
 use narval_nix::{Hash, Sha256Hasher, hash::Encoding};
-use narval_store::{NarReader, TemporaryFile, Unpack, is_temporary_name, remove_leftovers};
+use narval_store::{NarReader, Unpack};
 
 use crate::Failure;
 use crate::ui::signals::Interrupt;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_cache::written::PinFor;
+use narval_keep::PinFor;
 use narval_nix::StorePath;
 
 use crate::Failure;

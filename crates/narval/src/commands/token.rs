@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_cache::written::{CachePatterns, CacheSettings, DEFAULT_CACHE, NewToken, Scope, Scopes, TokenInfo};
+use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, NewToken, Scope, Scopes, TokenInfo};
 use serde_json::json;
 
 use crate::Failure;

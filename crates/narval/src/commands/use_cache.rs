@@ -213,7 +213,7 @@ fn client(url: &Url, netrc: &str, settings: &CacheSettings) -> Result<Arc<Client
     let usual = Netrc::load(None, settings.netrc_file.as_deref());
     let usual = usual.map_err(|error| Failure::usage(format!("netrc: {error}")))?;
     let credentials = Credentials::new(Netrc::parse(netrc).or(usual), std::slice::from_ref(url));
-    Ok(Arc::new(narval_cache::client(ClientOptions { credentials, ..ClientOptions::default() })))
+    Ok(Arc::new(narval_s3::client(ClientOptions { credentials, ..ClientOptions::default() })))
 }
 
 /// Reads the `nix-cache-info`.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use narval_cache::written::{CacheName, CacheSettings};
+use narval_keep::{CacheName, CacheSettings};
 use narval_nix::{PublicKey, StoreDir};
 
 use super::section::Section;

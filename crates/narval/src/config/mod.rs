@@ -24,9 +24,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narval_cache::written::{Database, Place};
 use narval_client::{HostPattern, Url};
 use narval_http::{Limits, TrustedProxy};
+use narval_keep::{Database, Place};
 use narval_nix::PublicKey;
 
 pub use cache::CacheSection;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use narval_cache::written::{CacheName, CacheNameError};
+use narval_keep::{CacheName, CacheNameError};
 use narval_serve::is_reserved_name;
 use toml::de::{DeTable, DeValue};
 

@@ -1,6 +1,6 @@
 //! Whether `narval serve` sends clients to the object store.
 
-use narval_cache::written::Redirect;
+use narval_keep::Redirect;
 
 /// When clients get large NARs from the object store itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

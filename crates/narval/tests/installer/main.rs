@@ -12,7 +12,7 @@ mod disks;
 mod lab;
 mod looking;
 mod network;
-#[path = "../../../narval-cache/tests/ports/mod.rs"]
+#[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;
 mod profiles;
 mod programs;

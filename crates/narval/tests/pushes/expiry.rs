@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use narval_cache::written::{CachePatterns, NewToken};
+use narval_keep::{CachePatterns, NewToken};
 
 use crate::lab::{Lab, Nar};
 use crate::support::{Answer, NARVAL, Nix, hash_part, stdout};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use narval_cache::written::UNFINISHED_GRACE;
+use narval_keep::UNFINISHED_GRACE;
 
 use crate::lab::{Lab, Nar};
 use crate::support::{Answer, NARVAL, Server, Store, hash_part};

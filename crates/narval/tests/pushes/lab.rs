@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use narval_cache::written::{CachePatterns, Data, DataOptions, NewToken};
+use narval_keep::{CachePatterns, Data, DataOptions, NewToken};
 
 use crate::support::{Answer, NARVAL, Nix, Server, Store, certificate};
 

@@ -20,14 +20,14 @@ mod migrating;
 mod nix;
 mod nodes;
 mod page_work;
-#[path = "../../../narval-cache/tests/ports/mod.rs"]
+#[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;
-#[path = "../../../narval-cache/tests/postgres/mod.rs"]
+#[path = "../../../narval-keep/tests/postgres/mod.rs"]
 mod postgres;
 mod power_loss;
 mod protocol;
 mod receipts;
-#[path = "../../../narval-cache/tests/s3/mod.rs"]
+#[path = "../../../narval-s3/tests/s3/mod.rs"]
 mod s3;
 mod sources;
 #[path = "../support/mod.rs"]

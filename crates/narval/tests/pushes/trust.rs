@@ -95,7 +95,7 @@ fn each_scope_allows_what_it_names_and_nothing_else() {
     expect("push,sign", &["push", "sign"]);
     expect("push,replace", &["push", "replace"]);
     expect("admin", &["delete", "pin", "pull", "push", "replace", "sign"]);
-    assert_eq!(SCOPES.join(",").parse::<narval_cache::written::Scopes>().unwrap().to_string(), SCOPES.join(","));
+    assert_eq!(SCOPES.join(",").parse::<narval_keep::Scopes>().unwrap().to_string(), SCOPES.join(","));
 }
 
 /// The names of the keys whose signatures a path has.

@@ -4,7 +4,7 @@
 
 mod booted;
 mod package;
-#[path = "../../../narval-cache/tests/ports/mod.rs"]
+#[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;
 #[path = "../support/mod.rs"]
 mod support;

@@ -7,7 +7,7 @@
 #[allow(dead_code, unreachable_pub, reason = "it can do more than these pages need")]
 mod browser;
 mod page;
-#[path = "../../../narval-cache/tests/ports/mod.rs"]
+#[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;
 #[path = "../support/mod.rs"]
 mod support;

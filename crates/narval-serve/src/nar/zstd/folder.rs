@@ -19,8 +19,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_codec::encode::FRAMES_FORMAT;
+use narval_files::{TemporaryFile, remove_leftovers};
 use narval_nix::{NarHash, Sha256};
-use narval_store::{TemporaryFile, remove_leftovers};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 /// Prefix of the folders with finished files.

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use narval_codec::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
+use narval_files::TemporaryFile;
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
-use narval_store::{NarReader, ReadAhead, TemporaryFile};
+use narval_store::{NarReader, ReadAhead};
 
 use super::folder::Folder;
 use crate::background::Background;

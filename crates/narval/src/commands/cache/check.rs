@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narval_cache::written::{self, Data, FsckOptions};
+use narval_keep::{Data, FsckOptions};
 
 use crate::Failure;
 use crate::args::data::{DataArgs, Place};
@@ -33,7 +33,7 @@ pub(super) struct FsckArgs {
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let report = if args.rebuild {
         let Place { bytes, database } = args.data.place()?;
-        if let written::Place::Folder(folder) = &bytes
+        if let narval_keep::Place::Folder(folder) = &bytes
             && !folder.join("caches").is_dir()
         {
             return Err(Failure::usage(format!("'{}' is not a data folder: it has no 'caches'", folder.display())));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use narval_cache::written::{Data, Migrated};
+use narval_keep::{Data, Migrated};
 use serde_json::json;
 
 use crate::Failure;

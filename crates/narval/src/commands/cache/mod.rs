@@ -7,7 +7,7 @@ mod migrate;
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use narval_cache::written::{COLLECT_GRACE, Cache, CollectOptions, Collected, Hold, RefusalKind, UNFINISHED_GRACE};
+use narval_keep::{COLLECT_GRACE, Cache, CollectOptions, Collected, Hold, RefusalKind, UNFINISHED_GRACE};
 use serde_json::json;
 
 use crate::Failure;

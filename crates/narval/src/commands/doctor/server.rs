@@ -81,7 +81,7 @@ fn reach(caches: &CacheArgs, server: &str) -> Result<(Arc<Client>, Url), Failure
     let mut options = caches.requests.options(std::slice::from_ref(&url))?;
     options.retry = RetryPolicy { attempts: 1, ..options.retry };
     options.offline = caches.offline;
-    Ok((Arc::new(narval_cache::client(options)), url))
+    Ok((Arc::new(narval_s3::client(options)), url))
 }
 
 struct Server {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use narval_cache::upstream::{UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
-use narval_cache::written::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
+use narval_keep::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
 use narval_store::Store;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use narval_cache::written::oidc::{Claim, Issuer, Rule};
-use narval_cache::written::{CachePatterns, Scope, Scopes};
+use narval_keep::oidc::{Claim, Issuer, Rule};
+use narval_keep::{CachePatterns, Scope, Scopes};
 use narval_serve::OidcGrant;
 
 use crate::config::{ConfigError, OidcSection};

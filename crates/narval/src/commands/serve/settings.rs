@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::written::{CacheName, CacheSettings, Database, Place, Redirect};
 use narval_client::{Scheme, Url};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
+use narval_keep::{CacheName, CacheSettings, Database, Place, Redirect};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, SMALL_UPLOAD_BYTES};
 

@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut options = args.requests.options(std::slice::from_ref(&url))?;
     options.retry = RetryPolicy { attempts: 1, ..options.retry };
-    let client = Arc::new(narval_cache::client(options));
+    let client = Arc::new(narval_s3::client(options));
     let metrics = url.child("metrics").map_err(Failure::usage)?;
     let interrupt = Interrupt::on_signal();
     let readings = read_every_second(client, metrics)

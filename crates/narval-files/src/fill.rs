@@ -1,0 +1,194 @@
+//! A file that grows while it is read.
+
+use std::fs::File;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How a fill ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FillEnd {
+    /// The file is complete, and verified.
+    Complete,
+    /// It never will be: its readers must report an error to their clients.
+    Failed(Arc<str>),
+}
+
+/// The progress of a fill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that may be read, from the start of the file.
+    pub readable: u64,
+    /// How it ended, if it has.
+    pub end: Option<FillEnd>,
+}
+
+/// How a fetch starts: known before the first byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The file follows; its length, if known.
+    Comes(Option<u64>),
+    /// There is no such file.
+    Absent,
+    /// It cannot be reached.
+    Unavailable(String),
+}
+
+/// A file that is being fetched, shared by all its readers. Only the fetch itself holds a thread.
+pub struct Fill {
+    file: Arc<File>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    start: Option<Start>,
+    written: u64,
+    length: Option<u64>,
+    end: Option<FillEnd>,
+    /// Functions to call once there are more than this many bytes.
+    wakers: Vec<(u64, Waker)>,
+}
+
+type Waker = Box<dyn FnOnce() + Send>;
+
+impl Fill {
+    /// A file that has not started.
+    pub fn new(file: File) -> Self {
+        Self { file: Arc::new(file), state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The file; only the bytes that [`progress`](Self::progress) reports may be read.
+    pub const fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// The current progress.
+    pub fn progress(&self) -> Progress {
+        self.lock().progress()
+    }
+
+    /// Calls `wake` once there are more than `beyond` bytes to read, or it has ended; immediately if that is already
+    /// so. `wake` must not block.
+    pub fn when_beyond(&self, beyond: u64, wake: impl FnOnce() + Send + 'static) {
+        let mut state = self.lock();
+        let progress = state.progress();
+        if progress.readable > beyond || progress.end.is_some() {
+            drop(state);
+            wake();
+        } else {
+            state.wakers.push((beyond, Box::new(wake)));
+        }
+    }
+
+    /// Waits until the fetch has started.
+    pub fn start(&self, patience: Duration) -> Option<Start> {
+        let state = self.changed.wait_timeout_while(self.lock(), patience, |state| state.start.is_none());
+        state.unwrap_or_else(PoisonError::into_inner).0.start.clone()
+    }
+
+    /// Waits for the end.
+    pub fn wait_for_end(&self, patience: Duration) {
+        // The guard is not needed.
+        drop(self.changed.wait_timeout_while(self.lock(), patience, |state| state.end.is_none()));
+    }
+
+    /// Sets how the fetch has started.
+    pub fn starts(&self, start: Start) {
+        let mut state = self.lock();
+        if let Start::Comes(length) = start {
+            state.length = length;
+        }
+        state.start.get_or_insert(start);
+        self.changed.notify_all();
+    }
+
+    /// Sets how many bytes are in the file.
+    pub fn wrote(&self, written: u64) {
+        let mut state = self.lock();
+        state.written = written;
+        let readable = state.progress().readable;
+        let due: Vec<_> = state.wakers.extract_if(.., |(beyond, _)| readable > *beyond).collect();
+        drop(state);
+        due.into_iter().for_each(|(_, wake)| wake());
+    }
+
+    /// Sets how it ended; only the first call counts.
+    pub fn ends(&self, end: FillEnd) {
+        let mut state = self.lock();
+        state.end.get_or_insert(end);
+        state.start.get_or_insert(Start::Unavailable("the fetch ended before it started".to_owned()));
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.changed.notify_all();
+        wakers.into_iter().for_each(|(_, wake)| wake());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// If the length is known, the last byte is withheld until everything is verified: no client can take a wrong NAR
+    /// for a complete one.
+    fn progress(&self) -> Progress {
+        let complete = self.end == Some(FillEnd::Complete);
+        let held_back = self.length.filter(|_| !complete).map_or(u64::MAX, |length| length.saturating_sub(1));
+        Progress { readable: self.written.min(held_back), end: self.end.clone() }
+    }
+}
+
+impl std::fmt::Debug for Fill {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Fill({:?})", self.progress())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_last_byte_is_withheld_until_verified() {
+        let fill = Fill::new(tempfile::tempfile().unwrap());
+        fill.starts(Start::Comes(Some(10)));
+        fill.wrote(4);
+        assert_eq!(fill.progress(), Progress { readable: 4, end: None });
+        fill.wrote(10);
+        assert_eq!(fill.progress(), Progress { readable: 9, end: None });
+        fill.ends(FillEnd::Complete);
+        fill.ends(FillEnd::Failed("too late".into()));
+        assert_eq!(fill.progress(), Progress { readable: 10, end: Some(FillEnd::Complete) });
+    }
+
+    #[test]
+    fn each_waiter_is_woken_once() {
+        let fill = Fill::new(tempfile::tempfile().unwrap());
+        let woken = Arc::new(AtomicUsize::new(0));
+        let wake = || {
+            let woken = Arc::clone(&woken);
+            move || {
+                woken.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        fill.when_beyond(0, wake());
+        assert_eq!(woken.load(Ordering::Relaxed), 0);
+        fill.wrote(5);
+        fill.wrote(6);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        fill.when_beyond(5, wake());
+        fill.when_beyond(6, wake());
+        fill.when_beyond(9, wake());
+        assert_eq!(woken.load(Ordering::Relaxed), 2);
+        fill.wrote(8);
+        fill.ends(FillEnd::Failed("no".into()));
+        assert_eq!(woken.load(Ordering::Relaxed), 4);
+        assert_eq!(
+            fill.start(Duration::ZERO),
+            Some(Start::Unavailable("the fetch ended before it started".to_owned()))
+        );
+    }
+}

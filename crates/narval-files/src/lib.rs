@@ -1,0 +1,22 @@
+//! Files on disk that several threads and processes share.
+//!
+//! - [`TemporaryFile`]: a file without a name that others rely on yet. Its owner has it locked, so what a killed process leaves behind is known and
+//!   removed ([`remove_leftovers`]).
+//! - [`Kept`]: a folder within a budget. The least recently used file is removed first.
+//! - [`Fill`]: a file that is read while it grows, with one writer and many readers.
+//! - [`Permits`]: how many may do something at a time, with a share for each client.
+
+#![forbid(unsafe_code)]
+
+mod fill;
+mod kept;
+mod permits;
+mod temporary;
+
+pub use fill::{Fill, FillEnd, Progress, Start};
+pub use kept::Kept;
+pub use permits::{Permit, Permits, WorksFor, served_client, work_for};
+pub use temporary::{
+    TemporaryDirectory, TemporaryFile, has_name, is_temporary_name, random, remove_leftovers, remove_leftovers_if,
+    take_leftover, temporary_name,
+};

@@ -1,0 +1,233 @@
+//! Connections to PostgreSQL: a bounded pool with deadlines, and what is answered while the database is away.
+//!
+//! Nothing here depends on a session: each transaction sets what it needs for itself, and statements are not prepared. So
+//! `pgbouncer` may hand out connections by transaction.
+
+use std::pin::{Pin, pin};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::Client;
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::address::{Address, CONNECT_TIMEOUT};
+use super::failed::{Failed, describe};
+use crate::index::IndexError;
+
+/// The most connections of one process, besides the one that watches for changes.
+const CONNECTIONS_MAX: usize = 16;
+
+/// How long a request waits for one of them.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long the end of a transaction that failed may take.
+const ROLLBACK_MAX: Duration = Duration::from_secs(5);
+
+/// How long a connection is kept that nobody uses.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// A connection, with the runtime that moves its bytes while somebody waits for an answer.
+pub(super) struct Connection {
+    runtime: Runtime,
+    client: Client,
+    used: Instant,
+    /// Whether it is known to be outside any transaction.
+    is_idle: bool,
+}
+
+impl Connection {
+    fn open(address: &Address, tls: &MakeRustlsConnect) -> Result<Self, Failed> {
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(|error| Failed::Row(format!("no resources for a connection: {error}")))?;
+        let connected = runtime.block_on(async {
+            let connect = address.config.connect(tls.clone());
+            let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
+            let (client, connection) = connected.map_err(|_| Failed::Deadline(CONNECT_TIMEOUT))??;
+            tokio::spawn(async move {
+                // Whoever uses the connection is told, too.
+                if let Err(error) = connection.await {
+                    tracing::debug!("connection to the index: {}", describe(&error));
+                }
+            });
+            Ok(client)
+        });
+        match connected {
+            Ok(client) => Ok(Self { runtime, client, used: Instant::now(), is_idle: true }),
+            Err(error) => {
+                // A look-up of the name may hang; it is not waited for.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    /// Does something, within a deadline. After any error, whatever was begun is rolled back; if that fails, the connection is not used again.
+    pub(super) fn run<T>(
+        &mut self,
+        deadline: Duration,
+        work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        let Self { runtime, client, used, is_idle } = self;
+        let mut done = None;
+        drive(runtime, deadline, pin!(async { done = Some(work(client).await) }));
+        let done = done.unwrap_or(Err(Failed::Deadline(deadline)));
+        if let Err(error) = &done {
+            *is_idle = false;
+            if !error.breaks_connection() {
+                drive(runtime, ROLLBACK_MAX, pin!(async { *is_idle = client.batch_execute("rollback").await.is_ok() }));
+            }
+        }
+        *used = Instant::now();
+        done
+    }
+
+    /// Whether it may still be used: the server has not closed it, as far as is known here.
+    fn is_open(&self) -> bool {
+        // Lets the end of the connection be noticed.
+        self.runtime.block_on(tokio::task::yield_now());
+        self.is_idle && !self.client.is_closed() && self.used.elapsed() < IDLE_MAX
+    }
+}
+
+/// Does some work until the deadline. The type of the work is erased: a copy of the runtime's loop for each statement would be half a megabyte
+/// of code.
+fn drive(runtime: &Runtime, deadline: Duration, work: Pin<&mut dyn Future<Output = ()>>) {
+    // Whoever waits for the result sees that there is none.
+    runtime.block_on(async { tokio::time::timeout(deadline, work).await }).ok();
+}
+
+/// The connections of a process.
+pub(super) struct Pool {
+    address: Address,
+    tls: MakeRustlsConnect,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Connection>,
+    /// How many are in use.
+    out: usize,
+    /// Why the database cannot be reached. Nobody tries until [`Pool::is_back`].
+    away: Option<String>,
+}
+
+impl Pool {
+    pub(super) fn new(address: Address, tls: MakeRustlsConnect) -> Self {
+        Self { address, tls, state: Mutex::default(), returned: Condvar::new() }
+    }
+
+    /// What the database is called in messages.
+    pub(super) fn name(&self) -> &str {
+        &self.address.name
+    }
+
+    /// A connection beside those of the pool.
+    pub(super) fn open(&self) -> Result<Connection, Failed> {
+        Connection::open(&self.address, &self.tls)
+    }
+
+    /// A connection, and whether it was used before: it may turn out to be closed then.
+    pub(super) fn take(&self) -> Result<(Connection, bool), IndexError> {
+        let until = Instant::now() + WAIT_MAX;
+        let mut state = self.state();
+        loop {
+            if let Some(reason) = &state.away {
+                return Err(IndexError::Away { index: self.name().to_owned(), reason: reason.clone() });
+            }
+            if let Some(connection) = state.idle.pop() {
+                state.out += 1;
+                drop(state);
+                if connection.is_open() {
+                    return Ok((connection, true));
+                }
+                drop(connection);
+                return Ok((self.open_counted()?, false));
+            }
+            if state.out < CONNECTIONS_MAX {
+                state.out += 1;
+                drop(state);
+                return Ok((self.open_counted()?, false));
+            }
+            let wait = until.saturating_duration_since(Instant::now());
+            if wait.is_zero() {
+                let reason = format!("all {CONNECTIONS_MAX} connections are in use");
+                return Err(IndexError::Away { index: self.name().to_owned(), reason });
+            }
+            state = self.returned.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Opens a connection that is counted as in use already.
+    fn open_counted(&self) -> Result<Connection, IndexError> {
+        self.open().map_err(|error| {
+            self.lost(&error);
+            error.at(self.name())
+        })
+    }
+
+    /// A connection that is not needed any more.
+    pub(super) fn give_back(&self, connection: Connection) {
+        let mut state = self.state();
+        state.out = state.out.saturating_sub(1);
+        // The next one would find itself in the middle of a transaction.
+        let broken = if connection.is_idle {
+            state.idle.push(connection);
+            None
+        } else {
+            Some(connection)
+        };
+        drop((state, broken));
+        self.returned.notify_one();
+    }
+
+    /// A connection that is of no use any more, and is dropped.
+    pub(super) fn lost(&self, error: &Failed) {
+        self.outdated();
+        if error.breaks_connection() {
+            self.is_away(error);
+        }
+    }
+
+    /// As [`Pool::lost`], of one that may simply be too old: the next one tells.
+    pub(super) fn outdated(&self) {
+        let mut state = self.state();
+        state.out = state.out.saturating_sub(1);
+        // Those of the same age may be closed, too.
+        let idle = std::mem::take(&mut state.idle);
+        drop(state);
+        self.returned.notify_one();
+        drop(idle);
+    }
+
+    /// Nobody is to wait for the database until it is back.
+    pub(super) fn is_away(&self, error: &Failed) {
+        let reason = error.reason();
+        let mut state = self.state();
+        if state.away.is_none() {
+            tracing::error!("the index '{}' cannot be reached: {reason}. What is in memory is served on", self.name());
+        }
+        state.away = Some(reason);
+        drop(state);
+        self.returned.notify_all();
+    }
+
+    /// The database answers.
+    pub(super) fn is_back(&self) {
+        if self.state().away.take().is_some() {
+            tracing::info!("the index '{}' is reached again", self.name());
+        }
+    }
+
+    /// Whether nobody waits for the database now.
+    #[cfg(test)]
+    pub(super) fn is_known_to_be_away(&self) -> bool {
+        self.state().away.is_some()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

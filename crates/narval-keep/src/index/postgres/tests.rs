@@ -1,0 +1,564 @@
+//! Several nodes, and a database that goes away.
+
+mod locks;
+mod suspended;
+
+use std::time::Instant;
+
+use super::*;
+use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
+
+fn path(name: &str, file: &str) -> PathRecord {
+    let digest = narval_nix::Sha256::of(name.as_bytes());
+    let hash_part = HashPart::from_digest(digest.as_bytes()[..20].try_into().unwrap());
+    let narinfo = name.as_bytes().to_vec();
+    PathRecord {
+        hash_part,
+        path: format!("{hash_part}-{name}"),
+        nar_hash: digest,
+        file: file.to_owned(),
+        narinfo,
+        references: Vec::new(),
+        listing_size: None,
+        version: 0,
+    }
+}
+
+fn nar(name: &str) -> NarRecord {
+    let hash = narval_nix::Sha256::of(name.as_bytes());
+    NarRecord {
+        nar_hash: hash,
+        nar_size: 10,
+        compression: Compression::Zstd,
+        file_hash: hash,
+        file_size: 5,
+        listing_size: None,
+        found: Vec::new(),
+    }
+}
+
+/// How long anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something is so.
+fn soon(mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A sort of millions of rows would be on disk. Tables have no statistics at first, and few rows here, which PostgreSQL would rather
+/// sort.
+#[test]
+fn a_collection_reads_tables_in_the_order_of_their_indices() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    for query in [&*retention::all_paths(cache), retention::ALL_REFERENCES] {
+        let plan = format!("{}; explain declare each no scroll cursor for {query}", retention::BEGIN_IN_ORDER);
+        let plan = server.sql(name, &plan).unwrap();
+        assert!(plan.contains("Index") && !plan.contains("Sort"), "{plan}");
+    }
+}
+
+#[test]
+fn nodes_that_start_together_create_the_tables_once() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let caches: Vec<CacheId> = std::thread::scope(|scope| {
+        let open = || {
+            let index = Postgres::open(&address).unwrap();
+            index.create_cache(&CacheName::default(), "{}", 1).unwrap().id
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(caches.iter().all(|cache| *cache == caches[0]));
+}
+
+/// A node that is killed while it creates the tables keeps others from it for some seconds only, and they know whom they wait for.
+#[test]
+fn a_node_that_was_killed_while_it_created_the_tables_is_not_waited_for_long() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    drop(Postgres::open(&address).unwrap());
+    let claim = "insert into narval.leases_of_work values ('schema', 'process 1 on a', 1, now() + interval '15 seconds') \
+         on conflict (name) do update set owner = excluded.owner, fence = leases_of_work.fence + 1, until = excluded.until; \
+         update narval.meta set value = '6' where key = 'version'; drop table narval.lost; drop index narval.pending_by_name";
+    server.sql(name, claim).unwrap();
+    assert!(Postgres::open(&address).is_ok(), "within a minute");
+    let mut connection = Postgres::open(&address).unwrap().database.pool.open().unwrap();
+    let holder = connection.run(DEADLINE, async |client| Lease::holder(client, "schema").await).unwrap().unwrap();
+    assert!(holder.0.starts_with(&format!("process {} on ", std::process::id())), "{holder:?}");
+}
+
+#[test]
+fn a_later_version_is_refused_unless_it_is_compatible() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    drop(Postgres::open(&address).unwrap());
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let set = |key: &str, value: u32| {
+        server.sql(name, &format!("update narval.meta set value = '{value}' where key = '{key}'")).unwrap();
+    };
+    // A node of the version after this one has changed the tables in a way that this one need not know.
+    let (known, next) = (schema::VERSION, schema::VERSION + 1);
+    set("version", next);
+    drop(Postgres::open(&address).unwrap());
+    set("compatible", next);
+    let refused = Postgres::open(&address).err();
+    assert!(matches!(refused, Some(IndexError::Newer { found, known: to, .. }) if (found, to) == (next, known)));
+}
+
+#[test]
+fn changes_of_others_are_noticed_whatever_the_order_of_commits() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let before = (one.stamp(), other.stamp());
+    one.create_cache(&CacheName::default(), "{}", 1).unwrap();
+    assert_ne!(one.stamp(), before.0, "its own at once");
+    soon(|| other.stamp() != before.1);
+    // A transaction that began before another, and ends after it was noticed.
+    let mut slow = one.database.pool.open().unwrap();
+    let begun = slow.run(DEADLINE, async |client| {
+        client.batch_execute("begin; insert into narval.changes (node) values ('slow')").await?;
+        Ok(())
+    });
+    begun.unwrap();
+    let before = other.stamp();
+    one.set_settings(CacheId(1), "{}").unwrap();
+    soon(|| other.stamp() != before);
+    std::thread::sleep(one.noticed_after());
+    let before = (one.stamp(), other.stamp());
+    slow.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?)).unwrap();
+    soon(|| one.stamp() != before.0 && other.stamp() != before.1);
+    // What no reader can see changes no stamp.
+    std::thread::sleep(one.noticed_after());
+    let before = (one.stamp(), other.stamp());
+    one.lease(CacheId(1), &[], 5).unwrap();
+    std::thread::sleep(one.noticed_after());
+    assert_eq!((one.stamp(), other.stamp()), before);
+}
+
+/// Each path is there with the contents of one commit, and nobody waits for anybody in a circle.
+#[test]
+fn nodes_that_commit_the_same_paths_do_not_overwrite_each_other() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let nodes: Vec<Postgres> = (0..3).map(|_| Postgres::open(&address).unwrap()).collect();
+    let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    nodes[0].add_file(cache, "file", &nar("file"), 1).unwrap();
+    let names: Vec<String> = (0..20).map(|number| format!("path-{number}")).collect();
+    let done: Vec<usize> = std::thread::scope(|scope| {
+        let commits = |node: usize| {
+            let (nodes, names) = (&nodes, &names);
+            move || {
+                let count = |round: usize| {
+                    // Each in another order, and overlapping.
+                    let some = names.iter().cycle().skip(round * 3 + node * 7).take(8);
+                    let paths = some.map(|name| {
+                        let part = path(name, "file").hash_part;
+                        let version = nodes[node].path(cache, &part).unwrap().map_or(0, |path| path.version);
+                        PathRecord { version, ..path(name, "file") }
+                    });
+                    nodes[node].commit(cache, paths.collect(), &[], &[], 5).unwrap()
+                };
+                (0..30).filter(|round| count(*round) == Commit::Done).count()
+            }
+        };
+        let threads: Vec<_> = (0..6).map(|number| scope.spawn(commits(number % 3))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // Versions count the commits: none was lost.
+    let parts = names.iter().map(|name| path(name, "file").hash_part);
+    let versions: i64 = parts.map(|part| nodes[0].path(cache, &part).unwrap().map_or(0, |path| path.version)).sum();
+    let done: usize = done.iter().sum();
+    assert_eq!(versions, 8 * i64::try_from(done).unwrap());
+    // A commit is only refused because another has changed its paths. Which threads are first is not promised.
+    assert!(done > 0);
+}
+
+/// A NAR that is swept while its narinfo is committed: one of the two does not happen.
+#[test]
+fn a_path_never_names_a_file_that_is_swept() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (mut committed, mut swept) = (0, 0);
+    let fence = other.begin_collection().unwrap().unwrap();
+    for round in 0..100 {
+        let name = format!("file-{round}");
+        one.add_file(cache, &name, &nar(&name), 1).unwrap();
+        let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
+        let (done, gone) = std::thread::scope(|scope| {
+            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], &[], 10).unwrap());
+            let gone = other.condemn(fence, cache, cutoff, 10).unwrap().names;
+            let done = commit.join().unwrap();
+            other.forget(fence, cache, &gone).unwrap();
+            (done, gone)
+        });
+        assert_eq!(gone.is_empty(), done == Commit::Done, "round {round}: {done:?}, {gone:?}");
+        committed += usize::from(done == Commit::Done);
+        swept += gone.len();
+    }
+    assert_eq!(committed + swept, 100);
+    assert_eq!(other.usage(cache).unwrap().paths, committed as u64);
+    assert_eq!(other.usage(cache).unwrap().bytes, 5 * committed as u64);
+}
+
+#[test]
+fn the_index_recovers_when_the_database_is_restarted() {
+    let Some(server) = PostgresServer::new() else { return };
+    let index = Postgres::open(&server.database()).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    index.add_file(cache, "file", &nar("file"), 1).unwrap();
+    assert!(index.file(cache, "file").unwrap().is_some());
+    assert_eq!(index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap(), Commit::Done);
+    assert!(index.file(cache, "file").unwrap().is_some());
+    let stamp = index.stamp();
+    server.stop();
+    let begun = Instant::now();
+    // If each of them waited for a quarter of a second, it would take four minutes.
+    for _ in 0..500 {
+        assert!(index.narinfos(cache, &[path("a", "file").hash_part]).unwrap_err().is_away());
+        assert!(index.commit(cache, vec![path("b", "file")], &[], &[], 1).unwrap_err().is_away());
+    }
+    assert!(begun.elapsed() < PATIENCE, "nobody waits for it: {:?}", begun.elapsed());
+    assert!(index.file(cache, "file").unwrap().is_some(), "what is known is known on");
+    assert_eq!(index.stamp(), stamp, "and what is remembered stays");
+    server.start();
+    soon(|| index.narinfo(cache, &path("a", "file").hash_part).is_ok_and(|text| text.is_some()));
+    assert_ne!(index.stamp(), stamp, "it may have changed meanwhile");
+    assert_eq!(index.commit(cache, vec![path("b", "file")], &[], &[], 1).unwrap(), Commit::Done);
+    // Stopped and started so quickly that nobody has noticed: what fails is done again.
+    for round in 0..3 {
+        server.stop();
+        server.start();
+        soon(|| index.narinfo(cache, &path("a", "file").hash_part).is_ok());
+        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], &[], &[], 1).unwrap(), Commit::Done);
+    }
+    assert_eq!(index.usage(cache).unwrap().paths, 5);
+}
+
+#[test]
+fn nobody_waits_for_a_database_that_does_not_answer() {
+    let Some(server) = PostgresServer::new() else { return };
+    let index = Postgres::open(&server.database()).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    server.freeze(true);
+    // Noticed by the one that watches; from then on nobody waits.
+    let begun = Instant::now();
+    soon(|| index.database.pool.is_known_to_be_away());
+    let asked = Instant::now();
+    assert!(index.caches().unwrap_err().is_away());
+    assert!(asked.elapsed() < address::CONNECT_TIMEOUT, "{:?}", asked.elapsed());
+    server.freeze(false);
+    soon(|| index.caches().is_ok());
+    assert_eq!(index.usage(cache).unwrap(), Usage::default(), "after {:?}", begun.elapsed());
+}
+
+/// A collection that was paused for longer than its lease, and goes on.
+#[test]
+fn a_collection_that_lost_its_lease_changes_nothing() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    for name in ["orphan", "file"] {
+        one.add_file(cache, name, &nar(name), 1).unwrap();
+    }
+    one.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
+    let slow = one.begin_collection().unwrap().unwrap();
+    assert_eq!(other.begin_collection().unwrap(), None, "one at a time");
+    let collector = other.collector().unwrap().unwrap();
+    assert!(collector.starts_with(&format!("process {} on ", std::process::id())), "{collector}");
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    server.sql(name, "update narval.leases_of_work set until = now() - interval '1 second'").unwrap();
+    let next = other.begin_collection().unwrap().unwrap();
+    assert!(next > slow);
+    let (cutoff, part) = (Cutoff { orphaned: 5, used: 5, doomed: None }, path("a", "file").hash_part);
+    let refused = [
+        one.hide(slow, cache, &[(part, 5)], 5).err(),
+        one.doom(slow, cache, cutoff, 9, 5).err(),
+        one.condemn(slow, cache, Some(cutoff), 9).err(),
+        one.forget(slow, cache, &[("orphan".into(), 5)]).err(),
+        one.continue_collection(slow).err(),
+    ];
+    assert!(refused.iter().all(|error| matches!(error, Some(IndexError::Superseded { .. }))), "{refused:?}");
+    // Its end does not end the other's.
+    one.end_collection(slow, None).unwrap();
+    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().names, [("orphan".to_owned(), 5)]);
+    assert_eq!(one.begin_collection().unwrap(), None);
+    // What is condemned is absent, and an upload of it waits until it is removed.
+    assert_eq!(
+        (one.file(cache, "orphan").unwrap(), one.nar(&nar("orphan").nar_hash, Compression::Zstd).unwrap()),
+        (None, None)
+    );
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Changed);
+    std::thread::scope(|scope| {
+        let upload = scope.spawn(|| one.add_file(cache, "orphan", &nar("orphan"), 9));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!upload.is_finished());
+        other.forget(next, cache, &[("orphan".into(), 5)]).unwrap();
+        upload.join().unwrap().unwrap();
+    });
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Done);
+    // A collector that dies leaves condemned names, which the next upload takes back once its lease is over.
+    one.add_file(cache, "left", &nar("left"), 1).unwrap();
+    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().blobs, [(nar("left").nar_hash, Compression::Zstd)]);
+    other.end_collection(next, None).unwrap();
+    one.add_file(cache, "left", &nar("left"), 1).unwrap();
+    assert!(one.file(cache, "left").unwrap().is_some());
+    assert_eq!(one.usage(cache).unwrap().bytes, 15);
+}
+
+/// A NAR that is doomed is kept by whoever wants it, on whichever node.
+#[test]
+fn a_doomed_nar_is_kept_when_it_is_used() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let cutoff = |doomed| Cutoff { orphaned: 5, used: 5, doomed: Some(doomed) };
+    let uses: [fn(&Postgres, CacheId, &str); 4] = [
+        |node, cache, name| drop(node.file(cache, name).unwrap().unwrap()),
+        |node, cache, name| assert!(node.add_file(cache, name, &nar(name), 20).unwrap() > 0),
+        |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], &[], 20).unwrap(), Commit::Done),
+        |node, cache, name| node.used(&[Used { cache, path: None, file: Some(name.to_owned()), time: 9 }]).unwrap(),
+    ];
+    let fence = other.begin_collection().unwrap().unwrap();
+    for (number, use_it) in uses.into_iter().enumerate() {
+        let name = format!("file-{number}");
+        one.add_file(cache, &name, &nar(&name), 1).unwrap();
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), Condemned::default(), "not yet doomed");
+        assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(9)), 9).unwrap(), Condemned::default(), "not for long");
+        use_it(&one, cache, &name);
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), Condemned::default());
+    }
+    let name = "nobody-wants-it";
+    one.add_file(cache, name, &nar(name), 1).unwrap();
+    assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
+    assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap().names.len(), 1);
+}
+
+/// A transaction of a node that is paused ends, with its locks, before others stop waiting.
+#[test]
+fn a_paused_transaction_blocks_others_only_briefly() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let mut paused = one.database.pool.open().unwrap();
+    paused.run(DEADLINE, async |client| Ok(client.batch_execute(&REMOVE.begin()).await?)).unwrap();
+    other.add_file(cache, "file", &nar("file"), 1).unwrap();
+    let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));
+    assert!(done.unwrap_err().breaks_connection());
+}
+
+/// Every transaction may get another connection, and none has a session: pgbouncer in transaction mode, with four connections for
+/// two nodes.
+#[test]
+fn nodes_behind_a_transaction_pooler() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let Some(pooler) = Pooler::new(&server) else { return };
+    let address = pooler.through(&server.database());
+    let nodes = [Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap()];
+    let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let before = nodes[1].stamp();
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let node = &nodes[thread % 2];
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let name = format!("file-{thread}-{round}");
+                    node.add_file(cache, &name, &nar(&name), 1).unwrap();
+                    let part = path(&name, &name).hash_part;
+                    node.lease(cache, &[part], 50).unwrap();
+                    assert_eq!(node.commit(cache, vec![path(&name, &name)], &[], &[], 5).unwrap(), Commit::Done);
+                    assert!(node.narinfo(cache, &part).unwrap().is_some());
+                }
+            });
+        }
+    });
+    soon(|| nodes[1].stamp() > before + 30);
+    let parts: Vec<_> = (0..10).map(|round| path(&format!("file-0-{round}"), "").hash_part).collect();
+    assert!(nodes[1].present(cache, &parts).unwrap().iter().all(|present| *present));
+    // The lease of a collection needs no session, nor does its snapshot.
+    let fence = nodes[0].begin_collection().unwrap().unwrap();
+    assert_eq!(nodes[1].begin_collection().unwrap(), None);
+    assert_eq!(nodes[0].snapshot(cache, None).unwrap().len(), 60);
+    let all: Vec<_> = parts.iter().map(|part| (*part, 5)).collect();
+    assert_eq!(nodes[0].hide(fence, cache, &all, 60).unwrap().len(), 10);
+    let cutoff = Some(Cutoff { orphaned: 70, used: 70, doomed: None });
+    let condemned = nodes[0].condemn(fence, cache, cutoff, 100).unwrap();
+    assert_eq!((condemned.names.len(), condemned.blobs.len()), (10, 10));
+    nodes[0].forget(fence, cache, &condemned.names).unwrap();
+    nodes[0].end_collection(fence, Some(cache)).unwrap();
+    assert!(nodes[1].collected(cache).unwrap().is_some());
+    assert_eq!((nodes[1].usage(cache).unwrap().paths, nodes[1].usage(cache).unwrap().bytes), (50, 250));
+    assert!(nodes[1].begin_collection().unwrap().is_some());
+}
+
+/// A node of the next version has changed the tables, as this version did with those of the one before: both commit and collect.
+#[test]
+fn nodes_of_two_versions_side_by_side() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let old = Postgres::open(&address).unwrap();
+    let cache = old.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let next = "set search_path to narval; alter table files add column next bigint; alter table paths add column next text default 'x'; \
+         create table next (id bigint primary key); update meta set value = (value::int + 1)::text where key = 'version'";
+    server.sql(name, next).unwrap();
+    // One that runs goes on, and one that starts finds tables that it can use.
+    let new = Postgres::open(&address).unwrap();
+    for (number, (one, other)) in [(&old, &new), (&new, &old)].into_iter().enumerate() {
+        let name = format!("file-{number}");
+        one.add_file(cache, &name, &nar(&name), 1).unwrap();
+        assert_eq!(other.commit(cache, vec![path(&name, &name)], &[], &[], 1).unwrap(), Commit::Done);
+        let record = one.path(cache, &path(&name, &name).hash_part).unwrap().unwrap();
+        assert_eq!(one.commit(cache, vec![record], &[], &[], 2).unwrap(), Commit::Done);
+        let fence = other.begin_collection().unwrap().unwrap();
+        assert_eq!(other.hide(fence, cache, &[(path(&name, &name).hash_part, 5)], 5).unwrap().len(), 1);
+        let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
+        let condemned = other.condemn(fence, cache, cutoff, 9).unwrap();
+        other.forget(fence, cache, &condemned.names).unwrap();
+        other.end_collection(fence, Some(cache)).unwrap();
+        assert_eq!((condemned.names.len(), one.usage(cache).unwrap()), (1, Usage::default()));
+    }
+}
+
+/// Tables of version 1, and a node of it that goes on while one of this version changes them: what it writes has no new columns.
+#[test]
+fn tables_of_the_previous_version_are_upgraded() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    index.add_file(cache, "file", &nar("file"), 1).unwrap();
+    index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
+    drop(index);
+    let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
+         drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop index pending_by_name; \
+         update meta set value = '1' where key = 'version'";
+    server.sql(name, before).unwrap();
+    let index = Postgres::open(&address).unwrap();
+    assert!(
+        index.file(cache, "file").unwrap().is_some() && index.path(cache, &path("a", "").hash_part).unwrap().is_some()
+    );
+    // An old node commits a path with a NAR that a collection of this version has condemned and could not remove.
+    index.add_file(cache, "left", &nar("left"), 1).unwrap();
+    let fence = index.begin_collection().unwrap().unwrap();
+    let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
+    assert_eq!(index.condemn(fence, cache, cutoff, 9).unwrap().names.len(), 1);
+    server.sql(name, "update narval.files set orphaned = null, used = 9 where name = 'left'").unwrap();
+    assert!(index.file(cache, "left").unwrap().is_some());
+    index.forget(fence, cache, &[("left".into(), 5)]).unwrap();
+    assert!(index.file(cache, "left").unwrap().is_some(), "what a path names stays");
+}
+
+/// Uploads at two nodes, each name at both: names and bytes are counted once, and none is lost.
+#[test]
+fn names_recorded_together_are_counted_once() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let nodes = [Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap()];
+    let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (threads, names) = (8, 10);
+    std::thread::scope(|scope| {
+        for node in &nodes {
+            for thread in 0..threads {
+                scope.spawn(move || {
+                    for number in 0..names {
+                        let name = format!("{}-{}", (thread + number) % threads, number);
+                        node.add_file(cache, &name, &nar(&name), 1).unwrap();
+                        assert!(node.is_unplaced(cache, &name).unwrap());
+                    }
+                });
+            }
+        }
+    });
+    let usage = nodes[0].usage(cache).unwrap();
+    assert_eq!((usage.files, usage.bytes), (threads * names, threads * names * 5));
+    // What is stored, the node knows at once, and others with its next commit or a little later.
+    let is_unplaced = |name: &str| [0, 1].map(|node: usize| nodes[node].is_unplaced(cache, name).unwrap());
+    let names = ["0-0", "1-1", "2-2", "3-3", "4-4"];
+    let numbers = names.map(|name| nodes[0].add_file(cache, name, &nar(name), 2).unwrap());
+    for at in 0..2 {
+        let name = names[at];
+        assert!(nodes[0].settle_file_soon(cache, name, numbers[at]).unwrap());
+        assert_eq!(is_unplaced(name), [false, true]);
+    }
+    nodes[0].commit(cache, vec![path("a", "0-0")], &[], &[], 1).unwrap();
+    assert_eq!((is_unplaced("0-0"), is_unplaced("1-1"), is_unplaced("2-2")), ([false; 2], [false; 2], [true; 2]));
+    assert!(nodes[0].settle_file_soon(cache, "2-2", numbers[2]).unwrap());
+    nodes[0].settle_stored_files().unwrap();
+    assert_eq!(is_unplaced("2-2"), [false; 2]);
+    // What another node has recorded since may be on its way.
+    assert!(nodes[0].settle_file_soon(cache, "4-4", numbers[4]).unwrap());
+    nodes[1].add_file(cache, "4-4", &nar("4-4"), 2).unwrap();
+    nodes[0].settle_stored_files().unwrap();
+    assert_eq!(is_unplaced("4-4"), [true; 2]);
+    // One that is stored again is on its way again.
+    assert!(nodes[0].settle_file_soon(cache, "3-3", numbers[3]).unwrap());
+    nodes[0].add_file(cache, "3-3", &nar("3-3"), 2).unwrap();
+    assert_eq!(is_unplaced("3-3"), [true; 2]);
+}
+
+/// Nodes find each other, and those that end or die are gone, by the database's clock.
+#[test]
+fn nodes_know_who_is_there() {
+    let Some(server) = PostgresServer::new() else { return };
+    let address = server.database();
+    let database = address.split(['/', '?']).nth(3).unwrap().to_owned();
+    let sql = |statement: &str| server.sql(&database, statement).unwrap();
+    let start = |id: &str| {
+        let (index, members) = (Postgres::open(&address).unwrap(), Arc::new(Members::new(id.to_owned(), 1_000)));
+        let secret = index.join(&members, &format!("http://{id}.example.org:5000")).unwrap().unwrap();
+        (index, members, secret)
+    };
+    let (_one, seen_by_one, secret) = start("one");
+    assert_eq!(seen_by_one.count(), 1);
+    let (two, seen_by_two, same) = start("two");
+    assert_eq!(seen_by_two.count(), 2, "who joins knows at once who is there");
+    soon(|| seen_by_one.count() == 2);
+    assert!(same.is_proven(secret.authorization().as_bytes()));
+    assert_eq!(sql("select length(value) from narval.meta where key = 'peer secret'"), "52");
+    // One is killed, and one ends and says so. The first is of a version whose nodes have no weights.
+    assert_eq!(sql("select distinct weight from narval.nodes"), "1000");
+    sql("insert into narval.nodes values ('killed', 'http://10.0.0.9', now())");
+    soon(|| seen_by_one.count() == 3 && seen_by_two.count() == 3);
+    sql("update narval.nodes set seen = now() - interval '31 seconds' where id = 'killed'");
+    soon(|| seen_by_one.count() == 2 && seen_by_two.count() == 2);
+    two.leave();
+    drop(two);
+    soon(|| seen_by_one.count() == 1);
+    // A node whose row was removed, as after a restore of the database, writes it again.
+    sql("delete from narval.nodes");
+    soon(|| sql("select string_agg(id, ' ') from narval.nodes") == "one");
+    // While the database is away, those that are known stay known, and a node that ends does not wait for it.
+    let (three, ..) = start("three");
+    soon(|| seen_by_one.count() == 2);
+    server.stop();
+    soon(|| three.caches().is_err());
+    three.leave();
+    assert_eq!(seen_by_one.count(), 2);
+}
+
+#[test]
+fn pending_entries_and_objects() {
+    for check in [crate::index::tests::entries_are_taken_over, crate::index::tests::objects_are_added_together] {
+        let Some(server) = PostgresServer::shared() else { return };
+        let address = server.database();
+        check([&Postgres::open(&address).unwrap(), &Postgres::open(&address).unwrap()]);
+    }
+}

@@ -1,0 +1,105 @@
+//! The lock that whoever adds shares, and whoever removes has alone: what becomes of those who wait for it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::index::tests::commits_take_time_in_proportion;
+
+/// Writers at the same time: more than connections.
+const WRITERS: usize = 20;
+
+/// Does something while another session has a lock.
+fn while_held(index: &Postgres, lock: &str, work: impl FnOnce()) {
+    let mut holder = index.database.pool.open().unwrap();
+    let begin = format!("begin; select {lock}({})", transaction::LOCK);
+    holder.run(DEADLINE, async |client| Ok(client.batch_execute(&begin).await?)).unwrap();
+    work();
+    holder.run(DEADLINE, async |client| Ok(client.batch_execute("rollback").await?)).unwrap();
+}
+
+fn aborted(server: &PostgresServer, address: &str) -> String {
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let all = "select count(*) from pg_stat_activity where datname = current_database() and state like '%aborted%'";
+    server.sql(name, all).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_lock_that_is_held_for_long_leaves_no_connection_in_a_transaction() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    index.add_file(cache, "file", &nar("file"), 1).unwrap();
+    let commit = |number: usize| index.commit(cache, vec![path(&format!("path-{number}"), "file")], &[], &[], 1);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (commit, is_over, index) = (&commit, &is_over, &index);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                index.narinfos(cache, &[path("path-0", "file").hash_part]).expect("who reads waits for nobody");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        while_held(index, "pg_advisory_xact_lock", || {
+            let writers: Vec<_> = (0..WRITERS).map(|number| scope.spawn(move || commit(number))).collect();
+            for writer in writers {
+                let refused = writer.join().unwrap();
+                assert!(matches!(refused, Err(IndexError::Busy { .. })), "{refused:?}");
+            }
+        });
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(aborted(&server, &address), "0");
+    for number in 0..WRITERS {
+        assert_eq!(commit(number).unwrap(), Commit::Done);
+        assert_eq!(index.usage(cache).unwrap().paths, number as u64 + 1);
+    }
+}
+
+/// Whatever a statement does that fails, the next one finds the connection as new.
+#[test]
+fn a_connection_in_the_middle_of_something_is_not_used_again() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let index = Postgres::open(&address).unwrap();
+    for _ in 0..4 {
+        let failed =
+            index.database.read(DEADLINE, async |client| Ok(client.batch_execute("begin; select 1 / 0").await?));
+        assert!(matches!(failed, Err(IndexError::Database { .. })), "{failed:?}");
+        assert!(index.caches().is_ok());
+    }
+    assert_eq!(aborted(&server, &address), "0");
+}
+
+/// Who removes paths while others commit for long gives up, and pushes go by meanwhile.
+#[test]
+fn nobody_waits_behind_one_who_waits_for_the_lock() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    index.add_file(cache, "file", &nar("file"), 1).unwrap();
+    let commit = |number: usize| index.commit(cache, vec![path(&format!("path-{number}"), "file")], &[], &[], 1);
+    assert_eq!(commit(0).unwrap(), Commit::Done);
+    while_held(&index, "pg_advisory_xact_lock_shared", || {
+        std::thread::scope(|scope| {
+            let delete = scope.spawn(|| index.delete(cache, &[path("path-0", "file").hash_part], 1));
+            let mut pushed = 0;
+            while !delete.is_finished() {
+                pushed += 1;
+                assert_eq!(commit(pushed).unwrap(), Commit::Done);
+            }
+            let refused = delete.join().unwrap();
+            assert!(matches!(refused, Err(IndexError::Busy { .. })), "{refused:?}");
+            // Behind the deletion, there would be one.
+            assert!(pushed > 5, "{pushed}");
+        });
+    });
+    assert_eq!(index.delete(cache, &[path("path-0", "file").hash_part], 1).unwrap(), Commit::Done);
+}
+
+#[test]
+fn a_commit_takes_time_in_proportion_to_its_narinfos() {
+    let Some(server) = PostgresServer::shared() else { return };
+    commits_take_time_in_proportion(&Postgres::open(&server.database()).unwrap());
+}

@@ -1,0 +1,233 @@
+//! Reads and transactions: which locks they hold, how long they may take, and what is done when a connection breaks or others get in
+//! the way.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Client;
+
+use super::failed::Failed;
+use super::lease::Lease;
+use super::node::Node;
+use super::pool::Pool;
+use super::sql::{execute, p};
+use crate::index::{COLLECTION, Fence, IndexError, collection_lease};
+
+/// How long a statement or a transaction may take.
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The same for those that read or write a whole cache.
+pub(super) const DEADLINE_LARGE: Duration = Duration::from_secs(600);
+
+/// How long a transaction waits for the locks of others.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long it waits for [`LOCK`] at a time. Whoever asks for it later waits behind it, so it gives way between two attempts, and keeps no
+/// connection meanwhile.
+const LOCK_SLICE: Duration = Duration::from_millis(250);
+
+/// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a transaction is tried that others get in the way of.
+const ATTEMPTS_MAX: u32 = 8;
+
+/// The lock that whoever adds something shares. PostgreSQL's advisory locks are numbers: `nar` and `val` in ASCII.
+pub(super) const LOCK: &str = "7233906, 7758188";
+
+/// Who must not be in the middle of something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lock {
+    /// Nobody is in the way.
+    None,
+    /// Whoever removes something.
+    Shared,
+    /// Whoever adds or removes something.
+    Alone,
+}
+
+/// How a transaction is done.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct How {
+    pub(super) lock: Lock,
+    /// A crash of the database may undo it, as long as no durable transaction came after it.
+    pub(super) is_durable: bool,
+    pub(super) deadline: Duration,
+}
+
+pub(super) const ADD: How = How { lock: Lock::Shared, is_durable: true, deadline: DEADLINE };
+pub(super) const ADD_LATER: How = How { is_durable: false, ..ADD };
+pub(super) const REMOVE: How = How { lock: Lock::Alone, deadline: DEADLINE_LARGE, ..ADD };
+pub(super) const NOTE: How = How { lock: Lock::None, is_durable: true, deadline: DEADLINE };
+pub(super) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
+
+impl How {
+    pub(super) fn begin(self) -> String {
+        let function = match self.lock {
+            Lock::None => None,
+            Lock::Shared => Some("pg_advisory_xact_lock_shared"),
+            Lock::Alone => Some("pg_advisory_xact_lock"),
+        };
+        let slice = LOCK_SLICE.as_millis();
+        let lock = function.map_or_else(String::new, |function| {
+            format!("set local lock_timeout = {slice}; select {function}({LOCK});")
+        });
+        let asynchronous = if self.is_durable { "" } else { "set local synchronous_commit = off;" };
+        format!(
+            "begin isolation level read committed; set local statement_timeout = {}; \
+             set local idle_in_transaction_session_timeout = {}; {asynchronous} {lock} set local lock_timeout = {};",
+            self.deadline.as_millis(),
+            IDLE_TIMEOUT.as_millis(),
+            LOCK_TIMEOUT.as_millis(),
+        )
+    }
+}
+
+/// A transaction that is under way.
+pub(super) struct Change<'a> {
+    pub(super) client: &'a Client,
+    node: &'a str,
+    /// Whether nobody else adds or removes anything.
+    pub(super) is_alone: bool,
+    visible: &'a Cell<bool>,
+}
+
+impl Change<'_> {
+    /// To be done in every transaction that changes what a reader can see, or what names mean.
+    pub(super) async fn is_visible(&self) -> Result<(), Failed> {
+        if self.visible.replace(true) {
+            return Ok(());
+        }
+        execute(self.client, "insert into narval.changes (node) values ($1)", &[p(&self.node)]).await.map(drop)
+    }
+}
+
+/// How far a transaction got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Begin,
+    Work,
+    Commit,
+}
+
+/// The database, as far as it can be asked and changed.
+pub(super) struct Database {
+    pub(super) pool: Arc<Pool>,
+    /// Changes of others are counted by the thread that watches.
+    pub(super) stamp: Arc<AtomicU64>,
+    pub(super) node: Arc<Node>,
+}
+
+impl Database {
+    /// Asks something that changes nothing. A connection that the server has closed meanwhile is replaced.
+    pub(super) fn read<T>(
+        &self,
+        deadline: Duration,
+        ask: impl AsyncFn(&Client) -> Result<T, Failed>,
+    ) -> Result<T, IndexError> {
+        loop {
+            let (mut connection, was_used) = self.pool.take()?;
+            match connection.run(deadline, &ask) {
+                Ok(answer) => {
+                    self.pool.give_back(connection);
+                    return Ok(answer);
+                }
+                // The server has closed it meanwhile; a new one is opened next.
+                Err(error) if error.breaks_connection() && was_used && !matches!(error, Failed::Deadline(_)) => {
+                    self.pool.outdated();
+                }
+                Err(error) if error.breaks_connection() => {
+                    self.pool.lost(&error);
+                    return Err(error.at(self.pool.name()));
+                }
+                Err(error) => {
+                    self.pool.give_back(connection);
+                    return Err(error.at(self.pool.name()));
+                }
+            }
+        }
+    }
+
+    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
+    pub(super) fn write_fenced<T>(
+        &self,
+        how: How,
+        fence: Fence,
+        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
+    ) -> Result<T, IndexError> {
+        let lease = Lease::of(COLLECTION, fence.0);
+        self.write(how, async |change| {
+            lease.renew(change.client, collection_lease()).await?;
+            work(change).await
+        })
+    }
+
+    /// Does a transaction that others cannot make impossible.
+    pub(super) fn write<T>(
+        &self,
+        how: How,
+        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
+    ) -> Result<T, IndexError> {
+        match self.try_write(how, work)? {
+            Some(done) => Ok(done),
+            None => Err(Failed::Changed.at(self.pool.name())),
+        }
+    }
+
+    /// Does a transaction. `None`: others have changed what it is about, and nothing was done.
+    pub(super) fn try_write<T>(
+        &self,
+        mut how: How,
+        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
+    ) -> Result<Option<T>, IndexError> {
+        let (mut attempts, until) = (0, Instant::now() + LOCK_TIMEOUT);
+        loop {
+            attempts += 1;
+            let (mut connection, was_used) = self.pool.take()?;
+            let (visible, stage, node) = (Cell::new(false), Cell::new(Stage::Begin), self.node.name());
+            let done = connection.run(how.deadline, async |client| {
+                client.batch_execute(&how.begin()).await?;
+                stage.set(Stage::Work);
+                let change = Change { client, node: &node, is_alone: how.lock == Lock::Alone, visible: &visible };
+                let done = work(&change).await?;
+                stage.set(Stage::Commit);
+                client.batch_execute("commit").await?;
+                Ok(done)
+            });
+            if stage.get() == Stage::Commit && visible.get() {
+                self.stamp.fetch_add(1, Ordering::AcqRel);
+            }
+            let error = match done {
+                Ok(done) => {
+                    self.pool.give_back(connection);
+                    return Ok(Some(done));
+                }
+                Err(error) => error,
+            };
+            if error.breaks_connection() {
+                if stage.get() == Stage::Commit {
+                    // Nobody knows whether it took effect, or will: others' changes are looked for.
+                    self.node.generation.fetch_add(1, Ordering::AcqRel);
+                } else if was_used && !matches!(error, Failed::Deadline(_)) {
+                    self.pool.outdated();
+                    continue;
+                }
+                self.pool.lost(&error);
+                return Err(error.at(self.pool.name()));
+            }
+            self.pool.give_back(connection);
+            match error {
+                Failed::Changed => return Ok(None),
+                Failed::NeedsLock => how.lock = Lock::Alone,
+                error if stage.get() == Stage::Begin && error.is_locked() && Instant::now() < until => {
+                    attempts -= 1;
+                    std::thread::sleep(LOCK_SLICE);
+                }
+                error if error.is_collision() && attempts < ATTEMPTS_MAX => {}
+                error => return Err(error.at(self.pool.name())),
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What both databases have to do in the same way.
+
+use narval_nix::Sha256;
+
+use super::*;
+use crate::NarFileName;
+
+fn part(name: &str) -> HashPart {
+    HashPart::from_digest(Sha256::of(name.as_bytes()).as_bytes()[..20].try_into().unwrap())
+}
+
+/// A stored NAR, and the name of its file.
+fn nar(contents: &str, file: &str, file_size: u64) -> (String, NarRecord) {
+    let (nar_hash, file_hash) = (Sha256::of(contents.as_bytes()), Sha256::of(file.as_bytes()));
+    let (nar_size, compression, listing_size) = (10, Compression::Zstd, None);
+    let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found: Vec::new() };
+    (NarFileName::new(file_hash, compression).to_string(), nar)
+}
+
+/// An entry that was taken over has another number: whoever had the old one settles nothing.
+pub(super) fn entries_are_taken_over([one, other]: [&dyn Index; 2]) {
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let note = |name: &str| one.note_pending(cache, &Pending::Path(part(name))).unwrap();
+    let numbers = || one.pending(0).unwrap().into_iter().map(|(number, ..)| number).collect::<Vec<_>>();
+    let old = [note("a"), note("a"), note("b")];
+    let file = one.note_pending(cache, &Pending::File("file".to_owned())).unwrap();
+    let mut taken = one.take_over(&[old[0], old[1], old[2], file, i64::MAX]).unwrap();
+    taken.sort_by_key(|(.., part)| part.to_string());
+    let mut parts = [part("a"), part("b")];
+    parts.sort_by_key(ToString::to_string);
+    assert_eq!(taken.iter().map(|(_, of, part)| (*of, *part)).collect::<Vec<_>>(), parts.map(|part| (cache, part)));
+    assert!(taken.iter().all(|(number, ..)| *number > file));
+    // Somebody else was late, and those that had these numbers settle nothing.
+    assert_eq!(other.take_over(&old).unwrap(), Vec::new());
+    other.settle_these(&old).unwrap();
+    other.settle_alone(cache, &parts, file).unwrap();
+    assert_eq!(numbers().len(), 3);
+    // While others change the same path, nobody settles it; a file has one entry for each upload.
+    let (later, again) = (note("a"), one.note_pending(cache, &Pending::File("file".to_owned())).unwrap());
+    let all: Vec<i64> = taken.iter().map(|(number, ..)| *number).chain([file]).collect();
+    one.settle_these(&all).unwrap();
+    one.settle_alone(cache, &parts, again).unwrap();
+    let of_a = taken.iter().find(|(.., of)| *of == part("a")).unwrap().0;
+    assert_eq!(numbers(), [of_a, later, again]);
+    // Until one of them takes over all.
+    let merged = other.take_over(&[of_a, later]).unwrap();
+    assert_eq!((merged.len(), numbers()), (1, vec![again, merged[0].0]));
+    other.settle_these(&[merged[0].0]).unwrap();
+    assert_eq!(numbers(), [again]);
+}
+
+/// Names are recorded together; those of which something is in the way are left.
+pub(super) fn objects_are_added_together([one, other]: [&dyn Index; 2]) {
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let objects = [nar("a", "file of a", 5), nar("b", "file of b", 7)];
+    let added = one.add_objects(cache, &objects, 1).unwrap();
+    let files: Vec<(String, i64)> =
+        objects.iter().zip(&added).map(|((name, _), number)| (name.clone(), number.unwrap())).collect();
+    let usage = one.usage(cache).unwrap();
+    assert_eq!((usage.files, usage.bytes), (2, 12));
+    let are_unplaced = |index: &dyn Index| [0, 1].map(|at: usize| index.is_unplaced(cache, &objects[at].0).unwrap());
+    assert_eq!((are_unplaced(one), are_unplaced(other)), ([true; 2], [true; 2]));
+    assert_eq!(one.settle_files_soon(cache, &files).unwrap(), [true; 2]);
+    one.settle_stored_files().unwrap();
+    assert_eq!((are_unplaced(one), are_unplaced(other)), ([false; 2], [false; 2]));
+    assert_eq!(one.settle_files_soon(cache, &files).unwrap(), [false; 2], "the entries are gone");
+    // `a` is stored in another file.
+    assert_eq!(other.add_objects(cache, &[nar("a", "another file", 6)], 1).unwrap(), [None]);
+    assert_eq!(other.add_objects(cache, &[], 1).unwrap(), []);
+}
+
+/// A large commit takes no more time for each narinfo than a small one.
+pub(super) fn commits_take_time_in_proportion(index: &dyn Index) {
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (name, nar) = nar("a", "file of a", 5);
+    let entry = index.add_file(cache, &name, &nar, 1).unwrap();
+    let commit = |round: usize, count: usize| {
+        let record = |number: usize| {
+            let hash_part = part(&format!("{round} {number}"));
+            PathRecord {
+                hash_part,
+                path: format!("{hash_part}-path"),
+                nar_hash: nar.nar_hash,
+                file: name.clone(),
+                narinfo: b"narinfo".to_vec(),
+                references: Vec::new(),
+                listing_size: None,
+                version: 0,
+            }
+        };
+        let (paths, placed) = ((0..count).map(record).collect(), vec![Placed { name: name.clone(), entry }; count]);
+        let begun = std::time::Instant::now();
+        assert_eq!(index.commit(cache, paths, &[], &placed, 1).unwrap(), Commit::Done);
+        begun.elapsed() / u32::try_from(count).unwrap()
+    };
+    let small = (0..4).map(|round| commit(round, 1000)).min().unwrap();
+    let large = commit(4, 16_000);
+    assert!(large < 4 * small, "{small:?} for each of 1,000, {large:?} for each of 16,000");
+}

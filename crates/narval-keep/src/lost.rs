@@ -1,0 +1,182 @@
+//! NARs that are not where they should be.
+//!
+//! A reader who finds that a NAR is missing has its paths removed, so that they can be pushed again. But a storage can be wrong: its address
+//! may lead to another bucket for a while. So nothing is removed unless the store says that there is no such object, and shows the id of this
+//! cache afterwards; readers can have only a few NARs removed in a minute; and the paths are remembered for a day. They come back when
+//! their NARs do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use narval_nix::HashPart;
+
+use super::index::{Lost, LostPath, NarRecord, Pending};
+use super::{Cache, Data, Grant, Refusal, RefusalKind, Scope, Scopes};
+use narval_client::clock;
+
+/// The most NARs that readers can have removed within [`LOSSES_WITHIN`].
+const LOSSES_MAX: usize = 5;
+const LOSSES_WITHIN: Duration = Duration::from_secs(60);
+
+/// Who finds that a NAR is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finder {
+    /// A request.
+    Read,
+    /// A check, which may find many.
+    Fsck {
+        /// The file is there, with other contents.
+        is_damaged: bool,
+    },
+}
+
+/// When readers have had NARs removed.
+#[derive(Default)]
+pub(super) struct Losses(Mutex<VecDeque<Instant>>);
+
+impl Losses {
+    /// Whether one more may be removed now. Counts it, if so.
+    fn may_be_more(&self) -> bool {
+        let (mut times, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), clock::instant());
+        while times.front().is_some_and(|time| now.duration_since(*time) >= LOSSES_WITHIN) {
+            times.pop_front();
+        }
+        if times.len() < LOSSES_MAX {
+            times.push_back(now);
+            return true;
+        }
+        false
+    }
+}
+
+impl Data {
+    /// As [`Cache::restore_lost`], in all caches. What fails is tried again later.
+    pub(super) fn restore_lost(&self) {
+        let restore = |cache: &Cache| cache.restore_lost().unwrap_or_else(|refusal| tracing::debug!("{refusal}"));
+        match self.caches() {
+            Ok(caches) => caches.iter().for_each(restore),
+            Err(error) => tracing::debug!("{error}"),
+        }
+    }
+}
+
+impl Cache {
+    /// Checks again, under the exclusive lock, whether a file below `nar/` is lost. If it is, removes it from the index, with its paths.
+    pub(super) fn lost(&self, name: &str, finder: Finder) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
+        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
+        let is_damaged = finder == Finder::Fsck { is_damaged: true };
+        // One that is only recorded is on its way.
+        if !self.files().is_placed(self.index(), self.id(), name, &nar)? && self.storage().publishes_later() {
+            return Ok(());
+        }
+        // A bucket has no lock: others may store it again meanwhile.
+        let note = || self.index().note_pending(self.id(), &Pending::File(name.to_owned()));
+        let lost = match self.storage().publishes_later() {
+            true if is_damaged => Lost::Damaged(note()?),
+            true => Lost::Doubted(note()?),
+            false => Lost::Certainly,
+        };
+        let settle = || match lost {
+            Lost::Doubted(entry) | Lost::Damaged(entry) => self.index().settle_these(&[entry]),
+            _ => Ok(()),
+        };
+        match self.files().check_nar(name, &nar) {
+            Ok(is_there) if is_damaged || !is_there => {}
+            found => {
+                settle()?;
+                return found.map(drop).map_err(fail);
+            }
+        }
+        if finder == Finder::Read && !self.shared().losses.may_be_more() {
+            settle()?;
+            tracing::error!(
+                "cache '{}': 'nar/{name}' is not there, and neither were {LOSSES_MAX} others within a minute: nothing more is removed; \
+                 check the storage, then run 'narval cache fsck'",
+                self.name()
+            );
+            let message = "the cache's storage lacks several NARs; its operator has to look after it";
+            return Err(Refusal::new(RefusalKind::Away, message));
+        }
+        if !self.index().remove_file(self.id(), name, lost)? {
+            return Ok(settle()?);
+        }
+        tracing::error!(
+            "cache '{}': 'nar/{name}' is lost or damaged: it and its paths are removed; push them again",
+            self.name()
+        );
+        self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
+        // Names of the same object.
+        if self.storage().publishes_later() {
+            for (name, other) in self.index().files_of(self.id(), &nar.nar_hash)? {
+                if other == nar {
+                    self.index().remove_file(self.id(), &name, Lost::Certainly)?;
+                }
+            }
+        }
+        self.reconcile_now()
+    }
+
+    /// Brings back paths that were removed because their NARs were not there, if they are there now and everything that the paths refer to
+    /// is. Only in a bucket: in a folder, what was removed is gone.
+    pub(super) fn restore_lost(&self) -> Result<(), Refusal> {
+        if !self.storage().publishes_later() {
+            return Ok(());
+        }
+        let mut by_file: BTreeMap<String, Vec<LostPath>> = BTreeMap::new();
+        for path in self.index().lost(self.id())? {
+            by_file.entry(path.file.clone()).or_default().push(path);
+        }
+        let (mut found, mut done) = (Vec::new(), Vec::new());
+        for (file, paths) in by_file {
+            let parts: Vec<HashPart> = paths.iter().map(|path| path.hash_part).collect();
+            let present = self.index().present(self.id(), &parts)?;
+            // Somebody has pushed it again.
+            let (again, gone): (Vec<_>, Vec<_>) =
+                paths.into_iter().zip(present).partition(|(_, is_present)| *is_present);
+            done.extend(again.into_iter().map(|(path, _)| path.hash_part));
+            let Some((LostPath { nar, .. }, _)) = gone.first() else { continue };
+            let fail = |error: io::Error| Refusal::of_file("look at", &file, &error);
+            if self.files().check_nar(&file, nar).map_err(fail)? && self.is_recorded_again(&file, nar)? {
+                found.extend(gone.into_iter().map(|(path, _)| path));
+            }
+        }
+        // What had no signature of this cache's gets none.
+        let grant = Grant { scopes: Scopes::default().with(Scope::Push), ..Grant::administrator("repair") };
+        // References before referrers: as long as one more of them succeeds.
+        let mut before = usize::MAX;
+        while found.len() < before {
+            before = found.len();
+            found.retain(|path| {
+                let is_back = self.commit_narinfos(&[(path.hash_part, &path.narinfo)], &grant).is_ok();
+                if is_back {
+                    tracing::info!(
+                        "cache '{}': the NAR of {} is found again, and so is the path",
+                        self.name(),
+                        path.hash_part
+                    );
+                    done.push(path.hash_part);
+                }
+                !is_back
+            });
+        }
+        if done.is_empty() { Ok(()) } else { Ok(self.index().forget_lost(self.id(), &done)?) }
+    }
+
+    /// Records a NAR whose object is there. Returns `false` if it is not any more, or if the NAR is stored in another encoding since.
+    fn is_recorded_again(&self, file: &str, nar: &NarRecord) -> Result<bool, Refusal> {
+        if self.index().file(self.id(), file)?.as_ref() == Some(nar) {
+            return Ok(true);
+        }
+        let Some(number) = self.index().add_object(self.id(), file, nar, self.now())? else { return Ok(false) };
+        // Nobody knew whose it was: it may have been removed before.
+        let is_there = self.files().check_nar(file, nar).map_err(|error| Refusal::of_file("look at", file, &error))?;
+        if is_there {
+            self.index().settle_file(self.id(), file, number)?;
+        }
+        Ok(is_there)
+    }
+}

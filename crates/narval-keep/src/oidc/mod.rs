@@ -1,0 +1,59 @@
+//! OpenID Connect: a CI job identifies itself with a token of its platform, and rules determine its permissions.
+//!
+//! An [`Issuer`] is a platform whose tokens are accepted, for one audience, by [`Rule`]s over its claims.
+//! [`Verifier::verify`] takes a JWT (RFC 7519) and returns what its bearer may do; the caller exchanges it for an
+//! opaque token. There is no HTTP server in this module.
+//!
+//! The checks, in this order: size and format, algorithm (only RS256 and ES256: a token never chooses how it is
+//! verified), the issuer (only configured ones are ever queried for keys), the key id, the signature, `exp` and `nbf`,
+//! the audience, the rules. Keys come from the issuer's discovery document (OpenID Connect Discovery 1.0), over `https`
+//! unless the issuer is this machine.
+//!
+//! ```
+//! use narval_keep::oidc::{Claim, Issuer, Rule, Verifier};
+//!
+//! let main_of_ours = vec![
+//!     Claim::new("repository", &["our-org/*"])?,
+//!     Claim::new("ref", &["refs/heads/main"])?,
+//! ];
+//! let rule = Rule::new(main_of_ours, "pushes from main")?;
+//! let github = Issuer::new("github", "https://token.actions.githubusercontent.com", "https://cache.example.org", vec![rule])?;
+//! let verifier = Verifier::new(vec![github]);
+//! assert!(verifier.verify("not.a.token").is_err());
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod issuer;
+mod keys;
+mod rule;
+mod token;
+mod verifier;
+
+pub use error::{OidcError, RuleError};
+pub use issuer::Issuer;
+pub use rule::{Claim, Claims, Rule};
+pub use verifier::{Verified, Verifier};
+
+/// The maximum size of a token in bytes. GitHub's have 1.5 KB, GitLab's 2 KB.
+pub const TOKEN_LEN_MAX: usize = 16 * 1024;
+/// How far the clocks of the issuer and of this machine may differ, in seconds.
+pub const LEEWAY_SECONDS: u64 = 60;
+/// The maximum size of a discovery document in bytes.
+pub const DISCOVERY_LEN_MAX: u64 = 64 * 1024;
+/// The maximum size of a key set in bytes.
+pub const KEYS_LEN_MAX: u64 = 256 * 1024;
+/// The maximum number of keys of an issuer.
+pub const KEYS_MAX: usize = 128;
+/// How long keys are used before the issuer is queried again.
+pub const KEYS_FRESH: std::time::Duration = std::time::Duration::from_secs(3600);
+/// How long keys are used while the issuer is unavailable.
+pub const KEYS_STALE_MAX: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+/// The maximum number of key requests to an issuer per [`FETCH_WINDOW`]: anybody can send tokens with made-up key ids.
+pub const FETCHES_MAX: usize = 6;
+/// See [`FETCHES_MAX`].
+pub const FETCH_WINDOW: std::time::Duration = std::time::Duration::from_secs(60);
+/// The timeout for connecting to an issuer, and for each wait for its next bytes.
+pub const FETCH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+/// How long the body of an issuer's response may take, and how long a token waits for keys that are being fetched.
+pub const FETCH_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(20);

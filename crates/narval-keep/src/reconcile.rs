@@ -1,0 +1,104 @@
+//! Makes files consistent with the index after a process was killed between updating both.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::data::Data;
+use super::error::{DataError, io_error};
+use super::index::{CacheId, Lost, Pending};
+use super::pending::WhichPending;
+use super::storage::VALID_FOR;
+use super::{Cache, Refusal, RefusalKind};
+use crate::rule::{Rule, holds};
+use narval_client::clock;
+
+impl Data {
+    /// Checks everything that is pending in the index. Waits for current writers, so that their unfinished files are
+    /// not taken for leftovers.
+    pub(super) fn reconcile(&self) -> Result<(), DataError> {
+        let shared = self.shared();
+        if shared.index.pending_max()?.is_none() {
+            return Ok(());
+        }
+        let path = shared.storage.place();
+        let _alone = shared.storage.lock_exclusive().map_err(|source| io_error("lock", path, source))?;
+        self.reconcile_locked()
+    }
+
+    /// Like [`Data::reconcile`], with the exclusive lock held.
+    pub(super) fn reconcile_locked(&self) -> Result<(), DataError> {
+        if self.shared().storage.publishes_later() {
+            return self.publish_pending(WhichPending::Removed);
+        }
+        let caches = self.caches()?;
+        let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
+        let done = &self.shared().reconciled;
+        for (number, id, pending) in self.shared().index.pending(done.load(Ordering::Acquire))? {
+            if let Some(cache) = cache_of(id) {
+                cache.reconcile(&pending, number, clock::instant() + VALID_FOR)?;
+            }
+            // Nobody else is writing: later changes have greater numbers.
+            done.fetch_max(number, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+impl Cache {
+    /// Makes files consistent with the index, with the exclusive lock held.
+    pub(super) fn reconcile_now(&self) -> Result<(), Refusal> {
+        self.data().reconcile_locked().map_err(|error| match error {
+            DataError::Index(error) => error.into(),
+            DataError::Io { action, path, source } => Refusal::of_file(action, path.display(), &source),
+            error => {
+                tracing::error!("{error}");
+                Refusal::new(RefusalKind::Failed, "the cache cannot repair its files; see its log")
+            }
+        })
+    }
+
+    /// Makes one file consistent with the index. In a bucket, nothing takes effect after `until`, which is counted from before the index
+    /// is read: what it said before a pause may be different now. `number` is that of the pending entry.
+    pub(super) fn reconcile(&self, pending: &Pending, number: i64, until: Instant) -> Result<(), DataError> {
+        let path = self.files().place();
+        let fail = |source: io::Error| io_error("repair", path, source);
+        match pending {
+            Pending::Path(part) => match self.index().path(self.id(), part)? {
+                Some(record) => self.files().publish(&record, None, until).map_err(fail),
+                None => self.files().withdraw(part, until).map_err(fail),
+            },
+            Pending::File(name) => {
+                let Some(nar) = self.index().file(self.id(), name)? else {
+                    // A bucket has no lock: others may have stored it again when a request takes effect. Collections remove it.
+                    let is_locked = !self.storage().publishes_later() || !holds(Rule::Leased);
+                    return if is_locked { self.files().unlink_nar(name, until).map_err(fail) } else { Ok(()) };
+                };
+                if self.files().restore_nar(name, &nar).map_err(fail)? {
+                    return Ok(());
+                }
+                // The NAR is being stored in another encoding since. The object of this name may be there: a collection removes both.
+                if self.storage().publishes_later()
+                    && self.files().served_name(name, &nar) != *name
+                    && holds(Rule::Encoding)
+                {
+                    return Ok(());
+                }
+                let lost = match self.storage().publishes_later() {
+                    true => Lost::Unplaced(number),
+                    false => Lost::Certainly,
+                };
+                if self.index().remove_file(self.id(), name, lost)? {
+                    tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
+                }
+                Ok(())
+            }
+            Pending::Blob(nar_hash, compression) => {
+                if self.index().nar(nar_hash, *compression)?.is_some() {
+                    return Ok(());
+                }
+                self.storage().remove_nar(nar_hash, *compression).map_err(fail)
+            }
+        }
+    }
+}

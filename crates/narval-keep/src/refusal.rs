@@ -1,0 +1,170 @@
+//! Refusals, with messages for clients.
+
+use std::fmt;
+use std::io;
+
+use narval_client::HttpError;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::index::IndexError;
+use narval_s3::{PutError, is_failing};
+
+/// The maximum length of a message in bytes. Nix shows bodies of less than 1 KB to its user.
+pub const MESSAGE_LEN_MAX: usize = 1000;
+
+/// The type of a refusal: each has one HTTP status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RefusalKind {
+    /// 400: the request is malformed.
+    Malformed,
+    /// 401: no token, or one that is unknown, expired or revoked.
+    Unauthorized,
+    /// 403: the token lacks a scope.
+    Forbidden,
+    /// 404: there is nothing with that name.
+    NotFound,
+    /// 405: this cache does not accept these.
+    NotAllowed,
+    /// 409: it conflicts with the current state.
+    Conflict,
+    /// 409: another process is collecting.
+    Busy,
+    /// 413: too large.
+    TooLarge,
+    /// 422: well-formed, but not what it claims to be.
+    Unprocessable,
+    /// 507: no space. Must not be the response to a PUT of an old Nix: stop reading instead.
+    NoSpace,
+    /// 503: the index or the object store cannot be reached, or is busy; later it may not be.
+    Away,
+    /// 500: a file or the index failed.
+    Failed,
+}
+
+impl RefusalKind {
+    /// Its HTTP status.
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::Malformed => 400,
+            Self::Unauthorized => 401,
+            Self::Forbidden => 403,
+            Self::NotFound => 404,
+            Self::NotAllowed => 405,
+            Self::Conflict | Self::Busy => 409,
+            Self::TooLarge => 413,
+            Self::Unprocessable => 422,
+            Self::Failed => 500,
+            Self::Away => 503,
+            Self::NoSpace => 507,
+        }
+    }
+}
+
+/// A refusal. The message is for the client: one line, what is wrong and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// The kind.
+    pub kind: RefusalKind,
+    /// At most [`MESSAGE_LEN_MAX`] bytes.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal with this message, truncated if it is too long.
+    pub fn new(kind: RefusalKind, message: impl fmt::Display) -> Self {
+        let mut message = message.to_string();
+        if message.len() > MESSAGE_LEN_MAX {
+            let end = (0..=MESSAGE_LEN_MAX - '…'.len_utf8()).rev().find(|at| message.is_char_boundary(*at));
+            message.truncate(end.unwrap_or(0));
+            message.push('…');
+        }
+        Self { kind, message }
+    }
+
+    /// A file of the cache failed: the details are only logged, not sent to the client.
+    pub(super) fn of_file(action: &str, what: impl fmt::Display, error: &io::Error) -> Self {
+        if is_away(error) {
+            tracing::warn!("cannot {action} '{what}': {error}");
+            let message = "the cache's object store cannot be reached at the moment: nothing was done, try again";
+            return Self::new(RefusalKind::Away, message);
+        }
+        tracing::error!("cannot {action} '{what}': {error}");
+        if is_full(error) {
+            Self::no_space()
+        } else {
+            Self::new(RefusalKind::Failed, format_args!("the cache cannot {action} a file"))
+        }
+    }
+
+    /// There is no space left.
+    pub(super) fn no_space() -> Self {
+        Self::new(
+            RefusalKind::NoSpace,
+            "the cache's disk is full: free space there, then push again. NARs that this push has sent are kept for ten minutes, so \
+             that it continues where it stopped",
+        )
+    }
+}
+
+/// Whether an object store failed in a way that passes.
+pub(super) fn is_away(error: &io::Error) -> bool {
+    let cause = error.get_ref();
+    let http = cause.and_then(|cause| match cause.downcast_ref::<PutError>() {
+        Some(PutError::Http(error)) => Some(error),
+        _ => cause.downcast_ref::<HttpError>(),
+    });
+    http.is_some_and(is_failing)
+}
+
+/// Whether a file system is full: ENOSPC, or an exhausted quota.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    let codes = [Errno::NOSPC, Errno::DQUOT].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+impl From<IndexError> for Refusal {
+    fn from(error: IndexError) -> Self {
+        if matches!(error, IndexError::Busy { .. }) {
+            tracing::debug!("{error}");
+            let message = "the cache is busy: others commit or remove many paths at once; nothing was done, try again";
+            return Self::new(RefusalKind::Away, message);
+        }
+        if error.is_away() {
+            // The log has it already, once.
+            tracing::debug!("{error}");
+            let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
+            return Self::new(RefusalKind::Away, message);
+        }
+        if matches!(error, IndexError::Removing { .. }) {
+            tracing::debug!("{error}");
+            let message = "a collection is removing this NAR, or was killed while it did: try again in a minute";
+            return Self::new(RefusalKind::Away, message);
+        }
+        if matches!(error, IndexError::Superseded { .. }) {
+            return Self::new(
+                RefusalKind::Conflict,
+                "the collection took too long, and another process has taken over",
+            );
+        }
+        tracing::error!("{error}");
+        if error.is_full() {
+            Self::no_space()
+        } else {
+            Self::new(RefusalKind::Failed, "the cache's index failed; see the server's log")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_messages_are_cut() {
+        let refusal = Refusal::new(RefusalKind::Conflict, "é".repeat(2000));
+        assert!(refusal.message.len() <= MESSAGE_LEN_MAX && refusal.message.ends_with("é…"));
+        assert_eq!(Refusal::new(RefusalKind::Conflict, "short").message, "short");
+    }
+}

@@ -1,0 +1,104 @@
+//! Pins: closures that are kept.
+
+use narval_nix::{HashPart, StorePath};
+
+use crate::index::{IndexError, PinRecord};
+use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
+
+/// The maximum length of a pin's name in bytes.
+const NAME_LEN_MAX: usize = 128;
+
+/// How long a pin holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PinFor {
+    /// How many of the newest pins of this name are kept. `None` keeps all.
+    pub keep: Option<u32>,
+    /// When it ends, in seconds since 1970. `None`: never.
+    pub until: Option<u64>,
+}
+
+/// A pin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pin {
+    /// Its name. Several pins of one name are its revisions.
+    pub name: String,
+    /// Base name of the path that it keeps, with its closure.
+    pub path: String,
+    /// When it was created, in seconds since 1970.
+    pub created: u64,
+    /// How long it is valid.
+    pub holds: PinFor,
+}
+
+impl Cache {
+    /// Pins a path of this cache, which is then kept with its closure. Pinning the same path under the same name again
+    /// makes it the newest revision.
+    ///
+    /// # Errors
+    /// If the path is not in the cache, the name is invalid, or the token may not pin.
+    pub fn pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Refusal> {
+        let result = self.try_pin(name, hash_part, holds, grant);
+        let outcome = result.as_ref().map(|pin| pin.path.clone()).map_err(ToString::to_string);
+        self.audit(grant, "pin", name, &outcome);
+        result
+    }
+
+    fn try_pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Refusal> {
+        grant.require(self.name(), Scope::Pin)?;
+        if name.is_empty() || name.len() > NAME_LEN_MAX || name.chars().any(char::is_control) {
+            let message = format!("the name of a pin must have 1 to {NAME_LEN_MAX} bytes and no control characters");
+            return Err(Refusal::new(RefusalKind::Malformed, message));
+        }
+        if holds.keep == Some(0) {
+            return Err(Refusal::new(RefusalKind::Malformed, "a pin must keep at least one revision"));
+        }
+        let _no_collection =
+            self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))?;
+        let absent = || {
+            Refusal::new(
+                RefusalKind::NotFound,
+                format_args!("'{hash_part}' is not in the cache '{}': push it first", self.name()),
+            )
+        };
+        let path = self.index().path(self.id(), hash_part)?.ok_or_else(absent)?;
+        let (name, created) = (name.to_owned(), self.now());
+        let record = PinRecord {
+            name: name.clone(),
+            hash_part: *hash_part,
+            path: path.path.clone(),
+            created,
+            until: holds.until,
+            keep: holds.keep,
+        };
+        // A bucket has no lock that keeps a collection of another server away.
+        if !self.index().pin(self.id(), record, true)? {
+            return Err(absent());
+        }
+        Ok(Pin { name, path: path.path, created, holds })
+    }
+
+    /// Removes all pins with a name, or only those of a path. Returns how many.
+    ///
+    /// # Errors
+    /// If the token may not pin, or the index fails.
+    pub fn unpin(&self, name: &str, path: Option<&StorePath>, grant: &Grant) -> Result<usize, Refusal> {
+        grant.require(self.name(), Scope::Pin)?;
+        let removed = self.index().unpin(self.id(), name, path.map(StorePath::hash_part))?;
+        self.audit(grant, "unpin", name, &Ok(removed.to_string()));
+        Ok(removed)
+    }
+
+    /// All pins, by name, the newest first.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn pins(&self) -> Result<Vec<Pin>, IndexError> {
+        let pin = |record: PinRecord| Pin {
+            name: record.name,
+            path: record.path,
+            created: record.created,
+            holds: PinFor { keep: record.keep, until: record.until },
+        };
+        Ok(self.index().pins(self.id())?.into_iter().map(pin).collect())
+    }
+}

@@ -1,0 +1,255 @@
+//! The invariants.
+
+use std::collections::{BTreeMap, HashSet};
+
+use narval_nix::HashPart;
+
+use super::state::{By, Op, Phase, SKEW_MAX, State};
+use crate::index::Fence;
+
+const DAY: u64 = 24 * 3600 * 1000;
+
+impl State {
+    /// After a transaction: every visible path has its NAR and its references, nothing is gone that nobody deleted or collected, and no
+    /// collection has taken what is pinned, leased or new.
+    pub(super) fn check_rows(&mut self, by: By) {
+        let By { op, node, fence, is_misled } = by;
+        if let (Some(fence), Some((latest, _))) = (fence, self.lease())
+            && fence.0 != latest
+        {
+            self.violate(format!(
+                "{op:?} of {node} changes rows with the lease {}, and {latest} is the latest",
+                fence.0
+            ));
+        }
+        let paths = "select hash_part, file from paths";
+        let visible: BTreeMap<String, String> = self.pairs(paths).into_iter().collect();
+        let now = self.now();
+        for (part, file) in std::mem::replace(&mut self.history.visible, visible.clone()) {
+            if visible.contains_key(&part) {
+                continue;
+            }
+            self.note("gone", || format!("{part} by {op:?} of {node}"));
+            let has_file = "select 1 from files where name = ?";
+            let is_remembered = "select 1 from lost where hash_part = ?";
+            let is_remembered = self.database.prepare_cached(is_remembered).unwrap().exists([&part]).unwrap();
+            if !self.database.prepare_cached(has_file).unwrap().exists([&file]).unwrap()
+                && (is_misled || !is_remembered)
+            {
+                self.violate(format!("{part} is lost: {op:?} has removed its NAR from the index"));
+            }
+            match op {
+                // Its NAR seemed to be lost, and it comes back.
+                _ if is_remembered => {}
+                Op::Delete => {
+                    self.history.deleted.insert(part.clone(), now);
+                }
+                _ => self.check_collected(&part),
+            }
+            self.history.removed.insert(part, now);
+        }
+        let unknown = visible.keys().find(|part| !self.history.ever.contains(*part));
+        if let Some(part) = unknown.cloned() {
+            self.violate(format!("{part} is visible, and nobody has pushed it"));
+        }
+        let dangling = "select hash_part, file from paths p where not exists (select 1 from files f \
+             where f.cache = p.cache and f.name = p.file and f.orphaned is null)";
+        for (part, file) in self.pairs(dangling) {
+            self.violate(format!("{part} is visible, and its NAR {file} is not used in the index"));
+        }
+        let open = "select p.hash_part, r.reference from paths p join refs r on r.referrer = p.id \
+             where r.reference <> p.hash_part and not exists (select 1 from paths q where q.cache = p.cache and q.hash_part = r.reference)";
+        for (part, reference) in self.pairs(open) {
+            self.violate(format!("{part} is visible, and its reference {reference} is not"));
+        }
+        let unpinned = "select hash_part, name from pins n where not exists \
+             (select 1 from paths p where p.cache = n.cache and p.hash_part = n.hash_part)";
+        for (part, name) in self.pairs(unpinned) {
+            self.violate(format!("{part} is pinned as {name}, and is gone"));
+        }
+        for (part, file) in visible {
+            if !self.objects.contains_key(&format!("nar/{file}")) {
+                self.violate(format!("{part} is visible, and there is no object of its NAR {file}"));
+            }
+        }
+        self.check_published();
+    }
+
+    /// The number of the latest lease of a collection, and until when it is valid, in milliseconds.
+    fn lease(&self) -> Option<(i64, u64)> {
+        let query = "select fence, until from work where name = 'collection'";
+        let mut statement = self.database.prepare_cached(query).unwrap();
+        statement.query_row([], |row| Ok((row.get(0)?, row.get::<_, u64>(1)? * 1000))).ok()
+    }
+
+    /// Before an object is removed: a NAR is removed by the only collection that is at work, and nobody may use it.
+    pub(super) fn check_removal(&mut self, key: &str, fence: Option<Fence>) {
+        let Some(name) = key.strip_prefix("nar/") else { return };
+        if !self.objects.contains_key(key) {
+            return;
+        }
+        let lease = self.lease();
+        let now = self.now();
+        match (fence, lease) {
+            (Some(fence), Some((latest, until))) if fence.0 == latest && now / 1000 * 1000 <= until => {}
+            _ => self.violate(format!("{name} is removed by {fence:?} at {}, and the lease is {lease:?}", now / 1000)),
+        }
+        let used = "select 1 from files where name = ? and (fence is null or orphaned is null)";
+        if self.database.prepare_cached(used).unwrap().exists([name]).unwrap() {
+            self.violate(format!("{name} is removed, and its row is not condemned"));
+        }
+    }
+
+    /// After every change: where a narinfo in the bucket is not the one of the index, a pending entry says so.
+    fn check_published(&mut self) {
+        let rows = self.pairs("select hash_part, cast(narinfo as text) from paths");
+        let pending: HashSet<String> = self
+            .pairs("select name, kind from pending where kind = 'path'")
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        let rows: BTreeMap<String, String> = rows.into_iter().collect();
+        let narinfos = self.objects.iter().filter_map(|(key, text)| Some((key.strip_suffix(".narinfo")?, text)));
+        let published: BTreeMap<&str, &Vec<u8>> = narinfos.collect();
+        let parts: std::collections::BTreeSet<&str> =
+            rows.keys().map(String::as_str).chain(published.keys().copied()).collect();
+        let differs = |part: &&str| published.get(part).map(|text| &text[..]) != rows.get(*part).map(String::as_bytes);
+        let wrong = parts.into_iter().filter(differs).find(|part| !pending.contains(*part)).map(str::to_owned);
+        if let Some(part) = wrong {
+            self.violate(format!("{part}.narinfo is not that of the index, and no entry is pending"));
+        }
+    }
+
+    fn check_collected(&mut self, part: &str) {
+        let now = self.now();
+        if self.history.leased.get(part).is_some_and(|until| now + 2 * SKEW_MAX < *until) {
+            self.violate(format!("{part} was collected while it was leased"));
+        }
+        if self.history.pushed.get(part).is_some_and(|pushed| now + 2 * SKEW_MAX < pushed + DAY) {
+            self.violate(format!("{part} was collected less than its retention after it was pushed"));
+        }
+    }
+
+    /// After a change of an object: no visible path has lost its NAR, and no narinfo in the bucket names one that is not there.
+    pub(super) fn check_object(&mut self, key: &str) {
+        if let Some(name) = key.strip_prefix("nar/") {
+            if self.objects.contains_key(key) {
+                let is_recorded = "select 1 from files where name = ?";
+                if !self.database.prepare_cached(is_recorded).unwrap().exists([name]).unwrap() {
+                    self.note("stray", || name.to_owned());
+                    self.history.strays.insert(key.to_owned());
+                }
+                return;
+            }
+            let of_it = "select hash_part, file from paths where file = ?";
+            let mut statement = self.database.prepare_cached(of_it).unwrap();
+            let part: Option<String> = statement.query_row([name], |row| row.get(0)).ok();
+            drop(statement);
+            if let Some(part) = part {
+                self.violate(format!("{part} is visible, and the object of its NAR {name} was removed"));
+            }
+        }
+        let (now, mut dangling) = (self.now(), Vec::new());
+        for (key, text) in self.objects.iter().filter(|(key, _)| key.ends_with(".narinfo")) {
+            let part = key.trim_end_matches(".narinfo");
+            let is_deleted = self.history.deleted.get(part).is_some_and(|at| now < at + DAY);
+            if !is_deleted && !self.objects.contains_key(url_of(text)) {
+                dangling.push(format!("{key} is in the bucket, and its NAR {} is not", url_of(text)));
+            }
+        }
+        dangling.into_iter().for_each(|what| self.violate(what));
+        self.check_published();
+    }
+
+    fn pairs(&self, query: &str) -> Vec<(String, String)> {
+        let mut statement = self.database.prepare_cached(query).unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        rows.collect::<Result<_, _>>().unwrap()
+    }
+
+    /// A client begins to commit these.
+    pub(super) fn are_pushed(&mut self, parts: &[HashPart]) {
+        self.history.ever.extend(parts.iter().map(ToString::to_string));
+    }
+
+    /// A client was told that these are committed, since it began to push.
+    pub(super) fn were_pushed(&mut self, parts: &[HashPart], begun: u64) {
+        for part in parts {
+            self.check_promised(part.as_str(), begun, "committed");
+            self.history.pushed.insert(part.to_string(), begun);
+        }
+    }
+
+    /// A client was told that these are here and stay for a day.
+    pub(super) fn were_leased(&mut self, parts: &[HashPart], begun: u64) {
+        for part in parts {
+            let is_deleted = self.history.deleted.get(part.as_str()).is_some_and(|at| *at >= begun);
+            if !is_deleted {
+                self.check_promised(part.as_str(), u64::MAX, "here");
+                self.history.leased.insert(part.to_string(), begun + DAY);
+            }
+        }
+    }
+
+    /// A client was told that its NAR is stored: then a collection knows it.
+    pub(super) fn was_stored(&mut self, name: &str) {
+        self.history.strays.remove(&format!("nar/{name}"));
+    }
+
+    fn check_promised(&mut self, part: &str, since: u64, what: &str) {
+        let is_removed = self.history.removed.get(part).is_some_and(|at| *at >= since);
+        if !self.history.visible.contains_key(part) && !is_removed {
+            self.violate(format!("a client was told that {part} is {what}, and it is not"));
+        }
+    }
+
+    pub(super) fn were_deleted(&mut self, parts: &[HashPart]) {
+        for part in parts {
+            self.history.pushed.remove(part.as_str());
+            self.history.leased.remove(part.as_str());
+        }
+    }
+
+    /// At the end, when everything was collected: the bucket has what the index has, and nothing else.
+    pub(super) fn check_end(&mut self) {
+        assert_eq!(self.phase, Phase::Quiet);
+        let rows = self.pairs("select hash_part || '.narinfo', cast(narinfo as text) from paths");
+        let mut expected: BTreeMap<String, String> = rows.into_iter().collect();
+        expected.insert("_narval/index.id".to_owned(), String::new());
+        for (name, _) in self.pairs("select 'nar/' || name, name from files where orphaned is null") {
+            expected.insert(name, String::new());
+        }
+        let mut wrong = Vec::new();
+        for (key, bytes) in &self.objects {
+            match expected.get(key) {
+                None if self.history.strays.contains(key) => {}
+                None => wrong.push(format!("{key} is left in the bucket at the end")),
+                Some(text) if key.ends_with(".narinfo") && text.as_bytes() != bytes => {
+                    wrong.push(format!("{key} is old at the end"));
+                }
+                Some(_) => {}
+            }
+        }
+        for (part, file) in self.pairs("select hash_part, file from lost") {
+            if self.objects.contains_key(&format!("nar/{file}")) {
+                wrong.push(format!("{part} is lost at the end, and its NAR {file} is in the bucket"));
+            }
+        }
+        for key in expected.keys().filter(|key| !self.objects.contains_key(*key)) {
+            wrong.push(format!("{key} is not in the bucket at the end"));
+        }
+        for (name, _) in self.pairs("select name, name from files where orphaned is not null") {
+            wrong.push(format!("{name} is left in the index at the end"));
+        }
+        for (kind, name) in self.pairs("select kind, name from pending") {
+            wrong.push(format!("{kind} {name} is pending at the end"));
+        }
+        wrong.into_iter().for_each(|what| self.violate(what));
+    }
+}
+
+/// The key of the NAR that a narinfo names.
+fn url_of(text: &[u8]) -> &str {
+    let text = std::str::from_utf8(text).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("URL: ")).unwrap()
+}

@@ -1,0 +1,32 @@
+//! A deterministic simulation of several nodes over one database and one bucket.
+//!
+//! The code of the nodes is the real one: uploads, commits, collections, deletions and what ends interrupted ones, with the index's SQL and
+//! the bucket's storage. Simulated are the time, the threads (one runs at a time; a seed decides which), the database's connection
+//! and the object store. At every request, a node can be paused or killed, a request can be lost, its answer can be lost, and it can take
+//! effect later, as long as the real ones could. Clocks differ. After every effect, the invariants are checked ([`checks`]).
+//!
+//! `NARVAL_SIMULATION_STEPS` is the number of steps in all; `NARVAL_SIMULATION_SEED` runs one seed and prints what happened.
+
+mod bucket;
+mod checks;
+mod clients;
+mod history;
+mod rng;
+mod run;
+mod state;
+mod task;
+mod tests;
+
+use std::rc::Rc;
+
+use rusqlite::Connection;
+
+pub(crate) use self::task::Task;
+
+/// A transaction.
+pub(crate) type Transaction = Box<dyn FnOnce(&Connection) + Send>;
+
+/// The simulated task that is running on this thread.
+pub(crate) fn current() -> Option<Rc<Task>> {
+    task::CURRENT.with_borrow(Option::clone)
+}

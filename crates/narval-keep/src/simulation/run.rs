@@ -1,0 +1,183 @@
+//! One run: a seed, its nodes, and a quiet end.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::time::Duration;
+
+use narval_client::Url;
+
+use super::bucket::Bucket as SimulatedBucket;
+use super::state::{Op, Phase, State, TaskState};
+use super::task::{CURRENT, Sim, Task};
+use crate::index::Sqlite;
+use crate::open::Local;
+use crate::pending::WhichPending;
+use crate::rule::{Rule, WITHOUT};
+use crate::storage::Bucket;
+use crate::{Cache, CacheName, CacheSettings, CollectOptions, Data, Grant};
+use narval_client::clock::{VIRTUAL, Virtual};
+use narval_s3::Objects;
+
+/// Nodes, and the clients that each of them serves at a time.
+const NODES: usize = 3;
+const CLIENTS: usize = 2;
+
+/// The folder of all nodes on this machine: they write only their audit logs there.
+static LOCAL: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/dev/null", folder.path().join("audit.jsonl")).unwrap();
+    std::fs::create_dir(folder.path().join("incoming")).unwrap();
+    folder
+});
+
+/// The id of the index, in the bucket.
+const INDEX_ID: &str = "simulated";
+
+/// What to simulate.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) steps: u64,
+    pub(super) without: &'static [Rule],
+    /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
+    pub(super) chaos: u64,
+    /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
+    pub(super) has_accidents: bool,
+    pub(super) is_traced: bool,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) violation: Option<String>,
+    pub(super) steps: u64,
+    pub(super) counts: HashMap<&'static str, u64>,
+    pub(super) events: Vec<String>,
+    pub(super) digest: u64,
+}
+
+/// A node with nothing in memory; `None` if it does not start.
+pub(super) fn open(_: &Arc<Sim>) -> Option<(Data, Cache)> {
+    let url = Url::parse("s3://bucket?endpoint=http://127.0.0.1:1").unwrap();
+    let mut objects = Objects::new(&url).unwrap();
+    objects.simulated = Some(Arc::new(SimulatedBucket));
+    let bucket = Bucket::with(Arc::new(objects), None, PathBuf::from("s3://bucket"), LOCAL.path());
+    bucket.is_of(INDEX_ID);
+    let index = Box::new(Sqlite::simulated());
+    let (data, _) = Data::assemble(Box::new(bucket), index, Local { folder: LOCAL.path(), lock: None }, false).ok()?;
+    let cache = data.cache(&CacheName::default()).ok()??;
+    Some((data, cache))
+}
+
+impl Task {
+    fn run(sim: Arc<Sim>, (id, node): (usize, usize), work: impl FnOnce(&Self)) {
+        let (generation, op) = (Cell::new(0), Cell::new(Op::Open));
+        let (fence, is_fenced, is_misled) = (Cell::new(None), Cell::new(false), Cell::new(false));
+        let task = Rc::new(Self { sim, id, node, generation, op, fence, is_fenced, is_misled });
+        CURRENT.set(Some(Rc::clone(&task)));
+        VIRTUAL.set(Some(Rc::<Self>::clone(&task)));
+        work(&task);
+        VIRTUAL.set(None);
+        CURRENT.set(None);
+    }
+
+    /// The last thing that a task does.
+    fn ends(&self) {
+        let mut state = self.sim.state.lock().unwrap();
+        state.tasks[self.id].is_done = true;
+        if let Some(next) = state.next(self.id) {
+            drop(state);
+            self.sim.give_turn(next);
+        }
+    }
+
+    /// Everything that was on its way has arrived, and one node collects.
+    fn ends_quietly(&self) {
+        {
+            let mut state = self.sim.state.lock().unwrap();
+            state.phase = Phase::Quiet;
+            self.generation.set(state.nodes[self.node].generation);
+            state.note("quiet", String::new);
+        }
+        self.sleep(Duration::from_secs(30 * 60));
+        let (data, cache) = open(&self.sim).expect("nothing fails any more");
+        let grant = Grant::administrator("test");
+        self.op.set(Op::Read);
+        cache.restore_lost().expect("nothing fails any more");
+        for wait in [100, 26 * 3600, 26 * 3600, 26 * 3600, 700, 100, 100] {
+            self.op.set(Op::Collect);
+            cache.collect(&CollectOptions::default(), &grant).expect("nothing fails any more");
+            self.op.set(Op::Publish);
+            data.publish_pending(WhichPending::Due).expect("nothing fails any more");
+            self.sleep(Duration::from_secs(wait));
+        }
+        data.publish_pending(WhichPending::Due).expect("nothing fails any more");
+        drop((data, cache));
+        self.sim.state.lock().unwrap().check_end();
+    }
+}
+
+/// Runs a plan.
+pub(super) fn run(plan: Plan) -> Report {
+    let Plan { seed, steps, without, chaos, has_accidents, is_traced } = plan;
+    let mut state = State::new(seed, (steps, chaos, has_accidents), NODES, is_traced);
+    for node in 0..NODES {
+        let task = || TaskState { node, wakes: 0, is_done: false };
+        state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));
+    }
+    let settings = CacheSettings { retention_days: Some(1), ..CacheSettings::default() };
+    create(&mut state, &settings);
+    let tasks = state.tasks.len();
+    let sim = Arc::new(Sim {
+        state: Mutex::new(state),
+        turn: AtomicUsize::new(usize::MAX),
+        threads: OnceLock::new(),
+        nodes: (0..NODES).map(|_| Mutex::default()).collect(),
+    });
+    std::thread::scope(|scope| {
+        let spawn = |id: usize| {
+            let sim = Arc::clone(&sim);
+            scope.spawn(move || {
+                WITHOUT.set(without);
+                sim.wait_for_turn(id);
+                Task::run(sim, (id, id / (CLIENTS + 1)), |task| {
+                    match id % (CLIENTS + 1) {
+                        0 => task.keeps_house(),
+                        _ => task.serves_clients(),
+                    }
+                    task.ends();
+                });
+            })
+        };
+        let threads: Vec<_> = (0..tasks).map(spawn).collect();
+        sim.threads.set(threads.iter().map(|thread| thread.thread().clone()).collect()).unwrap();
+        sim.give_turn(0);
+    });
+    WITHOUT.set(without);
+    let ended = Arc::clone(&sim);
+    Task::run(Arc::clone(&sim), (0, 0), move |task| {
+        ended.nodes.iter().for_each(|node| drop(node.lock().unwrap().take()));
+        if ended.state.lock().unwrap().violation.is_none() {
+            task.ends_quietly();
+        }
+    });
+    WITHOUT.set(&[]);
+    let mut state = sim.state.lock().unwrap();
+    Report {
+        violation: state.violation.take(),
+        steps: state.steps,
+        counts: std::mem::take(&mut state.counts),
+        events: state.events.take().into_iter().flatten().collect(),
+        digest: state.digest,
+    }
+}
+
+fn create(state: &mut State, settings: &CacheSettings) {
+    state.objects.insert("_narval/index.id".to_owned(), INDEX_ID.as_bytes().to_vec());
+    let add = "insert into caches (name, settings, created) values (?, ?, 0)";
+    state.database.execute(add, [CacheName::default().as_str(), &settings.to_json()]).unwrap();
+}

@@ -1,0 +1,287 @@
+//! What is true: the database, the objects, the time, and who is alive.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rusqlite::Connection;
+
+use super::Transaction;
+use super::history::History;
+use super::rng::Rng;
+use crate::index::{Fence, Sqlite};
+
+/// When the simulation begins, in milliseconds since 1970.
+pub(super) const BEGINNING: u64 = 1_700_000_000_000;
+
+/// By how much the clock of a node or of the object store may be wrong, in milliseconds: two of them differ by at most a minute.
+pub(super) const SKEW_MAX: u64 = 30_000;
+
+/// How long a server takes to notice changes of others, at most (`watch::LOOK_EVERY` of PostgreSQL's index).
+const NOTICED_AFTER: u64 = 250;
+
+/// The events that are kept for the report.
+const EVENTS_MAX: usize = 1 << 16;
+
+/// What a task is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Op {
+    Push,
+    Ask,
+    Read,
+    Pin,
+    Delete,
+    Collect,
+    Publish,
+    Open,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Everything can happen.
+    Running,
+    /// Everybody is dead, and ends.
+    Ending,
+    /// One node is alive, and nothing fails.
+    Quiet,
+}
+
+pub(super) struct TaskState {
+    pub(super) node: usize,
+    pub(super) wakes: u64,
+    pub(super) is_done: bool,
+}
+
+pub(super) struct NodeState {
+    pub(super) generation: u32,
+    pub(super) is_up: bool,
+    pub(super) paused_until: u64,
+    /// How long its machine was suspended, in milliseconds. Its monotonic clock stood still meanwhile.
+    pub(super) suspended: u64,
+    /// Added to the time that its clock shows.
+    pub(super) skew: u64,
+    /// When it has last looked for changes, and when it looks next.
+    seen: u64,
+    looks: u64,
+    own_changes: u64,
+}
+
+/// What takes effect later.
+pub(super) enum Effect {
+    Put(String, Vec<u8>),
+    /// Of a collection with this lease, if it is one of a NAR.
+    Remove(String, Option<Fence>),
+    Transaction(Transaction, By),
+}
+
+/// Whose transaction it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct By {
+    pub(super) op: Op,
+    pub(super) node: usize,
+    /// The lease of the collection that it belongs to.
+    pub(super) fence: Option<Fence>,
+    /// Whether its task was told that there is no such object when there was, and was not told since which store it asks.
+    pub(super) is_misled: bool,
+}
+
+pub(super) struct State {
+    pub(super) rng: Rng,
+    pub(super) clock: Arc<AtomicU64>,
+    pub(super) steps: u64,
+    pub(super) steps_max: u64,
+    pub(super) phase: Phase,
+    /// How many times more often than usual something fails.
+    pub(super) chaos: u64,
+    /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
+    pub(super) has_accidents: bool,
+    /// Until when requests to the object store reach an empty one, which takes nothing.
+    pub(super) elsewhere_until: u64,
+    pub(super) tasks: Vec<TaskState>,
+    pub(super) nodes: Vec<NodeState>,
+    /// As those of nodes: that of the object store.
+    pub(super) skew_of_store: u64,
+    pub(super) database: Connection,
+    pub(super) objects: BTreeMap<String, Vec<u8>>,
+    /// When objects were stored, by the clock of the object store, in seconds.
+    pub(super) modified: BTreeMap<String, u64>,
+    pub(super) in_flight: Vec<(u64, Effect)>,
+    /// When something changed that readers can see, and which node did it.
+    changes: Vec<(u64, usize)>,
+    pub(super) history: History,
+    pub(super) violation: Option<String>,
+    pub(super) counts: HashMap<&'static str, u64>,
+    pub(super) events: Option<VecDeque<String>>,
+    /// The rows of NARs, for the report.
+    files: BTreeMap<String, String>,
+    /// Of all that happened: two runs of one seed have the same.
+    pub(super) digest: u64,
+}
+
+impl State {
+    pub(super) fn new(
+        seed: u64,
+        (steps_max, chaos, has_accidents): (u64, u64, bool),
+        nodes: usize,
+        is_traced: bool,
+    ) -> Self {
+        let clock = Arc::new(AtomicU64::new(BEGINNING));
+        let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6e61_7276_616c);
+        let node = |rng: &mut Rng| NodeState {
+            generation: 0,
+            is_up: false,
+            paused_until: 0,
+            suspended: 0,
+            skew: rng.below(2 * SKEW_MAX + 1),
+            seen: 0,
+            looks: 0,
+            own_changes: 0,
+        };
+        let nodes = (0..nodes).map(|_| node(&mut rng)).collect();
+        let skew_of_store = rng.below(2 * SKEW_MAX + 1);
+        Self {
+            rng,
+            steps: 0,
+            steps_max,
+            phase: Phase::Running,
+            chaos,
+            has_accidents,
+            elsewhere_until: 0,
+            tasks: Vec::new(),
+            nodes,
+            skew_of_store,
+            database: Sqlite::simulated_database(Arc::clone(&clock)),
+            clock,
+            objects: BTreeMap::new(),
+            modified: BTreeMap::new(),
+            in_flight: Vec::new(),
+            changes: Vec::new(),
+            history: History::default(),
+            violation: None,
+            counts: HashMap::new(),
+            events: is_traced.then(VecDeque::new),
+            files: BTreeMap::new(),
+            digest: 0,
+        }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests reach another store.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.phase == Phase::Running && self.now() < self.elsewhere_until
+    }
+
+    /// What the clock of a node shows.
+    pub(super) fn now_of(&self, node: usize) -> u64 {
+        self.now() + self.nodes[node].skew - SKEW_MAX
+    }
+
+    /// Lets time pass; what was on its way takes effect.
+    pub(super) fn pass_until(&mut self, time: u64) {
+        while let Some(at) = (0..self.in_flight.len()).min_by_key(|at| self.in_flight[*at].0) {
+            if self.in_flight[at].0 > time {
+                break;
+            }
+            let (due, effect) = self.in_flight.swap_remove(at);
+            self.clock.fetch_max(due, Ordering::Relaxed);
+            self.note("late", String::new);
+            self.take_effect(effect);
+        }
+        self.clock.fetch_max(time, Ordering::Relaxed);
+    }
+
+    pub(super) fn take_effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Put(key, bytes) => {
+                self.note("put", || key.clone());
+                self.objects.insert(key.clone(), bytes);
+                let shown = (self.now() + self.skew_of_store - SKEW_MAX) / 1000;
+                self.modified.insert(key.clone(), shown);
+                self.check_object(&key);
+            }
+            Effect::Remove(key, fence) => {
+                self.note("remove", || key.clone());
+                self.check_removal(&key, fence);
+                self.objects.remove(&key);
+                self.check_object(&key);
+            }
+            Effect::Transaction(transaction, by) => self.transact(transaction, by),
+        }
+    }
+
+    /// Runs a transaction, and checks what it did.
+    pub(super) fn transact(&mut self, transaction: Transaction, by: By) {
+        let stamp = self.stamp();
+        let before = self.database.total_changes();
+        transaction(&self.database);
+        if self.stamp() != stamp {
+            self.changes.push((self.now(), by.node));
+            self.nodes[by.node].own_changes += 1;
+        }
+        if self.database.total_changes() != before {
+            self.trace_files();
+            self.check_rows(by);
+        }
+    }
+
+    /// Reports what became of the rows of NARs.
+    fn trace_files(&mut self) {
+        if self.events.is_none() {
+            return;
+        }
+        let all = "select name, format('orphaned %s, doomed %s, fence %s, %s pending', orphaned, doomed, fence, \
+             (select count(*) from pending p where p.name = f.name)) from files f";
+        let files: BTreeMap<String, String> = {
+            let mut statement = self.database.prepare_cached(all).unwrap();
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+            rows.collect::<Result<_, _>>().unwrap()
+        };
+        let old = std::mem::replace(&mut self.files, files.clone());
+        for (name, state) in files.iter().filter(|(name, state)| old.get(*name) != Some(*state)) {
+            self.note("  row", || format!("{name}: {state}"));
+        }
+        for name in old.keys().filter(|name| !files.contains_key(*name)) {
+            self.note("  no row", || name.clone());
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        self.database.query_row("select value from meta where key = 'stamp'", [], |row| row.get(0)).unwrap()
+    }
+
+    /// The stamp as a node knows it: its own changes at once, those of others when it has looked.
+    pub(super) fn stamp_of(&mut self, node: usize) -> u64 {
+        let now = self.now();
+        if now >= self.nodes[node].looks && self.rng.once_in(2) {
+            let after = 1 + self.rng.below(NOTICED_AFTER);
+            let node = &mut self.nodes[node];
+            (node.seen, node.looks) = (now, now + after);
+        }
+        let NodeState { seen, own_changes, .. } = self.nodes[node];
+        let others = self.changes.iter().filter(|(time, by)| *by != node && *time <= seen).count();
+        own_changes + others as u64
+    }
+
+    pub(super) fn note(&mut self, what: &'static str, detail: impl Fn() -> String) {
+        *self.counts.entry(what).or_default() += 1;
+        let word = what.bytes().fold(self.now() ^ self.steps, |sum, byte| sum.rotate_left(7) ^ u64::from(byte));
+        self.digest = (self.digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let (now, steps) = (self.now() - BEGINNING, self.steps);
+        if let Some(events) = &mut self.events {
+            if events.len() == EVENTS_MAX {
+                events.pop_front();
+            }
+            events.push_back(format!("{steps:>6} {:>10}.{:03}  {what} {}", now / 1000, now % 1000, detail()));
+        }
+    }
+
+    pub(super) fn violate(&mut self, what: String) {
+        self.note("VIOLATION", || what.clone());
+        if self.violation.is_none() {
+            self.violation = Some(what);
+        }
+    }
+}

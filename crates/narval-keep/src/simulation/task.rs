@@ -1,0 +1,251 @@
+//! Threads that run one at a time.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::Thread;
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use super::Transaction;
+use super::state::{BEGINNING, By, Effect, Op, Phase, State};
+use crate::index::{Fence, IndexError};
+use crate::rule::{Rule, holds};
+use crate::{Cache, Data};
+use narval_client::clock::Virtual;
+
+thread_local! {
+    pub(super) static CURRENT: RefCell<Option<Rc<Task>>> = const { RefCell::new(None) };
+}
+
+/// The node is dead, or the simulation ends.
+#[derive(Debug)]
+pub(super) struct Dead;
+
+pub(super) struct Sim {
+    pub(super) state: Mutex<State>,
+    /// Whose turn it is.
+    pub(super) turn: AtomicUsize,
+    pub(super) threads: OnceLock<Vec<Thread>>,
+    /// What nodes have in memory.
+    pub(super) nodes: Vec<Mutex<Option<(Data, Cache)>>>,
+}
+
+/// A simulated thread of a node.
+pub(crate) struct Task {
+    pub(super) sim: Arc<Sim>,
+    pub(super) id: usize,
+    pub(super) node: usize,
+    /// That of the node that it belongs to: a node that was killed has another one.
+    pub(super) generation: Cell<u32>,
+    pub(super) op: Cell<Op>,
+    /// The lease of the collection that it is doing, and whether its next transaction has it.
+    pub(super) fence: Cell<Option<Fence>>,
+    pub(super) is_fenced: Cell<bool>,
+    /// See [`By`].
+    pub(super) is_misled: Cell<bool>,
+}
+
+fn away() -> IndexError {
+    IndexError::Away { index: "simulated".to_owned(), reason: "simulated".to_owned() }
+}
+
+impl From<Dead> for IndexError {
+    fn from(_: Dead) -> Self {
+        away()
+    }
+}
+
+impl Virtual for Task {
+    fn shown(&self) -> Duration {
+        Duration::from_millis(self.sim.state.lock().unwrap().now_of(self.node))
+    }
+
+    fn elapsed(&self) -> Duration {
+        let state = self.sim.state.lock().unwrap();
+        let stood = if holds(Rule::Boottime) { 0 } else { state.nodes[self.node].suspended };
+        Duration::from_millis((state.now() - BEGINNING).saturating_sub(stood))
+    }
+
+    /// Others run for so long.
+    fn sleep(&self, duration: Duration) {
+        let mut state = self.sim.state.lock().unwrap();
+        let wakes = state.now() + duration.as_millis() as u64;
+        if state.phase == Phase::Quiet {
+            return state.pass_until(wakes);
+        }
+        state.tasks[self.id].wakes = wakes;
+        self.yield_turn(state);
+    }
+}
+
+impl Task {
+    pub(crate) fn is_fenced(&self, fence: Fence) {
+        self.fence.set(Some(fence));
+        self.is_fenced.set(true);
+    }
+
+    pub(crate) fn stamp(&self) -> u64 {
+        self.sim.state.lock().unwrap().stamp_of(self.node)
+    }
+
+    pub(crate) fn read(&self, ask: &mut dyn FnMut(&Connection)) -> Result<(), IndexError> {
+        self.step()?;
+        let mut state = self.sim.state.lock().unwrap();
+        let chaos = state.chaos;
+        if state.phase == Phase::Running && state.rng.below(400) < chaos {
+            return Err(away());
+        }
+        ask(&state.database);
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, transaction: Transaction) -> Result<(), IndexError> {
+        let fence = self.fence.get().filter(|_| self.is_fenced.take());
+        let by = By { op: self.op.get(), node: self.node, fence, is_misled: self.is_misled.get() };
+        self.step()?;
+        let mut state = self.sim.state.lock().unwrap();
+        if state.phase == Phase::Quiet {
+            state.transact(transaction, by);
+            return Ok(());
+        }
+        let chaos = state.chaos;
+        match state.rng.below(250) / chaos {
+            0 => Err(away()),
+            // It takes effect, and the answer is lost.
+            1 => {
+                state.transact(transaction, by);
+                Err(away())
+            }
+            // Nobody waits for it any more when it takes effect.
+            2 => {
+                let due = state.now() + state.rng.below(20_000);
+                state.in_flight.push((due, Effect::Transaction(transaction, by)));
+                Err(away())
+            }
+            _ => {
+                state.transact(transaction, by);
+                drop(state);
+                Ok(self.may_die()?)
+            }
+        }
+    }
+
+    /// The point before a request: time passes, others go on, nodes are paused and killed.
+    pub(super) fn step(&self) -> Result<(), Dead> {
+        let mut state = self.sim.state.lock().unwrap();
+        if state.phase == Phase::Quiet {
+            return Ok(());
+        }
+        state.steps += 1;
+        if state.steps >= state.steps_max || state.violation.is_some() {
+            state.phase = Phase::Ending;
+        }
+        if state.phase == Phase::Ending {
+            return Err(Dead);
+        }
+        let passes = if state.rng.once_in(64) { state.rng.below(2_500) } else { state.rng.below(20) };
+        let until = state.now() + passes;
+        state.pass_until(until);
+        state.misfortune();
+        let goes_on = state.is_runnable(self.id) && !state.rng.once_in(3);
+        if !goes_on {
+            self.yield_turn(state);
+            state = self.sim.state.lock().unwrap();
+        }
+        self.is_alive(&state)
+    }
+
+    /// The point after an effect, before its answer arrives.
+    pub(super) fn may_die(&self) -> Result<(), Dead> {
+        let mut state = self.sim.state.lock().unwrap();
+        if state.phase == Phase::Running && state.rng.once_in(300) {
+            state.kill(self.node);
+        }
+        self.is_alive(&state)
+    }
+
+    fn is_alive(&self, state: &State) -> Result<(), Dead> {
+        let is_mine = state.nodes[self.node].generation == self.generation.get();
+        if is_mine && state.phase != Phase::Ending { Ok(()) } else { Err(Dead) }
+    }
+
+    /// Gives the turn to another task, and waits for it to come back.
+    pub(super) fn yield_turn(&self, mut state: MutexGuard<'_, State>) {
+        let Some(next) = state.next(self.id) else { return };
+        drop(state);
+        self.sim.give_turn(next);
+        self.sim.wait_for_turn(self.id);
+    }
+}
+
+impl Sim {
+    pub(super) fn give_turn(&self, next: usize) {
+        self.turn.store(next, Ordering::Release);
+        self.threads.get().unwrap()[next].unpark();
+    }
+
+    pub(super) fn wait_for_turn(&self, id: usize) {
+        while self.turn.load(Ordering::Acquire) != id {
+            std::thread::park();
+        }
+    }
+}
+
+impl State {
+    fn is_runnable(&self, id: usize) -> bool {
+        let task = &self.tasks[id];
+        !task.is_done && task.wakes.max(self.nodes[task.node].paused_until) <= self.now()
+    }
+
+    /// Who runs next; `None` if there is nobody else.
+    pub(super) fn next(&mut self, me: usize) -> Option<usize> {
+        if self.phase == Phase::Ending {
+            let others = (1..=self.tasks.len()).map(|distance| (me + distance) % self.tasks.len());
+            return others.into_iter().find(|id| !self.tasks[*id].is_done && *id != me);
+        }
+        let mut runnable: Vec<usize> = (0..self.tasks.len()).filter(|id| self.is_runnable(*id)).collect();
+        if runnable.is_empty() {
+            let wakes = |task: &super::state::TaskState| task.wakes.max(self.nodes[task.node].paused_until);
+            let first = self.tasks.iter().filter(|task| !task.is_done).map(wakes).min()?;
+            self.pass_until(first);
+            runnable = (0..self.tasks.len()).filter(|id| self.is_runnable(*id)).collect();
+        }
+        let next = self.rng.one_of(&runnable);
+        (next != me).then_some(next)
+    }
+
+    fn misfortune(&mut self) {
+        let node = self.rng.below(self.nodes.len() as u64) as usize;
+        if self.rng.once_in(500) {
+            self.kill(node);
+        } else if self.rng.below(150) < self.chaos {
+            let lasts = self.rng.one_of(&[1_000, 3_000, 5_000, 20_000, 50_000, 95_000, 1_300_000]);
+            self.nodes[node].paused_until = self.now() + lasts;
+            self.note("pause", || format!("{node} for {lasts} ms"));
+        } else if self.has_accidents && self.rng.below(1_000) < self.chaos {
+            let lasts = self.rng.one_of(&[2_000, 20_000, 200_000]);
+            self.elsewhere_until = self.now() + lasts;
+            self.note("elsewhere", || format!("for {lasts} ms"));
+        } else if self.has_accidents && self.rng.once_in(400) {
+            self.suspend(node);
+        }
+    }
+
+    /// Suspends a machine for longer than a lease lasts.
+    pub(super) fn suspend(&mut self, node: usize) {
+        let lasts = self.rng.one_of(&[130_000, 300_000, 1_300_000]);
+        self.nodes[node].paused_until = self.now() + lasts;
+        self.nodes[node].suspended += lasts;
+        self.note("suspend", || format!("{node} for {lasts} ms"));
+    }
+
+    fn kill(&mut self, node: usize) {
+        self.note("kill", || node.to_string());
+        self.nodes[node].generation += 1;
+        self.nodes[node].is_up = false;
+        self.nodes[node].paused_until = 0;
+    }
+}

@@ -1,0 +1,312 @@
+//! Where the bytes of caches are: in a folder ([`Folder`]) or in a bucket ([`Bucket`]).
+//!
+//! [`Storage`] is what all caches share, [`CacheStorage`] the files of one of them. Names of files are those of the standard layout,
+//! relative to the cache: `nar/<FileHash>.nar.xz`, `<hash part>.narinfo`, `log/…`. The index decides what is visible; a storage
+//! decides in which order bytes and rows are written.
+
+mod bucket;
+mod folder;
+mod room;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use narval_files::TemporaryFile;
+use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
+
+use super::index::{CacheId, Index, NarRecord, PathRecord, Placed};
+use super::nodes::Peers;
+use super::{CacheName, NarFileName, NarTarget, Refusal};
+
+use narval_files::Fill;
+use narval_s3::ObjectWriter;
+
+pub(crate) use bucket::{Bucket, BucketOptions};
+pub(crate) use folder::Folder;
+pub(crate) use room::Room;
+
+/// The prefix of the names of files that are being written.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+
+/// Size of the buffer for reading files that are hashed.
+const BUFFER_LEN: usize = 256 * 1024;
+
+/// Folders in each cache: those of the standard layout.
+const CACHE_FOLDERS: [&str; 5] = ["nar", "log", "realisations", "build-trace-v2", "debuginfo"];
+
+/// A lock between processes: shared while files are added, exclusive while they are removed. Released when dropped.
+pub(crate) struct StorageLock {
+    _file: Option<File>,
+}
+
+/// The bytes of all caches.
+pub(crate) trait Storage: Send + Sync {
+    /// Where it is, for messages.
+    fn place(&self) -> &Path;
+    /// Removes partial uploads of killed processes.
+    fn clear_up(&self) -> io::Result<()>;
+    /// The files of a cache, which need not have any yet.
+    fn open_cache(&self, name: &CacheName) -> io::Result<Box<dyn CacheStorage>>;
+    /// The caches that have files.
+    fn caches(&self) -> io::Result<Vec<CacheName>>;
+    /// Waits for processes that remove files, and keeps others from starting.
+    fn lock_shared(&self) -> io::Result<StorageLock>;
+    /// Waits for processes that add files, and keeps others from starting.
+    fn lock_exclusive(&self) -> io::Result<StorageLock>;
+    /// A local file for something that is being received.
+    fn incoming(&self) -> io::Result<TemporaryFile>;
+    /// Whether uploads can be stored now.
+    fn check_writable(&self) -> io::Result<()>;
+    /// The room on the disk; `None` if there is no limit.
+    fn room(&self) -> Option<Room>;
+    /// Whether narinfos are published after their commit, one by one, so that they may lag behind the index.
+    fn publishes_later(&self) -> bool;
+    /// Aborts uploads in parts that were begun before this time, in seconds since 1970. Returns their number.
+    fn end_unfinished(&self, before: u64) -> io::Result<usize>;
+    /// Makes all previous writes durable.
+    fn sync(&self) -> io::Result<()>;
+    /// Removes the file of a NAR that no cache has any more, and its listing.
+    fn remove_nar(&self, nar_hash: &NarHash, compression: Compression) -> io::Result<()>;
+    /// Files that all caches share.
+    fn shared_files(&self) -> io::Result<Vec<SharedFile>>;
+    /// Removes one of them, which may be gone.
+    fn remove_shared(&self, file: &SharedFile) -> io::Result<()>;
+    /// The other nodes, if this one shares its disk cache with them.
+    fn peers(&self) -> Option<&Arc<Peers>> {
+        None
+    }
+}
+
+/// A file that all caches share: of a NAR, or of its listing.
+pub(crate) struct SharedFile {
+    pub(crate) path: PathBuf,
+    pub(crate) nar_hash: NarHash,
+    /// The file is in use if the index has the NAR with one of these compressions.
+    pub(crate) forms: Vec<Compression>,
+}
+
+/// A file of a cache.
+pub(crate) struct StoredFile {
+    /// Relative to the cache.
+    pub(crate) name: String,
+    pub(crate) len: u64,
+    pub(crate) modified: Option<SystemTime>,
+}
+
+/// Which files of a cache to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Below<'a> {
+    /// Those that are in no folder.
+    Root,
+    /// All in this folder, which may be absent, and its folders.
+    Folder(&'a str),
+}
+
+/// A verified NAR to store.
+pub(crate) struct Keep<'a> {
+    pub(crate) index: &'a dyn Index,
+    pub(crate) cache: CacheId,
+    pub(crate) target: &'a NarTarget,
+    pub(crate) nar: NarRecord,
+    pub(crate) listing: Option<TemporaryFile>,
+    pub(crate) now: u64,
+    /// Whether it need not be durable.
+    pub(crate) is_unverified: bool,
+    /// Checks that this many more bytes fit into the quota.
+    pub(crate) check_quota: &'a dyn Fn(u64) -> Result<(), Refusal>,
+    /// Serialises uploads of the same NAR in this process.
+    pub(crate) one_by_one: &'a Mutex<()>,
+}
+
+/// A narinfo that was written, but does not have its name yet.
+pub(crate) struct WrittenNarinfo(Option<TemporaryFile>);
+
+/// An upload in progress. Dropping it removes what was written.
+pub(crate) enum Incoming {
+    /// A local file.
+    File(TemporaryFile),
+    /// An object that is being stored.
+    Object(Box<ObjectWriter>),
+}
+
+impl Write for Incoming {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.file().write(bytes),
+            Self::Object(object) => object.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The bytes of a NAR's file.
+#[derive(Debug)]
+pub enum NarBytes {
+    /// All of them.
+    File(File),
+    /// A file that is still being fetched. Its last byte is withheld until all of it is verified.
+    Growing(Arc<Fill>),
+    /// A presigned URL, which is a secret. It is valid for five minutes.
+    Elsewhere(String),
+}
+
+/// Who asks for a NAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A client, or this process: another node may have to be asked.
+    Client,
+    /// Another node, for which this one keeps the NAR.
+    Peer,
+}
+
+/// Whether clients are redirected to the object store for large NARs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Redirect {
+    /// Never.
+    #[default]
+    Off,
+    /// Only for the first request of a NAR that is not in the disk cache. The second request fetches it into the disk cache.
+    Auto,
+    /// Always.
+    On,
+}
+
+/// Smaller NARs are never redirected: the second request would cost more than it saves.
+pub(crate) const REDIRECT_LEN_MIN: u64 = 8 << 20;
+
+/// How long a client may take to follow a redirect.
+pub(crate) const REDIRECT_VALID_FOR: Duration = Duration::from_secs(300);
+
+/// After this time, any server may carry out a change of a narinfo that another one has committed. Requests for such a change are
+/// signed for at most half of this time, so none of them takes effect later, even if clocks differ by a minute.
+pub(crate) const TAKEOVER: Duration = Duration::from_secs(120);
+
+/// How long a request is valid that removes or replaces an object, from before the index was read.
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(TAKEOVER.as_secs() / 2);
+
+/// The files of one cache.
+pub(crate) trait CacheStorage: Send + Sync {
+    /// Where it is, for messages.
+    fn place(&self) -> &Path;
+
+    /// Opens a file and returns its length; `None` if there is none, or its name leads elsewhere.
+    fn open(&self, name: &str) -> io::Result<Option<(File, u64)>>;
+    /// The length of a file; `None` if there is none.
+    fn len(&self, name: &str) -> io::Result<Option<u64>>;
+    /// Gives a received file its name, replacing any file that has it.
+    fn write(&self, name: &str, file: TemporaryFile) -> io::Result<()>;
+    /// Removes a file if it exists.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Lists files.
+    fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>>;
+
+    /// The name by which narinfos refer to a NAR that was uploaded under this one.
+    fn served_name(&self, name: &str, nar: &NarRecord) -> String;
+    /// Whether the file of a NAR exists with its recorded length. A bucket trusts the index here.
+    fn has_nar(&self, name: &str, file_size: u64) -> io::Result<bool>;
+    /// Like [`has_nar`](Self::has_nar), but a bucket is asked.
+    fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
+    /// Whether an upload of this name is complete. Another server may have recorded it and still be storing it.
+    fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
+    /// As [`is_placed`](Self::is_placed), for the NARs of a commit, which must find their files unchanged; `None` for one that is not
+    /// complete.
+    fn placed(
+        &self,
+        index: &dyn Index,
+        cache: CacheId,
+        nars: &[(String, NarRecord)],
+    ) -> Result<Vec<Option<Placed>>, Refusal>;
+    /// Opens the file of a NAR; `None` if it does not exist as recorded.
+    fn nar(&self, name: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>>;
+    /// The address to redirect a client to, if it is to be redirected.
+    fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
+    /// Like [`nar`](Self::nar) for a client, but waits for the complete file.
+    fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
+    /// Opens the stored file of a NAR, under any of its names.
+    fn open_stored(&self, nar: &NarRecord) -> io::Result<File>;
+    /// Reads a file from the storage itself, bypassing the disk cache; `None` if there is none.
+    fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>>;
+    /// Where the bytes of an upload go.
+    fn receive(&self, target: &NarTarget, len_max: u64) -> io::Result<Incoming>;
+    /// Where the listing of an upload goes, if listings are stored.
+    fn listing(&self) -> io::Result<Option<TemporaryFile>>;
+    /// Stores a NAR and records it, or records another name of the stored one. Returns the name, and what is stored.
+    fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal>;
+    /// Stores verified NARs that are in memory, all different, and records them in one transaction. Returns which were stored: the others
+    /// have to be [kept](Self::keep) one by one. Nothing is stored here unless there is a bucket.
+    fn keep_new(
+        &self,
+        _index: &dyn Index,
+        _cache: CacheId,
+        nars: &[(NarRecord, &[u8])],
+        _now: u64,
+    ) -> Result<Vec<bool>, Refusal> {
+        Ok(vec![false; nars.len()])
+    }
+    /// Stores a verified NAR whose name is recorded later. Only in a bucket.
+    fn store(&self, _received: Incoming, _nar: &NarRecord) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// As [`store`](Self::store), for several NARs that are in memory.
+    fn store_all(&self, _nars: &[(&NarRecord, &[u8])]) -> Result<(), Refusal> {
+        Err(Refusal::of_file("store", "NARs", &io::ErrorKind::Unsupported.into()))
+    }
+    /// Records the name of a NAR that was stored in this way, as if it were being stored now. Only in a bucket.
+    fn record(&self, keep: &Keep<'_>) -> Result<(), Refusal> {
+        Err(Refusal::of_file("record", keep.target, &io::ErrorKind::Unsupported.into()))
+    }
+    /// Visits the files below `nar/` one by one, in the order of their names if it is a bucket.
+    fn each_nar(&self, visit: &mut dyn FnMut(StoredFile)) -> io::Result<()> {
+        self.list(Below::Folder("nar"))?.into_iter().for_each(visit);
+        Ok(())
+    }
+    /// Adopts a verified NAR that has its name already. Returns the record for the index.
+    fn import(
+        &self,
+        name: &str,
+        nar: NarRecord,
+        kept: Option<NarRecord>,
+        listing: Option<TemporaryFile>,
+    ) -> io::Result<NarRecord>;
+    /// Restores a name below `nar/` of a stored NAR. Returns `false` if the NAR is lost.
+    fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
+    /// Removes a name below `nar/` if it exists; in a bucket, not after `until`.
+    fn unlink_nar(&self, name: &str, until: Instant) -> io::Result<()>;
+    /// Replaces a damaged file of a NAR by the one that all caches share and returns `true`, if that one is good; otherwise removes
+    /// both.
+    fn repair_nar(
+        &self,
+        name: &str,
+        nar: &NarRecord,
+        is_good: &dyn Fn(&mut dyn Read) -> io::Result<bool>,
+    ) -> io::Result<bool>;
+    /// Makes all names added below `nar/` durable.
+    fn sync_nars(&self) -> io::Result<()>;
+
+    /// Writes a narinfo ahead of its commit.
+    fn write_narinfo(&self, text: &[u8]) -> io::Result<WrittenNarinfo>;
+    /// Makes a path's narinfo and listing visible in the standard layout. `written` is the narinfo if it was written ahead. In a bucket,
+    /// it does not take effect after `until`: then it may be another server's work.
+    fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>, until: Instant) -> io::Result<()>;
+    /// Removes the narinfo and the listing of a path; in a bucket, not after `until`.
+    fn withdraw(&self, part: &HashPart, until: Instant) -> io::Result<()>;
+}
+
+/// The SHA-256 of a file.
+pub(crate) fn hash_of(file: &mut dyn Read) -> io::Result<Sha256> {
+    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hasher.finish()),
+            Ok(len) => hasher.update(buffer.get(..len).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! What is different in a bucket: lost and damaged objects, uploads in parts, one object for each NAR, narinfos that are published later.
+
+use std::fs;
+use std::io::Read;
+
+use super::*;
+use narval_s3::Objects;
+
+fn in_bucket() -> Option<Fixture> {
+    let fixture = Fixture::new();
+    fixture.folder.is_in_bucket().then_some(fixture)
+}
+
+fn objects(fixture: &Fixture) -> Objects {
+    Objects::new(&fixture.folder.address().parse().unwrap()).unwrap()
+}
+
+fn info(cache: &Cache, path: &TestPath) -> NarInfo {
+    NarInfo::parse(&cache.narinfo(&path.part()).unwrap().unwrap(), &StoreDir::default()).unwrap()
+}
+
+/// Contents that do not compress.
+fn noise(len: usize) -> Vec<u8> {
+    let (mut contents, mut digest) = (Vec::new(), Sha256::of(b"noise"));
+    while contents.len() < len {
+        digest = Sha256::of(digest.as_bytes());
+        contents.extend_from_slice(digest.as_bytes());
+    }
+    contents
+}
+
+#[test]
+fn a_lost_object_is_noticed_on_read_and_can_be_pushed_again() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
+    path.push(cache).unwrap();
+    let name = path.file_name(Compression::Zstd);
+    fs::remove_file(folder_of(cache).join("nar").join(&name)).unwrap();
+    assert!(cache.nar_file(&name).unwrap().is_none());
+    assert_eq!(cache.narinfo(&path.part()).unwrap(), None);
+    assert_eq!(cache.missing(&[path.part()], None).unwrap(), [path.part()]);
+    assert!(!folder_of(cache).join(format!("{}.narinfo", path.part())).exists(), "nobody reads it without its NAR");
+    assert_eq!(path.push(cache).unwrap().outcome, Outcome::Added);
+    assert_eq!(read_all(cache.nar_file(&name).unwrap().unwrap().file), path.file(Compression::Zstd));
+}
+
+#[test]
+fn a_damaged_object_is_never_served() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path) = (&fixture.cache, TestPath::with_contents("a", &[], &noise(600_000)));
+    path.push(cache).unwrap();
+    let name = path.file_name(Compression::Zstd);
+    let object = folder_of(cache).join("nar").join(&name);
+    let good = fs::read(&object).unwrap();
+    let mut bad = good.clone();
+    bad[300_000] ^= 1;
+    fs::write(&object, &bad).unwrap();
+    // Those who follow are cut off before the last byte.
+    if let Ok(Some((head, NarBytes::Growing(growing)))) = cache.nar(&name, Redirect::Off) {
+        while growing.progress().end.is_none() {
+            std::thread::yield_now();
+        }
+        let progress = growing.progress();
+        assert!(matches!(progress.end, Some(narval_files::FillEnd::Failed(_))));
+        assert!(progress.readable < head.len);
+    }
+    // It is fetched once more, and then not for a minute.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while cache.nar_file(&name).unwrap_err().message.is_empty() && std::time::Instant::now() < until {}
+    assert_eq!(cache.nar_file(&name).unwrap_err().kind, RefusalKind::Failed);
+    assert!(cache.narinfo(&path.part()).unwrap().is_some(), "it is repaired by fsck, or by another push");
+    let look = FsckOptions { contents: true, repair: false };
+    let repair = FsckOptions { contents: true, repair: true };
+    assert_eq!(fixture.data.fsck(look).unwrap().problems.len(), 1);
+    fixture.data.fsck(repair).unwrap();
+    assert_eq!(fixture.data.fsck(look).unwrap().problems, Vec::<String>::new());
+    assert_eq!(cache.narinfo(&path.part()).unwrap(), None);
+    path.push(cache).unwrap();
+    assert_eq!(fs::read(&object).unwrap(), good);
+}
+
+#[test]
+fn a_narinfo_leaves_the_bucket_before_its_nar() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path, later) = (&fixture.cache, TestPath::new("a", &[]), now() + 30 * 24 * 60 * 60);
+    path.push(cache).unwrap();
+    let narinfo = folder_of(cache).join(format!("{}.narinfo", path.part()));
+    let nar = folder_of(cache).join("nar").join(path.file_name(Compression::Zstd));
+    // A collection is killed after the path is gone from the index.
+    let index = cache.index();
+    let fence = index.begin_collection().unwrap().unwrap();
+    assert_eq!(index.hide(fence, cache.id(), &[(path.part(), later)], later).unwrap(), [path.part()]);
+    index.end_collection(fence, None).unwrap();
+    assert!(narinfo.exists() && nar.exists());
+    let options = CollectOptions { now: Some(later + 60 * 60), grace: 0, dry_run: false };
+    assert_eq!(cache.collect(&options, &Grant::administrator("test")).unwrap().files, 1);
+    assert!(!nar.exists());
+    assert!(!narinfo.exists(), "whoever reads it from the bucket would get no NAR");
+}
+
+/// A body that looks at the bucket while it is read.
+struct Watched<'a> {
+    rest: &'a [u8],
+    look: &'a mut dyn FnMut(usize),
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        (self.look)(self.rest.len());
+        self.rest.read(out)
+    }
+}
+
+#[test]
+fn an_upload_in_parts_is_invisible_until_it_is_verified() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path) = (&fixture.cache, TestPath::with_contents("a", &[], &noise(30 << 20)));
+    let (name, object) = (path.file_name(Compression::None), folder_of(cache).join("nar"));
+    let object = object.join(&name);
+    let store = objects(&fixture);
+    for is_good in [false, true] {
+        let mut sent = path.nar.clone();
+        if !is_good {
+            // At its end, when most of it is in the bucket already.
+            *sent.last_mut().unwrap() ^= 1;
+        }
+        let Begin::Receive(upload) = cache.begin_nar(&name, Some(sent.len() as u64), &pusher()).unwrap() else {
+            panic!()
+        };
+        let mut begun = false;
+        let mut look = |rest: usize| {
+            assert!(!object.exists());
+            if rest < 2 << 20 && !begun {
+                begun = true;
+                assert_eq!(store.unfinished().unwrap().len(), 1, "it is sent while it arrives");
+            }
+        };
+        let result = upload.receive(&mut Watched { rest: &sent, look: &mut look });
+        assert!(begun);
+        assert_eq!(result.is_ok(), is_good, "{result:?}");
+        assert_eq!(object.exists(), is_good);
+        assert_eq!(store.unfinished().unwrap(), [], "it is completed or dropped");
+        assert_eq!(cache.nar_head(&name).unwrap().is_some(), is_good);
+    }
+    cache.commit_narinfos(&[path.narinfo(Compression::None)], &pusher()).unwrap();
+    assert_eq!(Sha256::of(&read_all(cache.nar_file(&name).unwrap().unwrap().file)), path.info.nar_hash);
+}
+
+#[test]
+fn abandoned_multipart_uploads_are_aborted() {
+    let Some(fixture) = in_bucket() else { return };
+    let store = objects(&fixture);
+    let url = store.object("nar/x").unwrap();
+    store.storing(&url).begin().unwrap();
+    let storage = fixture.cache.storage();
+    assert_eq!(storage.end_unfinished(now() - 3600).unwrap(), 0, "it may be on its way");
+    assert_eq!(store.unfinished().unwrap().len(), 1);
+    assert_eq!(storage.end_unfinished(now() + 3600).unwrap(), 1);
+    assert_eq!(store.unfinished().unwrap(), []);
+}
+
+#[test]
+fn each_nar_is_one_object_named_by_its_narinfos() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path) = (&fixture.cache, TestPath::with_contents("a", &[], &b"contents ".repeat(10_000)));
+    path.push(cache).unwrap();
+    let again = zstd::encode_all(&path.nar[..], 19).unwrap();
+    let alias = NarFileName::new(Sha256::of(&again), Compression::Zstd).to_string();
+    let upload = |cache: &Cache| match cache.begin_nar(&alias, None, &pusher()).unwrap() {
+        Begin::Receive(upload) => Some(upload.receive(&mut &again[..]).unwrap()),
+        Begin::Known(_) => None,
+    };
+    assert_eq!(upload(cache).unwrap().file_hash, Sha256::of(&path.file(Compression::Zstd)), "the first one is kept");
+    assert!(upload(cache).is_none(), "it is known by this name, too");
+    assert_eq!(fixture.files("blobs"), [path.file_name(Compression::Zstd)]);
+    assert_eq!(zstd::decode_all(cache.nar_file(&alias).unwrap().unwrap().file).unwrap(), path.nar);
+    // Another path with the same NAR, whose client names what it has uploaded.
+    let twin = TestPath::with_contents("twin", &[], &b"contents ".repeat(10_000));
+    let mut claimed = NarInfo::new(&twin.info, format!("nar/{alias}"), Compression::Zstd);
+    claimed.file_size = Some(again.len() as u64);
+    let text = claimed.render(&StoreDir::default()).into_bytes();
+    cache.commit_narinfos(&[(twin.part(), text)], &pusher()).unwrap();
+    assert_eq!(info(cache, &twin).url, format!("nar/{}", path.file_name(Compression::Zstd)));
+    // Another cache has its own objects, and the index one file for both.
+    let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
+    assert!(other.nar_file(&alias).unwrap().is_none());
+    upload(&other).unwrap();
+    assert_eq!(zstd::decode_all(other.nar_file(&alias).unwrap().unwrap().file).unwrap(), path.nar);
+    assert!(folder_of(&other).join("nar").join(path.file_name(Compression::Zstd)).exists());
+    let report = fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap();
+    assert_eq!(report.problems, Vec::<String>::new());
+}
+
+/// A node that dies after its commit leaves narinfos to publish, and one that dies in an upload leaves a name without an object.
+#[test]
+fn other_nodes_finish_what_a_dead_node_began() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
+    path.push(cache).unwrap();
+    assert_eq!(cache.index().pending(0).unwrap(), [], "who publishes what it has changed leaves nothing");
+    let narinfo = folder_of(cache).join(format!("{}.narinfo", path.part()));
+    fs::remove_file(&narinfo).unwrap();
+    let pend = |kind: &str, name: &str| {
+        fixture.folder.sql(&format!(
+            "insert into pending (cache, kind, name) select id, '{kind}', '{name}' from caches where name = 'default'"
+        ));
+    };
+    pend("path", path.part().as_str());
+    // Another process opens it.
+    let other = fixture.folder.open();
+    assert_eq!(fs::read(&narinfo).unwrap(), *cache.narinfo(&path.part()).unwrap().unwrap());
+    // It may still be on its way from the first one: it is looked at again later.
+    assert_eq!(other.cache(&CacheName::default()).unwrap().unwrap().index().pending(0).unwrap().len(), 1);
+    // A name that is recorded, and not placed: nobody believes that it is there.
+    let name = path.file_name(Compression::Zstd);
+    pend("file", &name);
+    assert!(cache.nar_head(&name).unwrap().is_some(), "another upload of what is there does not make it absent");
+    fs::remove_file(folder_of(cache).join("nar").join(&name)).unwrap();
+    assert_eq!(cache.nar_head(&name).unwrap(), None);
+    assert!(matches!(cache.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
+    let refusal = cache.commit_narinfos(&[TestPath::new("a", &[]).narinfo(Compression::Zstd)], &pusher()).unwrap_err();
+    assert_eq!(refusal.kind, RefusalKind::Conflict);
+    path.send(cache, Compression::Zstd).unwrap().unwrap();
+    assert!(cache.nar_head(&name).unwrap().is_some());
+}
+
+#[test]
+fn the_disk_cache_answers_while_the_bucket_is_unreachable() {
+    let Some(Fixture { folder, data, cache }) = in_bucket() else { return };
+    drop((cache, data));
+    let data = Data::open(folder.place_with_cache(1 << 30), folder.options()).unwrap();
+    let cache = data.cache(&CacheName::default()).unwrap().unwrap();
+    let (kept, other) = (TestPath::new("kept", &[]), TestPath::new("other", &[]));
+    for path in [&kept, &other] {
+        path.push(&cache).unwrap();
+    }
+    let name = kept.file_name(Compression::Zstd);
+    cache.nar_file(&name).unwrap().unwrap();
+    // As if it were away: an object that is gone is asked for nowhere.
+    let object = folder_of(&cache).join("nar").join(&name);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !folder.path().join("nar").join(&name).exists() && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    fs::remove_file(&object).unwrap();
+    assert_eq!(read_all(cache.nar_file(&name).unwrap().unwrap().file), kept.file(Compression::Zstd));
+}
+
+#[test]
+fn an_index_belongs_to_one_bucket() {
+    let Some(fixture) = in_bucket() else { return };
+    let elsewhere = tempfile::tempdir().unwrap();
+    let url = fixture.folder.address().parse().unwrap();
+    let place = crate::Place::Bucket { url, folder: elsewhere.path().to_owned(), cache_size: None };
+    let error = Data::open(&place, DataOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("its index is not in the local folder"), "{error}");
+    assert!(!elsewhere.path().join("index.sqlite").exists());
+}

@@ -1,0 +1,384 @@
+//! Tokens of OpenID Connect, against an issuer that runs here: a small HTTP server with keys of its own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::rsa::{KeyPair as RsaKeyPair, KeySize};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use narval_http::{Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
+use narval_keep::oidc::{Claim, FETCHES_MAX, Issuer, KEYS_LEN_MAX, OidcError, Rule, Verifier};
+use serde_json::{Value, json};
+
+const AUDIENCE: &str = "https://cache.example.org";
+
+/// A key that tokens are signed with.
+enum Key {
+    Rsa(RsaKeyPair),
+    P256(EcdsaKeyPair),
+}
+
+impl Key {
+    fn rsa() -> Self {
+        Self::Rsa(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())
+    }
+
+    fn p256() -> Self {
+        Self::P256(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
+    }
+
+    fn algorithm(&self) -> &'static str {
+        match self {
+            Self::Rsa(_) => "RS256",
+            Self::P256(_) => "ES256",
+        }
+    }
+
+    fn jwk(&self, kid: &str) -> Value {
+        match self {
+            Self::Rsa(pair) => {
+                let public = pair.public_key();
+                let n = URL_SAFE_NO_PAD.encode(public.modulus().big_endian_without_leading_zero());
+                let e = URL_SAFE_NO_PAD.encode(public.exponent().big_endian_without_leading_zero());
+                json!({ "kty": "RSA", "use": "sig", "alg": "RS256", "kid": kid, "n": n, "e": e })
+            }
+            Self::P256(pair) => {
+                // 0x04, x, y: SEC 1 section 2.3.3.
+                let point = pair.public_key().as_ref();
+                let (x, y) = (URL_SAFE_NO_PAD.encode(&point[1..33]), URL_SAFE_NO_PAD.encode(&point[33..65]));
+                json!({ "kty": "EC", "crv": "P-256", "use": "sig", "kid": kid, "x": x, "y": y })
+            }
+        }
+    }
+
+    fn sign(&self, message: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Rsa(pair) => {
+                let mut signature = vec![0; pair.public_modulus_len()];
+                pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature).unwrap();
+                signature
+            }
+            Self::P256(pair) => pair.sign(&SystemRandom::new(), message).unwrap().as_ref().to_vec(),
+        }
+    }
+
+    fn token(&self, kid: &str, claims: &Value) -> String {
+        self.token_with(&json!({ "alg": self.algorithm(), "typ": "JWT", "kid": kid }), claims)
+    }
+
+    fn token_with(&self, header: &Value, claims: &Value) -> String {
+        let message = message(header, claims);
+        let signature = URL_SAFE_NO_PAD.encode(self.sign(message.as_bytes()));
+        format!("{message}.{signature}")
+    }
+}
+
+fn message(header: &Value, claims: &Value) -> String {
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    format!("{}.{}", part(header), part(claims))
+}
+
+/// An issuer: what its two documents are, and how often they were asked for.
+struct Ci {
+    server: Option<ServerHandle>,
+    address: SocketAddr,
+    keys: Arc<Mutex<String>>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Ci {
+    fn start() -> Self {
+        Self::start_as(|address| format!("http://{address}"))
+    }
+
+    /// `says` is what its discovery document calls it.
+    fn start_as(says: fn(SocketAddr) -> String) -> Self {
+        let (keys, asked) = (Arc::new(Mutex::new(String::new())), Arc::new(AtomicUsize::new(0)));
+        let (text, count, own) = (Arc::clone(&keys), Arc::clone(&asked), Arc::new(Mutex::new(None::<SocketAddr>)));
+        let address = Arc::clone(&own);
+        let handler = move |request: Request| {
+            let address = address.lock().unwrap().unwrap();
+            match request.path() {
+                "/.well-known/openid-configuration" => {
+                    let document = json!({ "issuer": says(address), "jwks_uri": format!("http://{address}/keys") });
+                    Response::text(StatusCode::OK, document.to_string())
+                }
+                "/keys" => {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    Response::text(StatusCode::OK, text.lock().unwrap().clone())
+                }
+                _ => Response::text(StatusCode::NOT_FOUND, "no"),
+            }
+        };
+        let server = Server::builder(handler).listen(Listen::Tcp("127.0.0.1:0".parse().unwrap())).build().unwrap();
+        let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("no TCP") };
+        *own.lock().unwrap() = Some(address);
+        Self { server: Some(server.spawn().unwrap()), address, keys, asked }
+    }
+
+    fn publish(&self, keys: &[Value]) {
+        *self.keys.lock().unwrap() = json!({ "keys": keys }).to_string();
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    fn stop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown(Duration::from_secs(5));
+        }
+    }
+
+    /// Claims that are all right, as GitHub makes them.
+    fn claims(&self) -> Value {
+        json!({
+            "iss": self.url(), "aud": AUDIENCE, "sub": "repo:our-org/app:ref:refs/heads/main", "exp": now() + 300, "nbf": now() - 5,
+            "repository": "our-org/app", "ref": "refs/heads/main", "environment": "release",
+            "job_workflow_ref": "our-org/ci/.github/workflows/build.yml@refs/heads/main",
+        })
+    }
+
+    /// Main may push, and pull requests may pull.
+    fn verifier(&self) -> Verifier<&'static str> {
+        let claim = |name, pattern: &str| Claim::new(name, &[pattern]).unwrap();
+        let main = vec![claim("repository", "our-org/*"), claim("ref", "refs/heads/main")];
+        let requests = vec![claim("repository", "our-org/*"), claim("ref", "refs/pull/**")];
+        let rules = vec![Rule::new(main, "push").unwrap(), Rule::new(requests, "pull").unwrap()];
+        Verifier::new(vec![Issuer::new("ci", &self.url(), AUDIENCE, rules).unwrap()])
+    }
+}
+
+impl Drop for Ci {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// The claims with some of them changed; `null` takes one away.
+fn with(mut claims: Value, changed: Value) -> Value {
+    for (name, value) in changed.as_object().unwrap() {
+        let claims = claims.as_object_mut().unwrap();
+        match value {
+            Value::Null => drop(claims.remove(name)),
+            value => drop(claims.insert(name.clone(), value.clone())),
+        }
+    }
+    claims
+}
+
+#[test]
+fn both_algorithms_and_the_first_matching_rule() {
+    let (ci, rsa, p256) = (Ci::start(), Key::rsa(), Key::p256());
+    ci.publish(&[rsa.jwk("a"), p256.jwk("b")]);
+    let verifier = ci.verifier();
+    for (key, kid) in [(&rsa, "a"), (&p256, "b")] {
+        let verified = verifier.verify(&key.token(kid, &ci.claims())).unwrap();
+        assert_eq!((*verified.allows, &*verified.label), ("push", "ci: repo:our-org/app:ref:refs/heads/main"));
+        let pull = with(ci.claims(), json!({ "ref": "refs/pull/7/merge" }));
+        assert_eq!(*verifier.verify(&key.token(kid, &pull)).unwrap().allows, "pull");
+        for claims in
+            [json!({ "repository": "other/app" }), json!({ "ref": "refs/heads/main2" }), json!({ "repository": null })]
+        {
+            let refused = verifier.verify(&key.token(kid, &with(ci.claims(), claims))).unwrap_err();
+            assert!(matches!(refused, OidcError::NoRule(_)), "{refused:?}");
+        }
+    }
+    assert_eq!(ci.asked(), 1, "the keys are remembered");
+}
+
+/// RFC 8725 section 2.1: a token must not choose how it is verified.
+#[test]
+fn algorithm_confusion() {
+    let (ci, rsa, p256) = (Ci::start(), Key::rsa(), Key::p256());
+    ci.publish(&[rsa.jwk("a"), p256.jwk("b")]);
+    let verifier = ci.verifier();
+    verifier.verify(&rsa.token("a", &ci.claims())).unwrap();
+    for algorithm in ["none", "None", "NONE", "", "HS256", "HS512", "RS512", "PS256", "ES384", "EdDSA", "rs256"] {
+        let message = message(&json!({ "alg": algorithm, "kid": "a" }), &ci.claims());
+        for signature in ["", "AAAA"] {
+            let refused = verifier.verify(&format!("{message}.{signature}")).unwrap_err();
+            assert_eq!(refused, OidcError::Algorithm(algorithm.to_owned()));
+        }
+    }
+    // HS256 with the public key as its secret, which everybody knows.
+    let Key::Rsa(pair) = &rsa else { panic!() };
+    let message = message(&json!({ "alg": "HS256", "kid": "a" }), &ci.claims());
+    let secret = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, pair.public_key().as_ref());
+    let tag = URL_SAFE_NO_PAD.encode(aws_lc_rs::hmac::sign(&secret, message.as_bytes()));
+    assert_eq!(verifier.verify(&format!("{message}.{tag}")).unwrap_err(), OidcError::Algorithm("HS256".to_owned()));
+    // A right signature, under the name of the other algorithm or of the other key.
+    for (key, algorithm, kid) in
+        [(&rsa, "ES256", "a"), (&p256, "RS256", "b"), (&rsa, "RS256", "b"), (&p256, "ES256", "a")]
+    {
+        let token = key.token_with(&json!({ "alg": algorithm, "kid": kid }), &ci.claims());
+        let refused = verifier.verify(&token).unwrap_err();
+        assert!(matches!(refused, OidcError::UnknownKey { .. }), "{algorithm} {kid}: {refused:?}");
+    }
+    // A key that the token brings along.
+    let own = Key::rsa();
+    let header = json!({ "alg": "RS256", "kid": "a", "jwk": own.jwk("a"), "jku": "http://127.0.0.1:1/keys" });
+    assert_eq!(verifier.verify(&own.token_with(&header, &ci.claims())).unwrap_err(), OidcError::Signature);
+    let critical = json!({ "alg": "RS256", "kid": "a", "crit": ["b64"], "b64": false });
+    assert!(matches!(verifier.verify(&rsa.token_with(&critical, &ci.claims())), Err(OidcError::Malformed(_))));
+}
+
+#[test]
+fn times_audience_and_issuer() {
+    let (ci, key) = (Ci::start(), Key::p256());
+    ci.publish(&[key.jwk("a")]);
+    let verifier = ci.verifier();
+    let verify =
+        |changed: Value| verifier.verify(&key.token("a", &with(ci.claims(), changed))).map(|verified| *verified.allows);
+    // Within the leeway, and beyond it.
+    assert_eq!(verify(json!({ "exp": now() - 30, "nbf": now() + 30 })), Ok("push"));
+    assert_eq!(verify(json!({ "exp": now() - 90 })), Err(OidcError::Expired));
+    assert_eq!(verify(json!({ "nbf": now() + 90 })), Err(OidcError::NotYet));
+    assert_eq!(verify(json!({ "nbf": null })), Ok("push"));
+    for exp in [json!(null), json!("never"), json!(true)] {
+        assert_eq!(verify(json!({ "exp": exp })), Err(OidcError::Claim("exp".to_owned())), "{exp}");
+    }
+    assert!(verify(json!({ "exp": [now() + 300] })).is_err());
+    assert_eq!(verify(json!({ "exp": -5 })), Err(OidcError::Claim("exp".to_owned())));
+    let other = Err(OidcError::Audience(AUDIENCE.to_owned()));
+    for audience in
+        [json!("https://other.example.org"), json!([]), json!(["a", "b"]), json!("https://cache.example.org/")]
+    {
+        assert_eq!(verify(json!({ "aud": audience })), other, "{audience}");
+    }
+    assert_eq!(verify(json!({ "aud": ["a", AUDIENCE] })), Ok("push"));
+    assert_eq!(verify(json!({ "aud": null })), Err(OidcError::Claim("aud".to_owned())));
+    assert_eq!(
+        verify(json!({ "iss": "https://gitlab.com" })),
+        Err(OidcError::UnknownIssuer("https://gitlab.com".to_owned()))
+    );
+    assert_eq!(verify(json!({ "iss": [ci.url()] })), Err(OidcError::Claim("iss".to_owned())));
+}
+
+#[test]
+fn invalid_tokens_are_refused() {
+    let (ci, key) = (Ci::start(), Key::p256());
+    ci.publish(&[key.jwk("a")]);
+    let verifier = ci.verifier();
+    let right = key.token("a", &ci.claims());
+    let parts: Vec<_> = right.split('.').collect();
+    let without_kid = key.token_with(&json!({ "alg": "ES256" }), &ci.claims());
+    let cases = ["".to_owned(), "a.b".to_owned(), "....".to_owned(), "nv1_abc_def".to_owned(), without_kid];
+    for token in cases.into_iter().chain([format!("{right}.x"), format!("{}.e30", parts[0])]) {
+        assert!(matches!(verifier.verify(&token), Err(OidcError::Malformed(_))), "{token}");
+    }
+    assert_eq!(verifier.verify(&"a".repeat(17_000)).unwrap_err(), OidcError::TooLong);
+    // Other claims under the same signature.
+    let forged = with(ci.claims(), json!({ "environment": "other" }));
+    let payload = URL_SAFE_NO_PAD.encode(forged.to_string());
+    assert_eq!(verifier.verify(&format!("{}.{payload}.{}", parts[0], parts[2])).unwrap_err(), OidcError::Signature);
+    assert_eq!(*verifier.verify(&format!(" {right}\n")).unwrap().allows, "push");
+}
+
+#[test]
+fn keys_rotate() {
+    let (ci, old, new) = (Ci::start(), Key::rsa(), Key::rsa());
+    ci.publish(&[old.jwk("2025")]);
+    let verifier = ci.verifier();
+    verifier.verify(&old.token("2025", &ci.claims())).unwrap();
+    ci.publish(&[new.jwk("2026")]);
+    verifier.verify(&new.token("2026", &ci.claims())).unwrap();
+    assert_eq!(ci.asked(), 2);
+    // The old key has been withdrawn.
+    let refused = verifier.verify(&old.token("2025", &ci.claims())).unwrap_err();
+    assert!(matches!(refused, OidcError::UnknownKey { .. }), "{refused:?}");
+    // The same id with another key: that of the token is not published.
+    assert_eq!(verifier.verify(&old.token("2026", &ci.claims())).unwrap_err(), OidcError::Signature);
+}
+
+/// Tokens with made-up key ids must not flood the issuer with requests.
+#[test]
+fn fetches_of_unknown_keys_are_limited() {
+    let (ci, key) = (Ci::start(), Key::p256());
+    ci.publish(&[key.jwk("a")]);
+    let verifier = ci.verifier();
+    for at in 0..50 {
+        let refused = verifier.verify(&key.token(&format!("made-up-{at}"), &ci.claims())).unwrap_err();
+        assert!(matches!(refused, OidcError::UnknownKey { .. }), "{refused:?}");
+    }
+    assert_eq!(ci.asked(), FETCHES_MAX);
+    verifier.verify(&key.token("a", &ci.claims())).unwrap();
+}
+
+#[test]
+fn concurrent_tokens_fetch_the_keys_once() {
+    let (ci, key) = (Ci::start(), Key::p256());
+    ci.publish(&[key.jwk("a")]);
+    let (verifier, token) = (ci.verifier(), key.token("a", &ci.claims()));
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| verifier.verify(&token).unwrap());
+        }
+    });
+    assert_eq!(ci.asked(), 1);
+}
+
+#[test]
+fn keys_that_cannot_be_fetched() {
+    let key = Key::p256();
+    let unavailable =
+        |ci: &Ci, verifier: &Verifier<_>| match verifier.verify(&key.token("a", &ci.claims())).unwrap_err() {
+            error @ OidcError::Unavailable { .. } if error.is_temporary() => format!("{error:?}"),
+            other => panic!("{other:?}"),
+        };
+    // A set of keys that is too long, has too many, is none.
+    let ci = Ci::start();
+    *ci.keys.lock().unwrap() = format!("{{\"keys\": [], \"a\": \"{}\"}}", "a".repeat(KEYS_LEN_MAX as usize));
+    assert!(unavailable(&ci, &ci.verifier()).contains("larger than"));
+    ci.publish(&vec![json!({ "kty": "oct", "kid": "a", "k": "AAAA" }); 129]);
+    assert!(unavailable(&ci, &ci.verifier()).contains("more than 128 keys"));
+    *ci.keys.lock().unwrap() = "<html>".to_owned();
+    assert!(unavailable(&ci, &ci.verifier()).contains("not JSON"));
+    // Keys of other kinds beside ours do no harm; alone they are none.
+    let others = [json!({ "kty": "oct", "kid": "a", "k": "AAAA" }), json!({ "kty": "new", "kid": "a" }), json!(7)];
+    ci.publish(&others);
+    assert!(unavailable(&ci, &ci.verifier()).contains("no key for RS256 or ES256"));
+    ci.publish(&[&others[..], &[key.jwk("a")]].concat());
+    ci.verifier().verify(&key.token("a", &ci.claims())).unwrap();
+    // One for encryption, and one for another algorithm.
+    for (name, value) in [("use", "enc"), ("alg", "ES384")] {
+        ci.publish(&[with(key.jwk("a"), json!({ name: value }))]);
+        unavailable(&ci, &ci.verifier());
+    }
+    // The discovery document is somebody else's.
+    let liar = Ci::start_as(|_| "https://token.actions.githubusercontent.com".to_owned());
+    liar.publish(&[key.jwk("a")]);
+    assert!(unavailable(&liar, &liar.verifier()).contains("another issuer"));
+}
+
+#[test]
+fn an_unreachable_issuer() {
+    let (mut ci, key) = (Ci::start(), Key::p256());
+    ci.publish(&[key.jwk("a")]);
+    let verifier = ci.verifier();
+    verifier.verify(&key.token("a", &ci.claims())).unwrap();
+    ci.stop();
+    // Known keys are used; unknown ones may become available later. The message does not mention the network.
+    verifier.verify(&key.token("a", &ci.claims())).unwrap();
+    let refused = verifier.verify(&key.token("b", &ci.claims())).unwrap_err();
+    assert!(refused.is_temporary(), "{refused:?}");
+    assert_eq!(
+        refused.to_string(),
+        format!("the keys of the issuer '{}' cannot be fetched now; try again later", ci.url())
+    );
+    assert!(ci.verifier().verify(&key.token("a", &ci.claims())).unwrap_err().is_temporary());
+}

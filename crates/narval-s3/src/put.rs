@@ -1,0 +1,201 @@
+//! Stores an object: in one request, or in parts if it is large. The store verifies what arrives against its SHA-256.
+//!
+//! An object in parts only appears when its last request completes. A failed upload is aborted; the parts of a killed
+//! process take space until the bucket's lifecycle rule (`AbortIncompleteMultipartUpload`) removes them.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use narval_client::{Client, Extra, HttpError, Method, Payload, Request, Upload, Url};
+use narval_nix::{Sha256, Sha256Hasher};
+use thiserror::Error;
+
+use super::xml::element;
+
+/// Longer objects are sent in parts. S3's own limit is 5 GiB; this also limits how much is sent again after a broken
+/// connection.
+pub const SINGLE_PUT_LEN_MAX: u64 = 64 * 1024 * 1024;
+/// The length of a part, larger if there would be too many. S3's minimum is 5 MiB.
+pub const PART_LEN_MIN: u64 = 16 * 1024 * 1024;
+/// The maximum number of parts of an object.
+const PARTS_MAX: u64 = 10_000;
+/// The maximum size of a response.
+const ANSWER_LEN_MAX: u64 = 64 * 1024;
+const BUFFER_LEN: usize = 256 * 1024;
+
+/// Why an object was not stored.
+#[derive(Debug, Error)]
+pub enum PutError {
+    /// The exchange failed.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// The store denies writing.
+    #[error("the bucket '{0}' denies writing; the credentials need s3:PutObject and s3:AbortMultipartUpload")]
+    Denied(String),
+    /// The store sent an unexpected response.
+    #[error("the bucket '{bucket}' answered {status} to {what}")]
+    Unexpected {
+        /// Its name.
+        bucket: String,
+        /// The status of the response.
+        status: u16,
+        /// The request.
+        what: &'static str,
+    },
+    /// The data to send cannot be read.
+    #[error("cannot read the data to send: {0}")]
+    File(#[from] io::Error),
+}
+
+/// Stores a payload of known hash at an `s3` address. `on_sent` is called with the number of bytes of each piece sent.
+///
+/// # Errors
+/// [`PutError`]; then the object is unchanged or absent.
+pub fn put_object(
+    client: &Client,
+    url: &Url,
+    content_type: &str,
+    (payload, hash): (Payload<'_>, Sha256),
+    on_sent: &(dyn Fn(u64) + Sync),
+) -> Result<(), PutError> {
+    let put = Put { client, url, content_type, on_sent };
+    match payload {
+        Payload::File(file, len) if len > SINGLE_PUT_LEN_MAX => put.in_parts(file, len),
+        _ => put.whole(payload, hash),
+    }
+}
+
+/// The requests that store one object.
+pub struct Put<'a> {
+    pub client: &'a Client,
+    pub url: &'a Url,
+    pub content_type: &'a str,
+    pub on_sent: &'a (dyn Fn(u64) + Sync),
+}
+
+/// A part that the store has.
+pub struct Part {
+    etag: String,
+    checksum: String,
+}
+
+impl Put<'_> {
+    /// Stores it in one request.
+    pub fn whole(&self, payload: Payload<'_>, hash: Sha256) -> Result<(), PutError> {
+        let checksum = STANDARD.encode(hash.as_bytes());
+        let extra = Extra { fields: &[("x-amz-checksum-sha256", &checksum)], ..Extra::default() };
+        self.send((Method::Put, "a PUT"), extra, payload).map(drop)
+    }
+
+    /// Begins an upload in parts; returns its id.
+    pub fn begin(&self) -> Result<String, PutError> {
+        let (fields, query) = ([("x-amz-checksum-algorithm", "SHA256")], [("uploads", "")]);
+        let extra = Extra { fields: &fields, query: &query, ..Extra::default() };
+        let (_, answer) = self.send((Method::Post, "the beginning of an upload"), extra, Payload::Bytes(&[]))?;
+        element(&answer, "UploadId").ok_or_else(|| self.unexpected(200, "the beginning of an upload"))
+    }
+
+    fn in_parts(&self, file: &File, len: u64) -> Result<(), PutError> {
+        let upload = self.begin()?;
+        let stored = self.send_parts(file, len, &upload).and_then(|parts| self.complete(&upload, &parts));
+        if stored.is_err() {
+            self.abort(&upload);
+        }
+        stored
+    }
+
+    fn send_parts(&self, file: &File, len: u64, upload: &str) -> Result<Vec<Part>, PutError> {
+        let part_len = len.div_ceil(PARTS_MAX).max(PART_LEN_MIN);
+        let (mut parts, mut at) = (Vec::new(), 0);
+        while at < len {
+            let part_len = part_len.min(len - at);
+            let hash = hash_section(file, at, part_len)?;
+            parts.push(self.part(upload, parts.len() + 1, Payload::Section(file, at, part_len), hash)?);
+            at += part_len;
+        }
+        Ok(parts)
+    }
+
+    /// Sends a part with this hash. The first has the number 1.
+    pub fn part(&self, upload: &str, number: usize, payload: Payload<'_>, hash: Sha256) -> Result<Part, PutError> {
+        let (checksum, number) = (STANDARD.encode(hash.as_bytes()), number.to_string());
+        let query = [("partNumber", number.as_str()), ("uploadId", upload)];
+        let fields = [("x-amz-checksum-sha256", checksum.as_str())];
+        let extra = Extra { fields: &fields, query: &query, ..Extra::default() };
+        let what = "a part of an upload";
+        let (etag, _) = self.send((Method::Put, what), extra, payload)?;
+        Ok(Part { etag: etag.ok_or_else(|| self.unexpected(200, what))?, checksum })
+    }
+
+    /// Makes the object appear.
+    pub fn complete(&self, upload: &str, parts: &[Part]) -> Result<(), PutError> {
+        let mut list = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
+        for (index, Part { etag, checksum }) in parts.iter().enumerate() {
+            let (number, etag) = (index + 1, etag.replace('"', "&quot;"));
+            // Writing to a string does not fail.
+            let _ = write!(
+                list,
+                "<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag><ChecksumSHA256>{checksum}</ChecksumSHA256></Part>"
+            );
+        }
+        list.push_str("</CompleteMultipartUpload>");
+        let (query, what) = ([("uploadId", upload)], "the end of an upload");
+        let extra = Extra { query: &query, ..Extra::default() };
+        let (_, answer) = self.send((Method::Post, what), extra, Payload::Bytes(list.as_bytes()))?;
+        // The status is sent before the store starts to combine the parts, which may still fail.
+        if answer.contains("<Error>") { Err(self.unexpected(500, what)) } else { Ok(()) }
+    }
+
+    /// Drops what was sent.
+    pub fn abort(&self, upload: &str) {
+        let query = [("uploadId", upload)];
+        let extra = Extra { query: &query, ..Extra::default() };
+        let request = Request { method: Method::Delete, extra, ..Request::get(self.url) };
+        let answer = self.client.retry().run(|| self.client.small_answer(&request, ANSWER_LEN_MAX));
+        if let Err(error) = answer {
+            tracing::warn!(object = %self.url, "an upload could not be aborted, and still takes space: {error}");
+        }
+    }
+
+    /// Sends a request; returns the entity tag and the text of the response.
+    fn send(
+        &self,
+        (method, what): (Method, &'static str),
+        extra: Extra<'_>,
+        payload: Payload<'_>,
+    ) -> Result<(Option<String>, String), PutError> {
+        let &Self { url, content_type, on_sent, .. } = self;
+        let counted: &(dyn Fn(u64) + Sync) = if method == Method::Put { on_sent } else { &|_| {} };
+        let answer_len_max = ANSWER_LEN_MAX;
+        let upload = Upload { method, url, content_type, extra, payload, on_sent: counted, answer_len_max };
+        let answer = self.client.upload(&upload)?;
+        match answer.head.status {
+            200..=299 => {
+                let etag = answer.head.field("etag").map(str::to_owned);
+                Ok((etag, String::from_utf8_lossy(&answer.body).into_owned()))
+            }
+            403 => Err(PutError::Denied(url.bucket_and_key().0.to_owned())),
+            status => Err(self.unexpected(status, what)),
+        }
+    }
+
+    fn unexpected(&self, status: u16, what: &'static str) -> PutError {
+        PutError::Unexpected { bucket: self.url.bucket_and_key().0.to_owned(), status, what }
+    }
+}
+
+fn hash_section(file: &File, mut at: u64, len: u64) -> io::Result<Sha256> {
+    let (mut hasher, mut buffer, end) = (Sha256Hasher::new(), vec![0; BUFFER_LEN], at.saturating_add(len));
+    while at < end {
+        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(BUFFER_LEN);
+        let piece = buffer.get_mut(..wanted).unwrap_or_default();
+        file.read_exact_at(piece, at)?;
+        hasher.update(piece);
+        at += wanted as u64;
+    }
+    Ok(hasher.finish())
+}
