@@ -1,10 +1,10 @@
-//! Binary caches, for reading and writing.
+//! Reading Nix binary caches.
 //!
-//! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`, [`bucket`]);
-//! [`Caches`] are those of one run, ordered by priority. [`Caches::find`] queries the best first, the next one too if
-//! that takes long, and none that keeps failing. Its results have passed the trust rule: a signature by a trusted key,
-//! or a content-addressed path. [`CacheFile`] reads the files of a cache, wherever they are. [`CacheFolder`] is a writable cache in a folder. [`client()`] creates the HTTP
-//! client.
+//! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`); [`Caches`] are those of one run, ordered by
+//! priority. [`Caches::find`] queries the best first, the next one too if that takes long, and none that keeps failing. Its results have
+//! passed the trust rule: a signature by a trusted key, or a content-addressed path. [`CacheFile`] reads the files of a cache, wherever they
+//! are. [`CacheFolder`] is a cache in a folder that [`FolderSink`] writes to. [`upstream`] has caches whose answers a server keeps.
+//! The HTTP client for them is `narval_s3::client`.
 //!
 //! ```
 //! use std::sync::Arc;
