@@ -12,9 +12,16 @@ use super::error::{DataError, io_error};
 /// Locked as long as the folder is open. It is never removed: others may have it open.
 const LOCK: &str = "in-use.lock";
 
-/// A folder that is open. The lock ends with the process.
+/// A folder that is open. The lock ends with this, or with the process.
 pub(super) struct InUse {
-    _file: File,
+    file: File,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread has just started has the file open until it executes its program.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 impl InUse {
@@ -38,7 +45,7 @@ impl InUse {
         };
         let file = open().map_err(|source| io_error("open", &path, source))?;
         match flock(&file, operation) {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => Ok(Self { file }),
             Err(Errno::WOULDBLOCK) => {
                 Err(DataError::Elsewhere { folder: folder.to_owned(), reason: reason.to_owned() })
             }

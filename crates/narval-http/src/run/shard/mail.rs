@@ -3,6 +3,7 @@
 use super::Shard;
 use crate::io::driver::Driver;
 use crate::run::connection::Connection;
+use crate::run::http2::StreamEvent;
 use crate::run::mailbox::Message;
 
 impl<D: Driver<Connection>> Shard<D> {
@@ -20,7 +21,18 @@ impl<D: Driver<Connection>> Shard<D> {
             Message::Upgraded { token, socket } => self.on_upgraded(token, socket),
             Message::WebSocket { token } => self.with(token, |shard, slot| shard.look_at_websocket(slot, false)),
             Message::Stream { token, stream, event } => {
-                self.with(token, |shard, slot| shard.on_stream_event(slot, stream, event));
+                let mut event = Some(event);
+                self.with(token, |shard, slot| {
+                    if let Some(event) = event.take() {
+                        shard.on_stream_event(slot, stream, event);
+                    }
+                });
+                // Its connection has been closed since: the request is logged and counted all the same.
+                if let Some(StreamEvent::Answer(answer)) = event {
+                    let local = &self.local;
+                    local.counters.answers_http2.add(1);
+                    local.server.record(&local.counters, answer.status, 0, true, answer.note);
+                }
             }
             Message::Stop => self.stop(),
             Message::Halt => self.halted = true,

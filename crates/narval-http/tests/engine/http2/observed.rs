@@ -64,3 +64,19 @@ fn floods_are_counted() {
         eventually("the connection is closed", || server.handle.counters().connections_open == 0);
     });
 }
+
+/// An answer that comes after its connection has closed is counted, and so logged, as one that was aborted.
+#[test]
+fn answers_for_connections_that_have_closed_are_counted() {
+    on_each_driver(|driver| {
+        let (site, server) = Site::start(driver, unhurried());
+        let mut client = Client::start(server.address);
+        client.get("/wait");
+        counts(&server, "requests", 1, narval_http::Snapshot::requests);
+        drop(client);
+        eventually("the connection is closed", || server.handle.counters().connections_open == 0);
+        site.open_gate();
+        counts(&server, "aborted responses", 1, |counters| counters.aborts);
+        counts(&server, "responses", 1, |counters| counters.answers_http2);
+    });
+}
