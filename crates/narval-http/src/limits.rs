@@ -208,9 +208,10 @@ pub(crate) const SHARD_FILE_MAX: u64 = 1024 * 1024;
 /// Bytes of files that a shard sends itself for one connection per turn; less than half a millisecond.
 pub(crate) const SHARD_FILE_BYTES_PER_TURN: u64 = 1024 * 1024;
 
-/// The same for all its connections together: more than about two milliseconds would delay small requests. Workers send
-/// the rest.
-pub(crate) const SHARD_FILE_BYTES_IN_ALL: u64 = 4 * 1024 * 1024;
+/// Bytes that a shard sends itself per turn for all its connections together, of files over HTTP/1 and of anything over
+/// HTTP/2: more than some milliseconds would delay small requests. Workers send the rest over HTTP/1; over HTTP/2 it is
+/// the first of the next turn.
+pub(crate) const SHARD_BYTES_PER_TURN: u64 = 4 * 1024 * 1024;
 
 /// The number of consecutive turns in which a shard that has more input than it handles per turn may postpone deadlines.
 pub(crate) const EXPIRY_POSTPONED_MAX: u32 = 64;
@@ -362,8 +363,12 @@ pub(crate) const HTTP2_PREFETCH_BELOW: u64 = 64 * 1024;
 /// [queued](HTTP2_QUEUED_MAX) bytes, one batch of records and a header block: less than 2 MB.
 pub(crate) const HTTP2_HELD_MAX: usize = 1024 * 1024;
 
-/// Bytes sent on one HTTP/2 connection before the shard's other connections have their turn.
-pub(crate) const HTTP2_BYTES_PER_TURN: usize = 1024 * 1024;
+/// Bytes sent on one HTTP/2 connection before the shard's other HTTP/2 connections have their turn.
+pub(crate) const HTTP2_BYTES_PER_TURN: usize = 256 * 1024;
+
+/// Bytes sent at once when something happens on an HTTP/2 connection that has sent everything before: enough for small
+/// answers. The rest is sent in turn with the other connections.
+pub(crate) const HTTP2_BYTES_AT_ONCE: usize = 64 * 1024;
 
 /// With more open connections than this, new ones with HTTP/2 are limited to [`HTTP2_UNSENT_CROWDED`].
 pub(crate) const CONNECTIONS_CROWDED: usize = 256;

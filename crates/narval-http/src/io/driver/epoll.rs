@@ -12,7 +12,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
-use super::{Completion, Driver, Op, Token};
+use super::{AT_ONCE, Completion, Driver, Op, Token};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::{HasSocket, Socket};
@@ -383,7 +383,8 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
     #[inline(always)]
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()> {
         debug_assert!(self.next_event >= self.events.len(), "wait before all completions were taken");
-        let is_idle = self.readable.is_empty() && self.writable.is_empty() && self.accepting.is_none();
+        let has_more = !self.readable.is_empty() || !self.writable.is_empty() || self.accepting.is_some();
+        let is_idle = !has_more && until != Some(AT_ONCE);
         self.waits += 1;
         self.readable_left = self.readable.len();
         if !self.writable.is_empty() {

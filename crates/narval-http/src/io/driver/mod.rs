@@ -74,6 +74,9 @@ pub(crate) enum Completion<Buffer> {
     Woken,
 }
 
+/// No time to wait until.
+pub(crate) const AT_ONCE: Millis = 0;
+
 /// A kernel interface, owned by one shard and used only on its thread. It keeps a `Connection` while an operation on it
 /// is in flight, and uses only its socket.
 pub(crate) trait Driver<Connection> {
@@ -103,7 +106,7 @@ pub(crate) trait Driver<Connection> {
         None
     }
 
-    /// Waits for a completion, but not beyond `until`. `now` is the present time.
+    /// Waits for a completion, but not beyond `until`, and not at all if that is [`AT_ONCE`]. `now` is the present time.
     fn wait(&mut self, now: Millis, until: Option<Millis>) -> io::Result<()>;
 
     /// Whether there may be more completions than one wait has returned.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use io_uring::types::{BufRingEntry, CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-use super::{Completion, Driver, Op, Token, lacks_resources};
+use super::{AT_ONCE, Completion, Driver, Op, Token, lacks_resources};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::{Family, HasSocket, Socket};
@@ -432,7 +432,7 @@ impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
             return Err(error);
         }
         let may_sleep = self.mailbox.may_sleep();
-        let timeout = if may_sleep && self.completed.is_empty() {
+        let timeout = if may_sleep && self.completed.is_empty() && until != Some(AT_ONCE) {
             until.map(|until| Duration::from_millis(until.saturating_sub(now).max(1)))
         } else {
             Some(Duration::ZERO)

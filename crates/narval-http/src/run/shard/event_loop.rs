@@ -5,8 +5,8 @@ use std::io;
 use super::Shard;
 use crate::http1::date;
 use crate::io::clock::Millis;
-use crate::io::driver::{Completion, Driver, Op};
-use crate::limits::SHARD_FILE_BYTES_IN_ALL;
+use crate::io::driver::{AT_ONCE, Completion, Driver, Op};
+use crate::limits::SHARD_BYTES_PER_TURN;
 use crate::run::connection::Connection;
 
 /// Completions after which the memory for bodies is checked again: together they take half a megabyte of it at most.
@@ -30,7 +30,6 @@ impl<D: Driver<Connection>> Shard<D> {
         self.driver.wait(before, until)?;
         self.local.counters.polls.add(1);
         self.local.spent = None;
-        self.file_bytes_left = SHARD_FILE_BYTES_IN_ALL;
         self.local.now = self.local.server.clock.now();
         if self.local.now >= self.local.date_until {
             self.local.date_until = self.local.now + date::set();
@@ -57,6 +56,9 @@ impl<D: Driver<Connection>> Shard<D> {
             self.on_message(message);
             messages += 1;
         }
+        // A new turn, in which the rest of the last one is the first.
+        self.bytes_left = SHARD_BYTES_PER_TURN;
+        self.send_http2_in_turn();
         self.local.counters.completions.add(completions);
         self.local.counters.messages.add(messages);
         self.expire(before);
@@ -67,6 +69,9 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     fn wait_until(&mut self) -> Option<Millis> {
+        if !self.http2_turns.is_empty() {
+            return Some(AT_ONCE);
+        }
         let due = self.wheel.next_due();
         if self.resting.is_empty() {
             return due;

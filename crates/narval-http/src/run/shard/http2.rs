@@ -18,7 +18,7 @@ use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Request, Req
 use crate::io::clock::Millis;
 use crate::io::driver::{Driver, Op};
 use crate::io::out_buf::OutBuf;
-use crate::limits::{HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
+use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
 use crate::message::body_pipe::BodyPipe;
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
@@ -37,10 +37,10 @@ use crate::{BodyWaker, HeadRef, Response, ws};
 /// The result of writing.
 enum Written {
     All,
-    /// The socket is full, or other connections have their turn.
-    Later {
-        is_blocked: bool,
-    },
+    /// The socket is full.
+    Blocked,
+    /// Other connections have their turn.
+    InTurn,
     Broken,
 }
 
@@ -73,41 +73,69 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_http2_writable(&mut self, slot: &mut Slot) {
         if let Protocol::Http2(http2) = &mut slot.protocol {
             http2.awaits_room = false;
-            self.look_at_http2(slot, false);
+            self.await_turn(slot);
         }
     }
 
     /// Performs what an HTTP/2 connection wants. `has_control`: TLS has messages to send.
     pub(super) fn look_at_http2(&mut self, slot: &mut Slot, has_control: bool) {
-        let mut must_write = has_control;
-        let mut budget = HTTP2_BYTES_PER_TURN;
+        let Protocol::Http2(http2) = &slot.protocol else { return };
+        // Others have waited for longer.
+        let budget = if http2.awaits_turn { 0 } else { HTTP2_BYTES_AT_ONCE };
+        self.send_http2(slot, budget, has_control);
+    }
+
+    /// Lets the HTTP/2 connections with more to send do so, until the bytes of the turn are used up.
+    pub(super) fn send_http2_in_turn(&mut self) {
+        while self.bytes_left > 0
+            && let Some(token) = self.http2_turns.pop_front()
+        {
+            self.with(token, |shard, slot| {
+                let Protocol::Http2(http2) = &mut slot.protocol else { return };
+                http2.awaits_turn = false;
+                shard.send_http2(slot, HTTP2_BYTES_PER_TURN, false);
+            });
+        }
+    }
+
+    fn await_turn(&mut self, slot: &mut Slot) {
+        if let Protocol::Http2(http2) = &mut slot.protocol
+            && !std::mem::replace(&mut http2.awaits_turn, true)
+        {
+            self.http2_turns.push_back(slot.connection.token);
+        }
+    }
+
+    /// Performs what an HTTP/2 connection wants, and sends up to about `budget` bytes.
+    fn send_http2(&mut self, slot: &mut Slot, mut budget: usize, mut must_write: bool) {
         loop {
             self.do_stream_work(slot);
+            let had = budget;
             let written = self.write_http2(slot, &mut budget, must_write);
+            self.bytes_left = self.bytes_left.saturating_sub((had - budget) as u64);
             must_write = false;
             let Protocol::Http2(http2) = &mut slot.protocol else { return };
-            let is_blocked = match written {
-                Written::Broken => {
-                    slot.is_gone = true;
-                    return;
-                }
-                Written::All => None,
-                Written::Later { is_blocked } => Some(is_blocked),
-            };
+            let is_blocked = matches!(written, Written::Blocked);
             let at = self.local.at(&slot.connection);
-            http2.conn.set_blocked(is_blocked == Some(true), at.now(), &at);
+            http2.conn.set_blocked(is_blocked, at.now(), &at);
             if http2.conn.has_work() {
                 continue;
             }
             let wants = http2.conn.wants();
-            if is_blocked.is_some() && wants.end != Some(Close::Abort) {
-                if !std::mem::replace(&mut http2.awaits_room, true) {
-                    self.submit(Op::AwaitWritable(slot.token()));
+            let aborts = wants.end == Some(Close::Abort);
+            match written {
+                Written::Broken => slot.is_gone = true,
+                Written::Blocked if !aborts => {
+                    if !std::mem::replace(&mut http2.awaits_room, true) {
+                        self.submit(Op::AwaitWritable(slot.token()));
+                    }
                 }
-                return;
-            }
-            if let Some(close) = wants.end {
-                self.end_http2(slot, close);
+                Written::InTurn if !aborts => self.await_turn(slot),
+                Written::All | Written::Blocked | Written::InTurn => {
+                    if let Some(close) = wants.end {
+                        self.end_http2(slot, close);
+                    }
+                }
             }
             return;
         }
@@ -171,17 +199,15 @@ impl<D: Driver<Connection>> Shard<D> {
     fn write_http2(&mut self, slot: &mut Slot, budget: &mut usize, mut must_write: bool) -> Written {
         let connection = &slot.connection;
         let Protocol::Http2(http2) = &mut slot.protocol else { return Written::All };
-        let Http2 { conn, wire, awaits_room } = &mut **http2;
+        let Http2 { conn, wire, awaits_room, .. } = &mut **http2;
         if *awaits_room {
-            return Written::Later { is_blocked: !wire.is_empty() };
+            return Written::Blocked;
         }
         loop {
             while !wire.is_empty() {
                 match connection.socket.send_buf(wire) {
                     Ok(sent) => *budget = budget.saturating_sub(sent),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Written::Later { is_blocked: true };
-                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Written::Blocked,
                     Err(error) => {
                         tracing::trace!(%error, "a connection broke while a response was sent");
                         return Written::Broken;
@@ -197,13 +223,13 @@ impl<D: Driver<Connection>> Shard<D> {
                 return Written::All;
             }
             if *budget == 0 {
-                return Written::Later { is_blocked: false };
+                return Written::InTurn;
             }
             must_write = false;
             if wire.memory.capacity() == 0 {
                 wire.memory = std::mem::take(&mut self.wire);
             }
-            if let Err(error) = gather(conn, wire, &mut self.local.at(connection)) {
+            if let Err(error) = gather(conn, wire, *budget, &mut self.local.at(connection)) {
                 tracing::debug!(%error, "output could not be encrypted");
                 return Written::Broken;
             }
@@ -221,14 +247,15 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 }
 
-/// Produces the next records. Each holds one full DATA frame if there is enough data.
-fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, at: &mut At<'_>) -> io::Result<()> {
+/// Produces the next records, of no more than about `most` bytes. Each holds one full DATA frame if there is enough data.
+fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, most: usize, at: &mut At<'_>) -> io::Result<()> {
     let connection = at.connection();
     let expected = conn.output_hint();
+    let in_place = most.min(SEAL_IN_PLACE_QUANTUM);
     match &connection.tls {
         Some(tls) if tls.seals_in_place(expected as u64) => {
-            let mut layout = Layout::new(&mut wire.memory, expected.min(SEAL_IN_PLACE_QUANTUM));
-            conn.gather(&mut layout, SEAL_IN_PLACE_QUANTUM, at);
+            let mut layout = Layout::new(&mut wire.memory, expected.min(in_place));
+            conn.gather(&mut layout, in_place, at);
             layout.finish();
             tls.seal_in_place(&connection.socket, &mut wire.memory)?;
             wire.sent = 0;
@@ -236,7 +263,7 @@ fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, at: &mut At<'_>) -> io::
         }
         _ => {
             wire.clear();
-            conn.gather(&mut wire.memory, SEAL_QUANTUM, at);
+            conn.gather(&mut wire.memory, most.min(SEAL_QUANTUM), at);
             connection.seal(wire)
         }
     }

@@ -37,6 +37,7 @@ mod timers;
 mod websocket;
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -75,8 +76,10 @@ pub(crate) struct Shard<D: Driver<Connection>> {
     probes: Probes,
     /// Consecutive turns that have postponed deadlines.
     expiry_postponed: u32,
-    /// Bytes of files that this thread may still send itself in this turn, for all connections.
-    file_bytes_left: u64,
+    /// Bytes that this thread may still send itself in this turn, for all connections.
+    bytes_left: u64,
+    /// HTTP/2 connections with more to send, in turn.
+    http2_turns: VecDeque<Token>,
     dispatched: u64,
     stopping: bool,
     halted: bool,
@@ -101,7 +104,8 @@ impl<D: Driver<Connection>> Shard<D> {
             wire: Vec::new(),
             probes: Probes::default(),
             expiry_postponed: 0,
-            file_bytes_left: 0,
+            bytes_left: 0,
+            http2_turns: VecDeque::new(),
             dispatched: 0,
             stopping: false,
             halted: false,

@@ -107,13 +107,13 @@ impl<D: Driver<Connection>> Shard<D> {
         let budget = match is_memory {
             true => BYTES_PER_TURN,
             false => {
-                budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.file_bytes_left > 0)?
+                budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.bytes_left > 0)?
             }
         };
         // Sealed bytes that are not sent count with their TLS overhead, so the number may have decreased.
         let had = outgoing.sent();
         let next = send_piece(outgoing, connection, budget, &self.local.server, &self.local.counters);
-        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent().saturating_sub(had));
+        self.bytes_left = self.bytes_left.saturating_sub(outgoing.sent().saturating_sub(had));
         match next {
             Next::Over(over) => connection.answered(now, over.large),
             Next::AtOnce if !is_memory => {
@@ -127,7 +127,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Sends an inline response whose body is unlikely to block. Otherwise a worker would be woken, and often the shard
     /// again at the end, which costs as much as sending 100 KB. `None` if it may block.
     pub(super) fn send_at_once(&mut self, slot: &Slot, outgoing: &mut Outgoing, files_sent: &mut u64) -> Option<Next> {
-        if *files_sent >= SHARD_FILE_BYTES_PER_TURN || self.file_bytes_left == 0 {
+        if *files_sent >= SHARD_FILE_BYTES_PER_TURN || self.bytes_left == 0 {
             return None;
         }
         let (connection, now) = (&slot.connection, self.local.now);
@@ -136,7 +136,7 @@ impl<D: Driver<Connection>> Shard<D> {
             connection.socket.cork(true);
         }
         let next = send_piece(outgoing, connection, budget, &self.local.server, &self.local.counters);
-        self.file_bytes_left = self.file_bytes_left.saturating_sub(outgoing.sent());
+        self.bytes_left = self.bytes_left.saturating_sub(outgoing.sent());
         if let Next::Over(over) = next {
             connection.answered(now, over.large);
             *files_sent += outgoing.sent();

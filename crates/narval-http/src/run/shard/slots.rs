@@ -54,11 +54,13 @@ pub(super) struct Http2 {
     pub(super) wire: OutBuf,
     /// The driver will report when the socket is writable.
     pub(super) awaits_room: bool,
+    /// It is among the connections that send in turn.
+    pub(super) awaits_turn: bool,
 }
 
 impl Http2 {
     pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
-        Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_room: false }
+        Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_room: false, awaits_turn: false }
     }
 }
 

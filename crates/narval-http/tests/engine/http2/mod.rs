@@ -9,4 +9,5 @@ mod requests;
 pub(crate) mod server;
 mod slow;
 mod stopping;
+mod turns;
 mod websocket;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use narval_http::tls::{Identity, TlsAcceptor, TlsConfig};
 use narval_http::{
-    Body, BodySource, BodyWaker, DriverChoice, Fill, Handler, Limits, Request, Response, SegmentBuf, StatusCode,
+    Body, BodySource, Builder, BodyWaker, DriverChoice, Fill, Handler, Limits, Request, Response, SegmentBuf, StatusCode,
 };
 use rustls::pki_types::CertificateDer;
 
@@ -38,10 +38,19 @@ pub(crate) fn certificate() -> &'static Certificate {
 }
 
 pub(crate) fn serve(driver: DriverChoice, limits: Limits, handler: impl Handler) -> TestServer {
+    serve_with(driver, limits, handler, |builder| builder)
+}
+
+pub(crate) fn serve_with(
+    driver: DriverChoice,
+    limits: Limits,
+    handler: impl Handler,
+    set: impl FnOnce(Builder) -> Builder,
+) -> TestServer {
     let [cert, key] = certificate().paths();
     let identities = vec![Identity { cert, key, ocsp: None }];
     let acceptor = TlsAcceptor::new(TlsConfig { identities, ..TlsConfig::default() }).unwrap();
-    TestServer::with(driver, handler, limits, |builder| builder.tls(Arc::new(acceptor)).http2(true))
+    TestServer::with(driver, handler, limits, |builder| set(builder.tls(Arc::new(acceptor)).http2(true)))
 }
 
 /// The state of a server's handlers.
