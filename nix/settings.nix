@@ -212,7 +212,7 @@ section {
 
   limits = table "What clients may cost." {
     connections = key count "Open connections.";
-    connections-per-address = key count "Open connections of one IP address.";
+    connections-per-address = key count "Open connections of one IPv4 address or IPv6 network of 64 bits; by default an eighth of all.";
     queue = key count "Requests that wait for a worker.";
     backlog = key (types.ints.between 1 65535) "Connections that wait to be accepted, for each listener.";
     head-timeout = key time "Timeout for receiving a request's head.";

@@ -21,6 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut limits, mut options) = (Limits::default(), Options::default());
     if let Some(connections) = arguments.get("--connections") {
         limits.connections_max = connections.parse()?;
+        // All from one machine.
+        limits.connections_per_ip_max = Some(limits.connections_max);
     }
     if let Some(seconds) = arguments.get("--ping-seconds") {
         options.ping_interval = Some(Duration::from_secs(seconds.parse()?));

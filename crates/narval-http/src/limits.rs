@@ -10,11 +10,14 @@ pub struct Limits {
     pub head: HeadLimits,
     /// Backlog of each listener; the kernel caps it at `net.core.somaxconn`. Inherited sockets keep theirs.
     pub backlog: u32,
-    /// Open connections. Further ones are answered 503 and closed.
+    /// Open connections. For a further one, an idle connection is closed; if there is none, it is answered 503 and closed.
     pub connections_max: usize,
-    /// Open connections per IP address; `None` for no limit. Further ones are answered 503 and closed.
+    /// Open connections of one client, an IPv4 address or an IPv6 network of 64 bits. Further ones are answered 503 and
+    /// closed. Unix sockets and trusted proxies have no such limit. `None`: an eighth of
+    /// [`connections_max`](Self::connections_max), but at least 16.
     pub connections_per_ip_max: Option<usize>,
-    /// Requests queued for a worker. Further ones are answered 503.
+    /// Requests queued for a worker; further ones are answered 503. Clients take turns, and one may have no more requests
+    /// there than there are free places, or 16: one client alone half of them.
     pub queue_max: usize,
     /// `Retry-After` of these 503 responses, in seconds.
     pub retry_after_seconds: u32,
@@ -151,6 +154,28 @@ pub(crate) const HANDLER_SLOW: usize = 4 * 1024;
 
 /// A request body up to this size costs little while it is received, however slowly it arrives.
 pub(crate) const BODY_SMALL: usize = 64 * 1024;
+
+/// What part of all connections one client may have by default.
+pub(crate) const CLIENT_CONNECTIONS_PART: usize = 8;
+
+/// The minimum of that.
+pub(crate) const CLIENT_CONNECTIONS_MIN: usize = 16;
+
+/// How long a connection must have been idle before it is closed to make room for another one. A client that asks again
+/// sooner is using it.
+pub(crate) const IDLE_MIN: Duration = Duration::from_secs(1);
+
+/// Connections that are looked at for an idle one when there is no room for another one.
+pub(crate) const IDLE_LOOKS: usize = 256;
+
+/// Requests that one client may have in a queue, however short it is.
+pub(crate) const QUEUE_SHARE_MIN: usize = 16;
+
+/// How often the log complains about one client.
+pub(crate) const COMPLAINTS_EVERY: Duration = Duration::from_secs(60);
+
+/// Clients about which the log complains in that time.
+pub(crate) const COMPLAINTS_MAX: usize = 64;
 
 /// Requests for [paths of checks](crate::Builder::checks) that wait for their thread. Further ones are answered 503.
 pub(crate) const CHECKS_MAX: usize = 64;

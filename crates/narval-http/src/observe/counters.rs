@@ -23,6 +23,7 @@ pub(crate) struct ThreadCounters {
     pub(crate) connections_accepted: Counter,
     pub(crate) connections_closed: Counter,
     pub(crate) connections_refused: Counter,
+    pub(crate) connections_given_up: Counter,
     pub(crate) accept_errors: Counter,
     pub(crate) handshakes: Counter,
     pub(crate) handshakes_failed: Counter,
@@ -57,6 +58,7 @@ impl ThreadCounters {
             connections_accepted: zero(),
             connections_closed: zero(),
             connections_refused: zero(),
+            connections_given_up: zero(),
             accept_errors: zero(),
             handshakes: zero(),
             handshakes_failed: zero(),
@@ -130,6 +132,7 @@ impl Counters {
             connections_accepted: accepted,
             connections_open: accepted.saturating_sub(closed),
             connections_refused: sum(|block| &block.connections_refused),
+            connections_given_up: sum(|block| &block.connections_given_up),
             accept_errors: sum(|block| &block.accept_errors),
             handshakes: sum(|block| &block.handshakes),
             handshakes_failed: sum(|block| &block.handshakes_failed),
@@ -179,6 +182,8 @@ pub struct Snapshot {
     pub connections_open: u64,
     /// Connections refused with 503 because of a limit.
     pub connections_refused: u64,
+    /// Idle connections closed to make room for others.
+    pub connections_given_up: u64,
     /// Completed TLS handshakes.
     pub handshakes: u64,
     /// Failed TLS handshakes.

@@ -2,6 +2,7 @@
 
 pub(crate) mod access_log;
 pub(crate) mod busy;
+pub(crate) mod complaints;
 pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod histogram;

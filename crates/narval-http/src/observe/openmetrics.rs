@@ -14,6 +14,11 @@ impl Snapshot {
             ("narval_http_received_bytes", "Bytes received.", self.bytes_received),
             ("narval_http_connections_accepted", "Connections accepted.", self.connections_accepted),
             ("narval_http_connections_refused", "Connections refused because of a limit.", self.connections_refused),
+            (
+                "narval_http_connections_given_up",
+                "Idle connections closed to make room for others.",
+                self.connections_given_up,
+            ),
             ("narval_http_accept_errors", "Failures to accept a connection.", self.accept_errors),
             ("narval_http_requests_rejected", "Malformed requests.", self.rejected),
             ("narval_http_requests_overloaded", "Requests answered 503 because the queue was full.", self.overloaded),

@@ -92,8 +92,13 @@ impl Remote {
         self.proxies.as_deref()
     }
 
+    /// The network of the peer; `None` for a unix socket.
+    pub(crate) fn network(&self) -> Option<IpAddr> {
+        self.peer.ip().map(network)
+    }
+
     /// The client whose connections are counted. `None` for unix sockets and trusted proxies, which are many clients.
     pub(crate) fn counted(&self) -> Option<IpAddr> {
-        if self.proxies.is_some() { None } else { self.peer.ip().map(network) }
+        if self.proxies.is_some() { None } else { self.network() }
     }
 }

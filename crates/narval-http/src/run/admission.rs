@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::limits::{CONNECTIONS_CROWDED, Limits};
+use crate::limits::{CLIENT_CONNECTIONS_MIN, CLIENT_CONNECTIONS_PART, CONNECTIONS_CROWDED, Limits};
 use crate::peer::Remote;
 
 /// The limits on connections and handshakes.
@@ -13,10 +13,19 @@ use crate::peer::Remote;
 pub(crate) struct Admission {
     open: AtomicUsize,
     open_max: usize,
-    per_ip_max: Option<usize>,
-    per_ip: Mutex<HashMap<IpAddr, usize>>,
+    of_client_max: usize,
+    of_clients: Mutex<HashMap<IpAddr, usize>>,
     handshakes: AtomicUsize,
     handshakes_max: usize,
+}
+
+/// The limit that a new connection would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// There are too many connections of all clients.
+    Server,
+    /// Its client has too many.
+    Client,
 }
 
 impl Admission {
@@ -24,28 +33,33 @@ impl Admission {
         Self {
             open: AtomicUsize::new(0),
             open_max: limits.connections_max,
-            per_ip_max: limits.connections_per_ip_max,
-            per_ip: Mutex::default(),
+            of_client_max: limits
+                .connections_per_ip_max
+                .unwrap_or((limits.connections_max / CLIENT_CONNECTIONS_PART).max(CLIENT_CONNECTIONS_MIN)),
+            of_clients: Mutex::default(),
             handshakes: AtomicUsize::new(0),
             handshakes_max: limits.handshakes_max,
         }
     }
 
-    /// Counts a new connection; `false` if a limit is reached.
-    pub(crate) fn enter(&self, remote: &Remote) -> bool {
-        if self.open.fetch_add(1, Ordering::Relaxed) < self.open_max && self.count(remote) {
-            return true;
+    /// Counts a new connection, unless a limit is reached.
+    pub(crate) fn enter(&self, remote: &Remote) -> Result<(), Full> {
+        if !self.count(remote) {
+            return Err(Full::Client);
         }
-        self.open.fetch_sub(1, Ordering::Relaxed);
-        false
+        if self.open.fetch_add(1, Ordering::Relaxed) < self.open_max {
+            return Ok(());
+        }
+        self.leave(remote);
+        Err(Full::Server)
     }
 
     /// Counts a connection of its client; `false` if the client has too many.
     pub(crate) fn count(&self, remote: &Remote) -> bool {
-        let (Some(max), Some(client)) = (self.per_ip_max, remote.counted()) else { return true };
-        let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = per_ip.entry(client).or_default();
-        let has_room = *count < max;
+        let Some(client) = remote.counted() else { return true };
+        let mut of_clients = self.of_clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = of_clients.entry(client).or_default();
+        let has_room = *count < self.of_client_max;
         *count += usize::from(has_room);
         has_room
     }
@@ -64,13 +78,12 @@ impl Admission {
     /// Stops counting a connection.
     pub(crate) fn leave(&self, remote: &Remote) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        if let (Some(_), Some(client)) = (self.per_ip_max, remote.counted()) {
-            let mut per_ip = self.per_ip.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(count) = per_ip.get_mut(&client) {
-                *count -= 1;
-                if *count == 0 {
-                    per_ip.remove(&client);
-                }
+        let Some(client) = remote.counted() else { return };
+        let mut of_clients = self.of_clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = of_clients.get_mut(&client) {
+            *count -= 1;
+            if *count == 0 {
+                of_clients.remove(&client);
             }
         }
     }

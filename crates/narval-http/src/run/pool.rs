@@ -1,11 +1,13 @@
 //! The worker pool: plain threads on one bounded queue.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
 use crate::run::job::{Call, Job};
+use crate::run::queue::Queue;
 use crate::ws;
 
 /// A handle to wake a sleeping worker.
@@ -37,15 +39,13 @@ impl Sleeper {
 #[derive(Debug)]
 pub(crate) struct Pool {
     state: Mutex<State>,
-    requests_max: usize,
     /// The maximum number of threads started on demand.
     threads_max: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    /// Requests, at most `requests_max`.
-    requests: VecDeque<Box<Call>>,
+    requests: Queue<Box<Call>>,
     /// Responses to continue; at most one per connection.
     continued: VecDeque<Job>,
     /// Whether the last job taken continued a response: they alternate with requests.
@@ -74,16 +74,26 @@ impl Pool {
 
     /// A queue for up to `threads_max` threads, which are [started](Self::wants_thread) on demand.
     pub(crate) fn growing(requests_max: usize, threads_max: usize) -> Self {
-        Self { state: Mutex::default(), requests_max, threads_max }
+        let state = State {
+            requests: Queue::new(requests_max),
+            continued: VecDeque::new(),
+            continued_last: false,
+            asleep: Vec::new(),
+            waking: false,
+            threads: 0,
+            closed: false,
+        };
+        Self { state: Mutex::new(state), threads_max }
     }
 
-    /// Adds a request, and returns the length of the queue; gives the request back if the queue is full or closed.
-    pub(crate) fn push(&self, call: Box<Call>) -> Result<usize, Box<Call>> {
+    /// Adds a request of a client, and returns the length of the queue; gives the request back if there is [no
+    /// place](Queue::push) for it, or the queue is closed.
+    pub(crate) fn push(&self, client: Option<IpAddr>, call: Box<Call>) -> Result<usize, Box<Call>> {
         let mut state = self.lock();
-        if state.requests.len() >= self.requests_max || state.closed {
+        if state.closed {
             return Err(call);
         }
-        state.requests.push_back(call);
+        state.requests.push(client, call)?;
         let depth = state.requests.len();
         self.wake_one(state);
         Ok(depth)
@@ -185,7 +195,7 @@ impl Pool {
 
 impl State {
     fn has_work(&self) -> bool {
-        !self.requests.is_empty() || !self.continued.is_empty()
+        self.requests.len() > 0 || !self.continued.is_empty()
     }
 
     fn next(&mut self) -> Option<Job> {
@@ -195,6 +205,6 @@ impl State {
         {
             return Some(job);
         }
-        self.requests.pop_front().map(Job::Answer).or_else(|| self.continued.pop_front())
+        self.requests.pop().map(Job::Answer).or_else(|| self.continued.pop_front())
     }
 }

@@ -8,6 +8,7 @@ use crate::http1::conn::body_memory::BodyMemory;
 use crate::io::clock::Clock;
 use crate::limits::{CHECKS_MAX, Limits};
 use crate::observe::access_log::{Entry, LogQueue, Watch};
+use crate::observe::complaints::Complaints;
 use crate::observe::counters::{Counters, ThreadCounters};
 use crate::peer::Proxies;
 use crate::run::admission::Admission;
@@ -40,6 +41,7 @@ pub(crate) struct ServerState {
     /// Connections are closed after the current request.
     pub(crate) stopping: AtomicBool,
     pub(crate) admission: Arc<Admission>,
+    pub(crate) complaints: Complaints,
     /// Accepts TLS on TCP connections.
     pub(crate) acceptor: Option<Acceptor>,
     /// Whether TLS connections may speak HTTP/2.
@@ -71,6 +73,7 @@ impl ServerState {
             request_ids_from_proxy: false,
             stopping: AtomicBool::new(false),
             admission: Arc::new(Admission::new(&limits)),
+            complaints: Complaints::default(),
             acceptor: None,
             http2: true,
             proxies: None,

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use narval_http::{Handler, HeadRef, Limits, Request, Response, StatusCode};
 
-use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
+use crate::harness::{Client, TestServer, eventually, on_each_driver, unhurried};
 
 /// Handlers wait until the gate opens.
 #[derive(Clone, Default)]
@@ -139,19 +139,121 @@ fn connections_over_the_limit_are_refused() {
         for limits in
             [Limits { connections_max: 3, ..unhurried() }, Limits { connections_per_ip_max: Some(3), ..unhurried() }]
         {
-            let server = TestServer::with(driver, Gate::default(), limits, |builder| builder);
+            let gate = Gate::default();
+            let server = TestServer::with(driver, gate.clone(), limits, |builder| builder);
             let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
             for client in &mut clients {
-                assert_eq!(client.get("/inline").status, 200);
+                client.send("GET /gate HTTP/1.1\r\nHost: t\r\n\r\n");
             }
+            eventually("all are busy", || gate.waiting() == 3);
             let mut refused = server.connect();
             let answer = refused.answer();
             assert_eq!((answer.status, answer.header("connection")), (503, Some("close")));
+            gate.open();
+            for client in &mut clients {
+                assert_eq!(client.answer().text(), "passed");
+            }
             clients.pop();
             eventually("there is room again", || server.handle.counters().connections_open == 2);
             assert_eq!(server.get("/inline").status, 200);
             assert_eq!(server.handle.counters().connections_refused, 1);
         }
+    });
+}
+
+#[test]
+fn idle_connections_make_room_for_others() {
+    on_each_driver(|driver| {
+        let gate = Gate::default();
+        let limits = Limits { connections_max: 3, ..unhurried() };
+        let server = TestServer::with(driver, gate.clone(), limits, |builder| builder.shards(1));
+        let mut busy = server.connect();
+        busy.send("GET /gate HTTP/1.1\r\nHost: t\r\n\r\n");
+        eventually("it is busy", || gate.waiting() == 1);
+        // One that has been answered by a worker, and one that has sent nothing.
+        let mut idle = [server.connect(), server.connect()];
+        assert_eq!(idle[0].get("/other").status, 200);
+        let mut others = Vec::new();
+        for given_up in 1..=2 {
+            eventually("an idle connection gives way", || {
+                let mut other = server.connect();
+                let is_served = other.get("/inline").status == 200;
+                others.push(other);
+                is_served
+            });
+            let counters = server.handle.counters();
+            assert!(counters.connections_given_up >= given_up && counters.connections_open <= 3, "{counters:?}");
+        }
+        gate.open();
+        assert_eq!(busy.answer().text(), "passed");
+    });
+}
+
+/// A client that a proxy names, and its request.
+fn from(server: &TestServer, address: &str, path: &str) -> Client {
+    let kind = if address.contains(':') { "TCP6" } else { "TCP4" };
+    let own = if address.contains(':') { "::1" } else { "127.0.0.1" };
+    let mut client = server.connect();
+    client.send(format!("PROXY {kind} {address} {own} 4000 443\r\nGET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
+    client
+}
+
+#[test]
+fn a_client_with_all_connections_that_it_may_have_leaves_room_for_others() {
+    on_each_driver(|driver| {
+        // An eighth of these for one client.
+        let limits = Limits { connections_max: 256, ..unhurried() };
+        let server = TestServer::with(driver, Gate::default(), limits, |builder| {
+            builder.trusted_proxies(["127.0.0.1"]).proxy_protocol(true)
+        });
+        for (addresses, other) in [
+            (["192.0.2.1", "::ffff:192.0.2.1"], "192.0.2.2"),
+            (["2001:db8::1", "2001:db8::ffff:1:2:3"], "2001:db8:0:1::1"),
+        ] {
+            let mut clients = Vec::new();
+            for at in 0..32 {
+                let mut client = from(&server, addresses[at % 2], "/inline");
+                assert_eq!(client.answer().status, 200);
+                clients.push(client);
+            }
+            for address in addresses {
+                assert_eq!(from(&server, address, "/inline").answer().status, 503, "{address}");
+            }
+            assert_eq!(from(&server, other, "/inline").answer().status, 200);
+        }
+    });
+}
+
+#[test]
+fn a_client_with_many_queued_requests_leaves_places_and_turns_to_others() {
+    on_each_driver(|driver| {
+        let gate = Gate::default();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (handled, passes) = (order.clone(), gate.clone());
+        let handler = move |request: Request| {
+            passes.pass();
+            handled.lock().unwrap().push(request.client_ip().unwrap().to_string());
+            Response::text(StatusCode::OK, "passed")
+        };
+        let limits = Limits { queue_max: 64, ..unhurried() };
+        let server = TestServer::with(driver, handler, limits, |builder| {
+            builder.workers(1).trusted_proxies(["127.0.0.1"]).proxy_protocol(true)
+        });
+        let mut greedy = vec![from(&server, "192.0.2.1", "/")];
+        eventually("it runs", || gate.waiting() == 1);
+        for waiting in 1..=32 {
+            greedy.push(from(&server, "192.0.2.1", "/"));
+            eventually("it waits", || server.handle.counters().queue_depth == waiting);
+        }
+        assert_eq!(from(&server, "192.0.2.1", "/").answer().status, 503);
+        let mut other = from(&server, "192.0.2.2", "/");
+        eventually("it waits", || server.handle.counters().queue_depth == 33);
+        gate.open();
+        for client in greedy.iter_mut().chain([&mut other]) {
+            assert_eq!(client.answer().text(), "passed");
+        }
+        let at = order.lock().unwrap().iter().position(|client| client == "192.0.2.2");
+        assert!(at.is_some_and(|at| at <= 2), "{at:?}: it waited for all the others");
     });
 }
 

@@ -37,7 +37,7 @@ use self::state::{BodyLeft, Reading, Scan, State, Unread};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
 use crate::io::clock::{Millis, millis};
-use crate::limits::SOURCE_WAIT_MAX;
+use crate::limits::{Limits, SOURCE_WAIT_MAX};
 
 /// An HTTP/1 connection. An idle one holds no buffer.
 pub(crate) struct Conn<X: Exchange> {
@@ -150,6 +150,13 @@ impl<X: Exchange> Conn<X> {
     /// Whether it waits for a request, and nothing is being sent.
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.state, State::Head(_))
+    }
+
+    /// Since when it waits for the first byte of a request; `None` if it does not.
+    pub(crate) fn idle_since(&self, limits: &Limits) -> Option<Millis> {
+        let is_waiting = self.is_idle() && self.input.is_empty();
+        let timeout = if self.is_new { limits.head_timeout } else { limits.keep_alive_timeout };
+        is_waiting.then(|| self.deadline.saturating_sub(millis(timeout)))
     }
 
     /// Whether something is being sent.

@@ -161,14 +161,19 @@ impl<X: Exchange> Conn<X> {
         if self.streams.is_empty() && self.end.is_none() {
             let until = self.idle_since + millis(limits.keep_alive_timeout);
             if until <= now {
-                frame::push_go_away(&mut self.out, self.last, ErrorCode::NoError);
-                self.going = Going::Told;
-                return self.look_for_end();
+                return self.leave_idle(service);
             }
             self.look_at(until);
         }
         self.check_streams(now, service);
         self.check_writing(now, service);
+    }
+
+    /// Ends the connection, which has no request.
+    pub(crate) fn leave_idle(&mut self, service: &impl Service<X>) {
+        if self.end.is_none() {
+            self.tell_last(service);
+        }
     }
 
     fn check_streams(&mut self, now: Millis, service: &mut impl Service<X>) {

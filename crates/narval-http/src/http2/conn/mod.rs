@@ -220,6 +220,11 @@ impl<X: Exchange> Conn<X> {
         !self.work.is_empty()
     }
 
+    /// Since when there was no request; `None` if there is one.
+    pub(crate) fn idle_since(&self) -> Option<Millis> {
+        (!self.is_busy()).then_some(self.idle_since)
+    }
+
     /// Whether a response is being produced or sent.
     pub(crate) fn is_busy(&self) -> bool {
         !self.streams.is_empty()

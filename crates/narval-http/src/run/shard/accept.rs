@@ -12,10 +12,12 @@ use crate::io::clock::{Millis, millis};
 use crate::io::driver::{Driver, lacks_resources};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
-use crate::limits::ACCEPT_PAUSE;
+use crate::limits::{ACCEPT_PAUSE, IDLE_LOOKS, IDLE_MIN};
 use crate::message::departure::Departure;
 use crate::peer::{Remote, proxy_header};
+use crate::run::admission::Full;
 use crate::run::connection::Connection;
+use crate::run::lease::Holder;
 use crate::run::mailbox::Message;
 use crate::run::transmit::encode;
 
@@ -28,13 +30,16 @@ impl<D: Driver<Connection>> Shard<D> {
         self.local.counters.connections_accepted.add(1);
         let is_secure = self.local.server.secures(&peer);
         let remote = Remote::new(peer, is_secure, self.local.server.proxies.as_ref());
-        if !self.local.server.admission.enter(&remote) {
-            self.local.counters.connections_refused.add(1);
-            self.local.counters.connections_closed.add(1);
-            if !is_secure {
-                self.refuse_connection(&socket);
+        match self.local.server.admission.enter(&remote) {
+            Ok(()) => {}
+            // In the place of the idle one: so all shards keep their share of the connections.
+            Err(Full::Server) if self.close_idle() && self.local.server.admission.enter(&remote).is_ok() => {
+                return self.open(socket, remote);
             }
-            return;
+            Err(full) => {
+                self.local.counters.connections_closed.add(1);
+                return self.refuse_connection(&socket, &remote, full);
+            }
         }
         let shard = self.next_shard % self.shards.len().max(1);
         self.next_shard = shard + 1;
@@ -45,8 +50,46 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Answers 503 to a client without TLS, whose connection is closed.
-    fn refuse_connection(&self, socket: &Socket) {
+    /// Closes a connection to make room for another one: one that is idle, if one of the next connections is. `false` if none is.
+    fn close_idle(&mut self) -> bool {
+        for _ in 0..IDLE_LOOKS {
+            let Some(token) = self.slots.next_token() else { continue };
+            let Some(mut slot) = self.slots.take(token) else { continue };
+            if self.has_been_idle(&slot) {
+                if let Protocol::Http2(_) = slot.protocol {
+                    self.http2(&mut slot, |conn, at| conn.leave_idle(at));
+                }
+                self.local.counters.connections_given_up.add(1);
+                self.close(*slot);
+                return true;
+            }
+            self.slots.put(slot);
+        }
+        false
+    }
+
+    /// Whether nothing has happened on a connection for a while.
+    fn has_been_idle(&self, slot: &Slot) -> bool {
+        let since = match &slot.protocol {
+            Protocol::Http1(conn) if conn.may_be_answered() => {
+                (slot.connection.lease.holder() == Holder::Shard).then(|| slot.connection.idle_since())
+            }
+            Protocol::Http1(conn) => conn.idle_since(&self.local.server.limits),
+            Protocol::Http2(http2) => http2.conn.idle_since(),
+            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } | Protocol::WebSocket { .. } => None,
+        };
+        since.is_some_and(|since| since + millis(IDLE_MIN) <= self.local.now)
+    }
+
+    /// Counts a refused connection, and answers 503 if it has no TLS.
+    fn refuse_connection(&self, socket: &Socket, remote: &Remote, full: Full) {
+        self.local.counters.connections_refused.add(1);
+        if full == Full::Client && self.local.server.complaints.may_name(remote, self.local.now) {
+            tracing::info!(peer = ?remote.peer(), "a client has as many connections as it may: others are refused");
+        }
+        if remote.is_secure() {
+            return;
+        }
         let to = AnswerTo { version: http::Version::HTTP_11, is_head: false, keep_alive: false };
         let mut out = OutBuf::default();
         encode(self.local.server.overloaded.clone().into(), to, &mut out);
@@ -139,10 +182,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let rest = input.split_off(len);
         let remote = slot.connection.remote().after(source);
         if !self.local.server.admission.count(&remote) {
-            self.local.counters.connections_refused.add(1);
-            if !remote.is_secure() {
-                self.refuse_connection(&slot.connection.socket);
-            }
+            self.refuse_connection(&slot.connection.socket, &remote, Full::Client);
             slot.is_gone = true;
             return;
         }

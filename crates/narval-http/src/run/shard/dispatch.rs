@@ -6,6 +6,7 @@ use super::Shard;
 use crate::Request;
 use crate::io::driver::Driver;
 use crate::observe::access_log::Watch;
+use crate::peer::network;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::http2::ReplyTo;
@@ -39,7 +40,8 @@ impl<D: Driver<Connection>> Shard<D> {
             false => &server.pool,
         };
         let had_client = !context.departure.is_gone();
-        let depth = queue.push(Box::new(Call { reply_to, request, context, had_client }))?;
+        let client = request.client_ip().map(network);
+        let depth = queue.push(client, Box::new(Call { reply_to, request, context, had_client }))?;
         if streamed {
             worker::start_where_wanted(server);
         }

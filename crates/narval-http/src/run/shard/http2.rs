@@ -381,6 +381,9 @@ impl Service<Streamed> for At<'_> {
 
     fn count_abuse(&self, what: &'static str) {
         self.local.counters.rejected.add(1);
-        tracing::info!(peer = ?self.connection.remote().peer(), "an HTTP/2 client sends too many {what}: its connection ends");
+        let (local, remote) = (&*self.local, self.connection.remote());
+        if local.server.complaints.may_name(remote, local.now) {
+            tracing::info!(peer = ?remote.peer(), "an HTTP/2 client sends too many {what}: its connection ends");
+        }
     }
 }

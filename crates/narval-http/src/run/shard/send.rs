@@ -106,9 +106,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let (connection, now) = (&slot.connection, self.local.now);
         let budget = match is_memory {
             true => BYTES_PER_TURN,
-            false => {
-                budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.bytes_left > 0)?
-            }
+            false => budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.bytes_left > 0)?,
         };
         // Sealed bytes that are not sent count with their TLS overhead, so the number may have decreased.
         let had = outgoing.sent();

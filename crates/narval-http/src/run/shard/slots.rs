@@ -60,7 +60,12 @@ pub(super) struct Http2 {
 
 impl Http2 {
     pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
-        Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_room: false, awaits_turn: false }
+        Self {
+            conn: Http2Conn::new(now, websockets, limits),
+            wire: OutBuf::default(),
+            awaits_room: false,
+            awaits_turn: false,
+        }
     }
 }
 
@@ -106,6 +111,8 @@ pub(super) struct Slots {
     places: Vec<Place>,
     free: Vec<u32>,
     used: usize,
+    /// The place of the next [look](Self::next_token).
+    hand: usize,
 }
 
 #[derive(Default)]
@@ -157,6 +164,13 @@ impl Slots {
 
     pub(super) fn len(&self) -> usize {
         self.used
+    }
+
+    /// The connection of the next place, if it has one; after the last place comes the first.
+    pub(super) fn next_token(&mut self) -> Option<Token> {
+        self.hand = if self.hand + 1 < self.places.len() { self.hand + 1 } else { 0 };
+        let place = self.places.get(self.hand).filter(|place| place.slot.is_some())?;
+        Some(Token::new(self.hand as u32, place.generation))
     }
 
     pub(super) fn tokens(&self) -> Vec<Token> {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use narval_http::tls::{Identity, TlsAcceptor, TlsConfig};
 use narval_http::{
-    Body, BodySource, Builder, BodyWaker, DriverChoice, Fill, Handler, Limits, Request, Response, SegmentBuf, StatusCode,
+    Body, BodySource, BodyWaker, Builder, DriverChoice, Fill, Handler, Limits, Request, Response, SegmentBuf,
+    StatusCode,
 };
 use rustls::pki_types::CertificateDer;
 
