@@ -82,7 +82,7 @@ pub use error::Error;
 pub use inspect::{cat, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
-pub use profile::{Profile, Removed};
+pub use profile::{Added, Profile, Removed};
 pub use progress::{Progress, Snapshot};
 pub use push::{PushOptions, Pushed, Target, UPLOADS_MAX, push};
 pub use repair::repair;

@@ -57,7 +57,7 @@ pub(super) fn paths(folder: &Path) -> Result<Vec<StorePath>, Error> {
     Ok(paths)
 }
 
-/// Builds a generation of these paths in a new folder; [`complete`] does the rest.
+/// Builds a generation of these paths in a new folder; [`protect`] and [`complete`] do the rest.
 pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
     let fail = |path: &Path, error| Error::file("create", path, error);
     let (roots, unfinished) = (folder.join(ROOTS), folder.join(UNFINISHED));
@@ -78,7 +78,7 @@ pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath
 }
 
 /// Registers the roots of a generation with the store, now that it has its final name.
-pub(super) fn complete(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
+pub(super) fn protect(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
     let links = paths.iter().map(|path| folder.join(ROOTS).join(path.base_name()));
     if let Some(daemon) = destination.daemon() {
         for link in links {
@@ -90,8 +90,31 @@ pub(super) fn complete(destination: &Destination, folder: &Path, paths: &[StoreP
             store.add_indirect_root(&link)?;
         }
     }
+    Ok(())
+}
+
+/// Marks a generation as complete, after it is protected.
+pub(super) fn complete(folder: &Path) -> Result<(), Error> {
     let unfinished = folder.join(UNFINISHED);
     fs::remove_file(&unfinished).map_err(|error| Error::file("remove", &unfinished, error))
+}
+
+/// Whether the files of a generation are those of this store. A profile can outlive its store, or the store's place.
+pub(super) fn leads_into(destination: &Destination, folder: &Path) -> Result<bool, Error> {
+    let mut folders = vec![(folder.to_owned(), 0)];
+    while let Some((folder, depth)) = folders.pop() {
+        for name in names(&folder)?.into_iter().filter(|name| depth > 0 || name != ROOTS) {
+            let path = folder.join(name);
+            match fs::read_link(&path) {
+                // The others were made with it.
+                Ok(target) => return Ok(target.starts_with(&destination.config().real_store_dir)),
+                Err(_) if path.is_dir() && depth < DEPTH_MAX => folders.push((path, depth + 1)),
+                // One of the marks.
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Links to entries of a single source; creates a real folder where several sources have one.

@@ -16,16 +16,24 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use narval_files::{is_temporary_name, temporary_name};
-use narval_nix::StorePath;
+use narval_nix::{PackageName, StorePath};
 use narval_store::{StoreConfig, lock_file};
 
-use crate::run::program_name;
 use crate::{Destination, Error, Wanted};
 
 /// One profile.
 pub struct Profile {
     link: PathBuf,
     lock_timeout: Duration,
+}
+
+/// The result of [`Profile::add`].
+#[derive(Debug, Default)]
+pub struct Added {
+    /// The current generation's number.
+    pub generation: u64,
+    /// Each path that is no longer in the profile, and the one that has replaced it.
+    pub replaced: Vec<(StorePath, StorePath)>,
 }
 
 /// The result of [`Profile::remove`].
@@ -113,31 +121,41 @@ impl Profile {
         generation::paths(&self.generation_path(number))
     }
 
-    /// Creates a generation with the current paths and these; a path of the same name is replaced. Returns the new
-    /// generation's number, or the current one's if it already has all of them.
+    /// Creates a generation with the current paths and these. A path that the profile does not have yet replaces other
+    /// versions of its package and output. If the current generation is the same, it is only protected again: the store may be
+    /// new, or the profile may be from another place.
     ///
     /// # Errors
     /// If two paths have a file of the same name, or a file cannot be written.
-    pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<u64, Error> {
+    pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<Added, Error> {
         let folder = self.folder();
         fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
         let _lock = self.lock()?;
         let shown = self.shown()?;
         let before = shown.as_ref().map_or(&[][..], |(_, paths)| paths);
-        let is_replaced = |old: &StorePath| {
-            added.iter().any(|new| new != old && program_name(new.name()) == program_name(old.name()))
-        };
-        let mut paths: Vec<_> = before.iter().filter(|old| !is_replaced(old)).chain(added).cloned().collect();
+        let (mut replaced, mut paths) = (Vec::new(), added.to_vec());
+        for old in before.iter().filter(|old| !added.contains(old)) {
+            match added.iter().find(|new| !before.contains(new) && is_other_version(old, new)) {
+                Some(new) => replaced.push((old.clone(), new.clone())),
+                None => paths.push(old.clone()),
+            }
+        }
         paths.sort();
         paths.dedup();
-        match &shown {
-            Some((number, before)) if *before == paths => Ok(*number),
-            _ => self.make(destination, &paths),
-        }
+        let generation = match shown.as_ref().map(|(number, _)| *number) {
+            Some(number) if before == paths && generation::leads_into(destination, &self.generation_path(number))? => {
+                self.check_that_there_are(destination, &paths)?;
+                generation::protect(destination, &self.generation_path(number), &paths)?;
+                list::add(destination, &self.link)?;
+                number
+            }
+            _ => self.make(destination, &paths)?,
+        };
+        Ok(Added { generation, replaced })
     }
 
-    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], or by its
-    /// name with or without version.
+    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], by its name, or by
+    /// its package, which stands for all outputs and versions.
     ///
     /// # Errors
     /// [`Error::NotInProfile`] if one of them is not in the profile; nothing is changed then.
@@ -151,7 +169,7 @@ impl Profile {
             let wanted = Wanted::parse(name, destination.store_dir()).ok();
             let is_meant = |path: &StorePath| {
                 wanted.as_ref().is_some_and(|wanted| wanted.is(path))
-                    || [path.name(), program_name(path.name())].contains(&name.as_str())
+                    || [path.name(), PackageName::of(path.name()).package].contains(&name.as_str())
             };
             let (meant, others): (Vec<_>, Vec<_>) = left.iter().cloned().partition(is_meant);
             if meant.is_empty() && !removed.iter().any(is_meant) {
@@ -253,7 +271,8 @@ impl Profile {
         let made = self.check_that_there_are(destination, paths).and_then(|()| {
             generation::build(destination, &temporary, paths)?;
             fs::rename(&temporary, &folder).map_err(|error| Error::file("create", &folder, error))?;
-            generation::complete(destination, &folder, paths)?;
+            generation::protect(destination, &folder, paths)?;
+            generation::complete(&folder)?;
             list::add(destination, &self.link)?;
             self.switch(number)
         });
@@ -354,6 +373,12 @@ impl Profile {
     fn names(&self) -> Result<Vec<OsString>, Error> {
         names(self.folder())
     }
+}
+
+/// Whether two paths are the same output of one package.
+fn is_other_version(one: &StorePath, other: &StorePath) -> bool {
+    let (one, other) = (PackageName::of(one.name()), PackageName::of(other.name()));
+    (one.package, one.output) == (other.package, other.output)
 }
 
 /// The names in a folder; empty if it does not exist.

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use narval_nix::StorePath;
+use narval_nix::{PackageName, StorePath};
 use narval_store::StoreConfig;
 
 use crate::Error;
@@ -36,7 +36,7 @@ pub fn main_program(config: &StoreConfig, path: &StorePath) -> Result<PathBuf, E
         .collect();
     programs.sort();
     let inside = Path::new(config.store_dir.as_str()).join(path.base_name()).join("bin");
-    let wanted = program_name(path.name());
+    let wanted = PackageName::of(path.name()).package;
     if programs.iter().any(|program| program == wanted) {
         return Ok(inside.join(wanted));
     }
@@ -47,15 +47,6 @@ pub fn main_program(config: &StoreConfig, path: &StorePath) -> Result<PathBuf, E
             programs.len()
         ))),
     }
-}
-
-/// The name without version: up to the first dash that a digit follows (Nix `names.cc DrvName`).
-pub(crate) fn program_name(name: &str) -> &str {
-    let dashes = name.match_indices('-').map(|(at, _)| at);
-    let version = dashes
-        .into_iter()
-        .find(|at| name.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| !c.is_ascii_alphabetic())));
-    version.and_then(|at| name.get(..at)).unwrap_or(name)
 }
 
 /// Variables for a shell with these paths: their `bin` folders before the existing values.
@@ -78,18 +69,4 @@ pub fn shell_variables(config: &StoreConfig, paths: &[StorePath]) -> Vec<(&'stat
         (variable, value)
     };
     folders.into_iter().map(set).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::program_name;
-
-    #[test]
-    fn versions_are_cut_off() {
-        for (name, program) in
-            [("hello-2.10-3", "hello"), ("gtk+3", "gtk+3"), ("git-lfs-3.1", "git-lfs"), ("a-b", "a-b")]
-        {
-            assert_eq!(program_name(name), program);
-        }
-    }
 }

@@ -5,7 +5,7 @@ use std::io::BufWriter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Options, Profile, Progress, Report, Trace, install, plan};
+use narval_install::{Added, Options, Profile, Progress, Report, Trace, install, plan};
 use narval_nix::StorePath;
 use serde_json::json;
 
@@ -93,10 +93,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         trace.write(BufWriter::new(file)).map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result?;
-    if let Some(profile) = profile {
-        profile.add(&destination, &report.roots)?;
-    }
-    show_report(&report, args.client.output, &destination);
+    let added = profile.map(|profile| profile.add(&destination, &report.roots)).transpose()?.unwrap_or_default();
+    show_report(&report, &added, args.client.output, &destination);
     Ok(())
 }
 
@@ -172,14 +170,15 @@ fn sums(report: &Report) -> (u64, u64) {
     (download, report.planned.iter().map(|one| one.nar_size).sum())
 }
 
-fn show_report(report: &Report, output: OutputArgs, destination: &narval_install::Destination) {
+fn show_report(report: &Report, added: &Added, output: OutputArgs, destination: &narval_install::Destination) {
     if output.json {
+        let replaced = added.replaced.iter().map(|(old, new)| json!({"old": old.base_name(), "new": new.base_name()}));
         out!(
             "{}",
             json!({
                 "v": 1, "type": "summary", "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
                 "installed": report.planned.len(), "downloaded": report.downloaded, "unpacked": report.unpacked,
-                "deltas": report.deltas, "saved": report.saved,
+                "deltas": report.deltas, "saved": report.saved, "replaced": replaced.collect::<Vec<_>>(),
                 "seconds": report.elapsed.as_secs_f64(), "requests": report.requests, "connections": report.connections,
             })
         );
@@ -201,6 +200,9 @@ fn show_report(report: &Report, output: OutputArgs, destination: &narval_install
             "Installed {} ({unpacked}, {downloaded} downloaded{saved}) in {seconds:.1}s",
             paths(report.planned.len())
         );
+    }
+    for (old, new) in &added.replaced {
+        note!("replaced {} by {}", old.name(), new.name());
     }
     for root in &report.roots {
         out!("{}", destination.store().real_path(root).display());

@@ -17,7 +17,7 @@ use crate::ui::output::out;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Packages: names with or without version, store paths, HASH-NAME, or hash parts
+    /// Packages: names with or without version (without it, all outputs), store paths, HASH-NAME, or hash parts
     #[arg(required = true, value_name = "NAME|PATH")]
     packages: Vec<String>,
     /// Profile to change

@@ -338,3 +338,76 @@ fn a_full_or_broken_disk_is_not_a_usage_error() {
         assert!(said.contains("make room"), "{said}");
     }
 }
+
+/// The outputs of a package are in a profile side by side, in whatever order they come; what is replaced is said.
+#[test]
+fn outputs_coexist_and_replaced_versions_are_printed() {
+    let lab = Lab::new();
+    let add = |name: &str, program: &str| add_program(&lab.store, name, program, "true");
+    let outputs = [add("git-2.47.0", "git"), add("git-2.47.0-doc", "git-doc"), add("git-2.47.0-man", "git-man")];
+    let (newer, gtk2, gtk3) = (add("git-2.48.0", "git"), add("gtk+-2.24.33", "gtk"), add("gtk+-3.24.1", "gtk"));
+    let url = lab.cache_url();
+    let all: Vec<&str> = outputs.iter().chain([&newer, &gtk2, &gtk3]).map(String::as_str).collect();
+    lab.done(&[&["copy", "--store", &lab.store.uri(), "--to", &url], &all[..]].concat());
+    let root = lab.folder("mine");
+    let install = |profile: &str, more: &[&str]| {
+        let args = [&["install", "--from", &url, "--store", &root, "--profile", profile], more].concat();
+        let output = lab.run(&args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines = said.lines().filter(|line| line.starts_with("replaced ")).map(str::to_owned).collect::<Vec<_>>();
+        (stdout(output), lines)
+    };
+    for (at, order) in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]].into_iter().enumerate() {
+        let profile = lab.folder(&format!("p{at}"));
+        for output in order {
+            assert_eq!(install(&profile, &[&outputs[output]]).1, Vec::<String>::new(), "{order:?}");
+        }
+        assert_eq!(programs(&profile), ["git", "git-doc", "git-man"], "{order:?}");
+    }
+    let profile = lab.folder("p0");
+    assert_eq!(install(&profile, &[&newer]).1, ["replaced git-2.47.0 by git-2.48.0"]);
+    assert_eq!(programs(&profile), ["git", "git-doc", "git-man"]);
+    install(&profile, &[&gtk2]);
+    let printed = install(&profile, &["--json", &gtk3]).0;
+    let summary: serde_json::Value = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    let name = |path: &str| path.rsplit('/').next().unwrap().to_owned();
+    assert_eq!(summary["replaced"], serde_json::json!([{"old": name(&gtk2), "new": name(&gtk3)}]), "{summary}");
+    // An older version and all outputs at once, too.
+    assert_eq!(install(&profile, &[&gtk2]).1, ["replaced gtk+-3.24.1 by gtk+-2.24.33"]);
+    let removed = lab.done(&["remove", "--store", &root, "--profile", &profile, "git"]);
+    assert_eq!(removed.lines().filter(|line| line.starts_with("removed ")).count(), 3, "{removed}");
+}
+
+/// Whatever became of the store and of the profile's place: after an install, the profile is protected and listed.
+#[test]
+fn an_unchanged_profile_is_protected_again() {
+    let lab = Lab::new();
+    let (root, profile, url) = (lab.folder("mine"), lab.folder("profile"), lab.cache_url());
+    let moved = lab.folder("elsewhere/profile");
+    let install = |root: &str, profile: &str| {
+        lab.done(&["install", "--quiet", "--from", &url, "--store", root, "--profile", profile, &lab.hello]);
+        let collected = lab.done(&["gc", "--store", root]);
+        assert!(collected.starts_with("removed 0 paths"), "{collected}");
+        assert_eq!(programs(profile), ["hello"]);
+        let listed = lab.done(&["profiles", "--store", root]);
+        assert!(listed.contains(profile), "{listed}");
+    };
+    install(&root, &profile);
+    fs::remove_dir_all(format!("{root}/nix/var/nix/gcroots/auto")).unwrap();
+    fs::create_dir(format!("{root}/nix/var/nix/gcroots/auto")).unwrap();
+    fs::remove_file(format!("{root}/nix/var/nix/narval-profiles")).unwrap();
+    install(&root, &profile);
+    assert!(Command::new("chmod").args(["-R", "u+w", &root]).status().unwrap().success());
+    fs::remove_dir_all(&root).unwrap();
+    install(&root, &profile);
+    assert!(!Path::new(&format!("{profile}-2-link")).exists(), "there was nothing to change");
+    fs::create_dir(lab.folder("elsewhere")).unwrap();
+    for name in ["profile", "profile-1-link"] {
+        fs::rename(lab.folder(name), lab.folder(&format!("elsewhere/{name}"))).unwrap();
+    }
+    install(&root, &moved);
+    // Its links would lead into the first store.
+    let other = lab.folder("other");
+    install(&other, &moved);
+    assert!(fs::canonicalize(format!("{moved}/bin/hello")).unwrap().starts_with(&other));
+}
