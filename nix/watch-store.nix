@@ -67,7 +67,7 @@ in
     existing = mkOption {
       type = types.bool;
       default = false;
-      description = "Whether a new cache also gets everything that is valid now.";
+      description = "Whether each cache also gets everything that is valid already, once.";
     };
     queueOnly = mkOption {
       type = types.bool;

@@ -316,3 +316,62 @@ fn a_signal_during_the_work_ends_it_cleanly() {
     assert_eq!(output.status.code(), Some(1), "{}", error(&output));
     assert!(error(&output).contains("narval: not pushed and left for the next run: 1 path"), "{}", error(&output));
 }
+
+/// Puts the database and the files of another store in the place of this one's.
+fn replace(store: &Store, by: &Store) {
+    let (mine, other) = (store.path("root/nix"), by.path("root/nix"));
+    let files = format!("cp -an {}/store/. {}/store/", other.display(), mine.display());
+    assert!(Command::new("sh").args(["-c", &files]).status().unwrap().success());
+    for log in ["db.sqlite-wal", "db.sqlite-shm"] {
+        let _ = std::fs::remove_file(mine.join("var/nix/db").join(log));
+    }
+    std::fs::rename(other.join("var/nix/db/db.sqlite"), mine.join("var/nix/db/db.sqlite")).unwrap();
+}
+
+fn add_files(store: &Store, what: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| store.add_file(&format!("{what}-{number}"), format!("{what} {number}"))).collect()
+}
+
+/// A database that takes the place of another one under the watcher loses no path that becomes valid in it.
+#[test]
+fn a_database_that_is_replaced_while_it_is_watched_is_noticed() {
+    for (before, after) in [(6, 2), (2, 12)] {
+        let (store, other) = (Store::new(), Store::new());
+        let cache = store.path("cache");
+        add_files(&store, "mine", before);
+        let old = add_files(&other, "old", after);
+        let watcher = watch(&store, &["--to", &url(&cache)]);
+        replace(&store, &other);
+        let new = add_files(&store, "new", 3);
+        new.iter().for_each(|path| wait_for(&cache, path));
+        let (code, said) = watcher.end("-TERM");
+        assert!(code == Some(0) && said.contains("another database than before"), "{said}");
+        let output = once(&store, &["--to", &url(&cache), "--existing"]);
+        assert!(output.status.success() && !error(&output).contains("another"), "{}", error(&output));
+        assert!(old.iter().all(|path| is_in(&cache, path)));
+    }
+}
+
+#[test]
+fn a_database_that_is_replaced_while_nobody_watches_is_noticed() {
+    for (before, after) in [(6, 2), (2, 12)] {
+        let (store, other) = (Store::new(), Store::new());
+        let (cache, slash) = (store.path("cache"), format!("{}/", url(&store.path("cache"))));
+        add_files(&store, "mine", before);
+        let old = add_files(&other, "old", after);
+        assert!(once(&store, &["--to", &url(&cache)]).status.success());
+        replace(&store, &other);
+        let new = add_files(&store, "new", 3);
+        // The address is another spelling of the same cache.
+        let output = once(&store, &["--to", &slash]);
+        let said = error(&output);
+        assert!(output.status.success() && said.contains("another database than before"), "{said}");
+        assert!(said.contains("--existing") && new.iter().all(|path| is_in(&cache, path)), "{said}");
+        let output = once(&store, &["--to", &url(&cache), "--existing"]);
+        assert!(output.status.success() && !error(&output).contains("another"), "{}", error(&output));
+        assert!(old.iter().all(|path| is_in(&cache, path)));
+        // Asked for once, and done.
+        let output = once(&store, &["--to", &url(&cache), "--existing"]);
+        assert!(error(&output).contains("0 paths pushed"), "{}", error(&output));
+    }
+}

@@ -25,7 +25,7 @@ pub struct WatchOptions {
     pub push: PushOptions,
     /// Whether only the queue is pushed, and other paths that become valid are skipped for good.
     pub queue_only: bool,
-    /// Whether a cache that is new to the state also gets the paths that are already valid.
+    /// Whether each cache also gets the paths that are already valid, once.
     pub existing: bool,
     /// Whether to end once everything pending now is delivered.
     pub once: bool,

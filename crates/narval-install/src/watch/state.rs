@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use narval_nix::StorePath;
 use narval_store::lock_file;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::{Error, now};
 
@@ -26,6 +26,9 @@ const SCHEMA: &str = "
     pragma foreign_keys = on;
     create table if not exists Destinations (
         id integer primary key, url text not null, store text not null, lastRegistered integer not null, unique (url, store));
+    create table if not exists Positions (
+        destination integer primary key references Destinations(id), lastPath text, device integer, inode integer, lookedAt integer,
+        isFromStart integer not null default 0);
     create table if not exists Pending (
         id integer primary key autoincrement, destination integer not null references Destinations(id), path text not null,
         attempts integer not null default 0, notBefore integer not null default 0, unique (destination, path));
@@ -41,6 +44,21 @@ pub(super) struct State {
 /// The number of a cache in the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DestinationId(i64);
+
+/// How far the database of a store was read for a cache, and which database that was.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Position {
+    /// The number of the last path that was read.
+    pub(super) number: u64,
+    /// That path, if it was still valid.
+    pub(super) path: Option<String>,
+    /// The device and the inode of the database. `None` in a state of an earlier version.
+    pub(super) file: Option<(u64, u64)>,
+    /// When that was, in seconds since 1970.
+    pub(super) looked_at: u64,
+    /// Whether all paths are read that were valid before the cache was new to the state.
+    pub(super) is_from_start: bool,
+}
 
 impl State {
     /// Opens or creates the state in an existing folder.
@@ -63,21 +81,58 @@ impl State {
         Ok(Self { path, connection: Mutex::new(connection), _lock: lock })
     }
 
-    /// The cache with this address, for the store with this name. A new one gets the paths after the number `start`.
-    pub(super) fn destination(&self, url: &str, store: &str, start: u64) -> Result<DestinationId, Error> {
+    /// The cache with this address, however it is spelled, for the store with this name. A new one gets the paths after `start`.
+    pub(super) fn destination(&self, url: &str, store: &str, start: &Position) -> Result<DestinationId, Error> {
         self.run(|connection| {
-            let sql = "insert or ignore into Destinations (url, store, lastRegistered) values (?1, ?2, ?3)";
-            connection.execute(sql, params![url, store, signed(start)])?;
-            let sql = "select id from Destinations where url = ?1 and store = ?2";
-            connection.query_row(sql, [url, store], |row| row.get(0)).map(DestinationId)
+            let transaction = connection.unchecked_transaction()?;
+            let sql = "select id, url from Destinations where store = ?1 order by lastRegistered, id";
+            let known: Vec<(i64, String)> = transaction
+                .prepare_cached(sql)?
+                .query_map([store], |row| Ok((row.get(0)?, row.get(1)?)))?
+                .collect::<rusqlite::Result<_>>()?;
+            let mut same = known.into_iter().filter(|(_, other)| spelled_once(other) == spelled_once(url));
+            let Some((id, _)) = same.next() else {
+                let sql = "insert into Destinations (url, store, lastRegistered) values (?1, ?2, 0)";
+                transaction.execute(sql, [url, store])?;
+                let id = transaction.last_insert_rowid();
+                move_to(&transaction, id, start)?;
+                transaction.commit()?;
+                return Ok(DestinationId(id));
+            };
+            // Earlier versions took each spelling for a cache of its own: the one that was read least gets the paths of the others.
+            for (other, _) in same {
+                let sql = "update or ignore Pending set destination = ?1 where destination = ?2";
+                transaction.execute(sql, [id, other])?;
+                for sql in [
+                    "delete from Pending where destination = ?1",
+                    "delete from Positions where destination = ?1",
+                    "delete from Destinations where id = ?1",
+                ] {
+                    transaction.execute(sql, [other])?;
+                }
+            }
+            transaction.commit()?;
+            Ok(DestinationId(id))
         })
     }
 
-    /// The number of the last path that was read for a cache.
-    pub(super) fn last_registered(&self, destination: DestinationId) -> Result<u64, Error> {
-        let sql = "select lastRegistered from Destinations where id = ?1";
-        let last: i64 = self.run(|connection| connection.query_row(sql, [destination.0], |row| row.get(0)))?;
-        Ok(u64::try_from(last).unwrap_or(0))
+    /// How far the database was read for a cache.
+    pub(super) fn position(&self, destination: DestinationId) -> Result<Position, Error> {
+        let sql = "select lastRegistered, lastPath, device, inode, lookedAt, isFromStart from Destinations
+            left join Positions on destination = id where id = ?1";
+        let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
+        let file = |value: Option<i64>| value.map(i64::cast_unsigned);
+        self.run(|connection| {
+            connection.query_row(sql, [destination.0], |row| {
+                Ok(Position {
+                    number: number(row.get(0)?).unwrap_or(0),
+                    path: row.get(1)?,
+                    file: file(row.get(2)?).zip(file(row.get(3)?)),
+                    looked_at: number(row.get(4)?).unwrap_or(0),
+                    is_from_start: row.get::<_, Option<bool>>(5)?.unwrap_or(false),
+                })
+            })
+        })
     }
 
     /// Records pending paths for a cache, and how far the database was read if that is known. Returns how many are new.
@@ -85,7 +140,7 @@ impl State {
         &self,
         destination: DestinationId,
         paths: &[StorePath],
-        last_registered: Option<u64>,
+        position: Option<&Position>,
     ) -> Result<usize, Error> {
         self.run(|connection| {
             let transaction = connection.unchecked_transaction()?;
@@ -96,9 +151,8 @@ impl State {
                 added += insert.execute(params![destination.0, path.base_name()])?;
             }
             drop(insert);
-            if let Some(last) = last_registered {
-                let sql = "update Destinations set lastRegistered = ?2 where id = ?1";
-                transaction.execute(sql, params![destination.0, signed(last)])?;
+            if let Some(position) = position {
+                move_to(&transaction, destination.0, position)?;
             }
             transaction.commit()?;
             Ok(added)
@@ -167,6 +221,26 @@ impl State {
     }
 }
 
+fn move_to(transaction: &Transaction<'_>, destination: i64, position: &Position) -> rusqlite::Result<()> {
+    let sql = "update Destinations set lastRegistered = ?2 where id = ?1";
+    transaction.execute(sql, params![destination, signed(position.number)])?;
+    let Position { path, file, looked_at, is_from_start, .. } = position;
+    // Numbers of 64 bits, which SQLite has only with a sign.
+    let (device, inode) = file.map(|(device, inode)| (device.cast_signed(), inode.cast_signed())).unzip();
+    let sql = "insert or replace into Positions values (?1, ?2, ?3, ?4, ?5, ?6)";
+    transaction.execute(sql, params![destination, path, device, inode, signed(*looked_at), is_from_start])?;
+    Ok(())
+}
+
+/// The address of a cache without what makes no difference: a slash at the end, and in a folder also `//` and `/./`.
+fn spelled_once(url: &str) -> String {
+    let url = url.trim_end_matches('/');
+    match url.strip_prefix("file://") {
+        Some(folder) => format!("file://{}", Path::new(folder).components().collect::<PathBuf>().display()),
+        None => url.to_owned(),
+    }
+}
+
 fn failed(path: &Path, error: &rusqlite::Error) -> Error {
     let kind = match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::DiskFull) => std::io::ErrorKind::StorageFull,
@@ -191,27 +265,52 @@ mod tests {
     fn the_state_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path()).unwrap();
-        let one = state.destination("http://a", "/nix", 7).unwrap();
-        let two = state.destination("http://b", "/nix", 0).unwrap();
-        assert_eq!(state.add(one, &[path(2), path(1), path(2)], Some(9)).unwrap(), 2);
+        let at = |number| Position { number, ..Position::default() };
+        let last = |state: &State, id| state.position(id).unwrap();
+        let one = state.destination("http://a", "/nix", &at(7)).unwrap();
+        let two = state.destination("http://b", "/nix", &at(0)).unwrap();
+        let file = Some((u64::MAX, 1));
+        let read = Position { number: 9, path: Some("a".to_owned()), file, looked_at: 5, is_from_start: true };
+        assert_eq!(state.add(one, &[path(2), path(1), path(2)], Some(&read)).unwrap(), 2);
         state.add(two, &[path(3)], None).unwrap();
         drop(state);
         let state = State::open(dir.path()).unwrap();
-        assert_eq!(state.destination("http://a", "/nix", 1).unwrap(), one, "it is known already");
-        assert_eq!((state.last_registered(one).unwrap(), state.last_registered(two).unwrap()), (9, 0));
+        assert_eq!(state.destination("http://a", "/nix", &at(1)).unwrap(), one, "it is known already");
+        assert_eq!((last(&state, one), last(&state, two)), (read, at(0)));
         assert_eq!(state.due(one, 10).unwrap(), [path(2), path(1)]);
         assert_eq!(state.due(one, 1).unwrap(), [path(2)]);
         state.done(one, &[path(2), path(3)]).unwrap();
         assert_eq!(state.due(one, 10).unwrap(), [path(1)]);
         assert_eq!(state.due(two, 10).unwrap(), [path(3)], "another cache's");
-        assert_ne!(state.destination("http://a", "/other", 0).unwrap(), one);
+        assert_ne!(state.destination("http://a", "/other", &at(0)).unwrap(), one);
+    }
+
+    /// Earlier versions took each spelling for a cache of its own.
+    #[test]
+    fn an_address_in_another_spelling_is_the_same_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(dir.path()).unwrap();
+        let folder = state.destination("file:///a/b", "/nix", &Position::default()).unwrap();
+        for same in ["file:///a/b/", "file:///a//b", "file:///a/./b/."] {
+            assert_eq!(state.destination(same, "/nix", &Position::default()).unwrap(), folder, "{same}");
+        }
+        assert_ne!(state.destination("file:///a", "/nix", &Position::default()).unwrap(), folder);
+        let insert = "insert into Destinations values (10, 'http://a', '/nix', 7), (11, 'http://a/', '/nix', 5);
+            insert into Pending (destination, path) values (10, '00000000000000000000000000000000-1'),
+                (10, '00000000000000000000000000000000-2'), (11, '00000000000000000000000000000000-2')";
+        state.lock().execute_batch(insert).unwrap();
+        let merged = state.destination("http://a", "/nix", &Position::default()).unwrap();
+        assert_eq!(state.position(merged).unwrap().number, 5);
+        let mut due = state.due(merged, 10).unwrap();
+        due.sort();
+        assert_eq!(due, [path(1), path(2)]);
     }
 
     #[test]
     fn refused_paths_are_retried_and_finally_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path()).unwrap();
-        let to = state.destination("http://a", "/nix", 0).unwrap();
+        let to = state.destination("http://a", "/nix", &Position::default()).unwrap();
         state.add(to, &[path(1), path(2)], None).unwrap();
         assert!(state.refused(to, &path(1)).unwrap());
         assert_eq!(state.due(to, 10).unwrap(), [path(2)]);

@@ -4,7 +4,7 @@
 //! without events, or be replaced.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 /// Waits for changes in folders, or for [`Waker::wake`].
 pub(super) struct Waker {
+    folders: Vec<PathBuf>,
     inotify: Option<OwnedFd>,
     woken: OwnedFd,
 }
@@ -21,15 +22,14 @@ impl Waker {
     /// Watches folders. One that cannot be watched is checked periodically.
     pub(super) fn new(folders: &[&Path]) -> std::io::Result<Self> {
         let woken = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let watch = || {
+        let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.to_path_buf()).collect();
+        let make = || {
             let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-            for folder in folders {
-                inotify::add_watch(&inotify, *folder, WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO)?;
-            }
+            watch(&inotify, &folders)?;
             Ok::<_, Errno>(inotify)
         };
-        let inotify = watch().inspect_err(|error| tracing::debug!(%error, "no inotify; checking periodically")).ok();
-        Ok(Self { inotify, woken })
+        let inotify = make().inspect_err(|error| tracing::debug!(%error, "no inotify; checking periodically")).ok();
+        Ok(Self { folders, inotify, woken })
     }
 
     /// Whether changes are reported.
@@ -53,7 +53,11 @@ impl Waker {
             match poll(&mut handles, Timespec::try_from(left).ok().as_ref()) {
                 Err(Errno::INTR) => continue,
                 Ok(count) if count > 0 => {}
-                _ => return false,
+                _ => {
+                    // A folder may have been replaced. If it cannot be watched now, the next wait tries it again.
+                    let _ = self.inotify.as_ref().map(|inotify| watch(inotify, &self.folders));
+                    return false;
+                }
             }
             let is_change = handles.get(1).is_some_and(|handle| !handle.revents().is_empty());
             drain(&self.woken);
@@ -69,6 +73,12 @@ impl Waker {
         let until = Instant::now() + longest;
         while !is_over() && Instant::now() < until && self.wait(quiet) {}
     }
+}
+
+/// Watches folders; those that are watched already stay so.
+fn watch(inotify: &OwnedFd, folders: &[PathBuf]) -> Result<(), Errno> {
+    let changes = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO;
+    folders.iter().try_for_each(|folder| inotify::add_watch(inotify, folder, changes).map(drop))
 }
 
 /// Reads everything available.

@@ -1,5 +1,8 @@
 //! The watcher: collects paths to push, with one thread per cache to deliver them.
 
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,10 +13,10 @@ use narval_store::{Access, Database, Store, StoreConfig};
 use super::deliver::{Delivered, Delivery};
 use super::options::WatchOptions;
 use super::queue::Queue;
-use super::state::{DestinationId, State};
+use super::state::{DestinationId, Position, State};
 use super::stop::Stop;
 use super::wake::Waker;
-use crate::Error;
+use crate::{Error, now};
 
 /// The maximum number of caches of one watcher.
 const TARGETS_MAX: usize = 16;
@@ -108,23 +111,103 @@ struct Collector<'a> {
 impl Collector<'_> {
     /// The caches in the state, each once.
     fn destinations(&self) -> Result<Vec<(Url, DestinationId)>, Error> {
-        let newest = self.database.last_registered()?;
-        let start = if self.options.existing { 0 } else { newest };
-        let store = self.options.store.database().display().to_string();
+        let store = self.store();
+        let start = if self.options.existing {
+            Position { file: self.file()?, is_from_start: true, ..Position::default() }
+        } else {
+            self.newest()?
+        };
         let mut found: Vec<(Url, DestinationId)> = Vec::new();
         for url in &self.options.targets {
-            let id = self.state.destination(&url.to_string(), &store, start)?;
-            if self.state.last_registered(id)? > newest {
-                tracing::warn!(
-                    "'{store}' is another database than before; only paths that become valid from now on are pushed"
-                );
-                self.state.add(id, &[], Some(newest))?;
+            let id = self.state.destination(&url.to_string(), &store, &start)?;
+            let position = self.state.position(id)?;
+            if self.options.existing && !position.is_from_start {
+                self.state.add(id, &[], Some(&start))?;
+            } else if position.file.is_none() {
+                // Of an earlier version, which did not record the database.
+                let path = self.database.registered_as(position.number)?;
+                self.state.add(id, &[], Some(&Position { path, file: self.file()?, ..position }))?;
             }
             if !found.iter().any(|(_, other)| *other == id) {
                 found.push((url.clone(), id));
             }
         }
         Ok(found)
+    }
+
+    /// The store in messages, and in the state.
+    fn store(&self) -> String {
+        self.options.store.database().display().to_string()
+    }
+
+    /// The device and the inode of the database.
+    fn file(&self) -> Result<Option<(u64, u64)>, Error> {
+        let path = self.options.store.database();
+        let found = fs::metadata(&path).map_err(|error| Error::file("look at", &path, error))?;
+        Ok(Some((found.dev(), found.ino())))
+    }
+
+    /// The end of the database.
+    fn newest(&self) -> Result<Position, Error> {
+        let (file, looked_at, number) = (self.file()?, now(), self.database.last_registered()?);
+        Ok(Position { number, path: self.database.registered_as(number)?, file, looked_at, is_from_start: false })
+    }
+
+    /// Whether the database is the one that was read this far. The path with the last number tells, if it is still valid: a
+    /// database may be copied, and another one may get its inode.
+    fn is_the_same(&self, position: &Position, file: Option<(u64, u64)>) -> Result<bool, Error> {
+        if let Some(known) = &position.path
+            && let Some(path) = self.database.registered_as(position.number)?
+        {
+            return Ok(*known == path);
+        }
+        let is_file = position.file.is_none() || position.file == file;
+        Ok(is_file && self.database.last_registered()? >= position.number)
+    }
+
+    /// Where to begin in a database that is another one than before.
+    fn begin_again(&self, id: DestinationId, before: &Position, file: Option<(u64, u64)>) -> Result<Position, Error> {
+        let is_from_start = self.options.existing;
+        let number = match before.looked_at {
+            _ if is_from_start => 0,
+            // A state of an earlier version.
+            0 => self.database.last_registered()?,
+            time => self.database.number_before(time)?,
+        };
+        let what = if is_from_start {
+            "all of its paths are pushed"
+        } else {
+            "only paths that became valid since then are pushed; --existing pushes all of them"
+        };
+        tracing::warn!("'{}' is another database than before; {what}", self.store());
+        let path = self.database.registered_as(number)?;
+        let position = Position { number, path, file, looked_at: before.looked_at, is_from_start };
+        self.state.add(id, &[], Some(&position))?;
+        Ok(position)
+    }
+
+    /// Records the paths that have become valid for a cache. Returns their number.
+    fn read(&self, id: DestinationId) -> Result<usize, Error> {
+        let mut position = self.state.position(id)?;
+        let mut added = 0;
+        loop {
+            let (file, looked_at) = (self.file()?, now());
+            if !self.is_the_same(&position, file)? {
+                position = self.begin_again(id, &position, file)?;
+            }
+            let found = self.database.registered_after(position.number, ROWS_MAX)?;
+            if self.file()? != file {
+                // These may be of either database.
+                let error = io::Error::other("it is being replaced");
+                return Err(Error::file("read", &self.options.store.database(), error));
+            }
+            let Some(newest) = found.last() else { return Ok(added) };
+            let taken = found.iter().filter(|one| self.options.filter.takes(&one.path, one.is_built_here));
+            let paths: Vec<StorePath> = taken.map(|one| one.path.clone()).collect();
+            let path = Some(self.options.store.store_dir.display(&newest.path).to_string());
+            position = Position { number: newest.number, path, file, looked_at, ..position };
+            added += self.state.add(id, &paths, Some(&position))?;
+        }
     }
 
     /// Records new paths for each cache. Returns their number.
@@ -143,22 +226,12 @@ impl Collector<'_> {
             // Only now: if killed before, they are only recorded twice.
             self.queue.forget(&queued)?;
         }
-        if self.options.queue_only {
-            let newest = self.database.last_registered()?;
-            for (_, id) in destinations {
-                self.state.add(*id, &[], Some(newest))?;
-            }
-            return Ok(added);
-        }
         for (_, id) in destinations {
-            let mut last = self.state.last_registered(*id)?;
-            loop {
-                let found = self.database.registered_after(last, ROWS_MAX)?;
-                let Some(newest) = found.last() else { break };
-                last = newest.number;
-                let taken = found.iter().filter(|one| self.options.filter.takes(&one.path, one.is_built_here));
-                let paths: Vec<StorePath> = taken.map(|one| one.path.clone()).collect();
-                added += self.state.add(*id, &paths, Some(last))?;
+            if self.options.queue_only {
+                let position = Position { is_from_start: self.state.position(*id)?.is_from_start, ..self.newest()? };
+                self.state.add(*id, &[], Some(&position))?;
+            } else {
+                added += self.read(*id)?;
             }
         }
         Ok(added)

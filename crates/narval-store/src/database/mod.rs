@@ -240,6 +240,35 @@ impl Database {
         })
     }
 
+    /// Returns the valid path that was registered with this number, as it is written in the database.
+    ///
+    /// # Errors
+    /// See [`Database::path_from_hash_part`].
+    pub fn registered_as(&self, number: u64) -> Result<Option<String>, StoreError> {
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        self.pool.query(|connection| {
+            let mut statement = connection.prepare_cached("select path from ValidPaths where id = ?1")?;
+            Ok(statement.query_row([number], |row| row.get(0)).optional()?)
+        })
+    }
+
+    /// Returns the number before that of the first path that was registered at or after this time, in seconds since 1970:
+    /// [`Database::registered_after`] returns that path and all later ones.
+    ///
+    /// # Errors
+    /// See [`Database::path_from_hash_part`].
+    pub fn number_before(&self, time: u64) -> Result<u64, StoreError> {
+        let time = i64::try_from(time).unwrap_or(i64::MAX);
+        let first: Option<i64> = self.pool.query(|connection| {
+            let sql = "select min(id) from ValidPaths where registrationTime >= ?1";
+            Ok(connection.prepare_cached(sql)?.query_row([time], |row| row.get(0))?)
+        })?;
+        match first.and_then(|first| u64::try_from(first).ok()) {
+            Some(first) => Ok(first.saturating_sub(1)),
+            None => self.last_registered(),
+        }
+    }
+
     /// Returns all valid paths, in no particular order.
     ///
     /// # Errors

@@ -46,7 +46,7 @@ pub struct Args {
     /// Only push paths that 'narval hook' has queued
     #[arg(long, conflicts_with_all = ["existing", "built_here"])]
     queue_only: bool,
-    /// Also push already valid paths to a new cache
+    /// Also push paths that are already valid, once for each cache
     #[arg(long)]
     existing: bool,
     /// Push all pending paths, and exit
