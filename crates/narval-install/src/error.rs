@@ -72,6 +72,14 @@ pub enum Error {
         /// The server's message, or what the status code means.
         message: String,
     },
+    /// A cache that signs has not signed what was pushed.
+    #[error("{cache}: {paths} pushed paths are not signed by the cache: the token may not have it sign")]
+    Unsigned {
+        /// The cache.
+        cache: String,
+        /// How many.
+        paths: usize,
+    },
     /// The NAR of a path cannot be written to a cache folder.
     #[error("cannot write the NAR of {path}: {source}")]
     Copy {
@@ -136,7 +144,7 @@ impl Error {
         match self {
             Self::Cache(error) => cache_exit_code(error),
             Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
-            Self::Reference { .. } => 4,
+            Self::Reference { .. } | Self::Unsigned { .. } => 4,
             Self::Space { .. } => 6,
             Self::LocalStore { error: LocalStoreError::NoStore { .. } } => 3,
             Self::LocalStore { error } if error.is_disk_full() => 6,

@@ -7,6 +7,7 @@ use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
 
 use super::index::{Commit, NarRecord, PathRecord, Placed, Used};
+use super::sign::is_signed;
 use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
@@ -54,6 +55,8 @@ pub struct Committed {
     pub outcome: Outcome,
     /// Paths of this cache that its contents mention, but its narinfo does not.
     pub undeclared: Vec<HashPart>,
+    /// Whether it has a valid signature of each of the cache's keys.
+    pub is_signed: bool,
 }
 
 /// A path about to be committed.
@@ -277,7 +280,7 @@ impl Cache {
                 None => return Err(differs(old, &info)),
             }
         }
-        self.check_and_sign(&mut info, claimed, settings, grant)?;
+        let is_signed = self.check_and_sign(&mut info, claimed, settings, grant)?;
         let text = info.render(&settings.store_dir).into_bytes();
         if outcome == Outcome::Unchanged && old.as_ref().is_some_and(|old| old.narinfo != text) {
             outcome = Outcome::Signed;
@@ -297,7 +300,7 @@ impl Cache {
             listing_size: nar.listing_size,
             version: old.map_or(0, |old| old.version),
         };
-        Ok(Prepared { record, committed: Committed { path: info.path, outcome, undeclared } })
+        Ok(Prepared { record, committed: Committed { path: info.path, outcome, undeclared, is_signed } })
     }
 
     /// Whether the NAR of a path of this cache exists.
@@ -350,14 +353,15 @@ impl Cache {
         Ok(known)
     }
 
-    /// Signs a path with the cache's keys, if permitted; refuses one without a signature that the cache requires.
+    /// Signs a path with the cache's keys, if permitted; refuses one without a signature that the cache requires. Returns whether it has
+    /// signatures of all of these keys.
     fn check_and_sign(
         &self,
         info: &mut NarInfo,
         claimed: &NarInfo,
         settings: &CacheSettings,
         grant: &Grant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let fingerprint = info.fingerprint(&settings.store_dir);
         // Only signatures in this upload count: earlier ones say nothing about it.
         let is_signed_by = |keys: &[narval_nix::PublicKey]| {
@@ -377,8 +381,9 @@ impl Cache {
             let signatures: Vec<Signature> =
                 self.sign_keys().iter().map(|key| key.sign(fingerprint.as_bytes())).collect();
             merge(info, &signatures);
+            return Ok(true);
         }
-        Ok(())
+        Ok(is_signed(info, &fingerprint, &self.sign_keys()))
     }
 }
 

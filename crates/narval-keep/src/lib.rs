@@ -69,6 +69,7 @@ mod retention;
 mod rule;
 mod settings;
 mod shared;
+mod sign;
 mod small;
 mod small_bytes;
 mod storage;
@@ -107,6 +108,7 @@ pub use retention::{
     Why,
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
+pub use sign::SignReport;
 pub use small::{Put, SmallKind};
 pub use storage::{NarBytes, Redirect};
 pub use tokens::{EXCHANGED_FOR, LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};

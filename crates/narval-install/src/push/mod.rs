@@ -60,6 +60,8 @@ pub struct Pushed {
     pub pushed: usize,
     /// The number of paths that it had already.
     pub already: usize,
+    /// Of the pushed paths, those that have no signature of the cache although it signs: the token may not have it sign.
+    pub unsigned: usize,
     /// Bytes sent, or written to a folder.
     pub sent: u64,
     /// Requests sent.
@@ -128,6 +130,10 @@ pub fn push(
         to: to.url.to_string(),
         pushed,
         already: total - pushed,
+        unsigned: match &to.kind {
+            Kind::Narval(server, _) => server.unsigned(),
+            Kind::Folder(_) | Kind::Plain(_) => 0,
+        },
         sent: progress.snapshot().file_bytes_done - sent_before,
         requests: requests() - requests_before,
         elapsed: start.elapsed(),

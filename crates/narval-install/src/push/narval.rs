@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
+use std::sync::atomic::Ordering;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -218,7 +219,11 @@ impl NarvalCache<'_> {
         };
         let answer = String::from_utf8(self.server.accepted(&url, answer)?).map_err(|_| self.malformed("commit"))?;
         match lines_to_end(&answer) {
-            Some(lines) if lines.len() == count => Ok(()),
+            Some(lines) if lines.len() == count => {
+                let unsigned = lines.iter().filter(|line| line.ends_with(" unsigned")).count();
+                self.server.unsigned.fetch_add(unsigned, Ordering::Relaxed);
+                Ok(())
+            }
             _ => Err(self.malformed("commit")),
         }
     }

@@ -1,6 +1,7 @@
 //! A server to push to: requests, and the interpretation of refusals.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use narval_cache::CacheError;
 use narval_client::{Answer, Client, Extra, Method, Payload, Request, Scheme, Upload, Url};
@@ -26,6 +27,7 @@ pub(super) struct Server {
     pub(super) url: Url,
     pub(super) client: Arc<Client>,
     pub(super) store_dir: StoreDir,
+    pub(super) unsigned: AtomicUsize,
 }
 
 /// What a cache offers of the protocol of `docs/push-protocol.md`.
@@ -48,8 +50,13 @@ pub(super) struct Sent<'a> {
 }
 
 impl Server {
-    pub(super) const fn new(url: Url, client: Arc<Client>, store_dir: StoreDir) -> Self {
-        Self { url, client, store_dir }
+    pub(super) fn new(url: Url, client: Arc<Client>, store_dir: StoreDir) -> Self {
+        Self { url, client, store_dir, unsigned: AtomicUsize::new(0) }
+    }
+
+    /// Committed paths that have no signature of the cache, although it signs.
+    pub(super) fn unsigned(&self) -> usize {
+        self.unsigned.load(Ordering::Relaxed)
     }
 
     /// Requests sent so far.

@@ -130,7 +130,7 @@ impl Uploads {
         request: Request,
     ) -> Result<Response, ServeError> {
         match route {
-            PushRoute::Missing => push::missing(self, request),
+            PushRoute::Missing => push::missing(self, grant, request),
             PushRoute::Nars => push::nars(self, grant, request),
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),

@@ -1,10 +1,11 @@
 //! The push protocol of our own client: `docs/push-protocol.md`.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use narval_http::{Request, Response, StatusCode};
 use narval_keep::{
-    Begin, Committed, Grant, NarTarget, Outcome, Receipts, Refusal, RefusalKind, Stored, read_commit, read_nars,
+    Begin, Committed, Grant, NarTarget, Outcome, Receipts, Refusal, RefusalKind, Scope, Stored, read_commit, read_nars,
 };
 use narval_nix::{HashPart, Sha256};
 
@@ -35,8 +36,8 @@ const RECEIPTS: &str = "narval-receipts";
 /// The header field with the number of bytes received of an upload.
 const UPLOAD_OFFSET: &str = "upload-offset";
 
-/// `POST missing`: which paths of a closure the cache lacks.
-pub(super) fn missing(uploads: &Arc<Uploads>, request: Request) -> Result<Response, ServeError> {
+/// `POST missing`: which paths of a closure the cache lacks, and for a token that may sign, also those without a signature of the cache.
+pub(super) fn missing(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let coding = coding(&request.head())?;
     let this = Arc::clone(uploads);
     uploads.receive(request, move |body| {
@@ -44,7 +45,14 @@ pub(super) fn missing(uploads: &Arc<Uploads>, request: Request) -> Result<Respon
         let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let asked = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
         let asked = asked.map_err(|_| malformed("each line must be a hash part of 32 characters"))?;
-        let missing = this.cache.missing(&asked, Some(LEASE_SECONDS))?;
+        let mut missing = this.cache.missing(&asked, Some(LEASE_SECONDS))?;
+        if grant.allows(this.cache.name(), Scope::Sign) {
+            // Whether their contents are the client's is known when it sends their narinfos: then they are signed.
+            let lacks: HashSet<HashPart> = missing.iter().copied().chain(this.cache.unsigned(&asked)?).collect();
+            if lacks.len() > missing.len() {
+                missing = asked.iter().filter(|part| lacks.contains(*part)).copied().collect();
+            }
+        }
         let mut answer = String::with_capacity(missing.len() * 33 + 16);
         for hash_part in &missing {
             answer.push_str(&format!("{hash_part}\n"));
@@ -186,8 +194,9 @@ pub(super) fn commit(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> 
             committed => committed?,
         };
         let mut answer = String::new();
-        for Committed { path, outcome, .. } in &committed {
-            answer.push_str(&format!("{} {}\n", path.hash_part(), word(*outcome)));
+        for Committed { path, outcome, is_signed, .. } in &committed {
+            let unsigned = if *is_signed { "" } else { " unsigned" };
+            answer.push_str(&format!("{} {}{unsigned}\n", path.hash_part(), word(*outcome)));
         }
         answer.push_str(&format!("end {}\n", committed.len()));
         Ok(text(StatusCode::OK, answer))

@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::Wanted;
 use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Grant};
-use narval_nix::HashPart;
-use narval_nix::StoreDir;
+use narval_nix::{HashPart, SecretKey, StoreDir};
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 use crate::Failure;
+use crate::args::secret_key::read_secret_key;
 use crate::config::ServeConfig;
 
 /// The default data folder.
@@ -74,13 +74,30 @@ impl DataArgs {
         Ok(place)
     }
 
+    /// The keys that the configuration file has for a cache: those of the cache at `/` stand at the top, or in its section.
+    ///
+    /// # Errors
+    /// The file or a key cannot be read.
+    pub fn sign_keys(&self, cache: &CacheName) -> Result<Vec<SecretKey>, Failure> {
+        let file = self.file()?;
+        let section = file.caches.iter().find(|section| section.name == *cache);
+        let own = section.and_then(|section| section.sign_keys.as_ref());
+        let keys = own.or((*cache == CacheName::default()).then_some(&file.sign_keys));
+        keys.into_iter().flatten().map(|at| read_secret_key(&at.value)).collect()
+    }
+
+    /// The configuration file, if it is named or a usual one.
+    fn file(&self) -> Result<ServeConfig, Failure> {
+        let usual = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|file| self.data.is_none() && file.exists());
+        match self.config.clone().or_else(usual) {
+            Some(file) => ServeConfig::load(&file).map_err(Failure::usage),
+            None => Ok(ServeConfig::default()),
+        }
+    }
+
     /// What was named, or else what the configuration file has. A folder that is named is not taken for the one in the usual file.
     fn named(&self) -> Result<Place, Failure> {
-        let usual = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|file| self.data.is_none() && file.exists());
-        let file = match self.config.clone().or_else(usual) {
-            Some(file) => ServeConfig::load(&file).map_err(Failure::usage)?,
-            None => ServeConfig::default(),
-        };
+        let file = self.file()?;
         let database = self.database.as_deref().map(parse_database).transpose()?;
         let data = self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
         let bytes = place_of(&data, self.cache_dir.clone().or(file.cache_dir), None)?;

@@ -8,6 +8,7 @@ pub mod nar_cache;
 pub mod paths;
 pub mod proxies;
 pub mod push;
+pub mod secret_key;
 pub mod state;
 pub mod tls;
 pub mod upstream;

@@ -11,7 +11,7 @@ use narval_store::{Environment, StoreConfig};
 
 use crate::Failure;
 use crate::args::client::{LockArgs, RequestArgs, StoreArgs, parse_cache};
-use crate::commands::key;
+use crate::args::secret_key::read_secret_key;
 
 /// The maximum size of a token file in bytes.
 const TOKEN_LEN_MAX: u64 = 64 * 1024;
@@ -76,7 +76,7 @@ impl PushArgs {
     pub fn options(&self) -> Result<PushOptions, Failure> {
         Ok(PushOptions {
             encoding: if self.no_compression { Encoding::None } else { Encoding::Zstd(self.level) },
-            key: self.sign_key.as_deref().map(key::read_secret_key).transpose()?,
+            key: self.sign_key.as_deref().map(read_secret_key).transpose()?,
             uploads: self.uploads.get(),
         })
     }

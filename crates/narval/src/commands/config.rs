@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
+use crate::args::secret_key::read_secret_key;
 use crate::args::tls;
 use crate::args::upstream::UpstreamSettings;
-use crate::commands::key;
 use crate::commands::serve::oidc::issuers;
 use crate::config::{At, CertificateSection, ConfigError, ConfigErrors, ServeConfig, UpstreamSection};
 use crate::ui::output::out;
@@ -66,7 +66,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let error = |line, message| ConfigError { file: file.display().to_string(), line: Some(line), message };
     let sign_key = |at: &At<PathBuf>| {
-        let failure = key::read_secret_key(&at.value).err()?;
+        let failure = read_secret_key(&at.value).err()?;
         Some(error(at.line, format!("sign-keys: {failure}")))
     };
     // Each on its own, to report its line; the server loads them together.

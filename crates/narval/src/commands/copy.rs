@@ -13,7 +13,7 @@ use narval_nix::{PathInfo, StoreDir};
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, StoreArgs, parse_cache};
 use crate::args::paths::parse_wanted;
-use crate::commands::key;
+use crate::args::secret_key::read_secret_key;
 use crate::ui::output::{note, paths};
 
 /// Copy closures between caches and stores
@@ -152,7 +152,7 @@ fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDi
     match source {
         Source::Store(from) => {
             let infos = closure_of(from, wanted)?;
-            let key = args.sign_key.as_deref().map(key::read_secret_key).transpose()?;
+            let key = args.sign_key.as_deref().map(read_secret_key).transpose()?;
             Ok(copy_from_store(from, infos, &open()?, !args.no_compression, key)?)
         }
         Source::Caches => {

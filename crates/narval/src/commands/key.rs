@@ -1,7 +1,7 @@
 //! `narval key`: generates signing keys and shows their public keys.
 
 use std::fs::OpenOptions;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -9,9 +9,7 @@ use clap::Subcommand;
 use narval_nix::SecretKey;
 
 use crate::Failure;
-
-/// The largest key file that is read, in bytes; a real one has about 120.
-const KEY_FILE_LEN_MAX: u64 = 4096;
+use crate::args::secret_key::{parse_secret_key, read_secret_key};
 
 /// Generate signing keys and show their public keys
 #[derive(Debug, clap::Args)]
@@ -84,26 +82,6 @@ fn public(file: Option<&Path>) -> Result<(), Failure> {
         None => parse_secret_key(io::stdin().lock(), "standard input")?,
     };
     print_line(&key.public_key().to_string())
-}
-
-/// Reads a secret key from a file: `name:base64`, surrounding white space is ignored.
-///
-/// # Errors
-/// The file cannot be read or contains no secret key; the message names it.
-pub fn read_secret_key(path: &Path) -> Result<SecretKey, Failure> {
-    let shown = format!("'{}'", path.display());
-    let file = std::fs::File::open(path)
-        .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
-    parse_secret_key(file, &shown)
-}
-
-fn parse_secret_key(input: impl Read, shown: &str) -> Result<SecretKey, Failure> {
-    let mut text = String::new();
-    input
-        .take(KEY_FILE_LEN_MAX)
-        .read_to_string(&mut text)
-        .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
-    SecretKey::parse_file(&text).map_err(|error| Failure::usage(format!("no secret key in {shown}: {error}")))
 }
 
 fn print_line(text: &str) -> Result<(), Failure> {

@@ -31,6 +31,9 @@ pub struct Args {
     paths: Vec<String>,
     #[command(flatten)]
     to: PushArgs,
+    /// Fail with 4 if pushed paths have no signature of the cache although it signs
+    #[arg(long, help_heading = "Caches")]
+    require_signed: bool,
     #[command(flatten)]
     store: SourceArgs,
     #[command(flatten)]
@@ -75,7 +78,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for result in done {
         match result {
-            Ok(pushed) => show(&pushed, args.output),
+            Ok(pushed) => {
+                show(&pushed, args.output);
+                if args.require_signed && pushed.unsigned > 0 {
+                    failed.push(Failure::from(Error::Unsigned { cache: pushed.to, paths: pushed.unsigned }));
+                }
+            }
             Err(error) => failed.push(Failure::from(error)),
         }
     }
@@ -98,7 +106,7 @@ fn show(pushed: &Pushed, output: OutputArgs) {
         out!(
             "{}",
             json!({
-                "v": 1, "type": "summary", "to": pushed.to, "pushed": pushed.pushed, "already": pushed.already,
+                "v": 1, "type": "summary", "to": pushed.to, "pushed": pushed.pushed, "already": pushed.already, "unsigned": pushed.unsigned,
                 "sent": pushed.sent, "requests": pushed.requests, "seconds": seconds,
             })
         );
@@ -114,6 +122,17 @@ fn show(pushed: &Pushed, output: OutputArgs) {
             paths(pushed.pushed),
             pushed.to,
             pushed.already
+        );
+    }
+    if !output.json && pushed.unsigned > 0 {
+        note!(
+            "{} not signed by {}: the token may not have it sign ('narval token create --push --sign'), and clients refuse unsigned paths; on the \
+             server, 'narval cache sign' signs what is there",
+            match pushed.unsigned {
+                1 => "1 path is".to_owned(),
+                all => format!("{all} paths are"),
+            },
+            pushed.to
         );
     }
 }

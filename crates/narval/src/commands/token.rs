@@ -25,7 +25,7 @@ enum Command {
     /// password in netrc, with any user name.
     #[command(after_help = "\
 Examples:
-  narval token create --pull --push ci > token
+  narval token create --pull --push --sign ci > token
   narval token create --push --sign --cache 'team-*' --expires 90d builders")]
     Create(CreateArgs),
     /// List tokens, and when they were last used
@@ -129,6 +129,12 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     data.audit().note(&crate::args::data::administrator(), None, "create token", &info.id, &Ok(detail));
     out!("{}", token.as_str());
     note!("token {} '{}' allows {} in {}", info.id, info.label, info.scopes, info.caches.join(", "));
+    if info.scopes.has(Scope::Push) && !info.scopes.has(Scope::Sign) {
+        note!(
+            "paths that are pushed with it are not signed by the cache, so clients refuse them unless their builder has signed them: --sign \
+             allows it"
+        );
+    }
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use narval_serve::{Config, Face, Service};
 use nix::unistd::{Gid, Group, Uid, User, daemon, initgroups, setgid, setuid};
 
 use crate::args::access_log::{self, BoxedLog};
-use crate::commands::key;
+use crate::args::secret_key::read_secret_key;
 use crate::ui::log;
 use crate::values::log_form::LogForm;
 use crate::{Failure, server};
@@ -82,7 +82,7 @@ fn print(text: &str) -> Result<(), Failure> {
 
 fn serve(options: &Options) -> Result<(), Failure> {
     let sign_keys = match &options.secret_key_file {
-        Some(path) => vec![key::read_secret_key(path)?],
+        Some(path) => vec![read_secret_key(path)?],
         None => Vec::new(),
     };
     let store = server::open_store(options.store.as_deref())?;

@@ -29,6 +29,7 @@ mod protocol;
 mod receipts;
 #[path = "../../../narval-s3/tests/s3/mod.rs"]
 mod s3;
+mod signing;
 mod sources;
 #[path = "../support/mod.rs"]
 mod support;

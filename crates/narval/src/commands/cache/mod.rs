@@ -3,6 +3,7 @@
 mod audit;
 mod check;
 mod migrate;
+mod sign;
 
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,11 @@ enum Command {
         #[arg(value_name = "PATH")]
         path: String,
     },
+    /// Sign paths that are in the cache without its signature
+    ///
+    /// For paths that were pushed with a token without --sign, and after a key was added. Paths that have the signature are left alone, so the
+    /// command can be interrupted and run again. Only sign what you trust: clients accept every path that is signed.
+    Sign(sign::SignArgs),
     /// Check the index against the files
     Fsck(check::FsckArgs),
     /// Print the data that is only in the index: settings, token hashes, pins
@@ -140,6 +146,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::List { cache, json } => list(&cache, json),
         Command::Audit(args) => audit::audit(&args),
         Command::Why { cache, path } => why(&cache, &path),
+        Command::Sign(args) => sign::sign(&args),
         Command::Fsck(args) => check::fsck(&args),
         Command::Export { data } => {
             out!("{}", data.open()?.export().map_err(Failure::runtime)?);

@@ -14,8 +14,8 @@ use super::Args;
 use crate::Failure;
 use crate::args::data::{parse_database, place_of};
 use crate::args::proxies::ProxySettings;
+use crate::args::secret_key::read_secret_key;
 use crate::args::upstream::UpstreamSettings;
-use crate::commands::key;
 use crate::config::{At, CacheSection, ConfigErrors, NarCacheSection, OidcSection, ServeConfig};
 use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
@@ -281,7 +281,7 @@ fn caches(args: &Args, file: &ServeConfig, file_name: &str) -> Result<Vec<CacheT
         host_only: false,
         sign_keys: match args.sign_key.as_slice() {
             [] => sign_keys(file_name, keys_of_file)?,
-            paths => paths.iter().map(|path| key::read_secret_key(path).map(SignKey)).collect::<Result<_, _>>()?,
+            paths => paths.iter().map(|path| read_secret_key(path).map(SignKey)).collect::<Result<_, _>>()?,
         },
         priority: args.priority.or(priority(section)).unwrap_or(defaults.priority),
         public: public(section),
@@ -311,7 +311,7 @@ fn hosts(section: &CacheSection) -> Vec<String> {
 
 fn sign_keys(file_name: &str, keys: &[At<PathBuf>]) -> Result<Vec<SignKey>, Failure> {
     let read = |at: &At<PathBuf>| {
-        let key = key::read_secret_key(&at.value);
+        let key = read_secret_key(&at.value);
         key.map(SignKey).map_err(|failure| Failure::usage(format!("{file_name}:{}: sign-keys: {failure}", at.line)))
     };
     keys.iter().map(read).collect()

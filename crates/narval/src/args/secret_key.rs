@@ -1,0 +1,35 @@
+//! Files with secret keys.
+
+use std::io::Read;
+use std::path::Path;
+
+use narval_nix::SecretKey;
+
+use crate::Failure;
+
+/// The largest key file that is read, in bytes; a real one has about 120.
+const KEY_FILE_LEN_MAX: u64 = 4096;
+
+/// Reads a secret key from a file: `name:base64`, surrounding white space is ignored.
+///
+/// # Errors
+/// The file cannot be read or contains no secret key; the message names it.
+pub fn read_secret_key(path: &Path) -> Result<SecretKey, Failure> {
+    let shown = format!("'{}'", path.display());
+    let file = std::fs::File::open(path)
+        .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
+    parse_secret_key(file, &shown)
+}
+
+/// Reads a secret key; `shown` is what messages call its source.
+///
+/// # Errors
+/// The source cannot be read or contains no secret key.
+pub fn parse_secret_key(input: impl Read, shown: &str) -> Result<SecretKey, Failure> {
+    let mut text = String::new();
+    input
+        .take(KEY_FILE_LEN_MAX)
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
+    SecretKey::parse_file(&text).map_err(|error| Failure::usage(format!("no secret key in {shown}: {error}")))
+}

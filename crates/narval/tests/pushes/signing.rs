@@ -1,0 +1,134 @@
+//! Paths without a signature of the cache: who is told, and how they get one. The judge is real Nix that trusts the cache's key only.
+
+use std::process::{Command, Output};
+
+use crate::lab::Lab;
+use crate::support::{NARVAL, Nix, Store, stdout};
+
+fn push(lab: &Lab, token: &str, args: &[&str]) -> Output {
+    let file = lab.store.path("token");
+    std::fs::write(&file, token).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["push", "--json", "--store", &lab.store.uri(), "--to", &lab.server.url()]).args(args);
+    command.arg("--token-file").arg(file).env("HOME", lab.store.dir.path()).env_remove("NARVAL_STORE");
+    command.output().unwrap()
+}
+
+/// A number of the summary.
+fn number(output: &Output, key: &str) -> u64 {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let summary = text.lines().find(|line| line.contains("\"summary\"")).unwrap_or_else(|| panic!("{output:?}"));
+    serde_json::from_str::<serde_json::Value>(summary).unwrap()[key].as_u64().unwrap_or_else(|| panic!("{key}: {text}"))
+}
+
+/// A path that is not content-addressed, as what is built: it needs a signature.
+fn add(lab: &Lab, name: &str) -> String {
+    let path = lab.store.add_file(name, name);
+    let database = lab.store.path("root/nix/var/nix/db/db.sqlite");
+    let statement = format!("update ValidPaths set ca = null where path = '{path}'");
+    assert!(Command::new("sqlite3").arg(database).arg(statement).status().unwrap().success());
+    path
+}
+
+fn sign(lab: &Lab, args: &[&str]) -> Output {
+    let mut command = Command::new(NARVAL);
+    command.args(["cache", "sign", "--json", "--data"]).arg(lab.data_path()).args(args);
+    command.output().unwrap()
+}
+
+/// Whether a new store that trusts this key only takes the path.
+fn is_accepted(lab: &Lab, key: &str, path: &str) -> bool {
+    let fresh = Store::new();
+    let (from, to) = (lab.server.url(), fresh.uri());
+    let trust = ["--option", "require-sigs", "true", "--option", "trusted-public-keys", key];
+    let args = [&["copy", "--refresh", "--from", &from, "--to", &to, path], &trust[..]].concat();
+    let output = Nix::Newest.nix(fresh.dir.path(), &args);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() || complaint.contains("signature"), "{complaint}");
+    output.status.success()
+}
+
+#[test]
+fn what_a_token_may_not_have_signed_is_said_and_signed_by_the_next_that_may() {
+    let store = Store::new();
+    let (key_file, key) = store.key("own-1");
+    let mut lab = Lab::of(store);
+    let base = format!("data = '{}'\nsign-keys = '{}'\n", lab.data_path().display(), key_file.display());
+    lab = Lab::configured(lab.store, &base);
+    let (weak, strong) = (lab.token("push"), lab.token("push,sign"));
+    let (tree, hello) = (add(&lab, "tree"), add(&lab, "hello"));
+
+    let pushed = push(&lab, &weak, &[&tree, &hello]);
+    assert_eq!(pushed.status.code(), Some(0), "{pushed:?}");
+    assert_eq!((number(&pushed, "pushed"), number(&pushed, "unsigned")), (2, 2));
+    assert!(!is_accepted(&lab, &key, &hello));
+    let other = add(&lab, "other");
+    let refused = push(&lab, &weak, &["--require-signed", &other]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("not signed by the cache"), "{refused:?}");
+
+    // The bytes are there: what is sent again are the narinfos.
+    let again = push(&lab, &strong, &[&tree, &hello]);
+    assert_eq!((number(&again, "pushed"), number(&again, "unsigned")), (2, 0), "{again:?}");
+    assert!(is_accepted(&lab, &key, &hello) && is_accepted(&lab, &key, &tree));
+    let third = push(&lab, &strong, &[&tree, &hello]);
+    assert_eq!((number(&third, "pushed"), number(&third, "already")), (0, 2), "{third:?}");
+    assert!(!is_accepted(&lab, &key, &other));
+}
+
+#[test]
+fn a_key_is_rotated_without_losing_old_paths() {
+    let store = Store::new();
+    let (old_file, old_key) = store.key("own-1");
+    let (new_file, new_key) = store.key("own-2");
+    let data = store.path("data");
+    let config = |keys: &[&std::path::Path]| {
+        let keys: Vec<String> = keys.iter().map(|key| format!("'{}'", key.display())).collect();
+        format!("data = '{}'\nsign-keys = [{}]\n", data.display(), keys.join(", "))
+    };
+    let mut lab = Lab::configured(store, &config(&[&old_file]));
+    let path = add(&lab, "of-before");
+    assert_eq!(push(&lab, &lab.token("push,sign"), &["--require-signed", &path]).status.code(), Some(0));
+    assert!(is_accepted(&lab, &old_key, &path) && !is_accepted(&lab, &new_key, &path));
+
+    // As docs/security.md has it: add the new key, sign what is there, then remove the old one.
+    lab.reload(&config(&[&old_file, &new_file]));
+    let file = lab.store.path("narval.toml");
+    let by_file = |args: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["cache", "sign", "--json", "--config"]).arg(&file).args(args).env_remove("NARVAL_DATA");
+        command.output().unwrap()
+    };
+    let counted = by_file(&["--all", "--dry-run"]);
+    assert_eq!((number(&counted, "paths"), number(&counted, "unsigned"), number(&counted, "signed")), (1, 1, 0));
+    assert!(!is_accepted(&lab, &new_key, &path), "a dry run signs nothing");
+    let signed = by_file(&["--all"]);
+    assert_eq!((number(&signed, "signed"), number(&signed, "failed")), (1, 0), "{signed:?}");
+    assert_eq!(number(&by_file(&["--all"]), "unsigned"), 0, "what is signed is left alone");
+    lab.reload(&config(&[&new_file]));
+    assert!(is_accepted(&lab, &new_key, &path) && is_accepted(&lab, &old_key, &path));
+}
+
+#[test]
+fn what_cannot_be_signed_is_one_line() {
+    let store = Store::new();
+    let (key_file, _) = store.key("own-1");
+    let lab = Lab::of(store);
+    let key = key_file.to_str().unwrap();
+    let absent = "00bgd045z0d4icpbc2yyz4gx48ak44la-absent";
+    for (args, complaint) in [
+        (&["--all"][..], "has no key"),
+        (&["--sign-key", key, absent], "is not in the cache"),
+        (&["--sign-key", "/does/not/exist", "--all"], "cannot read secret key"),
+        (&["--sign-key", key], "required"),
+    ] {
+        let refused = sign(&lab, args);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {refused:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(complaint), "{args:?}: {refused:?}");
+    }
+    let mut command = Command::new(NARVAL);
+    command.args(["token", "create", "--push", "ci", "--data"]).arg(lab.data_path());
+    let made = command.output().unwrap();
+    assert!(String::from_utf8_lossy(&made.stderr).contains("not signed by the cache"), "{made:?}");
+    assert!(stdout(made).starts_with("nv1_"));
+}
