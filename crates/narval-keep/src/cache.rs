@@ -347,7 +347,7 @@ impl Cache {
     }
 
     pub(super) fn now(&self) -> u64 {
-        super::now()
+        self.index().now()
     }
 
     pub(super) fn sign_keys(&self) -> Arc<[SecretKey]> {

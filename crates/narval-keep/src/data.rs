@@ -58,7 +58,7 @@ impl Data {
     /// # Errors
     /// If the index or the cache's folder cannot be written.
     pub fn create_cache(&self, name: &CacheName, settings: &CacheSettings) -> Result<Cache, DataError> {
-        let record = self.shared.index.create_cache(name, &settings.to_json(), super::now())?;
+        let record = self.shared.index.create_cache(name, &settings.to_json(), self.shared.index.now())?;
         let cache = self.open_cache(record)?;
         cache
             .write_cache_info()
@@ -127,7 +127,7 @@ impl Data {
 
     /// Removes lines of the audit log from the database that are old.
     pub(super) fn forget_old_audit(&self) {
-        if let Err(error) = self.shared.index.forget_audit(super::now().saturating_sub(AUDIT_KEPT_FOR)) {
+        if let Err(error) = self.shared.index.forget_audit(self.shared.index.now().saturating_sub(AUDIT_KEPT_FOR)) {
             tracing::warn!("{error}");
         }
     }

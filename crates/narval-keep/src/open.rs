@@ -60,6 +60,11 @@ impl Data {
         let (storage, index) = open_parts(&place, &options, Opening::Use)?;
         let local = Local { folder: place.folder(), lock };
         let (data, stopped) = Self::assemble(storage, index, local, options.unsafe_no_verify)?;
+        if options.collect_every.is_some() {
+            // Servers say so. A database that is away by now is reported by others.
+            let doubts = data.shared().index.doubts().unwrap_or_default();
+            doubts.iter().for_each(|doubt| tracing::warn!("the database of the index: {doubt}"));
+        }
         let weak = Arc::downgrade(data.shared());
         let keeping = std::thread::Builder::new()
             .name("cache-house".into())

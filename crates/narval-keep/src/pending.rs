@@ -169,7 +169,7 @@ impl Data {
 
     /// Aborts uploads in parts that nobody will complete.
     pub(super) fn end_unfinished(&self) {
-        let before = super::now().saturating_sub(UNFINISHED_FOR);
+        let before = self.shared().index.now().saturating_sub(UNFINISHED_FOR);
         match self.shared().storage.end_unfinished(before) {
             Ok(0) => {}
             Ok(ended) => tracing::info!("ended {ended} uploads that were not completed"),

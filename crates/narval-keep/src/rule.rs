@@ -57,6 +57,9 @@ pub(crate) enum Rule {
     Control,
     /// The clocks that leases are measured by also run while the machine is suspended.
     Boottime,
+    /// Paths are kept and collected by the time of the index, not by that of the node's machine.
+    #[cfg(test)]
+    DatabaseTime,
     /// A request that removes or replaces something is valid for a short time.
     #[cfg(test)]
     Valid,

@@ -163,7 +163,7 @@ impl Shared {
     /// Records NARs that are stored. If a collection has begun since, or something is in the way, their names are pending: whoever needs
     /// them looks for the objects.
     fn record_stored(&self, state: &CacheState, stored: &[StoredFirst]) -> Result<(), Refusal> {
-        let (index, now) = (&*self.index, super::now());
+        let (index, now) = (&*self.index, self.index.now());
         let Some(epoch) = stored.iter().map(|stored| stored.epoch).min() else { return Ok(()) };
         // One of each NAR: the others are other names of it.
         let (mut seen, mut rest) = (HashSet::new(), Vec::new());

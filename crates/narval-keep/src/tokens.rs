@@ -151,7 +151,7 @@ impl Tokens {
             label: new.label.clone(),
             scopes: new.scopes.to_string(),
             caches: new.caches.texts().join(" "),
-            created: super::now(),
+            created: self.shared.index.now(),
             expires: new.expires,
             last_used: None,
             revoked: None,
@@ -178,7 +178,7 @@ impl Tokens {
     /// # Errors
     /// When the index fails.
     pub fn revoke(&self, id: &str) -> Result<bool, TokenError> {
-        Ok(self.shared.index.revoke_token(id, super::now())?)
+        Ok(self.shared.index.revoke_token(id, self.shared.index.now())?)
     }
 
     /// What a token allows; `None` if it is unknown, expired or revoked. Nothing is cached between calls.
@@ -205,7 +205,7 @@ impl Tokens {
     }
 
     fn grant_of(&self, record: TokenRecord) -> Result<Option<Grant>, TokenError> {
-        let now = super::now();
+        let now = self.shared.index.now();
         if record.revoked.is_some() || record.expires.is_some_and(|expires| expires <= now) {
             return Ok(None);
         }

@@ -349,6 +349,14 @@ pub(crate) trait Index: Send + Sync {
     fn clock(&self) -> Duration {
         clock::elapsed()
     }
+    /// The time by which paths are kept and collected, and tokens expire, in seconds since 1970: that of the index, so that no node's clock decides.
+    fn now(&self) -> u64 {
+        clock::now()
+    }
+    /// What the index is set up to lose in a crash, for operators.
+    fn doubts(&self) -> Result<Vec<String>, IndexError> {
+        Ok(Vec::new())
+    }
     /// Whether other processes may add paths at any time, so that an absence must be looked up again.
     fn is_shared(&self) -> bool;
 

@@ -14,13 +14,13 @@ use crate::{Cache, Refusal, RefusalKind};
 impl Data {
     /// Whether a disk or a quota was full recently: optional files should not be stored then.
     pub fn is_short_of_room(&self) -> bool {
-        self.shared().shortage.is_recent(crate::now())
+        self.shared().shortage.is_recent(self.shared().index.now())
     }
 
     /// Removes NARs of all caches that no path refers to and that were not used for a while. Not to be called with the
     /// storage lock.
     pub(crate) fn make_room(&self) {
-        let now = crate::now();
+        let now = self.shared().index.now();
         if !self.shared().shortage.begin(now) {
             return;
         }

@@ -57,6 +57,8 @@ impl Task {
         let until = match valid {
             Some(valid) if holds(Rule::Valid) => {
                 let from = valid.from.duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+                // A store that looked at more than the end would refuse what a clock that nobody has set dates.
+                let from = from.saturating_add_signed(-state.nodes[self.node].wrong_by);
                 from + u64::from(valid.seconds) * 1000 + SKEW_MAX - state.skew_of_store
             }
             Some(_) => signed + EVER,

@@ -17,6 +17,11 @@ pub(super) const BEGINNING: u64 = 1_700_000_000_000;
 /// By how much the clock of a node or of the object store may be wrong, in milliseconds: two of them differ by at most a minute.
 pub(super) const SKEW_MAX: u64 = 30_000;
 
+/// By how much the clock of a machine may be wrong that nobody has set, in milliseconds.
+const WRONG_BY: [i64; 4] = [0, 100 * DAY, 0, -100 * DAY];
+
+const DAY: i64 = 24 * 3600 * 1000;
+
 /// How long a server takes to notice changes of others, at most (`watch::LOOK_EVERY` of PostgreSQL's index).
 const NOTICED_AFTER: u64 = 250;
 
@@ -60,6 +65,8 @@ pub(super) struct NodeState {
     pub(super) suspended: u64,
     /// Added to the time that its clock shows.
     pub(super) skew: u64,
+    /// Added to that, too, in milliseconds: nobody has set its clock.
+    pub(super) wrong_by: i64,
     /// When it has last looked for changes, and when it looks next.
     seen: u64,
     looks: u64,
@@ -127,17 +134,18 @@ impl State {
     ) -> Self {
         let clock = Arc::new(AtomicU64::new(BEGINNING));
         let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6e61_7276_616c);
-        let node = |rng: &mut Rng| NodeState {
+        let node = |rng: &mut Rng, number: usize| NodeState {
             generation: 0,
             is_up: false,
             paused_until: 0,
             suspended: 0,
             skew: rng.below(2 * SKEW_MAX + 1),
+            wrong_by: if has_accidents { WRONG_BY[(number + (seed / 2) as usize) % WRONG_BY.len()] } else { 0 },
             seen: 0,
             looks: 0,
             own_changes: 0,
         };
-        let nodes = (0..nodes).map(|_| node(&mut rng)).collect();
+        let nodes = (0..nodes).map(|number| node(&mut rng, number)).collect();
         let skew_of_store = rng.below(2 * SKEW_MAX + 1);
         Self {
             rng,
@@ -176,6 +184,11 @@ impl State {
 
     /// What the clock of a node shows.
     pub(super) fn now_of(&self, node: usize) -> u64 {
+        self.database_time_of(node).saturating_add_signed(self.nodes[node].wrong_by)
+    }
+
+    /// The time of the database, as far as a node knows it.
+    pub(super) fn database_time_of(&self, node: usize) -> u64 {
         self.now() + self.nodes[node].skew - SKEW_MAX
     }
 

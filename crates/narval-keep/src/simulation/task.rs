@@ -87,6 +87,10 @@ impl Task {
         self.is_fenced.set(true);
     }
 
+    pub(crate) fn database_time(&self) -> u64 {
+        self.sim.state.lock().unwrap().database_time_of(self.node) / 1000
+    }
+
     pub(crate) fn stamp(&self) -> u64 {
         self.sim.state.lock().unwrap().stamp_of(self.node)
     }

@@ -104,11 +104,13 @@ absence_is_found! {
     an_object_whose_name_was_removed_is_found: [Encoding] in (87, 12),
     an_object_that_somebody_has_collected_since_is_found: [Epoch] in (4, 12),
     an_absence_in_another_bucket_is_found: [Control] in (2, 12),
+    a_collection_by_a_clock_that_nobody_has_set_is_found: [DatabaseTime] in (2, 12),
     a_collection_on_a_suspended_machine_is_found: [Boottime] in (2, 12),
 }
 
 /// By name, for the environment.
-static RULES: [Rule; 26] = [
+static RULES: [Rule; 27] = [
+    Rule::DatabaseTime,
     Rule::Boottime,
     Rule::Control,
     Rule::Encoding,

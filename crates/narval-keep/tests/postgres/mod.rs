@@ -194,6 +194,12 @@ impl PostgresServer {
         }
     }
 
+    /// Ends the server at once: what it has not written is lost.
+    pub fn crash(&self) {
+        kill_process(self.server().unwrap(), Signal::QUIT).unwrap();
+        self.stop();
+    }
+
     /// The server's process.
     fn server(&self) -> Option<Pid> {
         let pid = fs::read_to_string(self.folder.path().join("data/postmaster.pid")).ok()?;

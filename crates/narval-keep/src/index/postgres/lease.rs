@@ -44,10 +44,13 @@ impl Lease {
         lasts: Duration,
         condition: &str,
     ) -> Result<Option<Self>, Failed> {
+        // A count and 31 random bits. The count alone would be given out twice if the database has lost its last transactions, when a standby has
+        // taken over.
         let take = format!(
             "insert into narval.leases_of_work as l (name, owner, fence, until) \
-             values ($1, $2, 1, now() + $3 * interval '1 second') on conflict (name) do update set owner = excluded.owner, \
-             fence = l.fence + 1, until = excluded.until {condition} returning fence"
+             values ($1, $2, floor(random() * 2147483648)::bigint, now() + $3 * interval '1 second') \
+             on conflict (name) do update set owner = excluded.owner, \
+             fence = (((l.fence >> 31) + 1) << 31) + excluded.fence, until = excluded.until {condition} returning fence"
         );
         let row = query_opt(client, &take, &[p(&name), p(&owner), p(&int(lasts.as_secs()))]).await?;
         row.map(|row| Ok(Self { name, fence: get(&row, 0)? })).transpose()

@@ -171,6 +171,14 @@ impl Index for Postgres {
         2 * watch::LOOK_EVERY
     }
 
+    fn now(&self) -> u64 {
+        self.database.node.now()
+    }
+
+    fn doubts(&self) -> Result<Vec<String>, IndexError> {
+        self.database.read(DEADLINE, schema::doubts)
+    }
+
     fn is_shared(&self) -> bool {
         true
     }

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use super::failed::{Failed, describe};
 use super::lease::Lease;
 use super::pool::Connection;
-use super::sql::{execute, p, query_opt};
+use super::sql::{execute, get, p, parsed, query_opt};
 use super::transaction::Change;
 use crate::index::IndexError;
 
@@ -162,6 +162,23 @@ create table narval.lost (
   at timestamptz not null default now(), primary key (cache, hash_part));
 ";
 
+/// Settings of the database with which a crash loses what was acknowledged.
+pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
+    let query = "select current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')";
+    let row = query_opt(client, query, &[]).await?.ok_or(Failed::Changed)?;
+    let [commit, fsync, pages]: [String; 3] = [get(&row, 0)?, get(&row, 1)?, get(&row, 2)?];
+    let mut doubts = Vec::new();
+    if !["on", "remote_apply"].contains(&&*commit) {
+        doubts.push(format!(
+            "synchronous_commit is '{commit}' for this user: what must survive a crash is committed with 'on' all the same"
+        ));
+    }
+    for (name, _) in [("fsync", fsync), ("full_page_writes", pages)].iter().filter(|(_, value)| value == "off") {
+        doubts.push(format!("{name} is off: a crash of its machine may destroy it. Set '{name} = on' in postgresql.conf"));
+    }
+    Ok(doubts)
+}
+
 /// Makes the tables when they are missing, and brings older ones up to date.
 pub(super) fn prepare(connection: &mut Connection, owner: &str, name: &str) -> Result<(), IndexError> {
     let until = Instant::now() + PATIENCE;
@@ -217,7 +234,7 @@ enum Found {
 
 async fn look(client: &Client) -> Result<Found, Failed> {
     let server: i32 = match query_opt(client, "select current_setting('server_version_num')", &[]).await? {
-        Some(row) => super::sql::parsed(&row, 0)?,
+        Some(row) => parsed(&row, 0)?,
         None => 0,
     };
     if server < SERVER_MIN {
@@ -231,7 +248,7 @@ async fn look(client: &Client) -> Result<Found, Failed> {
         "select (select value from narval.meta where key = 'version'), value from narval.meta where key = 'compatible'";
     match query_opt(client, query, &[]).await? {
         Some(row) => {
-            Ok(Found::Tables { version: super::sql::parsed(&row, 0)?, compatible: super::sql::parsed(&row, 1)? })
+            Ok(Found::Tables { version: parsed(&row, 0)?, compatible: parsed(&row, 1)? })
         }
         None => Ok(Found::Nothing),
     }
@@ -299,7 +316,7 @@ pub(super) async fn folder(client: &Client, mine: &str) -> Result<String, Failed
     let add = "insert into narval.meta values ('folder', $1) on conflict (key) do nothing";
     execute(client, add, &[p(&mine)]).await?;
     let row = query_opt(client, "select value from narval.meta where key = 'folder'", &[]).await?;
-    row.map_or_else(|| Err(Failed::Changed), |row| super::sql::get(&row, 0))
+    row.map_or_else(|| Err(Failed::Changed), |row| get(&row, 0))
 }
 
 /// Empties the tables, and notes that they must not be used until [`end_rebuild`]. Returns `false` if they have contents, and that was not noted
@@ -308,7 +325,7 @@ pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
     let is_free =
         "select exists (select from narval.meta where key = 'rebuilding') or not exists (select from narval.files)";
     let row = query_opt(change.client, is_free, &[]).await?.ok_or(Failed::Changed)?;
-    if !super::sql::get::<bool>(&row, 0)? {
+    if !get::<bool>(&row, 0)? {
         return Ok(false);
     }
     // Numbers are not used again: servers may remember some.

@@ -1,5 +1,6 @@
 //! Several nodes, and a database that goes away.
 
+mod clocks;
 mod locks;
 mod suspended;
 

@@ -74,10 +74,15 @@ impl How {
         let lock = function.map_or_else(String::new, |function| {
             format!("set local lock_timeout = {slice}; select {function}({LOCK});")
         });
-        let asynchronous = if self.is_durable { "" } else { "set local synchronous_commit = off;" };
+        // The user may have another one set, for itself, the database or the server.
+        let synchronous = if self.is_durable {
+            "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') <> 'remote_apply';"
+        } else {
+            "set local synchronous_commit = off;"
+        };
         format!(
             "begin isolation level read committed; set local statement_timeout = {}; \
-             set local idle_in_transaction_session_timeout = {}; {asynchronous} {lock} set local lock_timeout = {};",
+             set local idle_in_transaction_session_timeout = {}; {synchronous} {lock} set local lock_timeout = {};",
             self.deadline.as_millis(),
             IDLE_TIMEOUT.as_millis(),
             LOCK_TIMEOUT.as_millis(),

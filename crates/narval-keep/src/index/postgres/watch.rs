@@ -37,17 +37,19 @@ pub(super) struct Seen {
     at: Instant,
 }
 
-/// The state now, and whether another node has made a change since `before`.
+/// The state now, and whether another node has made a change since `before`. The node learns what time it is.
 pub(super) async fn look(client: &Client, node: &Node, before: Option<&Seen>) -> Result<(Seen, bool), Failed> {
-    let at = clock::instant();
+    let (at, elapsed) = (clock::instant(), clock::elapsed());
     let since = before.filter(|before| clock::since(before.at) < TRUSTED_FOR).map(|before| before.snapshot.as_str());
     let query = "select pg_current_snapshot()::text, $1::text is null or exists (select from narval.changes \
          where xid >= pg_snapshot_xmin($1::text::pg_snapshot) and node <> $2 \
          and not pg_visible_in_snapshot(xid, $1::text::pg_snapshot)) or exists (select from narval.meta \
          where key = 'pruned' and not pg_visible_in_snapshot(value::xid8, $1::text::pg_snapshot)), \
-         exists (select from narval.meta where key = 'rebuilding')";
+         exists (select from narval.meta where key = 'rebuilding'), \
+         (extract(epoch from clock_timestamp()) * 1000)::bigint";
     let row = query_opt(client, query, &[p(&since), p(&node.name())]).await?;
     let row = row.ok_or_else(|| Failed::Row("no snapshot".to_owned()))?;
+    node.set_time(get(&row, 3)?, elapsed);
     if get(&row, 2)? && !node.is_rebuild {
         return Err(Failed::Rebuilt);
     }

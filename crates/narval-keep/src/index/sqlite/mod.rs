@@ -188,6 +188,12 @@ impl Sqlite {
 }
 
 impl Index for Sqlite {
+    /// One machine has one clock.
+    #[cfg(test)]
+    fn now(&self) -> u64 {
+        self.simulated.as_ref().map_or_else(clock::now, simulated::Node::now)
+    }
+
     fn stamp(&self) -> u64 {
         #[cfg(test)]
         if let Some(node) = &self.simulated {

@@ -10,6 +10,8 @@ use rusqlite::functions::FunctionFlags;
 
 use super::writer::{Writer, in_savepoint};
 use super::{Others, Sqlite, connect, schema, sql_error};
+use crate::clock;
+use crate::rule::{Rule, holds};
 use crate::index::{Fence, IndexError};
 use crate::simulation::{Transaction, current};
 
@@ -59,6 +61,11 @@ impl Node {
         if let Some(task) = current() {
             task.is_fenced(fence);
         }
+    }
+
+    /// As PostgreSQL's index: the time of the database.
+    pub(super) fn now(&self) -> u64 {
+        current().filter(|_| holds(Rule::DatabaseTime)).map_or_else(clock::now, |task| task.database_time())
     }
 
     pub(super) fn stamp(&self) -> u64 {
