@@ -1,5 +1,6 @@
 //! One cache of a data folder: reading.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +9,9 @@ use narval_nix::{HashPart, NarHash, SecretKey};
 
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage};
+use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage, Used};
 use super::lost::Finder;
+use super::retention::RESOLUTION_SECONDS;
 use super::shared::{CacheState, Shared};
 use super::small_bytes::SmallBytes;
 use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage};
@@ -17,6 +19,9 @@ use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;
+
+/// Paths whose retention ends sooner than this might be collected soon, in seconds: their uses are recorded before they are answered.
+const DAY: u64 = 24 * 60 * 60;
 
 /// The number of paths read from the index at a time.
 const LIST_STEP: usize = 4096;
@@ -57,6 +62,15 @@ impl NarHead {
         let NarRecord { nar_hash, nar_size, compression, file_size: len, .. } = *nar;
         Self { len, compression, nar_hash, nar_size }
     }
+}
+
+/// The narinfo of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptNarinfo {
+    /// As it is served.
+    pub text: Arc<[u8]>,
+    /// Until when it may be answered from memory, in seconds since 1970 ([`Cache::note_hit`]).
+    pub until: u64,
 }
 
 /// An entry of the list of all paths.
@@ -142,21 +156,52 @@ impl Cache {
     /// # Errors
     /// If the index fails.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Option<Arc<[u8]>>, IndexError> {
-        let narinfo = self.index().narinfo(self.id(), hash_part)?;
-        if narinfo.is_some() {
-            self.note_used(hash_part);
-        }
-        Ok(narinfo.map(Arc::from))
+        Ok(self.narinfo_until(hash_part)?.map(|found| found.text))
     }
 
-    /// Like [`Cache::narinfo`] for many paths, in the given order.
+    /// As [`narinfo`](Self::narinfo), with the time until when it may be answered from memory.
+    ///
+    /// Who is answered relies on the path: `nix copy` does not push it then. Its use is in memory for some seconds, and a collection by another process does not
+    /// know it. So the use of a path that a collection might remove soon is recorded before it is answered.
     ///
     /// # Errors
     /// If the index fails.
-    pub fn narinfos(&self, hash_parts: &[HashPart]) -> Result<Vec<Option<Arc<[u8]>>>, IndexError> {
-        let found = self.index().narinfos(self.id(), hash_parts)?;
-        hash_parts.iter().zip(&found).filter(|(_, text)| text.is_some()).for_each(|(part, _)| self.note_used(part));
-        Ok(found.into_iter().map(|text| text.map(Arc::from)).collect())
+    pub fn narinfo_until(&self, hash_part: &HashPart) -> Result<Option<KeptNarinfo>, IndexError> {
+        let find = || {
+            let found = self.index().narinfo(self.id(), hash_part)?;
+            let kept = |(text, used): (Vec<u8>, u64)| KeptNarinfo { text: text.into(), until: self.safe_until(used) };
+            Ok::<_, IndexError>(found.map(kept))
+        };
+        let Some(found) = find()? else { return Ok(None) };
+        if self.note_hit(hash_part, found.until) {
+            return Ok(Some(found));
+        }
+        self.index().used(&[Used { cache: self.id(), path: Some(*hash_part), file: None, time: self.now() }])?;
+        // It may have been collected before.
+        find()
+    }
+
+    /// Notes that a narinfo was answered from memory, which [`narinfo_until`](Self::narinfo_until) has returned with this time. Returns `false` if it must
+    /// not be: its use has to be recorded before.
+    pub fn note_hit(&self, hash_part: &HashPart, until: u64) -> bool {
+        let now = self.now();
+        let is_safe = now < until;
+        if is_safe {
+            self.shared.uses.note_path(self.id(), hash_part, now);
+        }
+        is_safe
+    }
+
+    /// Until when no collection removes a path that was last used then.
+    fn safe_until(&self, used: u64) -> u64 {
+        let settings = self.settings();
+        let of_retention = settings.retention_days.map_or(u64::MAX, |days| {
+            let retention = u64::from(days) * DAY;
+            used.saturating_add(retention - DAY.min(retention / 2))
+        });
+        // With a maximum size, the order counts in which paths were used: to the minute, as uses are recorded.
+        let of_size = settings.size_max.map_or(u64::MAX, |_| used.saturating_add(RESOLUTION_SECONDS));
+        of_retention.min(of_size)
     }
 
     /// The NAR of this name below `nar/`, as the index has it. It may be lost.
@@ -235,23 +280,20 @@ impl Cache {
             let message = format!("more than {QUESTION_MAX} paths in one query");
             return Err(Refusal::new(super::RefusalKind::TooLarge, message));
         }
-        // The lease first: paths that are present after it stay.
-        if let Some(seconds) = lease_seconds {
-            self.index().lease(self.id(), hash_parts, self.now().saturating_add(seconds))?;
-        }
-        let mut missing = Vec::new();
+        let mut present = HashSet::new();
         for (part, located) in hash_parts.iter().zip(self.index().located(self.id(), hash_parts)?) {
-            let is_there = match &located {
-                Some((name, size)) => {
-                    self.files().has_nar(name, *size).map_err(|error| Refusal::of_file("look at", name, &error))?
-                }
-                None => false,
-            };
-            if !is_there {
-                missing.push(*part);
+            if let Some((name, size)) = located
+                && self.files().has_nar(&name, size).map_err(|error| Refusal::of_file("look at", &name, &error))?
+            {
+                present.insert(*part);
             }
         }
-        Ok(missing)
+        // Those that have gone since are not leased. Paths that are not there never are: a client may ask for any.
+        if let Some(seconds) = lease_seconds.filter(|_| !present.is_empty()) {
+            let (parts, until) = (Vec::from_iter(present), self.now().saturating_add(seconds));
+            present = self.index().lease(self.id(), &parts, until)?.into_iter().collect();
+        }
+        Ok(hash_parts.iter().filter(|part| !present.contains(part)).copied().collect())
     }
 
     /// All its paths, by base name.

@@ -207,13 +207,9 @@ pub(super) fn open_of_bucket(
             (open_sqlite(bucket.local(), opening)?, mine)
         }
     };
-    match bucket.id().map_err(failed)? {
-        Some(id) => bucket.is_of(&id),
-        None => {
-            bucket.set_id(&id).map_err(|source| io_error("write '_narval/index.id' in", bucket.place(), source))?;
-            bucket.is_of(&id);
-        }
-    }
+    // The bucket may have got one since it was asked.
+    bucket.set_id(&id).map_err(|source| io_error("write '_narval/index.id' in", bucket.place(), source))?;
+    bucket.is_of(&id);
     Ok(index)
 }
 

@@ -80,7 +80,7 @@ mod unrecorded;
 
 pub use audit::{Audit, AuditLine};
 pub use batch::{NARS_MAX, read_commit, read_nars};
-pub use cache::{Cache, Listed, NarFile, NarHead, Stamp};
+pub use cache::{Cache, KeptNarinfo, Listed, NarFile, NarHead, Stamp};
 pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::Data;
 pub use database::Database;

@@ -397,8 +397,8 @@ pub(crate) trait Index: Send + Sync {
     /// Forgets such paths, and all that are too old.
     fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
 
-    /// The narinfo of a path.
-    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError>;
+    /// The narinfo of a path, and when it was last used as far as the index knows.
+    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError>;
     /// The narinfos of paths, in the given order.
     fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError>;
     /// The record of a path.
@@ -448,8 +448,8 @@ pub(crate) trait Index: Send + Sync {
     fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError>;
     /// NAR files that paths have and that are not zstd, by name: at most this many, after the given name.
     fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError>;
-    /// Protects these paths from garbage collection until then.
-    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError>;
+    /// Protects those of these paths that are there from garbage collection until then, and returns them.
+    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError>;
 
     /// Records when paths were last used.
     fn used(&self, used: &[Used]) -> Result<(), IndexError>;

@@ -22,7 +22,7 @@ pub use grace::{COLLECT_GRACE, UNFINISHED_GRACE};
 pub use mark::{Hold, Why};
 pub use pins::{Pin, PinFor};
 pub(super) use shortage::Shortage;
-pub(super) use used::Uses;
+pub(super) use used::{RESOLUTION_SECONDS, Uses};
 
 /// The duration of the lease of a path that a client was told exists, in seconds: a day.
 pub const LEASE_SECONDS: u64 = 24 * 60 * 60;

@@ -16,7 +16,7 @@ const WAITING_MAX: usize = 1 << 14;
 const PARTS: usize = 16;
 
 /// Times are rounded down to this: of several uses within a minute, only the first is noted.
-const RESOLUTION_SECONDS: u64 = 60;
+pub(crate) const RESOLUTION_SECONDS: u64 = 60;
 
 /// The number of recent uses that are remembered (64 KiB). Another use of the same path within the minute then costs one load
 /// instead of a lock. Two paths that share an entry displace each other, which costs only the lock.

@@ -256,3 +256,40 @@ fn an_index_belongs_to_one_bucket() {
     assert!(error.contains("its index is not in the local folder"), "{error}");
     assert!(!elsewhere.path().join("index.sqlite").exists());
 }
+
+/// Two servers with an index of their own each start on an empty bucket at the same moment.
+#[test]
+fn one_of_two_servers_that_start_at_once_creates_the_index() {
+    /// So many tries side by side, one after another.
+    const LANES: u32 = 10;
+    const TRIES: u32 = 10;
+    let fixture = Fixture::new();
+    if !fixture.folder.is_in_bucket() || fixture.folder.database().is_some() {
+        return;
+    }
+    let server = s3::S3Server::shared().unwrap();
+    let start = |number: u32| {
+        let url = server.bucket(&format!("at-once-{number}"));
+        let starts = || {
+            let folder = tempfile::tempdir().unwrap();
+            let url = url.parse().unwrap();
+            let place = crate::Place::Bucket { url, folder: folder.path().to_owned(), cache_size: None };
+            Data::open(place, DataOptions::default()).map(|data| (folder, data))
+        };
+        let both = std::thread::scope(|scope| {
+            let both = [(); 2].map(|()| scope.spawn(starts));
+            both.map(|thread| thread.join().unwrap())
+        });
+        let refused: Vec<String> =
+            both.iter().filter_map(|started| Some(started.as_ref().err()?.to_string())).collect();
+        assert_eq!(refused.len(), 1, "{number}: {refused:?}");
+        // The one that has started can start again.
+        let [(folder, data)] = <[_; 1]>::try_from(both.into_iter().flatten().collect::<Vec<_>>()).unwrap();
+        drop(data);
+        let url = url.parse().unwrap();
+        let place = crate::Place::Bucket { url, folder: folder.path().to_owned(), cache_size: None };
+        Data::open(place, DataOptions::default()).unwrap();
+    };
+    let starts = |lane: u32| (0..TRIES).for_each(|number| start(lane * TRIES + number));
+    std::thread::scope(|scope| (0..LANES).for_each(|lane| drop(scope.spawn(move || starts(lane)))));
+}

@@ -141,6 +141,16 @@ impl Place {
         }
     }
 
+    /// How many rows a table of the index has.
+    pub(super) fn rows(&self, table: &str) -> u64 {
+        let count = format!("select count(*) from {table}");
+        if self.database.is_some() {
+            return self.query(&count).parse().unwrap();
+        }
+        let index = rusqlite::Connection::open(self.path().join("index.sqlite")).unwrap();
+        index.query_row(&count, [], |row| row.get(0)).unwrap()
+    }
+
     /// What the database answers to a query.
     pub(super) fn query(&self, statement: &str) -> String {
         let (server, address) = self.database.as_ref().unwrap();

@@ -24,6 +24,69 @@ fn pin(cache: &Cache, name: &str, path: &TestPath, holds: PinFor) {
     cache.pin(name, &path.part(), holds, &with_scopes("pin")).unwrap();
 }
 
+/// `nix copy` pushes nothing that a server has answered for. A collection in another process does not know what is in the server's memory.
+#[test]
+fn a_path_that_was_asked_for_is_not_collected_by_another_process() {
+    let long_ago = |fixture: &Fixture, path: &TestPath, seconds: u64| {
+        let used = now() - seconds;
+        fixture
+            .folder
+            .sql(&format!("update paths set used = {used}, added = {used} where hash_part = '{}'", path.part()));
+    };
+    let paths = ["asked-for", "other"].map(|name| TestPath::new(name, &[]));
+    let collects = |fixture: &Fixture| {
+        let other = fixture.folder.open();
+        let other = other.cache(&CacheName::default()).unwrap().unwrap();
+        let forgotten = other.collect(&CollectOptions::default(), &pusher()).unwrap().forgotten;
+        assert_eq!(forgotten.iter().map(|path| &*path.path).collect::<Vec<_>>(), [paths[1].info.path.to_string()]);
+        assert!(fixture.cache.narinfo(&paths[0].part()).unwrap().is_some());
+    };
+    for age in [100 * DAY, 90 * DAY + 60] {
+        let fixture = Fixture::new();
+        paths.iter().for_each(|path| drop(path.push(&fixture.cache).unwrap()));
+        paths.iter().for_each(|path| long_ago(&fixture, path, age));
+        let until = fixture.cache.narinfo_until(&paths[0].part()).unwrap().unwrap().until;
+        assert!(fixture.cache.note_hit(&paths[0].part(), until), "it may be answered from memory now");
+        collects(&fixture);
+    }
+    // The one that was asked for is the newest.
+    let fixture = Fixture::new();
+    paths.iter().for_each(|path| drop(path.push(&fixture.cache).unwrap()));
+    let size_max = Some(fixture.cache.usage().unwrap().bytes - 1);
+    fixture.cache.set_settings(&CacheSettings { size_max, ..CacheSettings::default() }).unwrap();
+    long_ago(&fixture, &paths[0], 2 * DAY);
+    long_ago(&fixture, &paths[1], DAY);
+    fixture.cache.narinfo(&paths[0].part()).unwrap().unwrap();
+    collects(&fixture);
+}
+
+/// A path whose retention ends soon is not answered from memory for longer than that.
+#[test]
+fn what_is_in_memory_is_answered_while_no_collection_removes_it() {
+    let path = TestPath::new("a", &[]);
+    let until = |settings: CacheSettings, age: u64| {
+        let fixture = Fixture::with(&settings);
+        path.push(&fixture.cache).unwrap();
+        let used = now() - age;
+        fixture.folder.sql(&format!("update paths set used = {used}"));
+        let until = fixture.cache.narinfo_until(&path.part()).unwrap().unwrap().until;
+        let recorded = fixture.cache.index().narinfo(fixture.cache.id(), &path.part()).unwrap().unwrap().1;
+        (until, recorded, used)
+    };
+    let kept_for =
+        |days: Option<u32>, size_max| CacheSettings { retention_days: days, size_max, ..CacheSettings::default() };
+    let (end, recorded, used) = until(kept_for(Some(90), None), 88 * DAY);
+    assert_eq!((end, recorded), (used + 89 * DAY, used), "without a statement");
+    let (end, recorded, _) = until(kept_for(Some(90), None), 89 * DAY);
+    assert!(recorded + 60 > now() && end == recorded + 89 * DAY);
+    let (end, recorded, used) = until(kept_for(Some(1), None), DAY / 4);
+    assert_eq!((end, recorded), (used + DAY / 2, used));
+    let (end, recorded, used) = until(kept_for(None, None), 1000 * DAY);
+    assert_eq!((end, recorded), (u64::MAX, used));
+    let (end, recorded, _) = until(kept_for(None, Some(1 << 30)), 120);
+    assert!(recorded + 60 > now() && end == recorded + 60);
+}
+
 /// attic#83, #227: objects were collected one by one, by age, and closures that were needed had holes.
 #[test]
 fn attic_83_closures_are_kept_whole() {
@@ -57,9 +120,8 @@ fn attic_83_closures_are_kept_whole() {
 /// cachix#338: asking for a narinfo was no use of it.
 #[test]
 fn cachix_338_every_use_counts() {
-    let uses: [fn(&Cache, &TestPath); 5] = [
+    let uses: [fn(&Cache, &TestPath); 4] = [
         |cache, path| drop(cache.narinfo(&path.part()).unwrap().unwrap()),
-        |cache, path| drop(cache.narinfos(&[path.part()]).unwrap()),
         |cache, path| drop(cache.nar_file(&path.file_name(Compression::Zstd)).unwrap().unwrap()),
         |cache, path| cache.note_used(&path.part()),
         |cache, path| assert_eq!(path.push(cache).unwrap().outcome, Outcome::Unchanged),
@@ -538,4 +600,23 @@ fn an_object_is_not_removed_after_the_deadline() {
     assert!(is_there(cache, &path) && cache.nar_file(&record.file).unwrap().is_some());
     cache.files().unlink_nar(&record.file, Instant::now() + Duration::from_secs(60)).unwrap();
     assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+}
+
+/// A client may ask for any number of paths that nobody has.
+#[test]
+fn only_paths_that_are_there_are_leased() {
+    let fixture = Fixture::new();
+    let path = TestPath::new("a", &[]);
+    path.push(&fixture.cache).unwrap();
+    let leases = || fixture.folder.rows("leases");
+    let mut asked: Vec<HashPart> =
+        (0..3000).map(|number| store_path(&format!("absent-{number}")).hash_part()).collect();
+    assert_eq!(fixture.cache.missing(&asked, Some(LEASE_SECONDS)).unwrap(), asked);
+    assert_eq!(leases(), 0);
+    asked.push(path.part());
+    // However often it is asked for, by whomever.
+    for _ in 0..3 {
+        assert_eq!(fixture.cache.missing(&asked, Some(LEASE_SECONDS)).unwrap(), asked[..3000]);
+    }
+    assert_eq!(leases(), 1);
 }

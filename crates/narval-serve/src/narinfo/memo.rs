@@ -32,6 +32,8 @@ pub(crate) struct Present {
     pub(crate) etag: Option<HeaderValue>,
     /// The narinfo; shared with the answer.
     pub(crate) text: Bytes,
+    /// In a cache that takes uploads: until when it is answered from memory, in seconds since 1970.
+    pub(crate) until: u64,
 }
 
 impl AsRef<Prepared> for Present {

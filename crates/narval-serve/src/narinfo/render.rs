@@ -60,7 +60,7 @@ pub(crate) fn present(face: Face, text: impl Into<Bytes>) -> Present {
         Face::Narval => etag(&text),
     };
     let fields: Vec<_> = etag.iter().map(|etag| (header::ETAG, etag.clone())).collect();
-    Present { response: prepared(StatusCode::OK, MIME_TYPE, &fields, text.clone()), etag, text }
+    Present { response: prepared(StatusCode::OK, MIME_TYPE, &fields, text.clone()), etag, text, until: u64::MAX }
 }
 
 /// An entity tag that changes with the text: the first 130 bits of its SHA-256.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use narval_keep::{Cache, Stamp};
+use narval_keep::{Cache, KeptNarinfo, Stamp};
 use narval_nix::HashPart;
 
 use crate::Face;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::narinfo::memo::{Answer, Memo};
+use crate::narinfo::memo::{Answer, Memo, Present};
 use crate::narinfo::render::present;
 
 /// The narinfos of one cache.
@@ -28,10 +28,12 @@ impl WrittenNarinfos {
     #[inline]
     pub(crate) fn remembered(&self, hash_part: &HashPart) -> Option<Answer> {
         let answer = self.memo.get(self.cache.stamp(), hash_part)?;
-        self.metrics.narinfo_memo_hits.inc();
-        if matches!(answer, Answer::Present(_)) {
-            self.cache.note_used(hash_part);
+        if let Answer::Present(present) = &answer
+            && !self.cache.note_hit(hash_part, present.until)
+        {
+            return None;
         }
+        self.metrics.narinfo_memo_hits.inc();
         Some(answer)
     }
 
@@ -40,10 +42,21 @@ impl WrittenNarinfos {
         self.metrics.narinfo_memo_misses.inc();
         // Before the index is read: what is remembered can only be newer than its stamp says.
         let stamp = self.cache.stamp();
-        let answer = match self.cache.narinfo(&hash_part)? {
-            None => Answer::Absent,
+        let answer = match self.cache.narinfo_until(&hash_part) {
+            Ok(None) => Answer::Absent,
             // Reading it has noted the use.
-            Some(text) => Answer::Present(Arc::new(present(Face::Narval, text.to_vec()))),
+            Ok(Some(KeptNarinfo { text, until })) => {
+                Answer::Present(Arc::new(Present { until, ..present(Face::Narval, text.to_vec()) }))
+            }
+            // Without the index, nobody collects either.
+            Err(error) if error.is_away() => match self.memo.get(stamp, &hash_part) {
+                Some(remembered) => {
+                    self.cache.note_used(&hash_part);
+                    return Ok(remembered);
+                }
+                None => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
         };
         // Other servers may add it at any time, and whoever was told so there asks here next.
         if matches!(answer, Answer::Present(_)) || !self.cache.is_shared() {

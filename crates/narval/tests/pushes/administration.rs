@@ -135,6 +135,36 @@ fn cachix_338_uses_are_counted_by_a_server() {
     panic!("the use was not recorded");
 }
 
+/// Nix pushes nothing that is here, so it must not be collected a second later.
+#[test]
+fn what_nix_copy_has_found_is_not_collected_by_another_process() {
+    let mut lab = Lab::new();
+    let token = lab.token("push");
+    let path = lab.store.add_tree("tree");
+    let narinfo = format!("/{}.narinfo", hash_part(&path));
+    lab.push(Nix::Newest, &token, "compression=none", &path).unwrap();
+    let data = lab.data_path();
+    let used = |days: i64| {
+        let database = rusqlite::Connection::open(data.join("index.sqlite")).unwrap();
+        database.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+        database.execute("update paths set used = unixepoch() - ? * 86400", [days]).unwrap();
+    };
+    // What it knows of the push is recorded before.
+    lab.restart("-TERM");
+    used(100);
+    lab.push(Nix::Newest, &token, "compression=none", &path).unwrap();
+    assert_eq!(narval(&lab, &["cache", "gc"]), "");
+    assert_eq!(lab.get(&narinfo).status, 200);
+    // The same if it is in the server's memory, and the server is killed at once.
+    lab.restart("-KILL");
+    assert_eq!(narval(&lab, &["cache", "gc"]), "");
+    assert_eq!(lab.get(&narinfo).status, 200);
+    // Without being asked for.
+    lab.restart("-TERM");
+    used(100);
+    assert!(narval(&lab, &["cache", "gc"]).contains(base(&path)));
+}
+
 #[test]
 fn without_a_data_folder() {
     let folder = tempfile::tempdir().unwrap();

@@ -99,7 +99,7 @@ impl Postgres {
         let node = Arc::new(Node::new(is_rebuild).map_err(|error| unusable(format!("no random numbers: {error}")))?);
         let pool = Arc::new(Pool::new(address, MakeRustlsConnect::new(tls)));
         let mut connection = pool.open().map_err(|error| error.at(&name))?;
-        schema::prepare(&mut connection, &this_process(), &name)?;
+        schema::prepare(&mut connection, &this_process(), &name, schema::PATIENCE)?;
         let seen = connection.run(DEADLINE, async |client| watch::begin(client, &node).await);
         let seen = seen.map_err(|error| error.at(&name))?;
         let stamp = Arc::new(AtomicU64::new(1));
@@ -301,8 +301,8 @@ impl Index for Postgres {
         self.database.write(NOTE_LATER, async |change| lost::forget(change, cache, hash_parts).await)
     }
 
-    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {
-        Ok(self.narinfos(cache, &[*hash_part])?.into_iter().next().flatten())
+    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError> {
+        self.database.read(DEADLINE, async |client| paths::narinfo(client, cache, hash_part).await)
     }
 
     fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
@@ -382,7 +382,7 @@ impl Index for Postgres {
         self.database.read(DEADLINE, async |client| nars::not_zstd(client, cache, after, max).await)
     }
 
-    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError> {
+    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError> {
         self.database.write(ADD_LATER, async |change| paths::lease(change, cache, hash_parts, until).await)
     }
 

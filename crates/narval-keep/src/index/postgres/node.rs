@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use narval_nix::nix32;
 
-use crate::clock;
+use narval_client::clock;
 
 /// What changes of this process are marked with: it counts those itself.
 pub(super) struct Node {

@@ -8,12 +8,22 @@ use tokio_postgres::Client;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::nars::CONDEMNED;
-use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, texts};
+use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
 use super::transaction::Change;
 use crate::index::{CacheId, Commit, PathRecord};
 
 /// Paths in one statement: a statement is in memory as a whole, here and in the database.
 const STEP: usize = 4096;
+
+pub(super) async fn narinfo(
+    client: &Client,
+    cache: CacheId,
+    hash_part: &HashPart,
+) -> Result<Option<(Vec<u8>, u64)>, Failed> {
+    let find = "select narinfo, used from narval.paths where cache = $1 and hash_part = $2";
+    let row = query_opt(client, find, &[p(&cache.0), p(&hash_part.as_str())]).await?;
+    row.map(|row| Ok((get(&row, 0)?, number(&row, 1)?))).transpose()
+}
 
 pub(super) async fn narinfos(
     client: &Client,
@@ -253,10 +263,11 @@ pub(super) async fn lease(
     cache: CacheId,
     hash_parts: &[HashPart],
     until: u64,
-) -> Result<(), Failed> {
-    // Once each, and in one order: a statement cannot change a row twice, and others lease the same paths.
-    let parts: BTreeSet<&str> = hash_parts.iter().map(HashPart::as_str).collect();
-    let lease = "insert into narval.leases as l (cache, hash_part, until) select $1, part, $3 from unnest($2) as u (part) \
-         order by part collate \"C\" on conflict (cache, hash_part) do update set until = greatest(l.until, excluded.until)";
-    execute(change.client, lease, &[p(&cache.0), p(&Vec::from_iter(parts)), p(&int(until))]).await.map(drop)
+) -> Result<Vec<HashPart>, Failed> {
+    // In one order: others lease the same paths.
+    let lease = "insert into narval.leases as l (cache, hash_part, until) select cache, hash_part, $3 from narval.paths \
+         where cache = $1 and hash_part = any($2) order by hash_part \
+         on conflict (cache, hash_part) do update set until = greatest(l.until, excluded.until) returning hash_part";
+    let rows = query(change.client, lease, &[p(&cache.0), p(&texts(hash_parts)), p(&int(until))]).await?;
+    rows.iter().map(|row| parsed(row, 0)).collect()
 }

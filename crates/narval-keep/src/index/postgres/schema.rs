@@ -22,7 +22,7 @@ const COMPATIBLE: u32 = 1;
 const SERVER_MIN: i32 = 130_000;
 
 /// How long another node may take to change tables.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often is looked whether it is done.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -164,7 +164,8 @@ create table narval.lost (
 
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
-    let query = "select current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')";
+    let query =
+        "select current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')";
     let row = query_opt(client, query, &[]).await?.ok_or(Failed::Changed)?;
     let [commit, fsync, pages]: [String; 3] = [get(&row, 0)?, get(&row, 1)?, get(&row, 2)?];
     let mut doubts = Vec::new();
@@ -174,14 +175,21 @@ pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
         ));
     }
     for (name, _) in [("fsync", fsync), ("full_page_writes", pages)].iter().filter(|(_, value)| value == "off") {
-        doubts.push(format!("{name} is off: a crash of its machine may destroy it. Set '{name} = on' in postgresql.conf"));
+        doubts.push(format!(
+            "{name} is off: a crash of its machine may destroy it. Set '{name} = on' in postgresql.conf"
+        ));
     }
     Ok(doubts)
 }
 
 /// Makes the tables when they are missing, and brings older ones up to date.
-pub(super) fn prepare(connection: &mut Connection, owner: &str, name: &str) -> Result<(), IndexError> {
-    let until = Instant::now() + PATIENCE;
+pub(super) fn prepare(
+    connection: &mut Connection,
+    owner: &str,
+    name: &str,
+    patience: Duration,
+) -> Result<(), IndexError> {
+    let until = Instant::now() + patience;
     loop {
         let found = connection.run(CHANGE_MAX, async |client| look(client).await).map_err(|error| error.at(name))?;
         match found {
@@ -247,9 +255,7 @@ async fn look(client: &Client) -> Result<Found, Failed> {
     let query =
         "select (select value from narval.meta where key = 'version'), value from narval.meta where key = 'compatible'";
     match query_opt(client, query, &[]).await? {
-        Some(row) => {
-            Ok(Found::Tables { version: parsed(&row, 0)?, compatible: parsed(&row, 1)? })
-        }
+        Some(row) => Ok(Found::Tables { version: parsed(&row, 0)?, compatible: parsed(&row, 1)? }),
         None => Ok(Found::Nothing),
     }
 }

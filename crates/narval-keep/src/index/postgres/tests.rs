@@ -92,6 +92,13 @@ fn a_node_that_was_killed_while_it_created_the_tables_is_not_waited_for_long() {
          on conflict (name) do update set owner = excluded.owner, fence = leases_of_work.fence + 1, until = excluded.until; \
          update narval.meta set value = '6' where key = 'version'; drop table narval.lost; drop index narval.pending_by_name";
     server.sql(name, claim).unwrap();
+    let address_of = Address::parse(&address).unwrap();
+    let tls = MakeRustlsConnect::new(narval_client::tls_config(&[b"postgresql"]).unwrap());
+    let mut waiting = Pool::new(address_of, tls).open().unwrap();
+    let until = server.sql(name, "select date_trunc('second', until) from narval.leases_of_work").unwrap();
+    let refused = schema::prepare(&mut waiting, "me", name, Duration::ZERO).unwrap_err().to_string();
+    let said = format!("process 1 on a creates or changes its tables, and has the right to do so until {until}");
+    assert!(refused.contains(&said), "{refused}");
     assert!(Postgres::open(&address).is_ok(), "within a minute");
     let mut connection = Postgres::open(&address).unwrap().database.pool.open().unwrap();
     let holder = connection.run(DEADLINE, async |client| Lease::holder(client, "schema").await).unwrap().unwrap();

@@ -307,12 +307,15 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| lost::forget(connection, cache, &hash_parts))
     }
 
-    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {
+    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError> {
         self.read(|connection| paths::narinfo(connection, cache, hash_part))
     }
 
     fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
-        self.read(|connection| hash_parts.iter().map(|part| paths::narinfo(connection, cache, part)).collect())
+        let text = |found: Option<(Vec<u8>, u64)>| found.map(|(text, _)| text);
+        self.read(|connection| {
+            hash_parts.iter().map(|part| paths::narinfo(connection, cache, part).map(text)).collect()
+        })
     }
 
     fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError> {
@@ -374,7 +377,7 @@ impl Index for Sqlite {
         self.read(|connection| nars::not_zstd(connection, cache, after, max))
     }
 
-    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<(), IndexError> {
+    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError> {
         let hash_parts = hash_parts.to_vec();
         self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))
     }

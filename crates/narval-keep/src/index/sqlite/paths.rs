@@ -11,9 +11,10 @@ pub(super) fn narinfo(
     connection: &Connection,
     cache: CacheId,
     hash_part: &HashPart,
-) -> rusqlite::Result<Option<Vec<u8>>> {
-    let query = "select narinfo from paths where cache = ? and hash_part = ?";
-    connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], |row| row.get(0)).optional()
+) -> rusqlite::Result<Option<(Vec<u8>, u64)>> {
+    let query = "select narinfo, used from paths where cache = ? and hash_part = ?";
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], row).optional()
 }
 
 pub(super) fn is_present(connection: &Connection, cache: CacheId, hash_part: &HashPart) -> rusqlite::Result<bool> {
@@ -172,12 +173,15 @@ pub(super) fn lease(
     cache: CacheId,
     hash_parts: &[HashPart],
     until: u64,
-) -> rusqlite::Result<()> {
-    let lease = "insert into leases (cache, hash_part, until) values (?, ?, ?) \
+) -> rusqlite::Result<Vec<HashPart>> {
+    let lease = "insert into leases (cache, hash_part, until) select cache, hash_part, ?3 from paths where cache = ?1 and hash_part = ?2 \
          on conflict do update set until = max(until, excluded.until)";
     let mut statement = connection.prepare_cached(lease)?;
+    let mut leased = Vec::new();
     for part in hash_parts {
-        statement.execute(params![cache.0, part.as_str(), until])?;
+        if statement.execute(params![cache.0, part.as_str(), until])? > 0 {
+            leased.push(*part);
+        }
     }
-    Ok(())
+    Ok(leased)
 }

@@ -10,10 +10,10 @@ use rusqlite::functions::FunctionFlags;
 
 use super::writer::{Writer, in_savepoint};
 use super::{Others, Sqlite, connect, schema, sql_error};
-use crate::clock;
-use crate::rule::{Rule, holds};
 use crate::index::{Fence, IndexError};
+use crate::rule::{Rule, holds};
 use crate::simulation::{Transaction, current};
+use narval_client::clock;
 
 /// What PostgreSQL tells other servers, besides what SQLite does.
 const TRIGGERS: &str = "

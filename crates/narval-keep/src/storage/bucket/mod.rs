@@ -115,13 +115,23 @@ impl Bucket {
         let _ = self.shared.id.set(id.to_owned());
     }
 
-    /// Gives this bucket's index an id, if it has none. If several servers do so at the same time, one of them succeeds.
+    /// Gives this bucket's index an id, if it has none; fails if it has another one. If several servers do so at the same time, one of them
+    /// succeeds.
     ///
     /// Not every object store has conditional requests. So each server first writes a claim, and then lists all: whoever sees another one
     /// withdraws its own, and tries again. A claim ends when the id is there, or when no request of its server can take effect any more.
     pub(crate) fn set_id(&self, id: &str) -> io::Result<()> {
         let objects = &self.shared.objects;
         let give_up = clock::instant() + CLAIMING_MAX;
+        let is_mine = |found: &str| match found == id {
+            true => Ok(()),
+            false => Err(io::Error::other(
+                "another server has just created an index for the same bucket: give both the same database, or stop one",
+            )),
+        };
+        if let Some(found) = self.id()? {
+            return is_mine(&found);
+        }
         loop {
             let until = clock::instant() + VALID_FOR;
             let mut random = [0; 10];
@@ -151,11 +161,7 @@ impl Bucket {
             let removed = objects.remove_until(&own, clock::instant() + VALID_FOR);
             removed.unwrap_or_else(|error| tracing::warn!("'{own}' stays in the bucket: {error}"));
             match (is_set?, self.id()?) {
-                (_, Some(found)) if found == id => return Ok(()),
-                (_, Some(_)) => {
-                    let reason = "another server has just created an index for the same bucket: give both the same database, or stop one";
-                    return Err(io::Error::other(reason));
-                }
+                (_, Some(found)) => return is_mine(&found),
                 (_, None) if clock::instant() >= give_up => {
                     let reason = "other servers are creating an index for the same bucket; try again in two minutes";
                     return Err(io::Error::other(reason));
