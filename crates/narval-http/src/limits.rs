@@ -177,6 +177,10 @@ pub(crate) const COMPLAINTS_EVERY: Duration = Duration::from_secs(60);
 /// Clients about which the log complains in that time.
 pub(crate) const COMPLAINTS_MAX: usize = 64;
 
+/// How long the first bytes of a request body are waited for. After that its handler starts without them, if threads for
+/// streamed bodies are free: it may not need the body for its answer.
+pub(crate) const BODY_AWAITED: Duration = Duration::from_millis(100);
+
 /// Requests for [paths of checks](crate::Builder::checks) that wait for their thread. Further ones are answered 503.
 pub(crate) const CHECKS_MAX: usize = 64;
 

@@ -507,6 +507,23 @@ fn a_modified_record_is_answered_with_an_alert() {
                 let error = client.read(&mut [0; 16]).expect_err("an alert");
                 assert!(error.to_string().contains("BadRecordMac"), "{paths:?}: {error}");
             }
+            // Behind a request, in one write.
+            for path in ["/inline", "/worker"] {
+                let mut client = server.client(version);
+                get(&mut client, "/inline");
+                write!(client.conn.writer(), "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+                let mut records = Vec::new();
+                client.conn.write_tls(&mut records).unwrap();
+                records.extend([&[23, 3, 3, 1, 0][..], &[7; 256]].concat());
+                client.sock.write_all(&records).unwrap();
+                let mut got = Vec::new();
+                let error = client.read_to_end(&mut got).expect_err("an alert");
+                assert!(
+                    error.to_string().contains("BadRecordMac"),
+                    "{path} {version:?} {:?}: {error}",
+                    String::from_utf8_lossy(&got)
+                );
+            }
         }
     }
 }

@@ -476,7 +476,9 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// The value of a `Content-Length` field.
+/// The value of a `Content-Length` field. Stricter than `1*DIGIT` of RFC 9110 section 8.6, on purpose: a number with leading
+/// zeros is refused, because other software reads it as octal or differently from the same number without them, and two
+/// lengths for one message are how requests are smuggled. No client sends one.
 pub(crate) fn content_length(value: &[u8]) -> Result<u64, ProtoError> {
     let canonical = value == b"0" || matches!(value, [b'1'..=b'9', rest @ ..] if rest.iter().all(u8::is_ascii_digit));
     if !canonical {

@@ -47,6 +47,7 @@ impl Acceptor {
                 control: Vec::new(),
                 sender: Sender::Session,
                 alert: None,
+                has_failed: false,
                 may_offload: true,
                 is_broken: false,
             }),
@@ -71,6 +72,8 @@ struct State {
     sender: Sender,
     /// The alert for a failure to receive, if the session can no longer send it itself.
     alert: Option<u8>,
+    /// Receiving has failed: nothing is sent behind the alert (RFC 8446 section 6.2).
+    has_failed: bool,
     /// Offloading to the kernel has not failed so far.
     may_offload: bool,
     /// The session panicked and must not be used again.
@@ -120,7 +123,7 @@ impl TlsChannel {
         if state.is_broken {
             return Err(broken());
         }
-        let State { session, control, sender, alert, is_broken, .. } = &mut *state;
+        let State { session, control, sender, alert, has_failed, is_broken, .. } = &mut *state;
         // It parses untrusted input, often on the shard's thread.
         let opened = catch_unwind(AssertUnwindSafe(|| session.receive(received, plaintext, control)));
         let opened = opened.map_err(|_| {
@@ -129,6 +132,7 @@ impl TlsChannel {
             broken()
         })?;
         opened.map_err(|error| {
+            *has_failed = true;
             if matches!(error, SessionError::NotTls) && control.is_empty() && matches!(sender, Sender::Session) {
                 control.extend_from_slice(&plain_http(received));
             }
@@ -152,6 +156,12 @@ impl TlsChannel {
     pub(crate) fn seal(&self, socket: &Socket, out: &mut OutBuf) -> io::Result<()> {
         let mut state = self.lock();
         let mut sealed = state.take_control(socket)?;
+        if state.has_failed {
+            let alert = state.only_alert(sealed, !out.is_empty())?;
+            out.clear();
+            out.memory = alert;
+            return Ok(());
+        }
         match &mut state.sender {
             Sender::Kernel(kernel) => {
                 kernel.will_send(&fd(socket)?, out.len() as u64)?;
@@ -197,6 +207,10 @@ impl TlsChannel {
     pub(crate) fn seal_in_place(&self, socket: &Socket, plain: &mut Vec<u8>) -> io::Result<()> {
         let mut state = self.lock();
         let waiting = state.take_control(socket)?;
+        if state.has_failed {
+            *plain = state.only_alert(waiting, !plain.is_empty())?;
+            return Ok(());
+        }
         match &mut state.sender {
             Sender::Records(records) => seal_records(records, plain, waiting),
             _ => Err(io::ErrorKind::Unsupported.into()),
@@ -278,6 +292,11 @@ impl State {
     /// Whether records are pending for the client.
     fn has_to_say(&self) -> bool {
         !self.control.is_empty() || self.alert.is_some()
+    }
+
+    /// What is sent in place of data after receiving has failed: the alert, and nothing behind it.
+    fn only_alert(&self, alert: Vec<u8>, has_data: bool) -> io::Result<Vec<u8>> {
+        if alert.is_empty() && has_data { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(alert) }
     }
 
     /// Takes over encryption from the library, if possible.

@@ -346,3 +346,30 @@ fn bodies_read_whole_have_a_limit() {
         assert_eq!(client.answer().status, 413, "by default");
     });
 }
+
+#[test]
+fn an_answer_that_needs_no_body_does_not_wait_for_one() {
+    on_each_driver(|driver| {
+        let server = TestServer::start(driver, |mut request: Request| match request.path() {
+            "/refuse" => Response::text(StatusCode::METHOD_NOT_ALLOWED, "no"),
+            _ => Response::text(StatusCode::OK, request.body().text(100).unwrap()),
+        });
+        for framing in ["Content-Length: 500", "Transfer-Encoding: chunked"] {
+            let mut client = server.connect();
+            client.send(format!("PATCH /refuse HTTP/1.1\r\nHost: t\r\n{framing}\r\n\r\n"));
+            assert_eq!(client.answer().status, 405, "{framing}");
+        }
+        // The body is late, and the connection goes on behind it, whether the handler has read it or not.
+        for (path, status) in [("/", 200), ("/refuse", 405)] {
+            let mut client = server.connect();
+            client.send(format!("PUT {path} HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\n\r\n"));
+            std::thread::sleep(Duration::from_millis(300));
+            client.send("later");
+            let answer = client.answer();
+            assert_eq!(answer.status, status);
+            if answer.header("connection") != Some("close") {
+                assert_eq!(client.get("/").status, 200);
+            }
+        }
+    });
+}

@@ -3,12 +3,13 @@
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use narval_http::files::{Site, SiteOptions};
+use narval_http::http1::date;
 use narval_http::{Listen, Server};
 
-use crate::harness::Client;
+use crate::harness::{Client, TestServer, on_each_driver};
 use crate::stopping::Process;
 
 /// How long cached metadata of a file is trusted in these tests.
@@ -27,6 +28,22 @@ fn a_site_by_itself() {
     // Until the test closes it.
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     std::process::exit(0);
+}
+
+/// RFC 9110 section 8.8.2.1.
+#[test]
+fn nothing_was_modified_after_it_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(folder.path().join("page")).unwrap();
+    file.set_modified(SystemTime::now() + Duration::from_secs(1_000_000)).unwrap();
+    on_each_driver(|driver| {
+        let site = Site::open(folder.path(), SiteOptions::default()).unwrap();
+        let server = TestServer::start(driver, site);
+        let answer = server.get("/page");
+        let [modified, date] =
+            ["last-modified", "date"].map(|name| date::parse(answer.header(name).unwrap().as_bytes()));
+        assert!(modified.is_some() && modified <= date, "{}", answer.head);
+    });
 }
 
 /// A file system may take its time to open a file: a shard, which serves all its connections, must not be the thread that waits.

@@ -119,7 +119,12 @@ impl Uploads {
         };
         let coding = coding(&request.head())?;
         let this = Arc::clone(self);
-        self.receive(request, move |body| this.take(upload, &mut decoded(coding, body)?, &grant))
+        let bytes_max = match upload {
+            Upload::NarInfo(_) => NARINFO_LEN_MAX as u64,
+            Upload::CacheInfo | Upload::Unknown(_) => OTHER_BYTES_MAX,
+            Upload::Small(..) => u64::MAX,
+        };
+        self.receive_at_most(bytes_max, request, move |body| this.take(upload, &mut decoded(coding, body)?, &grant))
     }
 
     /// Answers a POST of the push protocol with a token that may push.
@@ -222,6 +227,20 @@ impl Uploads {
         Ok(Response::new(StatusCode::OK))
     }
 
+    /// [Receives](Self::receive) a body of which at most `bytes_max` bytes are [read]. A larger one is refused before it is there.
+    fn receive_at_most(
+        self: &Arc<Self>,
+        bytes_max: u64,
+        request: Request,
+        take: impl FnOnce(&mut dyn Read) -> Result<Response, ServeError> + Send + 'static,
+    ) -> Result<Response, ServeError> {
+        let is_coded = request.header("content-encoding").is_some();
+        if !is_coded && announced(&request).is_some_and(|length| length > bytes_max) {
+            return Err(too_large(bytes_max));
+        }
+        self.receive(request, take)
+    }
+
     /// Runs `take` with the body: on an upload thread if it is small, otherwise on this thread.
     fn receive(
         self: &Arc<Self>,
@@ -229,8 +248,7 @@ impl Uploads {
         take: impl FnOnce(&mut dyn Read) -> Result<Response, ServeError> + Send + 'static,
     ) -> Result<Response, ServeError> {
         let limit = SMALL_UPLOAD_BYTES as u64;
-        let announced = request.header("content-length").and_then(|length| length.parse::<u64>().ok());
-        if announced.is_some_and(|length| length >= limit) {
+        if announced(&request).is_some_and(|length| length >= limit) {
             return take(request.body());
         }
         let mut begun = Vec::new();
@@ -301,9 +319,18 @@ fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, ServeError> {
     let mut bytes = Vec::new();
     body.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| ended_early(&error))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(Refusal::new(RefusalKind::TooLarge, format!("the upload is larger than {bytes_max} bytes")).into());
+        return Err(too_large(bytes_max));
     }
     Ok(bytes)
+}
+
+fn too_large(bytes_max: u64) -> ServeError {
+    Refusal::new(RefusalKind::TooLarge, format!("the upload is larger than {bytes_max} bytes")).into()
+}
+
+/// The length of a body, if the client has announced it.
+fn announced(request: &Request) -> Option<u64> {
+    request.header("content-length").and_then(|length| length.parse().ok())
 }
 
 fn ended_early(error: &io::Error) -> ServeError {

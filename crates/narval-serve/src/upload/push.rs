@@ -11,7 +11,7 @@ use narval_nix::{HashPart, Sha256};
 
 use super::coding::{coding, decoded};
 use super::parts::{Key, PART_BYTES_MAX, PartError};
-use super::{Counted, Uploads, compression_of, ended_early, narinfo_lines, read, text};
+use super::{Counted, Uploads, announced, compression_of, ended_early, narinfo_lines, read, text};
 use crate::error::ServeError;
 
 /// The key in `nix-cache-info` that announces the push protocol.
@@ -40,8 +40,9 @@ const UPLOAD_OFFSET: &str = "upload-offset";
 pub(super) fn missing(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let coding = coding(&request.head())?;
     let this = Arc::clone(uploads);
-    uploads.receive(request, move |body| {
-        let body = read(&mut decoded(coding, body)?, HASH_PARTS_MAX as u64 * LINE_BYTES)?;
+    let bytes_max = HASH_PARTS_MAX as u64 * LINE_BYTES;
+    uploads.receive_at_most(bytes_max, request, move |body| {
+        let body = read(&mut decoded(coding, body)?, bytes_max)?;
         let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let asked = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
         let asked = asked.map_err(|_| malformed("each line must be a hash part of 32 characters"))?;
@@ -107,7 +108,7 @@ impl Part {
 pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let target = target(name)?;
     let part = Part::parse(request.query())?;
-    let length: Option<u64> = request.header("content-length").and_then(|length| length.parse().ok());
+    let length = announced(&request);
     // Before the body is read: a client that waits for 100 Continue need not send it.
     let receipts = receipts(&request);
     let upload = match uploads.cache.begin_with(target, length.filter(|_| part.is_none()), receipts, &grant)? {
@@ -150,7 +151,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
 /// `POST nars`: small NARs, which are recorded together.
 pub(super) fn nars(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let (this, receipts) = (Arc::clone(uploads), receipts(&request));
-    uploads.receive(request, move |body| {
+    uploads.receive_at_most(NARS_BYTES_MAX, request, move |body| {
         let body = read(&mut Counted::new(body, &this.metrics), NARS_BYTES_MAX)?;
         let nars = read_nars(&body)?;
         let named = nars.iter().map(|(name, file)| Ok((target(name)?, *file)));
@@ -183,7 +184,7 @@ pub(super) fn progress(uploads: &Uploads, name: &str, grant: &Grant) -> Result<R
 pub(super) fn commit(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let coding = coding(&request.head())?;
     let this = Arc::clone(uploads);
-    uploads.receive(request, move |body| {
+    uploads.receive_at_most(COMMIT_BYTES_MAX, request, move |body| {
         let body = read(&mut decoded(coding, body)?, COMMIT_BYTES_MAX)?;
         let narinfos = read_commit(&body)?;
         let committed = match this.cache.commit_narinfos(&narinfos, &grant) {

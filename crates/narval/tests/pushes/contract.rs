@@ -249,6 +249,23 @@ fn content_encodings_are_decoded_on_receipt() {
     assert!(answer.text().starts_with("StorePath: "));
 }
 
+/// 408 would follow after half a minute.
+#[test]
+fn an_answer_that_needs_no_body_does_not_wait_for_one() {
+    let lab = Lab::new();
+    let nar = Nar::of(b"x");
+    let [right, wrong] = [lab.token("push"), WRONG.to_owned()].map(|token| format!("Authorization: Bearer {token}"));
+    for (method, path, authorization, length, status) in [
+        ("PATCH", "/nix-cache-info".to_owned(), &right, 500, 405),
+        ("PUT", nar.url(), &wrong, 500, 401),
+        ("PUT", format!("/other{}", narinfo_url(PATH)), &right, 500, 404),
+        ("PUT", narinfo_url(PATH), &right, 10_000_000, 413),
+    ] {
+        let answer = lab.server.ask(method, &path, &[authorization, &format!("Content-Length: {length}")]);
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
+    }
+}
+
 #[test]
 fn unknown_uploads_and_nix_cache_info() {
     let lab = Lab::new();

@@ -14,7 +14,7 @@ use super::{Conn, Input};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::io::clock::millis;
-use crate::limits::{BODY_SMALL, Limits};
+use crate::limits::{BODY_AWAITED, BODY_SMALL, Limits};
 
 impl<X: Exchange> Conn<X> {
     /// Starts a request that is not answered inline: receives its body, or hands it to a worker.
@@ -60,8 +60,12 @@ impl<X: Exchange> Conn<X> {
             service.send_continue();
         }
         self.deadline = incoming.next_check(service.now(), service.limits());
-        self.state = State::Body(Box::new(Receiving { incoming, body, bytes, head }));
-        if input.rest().is_empty() { Act::Wait } else { self.feed_buffer(input, service) }
+        let is_awaited = input.rest().is_empty();
+        if is_awaited {
+            self.deadline = self.deadline.min(service.now() + millis(BODY_AWAITED));
+        }
+        self.state = State::Body(Box::new(Receiving { incoming, body, bytes, head, is_awaited }));
+        if is_awaited { Act::Wait } else { self.feed_buffer(input, service) }
     }
 
     /// Streams the body to a handler.
@@ -158,14 +162,14 @@ impl<X: Exchange> Conn<X> {
             NextStep::Stream => return self.stream_rest(service),
             NextStep::Answer => {}
         }
-        let Some(Receiving { incoming, body, bytes, head }) = self.take_body() else { return Act::Wait };
+        let Some(Receiving { incoming, body, bytes, head, .. }) = self.take_body() else { return Act::Wait };
         self.run(BodyLeft::Nothing, service);
         Act::Job(Request { bytes, head, body: Body::Buffered(Box::new((body, incoming.trailers()))) })
     }
 
     /// Streams the rest of a body to a handler.
     fn stream_rest(&mut self, service: &impl Service<X>) -> Act<X> {
-        let Some(Receiving { incoming, body, bytes, head }) = self.take_body() else { return Act::Wait };
+        let Some(Receiving { incoming, body, bytes, head, .. }) = self.take_body() else { return Act::Wait };
         let pipe = service.pipe(body, incoming.rest(), false);
         self.stream(bytes, head, incoming, pipe, service)
     }
@@ -185,6 +189,13 @@ impl<X: Exchange> Conn<X> {
     pub(super) fn check_body(&mut self, service: &mut impl Service<X>) -> Act<X> {
         let (now, limits) = (service.now(), service.limits());
         let short = service.is_short_for_bodies();
+        if let State::Body(request) = &mut self.state
+            && std::mem::take(&mut request.is_awaited)
+        {
+            self.deadline = request.incoming.next_check(now, limits);
+            let is_late = !request.incoming.has_begun() && service.has_spare_streams();
+            return if is_late { self.stream_rest(service) } else { Act::Wait };
+        }
         if let State::Running(left) = &mut self.state {
             left.catch_up();
         }

@@ -68,6 +68,11 @@ impl IncomingBody {
         }
     }
 
+    /// Whether any of it has arrived.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.received > 0
+    }
+
     /// Whether a body of announced length is complete; [`Framing::Length`] of [`u64::MAX`] means that no length was
     /// announced.
     pub(crate) fn is_whole(&self) -> bool {

@@ -61,6 +61,8 @@ pub(super) struct Receiving {
     pub(super) body: Buffered,
     pub(super) bytes: Bytes,
     pub(super) head: Box<ParsedHead>,
+    /// The first look is for whether any of it has arrived.
+    pub(super) is_awaited: bool,
 }
 
 /// The unreceived part of the body of a running request.

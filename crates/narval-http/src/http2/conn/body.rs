@@ -171,7 +171,11 @@ impl<X: Exchange> Conn<X> {
     /// Streams the rest of a body to a handler.
     fn stream_body(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let Some(InMemory { incoming, body, bytes, head }) = stream.take_memory() else { return };
+        let Some(InMemory { incoming, body, bytes, head, is_awaited }) = stream.take_memory() else { return };
+        if is_awaited {
+            // That was no check of its progress.
+            stream.body_check = incoming.next_check(service.now(), service.limits());
+        }
         let pipe = service.pipe(id, body, false);
         stream.receiving = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
         self.ask(id, Request { bytes, head, body: RequestBody::Streamed(pipe) });
@@ -257,6 +261,14 @@ impl<X: Exchange> Conn<X> {
                 self.stream_body(id, service);
                 self.credit_if_room(id, 0);
                 return self.streams.get(&id).map(|stream| stream.body_check.max(now + 1));
+            }
+            Receiving::Memory(memory) if memory.is_awaited && stream.body_check <= now => {
+                memory.is_awaited = false;
+                stream.body_check = memory.incoming.next_check(now, service.limits());
+                if !memory.incoming.has_begun() && service.has_spare_streams() {
+                    self.stream_body(id, service);
+                }
+                return self.streams.get(&id).map(|stream| stream.body_check);
             }
             Receiving::Memory(memory) => (&mut memory.incoming, false, short && memory.body.bytes.len() > BODY_SMALL),
             Receiving::Piped { incoming, pipe } => (&mut **incoming, pipe.is_paused(), short),

@@ -88,6 +88,11 @@ impl<X: Exchange> Conn<X> {
         self.look_at(service.now() + millis(service.limits().linger_timeout));
     }
 
+    /// The layer below can no longer decode the client's input, and has an alert to send.
+    pub(crate) fn fail_below(&mut self, service: &mut impl Service<X>) {
+        self.fail(ErrorCode::InternalError, "the layer below cannot decode the client's input", service);
+    }
+
     fn abandon_all(&mut self, service: &mut impl Service<X>) {
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         for stream in streams {

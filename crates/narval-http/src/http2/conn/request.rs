@@ -14,8 +14,8 @@ use crate::http2::frame::{self, ErrorCode};
 use crate::http2::head::{HeadBuilder, HeadError, is_field_value};
 use crate::http2::hpack::HpackError;
 use crate::http2::response;
-use crate::io::clock::millis;
-use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
+use crate::io::clock::{Millis, millis};
+use crate::limits::{BODY_AWAITED, HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
 use crate::message::departure::Departure;
 
 type Taken = Result<(), ConnError>;
@@ -160,10 +160,7 @@ impl<X: Exchange> Conn<X> {
         };
         let incoming = IncomingBody::new(framing, window_end);
         let body_check = incoming.next_check(service.now(), service.limits());
-        self.look_at(body_check);
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.body_check = body_check;
-        }
+        self.check_body_at(id, body_check);
         let bytes = Bytes::copy_from_slice(head.bytes());
         let mut body = service.buffer();
         body.share.announce(incoming.length().unwrap_or(u64::MAX));
@@ -182,8 +179,19 @@ impl<X: Exchange> Conn<X> {
         if expects {
             self.inform(id, &response::continue_block());
         }
-        self.set_receiving(id, Receiving::Memory(Box::new(InMemory { incoming, body, bytes, head: parsed })));
+        self.set_receiving(
+            id,
+            Receiving::Memory(Box::new(InMemory { incoming, body, bytes, head: parsed, is_awaited: true })),
+        );
+        self.check_body_at(id, body_check.min(service.now() + millis(BODY_AWAITED)));
         self.enlarge_window(id);
+    }
+
+    fn check_body_at(&mut self, id: u32, at: Millis) {
+        self.look_at(at);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.body_check = at;
+        }
     }
 
     pub(super) fn set_receiving(&mut self, id: u32, receiving: Receiving<X>) {

@@ -69,6 +69,8 @@ pub(super) struct InMemory {
     pub(super) body: Buffered,
     pub(super) bytes: bytes::Bytes,
     pub(super) head: ParsedHead,
+    /// The first look is for whether any of it has arrived.
+    pub(super) is_awaited: bool,
 }
 
 /// Our side of a stream.

@@ -51,8 +51,10 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Handles an invalid record: sends an alert, unless a response is being sent, and ends the connection.
+    /// Handles an invalid record: the client gets an alert, and the connection ends. An answer that is due to what came before
+    /// follows the alert, because whoever makes it is the only one who may write.
     fn on_bad_record(&mut self, slot: &mut Slot, error: &io::Error) {
+        tracing::trace!(%error, "a TLS record cannot be decrypted");
         if let Protocol::Http1(conn) = &mut slot.protocol
             && conn.may_be_answered()
             && slot.connection.lease.wait_for() == Holder::Shard
@@ -60,10 +62,10 @@ impl<D: Driver<Connection>> Shard<D> {
             // The last response is sent, and its worker has returned the lease without a message.
             conn.answered_quietly(&self.local.at(&slot.connection));
         }
-        if slot.http1().is_some_and(|conn| conn.is_idle()) {
-            self.http1(slot, &[], |conn, _, _| conn.fail());
-        } else {
-            self.on_broken(slot, error);
+        match &slot.protocol {
+            Protocol::Http1(conn) if conn.is_idle() => self.http1(slot, &[], |conn, _, _| conn.fail()),
+            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.fail_below(at)),
+            _ => self.on_input_end(slot),
         }
     }
 

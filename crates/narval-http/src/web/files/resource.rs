@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{
@@ -35,7 +36,7 @@ const USE_AS_DICTIONARY: HeaderName = HeaderName::from_static("use-as-dictionary
 pub(super) struct Resource {
     /// The file itself first, then smaller encodings, the smallest first.
     pub(super) variants: Vec<Variant>,
-    pub(super) last_modified: std::time::SystemTime,
+    pub(super) last_modified: SystemTime,
     /// Its `Use-As-Dictionary` field. Only such files have deltas.
     pub(super) use_as_dictionary: Option<HeaderValue>,
     /// Its name beneath the root.
@@ -79,7 +80,7 @@ impl Resource {
             found.extend(smaller);
         }
         let use_as_dictionary = use_as_dictionary(path, options);
-        let last_modified = stamp.modified();
+        let last_modified = not_in_the_future(stamp.modified());
         let common = Common {
             content_type: mime::of(path),
             last_modified,
@@ -257,10 +258,16 @@ fn etag(stamp: &Stamp, coding: Coding) -> HeaderValue {
     HeaderValue::try_from(tag).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
+/// `Last-Modified` is never later than `Date` (RFC 9110 section 8.8.2.1), which may be a second old.
+fn not_in_the_future(modified: SystemTime) -> SystemTime {
+    let now = SystemTime::now();
+    if modified > now { now - Duration::from_secs(1) } else { modified }
+}
+
 /// What the responses with any encoding of a file have in common.
 struct Common<'a> {
     content_type: HeaderValue,
-    last_modified: std::time::SystemTime,
+    last_modified: SystemTime,
     cache_control: Option<&'a HeaderValue>,
     use_as_dictionary: Option<&'a HeaderValue>,
     has_sidecars: bool,

@@ -316,6 +316,22 @@ fn header_blocks_full_of_size_updates() {
     });
 }
 
+/// RFC 8446 section 6.2, whatever came before.
+#[test]
+fn a_record_that_cannot_be_decrypted_is_answered_with_an_alert() {
+    on_each_driver_mut(|site, address| {
+        for path in ["/", "/wait"] {
+            let mut client = Client::start(address);
+            client.still_serves();
+            let (_, headers) = opened(&mut client, path, true);
+            let error = client.send_with_a_bad_record(&headers);
+            assert!(error.to_string().contains("BadRecordMac"), "{path}: {error}");
+        }
+        site.open_gate();
+        Client::start(address).still_serves();
+    });
+}
+
 /// Frames on a stream that was reset are ignored, up to a limit.
 #[test]
 fn flood_on_a_reset_stream() {

@@ -219,6 +219,16 @@ impl Client {
         self.tls.flush()
     }
 
+    /// Sends bytes and, in the same write, a record that cannot be decrypted. Returns how the connection ends.
+    pub(crate) fn send_with_a_bad_record(&mut self, bytes: &[u8]) -> io::Error {
+        self.tls.conn.writer().write_all(bytes).unwrap();
+        let mut records = Vec::new();
+        self.tls.conn.write_tls(&mut records).unwrap();
+        records.extend([&[23, 3, 3, 1, 0][..], &[7; 256]].concat());
+        self.tls.sock.write_all(&records).unwrap();
+        self.tls.read_to_end(&mut Vec::new()).expect_err("the connection ends with an alert")
+    }
+
     /// The identifier of the next stream to open.
     pub(crate) fn stream(&mut self) -> u32 {
         let stream = self.next_stream;

@@ -133,6 +133,21 @@ fn content_length_must_match_the_data() {
     });
 }
 
+#[test]
+fn an_answer_that_needs_no_body_does_not_wait_for_one() {
+    with_client(|client, _| {
+        let stream = client.open(&[post("/refuse"), vec![("content-length", "500")]].concat(), false);
+        client.until(|frame| frame.stream == stream && frame.kind == HEADERS);
+        client.send(frame(DATA, END_STREAM, stream, [b'x'; 500]));
+        client.still_serves();
+        // One that is late.
+        let stream = client.open(&[post("/length"), vec![("content-length", "5")]].concat(), false);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        client.send(frame(DATA, END_STREAM, stream, "later"));
+        assert_eq!(client.response(stream).text(), "5");
+    });
+}
+
 /// Trailers (§8.1): another field section, which ends the stream and has no pseudo-fields.
 #[test]
 fn trailers() {

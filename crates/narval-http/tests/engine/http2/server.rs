@@ -122,6 +122,8 @@ impl Site {
                 let trailers = request.body().trailers();
                 Body::bytes(trailers.keys().map(|name| name.as_str()).collect::<Vec<_>>().join(" "))
             }
+            // does not need the body
+            "/refuse" => return Ok(Response::text(StatusCode::METHOD_NOT_ALLOWED, "no\n")),
             "/length" => Body::bytes(read(&mut request)?.len().to_string()),
             "/echo" => Body::bytes(read(&mut request)?),
             _ => return Ok(Response::text(StatusCode::NOT_FOUND, "no\n")),
