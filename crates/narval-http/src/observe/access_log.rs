@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,6 +13,9 @@ use crate::peer::Peer;
 
 /// Lines queued for the writer. Further ones are dropped, and counted.
 const QUEUE_MAX: usize = 16 * 1024;
+
+/// Bytes of these lines: clients choose how long a request line, a `Referer` and a `User-Agent` are.
+const QUEUE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// An entry of the access log: an answered request.
 #[derive(Clone, Debug)]
@@ -68,6 +71,13 @@ impl Entry {
         }
     }
 
+    /// Bytes of memory that it takes.
+    fn held(&self) -> usize {
+        let fields = [&self.referer, &self.user_agent, &self.forwarded_for];
+        let fields = fields.into_iter().flatten().map(String::capacity).sum::<usize>();
+        size_of::<Self>() + self.request_line.capacity() + fields
+    }
+
     /// The same for a server that was told which proxies to trust: what others say about their clients is left out.
     pub(crate) fn with_proxies(head: &HeadRef<'_>, id: RequestId) -> Self {
         let entry = Self { knows_proxies: true, ..Self::new(head, id) };
@@ -97,15 +107,19 @@ pub trait AccessLog: Send + 'static {
 pub(crate) struct LogQueue {
     /// `None` ends the thread.
     sender: SyncSender<Option<Box<Entry>>>,
-    dropped: Arc<AtomicU64>,
+    /// Bytes of the queued entries.
+    bytes: Arc<AtomicUsize>,
+    dropped: AtomicU64,
 }
 
 impl LogQueue {
     /// Starts the thread that writes to `log`. It ends when the queue is dropped, or earlier by [`end`](Self::end).
     pub(crate) fn start(log: Box<dyn AccessLog>) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
         let (sender, receiver) = sync_channel(QUEUE_MAX);
-        let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(log, &receiver))?;
-        Ok((Self { sender, dropped: Arc::default() }, thread))
+        let bytes = Arc::<AtomicUsize>::default();
+        let entries = Entries { receiver, bytes: bytes.clone() };
+        let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || write_all(log, &entries))?;
+        Ok((Self { sender, bytes, dropped: AtomicU64::new(0) }, thread))
     }
 
     /// Makes the thread end after the queued lines. Returns `false` if the queue has no room for that now.
@@ -123,9 +137,28 @@ impl LogQueue {
         entry.bytes = bytes;
         entry.aborted = aborted;
         entry.duration = entry.started.elapsed();
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.sender.try_send(Some(entry)) {
+        let held = entry.held();
+        let has_room = self.bytes.fetch_add(held, Ordering::Relaxed) + held <= QUEUE_BYTES_MAX;
+        if !has_room || self.sender.try_send(Some(entry)).is_err() {
+            self.bytes.fetch_sub(held, Ordering::Relaxed);
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// The writer's side of the queue.
+struct Entries {
+    receiver: Receiver<Option<Box<Entry>>>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Entries {
+    /// Writes an entry, which counts until then. Returns `false` for the end.
+    fn write(&self, entry: Option<Box<Entry>>, log: &mut dyn AccessLog) -> bool {
+        let Some(entry) = entry else { return false };
+        guarded(|| log.write(&entry));
+        self.bytes.fetch_sub(entry.held(), Ordering::Relaxed);
+        true
     }
 }
 
@@ -136,19 +169,58 @@ fn guarded(method: impl FnOnce()) {
     }
 }
 
-fn write_all(mut log: Box<dyn AccessLog>, entries: &Receiver<Option<Box<Entry>>>) {
-    while let Ok(Some(entry)) = entries.recv() {
-        guarded(|| log.write(&entry));
-        let is_last = loop {
-            match entries.try_recv() {
-                Ok(Some(entry)) => guarded(|| log.write(&entry)),
-                Ok(None) => break true,
-                Err(_) => break false,
-            }
-        };
+fn write_all(mut log: Box<dyn AccessLog>, entries: &Entries) {
+    while let Ok(entry) = entries.receiver.recv() {
+        let mut goes_on = entries.write(entry, &mut *log);
+        while goes_on && let Ok(entry) = entries.receiver.try_recv() {
+            goes_on = entries.write(entry, &mut *log);
+        }
         guarded(|| log.flush());
-        if is_last {
+        if !goes_on {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::http1::head::parse_head;
+    use crate::limits::HeadLimits;
+
+    /// A log whose disk stands still until its channel is closed.
+    struct Stuck(Receiver<()>);
+
+    impl AccessLog for Stuck {
+        fn write(&mut self, _: &Entry) {
+            // It fails once the disk works again.
+            let _ = self.0.recv();
+        }
+    }
+
+    #[test]
+    fn long_lines_that_wait_for_the_disk_are_bounded_in_bytes() {
+        let (disk, stuck) = channel();
+        let (queue, thread) = LogQueue::start(Box::new(Stuck(stuck))).unwrap();
+        let head = format!("GET / HTTP/1.1\r\nhost: a\r\nreferer: {}\r\n\r\n", "a".repeat(15_000));
+        let parts = parse_head(head.as_bytes(), &HeadLimits::default()).unwrap().unwrap().parts;
+        let push = || {
+            let entry = Entry::new(&HeadRef::new(head.as_bytes(), &parts, &Peer::Unix.into()), RequestId::NONE);
+            queue.push(Box::new(entry), 200, 0, false);
+        };
+        (0..2000).for_each(|_| push());
+        assert!(queue.bytes.load(Ordering::Relaxed) <= QUEUE_BYTES_MAX);
+        assert!(queue.dropped() >= 900, "{} of 2000 were dropped", queue.dropped());
+        drop(disk);
+        while queue.bytes.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        let dropped = queue.dropped();
+        push();
+        assert_eq!(queue.dropped(), dropped, "there is room again");
+        assert!(queue.end());
+        thread.join().unwrap();
     }
 }
