@@ -484,10 +484,13 @@ impl<C, M> Drop for UringDriver<C, M> {
             // The timeout ends this at the latest.
             drop(self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&moment)));
             self.reap();
-            while let Some((data, _, flags)) = self.completed.pop_front() {
-                if let Some(op) = usize::try_from(data).ok().and_then(|place| self.ops.get_mut(place))
-                    && !cqueue::more(flags)
-                {
+            while let Some((data, result, flags)) = self.completed.pop_front() {
+                let Some(op) = usize::try_from(data).ok().and_then(|place| self.ops.get_mut(place)) else { continue };
+                if let Some(InFlight::Accept { listener, family, .. }) = op {
+                    // Closes a connection that nobody gets.
+                    drop(accepted(*listener, *family, result));
+                }
+                if !cqueue::more(flags) {
                     *op = None;
                 }
             }
@@ -583,3 +586,39 @@ impl Drop for ProvidedBuffers {
 }
 
 const _: () = assert!(URING_BUFFERS.is_power_of_two(), "the tail wraps around at 2^16");
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A client of a descriptor that leaks waits for ever.
+    #[test]
+    fn connections_that_were_accepted_when_the_driver_ends_are_closed() {
+        if let Err(why) = probe() {
+            println!("skipped: {why}");
+            return;
+        }
+        for round in 0..8 {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let mut driver = UringDriver::<Socket, ()>::new(WakeQueue::new().unwrap()).unwrap();
+            driver.listen(0, Arc::new(Socket::Os(listener.into()))).unwrap();
+            let mut clients: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
+            // Some are only in the ring, some reaped, and one is taken.
+            if round % 2 == 0 {
+                driver.wait(0, Some(1000)).unwrap();
+                assert!(matches!(driver.next(), Some(Completion::Accepted { result: Ok(_), .. })));
+            } else {
+                driver.ring.submit().unwrap();
+            }
+            drop(driver);
+            for client in &mut clients {
+                client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+                let read = client.read(&mut [0]);
+                assert!(!read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock), "{read:?}");
+            }
+        }
+    }
+}
