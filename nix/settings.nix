@@ -218,6 +218,7 @@ section {
     head-timeout = key time "Timeout for receiving a request's head.";
     keep-alive-timeout = key time "Idle time between two requests on a connection.";
     stall-timeout = key time "Time after which a client that reads nothing is disconnected.";
+    output-memory = key size "Memory for answers that clients have yet to read, and for messages of WebSockets.";
     narinfo-memory = key size "Memory for remembered narinfos, per cache.";
   };
 }

@@ -66,6 +66,10 @@ pub struct Limits {
     pub bodies_waiting_max: usize,
     /// Bytes of a streamed request body that may be buffered for its handler; beyond that nothing is received.
     pub body_window: usize,
+    /// Memory, in bytes, for what all connections hold for their clients: answers that wait to be sent, and messages of
+    /// WebSockets in both directions. Beyond it, larger answers that need more are 503, and the connections that hold
+    /// most are closed.
+    pub output_memory_max: usize,
     /// The largest request body; a larger one is answered 413. The default is a size that a handler may read into
     /// memory; raise it for uploads that are read piece by piece.
     pub body_max: u64,
@@ -97,6 +101,7 @@ impl Default for Limits {
             streamed_bodies_max: 64,
             bodies_waiting_max: 8192,
             body_window: 256 * 1024,
+            output_memory_max: 256 * 1024 * 1024,
             body_max: 16 * 1024 * 1024,
         }
     }
@@ -214,6 +219,17 @@ pub(crate) const INLINE_BATCH_MAX: usize = 128 * 1024;
 
 /// Bodies in memory up to this size are copied after their head, so that one plain `send` takes both.
 pub(crate) const COPY_BODY_MAX: usize = 16 * 1024;
+
+/// What a connection may hold of [`Limits::output_memory_max`] even if nothing is left: heads, and answers of a few
+/// lines, such as those of health checks.
+pub(crate) const OUTPUT_SMALL: usize = 32 * 1024;
+
+/// How much is produced or sealed at once when more than three quarters of [`Limits::output_memory_max`] are in use: one
+/// full record. With it, the largest number of connections fits into the default.
+pub(crate) const OUTPUT_TIGHT: usize = 16 * 1024;
+
+/// If this much was held, and half of it is free again, the allocator gives it back to the system.
+pub(crate) const OUTPUT_TRIM_MIN: usize = 8 * 1024 * 1024;
 
 /// Files below this size are read into memory and sent with their head: `sendfile(2)` costs more than the copy.
 pub(crate) const SENDFILE_MIN: u64 = 128 * 1024;

@@ -192,6 +192,7 @@ fn values_arrive() {
         head-timeout = '2s'
         keep-alive-timeout = 5
         stall-timeout = '250ms'
+        output-memory = '1M'
         narinfo-memory = 4096
     ";
     let config = ServeConfig::parse("/etc/narval/a.toml", text).unwrap();
@@ -210,7 +211,7 @@ fn values_arrive() {
     assert_eq!((limits.backlog, limits.head_timeout), (11, Duration::from_secs(2)));
     assert_eq!(limits.keep_alive_timeout, Duration::from_secs(5));
     assert_eq!(limits.write_stall_timeout, Duration::from_millis(250));
-    assert_eq!(config.limits.narinfo_memory, Some(4096));
+    assert_eq!((limits.output_memory_max, config.limits.narinfo_memory), (1 << 20, Some(4096)));
 }
 
 /// The page names the keys that there are, and no others; its example is one.

@@ -5,6 +5,7 @@ pub(crate) mod doorbell;
 pub(crate) mod driver;
 pub(crate) mod listen;
 pub(crate) mod out_buf;
+pub(crate) mod output_memory;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) mod sim;
 pub(crate) mod socket;

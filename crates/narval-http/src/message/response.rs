@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
-use super::body::Body;
+use super::body::{Body, BodyKind};
 use super::invalid_header::{InvalidHeader, header_field};
 use super::panic_guard::Kept;
 use super::responder::Later;
@@ -60,6 +60,17 @@ impl Response {
         T: AsRef<Prepared> + std::fmt::Debug + Send + Sync + 'static,
     {
         Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
+    }
+
+    /// Bytes of its body, if that is in memory.
+    pub(crate) fn bytes_in_memory(&self) -> usize {
+        match &self.kind {
+            ResponseKind::Prepared(prepared) => prepared.body.len(),
+            ResponseKind::Plain { body, .. } => match &body.kind {
+                BodyKind::Bytes(bytes) => bytes.len(),
+                BodyKind::Empty | BodyKind::File(_) | BodyKind::Source { .. } => 0,
+            },
+        }
     }
 
     /// A response with this status, without field lines or body.
@@ -261,8 +272,8 @@ mod tests {
         pub(crate) fn body_bytes(&self) -> Bytes {
             match &self.kind {
                 ResponseKind::Plain { body, .. } => match &body.kind {
-                    crate::message::body::BodyKind::Empty => Bytes::new(),
-                    crate::message::body::BodyKind::Bytes(bytes) => bytes.clone(),
+                    BodyKind::Empty => Bytes::new(),
+                    BodyKind::Bytes(bytes) => bytes.clone(),
                     other => panic!("not from memory: {other:?}"),
                 },
                 ResponseKind::Prepared(prepared) => prepared.body.clone(),

@@ -155,6 +155,10 @@ impl Counters {
             queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
             queue_depth: 0,
             body_memory_bytes: 0,
+            output_memory_bytes: 0,
+            output_memory_max_bytes: 0,
+            output_memory_refused: 0,
+            output_memory_closed: 0,
             bodies_waiting: 0,
             workers: 0,
             log_lines_dropped: 0,
@@ -229,6 +233,14 @@ pub struct Snapshot {
     pub queue_depth: usize,
     /// Memory used by request bodies now, in bytes.
     pub body_memory_bytes: u64,
+    /// Memory that connections hold for their clients now, in bytes: answers that wait to be sent, messages of WebSockets.
+    pub output_memory_bytes: u64,
+    /// Its limit, [`Limits::output_memory_max`](crate::Limits::output_memory_max).
+    pub output_memory_max_bytes: u64,
+    /// Answers that were 503, and messages that were not decompressed, because that memory was used up.
+    pub output_memory_refused: u64,
+    /// Connections closed because they held most when it was used up.
+    pub output_memory_closed: u64,
     /// Requests with streamed bodies that are queued for a thread now.
     pub bodies_waiting: usize,
     /// Worker threads.

@@ -33,6 +33,16 @@ impl Snapshot {
             ("narval_http_handshakes_refused", "TLS handshakes refused because of a limit.", self.handshakes_refused),
             ("narval_http_connections_http2", "Connections that use HTTP/2.", self.connections_http2),
             ("narval_http_answers_http2", "Responses over HTTP/2, also counted among all.", self.answers_http2),
+            (
+                "narval_http_output_memory_refused",
+                "Answers and messages refused because memory for output was used up.",
+                self.output_memory_refused,
+            ),
+            (
+                "narval_http_output_memory_closed",
+                "Connections closed because they held most of the memory for output.",
+                self.output_memory_closed,
+            ),
             ("narval_http_inline_slow", "Measured inline calls of more than 200 us.", self.inline_slow),
             ("narval_http_log_lines_dropped", "Access log lines dropped.", self.log_lines_dropped),
         ];
@@ -52,6 +62,12 @@ impl Snapshot {
             ("narval_http_connections_open", "Connections open now.", self.connections_open),
             ("narval_http_queue_depth", "Requests queued for a worker.", self.queue_depth as u64),
             ("narval_http_body_memory_bytes", "Memory used by request bodies.", self.body_memory_bytes),
+            (
+                "narval_http_output_memory_bytes",
+                "Memory held for clients that have yet to read it, and for messages of WebSockets.",
+                self.output_memory_bytes,
+            ),
+            ("narval_http_output_memory_max_bytes", "The limit of that memory.", self.output_memory_max_bytes),
             (
                 "narval_http_bodies_waiting",
                 "Requests with streamed bodies queued for a thread.",

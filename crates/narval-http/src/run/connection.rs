@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::http1::conn::Close;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
+use crate::io::output_memory::Holding;
 use crate::io::socket::{HasSocket, Socket};
 use crate::message::body_pipe::Feeder;
 use crate::peer::Remote;
@@ -29,6 +30,8 @@ pub(crate) struct Connection {
     /// Whether its response was large: much of it may still be in the kernel's send buffer.
     last_was_large: AtomicBool,
     home: Arc<Mailbox>,
+    /// What it holds for its client.
+    holding: Arc<Holding>,
 }
 
 impl Connection {
@@ -38,6 +41,7 @@ impl Connection {
         remote: Remote,
         token: Token,
         home: Arc<Mailbox>,
+        holding: Arc<Holding>,
     ) -> Self {
         Self {
             link: Link::new(socket, tls, remote),
@@ -46,7 +50,13 @@ impl Connection {
             idle_since: AtomicU64::new(0),
             last_was_large: AtomicBool::new(false),
             home,
+            holding,
         }
+    }
+
+    /// What it holds for its client.
+    pub(crate) fn holding(&self) -> &Arc<Holding> {
+        &self.holding
     }
 
     /// When a job last finished without a message.
@@ -108,6 +118,10 @@ impl Feeder for Connection {
 impl ws::Carrier for Connection {
     fn link(&self) -> Option<&Link> {
         Some(&self.link)
+    }
+
+    fn holding(&self) -> &Arc<Holding> {
+        &self.holding
     }
 
     fn tell(&self) {

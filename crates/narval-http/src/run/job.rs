@@ -24,6 +24,8 @@ pub(crate) enum Job {
     WebSocket(Arc<ws::Shared>),
     /// Received bytes of a TLS handshake.
     Handshake { lease: TxLease, received: Vec<u8>, permit: HandshakePermit },
+    /// Freed memory is to be given back to the system.
+    GiveBack,
 }
 
 /// A request, with the right to answer it.

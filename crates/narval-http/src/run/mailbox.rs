@@ -17,7 +17,7 @@ use crate::ws;
 ///
 /// Bounded by the work in flight: a connection has at most one job, so at most one message, besides `BodyWanted` (sent
 /// once per window), `BodyReady` (once per wait) and `WebSocket` (not sent again until it is handled). The same applies
-/// to each HTTP/2 stream.
+/// to each HTTP/2 stream. Another shard sends `MakeRoom` when it closes connections to make room, and once besides.
 pub(crate) type Mailbox = WakeQueue<Message>;
 
 impl Wakes for Mailbox {
@@ -47,6 +47,8 @@ pub(crate) enum Message {
     WebSocket { token: Token },
     /// An event on a stream of an HTTP/2 connection.
     Stream { token: Token, stream: u32, event: StreamEvent },
+    /// Connections hold too much for their clients, and those that hold most may be of this shard.
+    MakeRoom,
     /// Stop accepting, and finish what is running.
     Stop,
     /// Stop now.

@@ -3,20 +3,24 @@
 use crate::http1::conn::{Answer as _, Next, Over};
 use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
+use crate::run::connection::Connection;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Step};
-use crate::tls::link::Link;
 
 /// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. Records the response once it
 /// is over.
 pub(crate) fn send_piece(
     outgoing: &mut Outgoing,
-    connection: &Link,
+    connection: &Connection,
     budget: u64,
     server: &ServerState,
     counters: &ThreadCounters,
 ) -> Next {
-    match outgoing.drive(connection, budget) {
+    let step = outgoing.drive(connection, budget);
+    if !matches!(step, Ok(Step::Complete)) {
+        outgoing.count_held(connection.holding());
+    }
+    match step {
         Ok(Step::Complete) => {
             server.record_outgoing(counters, outgoing, false);
             Next::Over(Over::complete(outgoing.keep_alive, outgoing.sent()))

@@ -452,9 +452,14 @@ fn start_shard<D: Driver<Connection>>(
 
 fn snapshot(server: &ServerState, workers: usize) -> Snapshot {
     let counted = server.counters.snapshot();
+    let output = server.output_memory.usage();
     Snapshot {
         queue_depth: server.pool.depth(),
         body_memory_bytes: server.body_memory.used() as u64,
+        output_memory_bytes: output.used as u64,
+        output_memory_max_bytes: output.bytes_max as u64,
+        output_memory_refused: output.refused,
+        output_memory_closed: output.closed,
         bytes_received: counted.bytes_received + server.body_memory.received_by_handlers(),
         bodies_waiting: server.streams.depth(),
         workers,

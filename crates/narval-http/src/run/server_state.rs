@@ -6,6 +6,7 @@ use http::{HeaderValue, StatusCode, header};
 use crate::http1::conn::Answer as _;
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::io::clock::Clock;
+use crate::io::output_memory::OutputMemory;
 use crate::limits::{CHECKS_MAX, Limits};
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::complaints::Complaints;
@@ -33,6 +34,8 @@ pub(crate) struct ServerState {
     /// The queue of the threads for TLS handshakes: slow handlers must not delay new connections.
     pub(crate) handshakes: Pool,
     pub(crate) body_memory: Arc<BodyMemory>,
+    /// What connections hold for their clients.
+    pub(crate) output_memory: Arc<OutputMemory>,
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
     pub(crate) log: Option<LogQueue>,
@@ -67,6 +70,7 @@ impl ServerState {
             check_paths: Vec::new(),
             handshakes: Pool::new(0),
             body_memory: BodyMemory::new(limits.body_memory_max),
+            output_memory: OutputMemory::new(limits.output_memory_max),
             clock,
             counters: Counters::default(),
             log: None,

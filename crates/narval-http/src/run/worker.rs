@@ -11,7 +11,9 @@ use crossbeam_utils::CachePadded;
 
 use crate::http1::conn::{Next, Over};
 use crate::io::out_buf::OutBuf;
-use crate::limits::{BYTES_PER_TURN, SENDFILE_MIN};
+use crate::io::output_memory::Share;
+use crate::io::unsafe_calls::give_back_freed;
+use crate::limits::{BYTES_PER_TURN, COPY_BODY_MAX, SENDFILE_MIN};
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
@@ -87,6 +89,9 @@ impl Worker {
             let started = Instant::now();
             self.counters.busy.begin(started);
             self.run_job(job);
+            if self.server.output_memory.wants_trim() {
+                give_back_freed();
+            }
             let ended = Instant::now();
             self.counters.busy.end(ended);
             self.counters.job_time.add_time(ended.duration_since(started));
@@ -113,6 +118,7 @@ impl Worker {
                 }
             }
             Job::Handshake { lease, received, permit } => self.shake_hands(lease, &received, permit),
+            Job::GiveBack => give_back_freed(),
         }));
         if done.is_err() {
             self.counters.panics.add(1);
@@ -159,23 +165,41 @@ impl Worker {
             }
             return;
         }
+        let held = match reply_to.connection() {
+            Some(connection) => self.reserve(connection, &mut response),
+            None => Share::default(),
+        };
         match reply_to {
-            ReplyTo::Connection(lease) => self.send(lease, response, context),
-            ReplyTo::Stream(reply) => Self::send_on_stream(reply, response, context),
+            ReplyTo::Connection(lease) => self.send(lease, response, context, held),
+            ReplyTo::Stream(reply) => Self::send_on_stream(reply, response, context, held),
         }
     }
 
+    /// Reserves the memory that a response holds until its client has read it. If there is no room, the answer is 503.
+    fn reserve(&self, connection: &Connection, response: &mut Response) -> Share {
+        let bytes = response.bytes_in_memory();
+        if bytes <= COPY_BODY_MAX {
+            return Share::default();
+        }
+        Share::reserve(connection.holding(), bytes).unwrap_or_else(|| {
+            self.counters.overloaded.add(1);
+            tracing::debug!(bytes, "answered 503: no memory is left for answers that wait to be sent");
+            *response = self.server.overloaded.clone().into();
+            Share::default()
+        })
+    }
+
     /// Encodes a response, and posts it to the shard.
-    fn send_on_stream(reply: StreamReply, response: Response, context: AnswerContext) {
+    fn send_on_stream(reply: StreamReply, response: Response, context: AnswerContext, held: Share) {
         if let Some(body) = &context.body {
             // The handler is done: the unread rest is discarded.
             body.answer_begins();
         }
-        reply.answer(http2::encode(response, context.to.is_head, context.watch));
+        reply.answer(http2::encode(response, context.to.is_head, context.watch), held);
     }
 
     /// Encodes and sends a response.
-    fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext) {
+    fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext, held: Share) {
         if let Some(accepted) = response.upgrade.take() {
             return self.upgrade(lease, response, context, accepted);
         }
@@ -223,7 +247,11 @@ impl Worker {
         outgoing.watch = context.watch;
         outgoing.kept = encoded.kept;
         outgoing.here = context.here;
+        outgoing.held = held;
         if outgoing.is_blocked() {
+            if let Some(connection) = lease.connection() {
+                outgoing.count_held(connection.holding());
+            }
             return lease.hand_back(Box::new(outgoing));
         }
         self.go_on(lease, Box::new(outgoing));
@@ -265,6 +293,7 @@ impl Worker {
         match next {
             Next::Over(over) => {
                 outgoing.here = None;
+                outgoing.held = Share::default();
                 self.end(lease, over);
                 self.keep_buffers(*outgoing);
             }

@@ -21,6 +21,7 @@ use crate::http2::conn::{
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
 use crate::http2::hpack::{encode_field, encode_status};
 use crate::io::clock::Millis;
+use crate::io::output_memory::{Holding, OutputMemory};
 use crate::io::sim::Random;
 use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
 use crate::message::departure::Departure;
@@ -114,6 +115,10 @@ impl Body for SimBody {
     }
 
     fn held(&self) -> usize {
+        if self.how == How::Memory { 0 } else { self.ready() as usize }
+    }
+
+    fn in_memory(&self) -> usize {
         self.ready() as usize
     }
 
@@ -189,6 +194,7 @@ struct World {
     random: Random,
     limits: Limits,
     memory: Arc<BodyMemory>,
+    holding: Arc<Holding>,
     head: HeadBuilder,
     now: Millis,
     is_over: bool,
@@ -216,12 +222,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 struct SimCarrier {
     sockets: Arc<Sockets>,
+    holding: Arc<Holding>,
     stream: u32,
 }
 
 impl ws::Carrier for SimCarrier {
     fn link(&self) -> Option<&Link> {
         None
+    }
+
+    fn holding(&self) -> &Arc<Holding> {
+        &self.holding
     }
 
     fn tell(&self) {
@@ -319,10 +330,14 @@ impl Service<Carried> for World {
     }
 
     fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier> {
-        Arc::new(SimCarrier { sockets: self.sockets.clone(), stream })
+        Arc::new(SimCarrier { sockets: self.sockets.clone(), holding: self.holding.clone(), stream })
     }
 
     fn over(&mut self, _: u16, _: u64, _: Option<()>, _: Ending<'_>) {}
+
+    fn at_once(&self, usually: usize) -> usize {
+        usually
+    }
 
     fn tell_departed(&self, departure: &Departure) {
         departure.tell();
@@ -369,6 +384,7 @@ impl Run {
         let world = World {
             random: Random::new(seed),
             memory: BodyMemory::new(limits.body_memory_max),
+            holding: Holding::new(&OutputMemory::new(limits.output_memory_max)),
             head: HeadBuilder::default(),
             now: 1,
             is_over: false,
@@ -421,6 +437,7 @@ impl Run {
         self.world.is_over = wants.end.is_some();
         assert!(wants.deadline <= self.world.now + WAIT_MAX || wants.end.is_some(), "nobody looks at it again");
         assert!(self.conn.streams_len() <= HTTP2_STREAMS_MAX);
+        assert!(self.conn.streams_len() > 0 || self.conn.in_memory() == 0, "bodies that are gone are counted");
         let one_each = HTTP2_STREAMS_MAX * 16 * 1024;
         assert!(self.conn.held() <= HTTP2_HELD_MAX + 512 * 1024 + one_each, "{} bytes are held", self.conn.held());
     }

@@ -273,6 +273,7 @@ impl Simulation {
         assert_eq!(self.server.admission.in_use(), (0, 0), "connections and handshakes that are still counted");
         assert_eq!(self.network.held(), 0, "sockets that are still held");
         assert_eq!(self.server.body_memory.used(), 0, "memory for bodies");
+        assert_eq!(self.server.output_memory.usage().used, 0, "memory for clients");
         assert_eq!(end.panics, 0, "a handler panicked");
         let Tally { opened, closed, faults } = &*self.tally;
         let [opened, closed, faults] = [opened, closed, faults].map(|count| count.load(Ordering::Relaxed));

@@ -364,6 +364,7 @@ mod tests {
 
     use super::*;
     use crate::io::driver::Token;
+    use crate::io::output_memory::{Holding, OutputMemory};
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
     use crate::run::transmit::{Outgoing, Step, Stream};
@@ -380,7 +381,9 @@ mod tests {
         tls.kernels.store(true, Ordering::Relaxed);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let home = Mailbox::new().unwrap();
-        (Connection::new(Socket::Os(ours.into()), Some(tls), Peer::Unix.into(), Token::new(0, 0), home), theirs)
+        let holding = Holding::new(&OutputMemory::new(usize::MAX));
+        let (socket, remote) = (Socket::Os(ours.into()), Peer::Unix.into());
+        (Connection::new(socket, Some(tls), remote, Token::new(0, 0), home, holding), theirs)
     }
 
     struct Words(u32);

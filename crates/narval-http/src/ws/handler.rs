@@ -117,6 +117,10 @@ pub enum WsError {
     /// The client did not complete the closing handshake.
     #[error("the client did not complete the closing handshake")]
     CloseTimeout,
+    /// It held more than others for a client that does not read or sends too much, when memory was short
+    /// ([`Limits::output_memory_max`](crate::Limits::output_memory_max)).
+    #[error("the server ran out of memory for what its clients do not read")]
+    TooSlow,
     /// The handler panicked.
     #[error("the handler panicked")]
     Panicked,

@@ -1,6 +1,7 @@
 //! The queued events of a WebSocket. One worker at a time takes them out, so they are serial.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -8,6 +9,7 @@ use super::WsError;
 use super::codec::decoder::CompressedMessage;
 use super::codec::deflate::Inflater;
 use super::codec::{CloseFrame, Message, ProtocolError};
+use crate::io::output_memory::{Holding, Share};
 
 /// How many events may be queued before receiving is paused.
 const EVENTS_MAX: usize = 256;
@@ -54,6 +56,8 @@ pub(super) struct Inbox {
     ended: bool,
     /// Receiving is paused until the handler has caught up.
     paused: bool,
+    /// What the queue holds, as held by the connection.
+    held: Share,
     /// The decompressor of this connection, with context takeover; taken out by the worker that runs the handler.
     pub(super) inflater: Option<Box<Inflater>>,
 }
@@ -61,6 +65,16 @@ pub(super) struct Inbox {
 impl Inbox {
     pub(super) fn new(inflater: Option<Box<Inflater>>) -> Self {
         Self { inflater, ..Self::default() }
+    }
+
+    /// The inbox is of this connection.
+    pub(super) fn attach(&mut self, holding: &Arc<Holding>) {
+        self.held.attach(holding);
+    }
+
+    /// A share of the memory of its connection.
+    pub(super) fn share(&self) -> Share {
+        self.held.another()
     }
 
     /// Adds an event. Returns whether a worker is needed.
@@ -71,6 +85,7 @@ impl Inbox {
         self.ended = event.is_last();
         self.bytes += event.bytes();
         self.queue.push_back(event);
+        self.count();
         self.paused |= self.bytes > bytes_max || self.queue.len() > EVENTS_MAX;
         !std::mem::replace(&mut self.running, true)
     }
@@ -86,6 +101,7 @@ impl Inbox {
                 self.queue = VecDeque::new();
             }
         }
+        self.count();
         let resumes = self.paused && self.bytes <= bytes_max / 2 && self.queue.len() <= EVENTS_MAX / 2;
         self.paused &= !resumes;
         (event, resumes)
@@ -94,8 +110,18 @@ impl Inbox {
     /// Worker: the connection was failed, so queued events are discarded.
     pub(super) fn end(&mut self) {
         self.ended = true;
+        self.discard();
+    }
+
+    /// Discards queued events.
+    pub(super) fn discard(&mut self) {
         self.queue.clear();
         self.bytes = 0;
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.held.set(self.bytes + self.queue.capacity() * size_of::<Pending>());
     }
 
     pub(super) fn is_paused(&self) -> bool {

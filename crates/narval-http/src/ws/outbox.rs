@@ -1,19 +1,21 @@
-//! The sending half of a WebSocket. Any thread sends at once, under the outbox's lock, as much as the socket takes; the
-//! connection's shard sends the rest when the socket is writable. On a stream of an HTTP/2 connection only the shard sends: it takes
+//! The sending half of a WebSocket. Any thread sends at once as much as the socket takes; the connection's shard sends
+//! the rest when the socket is writable. On a stream of an HTTP/2 connection only the shard sends: it takes
 //! what is queued.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use bytes::{Buf, Bytes};
 
 use super::SendStatus;
-use super::codec::deflate::Deflater;
+use super::codec::deflate::{Deflater, Settings};
 use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::options::Options;
 use crate::io::out_buf::OutBuf;
+use crate::io::output_memory::{Holding, Share};
+use crate::limits::SEAL_QUANTUM;
 use crate::tls::link::Link;
 
 /// Payloads up to this size are copied after their header, so that a frame is one buffer.
@@ -52,18 +54,45 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// The socket that any thread may send on immediately. `None` if only the shard sends.
     fn link(&self) -> Option<&Link>;
 
+    /// What the connection holds for its client.
+    fn holding(&self) -> &Arc<Holding>;
+
     /// Notifies the shard of a change.
     fn tell(&self);
 }
 
 /// The sending half of a WebSocket.
+///
+/// Frames are compressed and sealed by one thread at a time, which has the turn, in pieces and without the lock of the
+/// state: the shard takes that lock for every event of the connection. It takes the turn only if nobody has it, for its
+/// Pongs and Close frames; otherwise whoever has the turn sends these as well.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
+    turn: Mutex<Turn>,
+    /// Taken after the turn, and never held while something is compressed, sealed or copied.
+    state: Mutex<Sending>,
+}
+
+/// The right to compress and seal.
+#[derive(Debug, Default)]
+struct Turn {
+    /// The compressor of this connection, with context takeover.
+    deflater: Option<Box<Deflater>>,
+}
+
+#[derive(Debug, Default)]
+struct Sending {
     phase: Phase,
     /// The connection: from when the handshake's response goes out until it is closed.
     carrier: Option<Arc<dyn Carrier>>,
+    /// Bytes that wait for the connection, or to be sealed.
+    plain: VecDeque<Bytes>,
+    /// Bytes that wait for the socket, or the stream.
     queue: VecDeque<Bytes>,
+    /// Bytes in both.
     queued_bytes: usize,
+    /// Bytes of the first run of `queue` that were sent: it is freed as a whole.
+    sent_of_first: usize,
     /// Bytes the socket, or the stream, has taken from the queue.
     taken_bytes: u64,
     /// The shard was notified, and has not looked yet.
@@ -74,8 +103,7 @@ pub(super) struct Outbox {
     broken: bool,
     /// The closing handshake is complete, or we failed the connection: close it when everything is sent.
     finishing: bool,
-    /// The compressor of this connection, with context takeover.
-    pub(super) deflater: Option<Box<Deflater>>,
+    held: Share,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,30 +135,362 @@ pub(super) struct State {
 
 impl Outbox {
     /// Sends the 101 response, whose head is `head`, and everything queued behind it.
-    pub(super) fn start(&mut self, connection: Arc<dyn Carrier>, head: Bytes) {
-        self.queued_bytes += head.len();
-        self.queue.push_front(head);
-        if let Some(link) = connection.link().filter(|link| link.tls.is_some()) {
-            // Frames queued before are sealed after the head, in their order.
-            let mut out = OutBuf { memory: self.queue.iter().flatten().copied().collect(), ..OutBuf::default() };
-            if link.seal(&mut out).is_err() {
-                return self.fail();
-            }
-            self.queued_bytes = out.memory.len();
-            self.queue = VecDeque::from([Bytes::from(out.memory)]);
-        }
-        self.carrier = Some(connection);
-        self.flush();
+    pub(super) fn start(&self, connection: Arc<dyn Carrier>, head: Bytes) {
+        let turn = self.turn();
+        let mut state = self.state();
+        state.queued_bytes += head.len();
+        state.plain.push_front(head);
+        state.attach(connection);
         // The shard sends the rest when it is told of the upgrade.
+        drop(self.end(turn, state));
     }
 
     /// Called when the head of the response is sent: from now on the shard [takes](Self::take) what is queued.
-    pub(super) fn start_on_stream(&mut self, stream: Arc<dyn Carrier>) {
-        self.carrier = Some(stream);
+    pub(super) fn start_on_stream(&self, stream: Arc<dyn Carrier>) {
+        self.state().attach(stream);
     }
 
     /// Shard: takes queued bytes to send them on a stream; returns how many.
-    pub(super) fn take(&mut self, into: &mut [u8]) -> usize {
+    pub(super) fn take(&self, into: &mut [u8]) -> usize {
+        self.state().take(into)
+    }
+
+    /// Sends a message.
+    pub(super) fn send(&self, frame: Encoded, options: &Options) -> SendStatus {
+        let turn = self.turn();
+        let mut state = self.state();
+        let admitted = state.admit(frame.len(), options);
+        if admitted.is_ok() {
+            state.push(frame);
+        }
+        let mut state = self.end(turn, state);
+        admitted.map_or_else(|refused| refused, |()| state.status(options))
+    }
+
+    /// Compresses and sends a message that may refer to earlier ones.
+    pub(super) fn send_compressed(
+        &self,
+        opcode: Opcode,
+        payload: &[u8],
+        settings: Settings,
+        options: &Options,
+    ) -> SendStatus {
+        // Messages must be sent in the order in which they are compressed.
+        let mut turn = self.turn();
+        // A compressed message must be sent: later messages refer to it.
+        let admitted = self.state().admit(payload.len(), options);
+        let frame = admitted.map(|()| {
+            let deflater = turn.deflater.get_or_insert_with(|| Box::new(Deflater::new(settings)));
+            Encoded::data(opcode, true, deflater.message(payload))
+        });
+        let mut state = self.state();
+        let sent = frame.and_then(|frame| {
+            if !state.is_open() {
+                return Err(SendStatus::Closed);
+            }
+            state.push(frame);
+            Ok(())
+        });
+        let mut state = self.end(turn, state);
+        sent.map_or_else(|refused| refused, |()| state.status(options))
+    }
+
+    /// Sends a Ping or Pong, unless the queue is above the soft limit.
+    pub(super) fn control(&self, frame: Frame, options: &Options) -> SendStatus {
+        let turn = self.turn();
+        let mut state = self.state();
+        let queued = state.control(frame.bytes().clone(), options);
+        let mut state = self.end(turn, state);
+        queued.map_or_else(|refused| refused, |()| state.status(options))
+    }
+
+    /// Shard: the same for several consecutive frames. If they are skipped, the next one is as good.
+    pub(super) fn controls_of_shard(&self, frames: Bytes, options: &Options) {
+        let mut state = self.state();
+        if state.control(frames, options).is_ok() {
+            self.end_of_shard(state);
+        }
+    }
+
+    /// Queues a Close frame after all messages. Returns `false` if there is one already.
+    pub(super) fn close(&self, frame: Frame) -> bool {
+        let turn = self.turn();
+        let mut state = self.state();
+        let is_first = state.close(frame);
+        drop(self.end(turn, state));
+        is_first
+    }
+
+    /// Shard: the same.
+    pub(super) fn close_by_shard(&self, frame: Frame) {
+        let mut state = self.state();
+        state.close(frame);
+        self.end_of_shard(state);
+    }
+
+    /// Answers the client's Close frame, unless that is an answer to ours, and lets the connection end.
+    pub(super) fn answer_close(&self, code: Option<CloseCode>) {
+        self.close(match code {
+            Some(code) => close::encode(code, ""),
+            None => Frame::control(Opcode::Close, &[]),
+        });
+        self.finish();
+    }
+
+    /// Lets the connection end when everything is sent.
+    pub(super) fn finish(&self) {
+        let mut state = self.state();
+        state.finishing = true;
+        state.tell();
+    }
+
+    /// Drops the connection.
+    pub(super) fn detach(&self) {
+        *self.state() = Sending { phase: Phase::Closed, ..Sending::default() };
+        // Whoever has the turn drops the compressor.
+        if let Some(mut turn) = self.free_turn() {
+            turn.deflater = None;
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.state().is_open()
+    }
+
+    /// Bytes that are not sent.
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.state().queued_bytes
+    }
+
+    /// Shard: bytes that it can [take](Self::take).
+    pub(super) fn ready(&self) -> usize {
+        let state = self.state();
+        if state.plain.is_empty() { state.queued_bytes } else { 0 }
+    }
+
+    /// Shard: returns the state. `writable`: the socket is writable again.
+    pub(super) fn look(&self, writable: bool, options: &Options) -> State {
+        self.state().look(writable, options)
+    }
+
+    /// Any thread: notifies the shard.
+    pub(super) fn tell(&self) {
+        self.state().tell();
+    }
+
+    /// Fails the connection: it is broken, or about to be closed without a Close frame.
+    pub(super) fn fail(&self) {
+        self.state().fail();
+    }
+
+    fn state(&self) -> MutexGuard<'_, Sending> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn free_turn(&self) -> Option<MutexGuard<'_, Turn>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Shard: seals what it has queued, unless somebody has the turn and will do that.
+    fn end_of_shard<'a>(&'a self, state: MutexGuard<'a, Sending>) {
+        if let Some(turn) = self.free_turn() {
+            drop(self.end(turn, state));
+        }
+    }
+
+    /// Seals and sends everything that is queued, piece by piece, and ends the turn.
+    fn end<'a>(
+        &'a self,
+        mut turn: MutexGuard<'a, Turn>,
+        mut state: MutexGuard<'a, Sending>,
+    ) -> MutexGuard<'a, Sending> {
+        while let Some((carrier, piece)) = state.next_piece() {
+            drop(state);
+            let length = piece.len();
+            let mut out = OutBuf { memory: piece, ..OutBuf::default() };
+            let sealed = carrier.link().map_or(Ok(()), |link| link.seal(&mut out));
+            state = self.state();
+            match sealed {
+                Ok(()) => state.hand_on(Encoded { head: out.memory.into(), tail: Bytes::new() }, length),
+                Err(_) => state.fail(),
+            }
+        }
+        if state.phase == Phase::Closed {
+            turn.deflater = None;
+        }
+        if state.finishing {
+            state.tell();
+        }
+        // With the state locked: what is queued later finds the turn free.
+        drop(turn);
+        state
+    }
+}
+
+impl Sending {
+    fn is_open(&self) -> bool {
+        self.phase == Phase::Open && !self.broken
+    }
+
+    fn attach(&mut self, carrier: Arc<dyn Carrier>) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        self.held.attach(carrier.holding());
+        let is_sealed = carrier.link().is_some_and(|link| link.tls.is_some());
+        self.carrier = Some(carrier);
+        if !is_sealed {
+            self.queue = std::mem::take(&mut self.plain);
+            self.flush();
+        }
+        self.count();
+    }
+
+    /// Whether a frame of this length is accepted.
+    fn admit(&mut self, length: usize, options: &Options) -> Result<(), SendStatus> {
+        if !self.is_open() {
+            return Err(SendStatus::Closed);
+        }
+        // A message larger than the limit is allowed into an empty queue: otherwise it could never be sent.
+        if self.queued_bytes > 0 && self.queued_bytes + length > options.send_hard_bytes {
+            self.pressed = true;
+            return Err(SendStatus::Dropped);
+        }
+        Ok(())
+    }
+
+    fn control(&mut self, frames: Bytes, options: &Options) -> Result<(), SendStatus> {
+        if self.queued_bytes > options.send_soft_bytes {
+            return Err(SendStatus::Dropped);
+        }
+        self.admit(frames.len(), options)?;
+        self.push(Encoded { head: frames, tail: Bytes::new() });
+        Ok(())
+    }
+
+    fn close(&mut self, frame: Frame) -> bool {
+        if self.phase != Phase::Open {
+            return false;
+        }
+        self.push(frame.into());
+        self.phase = Phase::Closing;
+        self.tell();
+        true
+    }
+
+    /// The result of a send.
+    fn status(&mut self, options: &Options) -> SendStatus {
+        if self.broken {
+            SendStatus::Closed
+        } else if self.queued_bytes > options.send_soft_bytes {
+            self.pressed = true;
+            SendStatus::Backpressure
+        } else {
+            SendStatus::Queued
+        }
+    }
+
+    fn look(&mut self, writable: bool, options: &Options) -> State {
+        self.told = false;
+        if writable {
+            self.flush();
+            self.count();
+        }
+        let drained = self.pressed && self.queued_bytes <= options.send_soft_bytes / 2;
+        self.pressed &= !drained;
+        State {
+            // What is to be sealed does not wait for the socket.
+            blocked: !self.queue.is_empty(),
+            broken: self.broken,
+            closing: self.phase == Phase::Closing,
+            finished: self.finishing && self.queued_bytes == 0,
+            drained,
+            taken_bytes: self.taken_bytes,
+        }
+    }
+
+    fn tell(&mut self) {
+        if let Some(connection) = &self.carrier
+            && !self.told
+        {
+            self.told = true;
+            connection.tell();
+        }
+    }
+
+    /// Queues a frame.
+    fn push(&mut self, frame: Encoded) {
+        let length = frame.len();
+        self.queued_bytes += length;
+        match &self.carrier {
+            Some(carrier) if carrier.link().is_none_or(|link| link.tls.is_none()) => self.hand_on(frame, length),
+            _ => {
+                self.plain.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
+                self.count();
+            }
+        }
+    }
+
+    /// The next bytes to be sealed.
+    fn next_piece(&mut self) -> Option<(Arc<dyn Carrier>, Vec<u8>)> {
+        let carrier = self.carrier.clone().filter(|_| !self.plain.is_empty())?;
+        let mut piece = Vec::new();
+        while piece.len() < SEAL_QUANTUM
+            && let Some(run) = self.plain.front_mut()
+        {
+            let taken = run.split_to(run.len().min(SEAL_QUANTUM - piece.len()));
+            piece.extend_from_slice(&taken);
+            if run.is_empty() {
+                self.plain.pop_front();
+            }
+        }
+        if self.plain.is_empty() {
+            // An idle connection holds no buffer.
+            self.plain = VecDeque::new();
+        }
+        Some((carrier, piece))
+    }
+
+    /// Sends bytes on the connection as much as it takes, and queues the rest. They counted as `length` queued bytes.
+    fn hand_on(&mut self, mut frame: Encoded, length: usize) {
+        if self.broken || self.phase == Phase::Closed {
+            return;
+        }
+        let carrier = self.carrier.clone();
+        let link = carrier.as_ref().and_then(|carrier| carrier.link());
+        if self.queue.is_empty()
+            && let Some(link) = link
+        {
+            let slices = [IoSlice::new(&frame.head), IoSlice::new(&frame.tail)];
+            let slices = if frame.tail.is_empty() { slices.get(..1) } else { slices.get(..) };
+            match sent(link.socket.send_slices(slices.unwrap_or_default(), false)) {
+                Ok(n) => {
+                    let of_head = n.min(frame.head.len());
+                    frame.head.advance(of_head);
+                    frame.tail.advance((n - of_head).min(frame.tail.len()));
+                    self.sent_of_first = n - of_head;
+                }
+                Err(_) => return self.fail(),
+            }
+        }
+        self.queued_bytes = (self.queued_bytes + frame.len()).saturating_sub(length);
+        if frame.len() > 0 || link.is_none() {
+            self.tell();
+        }
+        self.queue.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
+        self.count();
+    }
+
+    /// Takes queued bytes to send them on a stream; returns how many.
+    fn take(&mut self, into: &mut [u8]) -> usize {
         let mut rest = into;
         let mut taken = 0;
         for run in &self.queue {
@@ -148,162 +508,15 @@ impl Outbox {
             // An idle connection holds no buffer.
             self.queue = VecDeque::new();
         }
+        self.count();
         taken
-    }
-
-    /// Sends a message.
-    pub(super) fn send(&mut self, frame: Encoded, options: &Options) -> SendStatus {
-        match self.admit(frame.len(), options) {
-            Ok(()) => self.send_admitted(frame, options),
-            Err(refused) => refused,
-        }
-    }
-
-    /// Whether a frame of this length is accepted.
-    pub(super) fn admit(&mut self, length: usize, options: &Options) -> Result<(), SendStatus> {
-        if !self.is_open() {
-            return Err(SendStatus::Closed);
-        }
-        // A message larger than the limit is allowed into an empty queue: otherwise it could never be sent.
-        if self.queued_bytes > 0 && self.queued_bytes + length > options.send_hard_bytes {
-            self.pressed = true;
-            return Err(SendStatus::Dropped);
-        }
-        Ok(())
-    }
-
-    /// Sends a frame that was [admitted](Self::admit).
-    pub(super) fn send_admitted(&mut self, frame: Encoded, options: &Options) -> SendStatus {
-        self.push(frame);
-        if self.broken {
-            SendStatus::Closed
-        } else if self.queued_bytes > options.send_soft_bytes {
-            self.pressed = true;
-            SendStatus::Backpressure
-        } else {
-            SendStatus::Queued
-        }
-    }
-
-    /// Sends a Ping or Pong, unless the queue is above the soft limit.
-    pub(super) fn control(&mut self, frame: Frame, options: &Options) -> SendStatus {
-        self.controls(frame.bytes().clone(), options)
-    }
-
-    /// The same for several consecutive frames.
-    pub(super) fn controls(&mut self, frames: Bytes, options: &Options) -> SendStatus {
-        if self.queued_bytes > options.send_soft_bytes {
-            return SendStatus::Dropped;
-        }
-        self.send(Encoded { head: frames, tail: Bytes::new() }, options)
-    }
-
-    /// Queues a Close frame after all messages. Returns `false` if there is one already.
-    pub(super) fn close(&mut self, frame: Frame) -> bool {
-        if self.phase != Phase::Open {
-            return false;
-        }
-        self.push(frame.into());
-        self.phase = Phase::Closing;
-        self.tell();
-        true
-    }
-
-    /// Answers the client's Close frame, unless that is an answer to ours, and lets the connection end.
-    pub(super) fn answer_close(&mut self, code: Option<CloseCode>) {
-        self.close(match code {
-            Some(code) => close::encode(code, ""),
-            None => Frame::control(Opcode::Close, &[]),
-        });
-        self.finish();
-    }
-
-    /// Lets the connection end when everything is sent.
-    pub(super) fn finish(&mut self) {
-        self.finishing = true;
-        self.tell();
-    }
-
-    /// Drops the connection.
-    pub(super) fn detach(&mut self) {
-        *self = Self { phase: Phase::Closed, ..Self::default() };
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.phase == Phase::Open && !self.broken
-    }
-
-    pub(super) fn queued_bytes(&self) -> usize {
-        self.queued_bytes
-    }
-
-    /// Shard: returns the state. `writable`: the socket is writable again.
-    pub(super) fn look(&mut self, writable: bool, options: &Options) -> State {
-        self.told = false;
-        if writable {
-            self.flush();
-        }
-        let drained = self.pressed && self.queued_bytes <= options.send_soft_bytes / 2;
-        self.pressed &= !drained;
-        State {
-            blocked: self.queued_bytes > 0,
-            broken: self.broken,
-            closing: self.phase == Phase::Closing,
-            finished: self.finishing && self.queued_bytes == 0,
-            drained,
-            taken_bytes: self.taken_bytes,
-        }
-    }
-
-    /// Any thread: notifies the shard.
-    pub(super) fn tell(&mut self) {
-        if let Some(connection) = &self.carrier
-            && !self.told
-        {
-            self.told = true;
-            connection.tell();
-        }
-    }
-
-    fn push(&mut self, mut frame: Encoded) {
-        let carrier = self.carrier.clone();
-        let link = carrier.as_ref().and_then(|carrier| carrier.link());
-        if let Some(link) = link.filter(|link| link.tls.is_some()) {
-            let mut out = OutBuf { memory: frame.head.into(), tail: frame.tail, ..OutBuf::default() };
-            if link.seal(&mut out).is_err() {
-                return self.fail();
-            }
-            frame = Encoded { head: out.memory.into(), tail: out.tail };
-        }
-        if self.queue.is_empty()
-            && let Some(link) = link
-        {
-            let slices = [IoSlice::new(&frame.head), IoSlice::new(&frame.tail)];
-            let slices = if frame.tail.is_empty() { slices.get(..1) } else { slices.get(..) };
-            match sent(link.socket.send_slices(slices.unwrap_or_default(), false)) {
-                Ok(n) => {
-                    let of_head = n.min(frame.head.len());
-                    frame.head.advance(of_head);
-                    frame.tail.advance((n - of_head).min(frame.tail.len()));
-                }
-                Err(_) => return self.fail(),
-            }
-            if frame.len() > 0 {
-                self.tell();
-            }
-        }
-        self.queued_bytes += frame.len();
-        self.queue.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
-        if link.is_none() {
-            self.tell();
-        }
     }
 
     /// Sends as much of the queue as the socket takes.
     fn flush(&mut self) {
         let Some(carrier) = self.carrier.clone() else { return };
         let Some(link) = carrier.link() else { return };
-        while self.queued_bytes > 0 {
+        while !self.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let runs = slices.iter_mut().zip(&self.queue).map(|(slice, run)| *slice = IoSlice::new(run)).count();
             match sent(link.socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
@@ -321,19 +534,27 @@ impl Outbox {
         self.taken_bytes += n as u64;
         while let Some(run) = self.queue.front_mut() {
             if n < run.len() {
+                self.sent_of_first += n;
                 return run.advance(n);
             }
             n -= run.len();
+            self.sent_of_first = 0;
             self.queue.pop_front();
         }
     }
 
-    /// Fails the connection: it is broken, or about to be closed without a Close frame.
-    pub(super) fn fail(&mut self) {
+    fn fail(&mut self) {
         self.broken = true;
-        self.queue = VecDeque::new();
+        (self.plain, self.queue) = Default::default();
         self.queued_bytes = 0;
+        self.count();
         self.tell();
+    }
+
+    /// Counts what is queued as held by the connection.
+    fn count(&mut self) {
+        let first = if self.queue.is_empty() { 0 } else { self.sent_of_first };
+        self.held.set(self.queued_bytes + first);
     }
 }
 

@@ -8,6 +8,7 @@ use super::codec::{CloseCode, Message, ProtocolError, close, deflate};
 use super::handler::{CloseReason, WsError};
 use super::inbox::Pending;
 use super::socket::{Shared, WebSocket};
+use crate::io::output_memory::Share;
 
 /// How many events of one socket are handled before the worker takes another job.
 const EVENTS_PER_TURN: usize = 32;
@@ -35,7 +36,7 @@ impl Shared {
             let was_last = event.is_last();
             match catch_unwind(AssertUnwindSafe(|| self.handle(&socket, event))) {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => self.fail(&socket, WsError::Protocol(error)),
+                Ok(Err(error)) => self.fail(&socket, error),
                 Err(_) => {
                     tracing::error!(?socket, "a WebSocket handler panicked: its connection is closed");
                     if !was_last {
@@ -47,12 +48,16 @@ impl Shared {
         Turn::Again
     }
 
-    fn handle(&self, socket: &WebSocket, event: Pending) -> Result<(), ProtocolError> {
+    fn handle(&self, socket: &WebSocket, event: Pending) -> Result<(), WsError> {
         let handler = &self.handler;
         match event {
             Pending::Open => handler.open(socket),
             Pending::Message(message) => handler.message(socket, message),
-            Pending::Compressed(message) => handler.message(socket, self.decompress(message)?),
+            Pending::Compressed(message) => {
+                // Until the handler has returned.
+                let mut held = self.share();
+                handler.message(socket, self.decompress(message, &mut held)?);
+            }
             Pending::Ping(payload) => handler.ping(socket, payload),
             Pending::Pong(payload) => handler.pong(socket, payload),
             Pending::Drained => handler.drained(socket),
@@ -60,7 +65,7 @@ impl Shared {
                 self.out().answer_close(frame.as_ref().map(|frame| frame.code));
                 handler.close(socket, CloseReason::clean(frame));
             }
-            Pending::Failed(error) => return Err(error),
+            Pending::Failed(error) => return Err(error.into()),
             Pending::Lost(error) => {
                 // The shard may not have dropped the connection yet; nothing is sent any more in any case.
                 self.out().fail();
@@ -71,21 +76,28 @@ impl Shared {
         Ok(())
     }
 
-    fn decompress(&self, message: CompressedMessage) -> Result<Message, ProtocolError> {
+    fn decompress(&self, message: CompressedMessage, held: &mut Share) -> Result<Message, WsError> {
         let limit = self.options.limits.message_bytes_max;
+        let mut is_short = false;
+        let mut may_grow = |bytes| {
+            is_short = !held.grow(bytes);
+            !is_short
+        };
         let inflater = self.inbox().inflater.take();
         let data = match inflater {
             Some(mut inflater) => {
-                let data = inflater.message(&message.data, limit);
+                let data = inflater.message_within(&message.data, limit, &mut may_grow);
                 self.inbox().inflater = Some(inflater);
-                data?
+                data
             }
-            None => deflate::decompress(&message.data, limit)?,
+            None => deflate::decompress_within(&message.data, limit, &mut may_grow),
         };
+        let data = data.map_err(|error| if is_short { WsError::TooSlow } else { error.into() })?;
         if !message.text {
             return Ok(Message::Binary(data.into()));
         }
-        String::from_utf8(data).map(Message::Text).map_err(|_| ProtocolError::InvalidUtf8)
+        let text = String::from_utf8(data).map_err(|_| ProtocolError::InvalidUtf8)?;
+        Ok(Message::Text(text))
     }
 
     /// Fails the connection (RFC 6455 section 7.1.7): sends a Close frame, and ignores further input.
@@ -93,17 +105,15 @@ impl Shared {
         self.inbox().end();
         let code = match error {
             WsError::Protocol(error) => error.close_code(),
+            WsError::TooSlow => CloseCode::TRY_AGAIN_LATER,
             _ => CloseCode::INTERNAL_ERROR,
         };
         let reason = match error {
             WsError::Protocol(error) => error.to_string(),
             _ => String::new(),
         };
-        {
-            let mut out = self.out();
-            out.close(close::encode(code, &reason));
-            out.finish();
-        }
+        self.out().close(close::encode(code, &reason));
+        self.out().finish();
         let told = catch_unwind(AssertUnwindSafe(|| {
             self.handler.error(socket, error);
             self.handler.close(socket, CloseReason::failed(Some(code), error));

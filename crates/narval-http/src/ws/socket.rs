@@ -5,17 +5,19 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::WsHandler;
-use super::codec::deflate::{self, Deflater, Settings};
+use super::codec::deflate::{self, Settings};
 use super::codec::extension::Agreement;
 use super::codec::frame::{CONTROL_PAYLOAD_MAX, Opcode};
 use super::codec::{CloseCode, Frame, Message, close};
 use super::inbox::Inbox;
 use super::options::{Options, WsCompression};
 use super::outbox::{Encoded, Outbox};
+use super::{WsEvent, WsHandler};
+use crate::io::output_memory::Share;
 use crate::peer::Peer;
 
 /// The largest window, as a power of two.
@@ -63,15 +65,7 @@ impl WebSocket {
             return self.shared.out().send(Encoded::data(opcode, false, payload), &self.shared.options);
         };
         if !deflate.by_itself {
-            // Messages must be sent in the order in which they are compressed.
-            let mut out = self.shared.out();
-            // A compressed message must be sent: later messages refer to it.
-            if let Err(refused) = out.admit(payload.len(), &self.shared.options) {
-                return refused;
-            }
-            let deflater = out.deflater.get_or_insert_with(|| Box::new(Deflater::new(deflate.settings)));
-            let payload = deflater.message(&payload);
-            return out.send_admitted(Encoded::data(opcode, true, payload), &self.shared.options);
+            return self.shared.out().send_compressed(opcode, &payload, deflate.settings, &self.shared.options);
         }
         let compressed = deflate::compress(deflate.settings, &payload);
         let is_smaller = compressed.len() < payload.len();
@@ -232,7 +226,7 @@ pub(crate) struct Shared {
     pub(super) options: Options,
     pub(super) handler: Box<dyn WsHandler>,
     pub(super) deflate: Option<Deflate>,
-    out: Mutex<Outbox>,
+    out: Outbox,
     inbox: Mutex<Inbox>,
 }
 
@@ -247,15 +241,30 @@ impl Shared {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let takeover = deflate.is_some_and(|deflate| !deflate.client_by_itself);
         let inbox = Inbox::new(takeover.then(Box::default));
-        Arc::new(Self { id, peer, options, handler, deflate, out: Mutex::default(), inbox: Mutex::new(inbox) })
+        Arc::new(Self { id, peer, options, handler, deflate, out: Outbox::default(), inbox: Mutex::new(inbox) })
     }
 
-    pub(super) fn out(&self) -> MutexGuard<'_, Outbox> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn out(&self) -> &Outbox {
+        &self.out
+    }
+
+    /// A share of the memory of its connection.
+    pub(super) fn share(&self) -> Share {
+        self.inbox().share()
     }
 
     pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Often dropped on a shard's thread, which a panic would end.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let handler = std::mem::replace(&mut self.handler, Box::new(|_: &WebSocket, _: WsEvent| {}));
+        if catch_unwind(AssertUnwindSafe(|| drop(handler))).is_err() {
+            tracing::error!(id = self.id, "a WebSocket handler panicked when it was dropped");
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::outbox::Carrier;
 use super::socket::Shared;
 use crate::http1::conn::Close;
 use crate::io::clock::Millis;
+use crate::io::output_memory::Share;
 
 /// A WebSocket as its shard sees it. The shard passes in bytes, writability and the time; the stream returns with
 /// [`Wants`] what it waits for.
@@ -21,6 +22,8 @@ use crate::io::clock::Millis;
 pub(crate) struct Stream {
     shared: Arc<Shared>,
     decoder: Decoder,
+    /// What the decoder holds of a message.
+    held: Share,
     /// When the last bytes were received.
     heard_at: Millis,
     /// A Ping was sent since.
@@ -59,12 +62,13 @@ const LOOK_MAX: Millis = 3_600_000;
 impl Stream {
     pub(crate) fn new(shared: Arc<Shared>, now: Millis) -> Self {
         let decoder = Decoder::new(shared.options.limits, shared.deflate.is_some());
-        Self { shared, decoder, heard_at: now, pinged: false, stalled: None, close_by: None, input_ended: false }
+        let held = shared.share();
+        Self { shared, decoder, held, heard_at: now, pinged: false, stalled: None, close_by: None, input_ended: false }
     }
 
     /// The number of queued bytes, for a stream of an HTTP/2 connection, whose shard sends them.
     pub(crate) fn ready(&self) -> usize {
-        self.shared.out().queued_bytes()
+        self.shared.out().ready()
     }
 
     /// Takes some of these bytes, and returns how many.
@@ -90,7 +94,10 @@ impl Stream {
                 Ok(Some(Incoming::Compressed(message))) => Pending::Compressed(message),
                 Ok(Some(Incoming::Pong(payload))) => Pending::Pong(payload),
                 Ok(Some(Incoming::Close(frame))) => Pending::Closed(frame),
-                Ok(None) => return self.answer(&mut pings, pool),
+                Ok(None) => {
+                    self.held.set(self.decoder.buffered());
+                    return self.answer(&mut pings, pool);
+                }
                 Err(error) => Pending::Failed(error),
             };
             self.answer(&mut pings, pool);
@@ -110,7 +117,7 @@ impl Stream {
                 pongs.extend_from_slice(payload);
             }
             // Skipped if much is queued: only the latest Ping needs an answer (RFC 6455 section 5.5.3).
-            let _ = self.shared.out().controls(pongs.into(), &self.shared.options);
+            self.shared.out().controls_of_shard(pongs.into(), &self.shared.options);
         }
         for payload in pings.drain(..) {
             self.push(Pending::Ping(payload), pool);
@@ -174,7 +181,13 @@ impl Stream {
 
     /// The server stops.
     pub(crate) fn stop(&mut self) {
-        self.shared.out().close(close::encode(CloseCode::GOING_AWAY, ""));
+        self.shared.out().close_by_shard(close::encode(CloseCode::GOING_AWAY, ""));
+    }
+
+    /// The connection is about to be closed because it holds too much: drops what its handler has not got yet.
+    pub(crate) fn discard(&self, pool: &impl Runs) {
+        self.shared.inbox().discard();
+        self.push(Pending::Lost(WsError::TooSlow), pool);
     }
 
     /// Drops the connection, which is gone or about to be closed.
@@ -206,7 +219,8 @@ impl Stream {
             } else {
                 if !self.pinged && self.heard_at + interval <= now {
                     // If it cannot be sent, the deadline of the queue decides.
-                    let _ = self.shared.out().control(Frame::control(Opcode::Ping, &[]), &options);
+                    let ping = Frame::control(Opcode::Ping, &[]).bytes().clone();
+                    self.shared.out().controls_of_shard(ping, &options);
                     self.pinged = true;
                 }
                 None
@@ -233,6 +247,7 @@ impl Stream {
 
 /// Shard: a stream of an HTTP/2 connection is a WebSocket from now on. The head of the response goes out before what is queued.
 pub(crate) fn start_on_stream(shared: Arc<Shared>, carrier: Arc<dyn Carrier>, now: Millis, pool: &impl Runs) -> Stream {
+    shared.inbox().attach(carrier.holding());
     let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
     shared.out().start_on_stream(carrier);
     if needs_worker {
@@ -243,6 +258,7 @@ pub(crate) fn start_on_stream(shared: Arc<Shared>, carrier: Arc<dyn Carrier>, no
 
 /// Worker: sends the 101 response, whose head is `head`, and makes the connection a WebSocket.
 pub(crate) fn start(shared: &Arc<Shared>, connection: Arc<dyn Carrier>, head: Bytes, pool: &impl Runs) {
+    shared.inbox().attach(connection.holding());
     let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
     shared.out().start(connection, head);
     if needs_worker {

@@ -21,6 +21,7 @@ mod letter;
 mod many_uploads;
 mod memory;
 mod observed;
+mod output_memory;
 mod overload;
 mod panics;
 mod proxies;

@@ -3,12 +3,13 @@ use std::net::Shutdown;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use narval_http::ws::{CloseReason, Message, Upgrade, UpgradeError, WebSocket, WsError, WsHandler};
 use narval_http::{
-    AccessEntry, AccessLog, Body, BodySource, BodyWaker, Fill, Handler, HeadRef, HeaderName, HeaderValue, Request,
-    Response, SegmentBuf, StatusCode,
+    AccessEntry, AccessLog, Body, BodySource, BodyWaker, Bytes, Fill, Handler, HeadRef, HeaderName, HeaderValue,
+    Request, Response, SegmentBuf, StatusCode,
 };
 
-use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
+use crate::harness::{PATIENCE, TestServer, eventually, on_each_driver, unhurried};
 
 /// A source with a bug in one of its methods, which most often the thread of the connections calls.
 struct Buggy {
@@ -170,5 +171,84 @@ fn a_panic_when_asked_for_websockets_offers_none() {
             assert_eq!(client.response(stream).text(), "here");
         }
         assert_eq!(server.handle.counters().panics, 2);
+    });
+}
+
+/// A WebSocket with a bug in one of its methods, or when it is dropped.
+struct BuggySocket(String);
+
+impl BuggySocket {
+    fn reaches(&self, method: &str) {
+        assert!(self.0 != method, "a bug in {method}");
+    }
+}
+
+impl WsHandler for BuggySocket {
+    fn open(&self, _: &WebSocket) {
+        self.reaches("open");
+    }
+
+    fn message(&self, _: &WebSocket, _: Message) {
+        self.reaches("message");
+    }
+
+    fn ping(&self, _: &WebSocket, _: Bytes) {
+        self.reaches("ping");
+    }
+
+    fn pong(&self, _: &WebSocket, _: Bytes) {
+        self.reaches("pong");
+    }
+
+    fn error(&self, _: &WebSocket, _: WsError) {
+        self.reaches("error");
+    }
+
+    fn close(&self, _: &WebSocket, _: CloseReason) {
+        self.reaches("close");
+    }
+}
+
+impl Drop for BuggySocket {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.reaches("drop");
+        }
+    }
+}
+
+#[test]
+fn a_panicking_websocket_closes_only_its_connection() {
+    on_each_driver(|driver| {
+        let handler = |request: Request| {
+            let bug = request.path().trim_start_matches('/').to_owned();
+            if bug.is_empty() {
+                return Ok(Response::text(StatusCode::OK, "here"));
+            }
+            Ok::<_, UpgradeError>(Upgrade::new(&request)?.accept(BuggySocket(bug)))
+        };
+        let server = TestServer::with(driver, handler, unhurried(), |builder| builder.shards(1));
+        for bug in ["open", "message", "ping", "pong", "error", "close", "drop", "none"] {
+            for ends_cleanly in [true, false] {
+                let stream = std::net::TcpStream::connect(server.address).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let (mut client, _) = tungstenite::client(format!("ws://localhost/{bug}"), stream).unwrap();
+                for message in [
+                    tungstenite::Message::text("a"),
+                    tungstenite::Message::Ping(Default::default()),
+                    tungstenite::Message::Pong(Default::default()),
+                ] {
+                    // It fails once the server has closed the connection.
+                    let _ = client.send(message);
+                }
+                if ends_cleanly {
+                    let _ = client.close(None);
+                    while client.read().is_ok() {}
+                }
+                drop(client);
+                assert_eq!(server.get("/").text(), "here", "after {bug}");
+            }
+        }
+        assert!(server.handle.shutdown(Duration::from_secs(60)), "the shard is there to stop");
     });
 }

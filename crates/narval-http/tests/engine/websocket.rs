@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -15,7 +16,7 @@ use narval_http::ws::{
 use narval_http::{Bytes, DriverChoice, Handler, Listen, ListenAddress, Request, Response, Server, ServerHandle};
 use tungstenite::protocol::frame::coding::CloseCode as ClientCode;
 
-use crate::harness::{PATIENCE, on_each_driver};
+use crate::harness::{PATIENCE, TestServer, on_each_driver, unhurried};
 
 type Client = tungstenite::WebSocket<TcpStream>;
 pub(crate) type Events = Receiver<(WebSocket, WsEvent)>;
@@ -488,5 +489,70 @@ fn handles_are_compared_by_connection() {
         #[allow(clippy::mutable_key_type, reason = "its hash and its equality are those of its identity")]
         let set: std::collections::HashSet<WebSocket> = [first.clone(), first, second].into();
         assert_eq!(set.len(), 2);
+    });
+}
+
+/// A large message is compressed while its client sends Pings, which the shard answers: it does not wait for the
+/// compressor, so another connection is answered meanwhile.
+#[test]
+fn a_message_that_is_compressed_delays_no_other_connection() {
+    on_each_driver(|driver| {
+        let compression = WsCompression { level: 9, bytes_min: 0, context_takeover: true };
+        let options = Options { send_hard_bytes: 64 << 20, ..Options::default() };
+        let (sender, opened) = channel();
+        let sender = Mutex::new(sender);
+        let handler = move |request: Request| {
+            if request.path() != "/ws" {
+                return Ok(Response::text(narval_http::StatusCode::OK, "hello\n"));
+            }
+            let sender = sender.lock().unwrap().clone();
+            let upgrade = Upgrade::new(&request)?.compress(compression)?.options(options);
+            Ok::<_, UpgradeError>(upgrade.accept(move |socket: &WebSocket, event: WsEvent| {
+                if event == WsEvent::Open {
+                    sender.send(socket.clone()).unwrap();
+                }
+            }))
+        };
+        let server = TestServer::with(driver, handler, unhurried(), |builder| builder.shards(1));
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let handshake = HANDSHAKE.replace("GET / ", "GET /ws ");
+        write!(stream, "{handshake}Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n").unwrap();
+        assert!(read_head(&mut stream).contains("permessage-deflate"));
+        let socket = opened.recv_timeout(PATIENCE).unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let mut reader = stream.try_clone().unwrap();
+            scope.spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // A Ping with an empty mask.
+                    stream.write_all(&[0x89, 0x80, 0, 0, 0, 0]).unwrap();
+                    thread::sleep(Duration::from_millis(1));
+                }
+                stream.shutdown(std::net::Shutdown::Both).unwrap();
+            });
+            let sending = scope.spawn(|| {
+                // Words in no order take long to compress.
+                let mut state = 1_u32;
+                let mut next = || {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    b"etaoinsh"[(state >> 29) as usize]
+                };
+                let message: Vec<u8> = (0..4 << 20).map(|_| next()).collect();
+                let started = Instant::now();
+                assert!(socket.send(message).is_accepted());
+                is_over.store(true, Ordering::Relaxed);
+                started.elapsed()
+            });
+            let (mut client, mut slowest) = (server.connect(), Duration::ZERO);
+            while !is_over.load(Ordering::Relaxed) {
+                let started = Instant::now();
+                assert_eq!(client.get("/").text(), "hello\n");
+                slowest = slowest.max(started.elapsed());
+            }
+            let took = sending.join().unwrap();
+            println!("answered in {slowest:?} at most while a message was compressed in {took:?}");
+            assert!(slowest < took / 4, "{slowest:?} of {took:?}");
+        });
     });
 }

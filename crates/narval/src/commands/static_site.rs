@@ -9,16 +9,17 @@ use clap::ValueEnum;
 use narval_http::files::{CacheRule, PREVIOUS_MAX, PathGlob, PrecompressOptions, Site, SiteOptions, precompress};
 use narval_http::http1::accept::Coding;
 use narval_http::tls::PemPair;
-use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Method, Request, Response, Server, wrap};
+use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 
 use crate::args::access_log::AccessLogArgs;
 use crate::args::count::Count;
 use crate::args::proxies::{ProxyArgs, ProxySettings};
 use crate::args::tls::TlsArgs;
-use crate::config::AccessLogSection;
+use crate::config::{AccessLogSection, saturated};
 use crate::ui::log;
 use crate::ui::output::out;
 use crate::values::listen::Listen;
+use crate::values::size::parse_size;
 use crate::{Failure, server};
 
 /// Serve the files of a folder over HTTP or HTTPS
@@ -157,6 +158,12 @@ struct ServeArgs {
     driver: DriverChoice,
     #[command(flatten)]
     access_log: AccessLogArgs,
+    /// Memory for answers that clients have yet to read, and for messages of WebSockets [default: 256M]
+    ///
+    /// Beyond it, larger answers from memory are refused with 503, and the connections that hold most are closed. Files are read
+    /// as their clients take them, and hardly count.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    output_memory: Option<u64>,
     #[command(flatten)]
     proxies: ProxyArgs,
 }
@@ -205,7 +212,9 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
         let cors = if any { Cors::any_origin() } else { Cors::origins(args.cors) };
         handler = Box::new(wrap(cors.methods(&[Method::GET, Method::HEAD]), Boxed(handler)));
     }
-    let mut builder = Server::builder(Boxed(handler)).driver(args.driver);
+    let mut limits = Limits::default();
+    limits.output_memory_max = args.output_memory.map_or(limits.output_memory_max, saturated);
+    let mut builder = Server::builder(Boxed(handler)).driver(args.driver).limits(limits);
     if let Some(shards) = args.shards {
         builder = builder.shards(shards.get());
     }

@@ -241,6 +241,8 @@ pub struct LimitsSection {
     pub keep_alive_timeout: Option<Duration>,
     /// [`Limits::write_stall_timeout`].
     pub stall_timeout: Option<Duration>,
+    /// [`Limits::output_memory_max`], in bytes.
+    pub output_memory: Option<u64>,
     /// The memory for remembered narinfos, in bytes.
     pub narinfo_memory: Option<u64>,
 }
@@ -416,8 +418,14 @@ fn limits(section: &Section<'_>) -> LimitsSection {
         head_timeout: section.get("head-timeout", &timeout()),
         keep_alive_timeout: section.get("keep-alive-timeout", &timeout()),
         stall_timeout: section.get("stall-timeout", &timeout()),
+        output_memory: section.get("output-memory", &Kind::size()),
         narinfo_memory: section.get("narinfo-memory", &Kind::size()),
     }
+}
+
+/// A size of memory.
+pub fn saturated(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 impl LimitsSection {
@@ -433,5 +441,6 @@ impl LimitsSection {
         set(&mut limits.head_timeout, self.head_timeout);
         set(&mut limits.keep_alive_timeout, self.keep_alive_timeout);
         set(&mut limits.write_stall_timeout, self.stall_timeout);
+        set(&mut limits.output_memory_max, self.output_memory.map(saturated));
     }
 }

@@ -78,6 +78,7 @@ impl ServeConfig {
             time("head-timeout", limits.head_timeout),
             time("keep-alive-timeout", limits.keep_alive_timeout),
             time("stall-timeout", limits.stall_timeout),
+            limits.output_memory.map(|value| format!("output-memory {value}")),
             limits.narinfo_memory.map(|value| format!("narinfo-memory {value}")),
         ];
         let said: Vec<_> = said.into_iter().flatten().collect();

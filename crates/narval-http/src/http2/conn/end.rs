@@ -36,7 +36,8 @@ impl<X: Exchange> Conn<X> {
         if let Some(here) = stream.here.take() {
             service.tell_departed(here.departure());
         }
-        self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
+        self.let_go(id);
+        let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.abort(io::ErrorKind::ConnectionReset);
         }

@@ -83,6 +83,8 @@ pub(crate) struct Conn<X: Exchange> {
     making: usize,
     /// Bytes that are produced but not sent, plus those being produced.
     held: usize,
+    /// Bytes of bodies in memory that are not sent.
+    in_memory: usize,
     resets: Budget,
     idle_frames: Budget,
     going: Going,
@@ -189,6 +191,7 @@ impl<X: Exchange> Conn<X> {
             work: VecDeque::new(),
             making: 0,
             held: 0,
+            in_memory: 0,
             resets: Budget::of_resets(),
             idle_frames: Budget::of_idle_frames(),
             going: Going::No,
@@ -265,6 +268,11 @@ impl<X: Exchange> Conn<X> {
         self.deadline = self.deadline.min(at);
     }
 
+    /// Bytes that it holds for its client, without those of WebSockets.
+    pub(crate) fn memory(&self) -> usize {
+        self.in_memory + self.out.capacity()
+    }
+
     /// The number of streams that count.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn streams_len(&self) -> usize {
@@ -275,6 +283,12 @@ impl<X: Exchange> Conn<X> {
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self) -> usize {
         self.held
+    }
+
+    /// Bytes of bodies in memory that are not sent.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn in_memory(&self) -> usize {
+        self.in_memory
     }
 
     /// Its state, for the log of a simulation.

@@ -61,6 +61,7 @@ impl<X: Exchange> Conn<X> {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.sending = Sending::Body(Box::new(body));
         }
+        self.count_held(id);
         let is_small =
             |body: &X::Body| body.ready() <= HTTP2_COPY_MAX as u64 && body.rest() == Rest::End { trailers: false };
         let window = self.window.open();
@@ -266,7 +267,7 @@ impl<X: Exchange> Conn<X> {
                 self.finish(id, service);
             }
             Rest::Here => self.make_here(id, service),
-            Rest::Worker => self.make(id),
+            Rest::Worker => self.make(id, service),
             Rest::Making => {}
             Rest::Waiting => self.wait(id, service),
         }
@@ -302,24 +303,34 @@ impl<X: Exchange> Conn<X> {
             return self.finish(id, service);
         }
         if runs_low && taken > 0 && !is_closed {
-            self.make(id);
+            self.make(id, service);
         }
         self.queue(id);
         self.feed_hungry();
     }
 
-    /// Updates what a stream counts for in `held`.
+    /// Updates what a stream counts for in `held` and `in_memory`.
     fn count_held(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &stream.sending else { return };
         let held = body.held();
         self.held = (self.held + held).saturating_sub(stream.held);
         stream.held = held;
+        let in_memory = body.in_memory();
+        self.in_memory = (self.in_memory + in_memory).saturating_sub(stream.in_memory);
+        stream.in_memory = in_memory;
+    }
+
+    /// Nothing of a stream's body is held any longer.
+    pub(super) fn let_go(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
+        self.in_memory = self.in_memory.saturating_sub(std::mem::take(&mut stream.in_memory));
     }
 
     /// How much to produce for a body now: no more than the client takes, so that nothing is held for a client that
     /// pauses. `None` if too much is held; a stream without anything to send gets another turn once less is.
-    fn quantum(&mut self, id: u32) -> Option<usize> {
+    fn quantum(&mut self, id: u32, service: &impl Service<X>) -> Option<usize> {
         let stream = self.streams.get_mut(&id)?;
         let Sending::Body(body) = &stream.sending else { return None };
         if self.held >= HTTP2_HELD_MAX && !std::mem::take(&mut self.is_starved) {
@@ -329,12 +340,12 @@ impl<X: Exchange> Conn<X> {
             }
             return None;
         }
-        Some(stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, HTTP2_QUANTUM))
+        Some(stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, service.at_once(HTTP2_QUANTUM)))
     }
 
     /// Produces the next piece of a body that does not block.
     fn make_here(&mut self, id: u32, service: &mut impl Service<X>) {
-        let Some(quantum) = self.quantum(id) else { return };
+        let Some(quantum) = self.quantum(id, service) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
         match body.make(quantum) {
@@ -347,8 +358,8 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Has a worker produce the next piece of a body.
-    fn make(&mut self, id: u32) {
-        let Some(quantum) = self.quantum(id) else { return };
+    fn make(&mut self, id: u32, service: &impl Service<X>) {
+        let Some(quantum) = self.quantum(id, service) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
         let Some(maker) = body.maker() else { return };
@@ -390,7 +401,8 @@ impl<X: Exchange> Conn<X> {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.sending = Sending::Done;
         stream.here = None;
-        self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
+        self.let_go(id);
+        let Some(stream) = self.streams.get_mut(&id) else { return };
         match std::mem::replace(&mut stream.receiving, Receiving::Done) {
             Receiving::Done => {
                 self.closed.push(id, How::Ended, 0);

@@ -45,6 +45,9 @@ pub(crate) trait Body {
     /// not count.
     fn held(&self) -> usize;
 
+    /// Bytes of memory in all, with a body that the handler supplied as a whole: all of it until its last byte is taken.
+    fn in_memory(&self) -> usize;
+
     /// Takes ready bytes, at least one; 0 if they must be produced after all.
     ///
     /// # Errors
@@ -174,6 +177,9 @@ pub(crate) trait Service<X: Exchange> {
 
     /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
+
+    /// How much of a body is produced at once, and then waits for the client; `usually` unless memory is tight.
+    fn at_once(&self, usually: usize) -> usize;
 
     /// Registers a waker with the source of a response; returns the longest wait.
     fn wait(&mut self, stream: u32, body: &mut X::Body) -> Duration;

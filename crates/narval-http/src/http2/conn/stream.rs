@@ -38,6 +38,8 @@ pub(super) struct Stream<X: Exchange> {
     pub(super) here: Option<Here>,
     /// Bytes of its body that were produced elsewhere and are not sent.
     pub(super) held: usize,
+    /// The same with those that the handler supplied as a whole.
+    pub(super) in_memory: usize,
     /// Sent bytes of the response.
     pub(super) sent: u64,
     /// The bytes sent by the start of the write deadline's window, and when it started.
@@ -106,6 +108,7 @@ impl<X: Exchange> Stream<X> {
             note: None,
             here: None,
             held: 0,
+            in_memory: 0,
             sent: 0,
             progress: (0, 0),
         }

@@ -23,6 +23,8 @@ pub(crate) struct StreamBody {
     ready: u64,
     /// Bytes of parts in memory that were produced here or by a worker.
     held: usize,
+    /// Bytes of a part in memory that the handler supplied.
+    supplied: usize,
     source: Source,
     /// Bytes that the source still has to produce, if the length is known.
     left: Option<u64>,
@@ -70,8 +72,8 @@ pub(crate) enum Made {
 impl StreamBody {
     /// From memory.
     pub(crate) fn memory(bytes: Bytes) -> Self {
-        let ready = bytes.len() as u64;
-        Self { parts: VecDeque::from([Part::Memory(bytes)]), ready, ..Self::empty() }
+        let supplied = bytes.len();
+        Self { parts: VecDeque::from([Part::Memory(bytes)]), ready: supplied as u64, supplied, ..Self::empty() }
     }
 
     /// From a file.
@@ -90,6 +92,7 @@ impl StreamBody {
             parts: VecDeque::new(),
             ready: 0,
             held: 0,
+            supplied: 0,
             source: Source::None,
             left: None,
             trailers: Vec::new(),
@@ -183,6 +186,10 @@ impl Body for StreamBody {
         self.held
     }
 
+    fn in_memory(&self) -> usize {
+        self.held + self.supplied
+    }
+
     fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut taken = 0;
         while let Some(part) = self.parts.front_mut() {
@@ -193,6 +200,7 @@ impl Body for StreamBody {
             let n = match part {
                 Part::Memory(bytes) => {
                     let n = place.len().min(bytes.len());
+                    self.supplied = if n == bytes.len() { 0 } else { self.supplied };
                     bytes.copy_to_slice(place.get_mut(..n).unwrap_or_default());
                     self.held = self.held.saturating_sub(n);
                     n

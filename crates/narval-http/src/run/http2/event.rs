@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use super::body::{Made, Maker, StreamBody};
 use crate::http2::conn::{Answer, Exchange};
+use crate::io::output_memory::Share;
 use crate::message::body_pipe::BodyPipe;
 use crate::observe::access_log::Watch;
 use crate::run::pending_late::PendingLate;
@@ -21,8 +22,8 @@ impl Exchange for Streamed {
 
 /// An event on a stream, for its shard.
 pub(crate) enum StreamEvent {
-    /// The response to its request.
-    Answer(Box<Answer<Streamed>>),
+    /// The response to its request, and what it holds until the connection counts it.
+    Answer(Box<Answer<Streamed>>, Share),
     /// There will be no response.
     Lost,
     /// The header block of an informational response.
@@ -42,7 +43,7 @@ pub(crate) enum StreamEvent {
 impl std::fmt::Debug for StreamEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Answer(_) => "Answer",
+            Self::Answer(..) => "Answer",
             Self::Lost => "Lost",
             Self::Inform(_) => "Inform",
             Self::ContinueWanted => "ContinueWanted",

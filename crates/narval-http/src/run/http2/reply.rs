@@ -7,6 +7,7 @@ use super::event::{StreamEvent, Streamed};
 use crate::http2::conn::Answer;
 use crate::http2::response::informational_block;
 use crate::io::driver::Token;
+use crate::io::output_memory::{Holding, Share};
 use crate::message::body_pipe::Feeder;
 use crate::message::body_source::Wakes;
 use crate::message::departure::Departure;
@@ -26,6 +27,14 @@ pub(crate) enum ReplyTo {
 }
 
 impl ReplyTo {
+    /// The connection.
+    pub(crate) fn connection(&self) -> Option<&Connection> {
+        match self {
+            Self::Connection(lease) => lease.connection().map(|connection| &**connection),
+            Self::Stream(reply) => Some(&reply.connection),
+        }
+    }
+
     /// Sends an informational response before the answer, if that does not block.
     ///
     /// # Errors
@@ -68,10 +77,10 @@ impl StreamReply {
         self.connection.post(Message::Stream { token: self.connection.token, stream: self.stream, event });
     }
 
-    /// Answers.
-    pub(crate) fn answer(mut self, answer: Answer<Streamed>) {
+    /// Answers. `held`: what the answer holds until the shard has it.
+    pub(crate) fn answer(mut self, answer: Answer<Streamed>, held: Share) {
         self.is_used = true;
-        self.post(StreamEvent::Answer(Box::new(answer)));
+        self.post(StreamEvent::Answer(Box::new(answer), held));
     }
 }
 
@@ -179,6 +188,10 @@ impl StreamCarrier {
 impl ws::Carrier for StreamCarrier {
     fn link(&self) -> Option<&Link> {
         None
+    }
+
+    fn holding(&self) -> &Arc<Holding> {
+        self.connection.holding()
     }
 
     fn tell(&self) {

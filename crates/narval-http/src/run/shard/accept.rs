@@ -11,6 +11,7 @@ use crate::http1::response_head::AnswerTo;
 use crate::io::clock::{Millis, millis};
 use crate::io::driver::{Driver, lacks_resources};
 use crate::io::out_buf::OutBuf;
+use crate::io::output_memory::{Holding, Share};
 use crate::io::socket::Socket;
 use crate::limits::{ACCEPT_PAUSE, IDLE_LOOKS, IDLE_MIN};
 use crate::message::departure::Departure;
@@ -144,8 +145,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Some(proxies) if proxies.send_proxy_header => Protocol::ProxyHeader(Vec::new()),
             _ => first_protocol(tls.is_some(), deadline),
         };
+        let holding = Holding::new(&self.local.server.output_memory);
         let token = self.slots.insert(|token| Slot {
-            connection: Arc::new(Connection::new(socket, tls, remote, token, home)),
+            held: Share::of(&holding),
+            connection: Arc::new(Connection::new(socket, tls, remote, token, home, holding)),
             protocol,
             receiving: false,
             is_gone: false,

@@ -65,6 +65,7 @@ impl<D: Driver<Connection>> Shard<D> {
         while let Some(completion) = self.done.pop() {
             self.complete(completion);
         }
+        self.check_room();
         Ok(true)
     }
 

@@ -58,7 +58,8 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Handles an event on a stream from another thread.
     pub(super) fn on_stream_event(&mut self, slot: &mut Slot, stream: u32, event: StreamEvent) {
         self.http2(slot, |conn, at| match event {
-            StreamEvent::Answer(answer) => conn.answer(stream, *answer, at),
+            // What it holds is counted by the connection from now on.
+            StreamEvent::Answer(answer, _held) => conn.answer(stream, *answer, at),
             StreamEvent::Lost => conn.lost(stream, at),
             StreamEvent::Inform(block) => conn.inform(stream, &block),
             StreamEvent::ContinueWanted => conn.continue_wanted(stream),
@@ -107,7 +108,19 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Performs what an HTTP/2 connection wants, and sends up to about `budget` bytes.
-    fn send_http2(&mut self, slot: &mut Slot, mut budget: usize, mut must_write: bool) {
+    fn send_http2(&mut self, slot: &mut Slot, budget: usize, must_write: bool) {
+        self.act_on_http2(slot, budget, must_write);
+        let held = match &mut slot.protocol {
+            Protocol::Http2(http2) => {
+                slot.connection.holding().fit(&mut http2.wire.memory);
+                http2.conn.memory() + http2.wire.memory.capacity()
+            }
+            _ => 0,
+        };
+        slot.held.set(held);
+    }
+
+    fn act_on_http2(&mut self, slot: &mut Slot, mut budget: usize, mut must_write: bool) {
         loop {
             self.do_stream_work(slot);
             let had = budget;
@@ -251,11 +264,11 @@ impl<D: Driver<Connection>> Shard<D> {
 fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, most: usize, at: &mut At<'_>) -> io::Result<()> {
     let connection = at.connection();
     let expected = conn.output_hint();
-    let in_place = most.min(SEAL_IN_PLACE_QUANTUM);
+    let most = most.min(connection.holding().at_once(SEAL_IN_PLACE_QUANTUM));
     match &connection.tls {
         Some(tls) if tls.seals_in_place(expected as u64) => {
-            let mut layout = Layout::new(&mut wire.memory, expected.min(in_place));
-            conn.gather(&mut layout, in_place, at);
+            let mut layout = Layout::new(&mut wire.memory, expected.min(most));
+            conn.gather(&mut layout, most, at);
             layout.finish();
             tls.seal_in_place(&connection.socket, &mut wire.memory)?;
             wire.sent = 0;
@@ -346,6 +359,10 @@ impl Service<Streamed> for At<'_> {
 
     fn is_short_for_bodies(&self) -> bool {
         self.local.server.is_short_for_bodies()
+    }
+
+    fn at_once(&self, usually: usize) -> usize {
+        self.connection.holding().at_once(usually)
     }
 
     fn wait(&mut self, stream: u32, body: &mut StreamBody) -> Duration {

@@ -28,12 +28,14 @@ impl<D: Driver<Connection>> Shard<D> {
                     }
                 });
                 // Its connection has been closed since: the request is logged and counted all the same.
-                if let Some(StreamEvent::Answer(answer)) = event {
+                if let Some(StreamEvent::Answer(answer, _held)) = event {
                     let local = &self.local;
                     local.counters.answers_http2.add(1);
                     local.server.record(&local.counters, answer.status, 0, true, answer.note);
                 }
             }
+            // Every turn ends with that.
+            Message::MakeRoom => {}
             Message::Stop => self.stop(),
             Message::Halt => self.halted = true,
         }

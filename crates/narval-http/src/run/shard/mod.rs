@@ -16,6 +16,7 @@
 //! | `dispatch.rs` | hands requests of both to workers |
 //! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
 //! | `accept.rs`, `close.rs` | opening and closing connections |
+//! | `room.rs` | closes connections that hold too much for their clients |
 //! | `departure.rs` | clients that leave before they are answered |
 
 mod accept;
@@ -27,6 +28,7 @@ mod handshake;
 mod http1;
 mod http2;
 mod mail;
+mod room;
 mod send;
 mod service;
 mod slots;

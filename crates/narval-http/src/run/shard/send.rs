@@ -27,9 +27,9 @@ pub(super) enum Sent {
 impl<D: Driver<Connection>> Shard<D> {
     /// Sends the gathered output of a connection.
     #[inline(always)]
-    pub(super) fn send(&mut self, slot: &Slot) -> Sent {
+    pub(super) fn send(&mut self, slot: &mut Slot) -> Sent {
         if let Err(error) = slot.connection.seal(&mut self.local.out) {
-            return self.unsent(&error);
+            return self.unsent(slot, &error);
         }
         if !self.local.out.is_empty() {
             slot.connection.answered(self.local.now, self.local.out.len() as u64 > LARGE_ANSWER);
@@ -38,22 +38,26 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     #[inline(always)]
-    fn send_sealed(&mut self, slot: &Slot) -> Sent {
+    fn send_sealed(&mut self, slot: &mut Slot) -> Sent {
         let token = slot.token();
         while !self.local.out.is_empty() {
             match self.driver.send_now(token, &mut self.local.out) {
                 Some(Ok(())) => continue,
-                Some(Err(error)) => return self.unsent(&error),
+                Some(Err(error)) => return self.unsent(slot, &error),
                 None => {}
             }
+            let bytes = self.local.out.memory.capacity() + self.local.out.tail.len();
             match self.driver.submit(Op::Send(token, std::mem::take(&mut *self.local.out))) {
                 Some(Completion::Sent { result, buf, .. }) => {
                     *self.local.out = buf;
                     if let Err(error) = result {
-                        return self.unsent(&error);
+                        return self.unsent(slot, &error);
                     }
                 }
-                Some(_) | None => return Sent::Later,
+                Some(_) | None => {
+                    slot.held.set(bytes);
+                    return Sent::Later;
+                }
             }
         }
         self.local.clear_out();
@@ -62,7 +66,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// The socket took nothing: it is full, or broken.
     #[cold]
-    fn unsent(&mut self, error: &io::Error) -> Sent {
+    fn unsent(&mut self, slot: &Slot, error: &io::Error) -> Sent {
         let buf = std::mem::take(&mut *self.local.out);
         if error.kind() != io::ErrorKind::WouldBlock {
             tracing::trace!(%error, "a connection broke while a response was sent");
@@ -71,11 +75,13 @@ impl<D: Driver<Connection>> Shard<D> {
         let length = buf.len() as u64;
         let mut outgoing = Outgoing::sealed(buf, length);
         (outgoing.keep_alive, outgoing.is_recorded) = (true, true);
+        outgoing.count_held(slot.connection.holding());
         Sent::Blocked(Box::new(outgoing))
     }
 
     /// An asynchronous send has completed, wholly or in part.
     pub(super) fn on_sent(&mut self, slot: &mut Slot, result: io::Result<()>, buf: OutBuf) {
+        slot.held.set(0);
         let Some(conn) = slot.http1() else { return };
         let then = conn.take_then();
         let sent = match result {
@@ -87,7 +93,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 *self.local.out = buf;
                 match result {
                     Ok(()) => self.send_sealed(slot),
-                    Err(error) => self.unsent(&error),
+                    Err(error) => self.unsent(slot, &error),
                 }
             }
         };

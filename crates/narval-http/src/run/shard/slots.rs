@@ -8,6 +8,7 @@ use crate::http2::conn::Conn as Http2Conn;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::out_buf::OutBuf;
+use crate::io::output_memory::Share;
 use crate::limits::Limits;
 use crate::message::departure::{Departure, Here};
 use crate::message::informational::Informational;
@@ -29,6 +30,8 @@ pub(super) struct Slot {
     pub(super) departure: Departure,
     /// When to look at such a client; 0 while it is being received from.
     pub(super) look_at: Millis,
+    /// Bytes for the client that the shard itself holds; those of HTTP/1 answers have their own share.
+    pub(super) held: Share,
 }
 
 const _: () = assert!(size_of::<Slot>() <= 128, "there are many of them, and most are idle");

@@ -1,5 +1,6 @@
 use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -13,6 +14,7 @@ use crate::http1::conn::{Answer, Window};
 use crate::http1::response_head::BodyFraming;
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
+use crate::io::output_memory::{Holding, Share};
 use crate::io::socket::Socket;
 use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
@@ -21,6 +23,7 @@ use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::message::departure::Here;
 use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
+use crate::run::connection::Connection;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 use crate::tls::link::Link;
@@ -54,6 +57,8 @@ pub(crate) struct Outgoing {
     pub(crate) kept: Option<Kept>,
     /// Its client waits for it; kept until its end.
     pub(crate) here: Option<Here>,
+    /// What it holds in memory, between two calls of [`drive`](Self::drive).
+    pub(crate) held: Share,
     /// Something of it was sent, or may have been.
     has_begun: bool,
     /// The current window of the write deadline, while it waits for the socket.
@@ -127,6 +132,19 @@ impl Outgoing {
         (self.lead, self.wire.memory)
     }
 
+    /// Counts what it holds in memory as held by its connection.
+    pub(crate) fn count_held(&mut self, holding: &Arc<Holding>) {
+        if !self.held.is_attached() {
+            self.held.attach(holding);
+        }
+        holding.fit(&mut self.wire.memory);
+        let tail = self.lead.tail.len() + self.wire.tail.len();
+        let bytes = tail
+            + [&self.lead.memory, &self.wire.memory, &self.segments.memory].map(Vec::capacity).iter().sum::<usize>();
+        // A tail is freed as a whole.
+        self.held.set(if tail == 0 { bytes } else { bytes.max(self.held.bytes()) });
+    }
+
     /// Lends it a buffer for sealed records if it has none; its contents are discarded.
     pub(crate) fn lend(&mut self, buffer: &mut Vec<u8>) {
         if self.wire.memory.capacity() == 0 {
@@ -139,6 +157,7 @@ impl Outgoing {
     pub(crate) fn wait(&mut self, waker: BodyWaker) -> Duration {
         (self.lead, self.wire, self.segments) = Default::default();
         (self.memory_sent, self.files_sent) = (0, 0);
+        self.held.set(0);
         self.window = None;
         self.stream.as_mut().map_or(Duration::ZERO, |stream| stream.source.wait(waker))
     }
@@ -173,7 +192,7 @@ impl Outgoing {
     /// # Errors
     /// The response cannot be completed (the connection broke, a file ended early, a source failed or produced
     /// another length): abort the connection.
-    pub(crate) fn drive(&mut self, connection: &Link, budget: u64) -> io::Result<Step> {
+    pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
         let stop_at = self.sent().saturating_add(budget);
         self.is_waiting = false;
         let mut waits = false;
@@ -230,7 +249,7 @@ impl Outgoing {
     }
 
     /// Sends what is available.
-    fn send_pieces(&mut self, connection: &Link, stop_at: u64) -> io::Result<Step> {
+    fn send_pieces(&mut self, connection: &Connection, stop_at: u64) -> io::Result<Step> {
         let socket = &connection.socket;
         if !std::mem::replace(&mut self.has_begun, true) {
             connection.begin();
@@ -241,7 +260,7 @@ impl Outgoing {
                 _ if !self.wire.is_empty() => self.send_wire(socket),
                 Some(tls) if tls.is_kernels() => self.send_by_kernel(connection, tls, at_file, stop_at - self.sent()),
                 Some(tls) if at_file && tls.offload(socket, self.file_left()) => Ok(()),
-                Some(tls) => self.seal_piece(socket, tls),
+                Some(tls) => self.seal_piece(connection, tls),
                 None if at_file => self.send_file(connection, stop_at - self.sent()),
                 None => self.send_memory(socket),
             };
@@ -272,19 +291,21 @@ impl Outgoing {
     }
 
     /// Seals the next records, up to one quantum.
-    fn seal_piece(&mut self, socket: &Socket, tls: &TlsChannel) -> io::Result<()> {
+    fn seal_piece(&mut self, connection: &Connection, tls: &TlsChannel) -> io::Result<()> {
+        let (socket, holding) = (&connection.socket, connection.holding());
         let left = self.left();
         let mut wire = std::mem::take(&mut self.wire);
         if tls.seals_in_place(left) {
-            let expected = SEAL_IN_PLACE_QUANTUM.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let quantum = holding.at_once(SEAL_IN_PLACE_QUANTUM);
+            let expected = quantum.min(usize::try_from(left).unwrap_or(usize::MAX));
             let mut layout = Layout::new(&mut wire.memory, expected);
-            self.gather(&mut layout, SEAL_IN_PLACE_QUANTUM)?;
+            self.gather(&mut layout, quantum)?;
             layout.finish();
             tls.seal_in_place(socket, &mut wire.memory)?;
             wire.sent = 0;
         } else {
             wire.clear();
-            self.gather(&mut wire.memory, SEAL_QUANTUM)?;
+            self.gather(&mut wire.memory, holding.at_once(SEAL_QUANTUM))?;
             tls.seal(socket, &mut wire)?;
         }
         self.wire = wire;

@@ -74,7 +74,17 @@ impl Inflater {
     /// # Errors
     /// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] if zlib rejects the data.
     pub fn message(&mut self, compressed: &[u8], limit: usize) -> Result<Vec<u8>, ProtocolError> {
-        inflate_into(&mut self.inflate, compressed, limit)
+        self.message_within(compressed, limit, &mut |_| true)
+    }
+
+    /// The same, if `may_grow` to each size of the output.
+    pub(crate) fn message_within(
+        &mut self,
+        compressed: &[u8],
+        limit: usize,
+        may_grow: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<u8>, ProtocolError> {
+        inflate_into(&mut self.inflate, compressed, limit, may_grow)
     }
 }
 
@@ -97,9 +107,18 @@ pub fn compress(settings: Settings, message: &[u8]) -> Bytes {
 /// # Errors
 /// [`ProtocolError::MessageTooBig`] above the limit, [`ProtocolError::InvalidDeflate`] if zlib rejects the data.
 pub fn decompress(compressed: &[u8], limit: usize) -> Result<Vec<u8>, ProtocolError> {
+    decompress_within(compressed, limit, &mut |_| true)
+}
+
+/// The same, if `may_grow` to each size of the output.
+pub(crate) fn decompress_within(
+    compressed: &[u8],
+    limit: usize,
+    may_grow: &mut dyn FnMut(usize) -> bool,
+) -> Result<Vec<u8>, ProtocolError> {
     INFLATE.with_borrow_mut(|inflate| {
         inflate.reset(false);
-        inflate_into(inflate, compressed, limit)
+        inflate_into(inflate, compressed, limit, may_grow)
     })
 }
 
@@ -129,12 +148,21 @@ fn deflate_into(compress: &mut Compress, message: &[u8]) -> Bytes {
     out.into()
 }
 
-fn inflate_into(inflate: &mut Decompress, compressed: &[u8], limit: usize) -> Result<Vec<u8>, ProtocolError> {
+fn inflate_into(
+    inflate: &mut Decompress,
+    compressed: &[u8],
+    limit: usize,
+    may_grow: &mut dyn FnMut(usize) -> bool,
+) -> Result<Vec<u8>, ProtocolError> {
     let mut out = Vec::new();
     for piece in [compressed, TAIL.as_slice()] {
         let mut rest = piece;
         loop {
+            let had = out.capacity();
             reserve(&mut out, rest.len(), limit);
+            if out.capacity() > had && !may_grow(out.capacity()) {
+                return Err(ProtocolError::MessageTooBig);
+            }
             let (in_before, out_before) = (inflate.total_in(), out.len());
             let status = inflate
                 .decompress_vec(rest, &mut out, FlushDecompress::Sync)

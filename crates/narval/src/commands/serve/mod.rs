@@ -106,6 +106,12 @@ pub struct Args {
     /// `Content-Encoding`.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     stall_timeout: Option<u64>,
+    /// Memory for answers that clients have yet to read, and for messages of WebSockets [default: 256M]
+    ///
+    /// Beyond it, larger answers from memory are refused with 503, and the connections that hold most are closed. Files and NARs
+    /// are read as their clients take them, and hardly count.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    output_memory: Option<u64>,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]

@@ -16,7 +16,7 @@ use crate::args::data::{parse_database, place_of};
 use crate::args::proxies::ProxySettings;
 use crate::args::secret_key::read_secret_key;
 use crate::args::upstream::UpstreamSettings;
-use crate::config::{At, CacheSection, ConfigErrors, NarCacheSection, OidcSection, ServeConfig};
+use crate::config::{At, CacheSection, ConfigErrors, NarCacheSection, OidcSection, ServeConfig, saturated};
 use crate::values::delta_choice::DeltaChoice;
 use crate::values::listen::Listen;
 use crate::values::log_form::LogForm;
@@ -117,6 +117,7 @@ impl Settings {
     fn decide(args: &Args, file: &ServeConfig) -> Result<Self, Failure> {
         let mut limits = Limits { write_stall_timeout: STALL_TIMEOUT_DEFAULT, ..Limits::default() };
         file.limits.apply(&mut limits);
+        limits.output_memory_max = args.output_memory.map_or(limits.output_memory_max, saturated);
         if let Some(seconds) = args.stall_timeout {
             limits.write_stall_timeout = Duration::from_secs(seconds);
         }
@@ -209,7 +210,8 @@ impl Settings {
         let limits = (new.connections_max, new.connections_per_ip_max, new.queue_max, new.backlog)
             != (old.connections_max, old.connections_per_ip_max, old.queue_max, old.backlog)
             || (new.head_timeout, new.keep_alive_timeout, new.write_stall_timeout)
-                != (old.head_timeout, old.keep_alive_timeout, old.write_stall_timeout);
+                != (old.head_timeout, old.keep_alive_timeout, old.write_stall_timeout)
+            || new.output_memory_max != old.output_memory_max;
         let differ = [
             ("listen", self.listen != running.listen),
             ("data", self.data != running.data),
