@@ -220,5 +220,6 @@ section {
     stall-timeout = key time "Time after which a client that reads nothing is disconnected.";
     output-memory = key size "Memory for answers that clients have yet to read, and for messages of WebSockets.";
     narinfo-memory = key size "Memory for remembered narinfos, per cache.";
+    decode-memory = key size "Memory for the windows of decoders of uploads, in all.";
   };
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 
-use narval_nix::narinfo::SIGNATURES_MAX;
-use narval_nix::{HashPart, NarInfo, Signature, StorePath, TrustedKeys};
+use narval_nix::{HashPart, NarHash, NarInfo, StorePath};
 
+use super::contents::Checked;
 use super::index::{Commit, NarRecord, PathRecord, Placed, Used};
 use super::sign::is_signed;
+use super::trust::{Signed, Trust};
 use super::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
@@ -63,6 +64,25 @@ pub struct Committed {
 struct Prepared {
     record: PathRecord,
     committed: Committed,
+}
+
+/// What is known of the paths of a commit.
+struct Known<'a> {
+    settings: &'a CacheSettings,
+    trust: Trust<'a>,
+    /// Hash parts that NARs mention and that exist.
+    mentioned: HashSet<HashPart>,
+    checked: Checked,
+}
+
+/// A path as a client wants it, and what there is of it.
+struct Claimed<'a> {
+    info: &'a NarInfo,
+    file: String,
+    nar: NarRecord,
+    old: Option<PathRecord>,
+    /// The same path in an upstream, which this one would hide.
+    hidden: Option<NarInfo>,
 }
 
 impl Cache {
@@ -123,16 +143,23 @@ impl Cache {
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         let _no_collection = self.storage().lock_shared().map_err(failed)?;
         self.record_receipts(&batch.values().collect::<Vec<_>>())?;
+        let mut known = Known {
+            settings: &settings,
+            trust: Trust::new(&settings, self.sign_keys()),
+            mentioned: HashSet::new(),
+            checked: Checked::default(),
+        };
         for _ in 0..ATTEMPTS_MAX {
             let needed = self.check_references(&batch, &settings)?;
             let claimed: Vec<&NarInfo> = narinfos.iter().filter_map(|(part, _)| batch.get(part)).collect();
             let (nars, placed) = self.nars_of(&claimed)?;
-            let known = self.known_of_found(&claimed, &nars, &batch)?;
+            known.mentioned = self.known_of_found(&claimed, &nars, &batch)?;
             let parts: Vec<HashPart> = claimed.iter().map(|info| info.path.hash_part()).collect();
             let old = self.index().paths(self.id(), &parts)?;
+            let hidden = self.hidden(&claimed, &old, &known.trust, grant);
             let mut prepared = Vec::with_capacity(narinfos.len());
-            for ((info, nar), old) in claimed.into_iter().zip(nars).zip(old) {
-                prepared.push(self.prepare(info, nar, old, &known, &settings, grant)?);
+            for (((info, (file, nar)), old), hidden) in claimed.into_iter().zip(nars).zip(old).zip(hidden) {
+                prepared.push(self.prepare(Claimed { info, file, nar, old, hidden }, &mut known, grant)?);
             }
             if !self.use_again(&prepared)? {
                 continue;
@@ -233,17 +260,42 @@ impl Cache {
         Err(Refusal::new(RefusalKind::Conflict, message))
     }
 
-    fn prepare(
+    /// For each path, what the upstreams have of it if this cache does not have it, nor vouches for it: clients that trust an upstream
+    /// would get the one of this cache instead. A token that may replace paths may also hide them.
+    fn hidden(
         &self,
-        claimed: &NarInfo,
-        (file, nar): (String, NarRecord),
-        old: Option<PathRecord>,
-        known: &HashSet<HashPart>,
-        settings: &CacheSettings,
+        claimed: &[&NarInfo],
+        old: &[Option<PathRecord>],
+        trust: &Trust<'_>,
         grant: &Grant,
-    ) -> Result<Prepared, Refusal> {
-        let part = claimed.path.hash_part();
-        let undeclared = undeclared(claimed, &nar, known);
+    ) -> Vec<Option<NarInfo>> {
+        let mut hidden = vec![None; claimed.len()];
+        let elsewhere = self.elsewhere().filter(|_| !grant.allows(self.name(), Scope::Replace));
+        let Some(elsewhere) = elsewhere else { return hidden };
+        let is_asked = |(_, (info, old)): &(usize, (&&NarInfo, &Option<PathRecord>))| {
+            old.is_none() && !trust.vouches_for(&self.signed(info, &trust.fingerprint(info), grant))
+        };
+        let asked: Vec<usize> = claimed.iter().zip(old).enumerate().filter(is_asked).map(|(at, _)| at).collect();
+        let parts: Vec<HashPart> =
+            asked.iter().filter_map(|at| claimed.get(*at)).map(|info| info.path.hash_part()).collect();
+        if !parts.is_empty() {
+            for (at, found) in asked.into_iter().zip(elsewhere.behind(self.name(), &parts)) {
+                if let Some(hidden) = hidden.get_mut(at) {
+                    *hidden = found;
+                }
+            }
+        }
+        hidden
+    }
+
+    fn signed<'a>(&self, claimed: &'a NarInfo, fingerprint: &'a str, grant: &Grant) -> Signed<'a> {
+        Signed { fingerprint, signatures: &claimed.signatures, may_sign: grant.allows(self.name(), Scope::Sign) }
+    }
+
+    fn prepare(&self, claimed: Claimed<'_>, known: &mut Known<'_>, grant: &Grant) -> Result<Prepared, Refusal> {
+        let Claimed { info: claimed, file, nar, old, hidden } = claimed;
+        let (part, settings) = (claimed.path.hash_part(), known.settings);
+        let undeclared = undeclared(claimed, &nar, &known.mentioned);
         if settings.strict_references
             && let Some(first) = undeclared.first()
         {
@@ -254,33 +306,53 @@ impl Cache {
             );
             return Err(Refusal::new(RefusalKind::Unprocessable, message));
         }
+        let before = old.as_ref().and_then(|old| NarInfo::parse(&old.narinfo, &settings.store_dir).ok());
+        if before.as_ref().is_none_or(|before| before.ca != claimed.ca || before.nar_hash != claimed.nar_hash) {
+            self.check_contents(claimed, (&file, &nar), settings, &mut known.checked)?;
+        }
+        let fingerprint = known.trust.fingerprint(claimed);
+        let signed = self.signed(claimed, &fingerprint, grant);
+        known.trust.check_required(claimed, &signed)?;
         let mut info = NarInfo::new(&claimed.path_info(0), format!("nar/{file}"), nar.compression);
         info.file_hash = Some(nar.file_hash.into());
         info.file_size = Some(nar.file_size);
-        let mut outcome = Outcome::Added;
+        let (mut outcome, mut signatures) = (Outcome::Added, Vec::new());
         if let Some(old) = &old {
-            let before = NarInfo::parse(&old.narinfo, &settings.store_dir).ok();
-            match before.filter(|before| is_same(before, &info)) {
-                // Its NAR is lost: this one replaces it.
-                Some(before) if !self.has_nar_of(&part)? => {
-                    merge(&mut info, &before.signatures);
+            match before {
+                Some(mut before) if is_same(&before, &info) => {
+                    signatures = std::mem::take(&mut before.signatures);
+                    // If its NAR is lost, this one replaces it.
+                    let is_there = self.has_nar_of(&part)?;
+                    outcome = if is_there { Outcome::Unchanged } else { Outcome::Signed };
+                    if is_there {
+                        std::mem::swap(&mut info, &mut before);
+                    }
                     info.ca = info.ca.or(before.ca);
                     info.deriver = info.deriver.take().or(before.deriver);
-                    outcome = Outcome::Signed;
                 }
-                Some(before) => {
-                    // It is unchanged, except for new signatures.
-                    let signatures = std::mem::replace(&mut info, before);
-                    merge(&mut info, &signatures.signatures);
-                    info.ca = info.ca.or(signatures.ca);
-                    info.deriver = info.deriver.take().or(signatures.deriver);
-                    outcome = Outcome::Unchanged;
+                before => {
+                    // A path that nobody trusted has signed gives way: otherwise, whoever pushes first could keep it from being signed.
+                    let had_vouched = before.is_some_and(|before| known.trust.has_vouched_for(&before));
+                    let gives_way = !had_vouched && known.trust.vouches_for(&signed);
+                    if !gives_way && !grant.allows(self.name(), Scope::Replace) {
+                        let advice = "delete it ('narval cache delete'), or push with a token that may replace";
+                        return Err(differs(old.nar_hash, &info, "is here", advice));
+                    }
+                    outcome = Outcome::Replaced;
                 }
-                None if grant.allows(self.name(), Scope::Replace) => outcome = Outcome::Replaced,
-                None => return Err(differs(old, &info)),
             }
         }
-        let is_signed = self.check_and_sign(&mut info, claimed, settings, grant)?;
+        match hidden {
+            Some(hidden) if !is_same(&hidden, &info) => {
+                let advice = "clients get that one; push with a token that may replace or sign";
+                return Err(differs(hidden.nar_hash, &info, "is in an upstream of this cache", advice));
+            }
+            // Clients that trust the upstream's key go on with this copy.
+            Some(hidden) => signatures = hidden.signatures,
+            None => {}
+        }
+        info.signatures = known.trust.signatures(&signed, &signatures);
+        let is_signed = known.trust.signs(&signed) || is_signed(&info, &fingerprint, &self.sign_keys());
         let text = info.render(&settings.store_dir).into_bytes();
         if outcome == Outcome::Unchanged && old.as_ref().is_some_and(|old| old.narinfo != text) {
             outcome = Outcome::Signed;
@@ -352,39 +424,6 @@ impl Cache {
         }
         Ok(known)
     }
-
-    /// Signs a path with the cache's keys, if permitted; refuses one without a signature that the cache requires. Returns whether it has
-    /// signatures of all of these keys.
-    fn check_and_sign(
-        &self,
-        info: &mut NarInfo,
-        claimed: &NarInfo,
-        settings: &CacheSettings,
-        grant: &Grant,
-    ) -> Result<bool, Refusal> {
-        let fingerprint = info.fingerprint(&settings.store_dir);
-        // Only signatures in this upload count: earlier ones say nothing about it.
-        let is_signed_by = |keys: &[narval_nix::PublicKey]| {
-            let keys: TrustedKeys = keys.iter().cloned().collect();
-            keys.find_valid(fingerprint.as_bytes(), &claimed.signatures).is_some()
-        };
-        if !settings.required_keys.is_empty() && !is_signed_by(&settings.required_keys) {
-            let names: Vec<&str> = settings.required_keys.iter().map(narval_nix::PublicKey::name).collect();
-            let message = format!(
-                "'{}' has no valid signature of {}, which this cache requires: sign it ('nix store sign') and push again",
-                info.path,
-                names.join(" or ")
-            );
-            return Err(Refusal::new(RefusalKind::Unprocessable, message));
-        }
-        if grant.allows(self.name(), Scope::Sign) || is_signed_by(&settings.trusted_keys) {
-            let signatures: Vec<Signature> =
-                self.sign_keys().iter().map(|key| key.sign(fingerprint.as_bytes())).collect();
-            merge(info, &signatures);
-            return Ok(true);
-        }
-        Ok(is_signed(info, &fingerprint, &self.sign_keys()))
-    }
 }
 
 /// NARs with the names that they are served by.
@@ -455,23 +494,10 @@ pub(super) fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
         && one.reference_set() == other.reference_set()
 }
 
-/// Adds new signatures, sorted as in Nix.
-pub(super) fn merge(info: &mut NarInfo, signatures: &[Signature]) {
-    let mut all: BTreeSet<Signature> = info.signatures.iter().cloned().collect();
-    for signature in signatures {
-        if all.len() < SIGNATURES_MAX {
-            all.insert(signature.clone());
-        }
-    }
-    info.signatures = all.into_iter().collect();
-}
-
-fn differs(old: &PathRecord, info: &NarInfo) -> Refusal {
-    let what = if old.nar_hash == info.nar_hash { "other references" } else { "other contents" };
-    let message = format!(
-        "'{}' is here with {what} ({}): it was built twice with different results; delete it ('narval cache delete'), or push with \
-         a token that may replace",
-        info.path, old.nar_hash
-    );
+fn differs(there: NarHash, info: &NarInfo, is_there: &str, advice: &str) -> Refusal {
+    let what = if there == info.nar_hash { "other references" } else { "other contents" };
+    let path = &info.path;
+    let message =
+        format!("'{path}' {is_there} with {what} ({there}): it was built twice with different results; {advice}");
     Refusal::new(RefusalKind::Conflict, message)
 }

@@ -12,6 +12,7 @@ use super::index::CacheRecord;
 use super::shared::{CacheState, Shared};
 
 use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, PeerFigures, Stamp, Tokens};
+use narval_codec::decode::WindowMemory;
 
 /// The longest line of an audit log that is read.
 const AUDIT_LINE_MAX: u64 = 64 * 1024;
@@ -85,6 +86,11 @@ impl Data {
     /// What this node has got from others, if it shares its disk cache with them.
     pub fn peer_figures(&self) -> Option<PeerFigures> {
         self.shared.storage.peers().map(|peers| peers.figures())
+    }
+
+    /// The memory for the windows of uploads' decoders.
+    pub fn window_memory(&self) -> &WindowMemory {
+        &self.shared.window_memory
     }
 
     /// The audit log.

@@ -38,6 +38,7 @@ mod audit;
 mod batch;
 mod cache;
 mod commit;
+mod contents;
 mod data;
 mod database;
 mod elsewhere;
@@ -76,6 +77,8 @@ mod storage;
 mod store_first;
 mod tokens;
 mod tokens_used;
+mod traces;
+mod trust;
 mod unrecorded;
 
 pub use audit::{Audit, AuditLine};

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use narval_nix::{HashPart, NarInfo, StoreDir};
 use thiserror::Error;
 
-use super::commit::{ATTEMPTS_MAX, is_same, merge};
+use super::commit::{ATTEMPTS_MAX, is_same};
 use super::index::{Commit, IndexError, PathRecord};
+use super::trust::merge;
 use super::{Cache, Data, DataError, Grant, Refusal, RefusalKind};
 
 /// Paths in one commit.

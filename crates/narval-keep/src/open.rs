@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use narval_client::Url;
 
+use super::contents::FileHashes;
 use super::data::Data;
 use super::database::{self, Database, Opening};
 use super::error::{DataError, io_error};
@@ -23,6 +24,7 @@ use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens_used::TokensUsed;
 use super::{Audit, Place, audit, join, recompress};
+use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 
 /// How often collected uses are written.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -42,6 +44,8 @@ pub struct DataOptions {
     /// How often to collect garbage; for servers, which also recompress if configured. The first time is after one such
     /// period.
     pub collect_every: Option<Duration>,
+    /// Memory for the windows of uploads' decoders, in bytes; by default [`DECODE_MEMORY`].
+    pub decode_memory: Option<u64>,
     /// Only for measurements: uncompressed NARs are neither verified nor synced, so any uploader could forge paths.
     #[doc(hidden)]
     pub unsafe_no_verify: bool,
@@ -65,6 +69,7 @@ impl Data {
             let doubts = data.shared().index.doubts().unwrap_or_default();
             doubts.iter().for_each(|doubt| tracing::warn!("the database of the index: {doubt}"));
         }
+        data.window_memory().set_total(options.decode_memory.unwrap_or(DECODE_MEMORY));
         let weak = Arc::downgrade(data.shared());
         let keeping = std::thread::Builder::new()
             .name("cache-house".into())
@@ -102,6 +107,8 @@ impl Data {
             uses: Uses::default(),
             shortage: Shortage::default(),
             losses: Losses::default(),
+            file_hashes: FileHashes::new(),
+            window_memory: WindowMemory::new(DECODE_MEMORY),
             unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use narval_nix::SecretKey;
 
+use super::contents::FileHashes;
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
 use super::in_use::InUse;
@@ -20,6 +21,7 @@ use super::storage::{CacheStorage, Storage};
 use super::tokens_used::TokensUsed;
 use super::unrecorded::Unrecorded;
 use super::{Audit, CacheName, CacheSettings};
+use narval_codec::decode::WindowMemory;
 
 /// Locks that uploads of one NAR share.
 pub(super) const NAR_LOCKS: usize = 64;
@@ -38,6 +40,8 @@ pub(super) struct Shared {
     pub(super) uses: Uses,
     pub(super) shortage: Shortage,
     pub(super) losses: Losses,
+    pub(super) file_hashes: FileHashes,
+    pub(super) window_memory: Arc<WindowMemory>,
     pub(super) unsafe_no_verify: bool,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,

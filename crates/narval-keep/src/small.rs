@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::sync::PoisonError;
 
 use narval_nix::listing::LISTING_LEN_MAX;
-use narval_nix::{HashPart, StorePath};
+use narval_nix::{HashPart, Sha256, StorePath};
 
 use super::storage::Below;
+use super::traces::{self, Rights};
 use super::{Cache, Grant, Refusal, RefusalKind, Scope};
 
 /// The maximum size of a build log, in bytes.
@@ -117,8 +119,8 @@ impl Cache {
         Ok(Some((file, len)))
     }
 
-    /// Stores a small file. An existing one is kept, unless the token may replace it, or it is a realisation of the same path
-    /// (signatures may have been added to it).
+    /// Stores a small file. An existing one is kept, unless the token may replace it. To an existing realisation, new signatures are
+    /// added.
     ///
     /// # Errors
     /// If the name is invalid, the token may not push, the file is too large, or there is no room.
@@ -178,12 +180,25 @@ impl Cache {
             }
             file.file().write_all(buffer.get(..read).unwrap_or_default()).map_err(fail)?;
         }
+        let is_trace = matches!(kind, SmallKind::Realisation | SmallKind::BuildTrace);
+        // Uploads of the same one add their signatures one after another.
+        let lock = is_trace.then(|| self.nar_lock(&Sha256::of(path.as_bytes())));
+        let _one_by_one = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         let old = self.files().len(&path).map_err(in_the_way(kind, &path))?;
-        if old.is_some() && !grant.allows(self.name(), Scope::Replace) {
-            let is_trace = matches!(kind, SmallKind::Realisation | SmallKind::BuildTrace);
-            if !is_trace || self.out_path(&path) != out_path(&fs::read(file.path()).unwrap_or_default()) {
-                return Ok(Put::Kept);
+        let may_replace = grant.allows(self.name(), Scope::Replace);
+        let (mut file, mut len) = (file, len);
+        if is_trace {
+            let new = fs::read(file.path()).map_err(fail)?;
+            let old = if old.is_some() { self.read_small(&path).map_err(fail)? } else { None };
+            let rights = Rights { may_replace, may_sign: grant.allows(self.name(), Scope::Sign) };
+            let Some(merged) = traces::merged(old.as_deref(), &new, rights) else { return Ok(Put::Kept) };
+            if merged != new {
+                file = self.storage().incoming().map_err(fail)?;
+                file.file().write_all(&merged).map_err(fail)?;
+                len = merged.len() as u64;
             }
+        } else if old.is_some() && !may_replace {
+            return Ok(Put::Kept);
         }
         self.check_quota(len)?;
         if kind == SmallKind::Other {
@@ -222,12 +237,12 @@ impl Cache {
         Ok(self.files().list(Below::Folder(folder))?.iter().map(|file| file.len).sum())
     }
 
-    /// The output that a stored realisation is of.
-    fn out_path(&self, path: &str) -> Option<String> {
-        let (file, _) = self.files().open(path).ok()??;
+    /// The contents of a stored JSON file.
+    fn read_small(&self, path: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some((file, _)) = self.files().open(path)? else { return Ok(None) };
         let mut text = Vec::new();
-        file.take(JSON_LEN_MAX).read_to_end(&mut text).ok()?;
-        out_path(&text)
+        file.take(JSON_LEN_MAX).read_to_end(&mut text)?;
+        Ok(Some(text))
     }
 }
 
@@ -244,12 +259,6 @@ fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Refusal {
         ) => Refusal::new(RefusalKind::NotFound, format_args!("'{path}' conflicts with another file's folder")),
         _ => Refusal::of_file("write", path, &error),
     }
-}
-
-/// The output that a realisation is of.
-fn out_path(text: &[u8]) -> Option<String> {
-    let json: serde_json::Value = serde_json::from_slice(text).ok()?;
-    json.get("outPath")?.as_str().map(ToOwned::to_owned)
 }
 
 /// `<algorithm>:<digits>!<output>.doi`.

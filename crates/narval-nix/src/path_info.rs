@@ -85,7 +85,7 @@ pub enum ContentsClaim {
 }
 
 /// How the contents of a path are checked against its name, so that no signature is needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContentsCheck {
     /// By the NAR hash, which is always checked.
     Nar,
@@ -99,7 +99,7 @@ pub enum ContentsCheck {
 }
 
 /// The data that a content address hashes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HashedContents {
     /// The NAR.
     Nar,

@@ -194,6 +194,7 @@ fn values_arrive() {
         stall-timeout = '250ms'
         output-memory = '1M'
         narinfo-memory = 4096
+        decode-memory = '1G'
     ";
     let config = ServeConfig::parse("/etc/narval/a.toml", text).unwrap();
     let keys: Vec<_> = config.sign_keys.iter().map(|at| (at.value.to_str().unwrap(), at.line)).collect();
@@ -212,6 +213,7 @@ fn values_arrive() {
     assert_eq!(limits.keep_alive_timeout, Duration::from_secs(5));
     assert_eq!(limits.write_stall_timeout, Duration::from_millis(250));
     assert_eq!((limits.output_memory_max, config.limits.narinfo_memory), (1 << 20, Some(4096)));
+    assert_eq!(config.limits.decode_memory, Some(1 << 30));
 }
 
 /// The page names the keys that there are, and no others; its example is one.

@@ -247,21 +247,32 @@ impl Upstreams {
 }
 
 impl Upstreams {
-    /// For each hash part, whether a client can get the path from an upstream. Queries unknown ones, several at once. A path that cannot be queried counts as absent, so that closures stay
-    /// complete.
+    /// For each hash part, whether a client can get the path from an upstream. Queries unknown ones, several at once. A path that cannot be
+    /// queried counts as absent, so that closures stay complete.
     pub fn have(&self, hash_parts: &[HashPart]) -> Vec<bool> {
+        self.look_up_all(hash_parts, |_| true).into_iter().map(|found| found.is_some()).collect()
+    }
+
+    /// As [`have`](Self::have): the narinfos, as served. An upstream that is down stops no pushes.
+    pub fn served(&self, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
+        let served = |known: &Known| NarInfo::parse(&known.text, &self.shared.store_dir).ok();
+        self.look_up_all(hash_parts, served).into_iter().map(Option::flatten).collect()
+    }
+
+    fn look_up_all<T: Send>(&self, hash_parts: &[HashPart], take: impl Fn(&Known) -> T + Sync) -> Vec<Option<T>> {
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
-        let has = |hash_part: &HashPart| self.shared.lookup(hash_part).is_ok_and(|found| found.is_some());
+        let find = |hash_part: &HashPart| Some(take(&*self.shared.lookup(hash_part).ok()??));
         let (id, client) = (request_id::current(), served_client());
         thread::scope(|scope| {
             let ask = |part: &'_ [HashPart]| {
                 let _client = work_for(client);
                 let _entered = request_id::enter(id.clone());
-                part.iter().map(has).collect::<Vec<_>>()
+                part.iter().map(find).collect::<Vec<_>>()
             };
             let threads: Vec<_> = hash_parts.chunks(size).map(|part| (part, scope.spawn(move || ask(part)))).collect();
+            let none = |part: &[HashPart]| part.iter().map(|_| None).collect();
             // A thread that panicked found none.
-            threads.into_iter().flat_map(|(part, thread)| thread.join().unwrap_or(vec![false; part.len()])).collect()
+            threads.into_iter().flat_map(|(part, thread)| thread.join().unwrap_or_else(|_| none(part))).collect()
         })
     }
 }

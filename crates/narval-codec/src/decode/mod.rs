@@ -8,6 +8,7 @@ mod compress;
 mod delta;
 mod frame_index;
 mod lz4;
+mod memory;
 mod xz;
 mod zstd;
 mod zstd_context;
@@ -19,6 +20,7 @@ use narval_nix::Compression;
 
 pub use delta::DeltaDecoder;
 pub use frame_index::{FrameIndex, FrameStart};
+pub use memory::{DECODE_MEMORY, DECODE_MEMORY_MIN, NoWindow, Window, WindowFigures, WindowMemory, is_no_window};
 pub use zstd_context::WINDOW_LOG_MAX;
 
 /// The decoder's input buffer.
@@ -31,6 +33,11 @@ pub const XZ_MEMORY_MAX: u64 = 136 * 1024 * 1024;
 /// decoding: three blocks of `xz -6 -T`, or five frames of 16 MiB. Only one file at a time is decoded in parallel.
 pub const PARALLEL_MEMORY_MAX: u64 = 128 * 1024 * 1024;
 
+/// What bzip2, brotli and lz4 decoders need at most; those of gzip and compress need less than their buffers.
+const BZIP2_MEMORY: u64 = 4 * 1024 * 1024;
+const BROTLI_MEMORY: u64 = 18 * 1024 * 1024;
+const LZ4_MEMORY: u64 = 9 * 1024 * 1024;
+
 /// Why a decoder cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
@@ -40,10 +47,13 @@ pub enum DecodeError {
     /// The library could not be initialised.
     #[error("the {0} decoder cannot start: {1}")]
     Start(&'static str, String),
+    /// There is no memory for it at the moment.
+    #[error(transparent)]
+    NoWindow(#[from] NoWindow),
 }
 
 /// A decoder reading from `R`.
-pub struct Decoder<R: BufRead>(Kind<R>);
+pub struct Decoder<R: BufRead>(Kind<R>, Option<Window>);
 
 enum Kind<R: BufRead> {
     None(R),
@@ -69,7 +79,7 @@ impl<R: BufRead> Decoder<R> {
     /// assert_eq!(text, "as it is");
     /// ```
     pub fn new(compression: &Compression, source: R, threads: usize) -> Result<Self, DecodeError> {
-        Ok(Self(match compression {
+        let kind = match compression {
             Compression::None => Kind::None(source),
             Compression::Xz => Kind::Xz(xz::Xz::new(source, xz::Format::Xz, threads)),
             Compression::Lzma => Kind::Xz(xz::Xz::new(source, xz::Format::Lzma, 1)),
@@ -81,7 +91,46 @@ impl<R: BufRead> Decoder<R> {
             Compression::Lz4 => Kind::Lz4(Box::new(lz4::Lz4::new(source))),
             Compression::Compress => Kind::Compress(Box::new(compress::Compress::new(source))),
             other => return Err(DecodeError::Unsupported(*other)),
-        }))
+        };
+        Ok(Self(kind, None))
+    }
+
+    /// A decoder for an upload, which anybody may have made: as [`with_window`](Self::with_window), and skippable zstd frames are refused.
+    ///
+    /// # Errors
+    /// See [`with_window`](Self::with_window).
+    pub fn of_upload(compression: &Compression, source: R, window: Window) -> Result<Self, DecodeError> {
+        Self::reserving(compression, source, window, true)
+    }
+
+    /// A decoder that reserves its memory before it allocates it. Reading fails with [`NoWindow`] if there is none at the moment.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and if there is no memory.
+    pub fn with_window(compression: &Compression, source: R, window: Window) -> Result<Self, DecodeError> {
+        Self::reserving(compression, source, window, false)
+    }
+
+    fn reserving(
+        compression: &Compression,
+        source: R,
+        mut window: Window,
+        is_strict: bool,
+    ) -> Result<Self, DecodeError> {
+        let bytes = match compression {
+            Compression::Bzip2 => BZIP2_MEMORY,
+            Compression::Brotli => BROTLI_MEMORY,
+            Compression::Lz4 => LZ4_MEMORY,
+            _ => 0,
+        };
+        window.grow_to(bytes).map_err(|_| NoWindow)?;
+        let mut decoder = Self::new(compression, source, 1)?;
+        match &mut decoder.0 {
+            Kind::Xz(xz) => xz.reserve_in(window),
+            Kind::Zstd(zstd) => zstd.reserve_in(window, is_strict),
+            _ => decoder.1 = Some(window),
+        }
+        Ok(decoder)
     }
 
     /// The source, at the position where the decoder stopped.

@@ -4,14 +4,20 @@
 
 use std::io::{self, BufRead, Read};
 
-use liblzma::stream::{Action, CONCATENATED, IGNORE_CHECK, MtStreamBuilder, Status, Stream};
+use liblzma::stream::{Action, CONCATENATED, Error, IGNORE_CHECK, MtStreamBuilder, Status, Stream};
 
-use super::{PARALLEL_MEMORY_MAX, XZ_MEMORY_MAX, corrupt, truncated};
+use super::{PARALLEL_MEMORY_MAX, Window, XZ_MEMORY_MAX, corrupt, truncated};
 
 /// Offset of the first block's flags: after the stream header (12 bytes) and the block header's size byte.
 const BLOCK_FLAGS_AT: usize = 13;
 /// The block header contains both of its sizes, which only encoders of several blocks write (xz file format 3.1.2).
 const SIZES_PRESENT: u8 = 0xc0;
+
+/// What is reserved for decoders. Dictionaries have 2^n or 2^n + 2^(n-1) bytes (xz file format 5.3.1), and the rest takes less than 1 MiB.
+fn memory_steps() -> impl Iterator<Item = u64> {
+    let sizes = (20..27).flat_map(|log| [1 << log, 3 << (log - 1)]);
+    sizes.map(|dictionary: u64| dictionary + (1 << 20)).chain([XZ_MEMORY_MAX])
+}
 
 /// One of liblzma's formats.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,20 +44,28 @@ pub(super) struct Xz<R> {
     /// Created at the first read, which detects the type of file.
     stream: Option<Stream>,
     done: bool,
+    /// Where memory is reserved before the decoder allocates it.
+    window: Option<Window>,
 }
 
 impl<R: BufRead> Xz<R> {
     pub(super) const fn new(source: R, format: Format, threads: usize) -> Self {
-        Self { source, format, threads, stream: None, done: false }
+        Self { source, format, threads, stream: None, done: false, window: None }
     }
 
     pub(super) const fn source_mut(&mut self) -> &mut R {
         &mut self.source
     }
 
+    pub(super) fn reserve_in(&mut self, window: Window) {
+        self.window = Some(window);
+    }
+
     fn start(&mut self) -> io::Result<Stream> {
         let head = self.source.fill_buf()?;
         let sizes = head.get(BLOCK_FLAGS_AT).is_some_and(|flags| flags & SIZES_PRESENT == SIZES_PRESENT);
+        // With the least limit, the decoder stops at each header that asks for more.
+        let memory_max = if self.window.is_some() { 1 } else { XZ_MEMORY_MAX };
         let made = match self.format {
             // The parallel decoder only supports one stream per file, which is what encoders of several blocks write;
             // `read` starts a second stream.
@@ -61,9 +75,9 @@ impl<R: BufRead> Xz<R> {
                 .memlimit_threading(PARALLEL_MEMORY_MAX)
                 .memlimit_stop(XZ_MEMORY_MAX.max(PARALLEL_MEMORY_MAX))
                 .decoder(),
-            Format::Xz => Stream::new_stream_decoder(XZ_MEMORY_MAX, CONCATENATED | IGNORE_CHECK),
-            Format::Lzma => Stream::new_lzma_decoder(XZ_MEMORY_MAX),
-            Format::Lzip => Stream::new_lzip_decoder(XZ_MEMORY_MAX, CONCATENATED),
+            Format::Xz => Stream::new_stream_decoder(memory_max, CONCATENATED | IGNORE_CHECK),
+            Format::Lzma => Stream::new_lzma_decoder(memory_max),
+            Format::Lzip => Stream::new_lzip_decoder(memory_max, CONCATENATED),
         };
         made.map_err(|error| io::Error::other(format!("the {} decoder cannot start: {error}", self.format.name())))
     }
@@ -90,6 +104,14 @@ impl<R: BufRead> Read for Xz<R> {
             let made = usize::try_from(stream.total_out() - before_out).unwrap_or(0);
             self.source.consume(taken);
             filled += made;
+            if let (Err(Error::MemLimit), Some(window)) = (&status, &mut self.window)
+                // A step that is less than what the header asks for is refused.
+                && let Some(bytes) = memory_steps().find(|bytes| stream.set_memlimit(*bytes).is_ok())
+            {
+                // Nothing is allocated before the next call.
+                window.grow_to(bytes)?;
+                continue;
+            }
             if status.map_err(|error| corrupt(name, error))? == Status::StreamEnd {
                 self.done = self.format != Format::Xz || self.source.fill_buf()?.is_empty();
                 if !self.done {

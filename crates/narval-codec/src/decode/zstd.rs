@@ -5,8 +5,11 @@ use std::io::{self, BufRead, Read};
 use zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name};
 
 use super::zstd_context::context;
-use super::zstd_frames::{Next, Pool, collect};
-use super::{DecodeError, corrupt, truncated};
+use super::zstd_frames::{HEADER_LEN_MAX, Next, Pool, SKIPPABLE_MAGIC, collect, little_endian, take, window_len};
+use super::{DecodeError, WINDOW_LOG_MAX, Window, corrupt, truncated};
+
+/// What a decoder needs besides the window: its tables and buffers.
+const CONTEXT_BYTES: u64 = 512 * 1024;
 
 pub(super) struct Zstd<R> {
     source: R,
@@ -18,6 +21,10 @@ pub(super) struct Zstd<R> {
     /// Contents decoded by a thread, and how many bytes of them were returned.
     contents: (Vec<u8>, usize),
     pool: Option<Pool>,
+    /// Where memory is reserved before the decoder allocates it.
+    window: Option<Window>,
+    /// Whether skippable frames are refused.
+    is_strict: bool,
 }
 
 impl<R: BufRead> Zstd<R> {
@@ -29,7 +36,27 @@ impl<R: BufRead> Zstd<R> {
     /// A decoder on one thread with this context.
     pub(super) fn with_context(source: R, context: DCtx<'static>) -> Self {
         let (taken, contents) = ((Vec::new(), 0), (Vec::new(), 0));
-        Self { source, context, in_frame: false, taken, contents, pool: None }
+        Self { source, context, in_frame: false, taken, contents, pool: None, window: None, is_strict: false }
+    }
+
+    pub(super) fn reserve_in(&mut self, window: Window, is_strict: bool) {
+        (self.window, self.is_strict) = (Some(window), is_strict);
+    }
+
+    /// Reads the header of the next frame, and reserves memory for its window.
+    fn begin_frame(&mut self) -> io::Result<()> {
+        let Some(window) = &mut self.window else { return Ok(()) };
+        let mut head = self.taken.0.split_off(self.taken.1);
+        let missing = HEADER_LEN_MAX.saturating_sub(head.len());
+        take(&mut self.source, &mut head, missing)?;
+        if self.is_strict && little_endian(&head, 0, 4) & 0xFFFF_FFF0 == u64::from(SKIPPABLE_MAGIC) {
+            // They would be kept and sent, and are no part of the contents.
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "skippable frames are not accepted"));
+        }
+        // The decoder refuses larger ones.
+        let len = window_len(&head).min(1 << WINDOW_LOG_MAX);
+        self.taken = (head, 0);
+        window.grow_to(len + CONTEXT_BYTES)
     }
 
     pub(super) const fn source_mut(&mut self) -> &mut R {
@@ -58,6 +85,9 @@ impl<R: BufRead> Zstd<R> {
     fn stream(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < out.len() {
+            if !self.in_frame {
+                self.begin_frame()?;
+            }
             let from_taken = self.taken.1 < self.taken.0.len();
             let source = if from_taken {
                 self.taken.0.get(self.taken.1..).unwrap_or_default()

@@ -26,6 +26,8 @@ pub(super) const MAGIC: u32 = 0xFD2F_B528;
 pub(super) const SKIPPABLE_MAGIC: u32 = 0x184D_2A50;
 /// Magic number and frame header descriptor.
 pub(super) const PREFIX_LEN: usize = 5;
+/// The longest frame header, with its prefix (3.1.1.1).
+pub(super) const HEADER_LEN_MAX: usize = PREFIX_LEN + 13;
 pub(super) const BLOCK_HEADER_LEN: usize = 3;
 pub(super) const CHECKSUM_LEN: usize = 4;
 
@@ -82,7 +84,7 @@ pub(super) fn collect(source: &mut impl BufRead) -> io::Result<Next> {
 }
 
 /// Appends up to this many bytes of the source; returns the number.
-fn take(source: &mut impl BufRead, to: &mut Vec<u8>, len: usize) -> io::Result<usize> {
+pub(super) fn take(source: &mut impl BufRead, to: &mut Vec<u8>, len: usize) -> io::Result<usize> {
     let mut taken = 0;
     while taken < len {
         let available = source.fill_buf()?;
@@ -138,6 +140,18 @@ impl Header {
             _ => Some(found),
         }
     }
+}
+
+/// The size of the window that a frame header asks for (3.1.1.1.2); 0 if it is incomplete, which the decoder reports.
+pub(super) fn window_len(frame: &[u8]) -> u64 {
+    let Some(descriptor) = frame.get(4) else { return 0 };
+    let header = Header::of(*descriptor);
+    if descriptor >> 5 & 1 == 1 {
+        return header.contents(frame).unwrap_or(0);
+    }
+    let window = frame.get(PREFIX_LEN).copied().unwrap_or_default();
+    let base = 1u64 << (10 + (window >> 3));
+    base + base / 8 * u64::from(window & 7)
 }
 
 type Decoded = Result<Vec<u8>, &'static str>;

@@ -15,10 +15,12 @@ use std::io::{Read, Seek, Write};
 use narval_files::TemporaryFile;
 use narval_nix::{Compression, NarHash, Sha256};
 
+pub(super) use self::pass::no_window;
 use self::pass::{Claims, Verified, file_size_max, verify};
 use super::index::NarRecord;
 use super::storage::{Incoming, Keep};
 use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};
+use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 
 /// The result of starting an upload.
 #[derive(Debug)]
@@ -242,12 +244,17 @@ impl Upload {
         let nar_size_max = self.cache.settings().nar_size_max;
         let (is_unverified, is_alias) = (self.cache.is_unverified(), false);
         let claims = Claims { target: &self.target, length: self.length, nar_size_max, is_unverified, is_alias };
-        Ok((verify(&claims, body, file, listing.as_ref().map(TemporaryFile::file))?, listing))
+        let window = self.cache.shared().window_memory.window();
+        let verified = verify(&claims, Some(window), body, file, listing.as_ref().map(TemporaryFile::file))?;
+        if let Some(file) = verified.file {
+            self.cache.shared().file_hashes.note(verified.nar_hash, file);
+        }
+        Ok((verified, listing))
     }
 
     fn store(&self, verified: Verified, received: Incoming, listing: Option<TemporaryFile>) -> Result<Stored, Refusal> {
         let cache = &self.cache;
-        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } = verified;
+        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, .. } = verified;
         let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
         if self.receipts == Receipts::Wanted
             && let Some(leave) = cache.store_first(&[&nar])?.filter(|leave| leave.are_new == [true])
@@ -283,8 +290,8 @@ impl Cache {
         let (target, listing) = (NarTarget::File(*name), self.listing_file()?);
         let nar_size_max = self.settings().nar_size_max;
         let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: true };
-        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found } =
-            verify(&claims, file, None, listing.as_ref().map(TemporaryFile::file))?;
+        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, .. } =
+            verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
         let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
         let kept = self.index().nar(&nar_hash, compression)?;
         let (name, failed) = (name.to_string(), |error: std::io::Error| Refusal::of_file("import", name, &error));
@@ -303,5 +310,7 @@ pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result
     let listing = TemporaryFile::create(&std::env::temp_dir(), ".fuzz-", 0o600).map_err(failed)?;
     let nar_size_max = 16 << 20;
     let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: false };
-    verify(&claims, &mut &*bytes, None, Some(listing.file())).map(|verified| (verified.nar_hash, verified.nar_size))
+    let window = WindowMemory::new(DECODE_MEMORY).window();
+    verify(&claims, Some(window), &mut &*bytes, None, Some(listing.file()))
+        .map(|verified| (verified.nar_hash, verified.nar_size))
 }

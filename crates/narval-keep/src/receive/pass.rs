@@ -10,7 +10,7 @@ use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
 use crate::{NarTarget, Refusal, RefusalKind};
-use narval_codec::decode::Decoder;
+use narval_codec::decode::{DecodeError, Decoder, Window, is_no_window};
 
 /// Size of the pieces of a NAR that are decoded, hashed and scanned. They fit into the inner CPU caches, and are small
 /// enough for many concurrent uploads.
@@ -37,33 +37,44 @@ pub(super) struct Verified {
     pub(super) compression: Compression,
     pub(super) listing_size: Option<u64>,
     pub(super) found: Vec<HashPart>,
+    /// SHA-256 of the contents, if the NAR is a single file that is not executable.
+    pub(super) file: Option<Sha256>,
 }
 
 /// Reads an upload to its end: writes it to a file, unless it is one, writes its listing to another file, and verifies
-/// it.
+/// it. Without `window`, it is a file that the cache has already: no memory is reserved for it, and skippable frames are accepted.
 ///
 /// Memory: one buffer before and one after the decoder, the decoder's window, and the results of [`Scan`].
 pub(super) fn verify<'a>(
     claims: &Claims<'_>,
+    window: Option<Window>,
     body: &'a mut dyn Read,
     file: Option<&'a mut dyn Write>,
     listing: Option<&File>,
 ) -> Result<Verified, Refusal> {
-    let file_size_max = claims.length.unwrap_or_else(|| file_size_max(claims.nar_size_max));
+    let len_max = claims.length.unwrap_or_else(|| file_size_max(claims.nar_size_max));
     if claims.is_unverified
         && let NarTarget::File(name) = claims.target
         && file.is_some()
         && name.compression().is_none()
     {
-        return believe(claims, *name.file_hash(), Tee::new(body, file, file_size_max).without_hash());
+        return believe(claims, *name.file_hash(), Tee::new(body, file, len_max).without_hash());
     }
-    let mut tee = Tee::new(body, file, file_size_max);
-    let decoded = decode(claims, &mut tee, listing);
+    let mut tee = Tee::new(body, file, len_max);
+    let decoded = decode(claims, window, &mut tee, listing);
     check(claims, &mut tee)?;
     let decoded = decoded?;
     let (file_hash, file_size) = tee.finish();
     if claims.length.is_some_and(|length| length != file_size) {
         return Err(wrong_length(claims));
+    }
+    let is_upload = !claims.is_alias;
+    if is_upload && decoded.compression != Compression::None && file_size > file_size_max(decoded.nar_size) {
+        let message = format!(
+            "'{}' has {file_size} bytes for a NAR of {}: it has padding, which would be sent to every client; compress the NAR again",
+            claims.target, decoded.nar_size
+        );
+        return Err(Refusal::new(RefusalKind::Unprocessable, message));
     }
     let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
     let (claimed, found) = match claims.target {
@@ -75,13 +86,13 @@ pub(super) fn verify<'a>(
             format!("'{}' has the SHA-256 {}: it was damaged in transit; push again", claims.target, found.to_nix32());
         return Err(Refusal::new(RefusalKind::Unprocessable, message));
     }
-    let Decoded { nar_size, compression, listing_size, found, .. } = decoded;
-    Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found })
+    let Decoded { nar_size, compression, listing_size, found, file, .. } = decoded;
+    Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, file })
 }
 
-/// The maximum size of the file of a NAR: a compressed file may be slightly larger than its contents.
-pub(super) fn file_size_max(nar_size_max: u64) -> u64 {
-    nar_size_max.saturating_add(nar_size_max / 64 + 4096)
+/// The maximum size of the file of a NAR of this size: what does not compress becomes slightly larger.
+pub(super) const fn file_size_max(nar_size: u64) -> u64 {
+    nar_size.saturating_add(nar_size / 100 + 64 * 1024)
 }
 
 /// Reports the cause of a failure before the decoder, which only sees that reading failed.
@@ -114,6 +125,7 @@ fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verifi
         compression: Compression::None,
         listing_size: None,
         found: Vec::new(),
+        file: None,
     })
 }
 
@@ -124,9 +136,15 @@ struct Decoded {
     compression: Compression,
     listing_size: Option<u64>,
     found: Vec<HashPart>,
+    file: Option<Sha256>,
 }
 
-fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: Option<&File>) -> Result<Decoded, Refusal> {
+fn decode(
+    claims: &Claims<'_>,
+    window: Option<Window>,
+    tee: &mut Tee<'_>,
+    listing: Option<&File>,
+) -> Result<Decoded, Refusal> {
     let invalid = |reason: &dyn std::fmt::Display| {
         Refusal::new(RefusalKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.target))
     };
@@ -135,17 +153,33 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: Option<&File>) -> Res
         Some(compression) => compression,
         None => sniff(first).ok_or_else(|| invalid(&"it is neither a NAR nor in a known compression format"))?,
     };
-    let mut decoder = Decoder::new(&compression, &mut *tee, 1).map_err(|error| invalid(&error))?;
+    let made = match window {
+        Some(window) => Decoder::of_upload(&compression, &mut *tee, window),
+        None => Decoder::new(&compression, &mut *tee, 1),
+    };
+    let mut decoder = made.map_err(|error| match error {
+        DecodeError::NoWindow(_) => no_window(),
+        error => invalid(&error),
+    })?;
     let mut hasher = (compression != Compression::None).then(Sha256Hasher::new);
-    let mut contents =
-        Contents { nar: NarDecoder::new(), listing: Listing::begin(listing)?, scan: Scan::default(), size: 0 };
+    let mut contents = Contents {
+        nar: NarDecoder::new(),
+        listing: Listing::begin(listing)?,
+        scan: Scan::default(),
+        file: None,
+        is_empty: true,
+        size: 0,
+    };
     let mut buffer = if hasher.is_some() { vec![0; PIECE_LEN] } else { Vec::new() };
     loop {
         // Without compression, a piece of the file is also a piece of the NAR, and is scanned in place.
         let piece = match &mut hasher {
             None => decoder.source_mut().fill_buf().map_err(|error| invalid(&error))?,
             Some(hasher) => {
-                let len = decoder.read(&mut buffer).map_err(|error| invalid(&error))?;
+                let len = decoder.read(&mut buffer).map_err(|error| match is_no_window(&error) {
+                    true => no_window(),
+                    false => invalid(&error),
+                })?;
                 let piece = buffer.get(..len).unwrap_or_default();
                 hasher.update(piece);
                 piece
@@ -165,9 +199,10 @@ fn decode(claims: &Claims<'_>, tee: &mut Tee<'_>, listing: Option<&File>) -> Res
     }
     drop(decoder);
     let nar_hash = hasher.map(Sha256Hasher::finish);
-    let Contents { nar, listing, scan, size: nar_size } = contents;
+    let Contents { nar, listing, scan, file, size: nar_size, .. } = contents;
     nar.finish().map_err(|error| invalid(&error))?;
-    Ok(Decoded { nar_hash, nar_size, compression, listing_size: listing.finish()?, found: scan.finish() })
+    let (listing_size, file) = (listing.finish()?, file.map(Sha256Hasher::finish));
+    Ok(Decoded { nar_hash, nar_size, compression, listing_size, found: scan.finish(), file })
 }
 
 /// The contents of a NAR, piece by piece.
@@ -175,6 +210,10 @@ struct Contents<'a> {
     nar: NarDecoder,
     listing: Listing<'a>,
     scan: Scan,
+    /// Hashes the contents of a NAR that is a single file, which content addresses name.
+    file: Option<Sha256Hasher>,
+    /// Whether nothing of it has come yet.
+    is_empty: bool,
     size: u64,
 }
 
@@ -190,29 +229,30 @@ impl Contents<'_> {
             return Err(too_large(claims));
         }
         self.scan.update(piece);
-        parse(&mut self.nar, piece, &mut self.listing, invalid)
+        self.parse(piece, invalid)
     }
-}
 
-fn parse(
-    nar: &mut NarDecoder,
-    piece: &[u8],
-    listing: &mut Listing<'_>,
-    invalid: &dyn Fn(&dyn std::fmt::Display) -> Refusal,
-) -> Result<(), Refusal> {
-    let mut rest = piece;
-    while let (used, Some(event)) = nar.next(rest).map_err(|error| invalid(&error))? {
-        match event {
-            Event::Contents(_) | Event::EndRegular => {}
-            Event::Regular { executable, size } => {
-                let offset = nar.offset();
-                listing.push(&Event::Regular { executable, size }, offset)?;
+    fn parse(&mut self, piece: &[u8], invalid: &dyn Fn(&dyn std::fmt::Display) -> Refusal) -> Result<(), Refusal> {
+        let mut rest = piece;
+        while let (used, Some(event)) = self.nar.next(rest).map_err(|error| invalid(&error))? {
+            match event {
+                Event::Contents(contents) => {
+                    if let Some(file) = &mut self.file {
+                        file.update(contents);
+                    }
+                }
+                Event::EndRegular => {}
+                Event::Regular { executable, size } => {
+                    self.file = (self.is_empty && !executable).then(Sha256Hasher::new);
+                    self.listing.push(&Event::Regular { executable, size }, self.nar.offset())?;
+                }
+                event => self.listing.push(&event, 0)?,
             }
-            event => listing.push(&event, 0)?,
+            self.is_empty = false;
+            rest = rest.get(used..).unwrap_or_default();
         }
-        rest = rest.get(used..).unwrap_or_default();
+        Ok(())
     }
-    Ok(())
 }
 
 /// A listing, unless there cannot be one.
@@ -263,6 +303,12 @@ fn sniff(first: &[u8]) -> Option<Compression> {
         (b"LZIP", Compression::Lzip),
     ];
     MAGICS.into_iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, compression)| compression)
+}
+
+/// A temporary refusal: others hold the memory.
+pub(crate) fn no_window() -> Refusal {
+    let message = "too many NARs with large windows are being received at the moment: nothing was stored, try again";
+    Refusal::new(RefusalKind::Away, message)
 }
 
 fn too_large(claims: &Claims<'_>) -> Refusal {

@@ -126,6 +126,10 @@ fn references_may_be_in_the_same_commit_or_in_an_upstream() {
         fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
             hash_parts.iter().map(|part| *part == self.0).collect()
         }
+
+        fn behind(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
+            vec![None; hash_parts.len()]
+        }
     }
     let fixture = Fixture::new();
     let cache = &fixture.cache;

@@ -75,6 +75,10 @@ impl Elsewhere for AnUpstream {
     fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
         vec![true; hash_parts.len()]
     }
+
+    fn behind(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
+        vec![None; hash_parts.len()]
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use narval_cache::upstream::Upstreams;
 use narval_keep::{CacheName, Elsewhere};
-use narval_nix::HashPart;
+use narval_nix::{HashPart, NarInfo};
 use narval_store::Store;
 
 /// The paths of the live store and of the upstreams: uploads may refer to them, because clients of this cache can get
@@ -27,5 +27,10 @@ impl Elsewhere for OtherSources {
             std::iter::zip(have.iter_mut().filter(|has| !**has), found).for_each(|(has, found)| *has = found);
         }
         have
+    }
+
+    /// The live store is asked before the cache.
+    fn behind(&self, _cache: &CacheName, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
+        self.1.as_ref().map(|upstreams| upstreams.served(hash_parts)).unwrap_or_default()
     }
 }

@@ -100,6 +100,9 @@ impl Shared {
                 if let Some(figures) = peers.and_then(|written| written.data.peer_figures()) {
                     engine.push_str(&peer::figures_text(&figures));
                 }
+                if let Some(written) = self.written.as_ref().filter(|_| self.shows_engine) {
+                    engine.push_str(&metrics::window_text(&written.data.window_memory().figures()));
+                }
                 Ok(metrics::answer(&self.metrics, engine))
             }
             Route::Health => Ok(health::answer(

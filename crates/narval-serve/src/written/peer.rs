@@ -3,7 +3,6 @@
 //! They prove themselves by a secret that is in the database. They may read every cache: whoever asks them was allowed to. Such a request
 //! reaches no third node, and is never redirected.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use narval_http::{HeadRef, Method, Response};
@@ -15,6 +14,7 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::file::send_file;
 use crate::nar::growing::send_growing;
+use crate::routes::metrics::add;
 use crate::routes::table::PeerRoute;
 
 /// Answers another node with a NAR, or with one range of it.
@@ -55,14 +55,15 @@ pub(crate) fn answer(
 pub(crate) fn figures_text(figures: &PeerFigures) -> String {
     let PeerFigures { nodes, received, fallbacks } = figures;
     let mut text = String::new();
-    let mut add = |kind: &str, name: &str, total: &str, help: &str, value: u64| {
-        let unit = if name.ends_with("_bytes") { format!("# UNIT {name} bytes\n") } else { String::new() };
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "# TYPE {name} {kind}\n{unit}# HELP {name} {help}.\n{name}{total} {value}");
-    };
-    add("gauge", "narval_peer_nodes", "", "Nodes that share their disk caches, with this one", *nodes);
-    add("counter", "narval_peer_received_bytes", "_total", "Bytes of NARs that came from other nodes", *received);
+    add(&mut text, "gauge", ("narval_peer_nodes", ""), "Nodes that share their disk caches, with this one", *nodes);
+    add(
+        &mut text,
+        "counter",
+        ("narval_peer_received_bytes", "_total"),
+        "Bytes of NARs that came from other nodes",
+        *received,
+    );
     let help = "NARs kept by another node that came from the bucket all the same, in part or whole";
-    add("counter", "narval_peer_fallbacks", "_total", help, *fallbacks);
+    add(&mut text, "counter", ("narval_peer_fallbacks", "_total"), help, *fallbacks);
     text
 }

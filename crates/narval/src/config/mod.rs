@@ -245,6 +245,8 @@ pub struct LimitsSection {
     pub output_memory: Option<u64>,
     /// The memory for remembered narinfos, in bytes.
     pub narinfo_memory: Option<u64>,
+    /// The memory for the windows of uploads' decoders, in bytes.
+    pub decode_memory: Option<u64>,
 }
 
 impl ServeConfig {
@@ -420,6 +422,7 @@ fn limits(section: &Section<'_>) -> LimitsSection {
         stall_timeout: section.get("stall-timeout", &timeout()),
         output_memory: section.get("output-memory", &Kind::size()),
         narinfo_memory: section.get("narinfo-memory", &Kind::size()),
+        decode_memory: section.get("decode-memory", &Kind::size()),
     }
 }
 

@@ -80,6 +80,7 @@ impl ServeConfig {
             time("stall-timeout", limits.stall_timeout),
             limits.output_memory.map(|value| format!("output-memory {value}")),
             limits.narinfo_memory.map(|value| format!("narinfo-memory {value}")),
+            limits.decode_memory.map(|value| format!("decode-memory {value}")),
         ];
         let said: Vec<_> = said.into_iter().flatten().collect();
         (!said.is_empty()).then(|| format!("limits: {}", said.join(", ")))

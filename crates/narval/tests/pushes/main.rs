@@ -27,6 +27,7 @@ mod postgres;
 mod power_loss;
 mod protocol;
 mod receipts;
+mod rights;
 #[path = "../../../narval-s3/tests/s3/mod.rs"]
 mod s3;
 mod signing;
@@ -35,3 +36,4 @@ mod sources;
 mod support;
 mod trust;
 mod versions;
+mod windows;

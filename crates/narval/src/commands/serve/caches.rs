@@ -60,11 +60,19 @@ impl Opened {
             collect_every: Some(COLLECT_EVERY),
             database: settings.database.clone(),
             peer_url: settings.peer_url.clone(),
+            decode_memory: Some(settings.decode_memory),
             unsafe_no_verify,
             ..DataOptions::default()
         };
         let data = settings.place()?.map(|place| Data::open(place, options).map_err(failed)).transpose()?;
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
+    }
+
+    /// Changes the memory for the windows of uploads' decoders.
+    pub(crate) fn set_decode_memory(&self, bytes: u64) {
+        if let Some(data) = &self.data {
+            data.window_memory().set_total(bytes);
+        }
     }
 
     /// The upstreams of a cache: those that are open already, or opened now.

@@ -100,6 +100,7 @@ impl Running {
         }
         // The last step that can fail, only if the data folder is no longer writable.
         let caches = services.take_effect()?;
+        self.opened.set_decode_memory(next.decode_memory);
         if let Some((log, new)) = log {
             log.replace(new);
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use narval_client::{Scheme, Url};
+use narval_codec::decode::{DECODE_MEMORY, DECODE_MEMORY_MIN};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_keep::{CacheName, CacheSettings, Database, Place, Redirect};
@@ -46,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) cache_dir: Option<PathBuf>,
     /// With a bucket: the size of the disk cache, in bytes.
     pub(crate) cache_size: u64,
+    /// For the windows of uploads' decoders, in bytes.
+    pub(crate) decode_memory: u64,
     /// With a bucket and a database: where other nodes reach this one.
     pub(crate) peer_url: Option<Url>,
     /// The database with its index, if that is not in the folder.
@@ -145,6 +148,13 @@ impl Settings {
         let database = database.or_else(|| Some(file.database.as_ref()?.value.clone()));
         let cache_dir = args.cache_dir.clone().or_else(|| file.cache_dir.clone());
         let cache_size = args.cache_size.or(file.cache_size).unwrap_or(CACHE_SIZE_DEFAULT);
+        let decode_memory = file.limits.decode_memory.unwrap_or(DECODE_MEMORY);
+        if decode_memory < DECODE_MEMORY_MIN {
+            let least = DECODE_MEMORY_MIN >> 20;
+            return Err(Failure::usage(format!(
+                "{file_name}: limits.decode-memory: give at least \"{least}M\", so that the largest window fits"
+            )));
+        }
         let caches = caches(args, file, &file_name)?;
         if data.is_some() {
             // Larger bodies are read piece by piece, on separate threads; the cache limits the size of a NAR.
@@ -169,6 +179,7 @@ impl Settings {
             data,
             cache_dir,
             cache_size,
+            decode_memory,
             peer_url: args.peer_url.clone().or_else(|| Some(file.peer_url.as_ref()?.value.clone())),
             database,
             wide,

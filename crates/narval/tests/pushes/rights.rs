@@ -1,0 +1,175 @@
+//! What a token without `sign` or `replace` cannot do to the paths of others.
+
+use std::collections::BTreeSet;
+
+use narval_nix::content_address::Method;
+use narval_nix::{Algorithm, ContentAddress, Hash, HashPart, Hasher, Sha256, StoreDir};
+use narval_nix::{Signature, StorePath};
+
+use crate::lab::{Lab, Nar};
+use crate::support::{Server, Store, hash_part};
+
+fn path_of(name: &str) -> String {
+    let digest = Sha256::of(name.as_bytes());
+    format!("{}-{name}", HashPart::from_digest(digest.as_bytes()[..20].try_into().unwrap()))
+}
+
+fn url(path: &str) -> String {
+    format!("/{}.narinfo", hash_part(path))
+}
+
+/// Uploads a NAR and its narinfo with further lines; the status of the latter.
+fn publish(lab: &Lab, token: &str, path: &str, nar: &Nar, lines: &str) -> (u16, String) {
+    assert!(matches!(lab.put(&nar.url(), token, &nar.bytes).status, 200 | 201));
+    let put = lab.put(&url(path), token, (nar.narinfo(path, &[]) + lines).as_bytes());
+    (put.status, put.text().to_owned())
+}
+
+fn signatures(lab: &Lab, path: &str) -> Vec<String> {
+    let narinfo = lab.get(&url(path));
+    assert_eq!(narinfo.status, 200);
+    narinfo.text().lines().filter_map(|line| line.strip_prefix("Sig: ")).map(str::to_owned).collect()
+}
+
+fn junk(count: u8) -> String {
+    let signature = |number: u8| Signature::new(&format!("junk-{number}"), [number; 64]).unwrap();
+    (0..count).map(|number| format!("Sig: {}\n", signature(number))).collect()
+}
+
+fn lab_with_key() -> Lab {
+    let store = Store::new();
+    let (secret, _) = store.key("own-1");
+    let text = format!("data = 'data'\nsign-keys = '{}'\n", secret.display());
+    Lab::configured(store, &text)
+}
+
+#[test]
+fn made_up_signatures_leave_room_for_the_caches_own() {
+    let lab = lab_with_key();
+    let (push, sign) = (lab.token("push"), lab.token("push,sign"));
+    let (path, nar) = (path_of("a"), Nar::of(b"a"));
+    assert_eq!(publish(&lab, &push, &path, &nar, &junk(255)).0, 201);
+    assert_eq!(signatures(&lab, &path).len(), 16);
+    assert_eq!(publish(&lab, &push, &path, &nar, &junk(255)).0, 200);
+    assert_eq!(signatures(&lab, &path).len(), 16, "a second upload adds none");
+    // Also of a token that may have things signed.
+    assert_eq!(publish(&lab, &sign, &path, &nar, &junk(255)).0, 200);
+    let all = signatures(&lab, &path);
+    assert!(all.len() <= 256 && all.iter().any(|signature| signature.starts_with("own-1:")), "{}", all.len());
+}
+
+#[test]
+fn an_unsigned_path_gives_way_to_one_that_the_cache_signs() {
+    let lab = lab_with_key();
+    let (push, sign) = (lab.token("push"), lab.token("push,sign"));
+    let (path, wrong, right) = (path_of("a"), Nar::of(b"wrong"), Nar::of(b"right"));
+    assert_eq!(publish(&lab, &push, &path, &wrong, "").0, 201);
+    assert_eq!(publish(&lab, &push, &path, &right, "").0, 409, "neither is better");
+    assert_eq!(publish(&lab, &sign, &path, &right, "").0, 200);
+    assert!(lab.get(&url(&path)).text().contains(&right.hash.to_nix32()));
+    assert_eq!(signatures(&lab, &path).len(), 1);
+    for token in [&push, &sign] {
+        assert_eq!(publish(&lab, token, &path, &wrong, "").0, 409, "a signed one gives way to nobody");
+    }
+    let audit = std::fs::read_to_string(lab.data_path().join("audit.jsonl")).unwrap();
+    let replaced = audit.lines().find(|line| line.contains("replaced")).unwrap();
+    assert!(replaced.contains(&path) && replaced.contains(sign.split('_').nth(1).unwrap()), "{replaced}");
+}
+
+/// A hash with this algorithm.
+fn hash(algorithm: Algorithm, bytes: &[u8]) -> Hash {
+    let mut hasher = Hasher::new(algorithm).unwrap();
+    hasher.update(bytes);
+    hasher.finish()
+}
+
+#[test]
+fn a_path_whose_contents_its_content_address_does_not_name_is_refused() {
+    let lab = lab_with_key();
+    let (good, bad) = (Nar::of(b"good"), Nar::of(b"bad"));
+    let addresses = [
+        (Method::Nar, hash(Algorithm::Sha256, &good.bytes)),
+        (Method::Nar, hash(Algorithm::Sha1, &good.bytes)),
+        (Method::Flat, hash(Algorithm::Sha256, b"good")),
+        (Method::Flat, hash(Algorithm::Sha512, b"good")),
+        (Method::Text, hash(Algorithm::Sha256, b"good")),
+    ];
+    for (index, scopes) in ["push", "push,sign", "admin"].into_iter().enumerate() {
+        let token = lab.token(scopes);
+        for (method, hash) in addresses {
+            let ca = ContentAddress::new(method, hash).unwrap();
+            let name = format!("source-{index}").parse().unwrap();
+            let path: StorePath = ca.store_path(&StoreDir::default(), &name, &BTreeSet::new(), false).unwrap();
+            let (path, line) = (path.to_string(), format!("CA: {ca}\n"));
+            let (status, message) = publish(&lab, &token, &path, &bad, &line);
+            assert_eq!(status, 422, "{scopes}: {ca}");
+            assert!(message.contains("its contents do not have the hash of its CA"), "{message}");
+            assert_eq!(lab.get(&url(&path)).status, 404);
+            assert_eq!(publish(&lab, &token, &path, &good, &line).0, 201, "{scopes}: {ca}");
+        }
+    }
+}
+
+#[test]
+fn a_realisation_loses_no_signature() {
+    let lab = lab_with_key();
+    let (push, sign, replace) = (lab.token("push"), lab.token("push,sign"), lab.token("push,replace"));
+    let hash = "0".repeat(64);
+    let url = format!("/realisations/sha256:{hash}!out.doi");
+    let text = |dependent: &str, signatures: &str| {
+        format!(r#"{{"dependentRealisations":{{{dependent}}},"outPath":"x","signatures":[{signatures}]}}"#)
+    };
+    let stored = |lab: &Lab| lab.get(&url).text().to_owned();
+    assert_eq!(lab.put(&url, &sign, text("", r#""a:1""#).as_bytes()).status, 201);
+    let others = format!(r#""sha256:{hash}!dev":"y""#);
+    for less in [text("", ""), text(&others, ""), text(&others, r#""b:1""#)] {
+        assert!(matches!(lab.put(&url, &push, less.as_bytes()).status, 200 | 201));
+        assert_eq!(stored(&lab), text("", r#""a:1""#), "{less}");
+    }
+    lab.put(&url, &push, text("", r#""b:1""#).as_bytes());
+    assert_eq!(stored(&lab), text("", r#""a:1","b:1""#));
+    lab.put(&url, &replace, text(&others, r#""c:1""#).as_bytes());
+    assert_eq!(stored(&lab), text(&others, r#""c:1""#));
+}
+
+#[test]
+fn a_push_hides_no_path_of_an_upstream() {
+    let there = Store::new();
+    let (secret, key) = there.key("upstream-1");
+    let upstream = Server::narval(&there, &["--sign-key", secret.to_str().unwrap()]);
+    let [hidden, same, vouched, replaced] =
+        ["hidden", "same", "vouched", "replaced"].map(|name| there.add_file(name, "of the upstream"));
+    let base = |path: &str| path.rsplit('/').next().unwrap().to_owned();
+    let store = Store::new();
+    let (own, _) = store.key("own-1");
+    let text = format!(
+        "data = 'data'\nsign-keys = '{}'\n[[upstream]]\nurl = '{}'\nkeys = '{key}'\n",
+        own.display(),
+        upstream.url()
+    );
+    let lab = Lab::configured(store, &text);
+    let (push, sign, replace) = (lab.token("push"), lab.token("push,sign"), lab.token("push,replace"));
+    let (right, wrong) = (Nar::of(b"of the upstream"), Nar::of(b"wrong"));
+    let (status, message) = publish(&lab, &push, &base(&hidden), &wrong, "");
+    assert_eq!(status, 409, "{message}");
+    assert!(message.contains("is in an upstream of this cache with other contents"), "{message}");
+    // Not after a client has got it either.
+    let names = |path: &str| -> Vec<String> {
+        let all = signatures(&lab, path);
+        let mut names: Vec<_> = all.iter().map(|signature| signature.split(':').next().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&hidden), ["own-1", "upstream-1"]);
+    assert_eq!(publish(&lab, &push, &base(&hidden), &wrong, "").0, 409);
+    assert_eq!(names(&hidden), ["own-1", "upstream-1"]);
+    // The same contents stay signed.
+    assert_eq!(publish(&lab, &push, &base(&same), &right, "").0, 201);
+    assert_eq!(lab.get(&format!("/push{}", url(&same))).status, 200, "it is in the cache itself");
+    assert_eq!(names(&same), ["own-1", "upstream-1"]);
+    // Those who are trusted may.
+    assert_eq!(publish(&lab, &sign, &base(&vouched), &wrong, "").0, 201);
+    assert_eq!(names(&vouched), ["own-1"]);
+    assert_eq!(publish(&lab, &replace, &base(&replaced), &wrong, "").0, 201);
+    assert!(names(&replaced).is_empty());
+}
