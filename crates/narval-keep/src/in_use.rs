@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
@@ -40,7 +41,11 @@ impl InUse {
     fn lock(folder: &Path, operation: FlockOperation, reason: &str) -> Result<Self, DataError> {
         let path = folder.join(LOCK);
         let open = || {
-            std::fs::create_dir_all(folder)?;
+            // Private NARs, narinfos and hashes of tokens are in it. An existing folder keeps its mode.
+            if let Some(parent) = folder.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
             File::options().create(true).append(true).open(&path)
         };
         let file = open().map_err(|source| io_error("open", &path, source))?;

@@ -5,14 +5,24 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
 use narval_nix::StorePath;
 
+use rustix::fs::{Mode, OFlags, fstat, mkdirat, openat};
+use rustix::io::Errno;
+
 use crate::Error;
+
+/// How folders are opened.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Its name below the state folder.
+const FOLDER: &str = "queue";
 
 /// The prefix of the names of files that are being written.
 const INCOMING: &str = ".incoming-";
@@ -26,6 +36,7 @@ const FILES_MAX: usize = 1024;
 /// Paths that wait to be pushed, in the files of one folder. Cheap to create; the folder is opened on first use.
 #[derive(Debug, Clone)]
 pub struct Queue {
+    state: PathBuf,
     folder: PathBuf,
 }
 
@@ -39,17 +50,47 @@ pub(super) struct Queued {
 impl Queue {
     /// The queue below a state folder.
     pub fn new(state: &Path) -> Self {
-        Self { folder: state.join("queue") }
+        Self { state: state.to_owned(), folder: state.join(FOLDER) }
     }
 
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Creates the folder, which only its owner can read.
+    /// Creates the folder, which only its owner can read: the one of the state folder, who is the watcher.
     pub(super) fn make(&self) -> Result<(), Error> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        made.map_err(|error| Error::file("make the folder", &self.folder, error))
+        self.try_make().map_err(|error| Error::file("make the folder", &self.folder, error))
+    }
+
+    fn try_make(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.state)?;
+        let state = self.open_state()?;
+        match mkdirat(&state, FOLDER, Mode::RWXU) {
+            Err(Errno::EXIST) => return Ok(()),
+            made => made?,
+        }
+        if rustix::process::geteuid().is_root() {
+            let (folder, owner) =
+                (openat(&state, FOLDER, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?, fstat(&state)?);
+            fchown(&folder, Some(owner.st_uid), Some(owner.st_gid))?;
+        }
+        Ok(())
+    }
+
+    fn open_state(&self) -> io::Result<OwnedFd> {
+        Ok(rustix::fs::open(&self.state, DIRECTORY, Mode::empty())?)
+    }
+
+    /// Opens the folder for a hook, which may be root: whoever owns the state folder must not choose where root writes.
+    fn open(&self) -> io::Result<OwnedFd> {
+        let state = self.open_state()?;
+        let folder = openat(&state, FOLDER, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+        let (owner, watcher) = (fstat(&folder)?.st_uid, fstat(&state)?.st_uid);
+        if owner != watcher {
+            let message = format!("it belongs to user {owner}, and the folder that it is in to {watcher}, the watcher");
+            return Err(io::Error::new(ErrorKind::PermissionDenied, message));
+        }
+        Ok(folder)
     }
 
     /// Adds paths. They are on the disk when this returns.
@@ -62,29 +103,23 @@ impl Queue {
         }
         let text: String = paths.iter().map(|path| format!("{path}\n")).collect();
         let failed = |error| Error::file("write to the queue", &self.folder, error);
-        let file = match TemporaryFile::create(&self.folder, INCOMING, 0o640) {
+        let folder = match self.open() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.make()?;
-                TemporaryFile::create(&self.folder, INCOMING, 0o640)
+                self.open()
             }
-            file => file,
+            folder => folder,
         };
-        let file = file.map_err(failed)?;
-        self.give_to_owner(file.file()).map_err(failed)?;
+        let folder = File::from(folder.map_err(failed)?);
+        // Everything below is relative to the folder that was checked, whatever its name refers to by then.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        let file = TemporaryFile::create(&path, INCOMING, 0o640).map_err(failed)?;
+        give_to_owner(file.file(), &folder).map_err(failed)?;
         file.file().write_all(text.as_bytes()).and_then(|()| file.file().sync_data()).map_err(failed)?;
         // Names sort by time; their random part makes them unique.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        file.persist(&self.folder.join(temporary_name(format_args!("{now:024}-")))).map_err(failed)?;
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)
-    }
-
-    /// The daemon runs a hook as root, and the watcher may be another user. The folder's owner is the watcher.
-    fn give_to_owner(&self, file: &File) -> io::Result<()> {
-        if !rustix::process::geteuid().is_root() {
-            return Ok(());
-        }
-        let owner = fs::metadata(&self.folder)?;
-        fchown(file, Some(owner.uid()), Some(owner.gid()))
+        file.persist(&path.join(temporary_name(format_args!("{now:024}-")))).map_err(failed)?;
+        folder.sync_all().map_err(failed)
     }
 
     /// The oldest files. Invalid ones are removed.
@@ -137,6 +172,15 @@ impl Queue {
     }
 }
 
+/// The daemon runs a hook as root, and the watcher may be another user. The folder's owner is the watcher.
+fn give_to_owner(file: &File, folder: &File) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let owner = fstat(folder)?;
+    fchown(file, Some(owner.st_uid), Some(owner.st_gid))
+}
+
 fn read(file: &Path) -> io::Result<Vec<StorePath>> {
     let mut text = String::new();
     File::open(file)?.take(FILE_LEN_MAX + 1).read_to_string(&mut text)?;
@@ -149,6 +193,8 @@ fn read(file: &Path) -> io::Result<Vec<StorePath>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     fn path(number: u32) -> StorePath {
@@ -196,10 +242,41 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let queue = Queue::new(dir.path());
         queue.make().unwrap();
-        std::os::unix::fs::chown(queue.folder(), Some(12345), Some(12346)).unwrap();
+        for folder in [dir.path(), queue.folder()] {
+            std::os::unix::fs::chown(folder, Some(12345), Some(12346)).unwrap();
+        }
         queue.add(&[path(1)]).unwrap();
         let file = fs::metadata(&queue.oldest().unwrap()[0].file).unwrap();
         assert_eq!((file.uid(), file.gid(), file.mode() & 0o007), (12345, 12346, 0));
+    }
+
+    /// The watcher's user must not choose where root writes.
+    #[test]
+    fn a_hook_writes_to_no_folder_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (state, elsewhere) = (dir.path().join("state"), dir.path().join("elsewhere"));
+        fs::create_dir(&state).unwrap();
+        fs::create_dir(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, state.join(FOLDER)).unwrap();
+        let queue = Queue::new(&state);
+        queue.add(&[path(1)]).unwrap_err();
+        assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+        fs::remove_file(queue.folder()).unwrap();
+        queue.add(&[path(1)]).unwrap();
+        assert_eq!(all(&queue), [path(1)]);
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("note: not tested: only root can give folders away");
+            return;
+        }
+        // A folder of root that is moved there.
+        std::os::unix::fs::chown(&state, Some(12345), Some(12346)).unwrap();
+        let refused = queue.add(&[path(2)]).unwrap_err().to_string();
+        assert!(refused.contains("it belongs to user 0"), "{refused}");
+        // A hook that is first makes one for the watcher.
+        fs::remove_dir_all(queue.folder()).unwrap();
+        queue.add(&[path(3)]).unwrap();
+        assert_eq!(fs::metadata(queue.folder()).unwrap().uid(), 12345);
+        assert_eq!(all(&queue), [path(3)]);
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct ServeConfig {
     pub peer_url: Option<At<Url>>,
     /// With `data` in a bucket: when clients get large NARs from the object store itself.
     pub redirect: Option<RedirectChoice>,
+    /// Whether other users of the machine may read the data folder.
+    pub share_data: Option<bool>,
     /// Whether reading that cache needs no token.
     pub public: Option<At<bool>>,
     /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
@@ -303,6 +305,7 @@ fn top(top: &Section<'_>) -> ServeConfig {
         cache_size: top.get("cache-size", &Kind::size()),
         peer_url: top.at("peer-url", &Kind::parsed("the address of this server for other nodes, http://HOST:PORT,")),
         redirect: top.get("redirect", &Kind::choice()),
+        share_data: top.get("share-data", &Kind::boolean()),
         public: top.at("public", &Kind::boolean()),
         upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
         caches: top.tables("cache", cache::read).into_iter().flatten().collect(),

@@ -173,3 +173,21 @@ fn a_push_hides_no_path_of_an_upstream() {
     assert_eq!(publish(&lab, &replace, &base(&replaced), &wrong, "").0, 201);
     assert!(names(&replaced).is_empty());
 }
+
+#[test]
+fn other_users_cannot_read_the_data_folder() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |lab: &Lab| std::fs::metadata(lab.data_path()).unwrap().permissions().mode() & 0o777;
+    let mut lab = Lab::new();
+    assert_eq!(mode(&lab), 0o700);
+    let warns = |lab: &Lab| lab.server.log().contains("other users can read the data folder");
+    assert!(!warns(&lab));
+    std::fs::set_permissions(lab.data_path(), PermissionsExt::from_mode(0o750)).unwrap();
+    lab.restart("-TERM");
+    assert!(warns(&lab) && mode(&lab) == 0o750, "{}", lab.server.log());
+    let store = Store::new();
+    std::fs::create_dir(store.path("data")).unwrap();
+    std::fs::set_permissions(store.path("data"), PermissionsExt::from_mode(0o755)).unwrap();
+    let lab = Lab::configured(store, "data = 'data'\nshare-data = true\n");
+    assert!(!warns(&lab) && mode(&lab) == 0o755);
+}

@@ -13,6 +13,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -130,8 +131,9 @@ impl Folder {
             let rest = name.to_str()?.strip_prefix(start)?.strip_prefix('.')?;
             let (file_hash, size) = rest.strip_suffix(end)?.split_once('.')?;
             let (file_hash, size) = (Sha256::from_nix32(file_hash.as_bytes()).ok()?, size.parse().ok()?);
+            let metadata = entry.metadata().ok().filter(is_trusted)?;
             // A crash of the machine may have truncated the file.
-            (entry.metadata().ok()?.len() == size).then(|| (entry.path(), file_hash, size))
+            (metadata.len() == size).then(|| (entry.path(), file_hash, size))
         });
         found.map(|(path, file_hash, file_size)| Stored { path, file_hash, file_size, encoding: encoding.to_owned() })
     }
@@ -282,6 +284,11 @@ impl Folder {
     }
 }
 
+/// Whether nobody but this user and root can have chosen the contents of a file: its name says what they are.
+fn is_trusted(metadata: &fs::Metadata) -> bool {
+    metadata.is_file() && [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid())
+}
+
 fn now_times() -> rustix::fs::Timestamps {
     let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
     rustix::fs::Timestamps { last_access: now, last_modification: now }
@@ -323,6 +330,20 @@ mod tests {
         put(&nine, b'a', b"smaller");
         assert_eq!(one.find(&Sha256::of(b"a")).unwrap().file_hash, Sha256::of(b"smaller"));
         assert_eq!(one.find(&Sha256::of(b"a")).unwrap().encoding, encoding(9));
+    }
+
+    #[test]
+    fn files_of_other_users_are_ignored() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("note: skipped: only root can give files away");
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path(), LEVEL, 1 << 20).unwrap();
+        let stored = put(&folder, b'a', b"planted");
+        assert!(folder.find(&Sha256::of(b"a")).is_some());
+        std::os::unix::fs::chown(&stored.path, Some(12345), None).unwrap();
+        assert!(folder.find(&Sha256::of(b"a")).is_none());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The caches of a server: their settings, and the services that answer for them.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -65,6 +66,9 @@ impl Opened {
             ..DataOptions::default()
         };
         let data = settings.place()?.map(|place| Data::open(place, options).map_err(failed)).transpose()?;
+        if let Some(data) = data.as_ref().filter(|_| !settings.share_data) {
+            warn_if_shared(data.folder());
+        }
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
     }
 
@@ -92,6 +96,17 @@ impl Opened {
         let opened = opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?;
         self.upstreams.insert(told.name.clone(), opened.clone());
         Ok(Some(opened))
+    }
+}
+
+/// Says so if other users of this machine can read what is in the caches, and the hashes of tokens.
+fn warn_if_shared(folder: &Path) {
+    let mode = std::fs::metadata(folder).map_or(0, |metadata| metadata.mode() & 0o777);
+    if mode & 0o077 != 0 {
+        let path = folder.display();
+        tracing::warn!(
+            "other users can read the data folder '{path}' (mode {mode:o}), also private caches: 'chmod 700 {path}', or set share-data = true"
+        );
     }
 }
 

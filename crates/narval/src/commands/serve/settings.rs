@@ -49,6 +49,8 @@ pub(crate) struct Settings {
     pub(crate) cache_size: u64,
     /// For the windows of uploads' decoders, in bytes.
     pub(crate) decode_memory: u64,
+    /// Whether other users of the machine may read the data folder.
+    pub(crate) share_data: bool,
     /// With a bucket and a database: where other nodes reach this one.
     pub(crate) peer_url: Option<Url>,
     /// The database with its index, if that is not in the folder.
@@ -180,6 +182,7 @@ impl Settings {
             cache_dir,
             cache_size,
             decode_memory,
+            share_data: file.share_data == Some(true),
             peer_url: args.peer_url.clone().or_else(|| Some(file.peer_url.as_ref()?.value.clone())),
             database,
             wide,
