@@ -32,7 +32,8 @@ fn folder(package: &Value) -> PathBuf {
 #[test]
 fn every_published_crate_describes_itself() {
     let published = published();
-    assert_eq!(published.len(), 8, "{:?}", published.keys());
+    let folders = fs::read_dir(Path::new(ROOT).join("crates")).unwrap().count();
+    assert_eq!(published.len(), folders, "{:?}", published.keys());
     for (name, package) in &published {
         for key in ["description", "license", "repository", "readme", "rust_version"] {
             assert!(package[key].is_string(), "{name} has no {key}");
@@ -97,4 +98,40 @@ fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
         }
     }
     found.into_iter()
+}
+
+/// The units that documents and help texts name are those that are packaged.
+#[test]
+fn documents_name_the_units_that_there_are() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let has_unit = |name: &str| {
+        let unit = |kind: &str| {
+            root.join(format!("packaging/systemd/{}.{kind}", name.trim_end_matches(&format!(".{kind}")))).exists()
+        };
+        unit("service") || unit("socket")
+    };
+    let folders =
+        ["docs", "docs/reference", "crates/narval/tests/help", "packaging", "packaging/scale-out", "packaging/systemd"];
+    let files = folders.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap());
+    let files = files.map(|entry| entry.unwrap().path()).chain([root.join("README.md")]).filter(|path| path.is_file());
+    let mut named = 0;
+    for file in files {
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        for (_, rest) in text.match_indices("systemctl ").map(|(at, found)| text[at..].split_at(found.len())) {
+            let words = rest
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .split_whitespace()
+                .map(|word| word.trim_matches(|c| "`'\".,;)".contains(c)));
+            for unit in words
+                .take_while(|word| !["#", "&&", "||", "|"].contains(word))
+                .filter(|word| word.starts_with("narval"))
+            {
+                assert!(has_unit(unit), "{}: there is no unit '{unit}'", file.display());
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 3, "only {named} units are found in the documents");
 }

@@ -24,7 +24,7 @@ enum Command {
     /// Prints a summary. Errors are printed one per line, with their line of the file; the exit code is then 2.
     #[command(after_help = "\
 Example:
-  narval config check /etc/narval.toml && systemctl reload narval")]
+  narval config check /etc/narval/serve.toml && systemctl reload narval-serve")]
     Check {
         /// Configuration file
         #[arg(value_name = "FILE")]
