@@ -11,6 +11,7 @@ mod looks;
 mod manage;
 #[path = "../support/mod.rs"]
 mod support;
+mod use_it;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
