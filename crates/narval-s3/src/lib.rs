@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checksums;
 mod client;
 pub mod credentials;
 mod list;
@@ -25,7 +26,7 @@ pub use list::{Object, find_listed};
 #[cfg(any(test, feature = "simulation"))]
 pub use objects::Simulated;
 pub use objects::{Objects, is_failing};
-pub use place::{AddressingStyle, BucketError, Place};
+pub use place::{AddressingStyle, BucketError, Checksums, Place};
 pub use put::{PART_LEN_MIN, PutError, SINGLE_PUT_LEN_MAX, put_object};
 pub use signer::BucketSigner;
 pub use writer::ObjectWriter;

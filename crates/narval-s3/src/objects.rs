@@ -13,8 +13,9 @@ use narval_client::{
 };
 use narval_nix::Sha256;
 
+use super::checksums::{Sent, with_checksum};
 use super::list::{Listing, Object, page_of, time};
-use super::put::Put;
+use super::put::{Put, PutError};
 use super::xml::{element, elements};
 use super::{BucketError, Place};
 use narval_client::Breaker;
@@ -218,19 +219,19 @@ impl Objects {
 
     /// Stores a small object. No attempt takes effect after `until`, because its signature has expired by then.
     pub fn put_until(&self, key: &str, content_type: &str, bytes: &[u8], until: Instant) -> Result<(), HttpError> {
-        use base64::Engine;
-        let url = self.object(key)?;
-        let checksum = base64::engine::general_purpose::STANDARD.encode(Sha256::of(bytes).as_bytes());
-        let fields = [("x-amz-checksum-sha256", checksum.as_str())];
+        let (url, hash, payload) = (self.object(key)?, Sha256::of(bytes), Payload::Bytes(bytes));
         self.until(until, |valid| {
             #[cfg(any(test, feature = "simulation"))]
             if let Some(simulated) = &self.simulated {
                 return simulated.put(key, bytes, Some(valid));
             }
-            let extra = Extra { fields: &fields, valid: Some(valid), ..Extra::default() };
-            let (method, payload, on_sent) = (Method::Put, Payload::Bytes(bytes), &|_| {});
-            let upload = Upload { method, url: &url, content_type, extra, payload, on_sent, answer_len_max: 64 * 1024 };
-            let Answer { head, .. } = self.once.upload(&upload)?;
+            let (method, on_sent, answer_len_max) = (Method::Put, &|_| {}, 64 * 1024);
+            let sent = with_checksum((&url, Sent::Whole), payload, hash, |checksum| {
+                let extra = Extra { fields: &[checksum.field()], valid: Some(valid), ..Extra::default() };
+                let upload = Upload { method, url: &url, content_type, extra, payload, on_sent, answer_len_max };
+                Ok(self.once.upload(&upload)?)
+            });
+            let (Answer { head, .. }, _) = sent.map_err(PutError::into_http)?;
             match head.status {
                 200..=299 => Ok(()),
                 status => Err(HttpError::Status { status, retry_after: head.retry_after() }),
@@ -378,11 +379,11 @@ impl Objects {
     }
 
     /// Like [`counted`](Self::counted), for uploads.
-    pub fn counted_io<T>(&self, put: impl FnOnce() -> Result<T, super::PutError>) -> io::Result<T> {
+    pub fn counted_io<T>(&self, put: impl FnOnce() -> Result<T, PutError>) -> io::Result<T> {
         let mut failed = None;
         let answer = self.counted(|| match put() {
             Ok(done) => Ok(Some(done)),
-            Err(super::PutError::Http(error)) => Err(error),
+            Err(PutError::Http(error)) => Err(error),
             Err(error) => {
                 failed = Some(error);
                 Ok(None)

@@ -15,6 +15,17 @@ pub enum AddressingStyle {
     VirtualHost,
 }
 
+/// Which of the requests that store something have the SHA-256 of their bodies; the others have `Content-MD5`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Checksums {
+    /// None.
+    Off,
+    /// Those for whole objects, unless the store refuses it.
+    Whole,
+    /// Those for whole objects and for parts of objects.
+    On,
+}
+
 /// A bucket, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
@@ -26,6 +37,8 @@ pub struct Place {
     pub endpoint: String,
     /// `addressing-style=auto|path|virtual`.
     pub style: AddressingStyle,
+    /// `checksums=off|whole|on` [default: whole].
+    pub checksums: Checksums,
     /// `profile=`: only use the credentials of this profile in AWS's files.
     pub profile: Option<String>,
 }
@@ -80,13 +93,22 @@ impl Place {
                 return Err(BucketError::Parameter { name: "addressing-style", value, allowed });
             }
         };
+        let checksums = match given("checksums").as_deref() {
+            None | Some("whole") => Checksums::Whole,
+            Some("off") => Checksums::Off,
+            Some("on") => Checksums::On,
+            Some(value) => {
+                let (value, allowed) = (value.to_owned(), "off, whole or on");
+                return Err(BucketError::Parameter { name: "checksums", value, allowed });
+            }
+        };
         let endpoint = match own_endpoint {
             Some(endpoint) => check_endpoint(endpoint, &scheme)?,
             None => {
                 format!("{scheme}://s3.{region}.amazonaws.com{}", if region.starts_with("cn-") { ".cn" } else { "" })
             }
         };
-        Ok(Self { bucket: bucket.to_owned(), region, endpoint, style, profile: given("profile") })
+        Ok(Self { bucket: bucket.to_owned(), region, endpoint, style, checksums, profile: given("profile") })
     }
 }
 
@@ -141,6 +163,7 @@ mod tests {
             ("s3://ab", "'ab' is not a bucket name"),
             ("s3://cache?scheme=ftp", "scheme=ftp of the bucket's address: http or https"),
             ("s3://cache?addressing-style=x", "addressing-style=x of the bucket's address: auto, path or virtual"),
+            ("s3://cache?checksums=md5", "checksums=md5 of the bucket's address: off, whole or on"),
             ("s3://cache?endpoint=ftp://h", "endpoint=ftp://h of the bucket's address"),
             ("s3://cache?region=a/b", "region=a/b of the bucket's address"),
         ] {

@@ -1,4 +1,4 @@
-//! Stores an object: in one request, or in parts if it is large. The store verifies what arrives against its SHA-256.
+//! Stores an object: in one request, or in parts if it is large. The store verifies what arrives against a checksum.
 //!
 //! An object in parts only appears when its last request completes. A failed upload is aborted; the parts of a killed
 //! process take space until the bucket's lifecycle rule (`AbortIncompleteMultipartUpload`) removes them.
@@ -6,14 +6,12 @@
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use narval_client::{Client, Extra, HttpError, Method, Payload, Request, Upload, Url};
 use narval_nix::{Sha256, Sha256Hasher};
 use thiserror::Error;
 
+use super::checksums::{Sent, each_piece, has_sha256_of_parts, with_checksum};
 use super::xml::element;
 
 /// Longer objects are sent in parts. S3's own limit is 5 GiB; this also limits how much is sent again after a broken
@@ -25,7 +23,6 @@ pub const PART_LEN_MIN: u64 = 16 * 1024 * 1024;
 const PARTS_MAX: u64 = 10_000;
 /// The maximum size of a response.
 const ANSWER_LEN_MAX: u64 = 64 * 1024;
-const BUFFER_LEN: usize = 256 * 1024;
 
 /// Why an object was not stored.
 #[derive(Debug, Error)]
@@ -49,6 +46,18 @@ pub enum PutError {
     /// The data to send cannot be read.
     #[error("cannot read the data to send: {0}")]
     File(#[from] io::Error),
+}
+
+impl PutError {
+    /// What a caller is told that sends bytes from memory.
+    pub(super) fn into_http(self) -> HttpError {
+        match self {
+            Self::Http(error) => error,
+            error => {
+                HttpError::Bucket { status: 0, message: error.to_string(), retry_after: None, is_retryable: false }
+            }
+        }
+    }
 }
 
 /// Stores a payload of known hash at an `s3` address. `on_sent` is called with the number of bytes of each piece sent.
@@ -80,21 +89,25 @@ pub struct Put<'a> {
 /// A part that the store has.
 pub struct Part {
     etag: String,
-    checksum: String,
+    /// Its SHA-256, if it was sent with that.
+    sha256: Option<String>,
 }
 
 impl Put<'_> {
     /// Stores it in one request.
     pub fn whole(&self, payload: Payload<'_>, hash: Sha256) -> Result<(), PutError> {
-        let checksum = STANDARD.encode(hash.as_bytes());
-        let extra = Extra { fields: &[("x-amz-checksum-sha256", &checksum)], ..Extra::default() };
-        self.send((Method::Put, "a PUT"), extra, payload).map(drop)
+        let sent = with_checksum((self.url, Sent::Whole), payload, hash, |checksum| {
+            let extra = Extra { fields: &[checksum.field()], ..Extra::default() };
+            self.send((Method::Put, "a PUT"), extra, payload)
+        });
+        sent.map(drop)
     }
 
     /// Begins an upload in parts; returns its id.
     pub fn begin(&self) -> Result<String, PutError> {
         let (fields, query) = ([("x-amz-checksum-algorithm", "SHA256")], [("uploads", "")]);
-        let extra = Extra { fields: &fields, query: &query, ..Extra::default() };
+        let fields = if has_sha256_of_parts(self.url) { &fields[..] } else { &[] };
+        let extra = Extra { fields, query: &query, ..Extra::default() };
         let (_, answer) = self.send((Method::Post, "the beginning of an upload"), extra, Payload::Bytes(&[]))?;
         element(&answer, "UploadId").ok_or_else(|| self.unexpected(200, "the beginning of an upload"))
     }
@@ -122,25 +135,28 @@ impl Put<'_> {
 
     /// Sends a part with this hash. The first has the number 1.
     pub fn part(&self, upload: &str, number: usize, payload: Payload<'_>, hash: Sha256) -> Result<Part, PutError> {
-        let (checksum, number) = (STANDARD.encode(hash.as_bytes()), number.to_string());
+        let number = number.to_string();
         let query = [("partNumber", number.as_str()), ("uploadId", upload)];
-        let fields = [("x-amz-checksum-sha256", checksum.as_str())];
-        let extra = Extra { fields: &fields, query: &query, ..Extra::default() };
         let what = "a part of an upload";
-        let (etag, _) = self.send((Method::Put, what), extra, payload)?;
-        Ok(Part { etag: etag.ok_or_else(|| self.unexpected(200, what))?, checksum })
+        let sent = with_checksum((self.url, Sent::Part), payload, hash, |checksum| {
+            let extra = Extra { fields: &[checksum.field()], query: &query, ..Extra::default() };
+            self.send((Method::Put, what), extra, payload)
+        });
+        let ((etag, _), checksum) = sent?;
+        Ok(Part { etag: etag.ok_or_else(|| self.unexpected(200, what))?, sha256: checksum.into_sha256() })
     }
 
     /// Makes the object appear.
     pub fn complete(&self, upload: &str, parts: &[Part]) -> Result<(), PutError> {
         let mut list = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
-        for (index, Part { etag, checksum }) in parts.iter().enumerate() {
+        for (index, Part { etag, sha256 }) in parts.iter().enumerate() {
             let (number, etag) = (index + 1, etag.replace('"', "&quot;"));
             // Writing to a string does not fail.
-            let _ = write!(
-                list,
-                "<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag><ChecksumSHA256>{checksum}</ChecksumSHA256></Part>"
-            );
+            let _ = write!(list, "<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag>");
+            if let Some(sha256) = sha256 {
+                let _ = write!(list, "<ChecksumSHA256>{sha256}</ChecksumSHA256>");
+            }
+            list.push_str("</Part>");
         }
         list.push_str("</CompleteMultipartUpload>");
         let (query, what) = ([("uploadId", upload)], "the end of an upload");
@@ -188,14 +204,8 @@ impl Put<'_> {
     }
 }
 
-fn hash_section(file: &File, mut at: u64, len: u64) -> io::Result<Sha256> {
-    let (mut hasher, mut buffer, end) = (Sha256Hasher::new(), vec![0; BUFFER_LEN], at.saturating_add(len));
-    while at < end {
-        let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(BUFFER_LEN);
-        let piece = buffer.get_mut(..wanted).unwrap_or_default();
-        file.read_exact_at(piece, at)?;
-        hasher.update(piece);
-        at += wanted as u64;
-    }
+fn hash_section(file: &File, at: u64, len: u64) -> io::Result<Sha256> {
+    let mut hasher = Sha256Hasher::new();
+    each_piece(file, at, len, |piece| hasher.update(piece))?;
     Ok(hasher.finish())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use narval_client::{Head, HttpError};
 
 use super::Place;
+use super::checksums::REFUSED;
 use super::xml::element;
 
 /// The maximum length of a displayed server message.
@@ -107,6 +108,11 @@ impl Refusal {
             ("BadDigest" | "XAmzContentChecksumMismatch", _) => "the data was damaged in transit".into(),
             ("EntityTooLarge", _) => "the object is larger than the store accepts".into(),
             ("QuotaExceeded" | "InsufficientStorage", _) | (_, 507) => "it has no space left".into(),
+            ("InvalidArgument" | "InvalidRequest" | "NotImplemented", 400 | 501)
+                if self.message.to_ascii_lowercase().contains("x-amz-checksum-") =>
+            {
+                format!("{REFUSED}; add checksums=off to its address")
+            }
             ("NotImplemented" | "MethodNotAllowed", _) => "the store does not support a required operation".into(),
             ("", 404) => format!(
                 "this is no answer of an object store; check endpoint= and whether a proxy is in the way of {endpoint}"

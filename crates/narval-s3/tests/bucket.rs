@@ -18,6 +18,7 @@ use narval_client::{Buckets, Client, Extra, HttpError, Method, Payload, Resuming
 use narval_nix::{Sha256, Sha256Hasher};
 use narval_s3::credentials::{Environment, Provider};
 use narval_s3::{BucketSigner, SINGLE_PUT_LEN_MAX, put_object};
+use s3::proxy::{Fault, Proxy};
 use s3::{S3Server, bare, client};
 
 /// A file that is large enough for parts, mostly holes.
@@ -420,4 +421,68 @@ fn credentials_of_a_web_identity() {
         "{request}"
     );
     assert!(request.contains("WebIdentityToken=a.b%2Bc"), "{request}");
+}
+
+/// Backblaze B2 refused the SHA-256 of objects, and Cloudflare R2 refuses that of parts.
+#[test]
+fn stores_that_take_no_sha256_get_content_md5() {
+    const B2: Fault = Fault::NoChecksums(
+        "400 Bad Request",
+        "<Error><Code>InvalidArgument</Code><Message>Unsupported header 'x-amz-checksum-sha256' received for this API call.</Message></Error>",
+    );
+    const R2: Fault = Fault::NoChecksums(
+        "501 Not Implemented",
+        "<Error><Code>NotImplemented</Code><Message>Header 'x-amz-checksum-sha256' with value '…' not implemented</Message></Error>",
+    );
+    let Some(server) = S3Server::chosen() else { return };
+    let client = client(&server.environment());
+    let is_of_parts = |target: &str| target.contains("partNumber=") || target.contains("uploads=");
+    for (bucket, fault) in [("no-checksums", B2), ("no-checksums-of-parts", R2)] {
+        server.bucket(bucket);
+        let proxy = Proxy::to(server.port);
+        proxy.set(move |_, target| if fault == B2 || is_of_parts(target) { fault } else { Fault::None });
+        let base = Url::parse(&server.url_through(bucket, &proxy)).unwrap();
+        let (file, len, hash) = large_file();
+        for (name, payload, hash) in [
+            ("first.nar", Payload::Bytes(b"hello"), Sha256::of(b"hello")),
+            ("second.nar", Payload::Bytes(b"hello"), Sha256::of(b"hello")),
+            ("large.nar", Payload::File(&file, len), hash),
+        ] {
+            let url = base.child(name).unwrap();
+            proxy.take_requests();
+            put_object(&client, &url, "x/y", (payload, hash), &|_| {}).unwrap();
+            assert_eq!(read_back(&client, &url).unwrap().1, hash, "{bucket} {name}");
+            let puts = proxy.take_requests().iter().filter(|request| request.starts_with("PUT")).count();
+            match (name, fault == B2) {
+                ("first.nar", true) => assert_eq!(puts, 2, "it was refused once"),
+                ("first.nar" | "second.nar", _) => assert_eq!(puts, 1, "that is remembered"),
+                _ => assert!(puts > 4, "{puts}"),
+            }
+        }
+        // It is still verified.
+        let refused = {
+            let field = [("content-md5", "AAAAAAAAAAAAAAAAAAAAAA==")];
+            let extra = Extra { fields: &field, ..Extra::default() };
+            let url = base.child("wrong.nar").unwrap();
+            client.upload(&bare(Method::Put, &url, extra, b"hello"))
+        };
+        assert!(refused.unwrap_err().to_string().contains("the data was damaged in transit"));
+        // As somebody says who knows the store, with all of them: an error that says what to do.
+        let url = |checksums: &str, name: &str| {
+            let url = server.url_through(bucket, &proxy) + "&checksums=" + checksums;
+            Url::parse(&url).unwrap().child(name).unwrap()
+        };
+        proxy.take_requests();
+        put_object(&client, &url("off", "off.nar"), "x/y", (Payload::Bytes(b"x"), Sha256::of(b"x")), &|_| {}).unwrap();
+        assert_eq!(proxy.take_requests().len(), 1);
+        let refused = put_object(&client, &url("on", "on.nar"), "x/y", (Payload::File(&file, len), hash), &|_| {});
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("it takes no field 'x-amz-checksum-…' here; add checksums=off"), "{refused}");
+    }
+    // With a store that takes them.
+    let base = server.bucket("checksums-of-parts") + "&checksums=on";
+    let url = Url::parse(&base).unwrap().child("large.nar").unwrap();
+    let (file, len, hash) = large_file();
+    put_object(&client, &url, "x/y", (Payload::File(&file, len), hash), &|_| {}).unwrap();
+    assert_eq!(read_back(&client, &url), Some((len, hash)));
 }

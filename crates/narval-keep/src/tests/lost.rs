@@ -152,3 +152,21 @@ fn paths_whose_nars_come_back_are_restored() {
     assert_eq!(fixture.cache.index().lost(fixture.cache.id()).unwrap(), []);
     assert_eq!(fixture.data.fsck(FsckOptions::default()).unwrap().problems, Vec::<String>::new());
 }
+
+#[test]
+fn a_server_over_a_store_that_takes_no_sha256_keeps_what_is_pushed() {
+    const REFUSED: &str = "<Error><Code>InvalidArgument</Code><Message>Unsupported header 'x-amz-checksum-sha256' received for this API call.</Message></Error>";
+    let Some(fixture) = in_bucket() else { return };
+    let proxy = Proxy::to(S3Server::shared().unwrap().port);
+    proxy.set(|_, _| Fault::NoChecksums("400 Bad Request", REFUSED));
+    let (_local, data, cache) = behind(&proxy, &fixture);
+    let paths = closure();
+    for path in &paths {
+        path.push(&cache).unwrap();
+    }
+    are_there(&cache, &paths);
+    assert_eq!(data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems, Vec::<String>::new());
+    for path in &paths {
+        assert!(fs::exists(folder_of(&fixture.cache).join(format!("{}.narinfo", path.part()))).unwrap());
+    }
+}

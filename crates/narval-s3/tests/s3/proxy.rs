@@ -16,6 +16,8 @@ pub enum Fault {
     Denied,
     /// It is answered 404 with this body.
     NotFound(&'static str),
+    /// It is answered with this status and body if it has a field `x-amz-checksum-…`, and otherwise by the store.
+    NoChecksums(&'static str, &'static str),
     /// The last byte of the response is wrong.
     Damaged,
     /// Half of the response arrives.
@@ -96,6 +98,10 @@ fn pass(client: &TcpStream, port: u16, requests: &Mutex<Vec<String>>, choice: &M
         Fault::SlowDown => Some(("503 Slow Down", "<Error><Code>SlowDown</Code></Error>")),
         Fault::Denied => Some(("403 Forbidden", "<Error><Code>AccessDenied</Code></Error>")),
         Fault::NotFound(text) => Some(("404 Not Found", text)),
+        Fault::NoChecksums(status, text) => {
+            let has_one = lines.iter().any(|line| line.to_ascii_lowercase().starts_with("x-amz-checksum-"));
+            has_one.then_some((status, text))
+        }
         _ => None,
     } {
         std::io::copy(&mut body, &mut std::io::sink())?;
@@ -108,7 +114,7 @@ fn pass(client: &TcpStream, port: u16, requests: &Mutex<Vec<String>>, choice: &M
     lines.retain(|line| !is_expecting(line) && !line.to_ascii_lowercase().starts_with("connection:"));
     server.write_all(format!("{}\r\nConnection: close\r\n\r\n", lines.join("\r\n")).as_bytes())?;
     std::io::copy(&mut body, &mut server)?;
-    if fault == Fault::None {
+    if matches!(fault, Fault::None | Fault::NoChecksums(..)) {
         std::io::copy(&mut server, &mut to)?;
         return to.shutdown(Shutdown::Write);
     }
