@@ -29,6 +29,8 @@ pub(crate) struct OutputMemory {
     classes: [AtomicUsize; CLASSES],
     /// The most in use since memory was last given back to the system.
     peak: AtomicUsize,
+    /// A worker is about to give memory back to the system.
+    is_trim_due: AtomicBool,
     refused: AtomicU64,
     closed: AtomicU64,
 }
@@ -53,6 +55,7 @@ impl OutputMemory {
             is_asked: AtomicBool::new(false),
             classes: [const { AtomicUsize::new(0) }; CLASSES],
             peak: AtomicUsize::new(0),
+            is_trim_due: AtomicBool::new(false),
             refused: AtomicU64::new(0),
             closed: AtomicU64::new(0),
         })
@@ -115,6 +118,17 @@ impl OutputMemory {
         peak >= OUTPUT_TRIM_MIN
             && used <= peak / 2
             && self.peak.compare_exchange(peak, used, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// What connections held that were closed to make room should be given back as well: other threads do not reuse it.
+    /// Returns `true` if nobody is about to.
+    pub(crate) fn trim_is_due(&self) -> bool {
+        !self.is_trim_due.swap(true, Ordering::Relaxed)
+    }
+
+    /// Memory is being given back.
+    pub(crate) fn trim_begins(&self) {
+        self.is_trim_due.store(false, Ordering::Relaxed);
     }
 
     fn moved(&self, from: usize, to: usize) {

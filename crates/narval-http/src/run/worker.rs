@@ -118,7 +118,10 @@ impl Worker {
                 }
             }
             Job::Handshake { lease, received, permit } => self.shake_hands(lease, &received, permit),
-            Job::GiveBack => give_back_freed(),
+            Job::GiveBack => {
+                self.server.output_memory.trim_begins();
+                give_back_freed();
+            }
         }));
         if done.is_err() {
             self.counters.panics.add(1);

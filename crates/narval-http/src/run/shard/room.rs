@@ -18,7 +18,7 @@ impl<D: Driver<Connection>> Shard<D> {
         if self.local.server.output_memory.is_short() {
             self.make_room();
         }
-        if self.local.server.output_memory.wants_trim() {
+        if self.local.server.output_memory.wants_trim() && self.local.server.output_memory.trim_is_due() {
             self.local.server.pool.push_continued(Job::GiveBack);
         }
     }
@@ -43,6 +43,9 @@ impl<D: Driver<Connection>> Shard<D> {
                 slot.connection.socket.abort();
                 slot.is_gone = true;
             });
+        }
+        if closed > 0 && memory.trim_is_due() {
+            self.local.server.pool.push_continued(Job::GiveBack);
         }
         if closed > 0 {
             let used = memory.usage().used;
