@@ -42,7 +42,7 @@ let
   oneOrMore = type: types.coercedTo type lib.singleton (types.listOf type);
   count = types.ints.between 1 1000000;
   size = types.either types.ints.unsigned (matching ''size such as "10G"'' "[0-9]+ *[KMGTkmgt]?([iI]?[bB])?");
-  time = types.either types.ints.unsigned (matching ''time such as "90s"'' "[0-9]+ *(ms|s|m|h|d)");
+  time = types.either types.ints.unsigned (matching ''time such as "90s"'' "[0-9]+ *(ms|s|m|h|d|w)?");
   publicKey = matching "public key, NAME:BASE64" "[^: \n]+:[A-Za-z0-9+/]{43}=";
   cacheUrl = matching "URL of a binary cache" "(http|https|s3|file)://.+";
   priority = types.ints.between 0 4294967295;

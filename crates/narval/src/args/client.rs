@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
-use narval_install::{DeltaUse, Destination, Error, Options};
+use narval_install::{DeltaUse, Destination, Error, Options, Wanted};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{CacheSettings, Environment, StoreConfig};
 use tracing_subscriber::filter::LevelFilter;
@@ -15,6 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Failure;
 use crate::ui::log::filter;
+use crate::values::time::{parse_time, parse_time_in};
 
 /// The key of cache.nixos.org.
 pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
@@ -56,15 +57,15 @@ pub struct StoreArgs {
 /// How long to wait for other processes.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct LockArgs {
-    /// Seconds to wait for a lock or database held by another process
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, help_heading = "Store")]
-    lock_timeout: u64,
+    /// How long to wait for a lock or database held by another process
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time, help_heading = "Store")]
+    lock_timeout: Duration,
 }
 
 impl LockArgs {
     /// As a duration.
     pub fn timeout(self) -> Duration {
-        Duration::from_secs(self.lock_timeout)
+        self.lock_timeout
     }
 }
 
@@ -98,6 +99,18 @@ fn default_root() -> Result<PathBuf, Failure> {
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
     data.map(|data| data.join("narval"))
         .ok_or_else(|| Failure::usage("HOME is not set: give the store with --store DIR"))
+}
+
+/// What `--store` must be for a path that a store does not have: this machine's store or the user's own, if it has it.
+pub(crate) fn other_store_with(config: &StoreConfig, wanted: &Wanted) -> Option<String> {
+    let own =
+        default_root().ok().and_then(|root| Some((StoreConfig::for_root(&root).ok()?, root.display().to_string())));
+    let machine =
+        StoreConfig::parse("auto", &Environment::of_process()).ok().map(|machine| (machine, "auto".to_owned()));
+    let others = [own, machine].into_iter().flatten();
+    let mut others = others.filter(|(other, _)| other.real_store_dir != config.real_store_dir && other.exists());
+    let has_it = |other: StoreConfig| Destination::new(other).find(wanted).is_ok_and(|found| found.is_some());
+    others.find_map(|(other, name)| has_it(other).then_some(name))
 }
 
 /// The caches to use.
@@ -223,9 +236,13 @@ pub struct RequestArgs {
     /// Attempts per request, including the first
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
     pub attempts: u32,
-    /// Seconds without data after which a request fails
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = "Caches")]
-    pub timeout: u64,
+    /// Time without data after which a request fails
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_timeout, help_heading = "Caches")]
+    pub timeout: Duration,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    parse_time_in(text, &(Duration::from_secs(1)..=Duration::from_secs(3600)))
 }
 
 impl RequestArgs {
@@ -244,7 +261,7 @@ impl RequestArgs {
         Ok(ClientOptions {
             credentials,
             retry: RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() },
-            stall_timeout: Duration::from_secs(self.timeout),
+            stall_timeout: self.timeout,
             ..ClientOptions::default()
         })
     }

@@ -4,9 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use narval_cache::Wanted;
 use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Grant};
-use narval_nix::{HashPart, SecretKey, StoreDir};
+use narval_nix::SecretKey;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 use crate::Failure;
@@ -192,14 +191,6 @@ pub fn administrator() -> Grant {
     Grant::administrator(&format!("user {}", rustix::process::geteuid().as_raw()))
 }
 
-/// Parses a store path of this cache as given by a user; returns its hash part.
-///
-/// # Errors
-/// If it is not a store path.
-pub fn hash_part(text: &str, store_dir: &StoreDir) -> Result<HashPart, Failure> {
-    Wanted::parse(text, store_dir).map(|wanted| wanted.hash_part()).map_err(Failure::usage)
-}
-
 /// Seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
@@ -228,30 +219,12 @@ pub fn ahead(time: u64) -> String {
     }
 }
 
-/// Parses a duration such as `90d`, for clap.
-///
-/// # Errors
-/// If it is not a duration.
-pub fn parse_time(text: &str) -> Result<Duration, String> {
-    const UNITS: [(char, u64); 5] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800)];
-    let unit = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit));
-    let seconds = unit.and_then(|(unit, factor)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(factor));
-    seconds
-        .map(Duration::from_secs)
-        .ok_or_else(|| "give a number followed by s, m, h, d or w, such as '90d'".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn times() {
-        assert_eq!(parse_time("90d"), Ok(Duration::from_secs(90 * 86_400)));
-        assert_eq!(parse_time("2w").unwrap(), parse_time("14d").unwrap());
-        for bad in ["", "d", "90", "-1d", "1.5h", "99999999999999999999d"] {
-            assert!(parse_time(bad).is_err(), "{bad}");
-        }
         assert_eq!((ago(now()), ago(now() - 3 * 86_400)), ("just now".to_owned(), "3 days ago".to_owned()));
         assert_eq!((ahead(1), ahead(now() + 3 * 86_400 + 5)), ("expired".to_owned(), "in 3 days".to_owned()));
     }

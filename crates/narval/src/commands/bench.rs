@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::count::Count;
+use crate::ui::json;
 use crate::ui::output::out;
 
 /// Measure which settings suit this machine
@@ -129,11 +130,8 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
             )
         };
         let reason = kernel.err().map(|error| error.to_string());
-        out!(
-            "{}",
-            json!({"v": 1, "file_bytes": bytes, "downloads": args.downloads, "suite": suite, "user": figures(user),
-                "kernel": figures(by_kernel), "kernel_error": reason, "kernel_to_user": ratio, "suggestion": suggestion})
-        );
+        json::summary(json!({"file_bytes": bytes, "downloads": args.downloads, "suite": suite, "user": figures(user),
+                "kernel": figures(by_kernel), "kernel_error": reason, "kernel_to_user": ratio, "suggestion": suggestion}));
         return Ok(());
     }
     out!("a file of {} MB, {} downloads each way, {suite}", args.size_mb, args.downloads);

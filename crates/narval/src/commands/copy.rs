@@ -5,15 +5,17 @@ use std::path::PathBuf;
 use narval_cache::Caches;
 use narval_client::Scheme;
 use narval_install::{
-    Closure, Destination, Options, Progress, Target, Trace, Wanted, copy_between_stores, copy_from_caches,
-    copy_from_store, install,
+    Destination, Options, Progress, Target, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
+    install,
 };
 use narval_nix::{PathInfo, StoreDir};
+use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, StoreArgs, parse_cache};
-use crate::args::paths::parse_wanted;
+use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::secret_key::read_secret_key;
+use crate::ui::json;
 use crate::ui::output::{note, paths};
 
 /// Copy closures between caches and stores
@@ -24,7 +26,7 @@ use crate::ui::output::{note, paths};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or only the hash part
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Destination: file:///folder or s3://bucket for a binary cache, a folder or `local` for a store
@@ -128,13 +130,18 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Source::Store(from) => from.store_dir().clone(),
         Source::Caches => StoreDir::default(),
     };
-    let wanted = parse_wanted(&args.paths, &store_dir)?;
+    let wanted = match &source {
+        Source::Store(from) => parse_wanted(&args.paths, from.config())?,
+        Source::Caches => parse_wanted(&args.paths, &store_dir)?,
+    };
     let copied = if args.goes_to_a_cache() {
         to_cache(&args, &source, &wanted, &store_dir)?
     } else {
         to_store(&args, &source, &wanted)?
     };
-    if !args.client.output.quiet {
+    if args.client.output.json {
+        json::summary(json!({"copied": copied}));
+    } else if !args.client.output.quiet {
         note!("Copied {}", paths(copied));
     }
     Ok(())
@@ -179,6 +186,6 @@ fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Fa
 }
 
 fn closure_of(from: &Destination, wanted: &[Wanted]) -> Result<Vec<PathInfo>, Failure> {
-    let closure = Closure::in_store(from, wanted)?;
+    let closure = closure_in(from, wanted)?;
     Ok(closure.nodes.into_values().map(|node| node.info).collect())
 }

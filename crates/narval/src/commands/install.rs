@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
 use crate::args::paths::parse_wanted;
+use crate::ui::json;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::Display;
 use crate::ui::signals;
@@ -23,7 +24,7 @@ use crate::ui::signals;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or only the hash part
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -70,7 +71,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in any cache,
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let wanted = parse_wanted(&args.paths, destination.store_dir())?;
+    let wanted = parse_wanted(&args.paths, destination.config())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
     // Before anything is fetched: the location may be unusable.
     let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
@@ -114,10 +115,9 @@ fn show_plan(report: &Report, output: OutputArgs) {
             json!({"path": one.path.base_name(), "narSize": one.nar_size, "fileSize": one.file_size, "cache": one.cache,
                 "delta": delta})
         });
-        out!(
-            "{}",
-            json!({"v": 1, "type": "plan", "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked,
-                "saved": deltas.saved})
+        json::summary(
+            json!({"dryRun": true, "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked,
+            "saved": deltas.saved}),
         );
         return;
     }
@@ -173,15 +173,12 @@ fn sums(report: &Report) -> (u64, u64) {
 fn show_report(report: &Report, added: &Added, output: OutputArgs, destination: &narval_install::Destination) {
     if output.json {
         let replaced = added.replaced.iter().map(|(old, new)| json!({"old": old.base_name(), "new": new.base_name()}));
-        out!(
-            "{}",
-            json!({
-                "v": 1, "type": "summary", "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
+        json::summary(json!({
+                "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
                 "installed": report.planned.len(), "downloaded": report.downloaded, "unpacked": report.unpacked,
                 "deltas": report.deltas, "saved": report.saved, "replaced": replaced.collect::<Vec<_>>(),
                 "seconds": report.elapsed.as_secs_f64(), "requests": report.requests, "connections": report.connections,
-            })
-        );
+        }));
         return;
     }
     if output.quiet {

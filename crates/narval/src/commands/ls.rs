@@ -2,17 +2,20 @@
 
 use narval_install::listing;
 use narval_nix::listing::Node;
+use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::client::ClientArgs;
 use crate::args::paths::open;
+use crate::ui::json;
 use crate::ui::output::out;
 
 /// List the files of a store path in a cache
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  narval ls --recursive …-hello-2.12/bin")]
 pub struct Args {
-    /// Store path, in full, HASH-NAME or only the hash part, and a folder in it: HASH-NAME/bin
+    /// Store path, or a folder in it, such as HASH-NAME/bin: in full, HASH-NAME, only the hash part, where it is installed,
+    /// or a symlink to any of these
     #[arg(value_name = "PATH")]
     path: String,
     #[command(flatten)]
@@ -32,7 +35,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let absent = || Failure::Coded(3, format!("{} does not exist", args.path));
     let node = listing.get(below.as_bytes()).ok_or_else(absent)?;
     if args.client.output.json {
-        out!("{}", node.to_json().map_err(|error| Failure::runtime(error.to_string()))?);
+        let text = node.to_json().map_err(|error| Failure::runtime(error.to_string()))?;
+        let listing: Value = serde_json::from_str(&text).map_err(Failure::runtime)?;
+        json::summary(json!({"path": wanted.to_string(), "below": below, "listing": listing}));
     } else {
         show(node, &below, args.recursive, true);
     }

@@ -1,11 +1,12 @@
 //! `narval path-info`: shows sizes, references and signatures of store paths, before they are installed.
 
-use narval_install::{Closure, Wanted};
+use narval_install::Closure;
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
-use crate::args::paths::parse_wanted;
+use crate::args::paths::{Named, parse_wanted};
+use crate::ui::json;
 use crate::ui::output::{out, paths};
 
 /// Show the size, closure, references and signatures of store paths
@@ -14,7 +15,7 @@ use crate::ui::output::{out, paths};
     after_help = "Examples:\n  narval path-info --recursive …-hello-2.12\n  narval path-info …-hello-2.12 --why …-glibc-2.42"
 )]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or only the hash part
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -34,16 +35,16 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let wanted = parse_wanted(&args.paths, destination.store_dir())?;
+    let wanted = parse_wanted(&args.paths, destination.config())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
     let closure = Closure::find(&destination, &options, &client, &wanted)?;
     if let Some(why) = &args.why {
-        let to = Wanted::parse(why, destination.store_dir())?.hash_part();
+        let to = Named::parse(why, destination.config())?.wanted.hash_part();
         let to = closure.nodes.keys().find(|path| path.hash_part() == to);
         let chain = to.and_then(|to| closure.why(to));
         let chain = chain.ok_or_else(|| Failure::Coded(3, format!("nothing here depends on {why}")))?;
         if args.client.output.json {
-            out!("{}", json!({"v": 1, "why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
+            json::summary(json!({"why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
         } else {
             chain.iter().enumerate().for_each(|(depth, path)| out!("{}{path}", "  ".repeat(depth)));
         }
@@ -54,21 +55,23 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let Some(node) = closure.nodes.get(path) else { continue };
         let (info, total) = (&node.info, closure.size_of(path));
         if args.client.output.json {
-            out!(
-                "{}",
+            json::event(
+                "path",
                 json!({
-                    "v": 1, "path": path.base_name(), "narHash": info.nar_hash.to_sri(), "narSize": info.nar_size,
+                    "path": path.base_name(), "narHash": info.nar_hash.to_sri(), "narSize": info.nar_size,
                     "fileSize": node.file_size, "closureSize": total,
                     "references": info.references.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
                     "deriver": info.deriver.as_ref().map(|path| path.base_name()),
                     "signatures": info.signatures.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                })
+                }),
             );
         } else {
             out!("{:>8} {:>8}  {path}", human_bytes(info.nar_size), human_bytes(total));
         }
     }
-    if !args.client.output.json && !args.client.output.quiet {
+    if args.client.output.json {
+        json::summary(json!({"paths": closure.nodes.len(), "narSize": closure.size()}));
+    } else if !args.client.output.quiet {
         out!("{}, {} in all", paths(closure.nodes.len()), human_bytes(closure.size()));
     }
     Ok(())

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_keep::PinFor;
-use narval_nix::StorePath;
+use narval_keep::{Cache, PinFor};
+use narval_nix::{HashPart, StorePath};
 
 use crate::Failure;
-use crate::args::data::{CacheArgs, administrator, ago, ahead, hash_part, now, parse_time};
+use crate::args::data::{CacheArgs, administrator, ago, ahead, now};
+use crate::args::paths::hash_part;
 use crate::ui::output::out;
+use crate::values::time::parse_time;
 
 /// Keep closures in a writable cache
 #[derive(Debug, clap::Args)]
@@ -34,7 +36,7 @@ Examples:
         /// Name of the pin
         #[arg(value_name = "NAME")]
         name: String,
-        /// Store path: in full, HASH-NAME, or only the hash part
+        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
         #[arg(value_name = "PATH")]
         path: String,
         /// Keep only the newest N revisions of this name
@@ -86,7 +88,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Remove { cache, name, path } => {
             let (_, cache) = cache.open()?;
-            let path = path.map(|path| base_name(&path)).transpose()?;
+            let part = path.map(|path| hash_part(&path, &cache.settings().store_dir)).transpose()?;
+            let path = match part {
+                Some(part) => Some(pinned(&cache, &name, part)?),
+                None => None,
+            };
             if cache.unpin(&name, path.as_ref(), &administrator()).map_err(Failure::runtime)? == 0 {
                 return Err(Failure::usage(format!("there is no pin '{name}'; 'narval pin list' shows all pins")));
             }
@@ -95,7 +101,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn base_name(path: &str) -> Result<StorePath, Failure> {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    StorePath::parse(name).map_err(|error| Failure::usage(format!("'{path}': {error}")))
+/// The revision of a pin with this hash part.
+fn pinned(cache: &Cache, name: &str, part: HashPart) -> Result<StorePath, Failure> {
+    let pins = cache.pins().map_err(Failure::runtime)?;
+    let revisions = pins.into_iter().filter(|pin| pin.name == name);
+    let mut paths = revisions.filter_map(|pin| StorePath::parse(&pin.path).ok());
+    let none =
+        || Failure::usage(format!("the pin '{name}' has no revision with {part}; 'narval pin list' shows all pins"));
+    paths.find(|path| path.hash_part() == part).ok_or_else(none)
 }

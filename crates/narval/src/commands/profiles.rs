@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs};
+use crate::ui::json;
 use crate::ui::output::out;
 
 /// List the profiles of a store, their generations and paths
@@ -22,16 +23,16 @@ pub struct Args {
 /// # Errors
 /// A profile cannot be read.
 pub fn run(args: Args) -> Result<(), Failure> {
-    for profile in Profile::all(&args.store.config()?)? {
+    let profiles = Profile::all(&args.store.config()?)?;
+    for profile in &profiles {
         let current = profile.current()?;
         for number in profile.generations()? {
             let (paths, shown) = (profile.paths(number)?, Some(number) == current);
             let names: Vec<_> = paths.iter().map(|path| path.base_name()).collect();
             if args.output.json {
-                out!(
-                    "{}",
-                    json!({"v": 1, "profile": profile.link(), "generation": number, "current": shown, "paths": names})
-                );
+                let link = profile.link();
+                let fields = json!({"profile": link, "generation": number, "current": shown, "paths": names});
+                json::event("generation", fields);
             } else {
                 out!(
                     "{} {number}{} {}",
@@ -41,6 +42,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
                 );
             }
         }
+    }
+    if args.output.json {
+        json::summary(json!({"profiles": profiles.len()}));
     }
     Ok(())
 }

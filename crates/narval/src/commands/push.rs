@@ -1,21 +1,19 @@
 //! `narval push`: copies paths of a store to writable caches.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use narval_install::{Closure, Destination, Error, Progress, Pushed, Target, Wanted, push};
-use narval_nix::{PathInfo, StoreDir};
+use narval_install::{Destination, Error, Progress, Pushed, Target, push};
+use narval_nix::PathInfo;
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::push::{PushArgs, SourceArgs};
-use crate::ui::output::{note, out, paths};
+use crate::ui::json;
+use crate::ui::output::{note, paths};
 use crate::ui::progress::Display;
 use crate::ui::signals;
-
-/// The maximum number of symlinks from an argument to a store path.
-const LINKS_MAX: usize = 40;
 
 /// Push closures of a store to binary caches
 ///
@@ -26,7 +24,7 @@ const LINKS_MAX: usize = 40;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths, or symlinks to them: in full, HASH-NAME, or only the hash part
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -59,9 +57,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let from = Destination::new(args.store.config()?);
     let (urls, client, options) = (args.to.urls()?, args.to.client()?, args.to.options()?);
-    let wanted: Vec<Wanted> =
-        args.paths.iter().map(|text| parse_path(text, from.store_dir())).collect::<Result<_, _>>()?;
-    let closure = Closure::in_store(&from, &wanted)?;
+    let closure = closure_in(&from, &parse_wanted(&args.paths, from.config())?)?;
     let infos: Vec<PathInfo> = closure.nodes.into_values().map(|node| node.info).collect();
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
@@ -75,11 +71,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
     }
     display.finish();
-    let mut failed = Vec::new();
+    let (mut failed, mut sums) = (Vec::new(), [0; 5]);
     for result in done {
         match result {
             Ok(pushed) => {
                 show(&pushed, args.output);
+                let counts = [pushed.pushed, pushed.already, pushed.unsigned].map(|count| count as u64);
+                let one = [counts[0], counts[1], counts[2], pushed.sent, pushed.requests];
+                sums.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
                 if args.require_signed && pushed.unsigned > 0 {
                     failed.push(Failure::from(Error::Unsigned { cache: pushed.to, paths: pushed.unsigned }));
                 }
@@ -89,7 +88,15 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let mut failed = failed.into_iter();
     match (failed.next(), failed.next()) {
-        (None, _) => Ok(()),
+        (None, _) => {
+            if args.output.json {
+                let [pushed, already, unsigned, sent, requests] = sums;
+                json::summary(
+                    json!({"pushed": pushed, "already": already, "unsigned": unsigned, "sent": sent, "requests": requests}),
+                );
+            }
+            Ok(())
+        }
         (Some(only), None) => Err(only),
         (Some(first), Some(second)) => {
             for other in std::iter::once(second).chain(failed) {
@@ -103,12 +110,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
 fn show(pushed: &Pushed, output: OutputArgs) {
     let seconds = pushed.elapsed.as_secs_f64();
     if output.json {
-        out!(
-            "{}",
-            json!({
-                "v": 1, "type": "summary", "to": pushed.to, "pushed": pushed.pushed, "already": pushed.already, "unsigned": pushed.unsigned,
-                "sent": pushed.sent, "requests": pushed.requests, "seconds": seconds,
-            })
+        let Pushed { to, pushed, already, sent, requests, unsigned, .. } = pushed;
+        json::event(
+            "cache",
+            json!({"to": to, "pushed": pushed, "already": already, "unsigned": unsigned, "sent": sent, "requests": requests,
+                "seconds": seconds}),
         );
     } else if !output.quiet && pushed.pushed == 0 {
         match pushed.already {
@@ -135,22 +141,4 @@ fn show(pushed: &Pushed, output: OutputArgs) {
             pushed.to
         );
     }
-}
-
-/// Parses a store path, or a symlink that points to or into one, as `nix-build` creates them.
-fn parse_path(text: &str, store_dir: &StoreDir) -> Result<Wanted, Failure> {
-    let mut path = PathBuf::from(text);
-    let below_store = |path: &Path| path.starts_with(store_dir.as_str());
-    if !below_store(&path) && !text.contains('/') && !path.is_symlink() {
-        return Ok(Wanted::parse(text, store_dir)?);
-    }
-    for _ in 0..LINKS_MAX {
-        if below_store(&path) {
-            return Ok(Wanted::parse(&path.to_string_lossy(), store_dir)?);
-        }
-        let fail = |error| Failure::usage(format!("'{text}' is neither a store path nor a symlink to one: {error}"));
-        let target = std::fs::read_link(&path).map_err(fail)?;
-        path = path.parent().unwrap_or(Path::new("")).join(target);
-    }
-    Err(Failure::usage(format!("'{text}' goes through too many symlinks")))
 }

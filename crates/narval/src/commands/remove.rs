@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
-use narval_install::Profile;
+use narval_install::{Profile, Wanted};
 use narval_nix::StorePath;
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs};
+use crate::args::paths::Named;
+use crate::ui::json;
 use crate::ui::output::out;
 
 /// Remove packages from a profile
@@ -45,14 +47,18 @@ pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let destination = args.store.destination()?;
     let profile = Profile::at(&args.profile, destination.config().lock_timeout)?;
-    let done = profile.remove(&destination, &args.packages)?;
+    // Names of packages have no slash. What the profile can parse stays as it is, for its messages.
+    let is_place = |text: &String| text.contains('/') && Wanted::parse(text, destination.store_dir()).is_err();
+    let given = |text: &String| match is_place(text) {
+        true => Named::parse(text, destination.config()).map(|named| named.wanted.to_string()),
+        false => Ok(text.clone()),
+    };
+    let done = profile.remove(&destination, &args.packages.iter().map(given).collect::<Result<Vec<_>, _>>()?)?;
     let names = |paths: &[StorePath]| paths.iter().map(|path| path.base_name().to_string()).collect::<Vec<_>>();
     if args.output.json {
         let (removed, left) = (names(&done.removed), names(&done.left));
-        out!(
-            "{}",
-            json!({"v": 1, "profile": profile.link(), "generation": done.generation, "removed": removed, "paths": left})
-        );
+        let (link, generation) = (profile.link(), done.generation);
+        json::summary(json!({"profile": link, "generation": generation, "removed": removed, "paths": left}));
     } else if !args.output.quiet {
         done.removed.iter().for_each(|path| out!("removed {}", path.name()));
         out!("{} shows generation {}", profile.link().display(), done.generation);

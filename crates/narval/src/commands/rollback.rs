@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use narval_install::Profile;
+use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::LockArgs;
+use crate::args::client::{LockArgs, OutputArgs};
+use crate::ui::json;
 use crate::ui::output::out;
 
 /// Switch a profile to its previous generation, or to a given one
@@ -22,6 +24,8 @@ pub struct Args {
     to: Option<u64>,
     #[command(flatten)]
     lock: LockArgs,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Runs `narval rollback`.
@@ -31,6 +35,10 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     let profile = Profile::at(&args.profile, args.lock.timeout())?;
     let number = profile.roll_back(args.to)?;
-    out!("{} shows generation {number}", profile.link().display());
+    if args.output.json {
+        json::summary(json!({"profile": profile.link(), "generation": number}));
+    } else if !args.output.quiet {
+        out!("{} shows generation {number}", profile.link().display());
+    }
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::ui::progress::Display;
     after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
 )]
 pub struct Args {
-    /// Store path: in full, HASH-NAME, or only the hash part
+    /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
     #[arg(value_name = "PATH")]
     path: String,
     /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
@@ -58,7 +58,7 @@ pub(crate) fn ensure_installed(
     deltas: DeltaArgs,
     texts: &[String],
 ) -> Result<Vec<StorePath>, Failure> {
-    let wanted = parse_wanted(texts, destination.store_dir())?;
+    let wanted = parse_wanted(texts, destination.config())?;
     let there: Vec<_> = wanted.iter().map(|one| destination.find_and_keep(one)).collect::<Result<_, _>>()?;
     if there.iter().all(Option::is_some) {
         return Ok(there.into_iter().flatten().collect());

@@ -10,7 +10,7 @@ use crate::commands::run::{become_program, ensure_installed};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or only the hash part
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Command to run [default: $SHELL]

@@ -7,8 +7,10 @@ use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, NewToken, Scope, 
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::data::{DataArgs, ago, ahead, now, parse_time};
+use crate::args::data::{DataArgs, ago, ahead, now};
+use crate::ui::json;
 use crate::ui::output::{note, out};
+use crate::values::time::parse_time;
 
 /// Create, list and revoke tokens for a writable cache
 #[derive(Debug, clap::Args)]
@@ -144,10 +146,10 @@ fn list(data: &DataArgs, json: bool) -> Result<(), Failure> {
         if json {
             let TokenInfo { id, label, caches, scopes, created, expires, last_used, revoked } = token;
             let scopes = scopes.to_string();
-            out!(
-                "{}",
+            json::event(
+                "token",
                 json!({"id": id, "label": label, "caches": caches, "scopes": scopes, "created": created, "expires": expires,
-                    "lastUsed": last_used, "revoked": revoked})
+                    "lastUsed": last_used, "revoked": revoked}),
             );
             continue;
         }
@@ -159,6 +161,9 @@ fn list(data: &DataArgs, json: bool) -> Result<(), Failure> {
         };
         let used = token.last_used.map_or_else(|| "never used".to_owned(), |time| format!("used {}", ago(time)));
         out!("{}  {}  {}  {}  {state}, {used}", token.id, token.label, token.scopes, token.caches.join(","));
+    }
+    if json {
+        json::summary(json!({"tokens": tokens.len()}));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use narval_install::{Closure, Destination, Error, Wanted};
+use narval_install::{Closure, Destination, Error};
 use narval_nix::StorePath;
 use narval_store::{Environment, StoreConfig};
 use serde_json::json;
@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::parse_wanted;
+use crate::ui::json;
 use crate::ui::output::{out, paths};
 
 /// Show a closure as a tree, with sizes
@@ -22,7 +23,7 @@ Examples:
   narval tree ./result
   narval tree --depth 2 --from https://cache.example.org …-hello-2.12")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, only the hash part, or a symlink to a store path
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -41,7 +42,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let closure = find(&args.client, &args.paths)?;
     let tree = Tree::new(&closure, |_| true);
     tree.print(&closure.roots, args.depth.unwrap_or(usize::MAX), args.client.output.json);
-    if !args.client.output.json && !args.client.output.quiet {
+    if args.client.output.json {
+        json::summary(json!({"paths": closure.nodes.len(), "narSize": closure.size()}));
+    } else if !args.client.output.quiet {
         out!("{}, {} in all", paths(closure.nodes.len()), human_bytes(closure.size()));
     }
     Ok(())
@@ -49,24 +52,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// The closure of paths: of this machine's store, if no other place is named and it has them, else of the store named and the caches.
 pub(super) fn find(client: &ClientArgs, paths: &[String]) -> Result<Closure, Failure> {
-    // As in Nix, `./result` is what it links to.
-    let resolve = |text: &String| match std::fs::canonicalize(text) {
-        Ok(path) if text.contains('/') => path.to_string_lossy().into_owned(),
-        _ => text.clone(),
-    };
-    let paths: Vec<String> = paths.iter().map(resolve).collect();
     if client.store.store.is_none() && client.caches.from.is_empty() {
         let machine = StoreConfig::parse("auto", &Environment::of_process()).map_err(Failure::usage)?;
         if machine.database().exists() {
             let store = Destination::new(machine);
-            match Closure::in_store(&store, &parse_wanted(&paths, store.store_dir())?) {
-                Err(Error::NotInStore { .. }) => {}
-                found => return Ok(found?),
+            // What is no path of this store may be one of the user's own.
+            if let Ok(wanted) = parse_wanted(paths, store.config()) {
+                match Closure::in_store(&store, &wanted) {
+                    Err(Error::NotInStore { .. }) => {}
+                    found => return Ok(found?),
+                }
             }
         }
     }
     let destination = client.store.destination()?;
-    let wanted: Vec<Wanted> = parse_wanted(&paths, destination.store_dir())?;
+    let wanted = parse_wanted(paths, destination.config())?;
     Ok(Closure::find(&destination, &client.caches.options(None, false)?, &client.caches.client()?, &wanted)?)
 }
 
@@ -109,9 +109,9 @@ impl<'a> Tree<'a> {
             if is_json {
                 let references: Vec<_> = references.iter().map(|reference| reference.base_name()).collect();
                 let (path, own) = (path.base_name(), node.info.nar_size);
-                out!(
-                    "{}",
-                    json!({"v": 1, "path": path, "level": level, "narSize": own, "closureSize": closure_size, "references": references})
+                json::event(
+                    "path",
+                    json!({"path": path, "level": level, "narSize": own, "closureSize": closure_size, "references": references}),
                 );
             } else {
                 let branch = match (level, is_last) {

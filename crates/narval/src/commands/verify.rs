@@ -9,7 +9,7 @@ use narval_store::LocalStoreError;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::ClientArgs;
+use crate::args::client::{ClientArgs, other_store_with};
 use crate::args::paths::parse_wanted;
 use crate::ui::json;
 use crate::ui::output::{counted, out};
@@ -18,7 +18,7 @@ use crate::ui::output::{counted, out};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  narval verify …-hello-2.12\n  narval verify --repair")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, or only the hash part [default: the whole store]
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these [default: the whole store]
     #[arg(value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -84,17 +84,21 @@ fn chosen(texts: &[String], destination: &Destination) -> Result<Vec<StorePath>,
     if texts.is_empty() {
         return destination.store().all_valid_paths().map_err(Failure::runtime);
     }
-    let (mut paths, mut absent) = (Vec::new(), Vec::new());
-    for wanted in parse_wanted(texts, destination.store_dir())? {
+    let (mut paths, mut absent, mut other) = (Vec::new(), Vec::new(), None);
+    for wanted in parse_wanted(texts, destination.config())? {
         match destination.find(&wanted)? {
             Some(path) => paths.push(path),
-            None => absent.push(wanted.to_string()),
+            None => {
+                other = other.or_else(|| other_store_with(destination.config(), &wanted));
+                absent.push(wanted.to_string());
+            }
         }
     }
     if absent.is_empty() {
         Ok(paths)
     } else {
-        Err(Failure::Coded(3, format!("not in the store: {}", absent.join(", "))))
+        let hint = other.map(|other| format!("; '--store {other}' names a store that has it")).unwrap_or_default();
+        Err(Failure::Coded(3, format!("not in the store: {}{hint}", absent.join(", "))))
     }
 }
 

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use narval_codec::delta::delta_fits;
-use narval_install::{DeltaBases, Profile};
+use narval_install::{DeltaBases, Profile, Wanted};
 use narval_nix::{PathInfo, StorePath};
 use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};
 use narval_store::Store;
 
 use crate::args::client::human_bytes;
 use crate::args::nar_cache::NarCacheArgs;
+use crate::args::paths::parse_wanted;
 use crate::ui::log;
 use crate::ui::output::counted;
 use crate::{Failure, server};
@@ -148,11 +149,14 @@ fn generations(profile: &Path, store: &Store) -> Result<(Vec<StorePath>, Vec<Sto
 
 /// The closure of the paths.
 fn closure(store: &Store, roots: &[String]) -> Result<Vec<StorePath>, Failure> {
-    let parse = |root: &String| {
-        let parsed = store.store_dir().parse(root.trim_end_matches('/'));
-        parsed.map_err(|error| Failure::usage(format!("'{root}' is not a store path: {error}")))
+    let find = |wanted: Wanted| {
+        let found = match &wanted {
+            Wanted::Path(path) => Some(path.clone()),
+            Wanted::HashPart(part) => store.path_from_hash_part(part).map_err(Failure::runtime)?,
+        };
+        found.ok_or_else(|| Failure::usage(format!("'{wanted}' is not a valid path of this store")))
     };
-    let roots: Vec<StorePath> = roots.iter().map(parse).collect::<Result<_, _>>()?;
+    let roots = parse_wanted(roots, store.config())?.into_iter().map(find).collect::<Result<Vec<_>, _>>()?;
     let (valid, invalid) = store.closure(roots).map_err(Failure::runtime)?;
     match invalid.first() {
         Some(path) => Err(Failure::usage(format!("'{path}' is not a valid path of this store"))),

@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use narval_install::{Closure, Wanted};
+use narval_install::Closure;
 use narval_nix::{HashPart, StoreDir, StorePath};
 use serde_json::json;
 
 use super::tree::{Tree, find};
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
+use crate::args::paths::Named;
+use crate::ui::json;
 use crate::ui::output::out;
 
 /// Show why a path depends on another
@@ -20,7 +22,8 @@ Examples:
   narval why ./result …-glibc-2.42
   narval why --all --from https://cache.example.org …-hello-2.12 …-glibc-2.42")]
 pub struct Args {
-    /// Store path that depends on the other: in full, HASH-NAME, only the hash part, or a symlink to a store path
+    /// Store path that depends on the other: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to
+    /// any of these
     #[arg(value_name = "PATH")]
     path: String,
     /// Store path that it depends on
@@ -49,10 +52,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let leads_there = leading_to(&closure, to);
         let tree = Tree::new(&closure, |path| leads_there.contains(path));
         tree.print(&closure.roots, usize::MAX, args.client.output.json);
+        if args.client.output.json {
+            json::summary(json!({"paths": leads_there.len()}));
+        }
         return Ok(());
     }
     if args.client.output.json {
-        out!("{}", json!({"v": 1, "why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
+        json::summary(json!({"why": chain.iter().map(|path| path.base_name()).collect::<Vec<_>>()}));
         return Ok(());
     }
     for (level, path) in chain.iter().enumerate() {
@@ -65,11 +71,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn hash_part(text: &str, client: &ClientArgs) -> Result<HashPart, Failure> {
-    let dir = client.store.config()?.store_dir;
     // The path may be of this machine's store, whatever the user's own store is.
-    let parsed =
-        Wanted::parse(text, &dir).or_else(|error| Wanted::parse(text, &StoreDir::default()).map_err(|_| error));
-    Ok(parsed?.hash_part())
+    let parsed = Named::parse(text, &client.store.config()?)
+        .or_else(|error| Named::parse(text, &StoreDir::default()).map_err(|_| error));
+    Ok(parsed?.wanted.hash_part())
 }
 
 /// The paths from which there is a chain of references to this one, itself included.

@@ -1,7 +1,7 @@
 //! A human-readable summary of a configuration.
 
 use super::ServeConfig;
-use super::values::written;
+use crate::values::time::written;
 
 impl ServeConfig {
     /// One line per setting of the file.

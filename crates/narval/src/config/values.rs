@@ -12,6 +12,7 @@ use narval_serve::is_reserved_name;
 use toml::de::{DeTable, DeValue};
 
 use crate::values::size::parse_size;
+use crate::values::time::{parse_time, written};
 
 /// A type of value.
 pub(super) struct Kind<T>(Box<Read<T>>);
@@ -95,16 +96,17 @@ impl Kind<u64> {
 }
 
 impl Kind<Duration> {
-    /// A duration: a number of seconds, or a string such as `90s`, `5m`, `1h`, `7d`.
+    /// A time: a number of seconds, or a string as [`parse_time`] takes it.
     pub(super) fn duration(range: RangeInclusive<Duration>) -> Self {
         Self::new(move |value| {
             let time = match value.as_str() {
-                Some(text) => parse_duration(text),
+                Some(text) => parse_time(text).ok(),
                 None => integer(value).and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs),
             };
             let (least, most) = (written(*range.start()), written(*range.end()));
-            time.filter(|time| range.contains(time))
-                .ok_or_else(|| format!("give a time from \"{least}\" to \"{most}\", with ms, s, m, h or d as its unit"))
+            time.filter(|time| range.contains(time)).ok_or_else(|| {
+                format!("give a time from \"{least}\" to \"{most}\", with ms, s, m, h, d or w as its unit")
+            })
         })
     }
 }
@@ -176,41 +178,4 @@ impl FromStr for Retention {
 fn integer(value: &DeValue<'_>) -> Option<i64> {
     let integer = value.as_integer()?;
     i64::from_str_radix(integer.as_str(), integer.radix()).ok()
-}
-
-/// Units of time, the largest first, in milliseconds.
-const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
-
-fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(digits);
-    let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit.trim_start())?;
-    number.parse::<u64>().ok()?.checked_mul(factor).map(Duration::from_millis)
-}
-
-/// Formats a duration as it would be written in a file.
-pub(super) fn written(time: Duration) -> String {
-    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let (unit, factor) =
-        UNITS.into_iter().find(|(_, factor)| ms > 0 && ms.is_multiple_of(*factor)).unwrap_or(("s", 1000));
-    format!("{}{unit}", ms / factor)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times() {
-        for (text, want) in [("90s", 90_000), ("5m", 300_000), ("1h", 3_600_000), ("7d", 604_800_000), ("250 ms", 250)]
-        {
-            assert_eq!(parse_duration(text), Some(Duration::from_millis(want)), "{text}");
-        }
-        for text in ["", "5", "m", "-5m", "1.5h", "5M", "99999999999999999999d"] {
-            assert_eq!(parse_duration(text), None, "{text}");
-        }
-        for text in ["90s", "5m", "1h", "7d", "250ms", "0s"] {
-            assert_eq!(written(parse_duration(text).unwrap()), text);
-        }
-    }
 }

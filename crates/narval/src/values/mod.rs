@@ -6,3 +6,4 @@ pub mod listen;
 pub mod log_form;
 pub mod redirect_choice;
 pub(crate) mod size;
+pub(crate) mod time;

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod arguments;
 mod collections;
 mod contents;
 mod daemon;

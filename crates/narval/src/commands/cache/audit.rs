@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::Failure;
-use crate::args::data::{DataArgs, ago, now, parse_time};
+use crate::args::data::{DataArgs, ago, now};
+use crate::ui::json;
 use crate::ui::output::out;
+use crate::values::time::parse_time;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -25,10 +29,12 @@ pub(super) struct AuditArgs {
 pub(super) fn audit(args: &AuditArgs) -> Result<(), Failure> {
     let since = args.since.map_or(0, |time| now().saturating_sub(time.as_secs()));
     let data = args.data.open()?;
+    let mut lines = 0_u64;
     let read = data.read_audit(since, |line| {
         if args.json {
+            lines += 1;
             // A structure of texts and numbers can always be written.
-            out!("{}", serde_json::to_string(&line).unwrap_or_default());
+            json::event("audit", serde_json::to_value(&line).unwrap_or_default());
             return;
         }
         let who = match (line.token.as_str(), line.peer.as_deref()) {
@@ -45,5 +51,9 @@ pub(super) fn audit(args: &AuditArgs) -> Result<(), Failure> {
         let shown: String = shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         out!("{shown}");
     });
-    read.map_err(Failure::runtime)
+    read.map_err(Failure::runtime)?;
+    if args.json {
+        json::summary(json!({"lines": lines}));
+    }
+    Ok(())
 }

@@ -10,7 +10,8 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::human_bytes;
 use crate::args::data::{DataArgs, administrator};
-use crate::ui::output::{counted, note, out, paths};
+use crate::ui::json;
+use crate::ui::output::{counted, note, paths};
 
 /// How often the progress is shown.
 const SHOW_EVERY: Duration = Duration::from_secs(5);
@@ -75,11 +76,8 @@ pub(super) fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     to.wait_until_noticed();
     let Migrated { paths: copied, present, nars, bytes, files, tokens, pins } = done;
     if json {
-        out!(
-            "{}",
-            json!({"v": 1, "paths": copied, "present": present, "nars": nars, "bytes": bytes, "files": files,
-                "tokens": tokens, "pins": pins})
-        );
+        json::summary(json!({"paths": copied, "present": present, "nars": nars, "bytes": bytes, "files": files,
+            "tokens": tokens, "pins": pins}));
         return Ok(());
     }
     note!(

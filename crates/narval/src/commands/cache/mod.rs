@@ -13,8 +13,11 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::human_bytes;
-use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead, hash_part, parse_time};
+use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead};
+use crate::args::paths::hash_part;
+use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
+use crate::values::time::parse_time;
 
 /// How long `gc` waits for another collection.
 const GC_WAIT: Duration = Duration::from_secs(600);
@@ -64,7 +67,7 @@ enum Command {
     Delete {
         #[command(flatten)]
         cache: CacheArgs,
-        /// Store path: in full, HASH-NAME, or only the hash part
+        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
         #[arg(value_name = "PATH")]
         path: String,
         /// Also delete all paths that refer to it, directly or through others, whatever pins them
@@ -99,7 +102,7 @@ enum Command {
     Why {
         #[command(flatten)]
         cache: CacheArgs,
-        /// Store path: in full, HASH-NAME, or only the hash part
+        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
         #[arg(value_name = "PATH")]
         path: String,
     },
@@ -193,10 +196,9 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: b
         let forgotten = collected.forgotten.iter();
         let paths: Vec<_> =
             forgotten.map(|path| json!({"path": path.path, "used": path.used, "forSize": path.for_size})).collect();
-        out!(
-            "{}",
-            json!({"v": 1, "paths": paths, "kept": collected.kept, "files": collected.files, "bytes": collected.bytes,
-                "dryRun": dry_run})
+        json::summary(
+            json!({"paths": paths, "kept": collected.kept, "files": collected.files, "bytes": collected.bytes,
+            "dryRun": dry_run}),
         );
     } else {
         for path in &collected.forgotten {
@@ -227,16 +229,17 @@ fn delete(args: &CacheArgs, path: &str, referrers: bool) -> Result<(), Failure> 
 }
 
 fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
-    for cache in args.open()?.caches().map_err(Failure::runtime)? {
+    let caches = args.open()?.caches().map_err(Failure::runtime)?;
+    for cache in &caches {
         let (usage, settings) = (cache.usage().map_err(Failure::runtime)?, cache.settings());
         let name = cache.name();
         if json {
-            out!(
-                "{}",
+            json::event(
+                "cache",
                 json!({"cache": name.as_str(), "paths": usage.paths, "files": usage.files, "bytes": usage.bytes,
                     "smallBytes": usage.small_bytes,
                     "retentionDays": settings.retention_days, "sizeMax": settings.size_max, "quota": settings.quota,
-                    "public": settings.public})
+                    "public": settings.public}),
             );
             continue;
         }
@@ -248,16 +251,23 @@ fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
             counted(usage.files, "NAR")
         );
     }
+    if json {
+        json::summary(json!({"caches": caches.len()}));
+    }
     Ok(())
 }
 
 fn list(args: &CacheArgs, json: bool) -> Result<(), Failure> {
-    for path in args.open()?.1.list().map_err(Failure::runtime)? {
+    let listed = args.open()?.1.list().map_err(Failure::runtime)?;
+    for path in &listed {
         if json {
-            out!("{}", json!({"path": path.path, "used": path.used, "fileSize": path.file_size}));
+            json::event("path", json!({"path": path.path, "used": path.used, "fileSize": path.file_size}));
         } else {
             out!("{}  {}  used {}", path.path, human_bytes(path.file_size), ago(path.used));
         }
+    }
+    if json {
+        json::summary(json!({"paths": listed.len()}));
     }
     Ok(())
 }

@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::count::Count;
-use crate::args::data::{CacheArgs, administrator, hash_part};
+use crate::args::data::{CacheArgs, administrator};
+use crate::args::paths::hash_part;
 use crate::args::secret_key::read_secret_key;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
@@ -21,7 +22,7 @@ Examples:
 pub(super) struct SignArgs {
     #[command(flatten)]
     cache: CacheArgs,
-    /// Store paths: in full, HASH-NAME, or only the hash part
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(value_name = "PATH", required_unless_present = "all")]
     paths: Vec<String>,
     /// All paths of the cache
@@ -80,10 +81,12 @@ pub(super) fn sign(args: &SignArgs) -> Result<(), Failure> {
     let report = report.map_err(Failure::runtime)?;
     data.wait_until_noticed();
     if args.json {
-        json::summary(json!({
+        let fields = json!({
             "paths": report.paths, "unsigned": report.unsigned, "signed": report.signed, "failed": report.failed,
             "dryRun": args.dry_run,
-        }));
+        });
+        // After what could not be signed, the error is the end.
+        if report.failed == 0 { json::summary(fields) } else { json::event("signed", fields) }
     } else if args.dry_run {
         note!("{} of {} not signed by {names}", report.unsigned, counted(report.paths, "path"));
     } else {

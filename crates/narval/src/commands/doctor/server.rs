@@ -12,6 +12,7 @@ use narval_nix::{CacheInfo, NarInfo, PublicKey, TrustedKeys};
 use super::finding::Finding;
 use crate::Failure;
 use crate::args::client::{CacheArgs, human_bytes, parse_cache};
+use crate::args::paths::Named;
 
 /// The largest difference of clocks that is not a failure.
 const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(60);
@@ -42,7 +43,7 @@ pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Res
     }
     let Some(info) = server.cache_info(&mut findings)? else { return Ok(findings) };
     // The path is parsed with the server's store directory.
-    let wanted = path.map(|path| Wanted::parse(path, &info.store_dir)).transpose()?;
+    let wanted = path.map(|path| Named::parse(path, &info.store_dir)).transpose()?.map(|named| named.wanted);
     findings.push(priority(&info));
     findings.push(server.published(&info));
     findings.push(server.absent()?);

@@ -178,7 +178,6 @@ impl Figures {
         // Three decimals are enough for rates.
         let short = |value: Option<f64>| value.map(|value| (value * 1000.0).round() / 1000.0);
         json!({
-            "v": 1,
             "requests": short(self.requests),
             "narinfos": short(self.narinfos),
             "nars": short(self.nars),

@@ -16,6 +16,7 @@ use narval_client::{RetryPolicy, Scheme};
 use self::source::{EVERY, Reading, read_every_second};
 use crate::Failure;
 use crate::args::client::{RequestArgs, parse_cache};
+use crate::ui::json;
 use crate::ui::output::{self, note, out};
 use crate::ui::signals::Interrupt;
 
@@ -78,8 +79,10 @@ fn print(args: &Args, readings: &Receiver<Reading>, interrupt: &Interrupt) -> Re
         match readings.recv_timeout(EVERY) {
             Ok(Reading::Figures(figures)) => {
                 said.clear();
-                if args.json {
-                    out!("{}", figures.json());
+                if args.json && args.once {
+                    json::summary(figures.json());
+                } else if args.json {
+                    json::event("figures", figures.json());
                 } else {
                     out!("{}", text::line(&figures));
                 }
