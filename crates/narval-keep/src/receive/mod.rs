@@ -10,7 +10,7 @@ mod pass;
 mod scan;
 mod tee;
 
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 
 use narval_files::TemporaryFile;
 use narval_nix::{Compression, NarHash, Sha256};
@@ -194,6 +194,28 @@ impl Cache {
     }
 }
 
+/// A file that is received. If the disk is full, what can be fetched again makes room.
+struct Roomy<'a> {
+    cache: &'a Cache,
+    to: &'a mut Incoming,
+}
+
+impl Write for Roomy<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.to.write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                self.cache.make_disk_room(bytes.len() as u64);
+                self.to.write(bytes)
+            }
+            written => written,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
 impl Upload {
     /// An internal upload, regardless of other files of the same NAR.
     pub(super) fn new(cache: &Cache, target: NarTarget, length: u64, grant: &Grant) -> Self {
@@ -211,7 +233,7 @@ impl Upload {
         let received = self.cache.files().receive(&self.target, len_max);
         let received = received.map_err(|error| Refusal::of_file("create", self.target, &error));
         let result = received.and_then(|mut received| {
-            let verified = self.verify(body, Some(&mut received))?;
+            let verified = self.verify(body, Some(&mut Roomy { cache: &self.cache, to: &mut received }))?;
             self.store(verified.0, received, verified.1)
         });
         self.note(result)
@@ -294,7 +316,7 @@ impl Cache {
             verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
         let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
         let kept = self.index().nar(&nar_hash, compression)?;
-        let (name, failed) = (name.to_string(), |error: std::io::Error| Refusal::of_file("import", name, &error));
+        let (name, failed) = (name.to_string(), |error: io::Error| Refusal::of_file("import", name, &error));
         let nar = self.files().import(&name, nar, kept, listing).map_err(failed)?;
         self.index().add_file(self.id(), &name, &nar, self.now())?;
         Ok(())
@@ -304,7 +326,7 @@ impl Cache {
 /// Verifies an upload of these bytes under a name with this compression or none, for fuzzing. Nothing is stored.
 #[doc(hidden)]
 pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result<(NarHash, u64), Refusal> {
-    let failed = |error: std::io::Error| Refusal::of_file("create", "a file", &error);
+    let failed = |error: io::Error| Refusal::of_file("create", "a file", &error);
     let extension = compression.unwrap_or(Compression::None);
     let target = NarTarget::File(NarFileName::new(Sha256::of(bytes), extension));
     let listing = TemporaryFile::create(&std::env::temp_dir(), ".fuzz-", 0o600).map_err(failed)?;

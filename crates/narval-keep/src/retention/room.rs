@@ -60,9 +60,16 @@ impl Cache {
         if has_room { Ok(()) } else { Err(Refusal::no_space()) }
     }
 
+    /// Frees so much space on the local disk of a server over a bucket, by removing what is in its disk cache.
+    pub fn make_disk_room(&self, bytes: u64) {
+        self.storage().make_disk_room(bytes);
+    }
+
     /// Frees space after something failed for lack of it.
     pub(crate) fn notice_shortage(&self, refusal: &Refusal) {
-        if refusal.kind == RefusalKind::NoSpace {
+        // Objects of a bucket take no space on this disk.
+        let is_elsewhere = self.storage().publishes_later() && *refusal == Refusal::no_space();
+        if refusal.kind == RefusalKind::NoSpace && !is_elsewhere {
             let data = self.data();
             data.shared().shortage.noticed.store(self.now(), Ordering::Relaxed);
             data.make_room();

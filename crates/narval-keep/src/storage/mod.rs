@@ -58,6 +58,8 @@ pub(crate) trait Storage: Send + Sync {
     fn lock_exclusive(&self) -> io::Result<StorageLock>;
     /// A local file for something that is being received.
     fn incoming(&self) -> io::Result<TemporaryFile>;
+    /// Frees so much space on the local disk, if something is there that can be fetched again.
+    fn make_disk_room(&self, _bytes: u64) {}
     /// Whether uploads can be stored now.
     fn check_writable(&self) -> io::Result<()>;
     /// The room on the disk; `None` if there is no limit.

@@ -131,6 +131,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     }
     uploads.receive(request, move |body| {
         let mut body = Counted::new(body, &this.metrics);
+        this.cache.make_disk_room(length.unwrap_or(PART_BYTES_MAX));
         let received = this.pool.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
         match received {
             Ok(length) if !part.is_last => {

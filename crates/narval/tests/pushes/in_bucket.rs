@@ -479,6 +479,22 @@ fn a_disk_smaller_than_the_disk_cache() {
         }
     }
     assert!(!lab.server.log().contains("cannot be written"), "{}", lab.server.log());
+    // A push has its file on that disk until it is verified.
+    let orphans: Vec<String> = nars.iter().map(Nar::url).collect();
+    for number in 0..10_u8 {
+        let pushed = Nar::of(&[&[number, 1][..], &noise(3 << 20)].concat());
+        let query = ["", "?offset=0&last=1"][usize::from(number % 2)];
+        let url = format!("/_narval/v1/nar/{}.nar{query}", pushed.hash.to_nix32());
+        let answer = lab.put(&url, &token, &pushed.bytes);
+        assert_eq!(answer.status, 201, "{number}: {} {}", answer.text(), lab.server.log());
+        // The disk cache is full again.
+        for nar in nars.iter().take(12) {
+            assert_eq!(lab.get(&nar.url()).status, 200);
+        }
+    }
+    // Objects take no space there.
+    assert!(!lab.server.log().contains("out of space: deleted"), "{}", lab.server.log());
+    assert!(orphans.iter().all(|nar| lab.get(nar).status == 200));
 }
 
 /// The path of a path's NAR at the server.

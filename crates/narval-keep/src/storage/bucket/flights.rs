@@ -327,6 +327,13 @@ impl Flights {
         lock(&self.fills).remove(&fetch.name);
     }
 
+    /// Removes what the disk cache has not needed for longest, until so many bytes fit on the disk.
+    pub(super) fn make_disk_room(&self, bytes: u64) {
+        if let Some(kept) = &self.kept {
+            kept.make_disk_room(bytes);
+        }
+    }
+
     /// Writes a piece of a NAR of this size. If the disk is full, what the disk cache has not needed for longest makes room.
     fn write_at(&self, file: &File, piece: &[u8], at: u64, size: u64) -> io::Result<()> {
         match (file.write_all_at(piece, at), &self.kept) {

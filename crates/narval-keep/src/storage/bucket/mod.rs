@@ -227,6 +227,10 @@ impl Storage for Bucket {
     }
 
     /// Writes a small object, and a small file.
+    fn make_disk_room(&self, bytes: u64) {
+        self.shared.flights.make_disk_room(bytes);
+    }
+
     fn check_writable(&self) -> io::Result<()> {
         self.incoming()?.file().write_all(b"x")?;
         let until = clock::instant() + VALID_FOR;
@@ -292,6 +296,8 @@ impl Shared {
     }
 
     fn incoming(&self) -> io::Result<TemporaryFile> {
+        // What is in the disk cache can be fetched again.
+        self.flights.make_disk_room(0);
         TemporaryFile::create(&self.incoming, TEMPORARY, 0o644)
     }
 
