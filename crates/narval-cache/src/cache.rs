@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart, NarHash, NarInfo, StoreDir};
 
-use narval_client::{Client, HttpError, Method, Request, Url};
+use narval_client::{Attempts, Client, HttpError, Method, Request, Url};
 
 use crate::file::read_small_once;
 use crate::{CacheError, Wanted};
@@ -63,6 +63,7 @@ impl Cache {
         let (mut deltas, mut silent) = (false, false);
         let begun = Instant::now();
         match read_small_once(client, &url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
+            Ok(Some(text)) if is_html(&text) => return Err(refused(format!("nix-cache-info: {HTML}"))),
             Ok(Some(text)) => {
                 let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;
                 if info.store_dir != *store_dir {
@@ -81,6 +82,7 @@ impl Cache {
                 delta_batch = endpoint("deltas").filter(|_| deltas);
             }
             Ok(None) => tracing::debug!(cache = %url, "has no nix-cache-info"),
+            Err(HttpError::Certificates(reason)) => return Err(CacheError::Certificates { reason }),
             Err(error @ (HttpError::Offline | HttpError::File { .. })) => {
                 return Err(CacheError::Fetch { cache: url.to_string(), what: "nix-cache-info".into(), source: error });
             }
@@ -159,12 +161,11 @@ impl Cache {
         })
     }
 
-    /// Requests one narinfo; `None` if the cache has none. `patient`: with retries, unless the breaker opens; otherwise
-    /// one attempt.
-    pub(crate) fn narinfo(&self, wanted: &Wanted, patient: bool) -> Result<Option<NarInfo>, CacheError> {
+    /// Requests one narinfo; `None` if the cache has none.
+    pub(crate) fn narinfo(&self, wanted: &Wanted, patience: Patience) -> Result<Option<NarInfo>, CacheError> {
         let hash_part = wanted.hash_part();
         let url = self.url.child(&format!("{hash_part}.narinfo"))?;
-        let mut failures = 0;
+        let mut attempts = if patience == Patience::Full { Attempts::default() } else { Attempts::hasty() };
         loop {
             match read_small_once(&self.client, &url, NARINFO_LEN_MAX as u64) {
                 Ok(answer) => {
@@ -172,17 +173,18 @@ impl Cache {
                     return answer.map(|text| self.parse(wanted, &text)).transpose();
                 }
                 // It has answered.
-                Err(error @ HttpError::OutOfBounds { .. }) => {
+                Err(error @ (HttpError::OutOfBounds { .. } | HttpError::Status { status: 400..=499, .. }))
+                    if !error.is_retryable() =>
+                {
                     self.breaker.succeeded();
                     return Err(self.fetch_error(hash_part.as_str(), error));
                 }
                 Err(error) => {
-                    failures += 1;
-                    let open = self.breaker.failed();
-                    match self.client.retry().wait(failures, &error) {
-                        Some(wait) if patient && !open => std::thread::sleep(wait),
-                        _ => return Err(self.fetch_error(hash_part.as_str(), error)),
-                    }
+                    let retry = match (self.breaker.failed(), patience) {
+                        (_, Patience::None) | (true, Patience::UntilBreakerOpens) => Err(error),
+                        _ => attempts.again(&self.client, &url, error),
+                    };
+                    retry.map_err(|error| self.fetch_error(hash_part.as_str(), error))?;
                 }
             }
         }
@@ -192,6 +194,9 @@ impl Cache {
     /// (`binary-cache-store.cc`). One with another name would be dropped later, because nothing refers to it.
     pub(crate) fn parse(&self, wanted: &Wanted, text: &[u8]) -> Result<NarInfo, CacheError> {
         let (cache, hash_part) = (self.url.to_string(), wanted.hash_part());
+        if is_html(text) {
+            return Err(CacheError::NarInfo { cache, what: hash_part, reason: HTML.to_owned() });
+        }
         let info =
             NarInfo::parse(text, &self.store_dir).map_err(|error| CacheError::narinfo(&cache, hash_part, &error))?;
         if !wanted.is(&info.path) {
@@ -271,6 +276,27 @@ impl Cache {
     }
 }
 
+/// How long a cache is waited for that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// One attempt.
+    None,
+    /// Retries, until the breaker opens: other caches may have the path.
+    UntilBreakerOpens,
+    /// All that the client's policy allows.
+    Full,
+}
+
+/// What to think of a page in place of a file of a cache: networks of hotels answer any request with one.
+const HTML: &str = "this is an HTML page; is a login needed?";
+
+/// Whether a text is an HTML page. No line of a narinfo or a `nix-cache-info` begins like that.
+fn is_html(text: &[u8]) -> bool {
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text).trim_ascii_start();
+    let starts = |with: &[u8]| text.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with));
+    starts(b"<!doctype") || starts(b"<html") || starts(b"<!--") || starts(b"<head")
+}
+
 /// What a cache says about the delta of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeltaProspect {
@@ -307,6 +333,16 @@ fn offers_deltas(info: &CacheInfo) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_recognized() {
+        for page in ["<!DOCTYPE html>\n", "\n <html>", "\u{feff}<HTML lang=en>", "<!-- x --><html>"] {
+            assert!(is_html(page.as_bytes()), "{page}");
+        }
+        for text in ["", "<", "StorePath: /nix/store/x\n", "StoreDir: /nix/store\n"] {
+            assert!(!is_html(text.as_bytes()), "{text}");
+        }
+    }
 
     #[test]
     fn an_answer_about_deltas_is_whole_or_not_used() {

@@ -26,6 +26,12 @@ pub enum CacheError {
         /// Why.
         source: HttpError,
     },
+    /// The trusted certificates cannot be read.
+    #[error("{reason}")]
+    Certificates {
+        /// The variable or setting that names them, the file, and why.
+        reason: String,
+    },
     /// The NAR of a narinfo does not exist.
     #[error(
         "{cache}: the NAR of {path} is missing in the cache ({url}); the cache is broken: use another one with --from"
@@ -123,6 +129,11 @@ impl CacheError {
         )
     }
 
+    /// Whether the cache, which may have it, is away.
+    pub const fn is_outage(&self) -> bool {
+        matches!(self, Self::Fetch { source, .. } if source.is_outage())
+    }
+
     pub(crate) fn narinfo(cache: &str, what: HashPart, error: &NarInfoError) -> Self {
         Self::NarInfo { cache: cache.to_owned(), what, reason: error.to_string() }
     }
@@ -130,6 +141,7 @@ impl CacheError {
 
 fn hint(error: &HttpError) -> &'static str {
     match error {
+        HttpError::Status { status: 403, .. } => "; the credentials for it may be wrong, or have expired",
         HttpError::Status { status: 401 | 407, .. } => "; give credentials with --netrc-file or --header",
         HttpError::Status { status: 429 | 503, .. } => "; the server is overloaded: try again later",
         HttpError::Resolve { .. } | HttpError::Connect { .. } => {

@@ -36,17 +36,23 @@ impl CacheFile {
     /// # Errors
     /// If the server fails, or the file cannot be read or is not a regular file.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
-        Self::open_coded(client, url, OwnCodings::default())
+        Self::open_coded(client, url, OwnCodings::default(), false)
     }
 
-    /// Like [`open`](Self::open), but over HTTP the caller decodes these codings: see [`coding`](Self::coding).
+    /// Like [`open`](Self::open), but over HTTP the caller decodes these codings: see [`coding`](Self::coding). `hasty`: a server
+    /// that is away is not waited for, because another one may have the file.
     ///
     /// # Errors
     /// See [`open`](Self::open).
-    pub fn open_coded(client: &Arc<Client>, url: &Url, own: OwnCodings) -> Result<Option<Self>, HttpError> {
+    pub fn open_coded(
+        client: &Arc<Client>,
+        url: &Url,
+        own: OwnCodings,
+        hasty: bool,
+    ) -> Result<Option<Self>, HttpError> {
         Ok(match url.scheme() {
             Scheme::File => FolderFile::open(url)?.map(|file| Self(Kind::Folder(file))),
-            _ => ResumingBody::open_coded(client, url, own)?.map(|body| Self(Kind::Http(Box::new(body)))),
+            _ => ResumingBody::open_coded(client, url, own, hasty)?.map(|body| Self(Kind::Http(Box::new(body)))),
         })
     }
 
@@ -133,7 +139,7 @@ impl Read for FolderFile {
 /// # Errors
 /// See [`CacheFile::open`]; [`HttpError::TooLarge`] if the file has more than `len_max` bytes.
 pub fn read_small(client: &Client, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
-    client.retry().run(|| read_small_once(client, url, len_max))
+    client.retrying(url, || read_small_once(client, url, len_max))
 }
 
 /// Like [`read_small`], with one attempt.

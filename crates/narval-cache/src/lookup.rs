@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use narval_client::{Client, HttpError, Url};
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
+use crate::cache::Patience;
 use crate::{Cache, CacheError, Wanted};
 
 /// How long one cache may take before the next is queried as well.
@@ -92,15 +93,12 @@ impl Caches {
         check_signatures: bool,
     ) -> Result<Self, CacheError> {
         let opened = open_all(urls, client, store_dir);
-        let (mut list, mut silent, mut left_out, mut first_error) = (Vec::new(), Vec::new(), Vec::new(), None);
+        let (mut list, mut silent, mut left_out, mut refused) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (url, result) in urls.iter().zip(opened) {
             match result {
                 Some(Ok(cache)) if cache.silent => silent.push(Arc::new(cache)),
                 Some(Ok(cache)) => list.push(Arc::new(cache)),
-                Some(Err(error)) => {
-                    tracing::warn!("cache skipped: {error}");
-                    first_error.get_or_insert(error);
-                }
+                Some(Err(error)) => refused.push(error),
                 None => left_out.push(url.to_string()),
             }
         }
@@ -112,7 +110,12 @@ impl Caches {
         for url in &left_out {
             tracing::warn!("{url} does not respond; this run continues without it");
         }
-        if let (true, Some(error)) = (list.is_empty(), first_error) {
+        // Without any other cache, the first error is that of this function.
+        let error = (list.is_empty() && !refused.is_empty()).then(|| refused.remove(0));
+        for error in refused {
+            tracing::warn!("cache skipped: {error}");
+        }
+        if let Some(error) = error {
             return Err(error);
         }
         list.sort_by_key(|cache| cache.priority());
@@ -144,21 +147,29 @@ impl Caches {
         let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
         let closed: Vec<_> = all.iter().filter(|cache| all.len() == 1 || !cache.breaker.is_open()).cloned().collect();
-        let first = match closed.as_slice() {
-            [only] => ask(only, &self.trust, wanted, true),
-            several => self.race(several, wanted),
-        };
-        // Skipped caches are queried if no other has the path: better late than wrong.
-        match first {
-            Ok(Some(found)) => return Ok(found),
-            Err(error) if closed.len() == all.len() => return Err(error),
-            _ => {}
+        if let [only] = all.as_slice() {
+            return ask(only, &self.trust, wanted, Patience::Full)?.ok_or_else(|| self.absent(wanted));
         }
-        let resting: Vec<_> =
-            all.iter().filter(|cache| !closed.iter().any(|other| Arc::ptr_eq(other, cache))).collect();
-        let mut failure = first.err();
+        let (found, mut failed) = self.race(&closed, wanted);
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        // Skipped caches are queried if no other has the path, and those that were away are waited for: better late than wrong.
+        let resting = all.iter().filter(|cache| !closed.iter().any(|other| Arc::ptr_eq(other, cache)));
+        let mut failure = None;
         for cache in resting {
-            match ask(cache, &self.trust, wanted, false) {
+            match ask(cache, &self.trust, wanted, Patience::None) {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {}
+                Err(error) => failed.push((Arc::clone(cache), error)),
+            }
+        }
+        for (cache, error) in failed {
+            let again = match error.is_outage() {
+                true => ask(&cache, &self.trust, wanted, Patience::Full),
+                false => Err(error),
+            };
+            match again {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
                 Err(error) => failure = failure.or(Some(error)),
@@ -177,18 +188,21 @@ impl Caches {
         }
     }
 
-    /// Queries the caches with a delay between them, and returns the first good result.
-    fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> Result<Option<Found>, CacheError> {
+    /// Queries the caches with a delay between them, and returns the first good result, or those that have failed.
+    fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> (Option<Found>, Vec<(Arc<Cache>, CacheError)>) {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
-        let (mut asked, mut answered, mut failure) = (0, 0, None);
-        loop {
+        let (mut asked, mut answered, mut failed) = (0, 0, Vec::new());
+        while answered < caches.len() {
             if let Some(cache) = waiting.next() {
                 let (cache, trust, sender) = (Arc::clone(cache), Arc::clone(&self.trust), sender.clone());
                 let wanted = wanted.clone();
                 asked += 1;
                 // The receiver is gone if another cache was faster: this result is not needed then.
-                std::thread::spawn(move || drop(sender.send(ask(&cache, &trust, &wanted, true))));
+                std::thread::spawn(move || {
+                    let answer = ask(&cache, &trust, &wanted, Patience::UntilBreakerOpens);
+                    drop(sender.send((cache, answer)));
+                });
             }
             let answer = if asked < caches.len() {
                 match receiver.recv_timeout(HEDGE_AFTER) {
@@ -198,19 +212,18 @@ impl Caches {
             } else {
                 match receiver.recv() {
                     Ok(answer) => answer,
-                    Err(_) => return failure.map_or(Ok(None), Err),
+                    // Not while this function has a sender.
+                    Err(_) => break,
                 }
             };
             answered += 1;
             match answer {
-                Ok(Some(found)) => return Ok(Some(found)),
-                Ok(None) => {}
-                Err(error) => failure = failure.or(Some(error)),
-            }
-            if answered == caches.len() {
-                return failure.map_or(Ok(None), Err);
+                (_, Ok(Some(found))) => return (Some(found), failed),
+                (_, Ok(None)) => {}
+                (cache, Err(error)) => failed.push((cache, error)),
             }
         }
+        (None, failed)
     }
 
     /// Requests the closure of many paths from the cache with the best priority in one request, if it supports that.
@@ -261,8 +274,8 @@ fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Opt
     opened
 }
 
-fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patient: bool) -> Result<Option<Found>, CacheError> {
-    let Some(mut info) = cache.narinfo(wanted, patient)? else { return Ok(None) };
+fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patience: Patience) -> Result<Option<Found>, CacheError> {
+    let Some(mut info) = cache.narinfo(wanted, patience)? else { return Ok(None) };
     trust.check(cache, &mut info)?;
     Ok(Some(Found { info, cache: Arc::clone(cache) }))
 }

@@ -476,6 +476,37 @@ fn absences_are_cached_once_all_upstreams_agree() {
     assert_eq!((one.asked(&at), two.asked(&at)), (1, 1));
 }
 
+/// Neither a page of a proxy nor expired credentials mean that a path is absent: nothing is remembered, and both are temporary.
+#[test]
+fn refusals_and_pages_are_no_absences() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start("one-1");
+    let credentials = Netrc::parse("machine 127.0.0.1 login me password expired");
+    let upstreams = open(folder.path(), vec![UpstreamOptions { credentials, ..upstream.options() }]);
+    let path = TestPath::new("there", b"contents", false);
+    let (at, listing) = (format!("/{}.narinfo", path.hash_part()), Small::Listing(path.hash_part()));
+    let page = || File::Bytes(b"<!DOCTYPE html>\n<title>Welcome</title>\n".to_vec());
+    let answers = [File::Status(403), page(), File::Bytes(b"StorePath: x\n".to_vec()), File::Bytes(Vec::new())];
+    for (file, expected) in answers.into_iter().zip(["answered 403", "HTML page", "narinfo", "narinfo"]) {
+        upstream.put(&at, file.clone());
+        upstream.put(&format!("/{}.ls", path.hash_part()), file);
+        for _ in 0..4 {
+            let unavailable = upstreams.narinfo(&path.hash_part()).unwrap_err();
+            assert!(unavailable.to_string().contains(expected), "{unavailable}");
+            upstreams.small(&listing).unwrap_err();
+        }
+        assert!(upstreams.remembered(&path.hash_part()).is_none());
+    }
+    assert_eq!(upstreams.available(), (1, 1), "it has answered");
+    upstream.offer(&path);
+    assert_eq!(found(upstreams.narinfo(&path.hash_part()).unwrap()).path, path.path);
+    // Without credentials, 403 is the answer of an object store whose folders may not be listed.
+    let public = TestPath::new("missing", b"contents", false);
+    upstream.put(&format!("/{}.narinfo", public.hash_part()), File::Status(403));
+    let upstreams = open(tempfile::tempdir().unwrap().path(), vec![upstream.options()]);
+    assert!(matches!(upstreams.narinfo(&public.hash_part()).unwrap(), Lookup::Absent));
+}
+
 /// nix#15249, ncps#907: the presence check before a push made a cache fetch from its upstream.
 #[test]
 fn reading_cached_paths_asks_no_upstream() {
@@ -592,11 +623,11 @@ fn listings_logs_and_other_small_files() {
         upstream.put(url, File::Bytes(contents(url)));
         assert_eq!(read(small), Some(contents(url)));
     }
-    // What is no JSON object is neither shown nor kept.
+    // What is no JSON object is neither shown nor kept, and is no absence.
     for (number, text) in ["secret", "[]", "{\"a\": 1", "{} more", "\"secret\"", ""].into_iter().enumerate() {
         let other: DrvOutput = format!("sha256:{number:064}!other").parse().unwrap();
         upstream.put(&format!("/{}", other.cache_path()), File::Bytes(text.as_bytes().to_vec()));
-        assert_eq!(read(&Small::Realisation(other)), None, "{text}");
+        upstreams.small(&Small::Realisation(other)).expect_err(text);
     }
     assert_eq!(["", "a", "../x", "ab/c", "AB"].map(Small::debug_info), [const { None }; 5]);
     drop(upstream);

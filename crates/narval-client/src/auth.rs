@@ -202,6 +202,11 @@ impl Credentials {
         lines
     }
 
+    /// Whether requests to `origin` have credentials.
+    pub(crate) fn has_for(&self, origin: &Origin) -> bool {
+        !self.lines_for(origin).is_empty()
+    }
+
     fn netrc_login(&self, origin: &Origin) -> Option<(&str, &str)> {
         let given_for_https =
             || self.origins.iter().any(|named| named.scheme == Scheme::Https && named.host == origin.host);

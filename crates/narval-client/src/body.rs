@@ -1,12 +1,13 @@
 //! The body of a response, read directly from the socket into the caller's buffer.
 
 use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::head::Head;
 use super::pool::{Pool, Pooled};
 use super::url::Origin;
-use super::{DRAIN_LEN_MAX, HttpError};
-use std::sync::Arc;
+use super::{DRAIN_LEN_MAX, HttpError, SMALL_RATE_MIN};
 
 const WHAT: &str = "reading the body";
 /// The longest line that starts a chunk: 16 hex digits and an extension or two.
@@ -201,8 +202,11 @@ impl Body {
         }
     }
 
-    /// Reads the whole body, up to `limit` bytes.
+    /// Reads the whole body, up to `limit` bytes. A server that sends less than [`SMALL_RATE_MIN`] for longer than a single read
+    /// may take is given up.
     pub fn read_all(mut self, limit: u64) -> Result<Vec<u8>, HttpError> {
+        let begun = Instant::now();
+        let stall = self.connection.as_ref().map(|connection| connection.stall());
         // The announced length is only a hint for the reserved capacity.
         let announced = usize::try_from(self.expected.unwrap_or(0).min(limit)).unwrap_or(0);
         let mut bytes = vec![0; announced.clamp(1024, 256 * 1024)];
@@ -214,6 +218,10 @@ impl Body {
             match self.read_some(bytes.get_mut(len..).unwrap_or_default())? {
                 0 => break,
                 read => len += read,
+            }
+            let (elapsed, enough) = (begun.elapsed(), Duration::from_secs(len as u64 / SMALL_RATE_MIN));
+            if stall.is_some_and(|stall| elapsed > stall + enough) {
+                return Err(HttpError::Slow { received: len as u64, elapsed });
             }
             if len as u64 > limit {
                 return Err(HttpError::TooLarge { limit });

@@ -17,6 +17,9 @@ impl Client {
         let url = self.sign(request.method, request.url, request.extra)?;
         let extra = Extra { is_signed: true, ..request.extra };
         let Response { head, body } = self.send_once(&Request { url: &url, extra, ..request.clone() })?;
+        if head.status < 500 {
+            self.pool().answered(request.url.origin());
+        }
         if matches!(head.status, 200..=299) {
             return Ok(Response { head, body });
         }

@@ -1,6 +1,8 @@
 //! Requests: one attempt each, redirects followed, connections reused.
 
+use std::fmt::Display;
 use std::io::{self, Read};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,8 +21,8 @@ use super::request::{Extra, Method, Request, Response};
 use super::retry::RetryPolicy;
 use super::url::{Origin, Scheme, Url};
 use super::{
-    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
-    STALL_TIMEOUT, request_id, tls,
+    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, MENTIONED_AFTER, METADATA_LEN_MAX, OPEN_PATIENCE,
+    REDIRECTS_MAX, STALL_TIMEOUT, request_id, tls,
 };
 
 /// Options of a [`Client`].
@@ -45,6 +47,9 @@ pub struct ClientOptions {
     pub codings: Codings,
     /// Where requests may lead; `None`: anywhere.
     pub bounds: Option<Bounds>,
+    /// The file with trusted certificates that `ssl-cert-file` of Nix's settings names. Otherwise the environment names it, or the
+    /// system's is used.
+    pub ssl_cert_file: Option<PathBuf>,
     /// Signs the requests for `s3://` URLs. If `None`, requests for them fail.
     pub buckets: Option<Arc<dyn Buckets>>,
 }
@@ -62,6 +67,7 @@ impl Default for ClientOptions {
             offline: false,
             codings: Codings::default(),
             bounds: None,
+            ssl_cert_file: None,
             buckets: None,
         }
     }
@@ -101,11 +107,6 @@ impl Client {
 
     pub(crate) const fn options(&self) -> &ClientOptions {
         &self.options
-    }
-
-    /// The retry policy.
-    pub const fn retry(&self) -> &RetryPolicy {
-        &self.options.retry
     }
 
     /// How long a single read or write may wait without progress.
@@ -175,8 +176,13 @@ impl Client {
         let bytes = self.render(request, proxy.as_ref());
         loop {
             let mut connection = self.connection(origin, proxy.as_ref())?;
-            match exchange(&mut connection, &bytes) {
+            let mention = || self.mention(origin, &"no answer yet");
+            match exchange(&mut connection, &bytes, &mention) {
                 Ok(head) => {
+                    // A proxy may answer this in place of a server that was never there.
+                    if head.status < 500 {
+                        self.pool.answered(origin);
+                    }
                     let has_body = request.method != Method::Head && !matches!(head.status, 204 | 304);
                     let body = Body::network(connection, &head, has_body, &self.pool, origin)?;
                     return Ok(Response { head, body });
@@ -210,13 +216,19 @@ impl Client {
                 self.connections.fetch_add(1, Ordering::Relaxed);
                 let dial = Dial {
                     origin,
+                    mention: &|| self.mention(origin, &"no connection yet"),
                     proxy,
                     bounds,
                     tls: self.tls()?,
                     connect_timeout: self.options.connect_timeout,
                     stall_timeout: self.options.stall_timeout,
                 };
-                permit.hold(Connection::open(&dial)?)
+                let connection = Connection::open(&dial)?;
+                // A proxy's connection does not show that the server is there.
+                if proxy.is_none() {
+                    self.pool.connected(origin);
+                }
+                permit.hold(connection)
             }
         };
         self.requests.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +239,7 @@ impl Client {
         if let Some(config) = self.tls.get() {
             return Ok(config);
         }
-        let config = tls::config()?;
+        let config = tls::config(self.options.ssl_cert_file.as_deref())?;
         Ok(self.tls.get_or_init(|| config))
     }
 
@@ -282,13 +294,25 @@ impl Client {
         head
     }
 
-    /// Fetches a small file (narinfo, listing, cache info) whole and decodes its content coding. `None` for 404, 410 and
-    /// 403, which object storage answers for a missing file in a bucket that may not be listed. Retried by the policy.
-    pub fn metadata(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
-        self.options.retry.run(|| self.metadata_once(url, limit))
+    /// Says that a server is waited for, once.
+    pub(crate) fn mention(&self, origin: &Origin, what: &dyn Display) {
+        if self.pool.mentions(origin) {
+            tracing::warn!("waiting for {origin}: {what}");
+        }
     }
 
-    /// Like [`metadata`](Self::metadata), with only one attempt.
+    /// Whether a status says that there is no such file: 404, 410, or 403, the answer of object stores whose folders may not be
+    /// listed. If credentials are sent to this server, 403 means that they are wrong or have expired.
+    pub(crate) fn says_absent(&self, status: u16, url: &Url) -> bool {
+        let has_credentials = || url.scheme() != Scheme::S3 && self.options.credentials.has_for(url.origin());
+        matches!(status, 404 | 410) || status == 403 && !has_credentials()
+    }
+
+    /// Fetches a small file (narinfo, listing, cache info) whole and decodes its content coding, with one attempt. `None` if the server
+    /// does not have it.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, answers another status, is too slow, or used a coding that is not known.
     pub fn metadata_once(&self, url: &Url, limit: u64) -> Result<Option<Vec<u8>>, HttpError> {
         let request = Request { accepts_coding: true, ..Request::get(url) };
         self.small_answer(&request, limit.min(METADATA_LEN_MAX))
@@ -303,7 +327,7 @@ impl Client {
         let Response { head, body } = self.send(&Request { accepts_coding: true, ..Request::get(url) })?;
         match head.status {
             200 => self.options.codings.reader(body, &names(&head)?).map(Some),
-            _ => absent(&head, body).map(|()| None),
+            _ => self.absent(url, &head, body).map(|()| None),
         }
     }
 
@@ -315,27 +339,24 @@ impl Client {
                 let bytes = body.read_all(limit)?;
                 self.options.codings.decoded(bytes, &names(&head)?, limit).map(Some)
             }
-            _ => absent(&head, body).map(|()| None),
+            // A token may allow to write alone.
+            403 if request.method == Method::Head => Ok(None),
+            _ => self.absent(request.url, &head, body).map(|()| None),
         }
+    }
+
+    fn absent(&self, url: &Url, head: &Head, body: Body) -> Result<(), HttpError> {
+        let (status, retry_after) = (head.status, head.retry_after());
+        body.drain();
+        if self.says_absent(status, url) { Ok(()) } else { Err(HttpError::Status { status, retry_after }) }
     }
 }
 
 /// Sends a request and waits for the head of the final response.
-fn exchange(connection: &mut Connection, bytes: &[u8]) -> Result<Head, HttpError> {
+fn exchange(connection: &mut Connection, bytes: &[u8], mention: &dyn Fn()) -> Result<Head, HttpError> {
     connection.send(bytes)?;
-    connection.read_final_head()
-}
-
-/// Whether a status says that there is no such file: 404, 410, or 403, the answer of object stores whose folders may not be
-/// listed.
-///
-/// # Errors
-/// If it says anything else.
-fn absent(head: &Head, body: Body) -> Result<(), HttpError> {
-    let retry_after = head.retry_after();
-    body.drain();
-    match head.status {
-        404 | 403 | 410 => Ok(()),
-        status => Err(HttpError::Status { status, retry_after }),
+    if !connection.becomes_readable(MENTIONED_AFTER) {
+        mention();
     }
+    connection.read_final_head()
 }

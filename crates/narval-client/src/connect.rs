@@ -9,20 +9,21 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
-use super::HttpError;
 use super::bounds::{Bounds, Host};
+use super::{HttpError, MENTIONED_AFTER};
 
 /// The delay before the next address is tried in parallel (RFC 8305 section 5).
 pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The maximum number of addresses tried per host.
 const ADDRESSES_MAX: usize = 16;
 
-/// Connects to a host within a timeout, at an address where it may be.
+/// Connects to a host within a timeout, at an address where it may be. Calls `mention` if that takes long.
 pub(super) fn connect(
     host: &str,
     port: u16,
     timeout: Duration,
     bounds: Option<(&Bounds, Host)>,
+    mention: &dyn Fn(),
 ) -> Result<TcpStream, HttpError> {
     let resolve_error = |source| HttpError::Resolve { host: host.to_owned(), source };
     let mut addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve_error)?.collect();
@@ -34,7 +35,7 @@ pub(super) fn connect(
             return Err(Bounds::no_address(host));
         }
     }
-    let connected = race(&in_turn(addresses), timeout);
+    let connected = race(&in_turn(addresses), timeout, mention);
     let tcp = connected.map_err(|source| HttpError::Connect { host: format!("{host}:{port}"), source })?;
     if let (Some((bounds, of)), Ok(address)) = (bounds, tcp.peer_addr()) {
         bounds.reached(of, address.ip());
@@ -54,7 +55,8 @@ fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     ordered
 }
 
-fn race(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
+fn race(addresses: &[SocketAddr], timeout: Duration, mention: &dyn Fn()) -> io::Result<TcpStream> {
+    let mut mention_at = Some(Instant::now() + MENTIONED_AFTER);
     let deadline = Instant::now() + timeout;
     let (mut untried, mut pending) = (addresses.iter(), Vec::<TcpStream>::new());
     let mut next_at = Instant::now();
@@ -75,7 +77,10 @@ fn race(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
             }
         }
         let until = if untried.len() > 0 { next_at.min(deadline) } else { deadline };
-        wait(&pending, until)?;
+        wait(&pending, mention_at.map_or(until, |at| until.min(at)))?;
+        if mention_at.take_if(|at| *at <= Instant::now()).is_some() {
+            mention();
+        }
         let mut index = 0;
         while let Some(socket) = pending.get(index) {
             match outcome(socket) {
@@ -165,11 +170,14 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let addresses = [silent, closed, silent, good.local_addr().unwrap(), silent];
         // One after the other, this would take twenty minutes.
-        let socket = race(&addresses, FOREVER).unwrap();
+        let socket = race(&addresses, FOREVER, &|| ()).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), good.local_addr().unwrap());
-        assert_eq!(race(&[closed], FOREVER).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-        assert_eq!(race(&[silent, silent], Duration::from_millis(500)).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(race(&[], FOREVER).is_err());
+        assert_eq!(race(&[closed], FOREVER, &|| ()).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            race(&[silent, silent], Duration::from_millis(500), &|| ()).unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
+        assert!(race(&[], FOREVER, &|| ()).is_err());
     }
 
     #[test]

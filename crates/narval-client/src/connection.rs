@@ -3,9 +3,9 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
@@ -37,6 +37,8 @@ pub(crate) struct Connection {
 /// Parameters of [`Connection::open`].
 pub(crate) struct Dial<'a> {
     pub(crate) origin: &'a Origin,
+    /// Called if it takes long.
+    pub(crate) mention: &'a dyn Fn(),
     pub(crate) proxy: Option<&'a Proxy>,
     /// What the client may reach, and what the origin is to it.
     pub(crate) bounds: Option<(&'a Bounds, Host)>,
@@ -54,7 +56,7 @@ impl Connection {
         };
         // A proxy connects to addresses that it finds itself.
         let bounds = dial.bounds.filter(|_| dial.proxy.is_none());
-        let tcp = connect(host, port, dial.connect_timeout, bounds)?;
+        let tcp = connect(host, port, dial.connect_timeout, bounds, dial.mention)?;
         let socket_error = |source| HttpError::Connect { host: format!("{host}:{port}"), source };
         tcp.set_nodelay(true).map_err(socket_error)?;
         tcp.set_read_timeout(Some(dial.stall_timeout)).map_err(socket_error)?;
@@ -137,8 +139,10 @@ impl Connection {
         sent.map_err(|source| HttpError::from_socket(source, "sending the request", self.stall))
     }
 
-    /// Reads up to the end of a head; later bytes stay buffered.
+    /// Reads up to the end of a head; later bytes stay buffered. All of it must arrive within twice the time that a read may
+    /// take.
     pub(crate) fn read_head(&mut self) -> Result<Head, HttpError> {
+        let mut begun = None;
         loop {
             if let Some((head, len)) = Head::parse(self.buffered())? {
                 self.consume(len);
@@ -146,6 +150,10 @@ impl Connection {
             }
             if self.buffered().len() >= HEAD_LEN_MAX {
                 return Err(HttpError::Malformed("the head is too long"));
+            }
+            let begun = *begun.get_or_insert_with(Instant::now);
+            if begun.elapsed() > self.stall.saturating_mul(2) {
+                return Err(HttpError::Slow { received: self.buffered().len() as u64, elapsed: begun.elapsed() });
             }
             if self.fill("waiting for the answer")? == 0 {
                 let source = io::ErrorKind::UnexpectedEof.into();
@@ -222,17 +230,28 @@ impl Connection {
 
     /// Whether a read would not block.
     pub(crate) fn is_readable(&self) -> bool {
-        self.has_buffered() || self.socket_is_readable()
+        self.becomes_readable(Duration::ZERO)
     }
 
-    fn socket_is_readable(&self) -> bool {
+    /// How long a read may wait for data.
+    pub(crate) const fn stall(&self) -> Duration {
+        self.stall
+    }
+
+    /// Waits until a read would not block; returns whether it would not.
+    pub(crate) fn becomes_readable(&self, within: Duration) -> bool {
+        self.has_buffered() || self.socket_is_readable(within)
+    }
+
+    fn socket_is_readable(&self, within: Duration) -> bool {
         let tcp = match &self.stream {
             Stream::Plain(tcp) => tcp,
             Stream::Tls(tls) => &tls.sock,
         };
         let mut fds = [PollFd::new(tcp, PollFlags::IN)];
         // If poll fails, the read reports the error.
-        poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+        let within = Timespec::try_from(within).unwrap_or_default();
+        poll(&mut fds, Some(&within)).is_ok_and(|ready| ready > 0)
     }
 
     /// Whether it may be reused: it has no unexpected bytes, and the server has not closed it.

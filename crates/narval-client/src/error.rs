@@ -32,6 +32,9 @@ pub enum HttpError {
         /// Why, and what to do.
         reason: String,
     },
+    /// The trusted certificates cannot be read.
+    #[error("{0}")]
+    Certificates(String),
     /// The proxy refused the connection, or its protocol is not supported.
     #[error("proxy {proxy}: {reason}")]
     Proxy {
@@ -41,12 +44,20 @@ pub enum HttpError {
         reason: String,
     },
     /// No data arrived within the timeout.
-    #[error("no data for {} s while waiting for {what}", .limit.as_secs())]
+    #[error("no data for {} s while {what}", .limit.as_secs())]
     Stalled {
-        /// What it waited for.
+        /// What was being done.
         what: &'static str,
         /// The limit.
         limit: Duration,
+    },
+    /// A small response does not end.
+    #[error("too slow: {received} bytes in {} s", .elapsed.as_secs())]
+    Slow {
+        /// Bytes received.
+        received: u64,
+        /// Since the first of them was waited for.
+        elapsed: Duration,
     },
     /// The connection broke.
     #[error("the connection broke while {what}: {source}")]
@@ -136,6 +147,7 @@ impl HttpError {
             Self::Resolve { .. }
             | Self::Connect { .. }
             | Self::Stalled { .. }
+            | Self::Slow { .. }
             | Self::Broken { .. }
             | Self::Truncated { .. } => true,
             Self::Status { status, .. } => match status {
@@ -149,10 +161,23 @@ impl HttpError {
         }
     }
 
-    /// Whether credentials are missing or wrong (401, 407), which does not mean that the file is absent. A bucket's
+    /// Whether the server may be away: it cannot be reached, or it, or a proxy in front of it, ends what it has begun.
+    pub const fn is_outage(&self) -> bool {
+        matches!(
+            self,
+            Self::Resolve { .. }
+                | Self::Connect { .. }
+                | Self::Broken { .. }
+                | Self::Truncated { .. }
+                | Self::Status { status: 502..=504, .. }
+                | Self::Bucket { status: 502..=504, is_retryable: true, .. }
+        )
+    }
+
+    /// Whether credentials are missing or wrong (401, 403, 407), which does not mean that the file is absent. A bucket's
     /// refusals count as well: they concern credentials or the address.
     pub const fn is_auth(&self) -> bool {
-        matches!(self, Self::Status { status: 401 | 407, .. } | Self::Bucket { is_retryable: false, .. })
+        matches!(self, Self::Status { status: 401 | 403 | 407, .. } | Self::Bucket { is_retryable: false, .. })
     }
 
     /// How long the server asks to wait.

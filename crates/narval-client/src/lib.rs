@@ -5,7 +5,7 @@
 //!
 //! - [`Client::send`] makes one request, without a retry; the [`Body`] of its [`Response`] is read directly from the
 //!   socket.
-//! - [`Client::metadata`] fetches a small file whole, with retries according to its [`RetryPolicy`].
+//! - [`Client::metadata_once`] fetches a small file whole; [`Client::retrying`] retries it according to the [`RetryPolicy`].
 //! - [`ResumingBody`] reads a large file, and continues where a connection broke.
 //! - [`Client::upload`] sends a body, from memory or from a file.
 //!
@@ -82,7 +82,7 @@ pub use probe::TlsProbe;
 pub use proxy::Proxies;
 pub use request::{Extra, Method, Request, Response, Valid};
 pub use resume::{OwnCodings, ResumingBody};
-pub use retry::RetryPolicy;
+pub use retry::{Attempts, RetryPolicy};
 pub use tls::{TrustedCertificates, tls_config};
 pub use trouble::Trouble;
 pub use upload::{Answer, Payload, Upload};
@@ -96,6 +96,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a single read or write may wait without progress.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// A wait for a server is mentioned after this time, once per server.
+pub const MENTIONED_AFTER: Duration = Duration::from_secs(3);
+/// The lowest rate of a response that is read whole, in bytes per second, after the time that a single read may take.
+pub const SMALL_RATE_MIN: u64 = 1024;
 /// A connection that was idle for longer is not reused: load balancers silently drop idle ones.
 pub const IDLE_AGE_MAX: Duration = Duration::from_secs(15);
 /// Open connections per origin, both in use and idle.

@@ -14,6 +14,18 @@ use super::url::Origin;
 struct PerOrigin {
     open: usize,
     idle: Vec<Pooled>,
+    seen: Seen,
+    /// Whether the user has been told that it is waited for.
+    mentioned: bool,
+}
+
+/// What was seen of an origin.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// Whether a connection was ever opened.
+    pub(crate) connected: bool,
+    /// When it last answered something other than a failure of its own.
+    pub(crate) answered_at: Option<Instant>,
 }
 
 /// A pool, shared by all threads of a client.
@@ -76,6 +88,32 @@ impl Pool {
         drop(origins);
         drop(stale);
         taken
+    }
+
+    fn note(&self, origin: &Origin, change: impl FnOnce(&mut PerOrigin)) {
+        change(self.lock().entry(origin.clone()).or_default());
+    }
+
+    /// Records that a connection was opened.
+    pub(crate) fn connected(&self, origin: &Origin) {
+        self.note(origin, |entry| entry.seen.connected = true);
+    }
+
+    /// Records that the origin has answered.
+    pub(crate) fn answered(&self, origin: &Origin) {
+        self.note(origin, |entry| entry.seen.answered_at = Some(Instant::now()));
+    }
+
+    /// What was seen of an origin.
+    pub(crate) fn seen(&self, origin: &Origin) -> Seen {
+        self.lock().get(origin).map(|entry| entry.seen).unwrap_or_default()
+    }
+
+    /// Whether a wait for the origin is to be mentioned: once.
+    pub(crate) fn mentions(&self, origin: &Origin) -> bool {
+        let mut first = false;
+        self.note(origin, |entry| first = !std::mem::replace(&mut entry.mentioned, true));
+        first
     }
 
     /// Returns a connection for reuse.

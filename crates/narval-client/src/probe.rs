@@ -34,9 +34,10 @@ impl Client {
         let proxy = self.find_proxy(origin)?;
         let dial = Dial {
             origin,
+            mention: &|| self.mention(origin, &"no connection yet"),
             bounds: None,
             proxy: proxy.as_ref(),
-            tls: &Arc::new(tls_config(&[b"h2", b"http/1.1"])?),
+            tls: &Arc::new(tls_config(&[b"h2", b"http/1.1"], options.ssl_cert_file.as_deref())?),
             connect_timeout: options.connect_timeout,
             stall_timeout: options.stall_timeout,
         };

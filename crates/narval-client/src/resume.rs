@@ -8,7 +8,7 @@ use super::client::Client;
 use super::coding::names;
 use super::request::{Extra, Request, Response};
 use super::url::Url;
-use super::{HttpError, RetryPolicy};
+use super::{Attempts, HttpError};
 
 /// After this much progress, the number of failures is reset: a server that closes every connection after a megabyte
 /// must not fail a download of gigabytes.
@@ -52,7 +52,7 @@ pub struct ResumingBody {
     total: Option<u64>,
     etag: Option<String>,
     position: u64,
-    failures: u32,
+    attempts: Attempts,
     failed_at: u64,
     resumes: u32,
 }
@@ -60,16 +60,23 @@ pub struct ResumingBody {
 impl ResumingBody {
     /// Requests the file; `None` if the server does not have it.
     pub fn open(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
-        Self::open_coded(client, url, OwnCodings::default())
+        Self::open_coded(client, url, OwnCodings::default(), false)
     }
 
     /// Like [`open`](Self::open), but with these codings the bytes are passed on as they are sent: see
-    /// [`coding`](Self::coding).
-    pub fn open_coded(client: &Arc<Client>, url: &Url, own: OwnCodings) -> Result<Option<Self>, HttpError> {
-        let response = client.retry().run(|| {
+    /// [`coding`](Self::coding). `hasty`: a server that is away is not waited for, now and later.
+    pub fn open_coded(
+        client: &Arc<Client>,
+        url: &Url,
+        own: OwnCodings,
+        hasty: bool,
+    ) -> Result<Option<Self>, HttpError> {
+        let attempts = || if hasty { Attempts::hasty() } else { Attempts::default() };
+        let response = client.retrying_as(attempts(), url, || {
             let response = send(client, Request::get(url), &own)?;
             match response.head.status {
-                200 | 403 | 404 | 410 => Ok(response),
+                200 => Ok(response),
+                status if client.says_absent(status, url) => Ok(response),
                 _ => Err(status_error(response)),
             }
         })?;
@@ -85,8 +92,8 @@ impl ResumingBody {
         let etag = head.field("etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = if coded { State::Coded(client.codings().reader(body, &codings)?) } else { State::Open(body) };
         let (client, url) = (Arc::clone(client), url.clone());
-        let (position, failures, failed_at, resumes) = (0, 0, 0, 0);
-        Ok(Some(Self { client, url, own, coding, body, total, etag, position, failures, failed_at, resumes }))
+        let (position, attempts, failed_at, resumes) = (0, attempts(), 0, 0);
+        Ok(Some(Self { client, url, own, coding, body, total, etag, position, attempts, failed_at, resumes }))
     }
 
     /// The rest of a file of a known length whose first bytes came from elsewhere. Nothing is requested yet: the first read reports an
@@ -101,7 +108,7 @@ impl ResumingBody {
             total: Some(len),
             etag: None,
             position,
-            failures: 0,
+            attempts: Attempts::default(),
             failed_at: position,
             resumes: 0,
         }
@@ -158,22 +165,23 @@ impl ResumingBody {
     /// Waits before the next attempt, or returns the error if there is no further attempt.
     fn after_failure(&mut self, error: HttpError) -> Result<(), HttpError> {
         if self.position >= self.failed_at + PROGRESS_LEN {
-            self.failures = 0;
+            self.attempts.progressed();
         }
-        (self.failures, self.failed_at) = (self.failures + 1, self.position);
+        self.failed_at = self.position;
         self.body = State::Broken;
-        let policy: &RetryPolicy = self.client.retry();
-        let Some(wait) = policy.wait(self.failures, &error) else { return Err(error) };
-        tracing::debug!(url = %self.url, position = self.position, %error, ?wait, "resuming a download");
-        std::thread::sleep(wait);
-        Ok(())
+        self.attempts.again(&self.client, &self.url, error)
     }
 
     /// Requests the rest. A server without ranges sends everything, and the known part is skipped.
     fn reopen(&mut self) -> Result<(), HttpError> {
         self.resumes += 1;
         let request = Request { from: self.position, if_range: self.etag.as_deref(), ..Request::get(&self.url) };
-        let response = send(&self.client, request, &self.own)?;
+        // Only the coding that it began with can be continued, which the server may not prefer any more.
+        let own = match &self.coding {
+            Some(coding) => OwnCodings { accepted: coding.clone(), fields: self.own.fields.clone() },
+            None => OwnCodings::default(),
+        };
+        let response = send(&self.client, request, &own)?;
         // Bytes with another coding than that of the first response cannot follow it.
         if names(&response.head)? != self.coding.iter().cloned().collect::<Vec<_>>() {
             return Err(HttpError::Changed);

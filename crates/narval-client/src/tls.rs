@@ -1,6 +1,9 @@
-//! TLS: rustls with Mozilla's certificates compiled in, so it works in an empty container, or with those of a file.
+//! TLS: rustls with the certificates that Nix would trust. Mozilla's are compiled in for systems without any, such as an empty
+//! container.
 
+use std::ffi::OsString;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -18,55 +21,103 @@ use super::HttpError;
 
 /// In order of precedence, as in Nix.
 const VARIABLES: [&str; 2] = ["NIX_SSL_CERT_FILE", "SSL_CERT_FILE"];
+/// Names folders with certificates, separated by colons (OpenSSL).
+const FOLDERS: &str = "SSL_CERT_DIR";
+/// Where systems have their certificates: the first one that exists is used. The first two are Nix's (`libstore/globals.cc`).
+const OF_SYSTEM: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/nix/var/nix/profiles/default/etc/ssl/certs/ca-bundle.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// The maximum number of files read from a folder of certificates.
+const FOLDER_FILES_MAX: usize = 4096;
 
-/// Where the trusted certificates come from: a file named by the environment, which then replaces the compiled-in ones.
-fn certificate_source() -> Option<(&'static str, String)> {
-    VARIABLES
-        .iter()
-        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()).map(|value| (*name, value)))
+/// Where the trusted certificates come from. `of_nix`: the file that Nix's settings name, which precedes the environment, as in Nix.
+/// Empty for those that are compiled in.
+fn certificate_sources(
+    of_nix: Option<&Path>,
+    variable: &dyn Fn(&str) -> Option<OsString>,
+    of_system: &[&str],
+) -> Vec<(&'static str, PathBuf)> {
+    let set = |name: &'static str| variable(name).filter(|value| !value.is_empty()).map(|value| (name, value));
+    let named = of_nix.map(|file| ("ssl-cert-file", file.to_owned()));
+    let named = named.or_else(|| VARIABLES.into_iter().find_map(set).map(|(name, value)| (name, value.into())));
+    if let Some(named) = named {
+        return vec![named];
+    }
+    let system = of_system.iter().map(Path::new).find(|path| path.exists());
+    let folders = set(FOLDERS).map(|(name, list)| std::env::split_paths(&list).map(|folder| (name, folder)).collect());
+    let folders: Vec<_> = folders.unwrap_or_default();
+    system.map(|path| ("the system's", path.to_owned())).into_iter().chain(folders).collect()
 }
 
 /// The certificates for verifying servers.
 #[derive(Debug)]
 pub struct TrustedCertificates {
-    /// The file they were read from and the variable that names it, or `None` for Mozilla's certificates, which are
-    /// compiled in.
-    pub source: Option<(&'static str, String)>,
+    /// The files and folders they were read from, each with the variable or setting that names it. Empty for Mozilla's certificates,
+    /// which are compiled in.
+    pub sources: Vec<(&'static str, PathBuf)>,
     /// The number of usable certificates.
     pub usable: usize,
     /// The number of usable certificates that are known to have expired. Compiled-in ones are not checked.
     pub expired: usize,
-    /// The number of invalid or unsupported certificates in the file.
+    /// The number of invalid or unsupported certificates in the files.
     pub unusable: usize,
     roots: RootCertStore,
-    /// The certificates of the file.
+    /// The certificates of the files.
     listed: Vec<CertificateDer<'static>>,
 }
 
 impl TrustedCertificates {
-    /// Loads them, as every client does before its first HTTPS connection.
+    /// Loads them, as every client does before its first HTTPS connection. `of_nix`: the file that Nix's settings name.
     ///
     /// # Errors
-    /// The file cannot be read, or contains no usable certificate.
-    pub fn load() -> Result<Self, HttpError> {
-        let mut trusted = Self {
-            source: certificate_source(),
-            usable: 0,
-            expired: 0,
-            unusable: 0,
-            roots: RootCertStore::empty(),
-            listed: Vec::new(),
-        };
-        match trusted.source.clone() {
-            None => trusted.roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-            Some((variable, path)) => trusted.read(variable, &path)?,
+    /// A file cannot be read, or contains no usable certificate.
+    pub fn load(of_nix: Option<&Path>) -> Result<Self, HttpError> {
+        let of_process = |name: &str| std::env::var_os(name);
+        Self::from(certificate_sources(of_nix, &of_process, &OF_SYSTEM))
+    }
+
+    fn from(sources: Vec<(&'static str, PathBuf)>) -> Result<Self, HttpError> {
+        let mut trusted =
+            Self { sources, usable: 0, expired: 0, unusable: 0, roots: RootCertStore::empty(), listed: Vec::new() };
+        for (name, path) in trusted.sources.clone() {
+            match name {
+                FOLDERS => trusted.read_folder(&path)?,
+                _ => trusted.read(name, &path)?,
+            }
         }
+        let (added, ignored) = trusted.roots.add_parsable_certificates(trusted.listed.iter().cloned());
+        trusted.unusable += ignored;
+        match trusted.sources.as_slice() {
+            [] => trusted.roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            [(name, path), ..] if added == 0 => {
+                return Err(HttpError::Certificates(format!("{name}={} contains no certificate", path.display())));
+            }
+            _ => {}
+        }
+        let is_expired = |certificate: &&CertificateDer<'_>| {
+            matches!(check_use(certificate, UnixTime::now()), Err(CertificateError::ExpiredContext { .. }))
+        };
+        trusted.expired = trusted.listed.iter().filter(is_expired).count();
         trusted.usable = trusted.roots.len();
         Ok(trusted)
     }
 
-    fn read(&mut self, variable: &str, path: &str) -> Result<(), HttpError> {
-        let unreadable = |error: pem::Error| failed(format!("{variable}={path} cannot be read: {error}"));
+    /// Reads all files of a folder. Those without a certificate are ignored, as OpenSSL does, and so is a folder that does not exist.
+    fn read_folder(&mut self, folder: &Path) -> Result<(), HttpError> {
+        let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+        for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).take(FOLDER_FILES_MAX) {
+            self.read(FOLDERS, &path)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, name: &str, path: &Path) -> Result<(), HttpError> {
+        let unreadable =
+            |error: pem::Error| HttpError::Certificates(format!("{name}={} cannot be read: {error}", path.display()));
         for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
             match certificate {
                 Ok(certificate) => self.listed.push(certificate),
@@ -75,15 +126,6 @@ impl TrustedCertificates {
                 Err(_) => self.unusable += 1,
             }
         }
-        let (added, ignored) = self.roots.add_parsable_certificates(self.listed.iter().cloned());
-        if added == 0 {
-            return Err(failed(format!("{variable}={path} contains no certificate")));
-        }
-        self.unusable += ignored;
-        let is_expired = |certificate: &&CertificateDer<'_>| {
-            matches!(check_use(certificate, UnixTime::now()), Err(CertificateError::ExpiredContext { .. }))
-        };
-        self.expired = self.listed.iter().filter(is_expired).count();
         Ok(())
     }
 }
@@ -93,17 +135,17 @@ fn failed(reason: String) -> HttpError {
 }
 
 /// The configuration shared by all connections (and with it the session tickets).
-pub(crate) fn config() -> Result<Arc<ClientConfig>, HttpError> {
-    tls_config(&[b"http/1.1"]).map(Arc::new)
+pub(crate) fn config(of_nix: Option<&Path>) -> Result<Arc<ClientConfig>, HttpError> {
+    tls_config(&[b"http/1.1"], of_nix).map(Arc::new)
 }
 
 /// How servers are verified, for clients of another protocol than HTTP: against the same certificates. `protocols` are
-/// those that are offered (ALPN), the best first.
+/// those that are offered (ALPN), the best first. `of_nix`: the file with trusted certificates that Nix's settings name.
 ///
 /// # Errors
 /// As [`TrustedCertificates::load`].
-pub fn tls_config(protocols: &[&[u8]]) -> Result<ClientConfig, HttpError> {
-    let TrustedCertificates { roots, listed, .. } = TrustedCertificates::load()?;
+pub fn tls_config(protocols: &[&[u8]], of_nix: Option<&Path>) -> Result<ClientConfig, HttpError> {
+    let TrustedCertificates { roots, listed, .. } = TrustedCertificates::load(of_nix)?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
     let usual = verifier.map_err(|error| failed(error.to_string()))?;
@@ -121,7 +163,7 @@ pub fn tls_config(protocols: &[&[u8]]) -> Result<ClientConfig, HttpError> {
 #[derive(Debug)]
 struct ListedVerifier {
     usual: Arc<WebPkiServerVerifier>,
-    /// The certificates of the file.
+    /// The certificates of the files.
     listed: Vec<CertificateDer<'static>>,
 }
 
@@ -309,6 +351,32 @@ mod tests {
         assert!(check(&verifier, &other).is_err(), "only what is listed is trusted");
         assert!(check(&ListedVerifier { usual, listed: Vec::new() }, &certificate).is_err(), "not without the list");
         check(&verifier, &certificate)
+    }
+
+    #[test]
+    fn the_same_certificates_as_nix() {
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = folder.path().join("bundle.crt");
+        std::fs::write(&bundle, "").unwrap();
+        let system = ["/none/such.crt", bundle.to_str().unwrap()];
+        let names = |of_nix: Option<&str>, set: &[(&str, &str)], system: &[&str]| {
+            let variable = |name: &str| set.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into());
+            let found = certificate_sources(of_nix.map(Path::new), &variable, system);
+            found.into_iter().map(|(_, path)| path.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let (nix, usual, dir) = (("NIX_SSL_CERT_FILE", "/n"), ("SSL_CERT_FILE", "/s"), ("SSL_CERT_DIR", "/d:/e"));
+        assert_eq!(names(Some("/c"), &[nix, usual, dir], &system), ["/c"]);
+        assert_eq!(names(None, &[usual, nix, dir], &system), ["/n"]);
+        assert_eq!(names(None, &[usual, ("NIX_SSL_CERT_FILE", "")], &system), ["/s"]);
+        assert_eq!(names(None, &[dir], &system), [system[1], "/d", "/e"]);
+        assert_eq!(names(None, &[], &system), [system[1]]);
+        assert_eq!(names(None, &[], &[]), [""; 0], "those that are compiled in");
+        assert!(TrustedCertificates::from(Vec::new()).unwrap().usable > 50);
+        let said = |name, path| TrustedCertificates::from(vec![(name, path)]).unwrap_err().to_string();
+        assert!(
+            said("NIX_SSL_CERT_FILE", "/none/such.crt".into()).starts_with("NIX_SSL_CERT_FILE=/none/such.crt cannot")
+        );
+        assert!(said("the system's", bundle).ends_with("bundle.crt contains no certificate"));
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl Client {
     /// # Errors
     /// If the last attempt failed; redirects are not followed.
     pub fn upload(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
-        self.retry().run(|| {
+        self.retrying(upload.url, || {
             let answer = self.upload_once(upload)?;
             let status = HttpError::Status { status: answer.head.status, retry_after: answer.head.retry_after() };
             if status.is_retryable() && answer.head.status != 507 { Err(status) } else { Ok(answer) }
@@ -121,6 +121,9 @@ impl Client {
             let mut connection = self.connection(origin, proxy.as_ref())?;
             match exchange(&mut connection, head.as_bytes(), upload, expects) {
                 Ok((answer, sent_all)) => {
+                    if answer.status < 500 {
+                        self.pool().answered(origin);
+                    }
                     if matches!(answer.status, 301 | 302 | 303 | 307 | 308) {
                         return Err(HttpError::Redirect("a request with a body is not sent elsewhere"));
                     }

@@ -9,6 +9,8 @@ use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError};
 use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::UrlError;
 
+use crate::human_bytes;
+
 /// A failure; the program exits with its [`exit_code`](Error::exit_code).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -43,8 +45,8 @@ pub enum Error {
     },
     /// Not enough free space.
     #[error(
-        "not enough space in {}: {needed} bytes are needed and {free} are free; run 'narval gc', or use another --store",
-        .folder.display()
+        "not enough space in {}: {} are needed and {} are free{}; {}",
+        .folder.display(), human_bytes(*.needed), human_bytes(*.free), largest_hint(.largest.as_ref()), room_hint(*.has_parts)
     )]
     Space {
         /// The folder.
@@ -53,6 +55,30 @@ pub enum Error {
         needed: u64,
         /// Bytes free.
         free: u64,
+        /// A NAR that does not fit by itself: its size in bytes, its path and its cache.
+        largest: Option<(u64, String)>,
+        /// Whether the store has paths that an interrupted run has completed, which a garbage collection would delete.
+        has_parts: bool,
+    },
+    /// Paths of a cache that refer to each other.
+    #[error("{cache}: {path} and {reference} refer to each other, directly or through others; no store can have them")]
+    Cycle {
+        /// The cache.
+        cache: String,
+        /// A path.
+        path: StorePath,
+        /// A path that it refers to.
+        reference: StorePath,
+    },
+    /// A closure exceeds a limit.
+    #[error("{cache}: the closure exceeds the limit of {limit} {what}")]
+    Closure {
+        /// The cache that the last path came from.
+        cache: String,
+        /// The limit.
+        limit: usize,
+        /// What it is a limit of.
+        what: &'static str,
     },
     /// A file of a cache folder cannot be written or read.
     #[error("{error}{}", folder_hint(.error))]
@@ -128,7 +154,7 @@ pub enum Error {
     #[error("interrupted; run the same command again to resume")]
     Interrupted,
     /// More than one path failed.
-    #[error("{first} (and {others} more failures)")]
+    #[error("{first} (and {others} more failure{})", if *.others == 1 { "" } else { "s" })]
     Several {
         /// The first.
         first: Box<Error>,
@@ -144,7 +170,7 @@ impl Error {
         match self {
             Self::Cache(error) => cache_exit_code(error),
             Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
-            Self::Reference { .. } | Self::Unsigned { .. } => 4,
+            Self::Reference { .. } | Self::Unsigned { .. } | Self::Cycle { .. } | Self::Closure { .. } => 4,
             Self::Space { .. } => 6,
             Self::LocalStore { error: LocalStoreError::NoStore { .. } } => 3,
             Self::LocalStore { error } if error.is_disk_full() => 6,
@@ -188,7 +214,7 @@ const fn cache_exit_code(error: &CacheError) -> u8 {
         | CacheError::Untrusted { .. }
         | CacheError::Mismatch { .. }
         | CacheError::Damaged { .. } => 4,
-        CacheError::Fetch { .. } | CacheError::NarGone { .. } => 5,
+        CacheError::Fetch { .. } | CacheError::NarGone { .. } | CacheError::Certificates { .. } => 5,
         CacheError::Url(_) => 2,
         CacheError::Decoder { .. } | CacheError::Refused { .. } => 1,
     }
@@ -241,7 +267,19 @@ const fn folder_hint(error: &CacheFolderError) -> &'static str {
 }
 
 fn space_hint(error: &LocalStoreError) -> &'static str {
-    if error.is_disk_full() { "; make room ('narval gc') and run the same command again" } else { "" }
+    // Not by a garbage collection, which would delete what an install has completed.
+    if error.is_disk_full() { "; make room and run the same command again" } else { "" }
+}
+
+fn largest_hint(largest: Option<&(u64, String)>) -> String {
+    largest.map(|(size, path)| format!(" ({} for {path})", human_bytes(*size))).unwrap_or_default()
+}
+
+const fn room_hint(has_parts: bool) -> &'static str {
+    match has_parts {
+        true => "make room elsewhere, or use another --store",
+        false => "run 'narval gc', or use another --store",
+    }
 }
 
 /// Whether the files of a path in the store differ from those that were registered.

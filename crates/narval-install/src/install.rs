@@ -1,7 +1,6 @@
 //! Installs paths with their closures.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,15 +12,13 @@ use narval_store::Daemon;
 use crate::delta::{DeltaUse, Deltas, PlannedDelta, prospects};
 use crate::destination::Destination;
 use crate::fetch::{Cores, FromCaches};
-use crate::resolve::{Walk, closure};
+use crate::resolve::{Walk, check_cycles, closure};
+use crate::space::Space;
 use crate::trace::Trace;
 use crate::transfer::{Transfer, transfer};
 use crate::unpack::{DOWNLOADS_MAX, ToStore};
 use crate::watchers::Watchers;
 use crate::{Error, Progress, Wanted};
-
-/// The overhead of file systems, as a share of the files' bytes: 1/16.
-const SPACE_OVERHEAD: u64 = 16;
 
 /// Options of an install.
 pub struct Options {
@@ -118,15 +115,15 @@ pub fn install(
     Ok(report)
 }
 
-/// NARs are fetched while the closure is walked.
+/// NARs are fetched while the closure is walked, if there is so much space that it will certainly fit.
 fn into_store(
     destination: &Destination,
     (source, sink): (&FromCaches<'_>, &ToStore<'_>),
     missing: &[Wanted],
     watchers: Watchers<'_>,
 ) -> Result<Vec<Planned>, Error> {
-    let (progress, free, needed) = (watchers.progress, sink.store.free_bytes()?, AtomicU64::new(0));
-    let planned = Mutex::new(Vec::new());
+    let (progress, space) = (watchers.progress, Space::new(destination, Some(sink.store.free_bytes()?)));
+    let all = Mutex::new(Vec::new());
     let transfer = Transfer::new(source, sink, (source.cores, DOWNLOADS_MAX), watchers);
     let is_there = |path: &StorePath| is_valid_and_kept(destination, path);
     let walked = std::thread::scope(|scope| {
@@ -135,30 +132,33 @@ fn into_store(
             if progress.is_interrupted() {
                 return Err(Error::Interrupted);
             }
-            let size = found.info.nar_size;
-            let total =
-                needed.fetch_add(size.saturating_add(size / SPACE_OVERHEAD), Ordering::Relaxed).saturating_add(size);
-            if total > free {
-                let folder = destination.config().real_store_dir.clone();
-                return Err(Error::Space { folder, needed: total, free });
+            progress.found(found.info.nar_size, found.info.file_size);
+            all.lock().unwrap_or_else(PoisonError::into_inner).push(found.clone());
+            match (space.add(&found), space.is_ample()) {
+                (true, true) => transfer.add(found.into(), scope),
+                // The walk goes on, to know the whole need.
+                (false, true) => transfer.abandon(),
+                (_, false) => {}
             }
-            progress.found(size, found.info.file_size);
-            planned.lock().unwrap_or_else(PoisonError::into_inner).push(plan_of(&found));
-            transfer.add(found.into(), scope);
             Ok(())
         };
         let walk = Walk::new(source.caches, missing, &is_there, &on_found);
         // The walk's threads have their own scope, which ends with the walk.
         let walked = std::thread::scope(|scope| walk.run(scope));
         progress.walk_done();
+        let all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let walked = walked.and_then(|()| check_cycles(&all)).and_then(|()| space.check());
         match &walked {
+            Ok(()) if !space.is_ample() => {
+                transfer.add_all(all.iter().cloned().map(Into::into).collect(), scope);
+            }
             Ok(()) => transfer.close(),
             Err(_) => transfer.abandon(),
         }
         walked
     });
     transfer.finish(walked.err())?;
-    Ok(planned.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner).iter().map(plan_of).collect())
 }
 
 /// The same for a store with a daemon: the whole closure is known before the first path is sent to it.
@@ -170,15 +170,12 @@ fn through_daemon(
 ) -> Result<Vec<Planned>, Error> {
     let found = closure(source.caches, missing, &|path| is_valid_and_kept(destination, path))?;
     destination.keep(&found.iter().map(|one| one.info.path.clone()).collect::<Vec<_>>())?;
-    let folder = destination.config().real_store_dir.clone();
-    let size: u64 = found.iter().map(|one| one.info.nar_size).sum();
-    let needed = size.saturating_add(size / SPACE_OVERHEAD);
-    // If the free space is unknown here, the daemon decides.
-    if let Ok(disk) = rustix::fs::statvfs(&folder)
-        && needed > disk.f_bavail.saturating_mul(disk.f_frsize)
-    {
-        return Err(Error::Space { folder, needed, free: disk.f_bavail.saturating_mul(disk.f_frsize) });
+    let disk = rustix::fs::statvfs(&destination.config().real_store_dir);
+    let space = Space::new(destination, disk.ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)));
+    for one in &found {
+        space.add(one);
     }
+    space.check()?;
     let planned = found.iter().map(plan_of).collect();
     // Signatures were checked against our trusted keys; a daemon that does not trust us checks them again.
     transfer(source, found.into_iter().map(Into::into).collect(), daemon, 1, watchers)?;

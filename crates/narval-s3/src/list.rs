@@ -109,7 +109,7 @@ pub(super) fn page_of(client: &Client, url: &Url, query: &[(&str, &str)]) -> Res
     let mut query = query.to_vec();
     query.sort_unstable();
     let request = Request { extra: Extra { query: &query, ..Extra::default() }, ..Request::get(&url) };
-    let page = client.retry().run(|| {
+    let page = client.retrying(&url, || {
         let response = client.send(&request)?;
         match (response.head.status, response.head.retry_after()) {
             (200, _) => response.body.read_all(PAGE_LEN_MAX),

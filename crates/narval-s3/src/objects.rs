@@ -27,6 +27,7 @@ const PAGES_MAX: usize = 1 << 20;
 /// How often and how fast requests are retried.
 const RETRY: RetryPolicy = RetryPolicy {
     attempts: 4,
+    patience: Duration::ZERO,
     base: Duration::from_millis(100),
     overload_base: Duration::from_millis(500),
     cap: Duration::from_secs(5),
@@ -164,7 +165,7 @@ impl Objects {
         }
         let url = self.object(key)?;
         self.counted(|| {
-            self.client.retry().run(|| {
+            self.client.retrying(&url, || {
                 let response = self.client.send(&Request { method: Method::Head, ..Request::get(&url) })?;
                 match response.head.status {
                     200 => Ok(response.head.field("content-length").and_then(|length| length.parse().ok())),
@@ -176,7 +177,7 @@ impl Objects {
     }
 
     fn is_absent(&self, url: &Url) -> Result<(), HttpError> {
-        self.client.retry().run(|| {
+        self.client.retrying(url, || {
             let response = self.client.send(&Request::get(url))?;
             let (status, retry_after) = (response.head.status, response.head.retry_after());
             match status {
@@ -342,7 +343,7 @@ impl Objects {
         let query = [("uploadId", unfinished.id.as_str())];
         let extra = Extra { query: &query, ..Extra::default() };
         let request = Request { method: Method::Delete, extra, ..Request::get(&url) };
-        self.client.retry().run(|| self.client.small_answer(&request, 64 * 1024)).map(drop)
+        self.client.retrying(&url, || self.client.small_answer(&request, 64 * 1024)).map(drop)
     }
 
     fn page(&self, query: &[(&str, &str)]) -> Result<String, HttpError> {
@@ -411,7 +412,7 @@ const fn may_take_effect(error: &HttpError) -> bool {
 
 /// How long to wait before the next attempt; `None` if none is made.
 fn wait(failures: u32, error: &HttpError) -> Option<Duration> {
-    let wait = RETRY.wait(failures, error)?;
+    let wait = RETRY.wait(failures, None, error)?;
     // Not a random part of it in a simulation, which repeats what a seed has done.
     Some(if clock::has_threads() { wait } else { RETRY.base * failures })
 }

@@ -171,7 +171,7 @@ impl Put<'_> {
         let query = [("uploadId", upload)];
         let extra = Extra { query: &query, ..Extra::default() };
         let request = Request { method: Method::Delete, extra, ..Request::get(self.url) };
-        let answer = self.client.retry().run(|| self.client.small_answer(&request, ANSWER_LEN_MAX));
+        let answer = self.client.retrying(self.url, || self.client.small_answer(&request, ANSWER_LEN_MAX));
         if let Err(error) = answer {
             tracing::warn!(object = %self.url, "an upload could not be aborted, and still takes space: {error}");
         }

@@ -66,8 +66,12 @@ pub struct CacheSettings {
     pub extra_substituters: Vec<String>,
     /// Caches that untrusted users may request.
     pub trusted_substituters: Vec<String>,
-    /// Public keys, `name:base64`, without that of cache.nixos.org if no file sets them.
-    pub trusted_public_keys: Vec<String>,
+    /// Public keys, `name:base64`; `None` if no file sets them: that of cache.nixos.org.
+    pub trusted_public_keys: Option<Vec<String>>,
+    /// Additional public keys (`extra-trusted-public-keys`).
+    pub extra_trusted_public_keys: Vec<String>,
+    /// The file with the certificates that are trusted (`ssl-cert-file`).
+    pub ssl_cert_file: Option<PathBuf>,
     /// The file with credentials, if one is set. Nix's own default is `netrc` beside the system's `nix.conf`.
     pub netrc_file: Option<PathBuf>,
     /// Users, `@group`s or `*` that the daemon trusts; `None` if no file sets them: root.
@@ -93,6 +97,11 @@ impl CacheSettings {
         self.substituters.iter().flatten().chain(&self.extra_substituters)
     }
 
+    /// The public keys that files set: `trusted-public-keys`, then `extra-trusted-public-keys`.
+    pub fn public_keys(&self) -> impl Iterator<Item = &String> {
+        self.trusted_public_keys.iter().flatten().chain(&self.extra_trusted_public_keys)
+    }
+
     fn of(assignments: &Assignments) -> Self {
         let mut settings = Self::default();
         for (name, values) in &assignments.0 {
@@ -107,10 +116,15 @@ impl CacheSettings {
                 "trusted-substituters" | "trusted-binary-caches" => settings.trusted_substituters = values().collect(),
                 "extra-trusted-substituters" => settings.trusted_substituters.extend(values()),
                 "trusted-public-keys" | "binary-cache-public-keys" => {
-                    settings.trusted_public_keys = values().collect();
+                    settings.trusted_public_keys = Some(values().collect());
+                    settings.extra_trusted_public_keys.clear();
                 }
-                "extra-trusted-public-keys" => settings.trusted_public_keys.extend(values()),
+                "extra-trusted-public-keys" => settings.extra_trusted_public_keys.extend(values()),
                 "netrc-file" => settings.netrc_file = Some(values().collect::<Vec<_>>().join(" ").into()),
+                "ssl-cert-file" => {
+                    let file = values().collect::<Vec<_>>().join(" ");
+                    settings.ssl_cert_file = Some(file).filter(|file| !file.is_empty()).map(PathBuf::from);
+                }
                 "trusted-users" => settings.trusted_users = Some(values().collect()),
                 "extra-trusted-users" => {
                     settings.trusted_users.get_or_insert_with(|| vec!["root".to_owned()]).extend(values());
@@ -234,7 +248,10 @@ mod tests {
             "first",
             "extra-substituters = https://c\nextra-substituters = https://d\nnetrc-file = /home/a b/netrc\n",
         );
-        write("second", "substituters = https://e\nextra-trusted-public-keys = e:E=\nnetrc-file = /other\n");
+        write(
+            "second",
+            "substituters = https://e\nextra-trusted-public-keys = e:E=\nnetrc-file = /other\nssl-cert-file = /etc/my certificates.pem\n",
+        );
         let list = format!("{0}/first:{0}/second", dir.path().display());
         let settings = CacheSettings::of(&Assignments::of(&|name| match name {
             "NIX_CONF_DIR" => Some(dir.path().into()),
@@ -245,7 +262,9 @@ mod tests {
             substituters: Some(vec!["https://e".into()]),
             extra_substituters: vec!["https://c".into(), "https://d".into()],
             trusted_substituters: vec![],
-            trusted_public_keys: vec!["a:A=".into(), "e:E=".into()],
+            trusted_public_keys: Some(vec!["a:A=".into()]),
+            extra_trusted_public_keys: vec!["e:E=".into()],
+            ssl_cert_file: Some("/etc/my certificates.pem".into()),
             netrc_file: Some("/home/a b/netrc".into()),
             trusted_users: Some(vec!["root".into(), "me".into()]),
         };

@@ -455,11 +455,12 @@ impl Shared {
                 Err(error @ CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. }) => {
                     tracing::warn!("upstream {error}");
                 }
-                Err(error @ CacheError::Fetch { .. }) => {
+                // Neither says a page of a proxy, or another invalid answer, that it does not have the path.
+                Err(error @ (CacheError::Fetch { .. } | CacheError::NarInfo { .. })) => {
                     tracing::warn!("upstream {error}");
                     failed.get_or_insert_with(|| Unavailable::new(5, error.to_string()));
                 }
-                // Its response is invalid: treated as absent.
+                // What it has is not accepted.
                 Err(error) => tracing::warn!("upstream {error}"),
             }
         }

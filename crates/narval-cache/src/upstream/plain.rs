@@ -60,8 +60,8 @@ impl Plain<'_> {
 
     fn open(&self, codings: OwnCodings) -> Result<CacheFile, Trouble> {
         let url = self.remote.cache.nar_url(self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
-        let opened =
-            CacheFile::open_coded(&self.remote.nars, &url, codings).map_err(|error| self.remote.failed(error))?;
+        let opened = CacheFile::open_coded(&self.remote.nars, &url, codings, false)
+            .map_err(|error| self.remote.failed(error))?;
         self.remote.cache.breaker.succeeded();
         opened.ok_or(Trouble::Absent)
     }

@@ -1,11 +1,13 @@
 //! Requests to one upstream.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use narval_client::{Bounds, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 
 use super::options::UpstreamOptions;
+use crate::cache::Patience;
 use crate::lookup::Trust;
 use crate::{Cache, CacheError, Wanted};
 use narval_client::Trouble;
@@ -37,7 +39,7 @@ impl Remote {
                 ..ClientOptions::default()
             }))
         };
-        let once = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
+        let once = RetryPolicy { attempts: 1, patience: Duration::ZERO, ..RetryPolicy::default() };
         let (narinfos, nars) = (make(timeout, once), make(stall_timeout, RetryPolicy { attempts: 3, ..once }));
         let trust = Trust {
             check_signatures: keys.is_some(),
@@ -70,7 +72,7 @@ impl Remote {
 
     /// Its narinfo of a path; `None` if it has none.
     pub(super) fn narinfo(&self, hash_part: HashPart) -> Result<Option<NarInfo>, CacheError> {
-        match self.cache.narinfo(&Wanted::HashPart(hash_part), false)? {
+        match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None)? {
             Some(mut info) => self.check(&mut info).map(|()| Some(info)),
             None => Ok(None),
         }

@@ -176,6 +176,7 @@ impl Upstreams {
                     remote.cache.breaker.succeeded();
                     if let Err(error) = small.check(file.file()) {
                         tracing::warn!("upstream {url}: this is not what was requested, and is not passed on: {error}");
+                        failed = Some(format!("{}: this is not what was requested: {error}", remote.url()));
                         continue;
                     }
                     let opened = file.file().try_clone().map_err(disk)?;

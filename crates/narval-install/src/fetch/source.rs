@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narval_cache::{Cache, CacheError, CacheFile, Caches, Found, Wanted};
-use narval_client::OwnCodings;
+use narval_client::{HttpError, OwnCodings};
 use narval_codec::decode::{DecodeError, Decoder, DeltaDecoder};
 use narval_codec::delta::{Reserved, delta_codings};
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, StoreDir};
@@ -19,6 +19,9 @@ use super::input::Input;
 use crate::delta::{Base, Deltas};
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress, now};
+
+/// How often a path is fetched anew from a cache that was away, or whose file has changed, as after a restart of the server.
+const AGAIN_MAX: u32 = 3;
 
 /// The caches of a run.
 pub(crate) struct FromCaches<'a> {
@@ -41,15 +44,19 @@ pub(crate) struct CacheEntry {
     was_delta: AtomicBool,
     /// Whether a delta of it has failed.
     whole: bool,
+    /// From a cache that may return, which is asked again if no other has the path.
+    away: Option<Found>,
+    /// How often such a cache was asked again: it is waited for.
+    again: u32,
     /// Whether the memory of its decoder counts as that of deltas: many are asked for at once, and wait for the server.
     bounds_memory: AtomicBool,
 }
 
 impl From<Found> for CacheEntry {
     fn from(found: Found) -> Self {
-        let (failed, whole) = (Vec::new(), false);
+        let (failed, whole, away, again) = (Vec::new(), false, None, 0);
         let (was_delta, bounds_memory) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { info: found.info.path_info(now()), found, failed, was_delta, whole, bounds_memory }
+        Self { info: found.info.path_info(now()), found, failed, was_delta, whole, away, again, bounds_memory }
     }
 }
 
@@ -105,7 +112,7 @@ impl Source for FromCaches<'_> {
             }
         }
         let codings = if how.file.is_none() { self.codings(found) } else { OwnCodings::default() };
-        let body = request(found, codings)?;
+        let body = self.request(entry, codings)?;
         let is_coded = body.coding().is_some();
         let memory = self.decoder_memory(entry);
         let span = self.trace.begin();
@@ -136,11 +143,14 @@ impl Source for FromCaches<'_> {
         tracing::debug!(%error, "trying the next cache");
         let mut failed = entry.failed.clone();
         failed.push(Arc::clone(&entry.found.cache));
-        if failed.len() >= self.caches.list().len() {
-            return None;
+        let away = entry.away.clone().or_else(|| may_return(error).then(|| entry.found.clone()));
+        let (away, whole, again) = (away.filter(|_| entry.again < AGAIN_MAX), entry.whole, entry.again);
+        if failed.len() < self.caches.list().len()
+            && let Ok(found) = self.caches.find_except(&Wanted::Path(entry.info.path.clone()), &failed)
+        {
+            return Some(CacheEntry { failed, whole, away, again, ..entry.again(found) });
         }
-        let found = self.caches.find_except(&Wanted::Path(entry.info.path.clone()), &failed).ok()?;
-        Some(CacheEntry { failed, whole: entry.whole, ..entry.again(found) })
+        away.map(|found| CacheEntry { failed, whole, again: again + 1, ..entry.again(found) })
     }
 }
 
@@ -152,6 +162,18 @@ impl<'a> FromCaches<'a> {
             return OwnCodings::default();
         }
         OwnCodings { accepted: "zstd".to_owned(), fields: Vec::new() }
+    }
+
+    /// Requests the file of a NAR from the cache, or its bytes with one of these codings.
+    fn request(&self, entry: &CacheEntry, codings: OwnCodings) -> Result<CacheFile, Error> {
+        let (info, cache) = (&entry.found.info, &entry.found.cache);
+        let url = cache.nar_url(info)?;
+        let hasty = entry.again == 0 && self.caches.list().len() > 1;
+        let opened = CacheFile::open_coded(cache.client(), &url, codings, hasty);
+        let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
+        let gone =
+            || CacheError::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
+        Ok(body.ok_or_else(gone)?)
     }
 
     /// Requests a NAR as the delta from a base; the server may also send its file, or its bytes with another coding. `None` if the
@@ -168,7 +190,7 @@ impl<'a> FromCaches<'a> {
         let wait = self.deltas.map(|deltas| deltas.patience(found));
         let codings = delta_codings(&base.info.path.hash_part(), &base.info.nar_hash, others, wait);
         let asked = self.deltas.map(|deltas| deltas.asked(found));
-        let body = request(found, codings)?;
+        let body = self.request(entry, codings)?;
         drop(asked);
         let coding = body.coding().map(str::to_owned);
         let (base, memory) = if coding.as_deref() == Some("dcz") {
@@ -224,14 +246,13 @@ fn cannot_decode(found: &Found, source: DecodeError) -> Error {
     CacheError::Decoder { cache, path, source }.into()
 }
 
-/// Requests the file of a NAR from the cache, or its bytes with one of these codings.
-fn request(found: &Found, codings: OwnCodings) -> Result<CacheFile, Error> {
-    let (info, cache) = (&found.info, &found.cache);
-    let url = cache.nar_url(info)?;
-    let opened = CacheFile::open_coded(cache.client(), &url, codings);
-    let body = opened.map_err(|error| cache.fetch_error(info.path.base_name(), error))?;
-    let gone = || CacheError::NarGone { cache: cache.url().to_string(), path: info.path.clone(), url: url.to_string() };
-    Ok(body.ok_or_else(gone)?)
+/// Whether the cache that failed may have the path later: it is away, or has made the file anew, as a server may that has restarted.
+const fn may_return(error: &Error) -> bool {
+    match error {
+        Error::Cache(CacheError::Fetch { source: HttpError::Changed, .. }) => true,
+        Error::Cache(error) => error.is_outage(),
+        _ => false,
+    }
 }
 
 /// A NAR being read from a cache.
@@ -287,7 +308,8 @@ impl NarInput for CacheNar<'_> {
         self.len += len as u64;
         // A decompression bomb ends here: nothing is used beyond NarSize.
         if self.len > self.found.info.nar_size {
-            return Err(mismatch(self.found, "NarSize", "more", self.found.info.nar_size));
+            let said = self.found.info.nar_size;
+            return Err(damaged(self.found, format!("the NAR has more bytes than its NarSize, {said}")));
         }
         Ok(len)
     }

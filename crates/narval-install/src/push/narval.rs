@@ -235,7 +235,7 @@ impl NarvalCache<'_> {
         }
         let url = self.url(name)?;
         let request = Request { method: Method::Head, ..Request::get(&url) };
-        let answer = self.server.client.retry().run(|| self.server.client.send(&request));
+        let answer = self.server.client.retrying(&url, || self.server.client.send(&request));
         let answer = answer.map_err(|error| self.server.failed(name, error))?;
         let offset = upload_offset(answer.head.field("upload-offset"));
         answer.body.drain();

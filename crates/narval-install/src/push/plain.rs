@@ -139,7 +139,7 @@ impl PlainCache<'_> {
     fn has(&self, path: &StorePath) -> Result<bool, Error> {
         let (hash_part, server) = (path.hash_part(), self.server);
         let url = server.url.child(&narinfo_key(path))?;
-        let answer = server.client.metadata(&url, NARINFO_LEN_MAX as u64);
+        let answer = server.small(&url, NARINFO_LEN_MAX as u64);
         let text = answer.map_err(|error| server.failed(hash_part.as_str(), error))?;
         // One that does not parse is replaced.
         Ok(text.is_some_and(|text| NarInfo::parse(&text, &server.store_dir).is_ok_and(|found| found.path == *path)))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use narval_cache::CacheError;
-use narval_client::{Answer, Client, Extra, Method, Payload, Request, Scheme, Upload, Url};
+use narval_client::{Answer, Client, Extra, HttpError, Method, Payload, Request, Scheme, Upload, Url};
 use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
 use narval_nix::{CacheInfo, Sha256, StoreDir};
 use narval_s3::{PutError, put_object};
@@ -68,7 +68,7 @@ impl Server {
     /// Narval's protocol, if anything.
     pub(super) fn open(&self) -> Result<Option<Protocol>, Error> {
         let url = self.url.child("nix-cache-info")?;
-        let answer = self.client.metadata(&url, CACHE_INFO_LEN_MAX as u64);
+        let answer = self.small(&url, CACHE_INFO_LEN_MAX as u64);
         let refused = |reason: String| CacheError::Refused { cache: self.url.to_string(), reason };
         let Some(text) = answer.map_err(|error| self.failed("nix-cache-info", error))? else {
             let text = format!("StoreDir: {}\n", self.store_dir);
@@ -87,10 +87,19 @@ impl Server {
         Ok(protocol.filter(|to| to.origin() == self.url.origin()).map(|url| Protocol { url, takes_nars }))
     }
 
+    /// A small file; `None` if the cache does not have it, or the credentials only allow to write.
+    pub(super) fn small(&self, url: &Url, len_max: u64) -> Result<Option<Vec<u8>>, HttpError> {
+        let answer = self.client.retrying(url, || self.client.metadata_once(url, len_max));
+        match answer {
+            Err(HttpError::Status { status: 403, .. }) => Ok(None),
+            answer => answer,
+        }
+    }
+
     /// Whether a file exists.
     pub(super) fn has(&self, url: &Url) -> Result<bool, Error> {
         let request = Request { method: Method::Head, ..Request::get(url) };
-        let answer = self.client.retry().run(|| self.client.small_answer(&request, ANSWER_LEN_MAX));
+        let answer = self.client.retrying(url, || self.client.small_answer(&request, ANSWER_LEN_MAX));
         Ok(answer.map_err(|error| self.failed(&url.target(), error))?.is_some())
     }
 
@@ -156,14 +165,14 @@ impl Server {
     }
 
     /// The error for a failed request. If credentials were refused, it names the options for them.
-    pub(super) fn failed(&self, what: &str, source: narval_client::HttpError) -> Error {
+    pub(super) fn failed(&self, what: &str, source: HttpError) -> Error {
         match source {
-            narval_client::HttpError::Status { status: status @ (401 | 407), .. } => self.refusal(what, status, b""),
+            HttpError::Status { status: status @ (401 | 407), .. } => self.refusal(what, status, b""),
             source => self.fetch_error(what, source).into(),
         }
     }
 
-    pub(super) fn fetch_error(&self, what: &str, source: narval_client::HttpError) -> CacheError {
+    pub(super) fn fetch_error(&self, what: &str, source: HttpError) -> CacheError {
         CacheError::Fetch { cache: self.url.to_string(), what: what.to_owned(), source }
     }
 }

@@ -5,6 +5,6 @@ mod order;
 mod walk;
 
 pub use closure::{Closure, Node};
-pub(crate) use order::in_order;
-pub use walk::LOOKUPS_MAX;
-pub(crate) use walk::{Walk, closure};
+pub(crate) use order::{find_cycle, in_order};
+pub use walk::{CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX, LOOKUPS_MAX};
+pub(crate) use walk::{Walk, check_cycles, closure};

@@ -1,5 +1,5 @@
 //! Finds the closure: a walk over the narinfos that never waits for a level to be complete. Found paths are passed on
-//! immediately, so NARs are fetched during the walk.
+//! immediately, so NARs can be fetched during the walk.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -9,10 +9,17 @@ use std::thread::Scope;
 use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
 use narval_nix::{HashPart, StorePath};
 
+use super::find_cycle;
 use crate::Error;
 
 /// The maximum number of concurrent narinfo requests: half of the connections to an origin; the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;
+
+/// The maximum number of paths of a closure.
+pub const CLOSURE_PATHS_MAX: usize = 250_000;
+
+/// The maximum number of references of all paths of a closure.
+pub const CLOSURE_REFERENCES_MAX: usize = 5_000_000;
 
 #[derive(Default)]
 struct State {
@@ -21,6 +28,8 @@ struct State {
     seen: HashMap<HashPart, Seen>,
     /// Narinfos from a batch that were not requested yet.
     early: HashMap<HashPart, Found>,
+    /// References of the paths found so far.
+    references: usize,
     threads: usize,
     idle: usize,
     done: bool,
@@ -170,6 +179,7 @@ impl<'a> Walk<'a> {
             None => self.caches.find(wanted)?,
         };
         let path = found.info.path.clone();
+        self.check_limits(&found)?;
         let mut missing = Vec::new();
         for reference in &found.info.references {
             let wanted = Wanted::Path(reference.clone());
@@ -181,6 +191,28 @@ impl<'a> Walk<'a> {
         (self.on_found)(found)?;
         Ok((path, missing))
     }
+}
+
+impl Walk<'_> {
+    fn check_limits(&self, found: &Found) -> Result<(), Error> {
+        let mut state = self.lock();
+        state.references += found.info.references.len();
+        let limits =
+            [(state.seen.len(), CLOSURE_PATHS_MAX, "paths"), (state.references, CLOSURE_REFERENCES_MAX, "references")];
+        drop(state);
+        let exceeded = limits.into_iter().find(|(count, limit, _)| count > limit);
+        let error = |(_, limit, what)| Err(Error::Closure { cache: found.cache.url().to_string(), limit, what });
+        exceeded.map_or(Ok(()), error)
+    }
+}
+
+/// # Errors
+/// [`Error::Cycle`], if paths refer to each other.
+pub(crate) fn check_cycles(all: &[Found]) -> Result<(), Error> {
+    let references = all.iter().map(|found| (&found.info.path, &found.info.references)).collect();
+    let Some((path, reference)) = find_cycle(&references) else { return Ok(()) };
+    let cache = all.iter().find(|found| found.info.path == *path).map(|found| found.cache.url().to_string());
+    Err(Error::Cycle { cache: cache.unwrap_or_default(), path: path.clone(), reference: reference.clone() })
 }
 
 /// All narinfos of a closure, except for paths that are already there.
@@ -198,6 +230,7 @@ pub(crate) fn closure(
     std::thread::scope(|scope| walk.run(scope))?;
     drop(walk);
     let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    check_cycles(&all)?;
     all.sort_by(|a, b| a.info.path.cmp(&b.info.path));
     Ok(all)
 }

@@ -341,7 +341,8 @@ where
             bad.extend(self.sink.missing(&Vec::from_iter(outside)).map_err(Into::into)?);
         }
         let (complete, left_out) = closed_subset(put, bad);
-        if !complete.is_empty() {
+        // A cycle may be among them, which no order makes valid.
+        if !complete.is_empty() && !errors.iter().any(|error| matches!(error, Error::Cycle { .. })) {
             for path in self.sink.commit(complete).map_err(Into::into)? {
                 tracing::debug!(%path, "another process has changed it; trying again");
                 if let Err(error) = put_again(self.source, &path, self.sink, self.watchers) {

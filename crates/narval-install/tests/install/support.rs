@@ -33,6 +33,8 @@ pub(crate) enum Act {
     TooLate,
     /// Sends the body without a length and closes.
     UntilClose,
+    /// Sends the body byte by byte, with this time between them.
+    Drip(Duration),
     /// Sends something that is not HTTP.
     Garbage,
     /// Ignores ranges.
@@ -203,6 +205,13 @@ fn answer(stream: &mut TcpStream, act: Act, body: Option<Vec<u8>>, range: Option
             stream.write_all(&[&b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"[..], &body].concat())?;
             return Ok(false);
         }
+        Act::Drip(pause) => {
+            stream.write_all(ok.as_bytes())?;
+            for byte in body {
+                stream.write_all(&[byte])?;
+                std::thread::sleep(pause);
+            }
+        }
         Act::Garbage => stream.write_all(b"220 smtp.example.org ESMTP\r\n\r\n")?,
     }
     Ok(true)
@@ -216,7 +225,7 @@ pub(crate) fn file_nar(contents: &[u8]) -> Vec<u8> {
 }
 
 /// Longer than any test: nothing is given up because the machine is busy.
-const FOREVER: Duration = Duration::from_secs(600);
+pub(crate) const FOREVER: Duration = Duration::from_secs(600);
 
 /// A client that loses no time between attempts, gives up no request that is under way, and waits for every cache.
 pub(crate) fn client() -> Arc<Client> {
@@ -226,10 +235,15 @@ pub(crate) fn client() -> Arc<Client> {
 /// The same, that waits so long for caches to say what they are.
 pub(crate) fn client_with_patience(open_patience: Duration) -> Arc<Client> {
     let brief = Duration::from_millis(5);
-    let retry = RetryPolicy { base: brief, overload_base: brief, ..RetryPolicy::default() };
+    let retry = RetryPolicy { base: brief, overload_base: brief, patience: Duration::ZERO, ..RetryPolicy::default() };
+    client_that(retry, FOREVER, open_patience)
+}
+
+/// A client with this policy, which waits so long for data, and for caches to say what they are.
+pub(crate) fn client_that(retry: RetryPolicy, stall_timeout: Duration, open_patience: Duration) -> Arc<Client> {
     // The servers are here, whatever proxy the environment names.
     let proxies = Proxies::default();
-    let options = ClientOptions { retry, proxies, stall_timeout: FOREVER, ..ClientOptions::default() };
+    let options = ClientOptions { retry, proxies, stall_timeout, ..ClientOptions::default() };
     Arc::new(narval_s3::client(ClientOptions { open_patience, ..options }))
 }
 

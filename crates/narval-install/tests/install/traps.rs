@@ -3,9 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use narval_client::{CONNECTIONS_PER_ORIGIN_MAX, IDLE_AGE_MAX};
+use narval_client::{CONNECTIONS_PER_ORIGIN_MAX, IDLE_AGE_MAX, RetryPolicy};
 
-use crate::support::{Act, Server, client_with_patience, file_nar, install_from, install_with, names_in};
+use crate::support::{
+    Act, FOREVER, Server, client_that, client_with_patience, file_nar, install_from, install_with, names_in,
+};
 
 /// Larger than all buffers on the way.
 fn large() -> Vec<u8> {
@@ -53,6 +55,51 @@ fn overload_is_retried_later() {
     assert_eq!(survives(&[Act::Status(503, "Retry-After: 1\r\n"), Act::Status(429, "")]), 3);
     assert!(start.elapsed() >= Duration::from_secs(1), "Retry-After counts");
     assert_eq!(survives(&[Act::Status(500, ""), Act::Status(502, ""), Act::Status(408, "")]), 4);
+}
+
+/// More failures than there are attempts, of a server that has answered before.
+#[test]
+fn a_server_that_was_there_is_waited_for() {
+    let brief = Duration::from_millis(1);
+    let retry = RetryPolicy { base: brief, overload_base: brief, patience: FOREVER, ..RetryPolicy::default() };
+    let fails = |count: usize, act: &Act| vec![act.clone(); count];
+    let acts = [Act::Close, Act::Status(502, ""), Act::Status(503, ""), Act::Status(504, ""), Act::CutAt(10)];
+    for act in acts.iter().chain([&Act::Status(500, "")]) {
+        let server = Server::start();
+        let path = server.add("large", &large(), &[], |narinfo| narinfo);
+        server.script(&format!("/{}.narinfo", &path[..32]), &fails(9, act));
+        // Another cache that does not have it changes nothing.
+        let other = Server::start();
+        for urls in [&[server.url.as_str()][..], &[other.url.as_str(), &server.url]] {
+            server.script("/nar/large.nar", &fails(9, act));
+            let root = tempfile::tempdir().unwrap();
+            let result = install_with(&client_that(retry, FOREVER, FOREVER), urls, root.path(), &[&path]);
+            assert_eq!(result.is_err(), matches!(act, Act::Status(500, _)), "{act:?}: {result:?}");
+        }
+    }
+    // One that has never answered is not.
+    let server = Server::start();
+    let path = server.add("large", &large(), &[], |narinfo| narinfo);
+    for file in ["/nix-cache-info".to_owned(), format!("/{}.narinfo", &path[..32])] {
+        server.script(&file, &fails(9, &Act::Status(502, "")));
+    }
+    let root = tempfile::tempdir().unwrap();
+    let client = client_that(retry, FOREVER, FOREVER);
+    assert_eq!(install_with(&client, &[&server.url], root.path(), &[&path]).unwrap_err().exit_code(), 5);
+    assert_eq!(server.requests_for(&format!("/{}.narinfo", &path[..32])), 5);
+}
+
+/// A few bytes a second are no stall. What is small must not take for ever, and is not waited for without a word.
+#[test]
+fn a_server_that_drips_is_given_up() {
+    let once = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
+    let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
+    let path = server.add("small", &file_nar(b"x"), &[], |narinfo| narinfo);
+    // Slower than a kilobyte a second, after the second that a single read may take.
+    server.script(&format!("/{}.narinfo", &path[..32]), &[Act::Drip(Duration::from_millis(100))]);
+    let client = client_that(once, Duration::from_secs(1), FOREVER);
+    let error = install_with(&client, &[&server.url], root.path(), &[&path]).unwrap_err();
+    assert!(error.to_string().contains("too slow: ") && error.exit_code() == 5, "{error}");
 }
 
 #[test]
@@ -139,12 +186,13 @@ fn the_next_cache_serves_what_is_damaged_in_the_first() {
 }
 
 #[test]
-fn a_file_that_changes_during_the_download_is_an_error() {
+fn a_file_that_changes_during_the_download_is_fetched_anew() {
     // Gone, of another length from a server without ranges, and shorter.
     for second in [Act::Status(404, ""), Act::With("", file_nar(b"another")), Act::Status(416, "")] {
+        assert_eq!(survives(&[Act::CutAt(700_000), second.clone()]), 3);
         let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
         let path = server.add("large", &large(), &[], |narinfo| narinfo);
-        server.script("/nar/large.nar", &[Act::CutAt(700_000), second]);
+        server.script("/nar/large.nar", &vec![[Act::CutAt(700_000), second]; 4].concat());
         let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
         assert!(error.contains("changed on the server") && !error.contains("redirect"), "{error}");
     }

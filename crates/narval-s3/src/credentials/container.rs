@@ -35,7 +35,7 @@ pub(super) fn keys(environment: &Environment, client: &Client) -> Result<Option<
     let field = token.as_deref().map(|token| [("authorization", token)]);
     let extra = Extra { fields: field.as_ref().map_or(&[], |field| field), is_signed: true, ..Extra::default() };
     let request = Request { method: Method::Get, extra, ..Request::get(&url) };
-    let answer = client.retry().run(|| client.small_answer(&request, ANSWER_LEN_MAX));
+    let answer = client.retrying(&url, || client.small_answer(&request, ANSWER_LEN_MAX));
     let who = "the container's endpoint";
     match answer {
         Ok(Some(text)) => document::parse(who, &text).map(Some),

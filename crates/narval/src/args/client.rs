@@ -6,6 +6,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
+pub use narval_install::human_bytes;
 use narval_install::{DeltaUse, Destination, Error, Options, Wanted};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{CacheSettings, Environment, StoreConfig};
@@ -127,7 +128,8 @@ pub struct CacheArgs {
         help_heading = "Caches"
     )]
     pub from: Vec<String>,
-    /// Public key to trust in addition to that of cache.nixos.org and the trusted-public-keys of nix.conf. Repeatable
+    /// Public key to trust in addition to the trusted-public-keys of nix.conf, or to that of cache.nixos.org if it sets none.
+    /// Repeatable
     #[arg(
         long,
         value_name = "NAME:KEY",
@@ -176,12 +178,14 @@ impl CacheArgs {
 
     /// The trusted keys.
     pub fn keys(&self) -> Result<TrustedKeys, Failure> {
-        let all = std::iter::once(CACHE_NIXOS_ORG_KEY).chain(self.trusted_public_key.iter().map(String::as_str));
+        let settings = settings_of_nix();
+        let usual = settings.trusted_public_keys.is_none().then_some(CACHE_NIXOS_ORG_KEY);
+        let all = usual.into_iter().chain(self.trusted_public_key.iter().map(String::as_str));
         let parse = |text: &str| -> Result<PublicKey, Failure> {
             text.parse().map_err(|error| Failure::usage(format!("option --trusted-public-key '{text}': {error}")))
         };
         // Nix would reject its own file because of an invalid key; here the other keys are still used.
-        let of_nix = settings_of_nix().trusted_public_keys.iter().filter_map(|text| text.parse().ok()).map(Ok);
+        let of_nix = settings.public_keys().filter_map(|text| text.parse().ok()).map(Ok);
         all.map(parse).chain(of_nix).collect()
     }
 
@@ -233,7 +237,7 @@ pub struct RequestArgs {
     /// Header field to send with every request to the caches, and only to them. Repeatable
     #[arg(long, value_name = "NAME: VALUE", help_heading = "Caches")]
     pub header: Vec<String>,
-    /// Attempts per request, including the first
+    /// Attempts per request, including the first. A server that has answered before is waited for 30 s, unless this is 1
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "Caches")]
     pub attempts: u32,
     /// Time without data after which a request fails
@@ -262,6 +266,7 @@ impl RequestArgs {
             credentials,
             retry: RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() },
             stall_timeout: self.timeout,
+            ssl_cert_file: settings_of_nix().ssl_cert_file.clone(),
             ..ClientOptions::default()
         })
     }
@@ -318,38 +323,5 @@ impl From<narval_cache::CacheError> for Failure {
 impl From<narval_cache::WantedError> for Failure {
     fn from(error: narval_cache::WantedError) -> Self {
         Error::from(error).into()
-    }
-}
-
-/// A human-readable number of bytes.
-pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = bytes as f64;
-    let mut units = UNITS.iter();
-    let mut unit = units.next().copied().unwrap_or_default();
-    for larger in units {
-        if value < 999.5 {
-            break;
-        }
-        value /= 1000.0;
-        unit = larger;
-    }
-    if unit == "B" {
-        format!("{bytes} B")
-    } else if value < 9.95 {
-        format!("{value:.1} {unit}")
-    } else {
-        format!("{value:.0} {unit}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::human_bytes;
-
-    #[test]
-    fn sizes_are_short() {
-        let shown = [0, 999, 1000, 12_345, 999_999, 960_186_144].map(human_bytes);
-        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "12 kB", "1.0 MB", "960 MB"]);
     }
 }

@@ -326,5 +326,6 @@ fn advise(block: &CacheBlock) -> Result<(), Failure> {
 /// Whether the system's settings have the cache and its keys.
 fn is_allowed(block: &CacheBlock, system: &CacheSettings) -> bool {
     let mut listed = system.caches().chain(&system.trusted_substituters).map(|url| url.trim_end_matches('/'));
-    listed.any(|url| url == block.url) && block.public_keys.iter().all(|key| system.trusted_public_keys.contains(key))
+    listed.any(|url| url == block.url)
+        && block.public_keys.iter().all(|key| system.public_keys().any(|other| other == key))
 }

@@ -8,7 +8,7 @@ use crate::support::{NARVAL, Nix, stdout};
 use crate::trouble::PATIENCE;
 
 /// Whether this user may mount file systems in a namespace; otherwise says that the test is skipped.
-fn may_mount() -> bool {
+pub(crate) fn may_mount() -> bool {
     let mounted = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     let may = mounted.is_ok_and(|output| output.status.success());
     if !may {
@@ -18,7 +18,7 @@ fn may_mount() -> bool {
 }
 
 /// Runs a script in a mount namespace, with `$narval`, and `$S` as the store's root.
-fn script(lab: &Lab, root: &str, text: &str) -> Output {
+pub(crate) fn script(lab: &Lab, root: &str, text: &str) -> Output {
     // Not in the environment: a path there would be a root.
     let paths = [("hello", &lab.hello), ("top", &lab.top), ("tree", &lab.tree)];
     let paths: String = paths.iter().map(|(name, path)| format!("{name}={path}\n")).collect();

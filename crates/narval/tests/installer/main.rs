@@ -19,6 +19,8 @@ mod profiles;
 mod programs;
 mod push;
 mod races;
+mod restarts;
+mod space;
 mod stores;
 mod trees;
 mod trouble;

@@ -113,6 +113,100 @@ fn certificates_of_a_private_authority() {
     lab.assert_accepted(&root, &[&lab.tree]);
 }
 
+/// What Nix trusts with the same settings and variables is trusted, and nothing else; `SSL_CERT_DIR`, which it ignores, adds to the
+/// system's certificates.
+#[test]
+fn the_same_certificates_as_nix() {
+    let lab = Lab::new();
+    let script = "set -e; new='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
+        for name in ca other; do openssl req -x509 $new -days 2 -subj /CN=$name -keyout $name.key -out $name.pem; done
+        openssl req $new -subj /CN=localhost -keyout key.pem -out request.pem
+        echo 'subjectAltName=IP:127.0.0.1' > names
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -set_serial 1 -days 2 -extfile names -out cert.pem
+        mkdir folder; cp ca.pem folder";
+    stdout(Command::new("sh").args(["-c", script]).current_dir(lab.store.dir.path()).output().unwrap());
+    let mut command = Command::new(NARVAL);
+    command.args(["static", &lab.folder("cache"), "--listen", "127.0.0.1:0"]);
+    command.args(["--tls-cert", &lab.folder("cert.pem"), "--tls-key", &lab.folder("key.pem")]);
+    let server = Server::start(command, &[]);
+    let (url, good, other) = (format!("https://{}", server.address), lab.folder("ca.pem"), lab.folder("other.pem"));
+    let setting = |file: &str| format!("ssl-cert-file = {file}");
+    let (good_setting, other_setting) = (setting(&good), setting(&other));
+    let none = lab.folder("none.pem");
+    let cases: [(&[(&str, &str)], bool); 10] = [
+        (&[], false),
+        (&[("NIX_CONFIG", &good_setting)], true),
+        (&[("NIX_SSL_CERT_FILE", &good)], true),
+        (&[("SSL_CERT_FILE", &good)], true),
+        (&[("NIX_CONFIG", &other_setting), ("NIX_SSL_CERT_FILE", &good)], false),
+        (&[("NIX_CONFIG", &good_setting), ("NIX_SSL_CERT_FILE", &other)], true),
+        (&[("NIX_SSL_CERT_FILE", &other), ("SSL_CERT_FILE", &good)], false),
+        (&[("NIX_SSL_CERT_FILE", &good), ("SSL_CERT_FILE", &other)], true),
+        (&[("SSL_CERT_FILE", &other), ("SSL_CERT_DIR", &lab.folder("folder"))], false),
+        (&[("NIX_SSL_CERT_FILE", &none)], false),
+    ];
+    let install = |number: usize, env: &[(&str, &str)]| {
+        let root = lab.folder(&format!("mine-{number}"));
+        let mut command = lab.command(&["install", "--from", &url, "--store", &root, &lab.hello]);
+        command.envs(env.iter().copied()).output().unwrap()
+    };
+    for (number, (env, trusted)) in cases.iter().enumerate() {
+        let output = install(number, env);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.success(), *trusted, "{env:?}: {said}");
+        if env == &[("NIX_SSL_CERT_FILE", none.as_str())] {
+            assert!(said.starts_with("narval: NIX_SSL_CERT_FILE="), "{said}");
+        }
+        let args = ["store", "info", "--store", &url];
+        // Nix remembers what it has seen of a cache.
+        let home = lab.store.path(&format!("home-{number}"));
+        std::fs::create_dir(&home).unwrap();
+        let mut nix = Command::new(Nix::Newest.program("nix"));
+        nix.args(["--extra-experimental-features", "nix-command"]).args(args).env_clear();
+        nix.env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", home).envs(env.iter().copied());
+        let with_nix = nix.output().unwrap();
+        assert_eq!(with_nix.status.success(), *trusted, "nix, {env:?}: {}", String::from_utf8_lossy(&with_nix.stderr));
+    }
+    stdout(install(cases.len(), &[("SSL_CERT_DIR", &lab.folder("folder"))]));
+}
+
+/// A narinfo with a genuine signature of cache.nixos.org.
+const GENUINE: &str = "StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-net-tools-1.60_p20170221182432
+URL: nar/0lxjvvpr59c2mdram7ympy5ay741f180kv3349hvfc3f8nrmbqf6.nar.xz
+Compression: xz
+NarHash: sha256:0lxjvvpr59c2mdram7ympy5ay741f180kv3349hvfc3f8nrmbqf6
+NarSize: 464152
+References: 7gx4kiv5m0i7d7qkixq2cwzbr10lvxwc-glibc-2.27
+Sig: cache.nixos.org-1:sn5s/RrqEI+YG6/PjwdbPjcAC7rcta7sJU4mFOawGvJBLsWkyLtBrT2EuFt/LJjWkTZ+ZWOI9NTtjo/woMdvAg==
+";
+
+/// `trusted-public-keys` replaces the key of cache.nixos.org, as in Nix; `extra-trusted-public-keys` does not.
+#[test]
+fn the_key_of_cache_nixos_org_can_be_withdrawn() {
+    let lab = Lab::new();
+    let cache = lab.store.path("genuine");
+    std::fs::create_dir(&cache).unwrap();
+    std::fs::write(cache.join("00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo"), GENUINE).unwrap();
+    let (url, root, other) = (format!("file://{}", cache.display()), lab.folder("mine"), lab.store.key("other-1").1);
+    let usual = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
+    // It is accepted if only its reference is missing.
+    let (accepted, untrusted) = (3, 4);
+    for (config, code) in [
+        (String::new(), accepted),
+        (format!("extra-trusted-public-keys = {other}"), accepted),
+        (format!("trusted-public-keys = {other} {usual}"), accepted),
+        (format!("trusted-public-keys = {other}"), untrusted),
+        ("trusted-public-keys =".to_owned(), untrusted),
+    ] {
+        let args = ["install", "--dry-run", "--from", &url, "--store", &root, "00bgd045z0d4icpbc2yyz4gx48ak44la"];
+        // Not the settings of this machine.
+        let command = &mut lab.command(&args);
+        let output = command.env("NIX_CONFIG", &config).env("NIX_CONF_DIR", lab.folder("none")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{config}: {said}");
+    }
+}
+
 /// A certificate that its owner has signed, as `openssl req -x509` makes it: marked as an authority's.
 #[test]
 fn a_self_signed_certificate_that_is_listed_is_trusted() {
@@ -182,4 +276,33 @@ fn a_dead_cache_is_skipped_with_a_warning() {
     stdout(output);
     assert!(said.contains(&dead) && said.contains("continues without it"), "{said}");
     lab.assert_accepted(&root, &[&lab.tree]);
+}
+
+/// The only cache is refused: that is the error, and no warning precedes it.
+#[test]
+fn a_refused_cache_is_reported_once() {
+    let lab = Lab::new();
+    let other = lab.store.path("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("nix-cache-info"), "StoreDir: /other/store\n").unwrap();
+    let (url, root) = (format!("file://{}", other.display()), lab.folder("mine"));
+    let said = lab.fails(1, &["install", "--from", &url, "--store", &root, &lab.hello]);
+    assert_eq!(said.matches("is a cache for the store /other/store").count(), 1, "{said}");
+    // With another one, it is a warning.
+    let output = lab.run(&["install", "--from", &url, "--from", &lab.cache_url(), "--store", &root, &lab.hello]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    stdout(output);
+    assert_eq!(said.matches("cache skipped").count(), 1, "{said}");
+}
+
+/// A server that is connected to, and says nothing.
+#[test]
+fn a_long_wait_is_mentioned() {
+    let lab = Lab::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (url, root) = (format!("http://{}", listener.local_addr().unwrap()), lab.folder("mine"));
+    let args = ["install", "--attempts", "1", "--timeout", "5", "--from", &url, "--store", &root, &lab.hello];
+    let said = lab.fails(5, &args);
+    assert!(said.contains(&format!("waiting for {url}: no answer yet")), "{said}");
+    assert!(said.contains("no data for 5 s while waiting for the answer"), "{said}");
 }

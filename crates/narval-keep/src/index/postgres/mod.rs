@@ -95,7 +95,7 @@ impl Postgres {
         let address = Address::parse(address)?;
         let name = address.name.clone();
         let unusable = |reason: String| IndexError::Unusable { database: name.clone(), reason };
-        let tls = narval_client::tls_config(&[b"postgresql"]).map_err(|error| unusable(error.to_string()))?;
+        let tls = narval_client::tls_config(&[b"postgresql"], None).map_err(|error| unusable(error.to_string()))?;
         let node = Arc::new(Node::new(is_rebuild).map_err(|error| unusable(format!("no random numbers: {error}")))?);
         let pool = Arc::new(Pool::new(address, MakeRustlsConnect::new(tls)));
         let mut connection = pool.open().map_err(|error| error.at(&name))?;

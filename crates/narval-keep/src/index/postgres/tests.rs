@@ -93,7 +93,7 @@ fn a_node_that_was_killed_while_it_created_the_tables_is_not_waited_for_long() {
          update narval.meta set value = '6' where key = 'version'; drop table narval.lost; drop index narval.pending_by_name";
     server.sql(name, claim).unwrap();
     let address_of = Address::parse(&address).unwrap();
-    let tls = MakeRustlsConnect::new(narval_client::tls_config(&[b"postgresql"]).unwrap());
+    let tls = MakeRustlsConnect::new(narval_client::tls_config(&[b"postgresql"], None).unwrap());
     let mut waiting = Pool::new(address_of, tls).open().unwrap();
     let until = server.sql(name, "select date_trunc('second', until) from narval.leases_of_work").unwrap();
     let refused = schema::prepare(&mut waiting, "me", name, Duration::ZERO).unwrap_err().to_string();

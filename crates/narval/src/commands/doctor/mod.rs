@@ -97,18 +97,19 @@ fn namespaces(args: &Args) -> Result<Finding, Failure> {
 
 /// Loads the certificates, as a client does before its first HTTPS connection.
 fn certificates() -> Finding {
-    let trusted = match TrustedCertificates::load() {
+    let trusted = match TrustedCertificates::load(CacheSettings::of_process().ssl_cert_file.as_deref()) {
         Ok(trusted) => trusted,
         Err(error) => return Finding { what: "certificates", good: false, text: error.to_string() },
     };
-    let Some((variable, path)) = trusted.source else {
+    if trusted.sources.is_empty() {
         return Finding {
             what: "certificates",
             good: true,
             text: format!("Mozilla's {}, compiled in", trusted.usable),
         };
-    };
-    let mut text = format!("{} of {path} ({variable})", trusted.usable);
+    }
+    let sources = trusted.sources.iter().map(|(name, path)| format!("{} ({name})", path.display()));
+    let mut text = format!("{} of {}", trusted.usable, sources.collect::<Vec<_>>().join(", "));
     for (count, what) in [(trusted.expired, "expired"), (trusted.unusable, "unusable")] {
         if count > 0 {
             text.push_str(&format!(", {count} {what}"));
