@@ -43,7 +43,7 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
         ),
         (
             "limits.stall-timeout = '1 hour'",
-            "a.toml:1: limits.stall-timeout = '1 hour': give a time from \"100ms\" to \"1d\", with ms, s, m, h or d as its unit",
+            "a.toml:1: limits.stall-timeout = '1 hour': give a time from \"100ms\" to \"1d\", with ms, s, m, h, d or w as its unit",
         ),
         ("[nar-cache]\nlevel = 20", "a.toml:2: nar-cache.level = 20: give a whole number from 1 to 19"),
         (
