@@ -21,11 +21,12 @@ pub struct EnterError {
 }
 
 /// Makes `real_store` appear at `store_dir` for this process and its children. The rest of the file system stays as it
-/// is; user and group stay the same. `scratch` is an empty folder that is used as a mount point.
+/// is; user and group stay the same. `scratch` is an empty folder that is used as a mount point. Returns whether that hides paths of the store that
+/// this machine has there, because overlays are not possible.
 ///
 /// # Errors
 /// [`EnterError`] with the step that the kernel forbids, and how to allow it.
-pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), EnterError> {
+pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<bool, EnterError> {
     let (uid, gid) = (getuid(), getgid());
     // root needs no user namespace: in its own namespace it could not reach a store below a folder that only another
     // user may enter. In a container that has dropped root's privileges, it is like any other user.
@@ -45,27 +46,31 @@ pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<(), 
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>),
     )?;
     let working = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
-    if store_dir.is_dir() {
-        cover(real_store, store_dir)?;
+    let hides_others = if store_dir.is_dir() {
+        cover(real_store, store_dir)?
     } else {
         new_root(real_store, store_dir, scratch)?;
-    }
-    step("return to the working directory", chdir(&working).or_else(|_| chdir("/")))
+        false
+    };
+    step("return to the working directory", chdir(&working).or_else(|_| chdir("/")))?;
+    Ok(hides_others)
 }
 
-/// The host has a store: both are visible, ours first; if overlays are forbidden, only ours.
-fn cover(real_store: &Path, store_dir: &Path) -> Result<(), EnterError> {
+/// The host has a store: both are visible, ours first; if overlays are forbidden, only ours. Returns whether that hides paths of the host.
+fn cover(real_store: &Path, store_dir: &Path) -> Result<bool, EnterError> {
     let plain = |path: &Path| path.to_str().is_some_and(|text| !text.contains([':', ',', '\\']));
     if plain(real_store) && plain(store_dir) {
         let layers = format!("lowerdir={}:{}", real_store.display(), store_dir.display());
         if mount(Some("overlay"), store_dir, Some("overlay"), MsFlags::MS_RDONLY, Some(&*layers)).is_ok() {
-            return Ok(());
+            return Ok(false);
         }
     }
+    let has_paths = fs::read_dir(store_dir).is_ok_and(|mut paths| paths.next().is_some());
     step(
         "mount the store",
         mount(Some(real_store), store_dir, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>),
-    )
+    )?;
+    Ok(has_paths)
 }
 
 /// A new root: everything of the old one, and the store.

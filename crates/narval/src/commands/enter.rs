@@ -8,7 +8,7 @@ use std::process::Command;
 use narval_install::run::{enter, helper};
 
 use crate::Failure;
-use crate::commands::run::not_started;
+use crate::commands::run::{not_started, warn_of_hidden};
 use crate::ui::output::note;
 
 /// Run by `narval run` in a single-threaded process. Not for users.
@@ -31,8 +31,12 @@ pub struct Args {
 /// If the kernel forbids namespaces and there is no helper, or the program cannot be started.
 pub fn run(args: Args) -> Result<(), Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
-    let Err(error) = enter(&args.real_store, &args.store_dir, &args.scratch) else {
-        return Err(not_started(program.as_ref(), &Command::new(program).args(arguments).exec()));
+    let error = match enter(&args.real_store, &args.store_dir, &args.scratch) {
+        Ok(hides_others) => {
+            warn_of_hidden(hides_others, &args.real_store, &args.store_dir);
+            return Err(not_started(program.as_ref(), &Command::new(program).args(arguments).exec()));
+        }
+        Err(error) => error,
     };
     let this = std::env::current_exe().map_err(Failure::runtime)?;
     let Some((name, view)) = helper(&args.real_store, &args.store_dir, &this) else {

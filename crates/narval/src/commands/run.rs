@@ -13,6 +13,7 @@ use narval_nix::StorePath;
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::parse_wanted;
+use crate::ui::output::note;
 use crate::ui::progress::Display;
 
 /// Run a program from a store path, installing it first if needed
@@ -87,8 +88,11 @@ pub(crate) fn become_program(
     let scratch = config.state_dir.join("narval-root");
     let variables = shell_variables(config, paths);
     // If it fails here, the second process tries it again, with programs that may do it, or reports why it cannot.
-    let is_inside =
-        is_at_home(config) || enter(&config.real_store_dir, Path::new(config.store_dir.as_str()), &scratch).is_ok();
+    let store_dir = Path::new(config.store_dir.as_str());
+    let is_inside = is_at_home(config)
+        || enter(&config.real_store_dir, store_dir, &scratch)
+            .inspect(|hides_others| warn_of_hidden(*hides_others, &config.real_store_dir, store_dir))
+            .is_ok();
     let mut process = if is_inside {
         let mut process = Command::new(program);
         process.args(arguments);
@@ -101,6 +105,16 @@ pub(crate) fn become_program(
     };
     process.envs(variables);
     Err(not_started(program.as_ref(), &process.exec()))
+}
+
+/// Says that the namespace hides the store that this machine has.
+pub(crate) fn warn_of_hidden(hides_others: bool, real_store: &Path, store_dir: &Path) {
+    if hides_others {
+        let (shown, store) = (store_dir.display(), real_store.display());
+        note!(
+            "narval: this machine's paths in {shown} cannot be seen beside those of {store}: overlays are not possible here"
+        );
+    }
 }
 
 /// 127 if there is no such program, 126 if it cannot be run: the exit codes of shells.

@@ -52,6 +52,23 @@ fn programs_run_from_any_folder() {
     assert_eq!(lab.done(&args), format!("hello  from {inside}\nhello"));
 }
 
+/// A folder with a comma in its name cannot be a layer of an overlay.
+#[test]
+fn what_cannot_be_seen_without_an_overlay_is_said() {
+    let lab = Lab::new();
+    if !namespaces_allowed(None) || !std::path::Path::new("/nix/store").is_dir() {
+        return;
+    }
+    let [plain, comma] = ["mine", "my,store"].map(|name| lab.folder(name));
+    for (root, is_said) in [(plain, false), (comma, true)] {
+        lab.install(&root, &[&lab.hello]);
+        let output = lab.run(&["run", "--store", &root, &lab.hello]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.contains("this machine's paths in /nix/store cannot be seen"), is_said, "{said}");
+    }
+}
+
 #[test]
 fn programs_run_for_users_without_rights() {
     let lab = Lab::new();
