@@ -45,7 +45,7 @@ fn tokens() {
     assert_eq!(lab.put("/nix-cache-info", token.trim(), b"").status, 401);
     assert!(fails(&lab, &["token", "revoke", "nothing"]).contains("there is no token"));
     assert!(fails(&lab, &["token", "create", "ci"]).contains("would allow nothing"));
-    assert!(fails(&lab, &["token", "create", "--push", "--expires", "soon", "ci"]).contains("90d"));
+    assert!(fails(&lab, &["token", "create", "--push", "--expires", "soon", "ci"]).contains("such as '90s'"));
 }
 
 /// The folder is that of the server's configuration file, unless it is named.
