@@ -20,8 +20,9 @@ use crate::delta::{Base, Deltas};
 use crate::trace::{Span, Trace};
 use crate::{Error, Progress, now};
 
-/// How often a path is fetched anew from a cache that was away, or whose file has changed, as after a restart of the server.
-const AGAIN_MAX: u32 = 3;
+/// How often a path is fetched anew from a cache that was away, or whose file has changed, as after a restart of the server. Over a slow line, one
+/// path may be under way through many restarts.
+const AGAIN_MAX: u32 = 16;
 
 /// The caches of a run.
 pub(crate) struct FromCaches<'a> {
