@@ -192,7 +192,7 @@ fn a_file_that_changes_during_the_download_is_fetched_anew() {
         assert_eq!(survives(&[Act::CutAt(700_000), second.clone()]), 3);
         let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
         let path = server.add("large", &large(), &[], |narinfo| narinfo);
-        server.script("/nar/large.nar", &vec![[Act::CutAt(700_000), second]; 4].concat());
+        server.script("/nar/large.nar", &vec![[Act::CutAt(700_000), second]; 17].concat());
         let error = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
         assert!(error.contains("changed on the server") && !error.contains("redirect"), "{error}");
     }
