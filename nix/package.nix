@@ -26,8 +26,11 @@ rustPlatform.buildRustPackage {
     ];
   };
   cargoLock.lockFile = ../Cargo.lock;
+  buildType = "dist";
   cargoBuildFlags = [
     "-p"
+    "narval"
+    "--bin"
     "narval"
   ];
   # They need stores, daemons and sockets of their own; tools/test runs them.
@@ -36,6 +39,7 @@ rustPlatform.buildRustPackage {
   nativeBuildInputs = [ installShellFiles ];
   # Without packages for the machine it was built on, the program could not print its own pages.
   postInstall = ''
+    ln -s narval $out/bin/nix-serve
     install -Dm644 -t $out/lib/systemd/system packaging/systemd/*
     substituteInPlace $out/lib/systemd/system/*.service --replace-quiet /usr/bin/narval $out/bin/narval
   ''
