@@ -6,9 +6,9 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
-    bench, cache, cat, completions, config, copy, demo, doctor, enter, gc, hook, install, key, ls, man, nar, path_info,
-    pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache, verify, warm,
-    watch_store, why,
+    bench, cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, install, key, ls, man, nar,
+    path_info, pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache,
+    verify, warm, watch_store, why,
 };
 use crate::ui::{json, log, output};
 
@@ -58,8 +58,9 @@ pub fn definition() -> clap::Command {
 type Define = fn(clap::Command) -> clap::Command;
 
 /// The commands that scripts and builds start often.
-const OFTEN: [(&str, Define); 10] = [
+const OFTEN: [(&str, Define); 11] = [
     ("__enter", enter::Args::augment_args),
+    ("__follow", follow::Args::augment_args),
     ("cat", cat::Args::augment_args),
     ("copy", copy::Args::augment_args),
     ("hook", hook::Args::augment_args),
@@ -113,6 +114,8 @@ enum Command {
     Man(man::Args),
     #[command(name = "__enter", hide = true)]
     Enter(enter::Args),
+    #[command(name = "__follow", hide = true)]
+    Follow(follow::Args),
     Serve(serve::Args),
     Config(config::Args),
     Warm(warm::Args),
@@ -182,6 +185,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Completions(args) => completions::run(&args, definition()),
         Command::Man(args) => man::run(&args, &definition()),
         Command::Enter(args) => enter::run(args),
+        Command::Follow(args) => follow::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Config(args) => config::run(args),
         Command::Warm(args) => warm::run(args),

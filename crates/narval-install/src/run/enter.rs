@@ -20,13 +20,23 @@ pub struct EnterError {
     pub remedy: String,
 }
 
+/// What becomes of the store that this machine has at the place where ours appears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// There is none, or it is empty.
+    None,
+    /// Its paths are seen beside ours, through an overlay.
+    Seen,
+    /// Its paths are hidden, because overlays are not possible.
+    Hidden,
+}
+
 /// Makes `real_store` appear at `store_dir` for this process and its children. The rest of the file system stays as it
-/// is; user and group stay the same. `scratch` is an empty folder that is used as a mount point. Returns whether that hides paths of the store that
-/// this machine has there, because overlays are not possible.
+/// is; user and group stay the same. `scratch` is an empty folder that is used as a mount point.
 ///
 /// # Errors
 /// [`EnterError`] with the step that the kernel forbids, and how to allow it.
-pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<bool, EnterError> {
+pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<Others, EnterError> {
     let (uid, gid) = (getuid(), getgid());
     // root needs no user namespace: in its own namespace it could not reach a store below a folder that only another
     // user may enter. In a container that has dropped root's privileges, it is like any other user.
@@ -46,31 +56,37 @@ pub fn enter(real_store: &Path, store_dir: &Path, scratch: &Path) -> Result<bool
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>),
     )?;
     let working = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
-    let hides_others = if store_dir.is_dir() {
+    let others = if store_dir.is_dir() {
         cover(real_store, store_dir)?
     } else {
         new_root(real_store, store_dir, scratch)?;
-        false
+        Others::None
     };
     step("return to the working directory", chdir(&working).or_else(|_| chdir("/")))?;
-    Ok(hides_others)
+    Ok(others)
 }
 
-/// The host has a store: both are visible, ours first; if overlays are forbidden, only ours. Returns whether that hides paths of the host.
-fn cover(real_store: &Path, store_dir: &Path) -> Result<bool, EnterError> {
+/// The host has a store: both are visible, ours first; if overlays are forbidden, only ours.
+fn cover(real_store: &Path, store_dir: &Path) -> Result<Others, EnterError> {
     let plain = |path: &Path| path.to_str().is_some_and(|text| !text.contains([':', ',', '\\']));
     if plain(real_store) && plain(store_dir) {
         let layers = format!("lowerdir={}:{}", real_store.display(), store_dir.display());
         if mount(Some("overlay"), store_dir, Some("overlay"), MsFlags::MS_RDONLY, Some(&*layers)).is_ok() {
-            return Ok(false);
+            return Ok(Others::Seen);
         }
     }
-    let has_paths = fs::read_dir(store_dir).is_ok_and(|mut paths| paths.next().is_some());
+    let others = others_hidden(store_dir);
     step(
         "mount the store",
         mount(Some(real_store), store_dir, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>),
     )?;
-    Ok(has_paths)
+    Ok(others)
+}
+
+/// [`Others::Hidden`] if the host has paths at `store_dir`.
+pub fn others_hidden(store_dir: &Path) -> Others {
+    let has_paths = fs::read_dir(store_dir).is_ok_and(|mut paths| paths.next().is_some());
+    if has_paths { Others::Hidden } else { Others::None }
 }
 
 /// A new root: everything of the old one, and the store.

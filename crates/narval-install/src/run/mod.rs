@@ -1,9 +1,11 @@
 //! Runs programs of a store that is not at `/nix/store`, without root: in a user and mount namespace in which it is.
 
 mod enter;
+mod follow;
 mod helper;
 
-pub use enter::{EnterError, enter};
+pub use enter::{EnterError, Others, enter, others_hidden};
+pub use follow::{Follow, follow};
 pub use helper::helper;
 
 use std::ffi::OsString;

@@ -5,9 +5,10 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use narval_install::run::{enter, helper};
+use narval_install::run::{helper, others_hidden};
 
 use crate::Failure;
+use crate::commands::follow::enter_and_follow;
 use crate::commands::run::{not_started, warn_of_hidden};
 use crate::ui::output::note;
 
@@ -31,11 +32,8 @@ pub struct Args {
 /// If the kernel forbids namespaces and there is no helper, or the program cannot be started.
 pub fn run(args: Args) -> Result<(), Failure> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
-    let error = match enter(&args.real_store, &args.store_dir, &args.scratch) {
-        Ok(hides_others) => {
-            warn_of_hidden(hides_others, &args.real_store, &args.store_dir);
-            return Err(not_started(program.as_ref(), &Command::new(program).args(arguments).exec()));
-        }
+    let error = match enter_and_follow(&args.real_store, &args.store_dir, &args.scratch) {
+        Ok(()) => return Err(not_started(program.as_ref(), &Command::new(program).args(arguments).exec())),
         Err(error) => error,
     };
     let this = std::env::current_exe().map_err(Failure::runtime)?;
@@ -43,5 +41,6 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return Err(Failure::runtime(error));
     };
     note!("narval: cannot {}: {}; using {name} instead", error.step, error.source);
+    warn_of_hidden(others_hidden(&args.store_dir), &args.real_store, &args.store_dir);
     Err(not_started(program.as_ref(), &Command::new(name).args(view).args(&args.command).exec()))
 }

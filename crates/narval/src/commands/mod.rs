@@ -9,6 +9,7 @@ pub mod copy;
 pub mod demo;
 pub mod doctor;
 pub mod enter;
+pub mod follow;
 pub mod gc;
 pub mod hook;
 pub mod install;

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use narval_install::run::{enter, is_at_home, main_program, shell_variables};
+use narval_install::run::{Others, is_at_home, main_program, shell_variables};
 use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
 use narval_nix::StorePath;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::parse_wanted;
+use crate::commands::follow::enter_and_follow;
 use crate::ui::output::note;
 use crate::ui::progress::Display;
 
@@ -89,10 +90,7 @@ pub(crate) fn become_program(
     let variables = shell_variables(config, paths);
     // If it fails here, the second process tries it again, with programs that may do it, or reports why it cannot.
     let store_dir = Path::new(config.store_dir.as_str());
-    let is_inside = is_at_home(config)
-        || enter(&config.real_store_dir, store_dir, &scratch)
-            .inspect(|hides_others| warn_of_hidden(*hides_others, &config.real_store_dir, store_dir))
-            .is_ok();
+    let is_inside = is_at_home(config) || enter_and_follow(&config.real_store_dir, store_dir, &scratch).is_ok();
     let mut process = if is_inside {
         let mut process = Command::new(program);
         process.args(arguments);
@@ -108,8 +106,8 @@ pub(crate) fn become_program(
 }
 
 /// Says that the namespace hides the store that this machine has.
-pub(crate) fn warn_of_hidden(hides_others: bool, real_store: &Path, store_dir: &Path) {
-    if hides_others {
+pub(crate) fn warn_of_hidden(others: Others, real_store: &Path, store_dir: &Path) {
+    if others == Others::Hidden {
         let (shown, store) = (store_dir.display(), real_store.display());
         note!(
             "narval: this machine's paths in {shown} cannot be seen beside those of {store}: overlays are not possible here"

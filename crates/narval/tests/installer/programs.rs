@@ -1,10 +1,15 @@
 //! `narval run` and `narval shell`: programs of a store that is not at `/nix/store`.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
 use crate::support::stdout;
+use crate::trouble::PATIENCE;
 
 /// Whether this machine lets this user (or the one named) make namespaces, and mount in them: what the tests of the
 /// running itself depend on. Some machines allow only root, and some allow the namespace and no mount (AppArmor).
@@ -56,7 +61,7 @@ fn programs_run_from_any_folder() {
 #[test]
 fn what_cannot_be_seen_without_an_overlay_is_said() {
     let lab = Lab::new();
-    if !namespaces_allowed(None) || !std::path::Path::new("/nix/store").is_dir() {
+    if !namespaces_allowed(None) || !Path::new("/nix/store").is_dir() {
         return;
     }
     let [plain, comma] = ["mine", "my,store"].map(|name| lab.folder(name));
@@ -66,6 +71,111 @@ fn what_cannot_be_seen_without_an_overlay_is_said() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{said}");
         assert_eq!(said.contains("this machine's paths in /nix/store cannot be seen"), is_said, "{said}");
+    }
+}
+
+/// The host's store is a folder of this test, mounted over the machine's for the host's processes; as root, or as a user who needs a namespace of their own.
+#[test]
+fn a_path_that_the_host_adds_is_seen_whether_looked_up_before_or_not() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    lab.install(&root, &[&lab.hello]);
+    if !namespaces_allowed(None) || !Path::new("/nix/store").is_dir() {
+        return;
+    }
+    let host = lab.store.path("host");
+    std::fs::create_dir(&host).unwrap();
+    let narval = lab.store.path("narval");
+    crate::support::copy_program(&narval);
+    for folder in
+        [lab.store.dir.path().to_owned(), lab.store.path("mine"), lab.store.path("mine/nix/var/nix"), host.clone()]
+    {
+        std::fs::set_permissions(folder, PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let is_root = rustix::process::getuid().is_root();
+    for (round, as_root) in [true, false].into_iter().enumerate() {
+        if !(as_root || is_root && namespaces_allowed(Some(NOBODY))) {
+            continue;
+        }
+        let path = |kind: &str| format!("{}-{round}-{kind}", "0".repeat(32));
+        let [moved, in_place, replaced] = ["moved", "in-place", "replaced"].map(path);
+        std::fs::write(host.join(&replaced), "old").unwrap();
+        let script = format!(
+            "cd /nix/store; has() {{ test -e $1; }}; wait_for() {{ until has $1; do sleep 0.02; done; echo $1; }}
+            has {moved} || has {in_place} || echo absent; cat {replaced}; echo; read line
+            wait_for {moved}/file; mkdir -p /tmp; has {in_place}/file || echo empty; read line
+            wait_for {in_place}/file; until grep -q new {replaced}; do sleep 0.02; done; hello"
+        );
+        let mut command = Command::new("unshare");
+        command.args(if as_root { &["--user", "--map-root-user", "--mount"][..] } else { &["--mount"] });
+        command.args(["sh", "-c", "mount --bind \"$0\" /nix/store && exec \"$@\""]).arg(&host);
+        if !as_root {
+            command.args(["setpriv", &format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups"]);
+        }
+        command.arg(&narval).args(["run", "--store", &root, &lab.hello, "--", "sh", "-c", &script]);
+        command.env("HOME", lab.store.dir.path()).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = Ended(command.spawn().unwrap());
+        let mut input = program.0.stdin.take().unwrap();
+        let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut next = || lines.next().unwrap_or_default();
+        assert_eq!((next(), next()), ("absent".to_owned(), "old".to_owned()));
+        // As Nix adds a path: unpacked elsewhere and renamed, or in place.
+        let elsewhere = lab.store.path("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::fs::write(elsewhere.join("file"), "").unwrap();
+        std::fs::rename(&elsewhere, host.join(&moved)).unwrap();
+        std::fs::create_dir(host.join(&in_place)).unwrap();
+        input.write_all(b"\n").unwrap();
+        assert_eq!((next(), next()), (format!("{moved}/file"), "empty".to_owned()));
+        std::fs::write(host.join(&in_place).join("file"), "").unwrap();
+        std::fs::set_permissions(host.join(&in_place), PermissionsExt::from_mode(0o555)).unwrap();
+        std::fs::remove_file(host.join(&replaced)).unwrap();
+        std::fs::write(host.join(&replaced), "new").unwrap();
+        input.write_all(b"\n").unwrap();
+        assert_eq!((next(), next()), (format!("{in_place}/file"), format!("hello  from {}/bin/hello", lab.hello)));
+        assert!(program.0.wait().unwrap().success());
+        std::fs::set_permissions(host.join(&in_place), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+}
+
+/// Programs that wait for all their children have none that they did not start, and what shows them the host's paths ends with them.
+#[test]
+fn a_program_has_no_children_that_it_did_not_start() {
+    let lab = Lab::new();
+    let root = lab.folder("mine");
+    lab.install(&root, &[&lab.hello]);
+    if !namespaces_allowed(None) || !Path::new("/nix/store").is_dir() {
+        return;
+    }
+    let others = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let command = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("cmdline")).ok();
+        processes.filter_map(command).filter(|line| line.contains("__follow\0/nix/store")).count()
+    };
+    let script = "read -r children < /proc/$$/task/$$/children; echo \"$children.\"; ls -l /proc/$$/fd | grep -c -e pidfd -e inotify";
+    let output = lab.run(&["run", "--store", &root, &lab.hello, "--", "sh", "-c", script]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), [".", "0"], "{said}");
+    let before = others();
+    let mut command = lab.command(&["run", "--store", &root, &lab.hello, "--", "sh", "-c", "echo; read line"]);
+    let mut program = Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    BufReader::new(program.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    drop(program.0.stdin.take());
+    program.0.wait().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while others() > before {
+        assert!(Instant::now() < until, "a process stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ends with the test, however that ends.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
     }
 }
 
@@ -83,7 +193,7 @@ fn programs_run_for_users_without_rights() {
     }
     // Somebody who owns nothing but the folder that is covered.
     for folder in [lab.store.dir.path().to_owned(), lab.store.path("mine"), lab.store.path("mine/nix/var/nix")] {
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        let mode = PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(folder, mode).unwrap();
     }
     // The program of the tests may lie where only root can go.
@@ -98,7 +208,7 @@ fn programs_run_for_users_without_rights() {
         Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "probe", "/tmp"]).current_dir("/").output();
     if mount.is_ok_and(|output| output.status.success()) {
         std::os::unix::fs::chown(lab.store.dir.path(), Some(NOBODY), None).unwrap();
-        std::fs::set_permissions(lab.store.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        std::fs::set_permissions(lab.store.dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
         assert_eq!(lab.done(&["run", "--store", &root, &lab.hello]), format!("hello  from {}/bin/hello", lab.hello));
     }
 }
@@ -128,7 +238,7 @@ fn where_namespaces_are_refused_the_message_says_what_helps() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("user namespace") && said.contains("sysctl user.max_user_namespaces"), "{said}");
     // bwrap is refused as well, unless it is setuid; proot needs no namespace.
-    if ["/usr/bin/proot", "/usr/bin/bwrap"].iter().any(|helper| std::path::Path::new(helper).exists()) {
+    if ["/usr/bin/proot", "/usr/bin/bwrap"].iter().any(|helper| Path::new(helper).exists()) {
         let output = refused("/usr/bin:/bin");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() {
