@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use narval_client::{Scheme, Url};
 use narval_nix::StorePath;
+use narval_s3::Place;
 use narval_store::lock_file;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
@@ -32,6 +34,15 @@ const SCHEMA: &str = "
     create table if not exists Pending (
         id integer primary key autoincrement, destination integer not null references Destinations(id), path text not null,
         attempts integer not null default 0, notBefore integer not null default 0, unique (destination, path));
+";
+
+/// Earlier versions recorded buckets without their object stores. Which one that was is only known when it is asked for.
+const WITH_ENDPOINTS: &str = "
+    begin immediate;
+    create table WithoutEndpoint (destination integer primary key references Destinations(id) on delete cascade);
+    insert into WithoutEndpoint select id from Destinations where url like 's3://%';
+    pragma user_version = 1;
+    commit;
 ";
 
 /// The state of one watcher, locked as long as this lives.
@@ -75,6 +86,9 @@ impl State {
             let connection = Connection::open(&path)?;
             connection.busy_timeout(LOCK_PATIENCE)?;
             connection.execute_batch(SCHEMA)?;
+            if connection.query_row("pragma user_version", (), |row| row.get::<_, i64>(0))? == 0 {
+                connection.execute_batch(WITH_ENDPOINTS)?;
+            }
             Ok(connection)
         };
         let connection = open().map_err(|error| failed(&path, &error))?;
@@ -82,25 +96,32 @@ impl State {
     }
 
     /// The cache with this address, however it is spelled, for the store with this name. A new one gets the paths after `start`.
-    pub(super) fn destination(&self, url: &str, store: &str, start: &Position) -> Result<DestinationId, Error> {
+    pub(super) fn destination(&self, url: &Url, store: &str, start: &Position) -> Result<DestinationId, Error> {
+        let name = name(url);
+        let earlier = spelled_once(&url.to_string());
         self.run(|connection| {
             let transaction = connection.unchecked_transaction()?;
-            let sql = "select id, url from Destinations where store = ?1 order by lastRegistered, id";
-            let known: Vec<(i64, String)> = transaction
+            let sql = "select id, url, exists (select 1 from WithoutEndpoint where destination = id) from Destinations
+                where store = ?1 order by lastRegistered, id";
+            let known: Vec<(i64, String, bool)> = transaction
                 .prepare_cached(sql)?
-                .query_map([store], |row| Ok((row.get(0)?, row.get(1)?)))?
+                .query_map([store], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
                 .collect::<rusqlite::Result<_>>()?;
-            let mut same = known.into_iter().filter(|(_, other)| spelled_once(other) == spelled_once(url));
-            let Some((id, _)) = same.next() else {
+            let is_same = |(_, other, may_be_any): &&(i64, String, bool)| {
+                let other = spelled_once(other);
+                other == name || (*may_be_any && other == earlier)
+            };
+            let mut same = known.iter().filter(is_same);
+            let Some((id, ..)) = same.next() else {
                 let sql = "insert into Destinations (url, store, lastRegistered) values (?1, ?2, 0)";
-                transaction.execute(sql, [url, store])?;
+                transaction.execute(sql, [&name, store])?;
                 let id = transaction.last_insert_rowid();
                 move_to(&transaction, id, start)?;
                 transaction.commit()?;
                 return Ok(DestinationId(id));
             };
             // Earlier versions took each spelling for a cache of its own: the one that was read least gets the paths of the others.
-            for (other, _) in same {
+            for (other, ..) in same {
                 let sql = "update or ignore Pending set destination = ?1 where destination = ?2";
                 transaction.execute(sql, [id, other])?;
                 for sql in [
@@ -111,8 +132,10 @@ impl State {
                     transaction.execute(sql, [other])?;
                 }
             }
+            transaction.execute("update Destinations set url = ?2 where id = ?1", params![id, name])?;
+            transaction.execute("delete from WithoutEndpoint where destination = ?1", [id])?;
             transaction.commit()?;
-            Ok(DestinationId(id))
+            Ok(DestinationId(*id))
         })
     }
 
@@ -232,6 +255,16 @@ fn move_to(transaction: &Transaction<'_>, destination: i64, position: &Position)
     Ok(())
 }
 
+/// The name of a cache in the state: its address without what makes no difference. The query may have secrets, and of it only the endpoint says which
+/// cache it is: an object store that is not AWS's.
+fn name(url: &Url) -> String {
+    let address = spelled_once(&url.to_string());
+    match url.query_value("endpoint").and_then(|_| Place::of(url).ok()) {
+        Some(place) if url.scheme() == Scheme::S3 => format!("{address}?endpoint={}", spelled_once(&place.endpoint)),
+        _ => address,
+    }
+}
+
 /// The address of a cache without what makes no difference: a slash at the end, and in a folder also `//` and `/./`.
 fn spelled_once(url: &str) -> String {
     let url = url.trim_end_matches('/');
@@ -257,6 +290,10 @@ fn signed(number: u64) -> i64 {
 mod tests {
     use super::*;
 
+    fn url(text: &str) -> Url {
+        Url::parse(text).unwrap()
+    }
+
     fn path(number: u32) -> StorePath {
         format!("{}-{number}", "0".repeat(32)).parse().unwrap()
     }
@@ -267,22 +304,22 @@ mod tests {
         let state = State::open(dir.path()).unwrap();
         let at = |number| Position { number, ..Position::default() };
         let last = |state: &State, id| state.position(id).unwrap();
-        let one = state.destination("http://a", "/nix", &at(7)).unwrap();
-        let two = state.destination("http://b", "/nix", &at(0)).unwrap();
+        let one = state.destination(&url("http://a"), "/nix", &at(7)).unwrap();
+        let two = state.destination(&url("http://b"), "/nix", &at(0)).unwrap();
         let file = Some((u64::MAX, 1));
         let read = Position { number: 9, path: Some("a".to_owned()), file, looked_at: 5, is_from_start: true };
         assert_eq!(state.add(one, &[path(2), path(1), path(2)], Some(&read)).unwrap(), 2);
         state.add(two, &[path(3)], None).unwrap();
         drop(state);
         let state = State::open(dir.path()).unwrap();
-        assert_eq!(state.destination("http://a", "/nix", &at(1)).unwrap(), one, "it is known already");
+        assert_eq!(state.destination(&url("http://a"), "/nix", &at(1)).unwrap(), one, "it is known already");
         assert_eq!((last(&state, one), last(&state, two)), (read, at(0)));
         assert_eq!(state.due(one, 10).unwrap(), [path(2), path(1)]);
         assert_eq!(state.due(one, 1).unwrap(), [path(2)]);
         state.done(one, &[path(2), path(3)]).unwrap();
         assert_eq!(state.due(one, 10).unwrap(), [path(1)]);
         assert_eq!(state.due(two, 10).unwrap(), [path(3)], "another cache's");
-        assert_ne!(state.destination("http://a", "/other", &at(0)).unwrap(), one);
+        assert_ne!(state.destination(&url("http://a"), "/other", &at(0)).unwrap(), one);
     }
 
     /// Earlier versions took each spelling for a cache of its own.
@@ -290,16 +327,16 @@ mod tests {
     fn an_address_in_another_spelling_is_the_same_cache() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path()).unwrap();
-        let folder = state.destination("file:///a/b", "/nix", &Position::default()).unwrap();
+        let folder = state.destination(&url("file:///a/b"), "/nix", &Position::default()).unwrap();
         for same in ["file:///a/b/", "file:///a//b", "file:///a/./b/."] {
-            assert_eq!(state.destination(same, "/nix", &Position::default()).unwrap(), folder, "{same}");
+            assert_eq!(state.destination(&url(same), "/nix", &Position::default()).unwrap(), folder, "{same}");
         }
-        assert_ne!(state.destination("file:///a", "/nix", &Position::default()).unwrap(), folder);
+        assert_ne!(state.destination(&url("file:///a"), "/nix", &Position::default()).unwrap(), folder);
         let insert = "insert into Destinations values (10, 'http://a', '/nix', 7), (11, 'http://a/', '/nix', 5);
             insert into Pending (destination, path) values (10, '00000000000000000000000000000000-1'),
                 (10, '00000000000000000000000000000000-2'), (11, '00000000000000000000000000000000-2')";
         state.lock().execute_batch(insert).unwrap();
-        let merged = state.destination("http://a", "/nix", &Position::default()).unwrap();
+        let merged = state.destination(&url("http://a"), "/nix", &Position::default()).unwrap();
         assert_eq!(state.position(merged).unwrap().number, 5);
         let mut due = state.due(merged, 10).unwrap();
         due.sort();
@@ -307,10 +344,45 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_in_another_object_store_is_another_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(dir.path()).unwrap();
+        let get = |state: &State, text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
+        let [aws, one, two] = ["", "?endpoint=one:9000", "?region=x&endpoint=https://two"]
+            .map(|query| get(&state, &format!("s3://bucket/prefix{query}")));
+        assert!(aws != one && aws != two && one != two);
+        for (same, id) in [("/?endpoint=https://one:9000/&profile=x", one), ("?region=eu-central-1", aws)] {
+            assert_eq!(get(&state, &format!("s3://bucket/prefix{same}")), id, "{same}");
+        }
+        assert_eq!(get(&state, "http://a?endpoint=b"), get(&state, "http://a"));
+    }
+
+    /// What earlier versions recorded, without the endpoint, goes to the object store that is asked for first.
+    #[test]
+    fn a_state_without_endpoints_is_continued() {
+        for first in ["s3://bucket?endpoint=https://one", "s3://bucket/?region=eu-central-1"] {
+            let dir = tempfile::tempdir().unwrap();
+            let earlier = Connection::open(dir.path().join("state.sqlite")).unwrap();
+            earlier.execute_batch(SCHEMA).unwrap();
+            let insert = "insert into Destinations values (10, 's3://bucket', '/nix', 7)";
+            earlier.execute_batch(insert).unwrap();
+            drop(earlier);
+            let state = State::open(dir.path()).unwrap();
+            let get = |text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
+            assert_eq!(state.position(get(first)).unwrap().number, 7);
+            assert_eq!(state.position(get("s3://bucket?endpoint=two")).unwrap().number, 0);
+            drop(state);
+            let state = State::open(dir.path()).unwrap();
+            let get = |text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
+            assert_eq!(get(first), DestinationId(10));
+        }
+    }
+
+    #[test]
     fn refused_paths_are_retried_and_finally_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let state = State::open(dir.path()).unwrap();
-        let to = state.destination("http://a", "/nix", &Position::default()).unwrap();
+        let to = state.destination(&url("http://a"), "/nix", &Position::default()).unwrap();
         state.add(to, &[path(1), path(2)], None).unwrap();
         assert!(state.refused(to, &path(1)).unwrap());
         assert_eq!(state.due(to, 10).unwrap(), [path(2)]);

@@ -119,7 +119,7 @@ impl Collector<'_> {
         };
         let mut found: Vec<(Url, DestinationId)> = Vec::new();
         for url in &self.options.targets {
-            let id = self.state.destination(&url.to_string(), &store, &start)?;
+            let id = self.state.destination(url, &store, &start)?;
             let position = self.state.position(id)?;
             if self.options.existing && !position.is_from_start {
                 self.state.add(id, &[], Some(&start))?;
