@@ -92,7 +92,7 @@ section {
     "auto"
     "on"
   ]) "With `data` in a bucket: when clients get NARs of 8 MiB and more from the object store itself.";
-  share-data = key types.bool "Whether other users of the machine may read the data folder: then no warning says that they can.";
+  share-data = key types.bool "Whether other users of the machine may read the data folder: files are then created as the umask says, and no warning says that others can read them.";
   database = key (matching "address of a PostgreSQL database" "postgres(ql)?://.+") ''
     Database with the index of the data folder, so that several servers can share the folder. Every user of the machine can read the file:
     the address must not contain a password.

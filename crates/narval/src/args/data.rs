@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Grant};
 use narval_nix::SecretKey;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use rustix::fs::Mode;
+use rustix::process::umask;
 
 use crate::Failure;
 use crate::args::secret_key::read_secret_key;
@@ -63,13 +65,17 @@ impl DataArgs {
         Self { data: Some(data), config: None, database, cache_dir }
     }
 
-    /// The folder, to be worked on: root's new files will belong to its owner.
+    /// The folder, to be worked on: root's new files will belong to its owner, and only that user may read them, unless the
+    /// configuration file shares the folder.
     ///
     /// # Errors
     /// The configuration file cannot be used, or this process cannot act for the owner.
     pub fn place(&self) -> Result<Place, Failure> {
-        let place = self.named()?;
+        let (place, is_shared) = self.named()?;
         create_files_as_owner(place.bytes.folder())?;
+        if !is_shared {
+            create_private_files();
+        }
         Ok(place)
     }
 
@@ -94,13 +100,15 @@ impl DataArgs {
         }
     }
 
-    /// What was named, or else what the configuration file has. A folder that is named is not taken for the one in the usual file.
-    fn named(&self) -> Result<Place, Failure> {
+    /// What was named, or else what the configuration file has, and whether it shares the folder. A folder that is named is not taken for
+    /// the one in the usual file.
+    fn named(&self) -> Result<(Place, bool), Failure> {
         let file = self.file()?;
         let database = self.database.as_deref().map(parse_database).transpose()?;
         let data = self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
         let bytes = place_of(&data, self.cache_dir.clone().or(file.cache_dir), None)?;
-        Ok(Place { bytes, database: database.or(file.database.map(|at| at.value)) })
+        let database = database.or(file.database.map(|at| at.value));
+        Ok((Place { bytes, database }, file.share_data == Some(true)))
     }
 
     /// Opens the folder, and creates it if it does not exist.
@@ -152,6 +160,16 @@ fn create_files_as_owner(data: &Path) -> Result<(), Failure> {
     setfsgid(Gid::from_raw(folder.gid()));
     setfsuid(Uid::from_raw(folder.uid()));
     rustix::thread::set_capabilities(None, capabilities).map_err(failed)
+}
+
+/// From now on, other users can open none of the files and folders that this process creates: private NARs, narinfos and the hashes of
+/// tokens are among them. Returns the umask of before.
+///
+/// This is the one rule for all of them, also for those that SQLite creates.
+pub fn create_private_files() -> Mode {
+    let before = umask(Mode::RWXG | Mode::RWXO);
+    umask(before | Mode::RWXG | Mode::RWXO);
+    before
 }
 
 /// The place that `--data` names. `cache_size` is the size of a server's disk cache, in bytes.

@@ -1,13 +1,17 @@
 //! What a token without `sign` or `replace` cannot do to the paths of others.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use narval_nix::content_address::Method;
 use narval_nix::{Algorithm, ContentAddress, Hash, HashPart, Hasher, Sha256, StoreDir};
 use narval_nix::{Signature, StorePath};
 
 use crate::lab::{Lab, Nar};
-use crate::support::{Server, Store, hash_part};
+use crate::support::{NARVAL, Server, Store, hash_part};
 
 fn path_of(name: &str) -> String {
     let digest = Sha256::of(name.as_bytes());
@@ -174,20 +178,100 @@ fn a_push_hides_no_path_of_an_upstream() {
     assert!(names(&replaced).is_empty());
 }
 
+/// Everything in a folder, and below it, that other users may open.
+fn open_to_others(folder: &Path) -> Vec<String> {
+    let found = Command::new("find").arg(folder).args(["-perm", "/077", "-printf", "%m %P\n"]).output().unwrap();
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    String::from_utf8(found.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// `narval` with the usual umask.
+fn with_umask(args: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 022; exec \"$@\"", "sh", NARVAL]).args(args);
+    command
+}
+
+/// A server with the usual umask over a store and a new data folder, in which its cache of compressed NARs is, too. It also listens on a
+/// unix socket.
+fn served_with_umask(store: &Store, config: &str) -> Server {
+    let text = format!(
+        "listen = ['127.0.0.1:0', '{}']\ndata = 'data'\nstore = '{}'\n{config}\n[nar-cache]\nfolder = 'data/nars'\n",
+        store.path("socket").display(),
+        store.uri()
+    );
+    std::fs::write(store.path("narval.toml"), text).unwrap();
+    Server::start(with_umask(&["serve", "--config", store.path("narval.toml").to_str().unwrap()]), &[])
+}
+
+/// Has a server keep files of all kinds, and commands work on them.
+fn push_and_keep_house(lab: &Lab, live: &str) {
+    let token = lab.token("push,sign");
+    let (path, nar) = (path_of("a"), Nar::of(&[7; 100_000]));
+    assert_eq!(publish(lab, &token, &path, &nar, "").0, 201);
+    assert_eq!(lab.put(&format!("/log/{path}.drv"), &token, b"a log").status, 201);
+    let part = lab.send("PUT", &format!("/_narval/v1/nar/{}.nar?offset=0", nar.hash.to_nix32()), &token, &[], b"part");
+    assert!(matches!(part.status, 200..=202), "{} {}", part.status, part.text());
+    // A compressed NAR of the live store.
+    let compressed = || {
+        let url = format!("/nar/{}.nar", hash_part(live));
+        assert_eq!(lab.server.ask("GET", &url, &["Accept-Encoding: zstd"]).status, 200);
+        let kept = std::fs::read_dir(lab.data_path().join("nars")).into_iter().flatten();
+        kept.flatten().any(|folder| folder.path().is_dir() && std::fs::read_dir(folder.path()).unwrap().count() > 0)
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while !compressed() {
+        assert!(Instant::now() < until, "no compressed NAR was kept: {}", lab.server.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let config = lab.store.path("narval.toml");
+    for command in [&["token", "create", "x", "--pull"][..], &["cache", "gc"], &["cache", "fsck", "--contents"]] {
+        let output = with_umask(command).args(["--config", config.to_str().unwrap()]).output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn other_users_cannot_read_the_data_folder() {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = |lab: &Lab| std::fs::metadata(lab.data_path()).unwrap().permissions().mode() & 0o777;
-    let mut lab = Lab::new();
-    assert_eq!(mode(&lab), 0o700);
-    let warns = |lab: &Lab| lab.server.log().contains("other users can read the data folder");
-    assert!(!warns(&lab));
-    std::fs::set_permissions(lab.data_path(), PermissionsExt::from_mode(0o750)).unwrap();
-    lab.restart("-TERM");
-    assert!(warns(&lab) && mode(&lab) == 0o750, "{}", lab.server.log());
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let warnings = |server: &Server| server.log().lines().filter(|line| line.contains("other users")).count();
     let store = Store::new();
+    let live = store.add_tree("tree");
+    let server = served_with_umask(&store, "");
+    let lab = Lab { store, server };
+    push_and_keep_house(&lab, &live);
+    let data = lab.data_path();
+    let Lab { store, server } = lab;
+    assert_eq!(open_to_others(&data), Vec::<String>::new());
+    assert_eq!((warnings(&server), mode(&store.path("socket"))), (0, 0o755), "only files of the data are private");
+    // The index is made anew.
+    server.end("-TERM");
+    let config = store.path("narval.toml");
+    let rebuilt = with_umask(&["cache", "fsck", "--rebuild", "--config", config.to_str().unwrap()]).output().unwrap();
+    assert!(rebuilt.status.success(), "{}", String::from_utf8_lossy(&rebuilt.stderr));
+    assert_eq!(open_to_others(&data), Vec::<String>::new());
+    // Wider ones stay as they are, and one line says so: a file, and the folder.
+    for (wide, wide_mode) in [(data.join("audit.jsonl"), 0o644), (data.clone(), 0o750)] {
+        std::fs::set_permissions(&wide, PermissionsExt::from_mode(wide_mode)).unwrap();
+        for (config, expected) in [("", 1), ("share-data = true\n", 0)] {
+            let server = served_with_umask(&store, config);
+            assert!(warnings(&server) == expected && mode(&wide) == wide_mode, "{}", server.log());
+            server.end("-TERM");
+        }
+    }
+}
+
+#[test]
+fn a_data_folder_is_shared_if_that_is_configured() {
+    let store = Store::new();
+    let live = store.add_tree("tree");
     std::fs::create_dir(store.path("data")).unwrap();
     std::fs::set_permissions(store.path("data"), PermissionsExt::from_mode(0o755)).unwrap();
-    let lab = Lab::configured(store, "data = 'data'\nshare-data = true\n");
-    assert!(!warns(&lab) && mode(&lab) == 0o755);
+    let server = served_with_umask(&store, "share-data = true\n");
+    let lab = Lab { store, server };
+    push_and_keep_house(&lab, &live);
+    let shared = open_to_others(&lab.data_path());
+    let has = |end: &str| shared.iter().any(|line| line.starts_with("644 ") && line.ends_with(end));
+    assert!(has("index.sqlite") && has(".nar") && has(".zst"), "{shared:?}");
+    assert!(!lab.server.log().contains("other users"), "{}", lab.server.log());
 }

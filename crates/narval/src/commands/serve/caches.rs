@@ -18,6 +18,9 @@ use crate::{Failure, server};
 /// How often the retention rules are applied.
 const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 60);
 
+/// The most entries of a data folder whose modes are looked at.
+const ENTRIES_MAX: usize = 1024;
+
 /// Resources that are opened once, and shared by all services across reloads.
 pub(crate) struct Opened {
     pub(crate) state: ServerState,
@@ -99,13 +102,15 @@ impl Opened {
     }
 }
 
-/// Says so if other users of this machine can read what is in the caches, and the hashes of tokens.
+/// Says so if other users of this machine can read what is in the caches, and the hashes of tokens: the folder, or what is in it.
 fn warn_if_shared(folder: &Path) {
-    let mode = std::fs::metadata(folder).map_or(0, |metadata| metadata.mode() & 0o777);
-    if mode & 0o077 != 0 {
-        let path = folder.display();
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mode = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.mode() & 0o777);
+    let wide = std::iter::once(folder.to_owned()).chain(entries.take(ENTRIES_MAX)).find(|path| mode(path) & 0o077 != 0);
+    if let Some(wide) = wide {
+        let (wide, mode, folder) = (wide.display(), mode(&wide), folder.display());
         tracing::warn!(
-            "other users can read the data folder '{path}' (mode {mode:o}), also private caches: 'chmod 700 {path}', or set share-data = true"
+            "other users may read '{wide}' (mode {mode:o}), also private caches: 'chmod -R go= {folder}', or set share-data = true"
         );
     }
 }

@@ -5,13 +5,16 @@ pub(crate) mod oidc;
 mod reload;
 mod settings;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use narval_cache::upstream::WAITING_MAX;
 use narval_client::Url;
 use narval_http::Server;
+use rustix::fs::Mode;
 
 use crate::args::access_log::{self, AccessLogArgs};
+use crate::args::data::create_private_files;
 use crate::args::nar_cache::NarCacheArgs;
 use crate::args::proxies::ProxyArgs;
 use crate::args::tls::{self, TlsArgs};
@@ -147,6 +150,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let settings = Settings::read(&args)?;
     server::raise_descriptors();
+    let umask = (!settings.share_data).then(create_private_files);
     let mut opened = Opened::new(&settings, args.unsafe_no_verify)?;
     let mut services = Services::prepare(&settings, &mut opened, None)?;
     let limits = server::within_descriptors(settings.limits.clone(), services.kept_files_max());
@@ -178,6 +182,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let server = builder.build().map_err(Failure::usage)?;
     let signals = server::CaughtSignals::catch()?;
     let handle = server.spawn().map_err(Failure::runtime)?;
+    if let Some(umask) = umask {
+        open_sockets(&settings.listen, umask)?;
+    }
     opened.state.show_engine(handle.counter_source());
     let data = opened.data.clone();
     let mut running = Running { args, settings, opened, services, current, log, tls: tls.clone() };
@@ -187,4 +194,16 @@ pub fn run(args: Args) -> Result<(), Failure> {
         data.end();
     }
     ended
+}
+
+/// Gives unix sockets the mode that the umask of before allows: private files are no reason to refuse a proxy.
+fn open_sockets(places: &[Listen], umask: Mode) -> Result<(), Failure> {
+    for place in places {
+        if let Listen::Unix(path) = place {
+            let mode = PermissionsExt::from_mode(0o777 & !umask.as_raw_mode());
+            std::fs::set_permissions(path, mode)
+                .map_err(|error| Failure::of_file(&path.display().to_string(), &error))?;
+        }
+    }
+    Ok(())
 }
