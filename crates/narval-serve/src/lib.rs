@@ -33,6 +33,7 @@ mod metrics;
 mod nar;
 mod narinfo;
 mod page;
+mod piecework;
 mod prepared;
 mod routes;
 mod service;

@@ -171,7 +171,10 @@ impl Metrics {
             uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
             uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
             uploads_refused: counter("uploads_refused", "Uploads that were refused"),
-            page_refused: counter("page_refused", "Requests of the page beyond what is answered at a time"),
+            page_refused: counter(
+                "page_refused",
+                "Requests of the page, and for missing paths, beyond what is answered at a time",
+            ),
             logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
             logins_throttled: counter("logins_throttled", "The same after too many of them from the address"),
             nar_bytes_delta,

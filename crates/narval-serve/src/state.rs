@@ -9,7 +9,7 @@ use narval_keep::{Cache, CacheName, Data};
 
 use crate::auth::Auth;
 use crate::metrics::Metrics;
-use crate::page::work::PageWork;
+use crate::piecework::Piecework;
 use crate::upload::UploadPool;
 use crate::written::narinfo::WrittenNarinfos;
 
@@ -25,7 +25,7 @@ struct State {
     caches: Mutex<HashMap<CacheName, CacheState>>,
     auth: OnceLock<Arc<Auth>>,
     uploads: Arc<UploadPool>,
-    page_work: Arc<PageWork>,
+    page_work: Arc<Piecework>,
     engine: OnceLock<EngineCounters>,
 }
 
@@ -93,7 +93,7 @@ impl ServerState {
         Arc::clone(&self.0.uploads)
     }
 
-    pub(crate) fn page_work(&self) -> Arc<PageWork> {
+    pub(crate) fn page_work(&self) -> Arc<Piecework> {
         Arc::clone(&self.0.page_work)
     }
 

@@ -14,6 +14,8 @@ use crate::error::ServeError;
 
 /// The maximum number of files and of paths in the answer.
 const LISTED_MAX: usize = 2_000;
+/// The maximum length of the paths and targets of files in the answer, in bytes: whoever made the NARs chose them.
+const LISTED_BYTES_MAX: usize = 256 << 10;
 /// The maximum length of the contents that are read of each path, in bytes; files beyond it are compared by their sizes.
 const READ_BYTES_MAX: u64 = 64 << 20;
 /// The maximum number of files whose contents are read.
@@ -43,7 +45,7 @@ struct Side {
 
 #[derive(Debug, Default, Serialize)]
 struct Files {
-    /// The first of those that differ, by name.
+    /// The first of those that differ, in the order of the NARs.
     list: Vec<File>,
     added: usize,
     removed: usize,
@@ -148,90 +150,105 @@ fn closures(before: &Closure, after: &Closure) -> Closures {
 }
 
 fn files(before: &Inside, after: &Inside, is_wanted: &dyn Fn() -> bool) -> Files {
-    let mut walk = Walk { files: Files::default(), same_size: Vec::new() };
-    walk.nodes("", Some(&before.listing.root), Some(&after.listing.root));
-    let Walk { mut files, same_size } = walk;
-    // In the order of each NAR, which is that of the names. Paths with the same name in both have the same order in both.
-    let (mut one, mut other) = (Contents::new(before), Contents::new(after));
-    for SameSize { path, executable, size, offsets: [first, second] } in same_size {
-        match (one.hash(first, size, is_wanted), other.hash(second, size, is_wanted)) {
-            (Some(one), Some(other)) if one == other => files.same += 1,
-            (Some(_), Some(_)) => {
-                files.changed += 1;
-                let entry = || Some(Entry { kind: kind(executable), size: Some(size), target: None });
-                files.list.push(File { path, change: Change::Changed, before: entry(), after: entry() });
-            }
-            _ => files.unread += 1,
-        }
-    }
-    files.list.sort_by(|one, other| one.path.cmp(&other.path));
-    files.list.truncate(LISTED_MAX);
-    files
+    let contents = [Contents::new(before), Contents::new(after)];
+    let mut walk = Walk { files: Files::default(), listed_bytes: 0, contents, is_wanted };
+    walk.nodes([Some(&before.listing.root), Some(&after.listing.root)]);
+    walk.files
 }
 
-/// A file that has the same size in both.
-struct SameSize {
-    path: String,
-    executable: bool,
-    size: u64,
-    offsets: [u64; 2],
-}
-
-/// Walks two trees at the same time.
-struct Walk {
+/// Walks two trees at the same time: in the order of each NAR, which is that of the names. So contents are read in their order.
+struct Walk<'w> {
     files: Files,
-    same_size: Vec<SameSize>,
+    /// The bytes of paths and targets that are listed.
+    listed_bytes: usize,
+    contents: [Contents; 2],
+    is_wanted: &'w dyn Fn() -> bool,
 }
 
-impl Walk {
-    fn nodes(&mut self, path: &str, before: Option<&Node>, after: Option<&Node>) {
-        // Not recursive: the depth is chosen by whoever made the NAR.
-        let mut open = vec![(path.to_owned(), before, after)];
-        while let Some((path, before, after)) = open.pop() {
-            let children = |node: Option<&'_ Node>| match node {
-                Some(Node::Directory(entries)) => entries.keys().cloned().collect::<Vec<_>>(),
-                _ => Vec::new(),
-            };
-            let mut names = children(before);
-            names.extend(children(after));
+/// A folder that is being walked.
+struct Folder<'a> {
+    nodes: [Option<&'a Node>; 2],
+    /// The names that are left of both.
+    names: std::vec::IntoIter<&'a [u8]>,
+    /// The length of its path.
+    path_len: usize,
+}
+
+impl<'a> Folder<'a> {
+    /// `None` if neither node is one.
+    fn of(nodes: [Option<&'a Node>; 2], path_len: usize) -> Option<Self> {
+        let mut folders = nodes.iter().flatten().filter_map(|node| match node {
+            Node::Directory(entries) => Some(entries),
+            _ => None,
+        });
+        let mut names: Vec<&[u8]> = folders.next()?.keys().map(|name| &**name).collect();
+        if let Some(other) = folders.next() {
+            names.extend(other.keys().map(|name| &**name));
             names.sort_unstable();
             names.dedup();
-            for name in names.iter().rev() {
-                let text = String::from_utf8_lossy(name);
-                let below = if path.is_empty() { text.into_owned() } else { format!("{path}/{text}") };
-                open.push((below, child(before, name), child(after, name)));
+        }
+        Some(Self { nodes, names: names.into_iter(), path_len })
+    }
+}
+
+impl Walk<'_> {
+    fn nodes(&mut self, roots: [Option<&Node>; 2]) {
+        let mut path = String::new();
+        self.node(&path, roots);
+        // Not recursive: the depth is chosen by whoever made the NAR. One path at a time is in memory, however deep its files are.
+        let mut open = Vec::from_iter(Folder::of(roots, 0));
+        while let Some(folder) = open.last_mut().filter(|_| (self.is_wanted)()) {
+            path.truncate(folder.path_len);
+            let Some(name) = folder.names.next() else {
+                open.pop();
+                continue;
+            };
+            let nodes = folder.nodes.map(|node| child(node, name));
+            if !path.is_empty() {
+                path.push('/');
             }
-            self.node(path, before, after);
+            path.push_str(&String::from_utf8_lossy(name));
+            self.node(&path, nodes);
+            open.extend(Folder::of(nodes, path.len()));
         }
     }
 
-    fn node(&mut self, path: String, before: Option<&Node>, after: Option<&Node>) {
+    fn node(&mut self, path: &str, [before, after]: [Option<&Node>; 2]) {
         if let (
             Some(Node::Regular { executable, size, nar_offset: Some(offset) }),
             Some(Node::Regular { executable: executable_after, size: size_after, nar_offset: Some(offset_after) }),
         ) = (before, after)
             && (executable, size) == (executable_after, size_after)
         {
-            let offsets = [*offset, *offset_after];
-            return self.same_size.push(SameSize { path, executable: *executable, size: *size, offsets });
+            let [one, other] = &mut self.contents;
+            match (one.hash(*offset, *size, self.is_wanted), other.hash(*offset_after, *size, self.is_wanted)) {
+                (Some(one), Some(other)) if one == other => self.files.same += 1,
+                (Some(_), Some(_)) => self.list(path, Change::Changed, before.map(entry), after.map(entry)),
+                _ => self.files.unread += 1,
+            }
+            return;
         }
         let (before, after) = (before.map(entry), after.map(entry));
-        let change = match (&before, &after) {
-            (Some(one), Some(other)) if one == other => {
-                self.files.same += usize::from(one.kind != "directory");
-                return;
-            }
-            (None, _) => Change::Added,
-            (_, None) => Change::Removed,
-            _ => Change::Changed,
-        };
+        match (&before, &after) {
+            (Some(one), Some(other)) if one == other => self.files.same += usize::from(one.kind != "directory"),
+            (None, _) => self.list(path, Change::Added, before, after),
+            (_, None) => self.list(path, Change::Removed, before, after),
+            _ => self.list(path, Change::Changed, before, after),
+        }
+    }
+
+    /// Counts a difference, and lists it if there is room.
+    fn list(&mut self, path: &str, change: Change, before: Option<Entry>, after: Option<Entry>) {
         *match change {
             Change::Added => &mut self.files.added,
             Change::Removed => &mut self.files.removed,
             Change::Changed => &mut self.files.changed,
         } += 1;
-        if self.files.list.len() < 2 * LISTED_MAX {
-            self.files.list.push(File { path, change, before, after });
+        let targets = [&before, &after].into_iter().flatten().filter_map(|entry| entry.target.as_ref());
+        let bytes = targets.map(String::len).sum::<usize>() + path.len();
+        if self.files.list.len() < LISTED_MAX && self.listed_bytes + bytes <= LISTED_BYTES_MAX {
+            self.listed_bytes += bytes;
+            self.files.list.push(File { path: path.to_owned(), change, before, after });
         }
     }
 }

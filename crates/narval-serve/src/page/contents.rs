@@ -8,9 +8,9 @@ use narval_http::{BodySource, Fill, HeadRef, HeaderValue, Response, SegmentBuf, 
 use narval_nix::listing::{Listing, Node};
 
 use super::inside::{Inside, Reader};
-use super::work::Answered;
 use crate::error::ServeError;
 use crate::nar::representation::Representation;
+use crate::piecework::Answered;
 
 /// No file of a package may run scripts with this server's origin.
 const POLICY: &str = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox";

@@ -13,10 +13,10 @@ use narval_nix::{Compression, HashPart, NarHash, StorePath};
 use narval_store::{NarStream, ReadAhead, Step};
 use quick_cache::Weighter;
 
-use super::work::Answered;
 use super::{Places, paths};
 use crate::error::ServeError;
 use crate::nar::plan::Planned;
+use crate::piecework::Answered;
 
 /// How much is decoded at a time before a file.
 const SKIP_BYTES: u64 = 4 << 20;

@@ -15,7 +15,6 @@ mod paths;
 pub(crate) mod session;
 mod tar;
 mod usage;
-pub(crate) mod work;
 
 use std::sync::Arc;
 
@@ -28,13 +27,13 @@ use serde::Serialize;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::plan::Planner;
+use crate::piecework::{Answered, Piecework};
 use crate::routes::narinfo::Narinfos;
 use catalog::Catalog;
 use inside::{Frames, Inside};
 pub(crate) use now::Counted;
 use now::Now;
 pub(crate) use now::Permit;
-use work::{Answered, PageWork};
 
 /// The path of the page's requests.
 pub(crate) const PATH: &str = "_narval/page";
@@ -115,12 +114,12 @@ pub(crate) struct Page {
     catalog: Arc<Catalog>,
     frames: Arc<Frames>,
     now: Arc<Now>,
-    work: Arc<PageWork>,
+    work: Arc<Piecework>,
     metrics: Arc<Metrics>,
 }
 
 impl Page {
-    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, work: Arc<PageWork>, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, work: Arc<Piecework>, metrics: Arc<Metrics>) -> Self {
         let (places, now) = (Arc::new(places), Arc::new(Now::new(counted)));
         Self { places, catalog: Arc::default(), frames: Arc::default(), now, work, metrics }
     }

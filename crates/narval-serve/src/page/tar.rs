@@ -10,8 +10,8 @@ use narval_nix::listing::Node;
 
 use super::contents::guarded;
 use super::inside::{Inside, Reader};
-use super::work::Answered;
 use crate::error::ServeError;
+use crate::piecework::Answered;
 
 const BLOCK_LEN: usize = 512;
 /// The maximum length of a name in a header. A longer one is in a separate entry before it.

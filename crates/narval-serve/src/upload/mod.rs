@@ -14,6 +14,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
+use narval_files::{served_client, work_for};
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_keep::{
     Begin, Cache, Data, Grant, NarFileName, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
@@ -26,6 +27,7 @@ use crate::config::Face;
 use crate::error::ServeError;
 use crate::gate::Administration;
 use crate::metrics::Metrics;
+use crate::piecework::Piecework;
 use crate::routes::table::{PushRoute, Route};
 use crate::under_way::Begun;
 use administration::Command;
@@ -54,12 +56,18 @@ pub(crate) struct Uploads {
 #[derive(Debug)]
 pub(crate) struct UploadPool {
     threads: Arc<Background>,
+    /// For `POST missing`, which may ask for many paths.
+    missing: Arc<Piecework>,
     parts: Parts,
 }
 
 impl Default for UploadPool {
     fn default() -> Self {
-        Self { threads: Background::new("upload", THREADS_MAX, WAITING_MAX), parts: Parts::default() }
+        Self {
+            threads: Background::new("upload", THREADS_MAX, WAITING_MAX),
+            missing: Arc::new(Piecework::new("missing")),
+            parts: Parts::default(),
+        }
     }
 }
 
@@ -259,7 +267,9 @@ impl Uploads {
         let (response, responder) = Response::later();
         let metrics = Arc::clone(&self.metrics);
         let repeats = repeats_uploads(&request.head());
+        let client = served_client();
         self.pool.threads.run(Box::new(move || {
+            let _entered = work_for(client);
             let answer = take(&mut begun.as_slice()).map_err(|error| for_client(error, repeats));
             responder.respond(answer.unwrap_or_else(|error| error.into_response(&metrics)));
             // The engine counts the body's memory until this point.

@@ -1,9 +1,10 @@
 //! The push protocol of our own client: `docs/push-protocol.md`.
 
 use std::collections::HashSet;
+use std::io::{self, Write};
 use std::sync::Arc;
 
-use narval_http::{Request, Response, StatusCode};
+use narval_http::{BodySource, Fill, Request, Response, SegmentBuf, StatusCode};
 use narval_keep::{
     Begin, Committed, Grant, NarTarget, Outcome, Receipts, Refusal, RefusalKind, Scope, Stored, read_commit, read_nars,
 };
@@ -23,6 +24,10 @@ pub(crate) const NARS: (&str, &str) = ("NarvalPushNars", "_narval/v1/nars");
 
 /// The most hash parts in one `POST missing`.
 const HASH_PARTS_MAX: usize = 65_536;
+/// How many of them are looked up in the index at a time, and leased in one transaction.
+const LOOKED_UP_AT_ONCE: usize = 512;
+/// How many of them have their signatures verified at a time: 50 µs each.
+const VERIFIED_AT_ONCE: usize = 64;
 /// A hash part and its newline.
 const LINE_BYTES: u64 = 33;
 /// The largest commit, in bytes. It takes about six times as much memory: as text, as narinfos, and as rows.
@@ -39,28 +44,76 @@ const UPLOAD_OFFSET: &str = "upload-offset";
 /// `POST missing`: which paths of a closure the cache lacks, and for a token that may sign, also those without a signature of the cache.
 pub(super) fn missing(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let coding = coding(&request.head())?;
-    let this = Arc::clone(uploads);
+    let (this, departure) = (Arc::clone(uploads), request.departure());
     let bytes_max = HASH_PARTS_MAX as u64 * LINE_BYTES;
     uploads.receive_at_most(bytes_max, request, move |body| {
         let body = read(&mut decoded(coding, body)?, bytes_max)?;
         let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let asked = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
         let asked = asked.map_err(|_| malformed("each line must be a hash part of 32 characters"))?;
-        let mut missing = this.cache.missing(&asked, Some(LEASE_SECONDS))?;
-        if grant.allows(this.cache.name(), Scope::Sign) {
-            // Whether their contents are the client's is known when it sends their narinfos: then they are signed.
-            let lacks: HashSet<HashPart> = missing.iter().copied().chain(this.cache.unsigned(&asked)?).collect();
-            if lacks.len() > missing.len() {
-                missing = asked.iter().filter(|part| lacks.contains(*part)).copied().collect();
+        let permit = this.pool.missing.permit()?;
+        let signs = grant.allows(this.cache.name(), Scope::Sign);
+        let mut source =
+            Lacking { uploads: Arc::clone(&this), signs, asked, missing: Vec::new(), known: 0, next: 0, lines: 0 };
+        // What fails now is an answer of its own.
+        source.look_up()?;
+        Ok(text(StatusCode::OK, String::new()).body(this.pool.missing.body(permit, source, departure)))
+    })
+}
+
+/// The answer to `POST missing`, which is written while the index is asked and signatures are verified.
+struct Lacking {
+    uploads: Arc<Uploads>,
+    /// Whether the token may sign: then paths without a signature of the cache are lacking.
+    signs: bool,
+    asked: Vec<HashPart>,
+    /// How many of `asked` were looked up.
+    known: usize,
+    /// Those of the last ones looked up that are not there, the last of them first.
+    missing: Vec<HashPart>,
+    /// The next one of `asked`.
+    next: usize,
+    /// The number of lines so far.
+    lines: usize,
+}
+
+impl Lacking {
+    /// Looks up the next ones.
+    fn look_up(&mut self) -> Result<(), Refusal> {
+        let end = (self.known + LOOKED_UP_AT_ONCE).min(self.asked.len());
+        let asked = self.asked.get(self.known..end).unwrap_or_default();
+        self.missing = self.uploads.cache.missing(asked, Some(LEASE_SECONDS))?;
+        self.missing.reverse();
+        self.known = end;
+        Ok(())
+    }
+}
+
+impl BodySource for Lacking {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        if self.next == self.known {
+            self.look_up().map_err(io::Error::other)?;
+        }
+        let end = if self.signs { (self.next + VERIFIED_AT_ONCE).min(self.known) } else { self.known };
+        let asked = self.asked.get(self.next..end).unwrap_or_default();
+        // Whether their contents are the client's is known when it sends their narinfos: then they are signed.
+        let unsigned =
+            if self.signs { self.uploads.cache.unsigned(asked).map_err(io::Error::other)? } else { Vec::new() };
+        let unsigned: HashSet<HashPart> = unsigned.into_iter().collect();
+        for hash_part in asked {
+            let is_missing = self.missing.pop_if(|missing| missing == hash_part).is_some();
+            if is_missing || unsigned.contains(hash_part) {
+                writeln!(out.memory(), "{hash_part}")?;
+                self.lines += 1;
             }
         }
-        let mut answer = String::with_capacity(missing.len() * 33 + 16);
-        for hash_part in &missing {
-            answer.push_str(&format!("{hash_part}\n"));
+        self.next = end;
+        if end < self.asked.len() {
+            return Ok(Fill::More);
         }
-        answer.push_str(&format!("end {}\n", missing.len()));
-        Ok(text(StatusCode::OK, answer))
-    })
+        writeln!(out.memory(), "end {}", self.lines)?;
+        Ok(Fill::Done)
+    }
 }
 
 /// Reads the name of a NAR in this protocol: the hash of the NAR, and its compression.
@@ -238,7 +291,7 @@ impl Uploads {
             PartError::File(error) => {
                 tracing::error!("cannot write to '{}': {error}", self.data.path().join("incoming").display());
                 match error.kind() {
-                    std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Refusal::new(
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Refusal::new(
                         RefusalKind::NoSpace,
                         "the cache's disk is full: free space there, then push again",
                     )

@@ -1,4 +1,5 @@
-//! Requests of the page that decode, walk or compare: nobody else waits for them, and they end with their clients.
+//! Requests that take long: those of the page that decode, walk or compare, and those for missing paths that verify signatures. Nobody else waits
+//! for them, and they end with their clients.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,12 +9,14 @@ use std::time::{Duration, Instant};
 use narval_nix::{Sha256, Sha256Hasher};
 
 use crate::lab::{Lab, Nar, serve};
-use crate::support::{Running, certificate, hash_part};
+use crate::support::{Running, Store, certificate, hash_part};
 
 /// Clients at a time. Each leaves most of them unanswered.
 const CLIENTS: usize = 200;
 /// Zeros before the small file.
 const ZEROS: u64 = 700 << 20;
+/// Paths with a signature: more than are looked at at a time. Without optimizations, verifying one takes 30 ms.
+const SIGNED_PATHS: usize = 300;
 /// Paths of the closure.
 const PATHS: usize = 3_000;
 const LARGE: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-large";
@@ -59,23 +62,32 @@ fn upload_large(lab: &Lab, token: &str, path: &str, zeros: u64) {
     assert_eq!(put.status, 201, "{}", put.text());
 }
 
+/// Uploads a path; its hash part.
+fn path_in(lab: &Lab, token: &str, name: &str) -> String {
+    let (nar, path) = (Nar::of(name.as_bytes()), format!("{:032}-{name}", 800_000));
+    assert_eq!(lab.put(&nar.url(), token, &nar.bytes).status, 201);
+    let narinfo = nar.narinfo(&path, &[]);
+    assert_eq!(lab.put(&format!("/{}.narinfo", hash_part(&path)), token, narinfo.as_bytes()).status, 201);
+    hash_part(&path).to_owned()
+}
+
 fn name(number: usize) -> String {
     format!("{number:032}-path-{number}")
 }
 
 /// Uploads paths that each refer to the next ones.
-fn upload_closure(lab: &Lab, token: &str) {
+fn upload_closure(lab: &Lab, token: &str, paths: usize) {
     let nar = Nar::of(b"one");
     let lines = lab.put(&format!("/_narval/v1/nar/{}.nar", nar.hash.to_nix32()), token, &nar.bytes);
     assert_eq!(lines.status, 201);
     let mut body = String::new();
-    for number in 0..PATHS {
-        let references = (number + 1..PATHS).take(5).map(name).collect::<Vec<_>>().join(" ");
+    for number in 0..paths {
+        let references = (number + 1..paths).take(5).map(name).collect::<Vec<_>>().join(" ");
         let path = name(number);
         let narinfo = format!("StorePath: /nix/store/{path}\n{}References: {references}\n", lines.text());
         body.push_str(&format!("{} {}\n{narinfo}", hash_part(&path), narinfo.len()));
     }
-    body.push_str(&format!("end {PATHS}\n"));
+    body.push_str(&format!("end {paths}\n"));
     let answer = lab.post("/_narval/v1/commit", token, body.as_bytes());
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
@@ -125,7 +137,7 @@ fn requests_of_the_page_stop_nobody_else_and_end_with_their_clients() {
     let lab = Lab::new();
     let token = lab.token("push");
     upload_large(&lab, &token, LARGE, ZEROS);
-    upload_closure(&lab, &token);
+    upload_closure(&lab, &token, PATHS);
     for route in routes() {
         let clients: Vec<TcpStream> = (0..CLIENTS)
             .map(|_| {
@@ -193,6 +205,43 @@ fn one_client_does_not_take_the_page_from_the_others() {
     assert_eq!(lab.get(&format!("/_narval/page/tar/{beyond}/none")).status, 404);
 }
 
+#[test]
+fn questions_for_missing_paths_stop_nobody_else_and_end_with_their_clients() {
+    let store = Store::new();
+    let (key, _) = store.key("own-1");
+    let lab = Lab::configured(store, &format!("data = 'data'\nsign-keys = '{}'\n", key.display()));
+    let (push, sign) = (lab.token("push"), lab.token("push,sign"));
+    upload_closure(&lab, &sign, SIGNED_PATHS);
+    let unsigned = path_in(&lab, &push, "unsigned");
+    // In the order of the question, with what is missing and what is not signed.
+    let absent = |number: usize| format!("{:032}", 900_000 + number);
+    let mut asked: Vec<String> = (0..SIGNED_PATHS).map(|number| hash_part(&name(number)).to_owned()).collect();
+    asked.insert(0, absent(0));
+    asked.insert(280, unsigned.clone());
+    asked.push(absent(1));
+    let answer = lab.post("/_narval/v1/missing", &sign, asked.join("\n").as_bytes());
+    let expected = format!("{}\n{unsigned}\n{}\nend 3\n", absent(0), absent(1));
+    assert_eq!((answer.status, answer.text()), (200, expected.as_str()));
+    let answer = lab.post("/_narval/v1/missing", &push, asked.join("\n").as_bytes());
+    assert_eq!((answer.status, answer.text()), (200, format!("{}\n{}\nend 2\n", absent(0), absent(1)).as_str()));
+    // The largest question, many times at once.
+    let signed = (0..).map(|number| hash_part(&name(number % SIGNED_PATHS)).to_owned()).take(65_536);
+    let question = signed.collect::<Vec<_>>().join("\n");
+    let clients: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = lab.server.connect();
+            let head = format!(
+                "POST /_narval/v1/missing HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {sign}\r\nContent-Length: {}\r\n\r\n",
+                question.len()
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(question.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    besieged(&lab, &|path| lab.get(path).status, clients);
+}
+
 /// The frames of a client that asks for a path on many streams (RFC 9113), whose windows are small.
 fn http2_requests(path: &str, streams: u32) -> Vec<u8> {
     let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
@@ -226,7 +275,7 @@ fn requests_of_the_page_over_http_2_stop_nobody_else_and_end_with_their_clients(
     let plain = Lab::new();
     let token = plain.token("push");
     upload_large(&plain, &token, LARGE, ZEROS);
-    upload_closure(&plain, &token);
+    upload_closure(&plain, &token, PATHS);
     // Another server over the same data.
     let [cert, key] = certificate(plain.store.dir.path());
     let tls = ["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];

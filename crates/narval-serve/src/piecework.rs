@@ -1,4 +1,5 @@
-//! Threads for the requests of the page that decode, walk or compare: workers stay free for everything else.
+//! Threads for requests that take long: those of the page that decode, walk or compare, and those of pushes for many missing paths. Workers
+//! stay free for everything else.
 //!
 //! Such a request has a permit from its start until its answer is sent. Its work is done in pieces: each waits in one queue behind the pieces of
 //! the other requests, and is made only once the client has taken the last one. So a slow client holds no thread, and no request waits for
@@ -30,8 +31,8 @@ const REQUESTS_OF_ONE_MAX: usize = 8;
 /// A request whose client has taken nothing for this long makes way for another one.
 const UNTAKEN_MAX: Duration = Duration::from_secs(10);
 
-/// See the module's description. All caches of a server share one.
-pub(crate) struct PageWork {
+/// See the module's description. All caches of a server share one for the page, and one for pushes.
+pub(crate) struct Piecework {
     threads: Arc<Background>,
     permits: Permits,
     /// The answers that are being sent.
@@ -39,43 +40,47 @@ pub(crate) struct PageWork {
 }
 
 /// What a request is answered with.
-pub(super) enum Answered {
+pub(crate) enum Answered {
     /// This answer.
     Whole(Response),
     /// An answer whose body is made in pieces, of this length if it is known. A piece may be empty.
     Pieces { response: Response, source: Box<dyn BodySource>, length: Option<u64>, of: StorePath },
 }
 
-impl Default for PageWork {
+impl fmt::Debug for Piecework {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Piecework({:?})", self.threads)
+    }
+}
+
+impl Default for Piecework {
     fn default() -> Self {
+        Self::new("page")
+    }
+}
+
+impl Piecework {
+    /// On threads of this name.
+    pub(crate) fn new(threads_name: &'static str) -> Self {
         let threads = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, THREADS_MAX);
         Self {
-            threads: Background::new("page", threads, REQUESTS_MAX),
+            threads: Background::new(threads_name, threads, REQUESTS_MAX),
             permits: Permits::shared(REQUESTS_MAX, REQUESTS_OF_ONE_MAX),
             answers: Mutex::default(),
         }
     }
-}
 
-impl fmt::Debug for PageWork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PageWork({:?})", self.threads)
-    }
-}
-
-impl PageWork {
     /// Answers a request on one of the threads.
     ///
     /// # Errors
     /// 503 if too many are being answered.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         self: &Arc<Self>,
         request: Request,
         metrics: &Arc<Metrics>,
         answer: impl FnOnce(&Request) -> Result<Answered, ServeError> + Send + 'static,
     ) -> Result<Response, ServeError> {
-        let permit = self.permit().ok_or(ServeError::Busy)?;
-        let held = (permit, metrics.page_requests.begin());
+        let held = (self.permit()?, Some(metrics.page_requests.begin()));
         let (response, responder) = Response::later();
         let (this, metrics, id, client) =
             (Arc::clone(self), Arc::clone(metrics), request_id::current(), served_client());
@@ -100,31 +105,41 @@ impl PageWork {
         Ok(response)
     }
 
+    /// A body that is made in pieces on the threads.
+    pub(crate) fn body(
+        self: &Arc<Self>,
+        permit: Permit,
+        source: impl BodySource + 'static,
+        departure: Departure,
+    ) -> Body {
+        let state = State { is_making: false, ..State::new(Box::new(source), (permit, None), Waits::Nobody) };
+        Body::source(Pieces(self.add(state, departure)), None)
+    }
+
     /// A permit for one more request. If there is none, answers that nobody takes end.
-    fn permit(&self) -> Option<Permit> {
-        self.permits.take().or_else(|| {
+    ///
+    /// # Errors
+    /// 503 if too many are being answered.
+    pub(crate) fn permit(&self) -> Result<Permit, ServeError> {
+        let permit = self.permits.take().or_else(|| {
             let answers: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
             answers.iter().for_each(|answer| answer.end_if_untaken());
             self.permits.take()
-        })
+        });
+        permit.ok_or(ServeError::Busy)
     }
 
     /// Makes the first piece of an answer.
-    fn begin(self: &Arc<Self>, source: Box<dyn BodySource>, first: First, held: (Permit, Begun), departure: Departure) {
-        let state = State {
-            source: Some(source),
-            is_making: true,
-            made: None,
-            since: Instant::now(),
-            waits: Waits::First(Box::new(first)),
-            held: Some(held),
-        };
+    fn begin(self: &Arc<Self>, source: Box<dyn BodySource>, first: First, held: Held, departure: Departure) {
+        self.add(State::new(source, held, Waits::First(Box::new(first))), departure).go_on();
+    }
+
+    fn add(self: &Arc<Self>, state: State, departure: Departure) -> Arc<Answer> {
         let answer = Arc::new(Answer { work: Arc::clone(self), departure, state: Mutex::new(state) });
         let mut answers = self.lock();
         answers.retain(|answer| answer.strong_count() > 0);
         answers.push(Arc::downgrade(&answer));
-        drop(answers);
-        answer.go_on();
+        answer
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Answer>>> {
@@ -132,9 +147,12 @@ impl PageWork {
     }
 }
 
+/// What a request holds while it is answered: its permit, and its place in a gauge.
+type Held = (Permit, Option<Begun>);
+
 /// An answer that is made in pieces.
 struct Answer {
-    work: Arc<PageWork>,
+    work: Arc<Piecework>,
     departure: Departure,
     state: Mutex<State>,
 }
@@ -149,7 +167,7 @@ struct State {
     since: Instant,
     waits: Waits,
     /// Given back at the end. `None`: the answer has ended.
-    held: Option<(Permit, Begun)>,
+    held: Option<Held>,
 }
 
 /// Who waits for the next piece.
@@ -236,6 +254,10 @@ impl Answer {
 }
 
 impl State {
+    fn new(source: Box<dyn BodySource>, held: Held, waits: Waits) -> Self {
+        Self { source: Some(source), is_making: true, made: None, since: Instant::now(), waits, held: Some(held) }
+    }
+
     /// Ends the answer: another request may have its permit.
     fn end(&mut self) {
         (self.source, self.made, self.held) = (None, None, None);
