@@ -101,5 +101,14 @@ fn nobody_waits_behind_one_who_waits_for_the_lock() {
 #[test]
 fn a_commit_takes_time_in_proportion_to_its_narinfos() {
     let Some(server) = PostgresServer::shared() else { return };
-    commits_take_time_in_proportion(&Postgres::open(&server.database()).unwrap());
+    let address = server.database();
+    // The server has a process for each connection.
+    let processes = "select pid from pg_stat_activity where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()";
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let time_of = |process: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    };
+    let cpu_time = || server.sql(name, processes).unwrap().lines().map(time_of).sum();
+    commits_take_time_in_proportion(&Postgres::open(&address).unwrap(), cpu_time);
 }
