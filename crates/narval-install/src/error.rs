@@ -293,3 +293,15 @@ fn is_not_as_registered(error: &StoreError) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_counted_in_words() {
+        let several = |others| Error::Several { first: Box::new(Error::Interrupted), others }.to_string();
+        assert!(several(1).ends_with("to resume (and 1 more failure)"), "{}", several(1));
+        assert!(several(2).ends_with("(and 2 more failures)"), "{}", several(2));
+    }
+}

@@ -79,6 +79,8 @@ pub(crate) struct Walk<'a> {
     is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
     /// Called for each found path, from several threads.
     on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
+    /// The maximum numbers of paths and of references.
+    limits: [usize; 2],
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -96,7 +98,8 @@ impl<'a> Walk<'a> {
                 state.error.get_or_insert(error);
             }
         }
-        Self { caches, is_there, on_found, state: Mutex::new(state), changed: Condvar::new() }
+        let limits = [CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX];
+        Self { caches, is_there, on_found, limits, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -197,8 +200,8 @@ impl Walk<'_> {
     fn check_limits(&self, found: &Found) -> Result<(), Error> {
         let mut state = self.lock();
         state.references += found.info.references.len();
-        let limits =
-            [(state.seen.len(), CLOSURE_PATHS_MAX, "paths"), (state.references, CLOSURE_REFERENCES_MAX, "references")];
+        let [paths, references] = self.limits;
+        let limits = [(state.seen.len(), paths, "paths"), (state.references, references, "references")];
         drop(state);
         let exceeded = limits.into_iter().find(|(count, limit, _)| count > limit);
         let error = |(_, limit, what)| Err(Error::Closure { cache: found.cache.url().to_string(), limit, what });
@@ -233,4 +236,56 @@ pub(crate) fn closure(
     check_cycles(&all)?;
     all.sort_by(|a, b| a.info.path.cmp(&b.info.path));
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+
+    use narval_client::{Client, ClientOptions, Url};
+    use narval_nix::{StoreDir, TrustedKeys};
+
+    use super::*;
+
+    /// A cache of five paths, each of which refers to those after it: ten references.
+    fn cache() -> (tempfile::TempDir, Caches, Wanted) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("nix-cache-info"), "StoreDir: /nix/store\n").unwrap();
+        let names: Vec<_> = (0..5).map(|number| format!("{}{number}-p", "0".repeat(31))).collect();
+        for (at, name) in names.iter().enumerate() {
+            let hash = format!("sha256:{}", "0".repeat(52));
+            let text = format!(
+                "StorePath: /nix/store/{name}\nURL: nar/{name}.nar\nCompression: none\nNarHash: {hash}\nNarSize: 1\nReferences: {}\n",
+                names[at + 1..].join(" ")
+            );
+            fs::write(folder.path().join(format!("{}.narinfo", &name[..32])), text).unwrap();
+        }
+        let url = Url::parse(&format!("file://{}", folder.path().display())).unwrap();
+        let client = Arc::new(Client::new(ClientOptions::default()));
+        let caches = Caches::open(&[url], &client, &StoreDir::default(), TrustedKeys::default(), false).unwrap();
+        let root = Wanted::parse(&names[0], &StoreDir::default()).unwrap();
+        (folder, caches, root)
+    }
+
+    #[test]
+    fn a_closure_beyond_the_limits_ends_the_walk() {
+        let (_folder, caches, root) = cache();
+        let walk = |limits: [usize; 2]| {
+            let found = Mutex::new(0);
+            let on_found = |_| {
+                *found.lock().unwrap() += 1;
+                Ok(())
+            };
+            let mut walk = Walk::new(&caches, std::slice::from_ref(&root), &|_| Ok(false), &on_found);
+            assert_eq!(walk.limits, [250_000, 5_000_000], "as documented");
+            walk.limits = limits;
+            std::thread::scope(|scope| walk.run(scope)).map(|()| *found.lock().unwrap())
+        };
+        assert_eq!(walk([5, 10]).unwrap(), 5);
+        for (limits, count) in [([4, 10], "4 paths"), ([5, 9], "9 references")] {
+            let error = walk(limits).unwrap_err();
+            assert!(error.to_string().contains(count) && error.exit_code() == 4, "{error}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use narval_cache::Caches;
+use narval_cache::{CacheError, Caches};
 use narval_install::{Closure, Destination, Error, Wanted};
 use narval_nix::{HashPart, StoreDir};
 use narval_store::StoreConfig;
@@ -150,19 +150,23 @@ pub(crate) fn open(client: &ClientArgs, path: &str) -> Result<(Caches, Wanted, S
 
 /// The closure of paths in a store. If it lacks one that this machine's store or the user's own has, the error names that.
 pub(crate) fn closure_in(store: &Destination, wanted: &[Wanted]) -> Result<Closure, Failure> {
-    Closure::in_store(store, wanted).map_err(|error| match &error {
-        Error::NotInStore { what, .. } => {
-            let missing = Wanted::parse(what, store.store_dir()).ok();
-            match missing.and_then(|missing| other_store_with(store.config(), &missing)) {
-                Some(other) => not_in(&store.name(), what, &other),
-                None => error.into(),
-            }
-        }
-        _ => error.into(),
-    })
+    Closure::in_store(store, wanted).map_err(|error| or_elsewhere(error, store))
 }
 
-/// The message about a path that another store has.
-pub(crate) fn not_in(store: &str, what: &str, other: &str) -> Failure {
-    Failure::Coded(3, format!("the store {store} does not have {what}, but '--store {other}' does"))
+/// An error, with the store that has the missing path if that is this machine's or the user's own: commands that install use the latter, those that
+/// push the former.
+pub(crate) fn or_elsewhere(error: Error, store: &Destination) -> Failure {
+    let (Error::NotInStore { what, .. } | Error::Cache(CacheError::NotFound { what, .. })) = &error else {
+        return error.into();
+    };
+    let missing = Wanted::parse(what, store.store_dir()).ok();
+    match missing.and_then(|missing| other_store_with(store.config(), &missing)) {
+        Some(other) => Failure::Coded(error.exit_code(), format!("{error}; {}", named_by(&other))),
+        None => error.into(),
+    }
+}
+
+/// The hint to another store.
+pub(crate) fn named_by(store: &str) -> String {
+    format!("'--store {store}' names a store that has it")
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
-use crate::args::paths::parse_wanted;
+use crate::args::paths::{or_elsewhere, parse_wanted};
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::Display;
@@ -78,7 +78,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let delta_bases = profile.as_ref().map_or_else(Vec::new, shown);
     let options = Options { deltas: args.deltas.chosen(), delta_bases, ..options };
     if args.dry_run {
-        let report = plan(&destination, &options, &client, &wanted)?;
+        let report = plan(&destination, &options, &client, &wanted);
+        let report = report.map_err(|error| or_elsewhere(error, &destination))?;
         show_plan(&report, args.client.output);
         return Ok(());
     }
@@ -93,7 +94,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             File::create(path).map_err(|error| Failure::of_file(&format!("--trace {}", path.display()), &error))?;
         trace.write(BufWriter::new(file)).map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
-    let report = result?;
+    let report = result.map_err(|error| or_elsewhere(error, &destination))?;
     let added = profile.map(|profile| profile.add(&destination, &report.roots)).transpose()?.unwrap_or_default();
     show_report(&report, &added, args.client.output, &destination);
     Ok(())

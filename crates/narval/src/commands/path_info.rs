@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
-use crate::args::paths::{Named, parse_wanted};
+use crate::args::paths::{Named, or_elsewhere, parse_wanted};
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 
@@ -37,7 +37,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let destination = args.client.store.destination()?;
     let wanted = parse_wanted(&args.paths, destination.config())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
-    let closure = Closure::find(&destination, &options, &client, &wanted)?;
+    let closure = Closure::find(&destination, &options, &client, &wanted);
+    let closure = closure.map_err(|error| or_elsewhere(error, &destination))?;
     if let Some(why) = &args.why {
         let to = Named::parse(why, destination.config())?.wanted.hash_part();
         let to = closure.nodes.keys().find(|path| path.hash_part() == to);

@@ -12,7 +12,7 @@ use narval_nix::StorePath;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
-use crate::args::paths::parse_wanted;
+use crate::args::paths::{or_elsewhere, parse_wanted};
 use crate::commands::follow::enter_and_follow;
 use crate::ui::output::note;
 use crate::ui::progress::Display;
@@ -71,7 +71,7 @@ pub(crate) fn ensure_installed(
     let client = client.caches.client()?;
     let report = install(destination, &options, &client, &wanted, &progress, &Trace::new(false));
     display.finish();
-    report?;
+    report.map_err(|error| or_elsewhere(error, destination))?;
     let find =
         |one: &Wanted| destination.find(one)?.ok_or_else(|| Failure::runtime("it was installed, but does not exist"));
     wanted.iter().map(find).collect()

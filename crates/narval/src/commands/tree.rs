@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
-use crate::args::paths::parse_wanted;
+use crate::args::paths::{or_elsewhere, parse_wanted};
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 
@@ -67,7 +67,8 @@ pub(super) fn find(client: &ClientArgs, paths: &[String]) -> Result<Closure, Fai
     }
     let destination = client.store.destination()?;
     let wanted = parse_wanted(paths, destination.config())?;
-    Ok(Closure::find(&destination, &client.caches.options(None, false)?, &client.caches.client()?, &wanted)?)
+    let (options, http) = (client.caches.options(None, false)?, client.caches.client()?);
+    Closure::find(&destination, &options, &http, &wanted).map_err(|error| or_elsewhere(error, &destination))
 }
 
 /// The references of a closure, to be shown.

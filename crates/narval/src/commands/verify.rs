@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, other_store_with};
-use crate::args::paths::parse_wanted;
+use crate::args::paths::{named_by, parse_wanted};
 use crate::ui::json;
 use crate::ui::output::{counted, out};
 
@@ -97,7 +97,7 @@ fn chosen(texts: &[String], destination: &Destination) -> Result<Vec<StorePath>,
     if absent.is_empty() {
         Ok(paths)
     } else {
-        let hint = other.map(|other| format!("; '--store {other}' names a store that has it")).unwrap_or_default();
+        let hint = other.map(|other| format!("; {}", named_by(&other))).unwrap_or_default();
         Err(Failure::Coded(3, format!("not in the store: {}{hint}", absent.join(", "))))
     }
 }

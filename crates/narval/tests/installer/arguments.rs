@@ -156,8 +156,15 @@ fn a_path_of_another_store_names_that_store() {
     let said = lab.fails(2, &["verify", "--store", &other, &real]);
     assert!(said.contains(&format!("--store '{own}'")) && said.lines().count() == 1, "{said}");
     let to = format!("file://{}", lab.folder("to"));
-    for command in [&["push", "--to", &to][..], &["copy", "--to", &to], &["verify"]] {
-        let said = lab.fails(3, &[command, &["--store", &other, &lab.hello]].concat());
+    let empty = format!("file://{}", lab.folder("empty"));
+    std::fs::create_dir(lab.folder("empty")).unwrap();
+    std::fs::write(format!("{}/nix-cache-info", lab.folder("empty")), "StoreDir: /nix/store\n").unwrap();
+    let commands = ["install", "run", "shell", "tree", "path-info"].map(|command| vec![command, "--from", &empty]);
+    let dry = vec!["install", "--dry-run", "--from", &empty];
+    let why = vec!["why", "--from", &empty, &lab.hello];
+    let local = [vec!["push", "--to", &to], vec!["copy", "--to", &to], vec!["verify"]];
+    for command in commands.into_iter().chain(local).chain([dry, why]) {
+        let said = lab.fails(3, &[&command[..], &["--store", &other, &lab.hello]].concat());
         assert!(said.contains(&format!("--store {own}")), "{command:?}: {said}");
     }
 }
