@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_nix::narinfo::NARINFO_LEN_MAX;
-use narval_nix::{CacheInfo, HashPart, NarHash, NarInfo, StoreDir};
+use narval_nix::{CacheInfo, HashPart, NarHash, NarInfo, PublicKey, StoreDir};
 
 use narval_client::{Attempts, Client, HttpError, Method, Request, Url};
 
 use crate::file::read_small_once;
-use crate::{CacheError, Wanted};
+use crate::{CacheError, Wanted, published_keys};
 use narval_client::Breaker;
 
 /// Nix's default for caches without a priority.
@@ -44,6 +44,8 @@ pub struct Cache {
     deltas: bool,
     /// How long its `nix-cache-info` took, from the connection's start.
     opened_in: Duration,
+    /// The keys in its `nix-cache-info`.
+    published: Vec<PublicKey>,
     pub(crate) breaker: Breaker,
     /// Whether its `nix-cache-info` could not be read.
     pub(crate) silent: bool,
@@ -60,7 +62,7 @@ impl Cache {
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
         let breaker = Breaker::default();
         let (mut priority, mut batch, mut delta_batch) = (PRIORITY_DEFAULT, None, None);
-        let (mut deltas, mut silent) = (false, false);
+        let (mut deltas, mut silent, mut published) = (false, false, Vec::new());
         let begun = Instant::now();
         match read_small_once(client, &url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
             Ok(Some(text)) if is_html(&text) => return Err(refused(format!("nix-cache-info: {HTML}"))),
@@ -72,6 +74,8 @@ impl Cache {
                 }
                 priority = info.priority.unwrap_or(PRIORITY_DEFAULT);
                 deltas = offers_deltas(&info);
+                // They only matter for messages: one that is invalid is as good as none.
+                published = published_keys(&info).unwrap_or_default();
                 let offered = info.unknown.iter().find(|(key, _)| key == BATCH_KEY);
                 // Only below the cache itself: a cache must not direct requests elsewhere.
                 let endpoint = |want: &str| {
@@ -97,14 +101,26 @@ impl Cache {
         }
         let priority = asked_priority.unwrap_or(priority);
         let (client, store_dir, opened_in) = (Arc::clone(client), store_dir.clone(), begun.elapsed());
-        Ok(Self { url, client, store_dir, priority, batch, delta_batch, deltas, opened_in, breaker, silent })
+        Ok(Self { url, client, store_dir, priority, batch, delta_batch, deltas, opened_in, published, breaker, silent })
     }
 
     /// A cache without requesting its `nix-cache-info`.
     pub(crate) fn unasked(url: Url, client: &Arc<Client>, store_dir: &StoreDir, priority: i64) -> Self {
         let (client, store_dir, breaker) = (Arc::clone(client), store_dir.clone(), Breaker::default());
         let (batch, delta_batch, deltas, opened_in) = (None, None, false, Duration::ZERO);
-        Self { url, client, store_dir, priority, batch, delta_batch, deltas, opened_in, breaker, silent: false }
+        Self {
+            url,
+            client,
+            store_dir,
+            priority,
+            batch,
+            delta_batch,
+            deltas,
+            opened_in,
+            published: Vec::new(),
+            breaker,
+            silent: false,
+        }
     }
 
     /// Its address, without secrets.
@@ -120,6 +136,11 @@ impl Cache {
     /// The client for its requests.
     pub const fn client(&self) -> &Arc<Client> {
         &self.client
+    }
+
+    /// The keys that it publishes.
+    pub(crate) fn published(&self) -> &[PublicKey] {
+        &self.published
     }
 
     /// Whether it supports batch lookups.

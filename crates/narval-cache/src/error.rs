@@ -55,17 +55,14 @@ pub enum CacheError {
         reason: String,
     },
     /// No signature by a trusted key.
-    #[error(
-        "{cache}: {path} is not signed by a trusted key (signed by: {signers}); add its key with --trusted-public-key, \
-         or use --no-check-sigs if you trust the cache and the way to it"
-    )]
+    #[error("{cache}: {path} is not signed by a trusted key: {advice}")]
     Untrusted {
         /// The cache.
         cache: String,
         /// The path.
         path: StorePath,
-        /// Names of the keys that signed it.
-        signers: String,
+        /// Who has signed it, and what to do ([`signature_advice`](crate::signature_advice)).
+        advice: String,
     },
     /// The bytes do not match the narinfo.
     #[error("{cache}: {path} is damaged: {what} is {actual}, but the narinfo has {expected}")]

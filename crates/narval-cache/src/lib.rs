@@ -34,6 +34,7 @@
 #[cfg(test)]
 extern crate self as narval_cache;
 
+mod advice;
 mod cache;
 mod error;
 mod file;
@@ -43,6 +44,7 @@ mod lookup;
 pub mod upstream;
 mod wanted;
 
+pub use advice::{published_keys, signature_advice};
 pub use cache::{BATCH_MAX, Cache, DELTA_BATCH_MAX, DeltaProspect};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};

@@ -7,7 +7,7 @@ use narval_client::{Client, HttpError, Url};
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
 use crate::cache::Patience;
-use crate::{Cache, CacheError, Wanted};
+use crate::{Cache, CacheError, Wanted, signature_advice};
 
 /// How long one cache may take before the next is queried as well.
 pub const HEDGE_AFTER: Duration = Duration::from_millis(100);
@@ -72,9 +72,9 @@ impl Trust {
         if !self.check_signatures || named || self.keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some() {
             return Ok(());
         }
-        let signers = info.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
-        let signers = if signers.is_empty() { "nobody".to_owned() } else { signers } + &remark;
-        Err(CacheError::Untrusted { cache: cache.url().to_string(), path: info.path.clone(), signers })
+        let name = cache.url().to_string();
+        let advice = signature_advice(&name, &fingerprint, &info.signatures, cache.published()) + &remark;
+        Err(CacheError::Untrusted { cache: name, path: info.path.clone(), advice })
     }
 }
 

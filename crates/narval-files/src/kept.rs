@@ -95,7 +95,8 @@ impl Kept {
         self.make_room(&mut state);
     }
 
-    fn bytes_max(&self) -> u64 {
+    /// The budget.
+    pub fn bytes_max(&self) -> u64 {
         self.bytes_max.load(Ordering::Acquire)
     }
 

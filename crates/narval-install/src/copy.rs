@@ -1,8 +1,6 @@
 //! Copying closures between caches, folders and stores.
 
-use std::collections::BTreeSet;
-
-use narval_cache::{CacheError, Caches};
+use narval_cache::{CacheError, Caches, signature_advice};
 use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 
@@ -92,7 +90,7 @@ fn check_trust(from: &Destination, info: &PathInfo, keys: Option<&TrustedKeys>) 
     if signed || info.check_by_contents(from.store_dir()).is_some() {
         return Ok(());
     }
-    let signers: BTreeSet<_> = info.signatures.iter().map(|signature| signature.key_name()).collect();
-    let signers = if signers.is_empty() { "nobody".to_owned() } else { Vec::from_iter(signers).join(", ") };
-    Err(CacheError::Untrusted { cache: from.name(), path: info.path.clone(), signers }.into())
+    let cache = from.name();
+    let advice = signature_advice(&cache, &fingerprint, &info.signatures, &[]);
+    Err(CacheError::Untrusted { cache, path: info.path.clone(), advice }.into())
 }

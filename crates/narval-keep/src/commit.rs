@@ -257,7 +257,7 @@ impl Cache {
              already, use 'nix copy --refresh'",
             named.join(", ")
         );
-        Err(Refusal::new(RefusalKind::Conflict, message))
+        Err(Refusal::new(RefusalKind::Conflict, message).because("reference"))
     }
 
     /// For each path, what the upstreams have of it if this cache does not have it, nor vouches for it: clients that trust an upstream
@@ -304,7 +304,7 @@ impl Cache {
                 claimed.path,
                 undeclared.len() - 1
             );
-            return Err(Refusal::new(RefusalKind::Unprocessable, message));
+            return Err(Refusal::new(RefusalKind::Unprocessable, message).because("reference"));
         }
         let before = old.as_ref().and_then(|old| NarInfo::parse(&old.narinfo, &settings.store_dir).ok());
         if before.as_ref().is_none_or(|before| before.ca != claimed.ca || before.nar_hash != claimed.nar_hash) {
@@ -437,7 +437,7 @@ pub(super) fn nar_name(info: &NarInfo) -> Result<String, Refusal> {
             "'{}': its URL '{}' is not 'nar/<FileHash>.nar' with the extension of a compression",
             info.path, info.url
         );
-        Refusal::new(RefusalKind::Unprocessable, message)
+        Refusal::new(RefusalKind::Unprocessable, message).because("malformed")
     })?;
     Ok(name.to_string())
 }
@@ -474,6 +474,7 @@ const WRITTEN_EARLY_MAX: usize = 128;
 fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarInfo, Refusal> {
     let invalid = |reason: &dyn std::fmt::Display| {
         Refusal::new(RefusalKind::Unprocessable, format_args!("'{part}.narinfo' is refused: {reason}"))
+            .because("malformed")
     };
     let info = NarInfo::parse(text, &settings.store_dir).map_err(|error| invalid(&error))?;
     if info.path.hash_part() != *part {

@@ -75,6 +75,7 @@ mod small;
 mod small_bytes;
 mod storage;
 mod store_first;
+mod survey;
 mod tokens;
 mod tokens_used;
 mod traces;
@@ -105,7 +106,7 @@ pub use receipt::RECEIPT_KEY;
 pub use receive::verify_anything;
 pub use receive::{Begin, Receipts, Stored, Upload};
 pub use recompress::RECOMPRESSED_GRACE;
-pub use refusal::{MESSAGE_LEN_MAX, Refusal, RefusalKind};
+pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, UNFINISHED_GRACE,
     Why,
@@ -114,6 +115,7 @@ pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_S
 pub use sign::SignReport;
 pub use small::{Put, SmallKind};
 pub use storage::{NarBytes, Redirect};
+pub use survey::{CollectionFigures, Fullness, Survey, TokenEnd};
 pub use tokens::{EXCHANGED_FOR, LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
 
 use narval_client::clock::now;

@@ -22,6 +22,7 @@ use super::pending::{SeenPending, WhichPending};
 use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
+use super::survey::Surveys;
 use super::tokens_used::TokensUsed;
 use super::{Audit, Place, audit, join, recompress};
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
@@ -109,6 +110,7 @@ impl Data {
             losses: Losses::default(),
             file_hashes: FileHashes::new(),
             window_memory: WindowMemory::new(DECODE_MEMORY),
+            surveys: Surveys::default(),
             unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],

@@ -59,6 +59,20 @@ impl RefusalKind {
             Self::NoSpace => 507,
         }
     }
+
+    /// The reason, where none is named.
+    const fn reason(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Unauthorized | Self::Forbidden | Self::NotAllowed | Self::NotFound => "forbidden",
+            Self::Conflict | Self::Busy => "conflict",
+            Self::TooLarge => "too_large",
+            Self::Unprocessable => "hash",
+            Self::Failed => "failed",
+            Self::Away => "away",
+            Self::NoSpace => "no_space",
+        }
+    }
 }
 
 /// A refusal. The message is for the client: one line, what is wrong and what to do.
@@ -69,7 +83,24 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// At most [`MESSAGE_LEN_MAX`] bytes.
     pub message: String,
+    /// The reason, as metrics name it: one of [`REFUSAL_REASONS`].
+    pub reason: &'static str,
 }
+
+/// The reasons of refusals, as metrics name them.
+pub const REFUSAL_REASONS: [&str; 11] = [
+    "away",
+    "conflict",
+    "failed",
+    "forbidden",
+    "hash",
+    "malformed",
+    "no_space",
+    "quota",
+    "reference",
+    "signature",
+    "too_large",
+];
 
 impl Refusal {
     /// A refusal with this message, truncated if it is too long.
@@ -80,7 +111,14 @@ impl Refusal {
             message.truncate(end.unwrap_or(0));
             message.push('…');
         }
-        Self { kind, message }
+        Self { kind, message, reason: kind.reason() }
+    }
+
+    /// The same with this reason.
+    #[must_use]
+    pub(super) fn because(self, reason: &'static str) -> Self {
+        debug_assert!(REFUSAL_REASONS.contains(&reason), "{reason}");
+        Self { reason, ..self }
     }
 
     /// A file of the cache failed: the details are only logged, not sent to the client.

@@ -18,6 +18,7 @@ use super::pending::SeenPending;
 use super::retention::{Shortage, Uses};
 use super::small_bytes::SmallBytes;
 use super::storage::{CacheStorage, Storage};
+use super::survey::{Collections, Surveys};
 use super::tokens_used::TokensUsed;
 use super::unrecorded::Unrecorded;
 use super::{Audit, CacheName, CacheSettings};
@@ -42,6 +43,7 @@ pub(super) struct Shared {
     pub(super) losses: Losses,
     pub(super) file_hashes: FileHashes,
     pub(super) window_memory: Arc<WindowMemory>,
+    pub(super) surveys: Surveys,
     pub(super) unsafe_no_verify: bool,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,
@@ -61,6 +63,7 @@ pub(super) struct CacheState {
     pub(super) files: Box<dyn CacheStorage>,
     pub(super) small_bytes: SmallBytes,
     pub(super) unrecorded: Unrecorded,
+    pub(super) collections: Collections,
 }
 
 impl CacheState {
@@ -74,6 +77,7 @@ impl CacheState {
             files,
             small_bytes: SmallBytes::default(),
             unrecorded: Unrecorded::default(),
+            collections: Collections::default(),
         }
     }
 }

@@ -127,7 +127,7 @@ impl Cache {
     pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
         let result = match self.try_put(kind, name, body, grant) {
             // What a later Nix uploads must not fail its copy.
-            Err(Refusal { kind: RefusalKind::NotFound | RefusalKind::TooLarge, message })
+            Err(Refusal { kind: RefusalKind::NotFound | RefusalKind::TooLarge, message, .. })
                 if kind == SmallKind::Other =>
             {
                 tracing::warn!("cache '{}': a file of an unknown type is dropped: {message}", self.name());
@@ -226,6 +226,11 @@ impl Cache {
     pub(super) fn bytes_of_small_files(&self) -> Result<u64, Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
         self.small_bytes().get(|| self.count_small_files()).map_err(fail)
+    }
+
+    /// Bytes of build logs, which are among them.
+    pub(super) fn bytes_of_logs(&self) -> Result<u64, Refusal> {
+        self.bytes_below("log").map_err(|error| Refusal::of_file("look at", "log", &error))
     }
 
     fn count_small_files(&self) -> io::Result<u64> {

@@ -50,7 +50,7 @@ impl<'a> Trust<'a> {
             info.path,
             names.join(" or ")
         );
-        Err(Refusal::new(RefusalKind::Unprocessable, message))
+        Err(Refusal::new(RefusalKind::Unprocessable, message).because("signature"))
     }
 
     /// The text that signatures of a path sign.
@@ -86,9 +86,12 @@ impl<'a> Trust<'a> {
         let is_known = |signature: &&Signature| self.known.find_valid(message, [*signature]).is_some();
         let (known, brought): (Vec<_>, Vec<_>) = signed.signatures.iter().partition(is_known);
         let (known_before, before): (Vec<_>, Vec<_>) = before.iter().partition(is_known);
+        // One by the name of an own key would have been known if it were valid.
+        let is_of_another = |signature: &&Signature| !self.own.iter().any(|key| key.name() == signature.key_name());
+        let (brought, before) = (brought.into_iter().filter(is_of_another), before.into_iter().filter(is_of_another));
         add(&mut kept, known.into_iter().chain(known_before), SIGNATURES_MAX);
         if signed.may_sign {
-            add(&mut kept, brought.into_iter().chain(before), SIGNATURES_MAX);
+            add(&mut kept, brought.chain(before), SIGNATURES_MAX);
         } else {
             let at_most = kept.len() + UNKNOWN_SIGNATURES_MAX;
             add(&mut kept, before, SIGNATURES_MAX);

@@ -150,7 +150,7 @@ impl ServeError {
                 "This is too far behind the start of a compressed NAR: download the NAR.\n",
             ),
             Self::Upload(reason) => {
-                metrics.uploads_refused.inc();
+                metrics.upload_refused("malformed");
                 Response::text(StatusCode::BAD_REQUEST, format!("{reason}\n"))
             }
             Self::Coding => Response::text(
@@ -176,7 +176,7 @@ impl ServeError {
 fn refused(refusal: &Refusal, metrics: &Metrics) -> Response {
     let status = StatusCode::from_u16(refusal.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     if !matches!(refusal.kind, RefusalKind::Unauthorized | RefusalKind::NotFound) {
-        metrics.uploads_refused.inc();
+        metrics.upload_refused(refusal.reason);
     }
     let answer = Response::text(status, format!("{}\n", refusal.message)).header(header::CACHE_CONTROL, "no-store");
     match refusal.kind {
@@ -209,7 +209,9 @@ mod tests {
         let path = StorePath::parse("00bgd045z0d4icpbc2yyz4gx48ak44la-net-tools").unwrap();
         let status = |errno: Errno| {
             let error = NarIoError::Io { action: "open", path: PathBuf::from("file"), source: errno.into() };
-            ServeError::of_files(&path, &error).into_response(&Metrics::new()).status()
+            ServeError::of_files(&path, &error)
+                .into_response(&Metrics::new(&narval_keep::CacheName::default()))
+                .status()
         };
         assert_eq!(status(Errno::MFILE), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(status(Errno::NFILE), StatusCode::SERVICE_UNAVAILABLE);

@@ -28,6 +28,7 @@ mod background;
 mod caches;
 mod config;
 mod error;
+mod families;
 mod gate;
 mod metrics;
 mod nar;

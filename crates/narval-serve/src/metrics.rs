@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use narval_http::Snapshot;
+use narval_keep::{CacheName, REFUSAL_REASONS};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter;
 use prometheus_client::metrics::family::Family;
@@ -75,7 +76,7 @@ pub(crate) struct Metrics {
     pub(crate) upload_bytes: Counter,
     pub(crate) uploads_stored: Counter,
     pub(crate) uploads_known: Counter,
-    pub(crate) uploads_refused: Counter,
+    uploads_refused: Vec<Counter>,
     pub(crate) page_refused: Counter,
     pub(crate) logins_failed: Counter,
     pub(crate) logins_throttled: Counter,
@@ -100,14 +101,20 @@ struct RequestLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EncodingLabel {
     encoding: &'static str,
 }
 
 impl Metrics {
-    /// Creates the counters at zero.
-    pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("narval");
+    /// Creates the counters of a cache at zero.
+    pub(crate) fn new(cache: &CacheName) -> Self {
+        let label = ("cache".into(), cache.as_str().to_owned().into());
+        let mut registry = Registry::with_prefix_and_labels("narval", std::iter::once(label));
         let requests: Family<RequestLabels, Counter> = Family::default();
         registry.register("requests", "Requests by route and status", requests.clone());
         let statuses = || STATUSES.iter().map(ToString::to_string).chain(["other".to_owned()]);
@@ -134,6 +141,10 @@ impl Metrics {
         registry.register_with_unit("peer_sent", help, Unit::Bytes, peer_bytes_sent.clone());
         let upload_bytes = Counter::default();
         registry.register_with_unit("upload", "Bytes received of uploaded NARs", Unit::Bytes, upload_bytes.clone());
+        let refused: Family<ReasonLabel, Counter> = Family::default();
+        registry.register("uploads_refused", "Uploads that were refused, by reason", refused.clone());
+        let refused = |reason: &'static str| refused.get_or_create(&ReasonLabel { reason }).clone();
+        let uploads_refused = REFUSAL_REASONS.iter().map(|reason| refused(reason)).collect();
         let mut under_way = |name: &str, help: &str| {
             let under_way = UnderWay::default();
             registry.register(name, help, under_way.gauge());
@@ -170,7 +181,7 @@ impl Metrics {
             upload_bytes,
             uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
             uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
-            uploads_refused: counter("uploads_refused", "Uploads that were refused"),
+            uploads_refused,
             page_refused: counter(
                 "page_refused",
                 "Requests of the page, and for missing paths, beyond what is answered at a time",
@@ -194,6 +205,14 @@ impl Metrics {
     pub(crate) fn request(&self, route: RouteLabel, status: u16) {
         let at = STATUSES.iter().position(|known| *known == status).unwrap_or(STATUSES.len());
         if let Some(counter) = self.requests.get(route as usize).and_then(|statuses| statuses.get(at)) {
+            counter.inc();
+        }
+    }
+
+    /// Counts an upload that was refused.
+    pub(crate) fn upload_refused(&self, reason: &str) {
+        let at = REFUSAL_REASONS.iter().position(|known| *known == reason);
+        if let Some(counter) = at.and_then(|at| self.uploads_refused.get(at)) {
             counter.inc();
         }
     }
@@ -255,7 +274,7 @@ impl Metrics {
             "uploadBytes": self.upload_bytes.get(),
             "uploadsStored": self.uploads_stored.get(),
             "uploadsKnown": self.uploads_known.get(),
-            "uploadsRefused": self.uploads_refused.get(),
+            "uploadsRefused": self.uploads_refused.iter().map(Counter::get).sum::<u64>(),
             "loginsFailed": self.logins_failed.get(),
             "damaged": self.corrupt_paths.get(),
             "storeErrors": self.database_errors.get(),

@@ -1,5 +1,6 @@
 //! The service: sources and a face, as a handler for the engine.
 
+mod measured;
 pub(crate) mod open;
 mod other_sources;
 mod read;
@@ -131,10 +132,15 @@ impl Service {
     /// it starts to answer requests: until then, the replaced service decides.
     pub fn take_effect(&self) {
         let shared = &*self.shared;
+        shared.state.serves(&self.shared);
         if let Some(written) = &shared.written {
             let store = shared.live.as_ref().map(|live| Arc::clone(&live.store));
             written.cache.set_sign_keys(shared.sign_secrets.clone());
             written.cache.set_elsewhere(Some(Arc::new(OtherSources(store, shared.upstream.clone()))));
+        }
+        // The first count takes a while: it is begun before anybody asks.
+        if let Some(written) = &shared.written {
+            drop(written.data.survey());
         }
         if let Some(upstreams) = &shared.upstream {
             upstreams.set_sign_keys(shared.sign_secrets.clone());
@@ -354,6 +360,11 @@ impl Shared {
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
         }
+    }
+
+    /// The name of the cache.
+    pub(crate) fn name(&self) -> CacheName {
+        self.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default()
     }
 
     /// Counts a response with a large NAR while it is sent.

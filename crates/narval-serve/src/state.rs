@@ -1,8 +1,8 @@
 //! State that outlives a service. A reload replaces services while the server runs, and all caches of a server share limits and threads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use narval_http::Snapshot;
 use narval_keep::{Cache, CacheName, Data};
@@ -10,6 +10,7 @@ use narval_keep::{Cache, CacheName, Data};
 use crate::auth::Auth;
 use crate::metrics::Metrics;
 use crate::piecework::Piecework;
+use crate::service::Shared;
 use crate::upload::UploadPool;
 use crate::written::narinfo::WrittenNarinfos;
 
@@ -27,6 +28,9 @@ struct State {
     uploads: Arc<UploadPool>,
     page_work: Arc<Piecework>,
     engine: OnceLock<EngineCounters>,
+    certificates: OnceLock<Certificates>,
+    /// The services that answer now, for the metrics of all caches.
+    services: Mutex<BTreeMap<CacheName, Weak<Shared>>>,
 }
 
 /// The state of one cache.
@@ -39,6 +43,15 @@ struct CacheState {
 
 /// See [`ServerState::show_engine`].
 struct EngineCounters(Box<dyn Fn() -> Snapshot + Send + Sync>);
+
+/// See [`ServerState::show_certificates`].
+struct Certificates(Box<dyn Fn() -> Vec<(String, u64)> + Send + Sync>);
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Certificates")
+    }
+}
 
 impl fmt::Debug for EngineCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,6 +69,29 @@ impl ServerState {
     pub fn show_engine(&self, counters: impl Fn() -> Snapshot + Send + Sync + 'static) {
         // Only one engine can be shown.
         let _ = self.0.engine.set(EngineCounters(Box::new(counters)));
+    }
+
+    /// Shows at the same place when certificates end, in seconds since 1970, by their names. Only the first call has an effect.
+    pub fn show_certificates(&self, ends: impl Fn() -> Vec<(String, u64)> + Send + Sync + 'static) {
+        // A server has one set of certificates.
+        let _ = self.0.certificates.set(Certificates(Box::new(ends)));
+    }
+
+    pub(crate) fn certificates(&self) -> Vec<(String, u64)> {
+        self.0.certificates.get().map(|certificates| (certificates.0)()).unwrap_or_default()
+    }
+
+    /// Notes that this service answers from now on.
+    pub(crate) fn serves(&self, service: &Arc<Shared>) {
+        let mut services = self.0.services.lock().unwrap_or_else(PoisonError::into_inner);
+        services.retain(|_, service| service.strong_count() > 0);
+        services.insert(service.name(), Arc::downgrade(service));
+    }
+
+    /// The services that answer now.
+    pub(crate) fn services(&self) -> Vec<Arc<Shared>> {
+        let services = self.0.services.lock().unwrap_or_else(PoisonError::into_inner);
+        services.values().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn engine(&self) -> Option<Snapshot> {
@@ -99,7 +135,7 @@ impl ServerState {
 
     fn of<T>(&self, cache: &CacheName, read: impl FnOnce(&mut CacheState) -> T) -> T {
         let mut caches = self.0.caches.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || CacheState { metrics: Arc::new(Metrics::new()), narinfos: None };
+        let new = || CacheState { metrics: Arc::new(Metrics::new(cache)), narinfos: None };
         read(caches.entry(cache.clone()).or_insert_with(new))
     }
 }

@@ -7,12 +7,14 @@
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
+use std::time::Instant;
 
 use narval_client::HttpError;
 use narval_files::TemporaryFile;
 use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
 
 use super::bases::Base;
+use super::counts::Asked;
 use super::plain::Plain;
 use super::remote::Remote;
 use crate::CacheFile;
@@ -85,7 +87,15 @@ impl Fetch {
     fn fetch(&self, file: &File) -> Result<(), Trouble> {
         let info = &*self.info;
         let url = self.remote.cache.nar_url(info).map_err(|error| Trouble::Wrong(error.to_string()))?;
-        let opened = CacheFile::open(&self.remote.nars, &url).map_err(|error| self.remote.failed(error))?;
+        let began = Instant::now();
+        let opened = CacheFile::open(&self.remote.nars, &url);
+        let asked = match &opened {
+            Ok(Some(_)) => Asked::Found,
+            Ok(None) => Asked::Absent,
+            Err(_) => Asked::Failed,
+        };
+        self.remote.counts.add(asked, began.elapsed());
+        let opened = opened.map_err(|error| self.remote.failed(error))?;
         self.remote.cache.breaker.succeeded();
         let body = opened.ok_or(Trouble::Absent)?;
         let length = body.total_len();

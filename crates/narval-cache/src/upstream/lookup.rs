@@ -16,6 +16,7 @@ use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
 use super::bases::Bases;
+use super::counts::UpstreamsFigures;
 use super::fetch::Fetch;
 use super::name::NarName;
 use super::options::{UpstreamOptions, UpstreamsOptions};
@@ -91,6 +92,8 @@ pub(super) struct Shared {
     walks: Walks,
     bases: Bases,
     forgotten: AtomicU64,
+    kept_hits: AtomicU64,
+    kept_misses: AtomicU64,
 }
 
 /// A narinfo that was verified.
@@ -144,6 +147,8 @@ impl Upstreams {
                 }),
                 bases: Bases::default(),
                 forgotten: AtomicU64::new(0),
+                kept_hits: AtomicU64::new(0),
+                kept_misses: AtomicU64::new(0),
             }
         });
         threads.map_err(UpstreamsError::Threads)?;
@@ -238,6 +243,19 @@ impl Upstreams {
         let remotes = Arc::clone(&self.shared.remotes.read().unwrap_or_else(PoisonError::into_inner));
         let failing = remotes.iter().filter(|remote| remote.cache.breaker.is_failing()).count();
         (remotes.len() - failing, remotes.len())
+    }
+
+    /// What the requests to them have come to, and what is kept.
+    pub fn figures(&self) -> UpstreamsFigures {
+        let figures =
+            |remote: &Arc<Remote>| remote.counts.figures(remote.url().to_string(), !remote.cache.breaker.is_failing());
+        UpstreamsFigures {
+            upstreams: self.shared.remotes().iter().map(figures).collect(),
+            kept_bytes: self.shared.kept.bytes(),
+            kept_bytes_max: self.shared.kept.bytes_max(),
+            kept_hits: self.shared.kept_hits.load(Ordering::Relaxed),
+            kept_misses: self.shared.kept_misses.load(Ordering::Relaxed),
+        }
     }
 
     /// The size of the stored files in bytes.
@@ -513,6 +531,7 @@ impl Shared {
             } else if let Some((file, length)) = self.kept.get(&kept) {
                 // Ignore a file that was truncated.
                 if known.length().is_none_or(|said| said == length) {
+                    self.kept_hits.fetch_add(1, Ordering::Relaxed);
                     return Ok(Some(NarAnswer::File(file, length)));
                 }
                 self.kept.forget(&kept);
@@ -587,6 +606,7 @@ impl Shared {
             shared.kept.create_spare();
         };
         thread::Builder::new().name("upstream".into()).spawn(run).map_err(failed)?;
+        self.kept_misses.fetch_add(1, Ordering::Relaxed);
         fills.insert(kept.to_owned(), Arc::clone(&fill));
         Ok(fill)
     }

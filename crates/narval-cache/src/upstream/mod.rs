@@ -20,6 +20,7 @@
 
 mod ahead;
 mod bases;
+mod counts;
 mod fetch;
 mod lookup;
 mod name;
@@ -31,6 +32,7 @@ mod walk;
 
 use std::time::Duration;
 
+pub use counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress};
 pub use options::{UpstreamOptions, UpstreamsOptions, Waiting};

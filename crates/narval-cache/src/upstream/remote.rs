@@ -1,15 +1,16 @@
 //! Requests to one upstream.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use narval_client::{Bounds, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 
+use super::counts::{Asked, Counts};
 use super::options::UpstreamOptions;
 use crate::cache::Patience;
 use crate::lookup::Trust;
-use crate::{Cache, CacheError, Wanted};
+use crate::{Cache, CacheError, Wanted, signature_advice};
 use narval_client::Trouble;
 use narval_s3::client;
 
@@ -20,6 +21,7 @@ pub(super) struct Remote {
     trust: Trust,
     /// Whether it sends deltas; unknown until its `nix-cache-info` was read.
     deltas: OnceLock<bool>,
+    pub(super) counts: Counts,
 }
 
 impl Remote {
@@ -46,7 +48,13 @@ impl Remote {
             keys: keys.unwrap_or_else(TrustedKeys::new),
             store_dir: store_dir.clone(),
         };
-        Self { cache: Cache::unasked(url, &narinfos, store_dir, priority), nars, trust, deltas: OnceLock::new() }
+        Self {
+            cache: Cache::unasked(url, &narinfos, store_dir, priority),
+            nars,
+            trust,
+            deltas: OnceLock::new(),
+            counts: Counts::default(),
+        }
     }
 
     /// Whether it sends deltas of NARs: asked once it has answered for a narinfo.
@@ -72,10 +80,18 @@ impl Remote {
 
     /// Its narinfo of a path; `None` if it has none.
     pub(super) fn narinfo(&self, hash_part: HashPart) -> Result<Option<NarInfo>, CacheError> {
-        match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None)? {
-            Some(mut info) => self.check(&mut info).map(|()| Some(info)),
-            None => Ok(None),
-        }
+        let began = Instant::now();
+        let answer = match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None) {
+            Ok(Some(mut info)) => self.check(&mut info).map(|()| Some(info)),
+            answer => answer,
+        };
+        let asked = match &answer {
+            Ok(Some(_)) => Asked::Found,
+            Ok(None) => Asked::Absent,
+            Err(_) => Asked::Failed,
+        };
+        self.counts.add(asked, began.elapsed());
+        answer
     }
 
     /// A stored narinfo, if it is still trusted.
@@ -91,8 +107,9 @@ impl Remote {
         self.trust.check(&self.cache, info)?;
         let fingerprint = info.fingerprint(&self.trust.store_dir);
         if self.is_signed() && self.trust.keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_none() {
-            let signers = info.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
-            return Err(CacheError::Untrusted { cache: self.url().to_string(), path: info.path.clone(), signers });
+            let cache = self.url().to_string();
+            let advice = signature_advice(&cache, &fingerprint, &info.signatures, &[]);
+            return Err(CacheError::Untrusted { cache, path: info.path.clone(), advice });
         }
         Ok(())
     }

@@ -160,6 +160,14 @@ impl Counters {
             output_memory_refused: 0,
             output_memory_closed: 0,
             bodies_waiting: 0,
+            bodies_streamed: 0,
+            handshakes_running: 0,
+            connections_max: 0,
+            queue_max: 0,
+            body_memory_max_bytes: 0,
+            bodies_waiting_max: 0,
+            bodies_streamed_max: 0,
+            handshakes_max: 0,
             workers: 0,
             log_lines_dropped: 0,
         }
@@ -243,6 +251,22 @@ pub struct Snapshot {
     pub output_memory_closed: u64,
     /// Requests with streamed bodies that are queued for a thread now.
     pub bodies_waiting: usize,
+    /// Streamed bodies whose handlers run now, or wait for a thread.
+    pub bodies_streamed: usize,
+    /// TLS handshakes in progress now.
+    pub handshakes_running: usize,
+    /// [`Limits::connections_max`](crate::Limits::connections_max).
+    pub connections_max: usize,
+    /// [`Limits::queue_max`](crate::Limits::queue_max).
+    pub queue_max: usize,
+    /// [`Limits::body_memory_max`](crate::Limits::body_memory_max).
+    pub body_memory_max_bytes: u64,
+    /// [`Limits::bodies_waiting_max`](crate::Limits::bodies_waiting_max).
+    pub bodies_waiting_max: usize,
+    /// [`Limits::streamed_bodies_max`](crate::Limits::streamed_bodies_max).
+    pub bodies_streamed_max: usize,
+    /// [`Limits::handshakes_max`](crate::Limits::handshakes_max).
+    pub handshakes_max: usize,
     /// Worker threads.
     pub workers: usize,
     /// Access log lines dropped because the writer could not keep up.

@@ -73,7 +73,23 @@ impl Snapshot {
                 "Requests with streamed bodies queued for a thread.",
                 self.bodies_waiting as u64,
             ),
+            ("narval_http_bodies_streamed", "Streamed bodies that have a thread or wait.", self.bodies_streamed as u64),
+            ("narval_http_handshakes_running", "TLS handshakes in progress.", self.handshakes_running as u64),
             ("narval_http_workers", "Worker threads.", self.workers as u64),
+            ("narval_http_connections_open_limit", "The limit of open connections.", self.connections_max as u64),
+            ("narval_http_queue_depth_limit", "The limit of requests queued for a worker.", self.queue_max as u64),
+            (
+                "narval_http_body_memory_limit_bytes",
+                "The limit of memory for request bodies.",
+                self.body_memory_max_bytes,
+            ),
+            (
+                "narval_http_bodies_waiting_limit",
+                "The limit of queued streamed bodies.",
+                self.bodies_waiting_max as u64,
+            ),
+            ("narval_http_bodies_streamed_limit", "Threads for streamed bodies.", self.bodies_streamed_max as u64),
+            ("narval_http_handshakes_running_limit", "The limit of TLS handshakes.", self.handshakes_max as u64),
         ] {
             family(&mut text, name, "gauge", help);
             sample(&mut text, format_args!("{name} {value}"));

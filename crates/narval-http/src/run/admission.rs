@@ -70,7 +70,6 @@ impl Admission {
     }
 
     /// The connections and handshakes counted now.
-    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn in_use(&self) -> (usize, usize) {
         (self.open.load(Ordering::Relaxed), self.handshakes.load(Ordering::Relaxed))
     }

@@ -9,7 +9,7 @@ use rustls::server::{ProducesTickets, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::CertificateDer;
 
-use super::identity::{ByName, load_pair, read_certificates};
+use super::identity::{ByName, end_of, load_pair, read_certificates};
 use super::{Identity, PemPair, TlsError, TlsSession};
 
 /// The TLS configuration of a server.
@@ -45,6 +45,7 @@ struct Loaded {
     tickets: Arc<dyn ProducesTickets>,
     /// Modification times of all files, in the order of [`TlsConfig::files`].
     modified: Vec<Option<SystemTime>>,
+    ends: Vec<(String, u64)>,
 }
 
 impl TlsConfig {
@@ -103,6 +104,11 @@ impl TlsAcceptor {
         self.reload().map(|()| true)
     }
 
+    /// For each certificate in use, its first DNS name (`-` if it has none) and when it ends, in seconds since 1970.
+    pub fn ends(&self) -> Vec<(String, u64)> {
+        self.current.load().ends.clone()
+    }
+
     /// Starts the TLS session of an accepted connection, offering only HTTP/1.1.
     ///
     /// # Errors
@@ -147,6 +153,7 @@ fn load(config: TlsConfig, before: Option<&Loaded>) -> Result<Loaded, TlsError> 
         Some(before) if before.authorities == authorities => before.tickets.clone(),
         _ => aws_lc_rs::Ticketer::new()?,
     };
+    let ends = keys.iter().filter_map(|key| end_of(key)).collect();
     let mut rustls = builder.with_cert_resolver(Arc::new(ByName(keys)));
     rustls.alpn_protocols = vec![b"http/1.1".to_vec()];
     // All suites are secure, but a client's order may be arbitrary; ours starts with the fastest here.
@@ -154,7 +161,7 @@ fn load(config: TlsConfig, before: Option<&Loaded>) -> Result<Loaded, TlsError> 
     rustls.ticketer = tickets.clone();
     // Each ticket is a record of about 250 bytes, and a client uses one for its next connection.
     rustls.send_tls13_tickets = 1;
-    Ok(Loaded { config, rustls: Arc::new(rustls), authorities, verifier, tickets, modified })
+    Ok(Loaded { config, rustls: Arc::new(rustls), authorities, verifier, tickets, modified, ends })
 }
 
 const AUTHORITY: &str = "client certificate authority";

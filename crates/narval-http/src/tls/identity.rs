@@ -179,6 +179,18 @@ fn check_leaf(path: &Path, chain: &[CertificateDer<'_>]) -> Result<(), TlsError>
     }
 }
 
+/// A certificate's first DNS name, if it has one, and when it ends, in seconds since 1970.
+pub(super) fn end_of(key: &CertifiedKey) -> Option<(String, u64)> {
+    let leaf = EndEntityCert::try_from(key.end_entity_cert().ok()?).ok()?;
+    let name = leaf.valid_dns_names().next().unwrap_or("-").to_owned();
+    // webpki does not tell, except of a certificate that has expired: at the end of time, all have.
+    let then = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+    match leaf.verify_for_usage(ALL_VERIFICATION_ALGS, &[], &[], then, KeyUsage::server_auth(), None, None) {
+        Err(webpki::Error::CertExpired { not_after, .. }) => Some((name, not_after.as_secs())),
+        _ => None,
+    }
+}
+
 /// OpenSSL before 3.4 issues version 1 if a certificate has no extensions.
 const MAKE_VERSION_3: &str = "have it issued again with its names in it (openssl x509 -req -extfile FILE, with 'subjectAltName=DNS:NAME' in FILE)";
 

@@ -18,6 +18,7 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::nodes::{Members, PeerSecret};
 use super::receipt_key::ReceiptKey;
+use super::survey::Counted;
 use super::{AuditLine, CacheName, NarFileName};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
@@ -459,6 +460,15 @@ pub(crate) trait Index: Send + Sync {
     fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError>;
     /// For each path, in the order of their ids: its id, its stored NAR, and the bytes of that and of its listing.
     fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError>;
+    /// Counts at most this many paths, sorted by hash part, after the given one, and returns the last of them. A path counts as unsigned if its
+    /// narinfo lacks one of these lines.
+    fn count(
+        &self,
+        cache: CacheId,
+        lines: &[Vec<u8>],
+        after: &str,
+        max: usize,
+    ) -> Result<Option<(Counted, String)>, IndexError>;
     /// At most this many paths, sorted by hash part, after the given one.
     fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError>;
     /// Takes the lease for collections; `None` while another process has it. Each transaction with its number renews it for

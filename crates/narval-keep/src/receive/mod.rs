@@ -156,7 +156,7 @@ impl Cache {
                 let message = format!(
                     "the cache '{cache}' is full: {bytes} of {quota} bytes are used; delete paths or raise its quota"
                 );
-                return Err(Refusal::new(RefusalKind::NoSpace, message));
+                return Err(Refusal::new(RefusalKind::NoSpace, message).because("quota"));
             }
         }
         Ok(())

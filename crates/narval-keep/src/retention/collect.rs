@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use narval_nix::HashPart;
 
@@ -76,7 +76,7 @@ impl Cache {
     /// # Errors
     /// If the index or a file fails, or another process is collecting ([`RefusalKind::Busy`]). The state is consistent then.
     pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
-        let now = options.now.unwrap_or_else(|| self.now());
+        let (now, began) = (options.now.unwrap_or_else(|| self.now()), Instant::now());
         self.record_uses();
         let retention = self.cutoff(now);
         let collection = if options.dry_run { None } else { Some(Collection::begin(self)?.ok_or_else(busy)?) };
@@ -122,6 +122,7 @@ impl Cache {
             (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now)?;
             self.remove_leftovers(&collection)?;
             collection.completed(self.id())?;
+            self.state().collections.done(collected.bytes, began.elapsed());
             self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
         } else {
             let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;

@@ -23,6 +23,7 @@ mod restoring;
 mod retention;
 #[path = "../../../narval-s3/tests/s3/mod.rs"]
 pub(super) mod s3;
+mod survey;
 mod tokens;
 
 use std::io::Write;

@@ -322,7 +322,7 @@ mod tests {
     }
 
     fn flat(folder: &Path) -> Arc<PackedNars> {
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(Metrics::new(&narval_keep::CacheName::default()));
         let damaged = DamagedPaths::new(|_| {}, Arc::clone(&metrics));
         Arc::new(PackedNars::new(folder, BYTES_MAX, Arc::new(damaged), metrics))
     }

@@ -27,13 +27,16 @@ struct Written {
     public: bool,
     paths: u64,
     bytes: u64,
+    /// When its paths were counted last: how many there were, and how many lacked a signature by each of the cache's keys.
+    counted: Option<(u64, u64)>,
 }
 
 pub(super) fn about(places: &Places) -> Result<About, ServeError> {
     let written = places.written.as_ref().map(|cache| {
         let usage = cache.usage()?;
         let (name, public) = (cache.name().to_string(), cache.settings().public);
-        Ok::<_, ServeError>(Written { name, public, paths: usage.paths, bytes: usage.bytes })
+        let counted = cache.surveyed().and_then(|full| Some((full.paths, full.unsigned?)));
+        Ok::<_, ServeError>(Written { name, public, paths: usage.paths, bytes: usage.bytes, counted })
     });
     Ok(About {
         version: env!("CARGO_PKG_VERSION"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use narval_http::{BodySource, Fill, SegmentBuf};
 use narval_nix::narinfo::NarInfo;
-use narval_nix::{HashPart, StorePath};
+use narval_nix::{HashPart, StorePath, TrustedKeys};
 use serde::{Serialize, Serializer};
 
 use super::Places;
@@ -256,6 +256,17 @@ struct Node<'a> {
     #[serde(flatten)]
     path: WithSize,
     references: &'a [u32],
+    /// Whether a client that trusts only this server's keys accepts it; `None` if it has no key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed: Option<bool>,
+}
+
+/// Whether a client that trusts only this server's keys accepts a path; `None` if it has no key.
+fn is_accepted(places: &Places, info: &NarInfo) -> Option<bool> {
+    let keys: TrustedKeys = places.sign_keys.iter().cloned().collect();
+    let is_signed = || keys.find_valid(info.fingerprint(&places.store_dir).as_bytes(), &info.signatures).is_some();
+    // Contents are their own proof.
+    (!places.sign_keys.is_empty()).then(|| info.ca.is_some() || is_signed())
 }
 
 /// The closure of a path.
@@ -278,7 +289,10 @@ impl BodySource for ClosureBody {
                 return Ok(Fill::Done);
             };
             out.memory().extend_from_slice(before.as_bytes());
-            serde_json::to_writer(out.memory(), &Node { path: WithSize::of(&info), references: &references })?;
+            serde_json::to_writer(
+                out.memory(),
+                &Node { path: WithSize::of(&info), references: &references, signed: is_accepted(&self.places, &info) },
+            )?;
             if out.room() == 0 {
                 break;
             }

@@ -1,50 +1,161 @@
 //! `/metrics`: what the engine and the service count, as OpenMetrics.
 
-use std::fmt::Write;
+use std::path::Path;
 
+use narval_cache::upstream::{SECONDS, UpstreamsFigures};
 use narval_codec::decode::WindowFigures;
 use narval_http::{Body, HeaderValue, Response, StatusCode, header};
+use narval_keep::{Cache, Data, Fullness, TokenEnd};
+use rustix::fs::statvfs;
 
-use crate::metrics::Metrics;
+use crate::families::{Families, Named};
+use crate::nar::zstd::NarCache;
 
 /// The content type that OpenMetrics demands.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Adds a metric; `total` is what its name has after that of its family.
-pub(crate) fn add(text: &mut String, kind: &str, (name, total): (&str, &str), help: &str, value: u64) {
-    let unit = if name.ends_with("_bytes") { format!("# UNIT {name} bytes\n") } else { String::new() };
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "# TYPE {name} {kind}\n{unit}# HELP {name} {help}.\n{name}{total} {value}");
-}
-
 /// The memory for the windows of uploads' decoders.
-pub(crate) fn window_text(figures: &WindowFigures) -> String {
+pub(crate) fn add_windows(families: &mut Families, figures: &WindowFigures) {
     let WindowFigures { total, used, refused } = *figures;
-    let mut text = String::new();
-    add(
-        &mut text,
-        "gauge",
-        ("narval_decode_memory_bytes", ""),
-        "Memory reserved for the windows of uploads' decoders",
-        used,
-    );
+    let help = "Memory reserved for the windows of uploads' decoders";
+    families.add(Named::gauge("narval_decode_memory_bytes", help), &[], used);
     let help = "The maximum of narval_decode_memory_bytes (limits.decode-memory)";
-    add(&mut text, "gauge", ("narval_decode_memory_max_bytes", ""), help, total);
+    families.add(Named::gauge("narval_decode_memory_max_bytes", help), &[], total);
     let help = "Uploads that were answered 503 because there was no memory for their windows";
-    add(&mut text, "counter", ("narval_decode_memory_refused", "_total"), help, refused);
-    text
+    families.add(Named::counter("narval_decode_memory_refused", help), &[], refused);
 }
 
-/// Answers with all counters; `engine` is the text of the engine's.
-pub(crate) fn answer(metrics: &Metrics, engine: String) -> Response {
-    // The engine's come first: the service's text ends with the end marker.
-    match metrics.render() {
-        Ok(text) => Response::new(StatusCode::OK)
-            .header(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE))
-            .body(Body::bytes(engine + &text)),
-        Err(error) => {
-            tracing::error!("cannot render the metrics: {error}");
-            Response::new(StatusCode::INTERNAL_SERVER_ERROR)
+/// How full a cache was when it was counted last.
+pub(crate) fn add_fullness(families: &mut Families, cache: &Cache, full: &Fullness) {
+    let name = [("cache", cache.name().as_str())];
+    let mut gauge = |metric, help, value: u64| families.add(Named::gauge(metric, help), &name, value);
+    gauge("narval_cache_paths", "Paths in the cache", full.paths);
+    gauge("narval_cache_pins", "Pins in the cache", full.pins);
+    if let Some(unsigned) = full.unsigned {
+        gauge("narval_paths_unsigned", "Paths without a signature by each of the cache's keys", unsigned);
+    }
+    if let Some(used) = full.oldest_use {
+        let help = "When the path that was unused for longest was last pushed or requested";
+        gauge("narval_cache_oldest_use_timestamp_seconds", help, used);
+    }
+    if let Some(collected) = full.collected {
+        let help = "When the cache was last collected completely, by whichever process";
+        gauge("narval_gc_last_success_timestamp_seconds", help, collected);
+    }
+    let kinds = [
+        ("nar", full.nar_bytes),
+        ("listing", full.listing_bytes),
+        ("log", full.log_bytes),
+        ("other", full.other_bytes),
+    ];
+    for (kind, bytes) in kinds {
+        let bytes_of = Named::gauge("narval_cache_bytes", "Bytes stored in the cache, by kind");
+        families.add(bytes_of, &[name[0], ("kind", kind)], bytes);
+    }
+}
+
+/// The limits of a cache, and what its collections have done.
+pub(crate) fn add_limits(families: &mut Families, cache: &Cache) {
+    let (name, settings, done) = (("cache", cache.name().as_str()), cache.settings(), cache.collections());
+    let limit = Named::gauge(
+        "narval_cache_limit_bytes",
+        "Limits of the cache: beyond size-max, paths are collected; beyond quota, uploads are refused",
+    );
+    for (kind, bytes) in [("size-max", settings.size_max), ("quota", settings.quota)] {
+        if let Some(bytes) = bytes {
+            families.add(limit, &[name, ("kind", kind)], bytes);
         }
     }
+    let help = "Bytes of NARs that collections of this process have removed";
+    families.add(Named::counter("narval_gc_removed_bytes", help), &[name], done.removed_bytes);
+    if let Some(took) = done.last {
+        let help = "How long the last collection of this process took";
+        families.add(Named::gauge("narval_gc_duration_seconds", help), &[name], took.as_secs_f64());
+    }
+}
+
+/// The NAR cache of a live store.
+pub(crate) fn add_nar_cache(families: &mut Families, cache: &str, nars: &NarCache) {
+    let (bytes, limit) = nars.bytes();
+    let name = [("cache", cache)];
+    families.add(Named::gauge("narval_nar_cache_bytes", "Bytes of compressed NARs that are kept"), &name, bytes);
+    families.add(Named::gauge("narval_nar_cache_limit_bytes", "The maximum of narval_nar_cache_bytes"), &name, limit);
+}
+
+/// The requests to upstreams, and what is kept of them.
+pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &UpstreamsFigures) {
+    let cache = ("cache", cache);
+    for upstream in &figures.upstreams {
+        let labels = [cache, ("upstream", &*upstream.url)];
+        let requests = Named::counter("narval_upstream_requests", "Requests to upstreams for narinfos and NARs");
+        for (result, count) in [("found", upstream.found), ("absent", upstream.absent), ("failed", upstream.failed)] {
+            families.add(requests, &[labels[0], labels[1], ("result", result)], count);
+        }
+        let help = "Whether the upstream responds, as far as the last requests have shown";
+        families.add(Named::gauge("narval_upstream_up", help), &labels, u8::from(upstream.is_up));
+        let help = "Time to the first byte of an upstream's answer";
+        let seconds = Named { kind: "histogram", name: "narval_upstream_seconds", help };
+        for (bound, count) in std::iter::zip(SECONDS, upstream.times) {
+            families.add_with(seconds, "_bucket", &[labels[0], labels[1], ("le", &format!("{bound:?}"))], count);
+        }
+        families.add_with(seconds, "_bucket", &[labels[0], labels[1], ("le", "+Inf")], upstream.answers);
+        families.add_with(seconds, "_sum", &labels, upstream.time.as_secs_f64());
+        families.add_with(seconds, "_count", &labels, upstream.answers);
+    }
+    let mut gauge = |name, help, value: u64| families.add(Named::gauge(name, help), &[cache], value);
+    gauge("narval_upstream_kept_bytes", "Bytes that are kept of upstreams", figures.kept_bytes);
+    gauge("narval_upstream_kept_limit_bytes", "The maximum of narval_upstream_kept_bytes", figures.kept_bytes_max);
+    let mut counter = |name, help, value: u64| families.add(Named::counter(name, help), &[cache], value);
+    counter("narval_upstream_kept_hits", "NARs of upstreams that were sent from what is kept", figures.kept_hits);
+    counter("narval_upstream_kept_misses", "NARs that were fetched from upstreams", figures.kept_misses);
+}
+
+/// The file system of a folder.
+pub(crate) fn add_disk(families: &mut Families, used_for: &str, folder: &Path) {
+    // A folder that is not there has no disk to run full.
+    let Ok(disk) = statvfs(folder) else { return };
+    let labels = [("use", used_for)];
+    let free = Named::gauge("narval_disk_free_bytes", "Bytes free on the file system, for this process");
+    families.add(free, &labels, disk.f_bavail.saturating_mul(disk.f_frsize));
+    let size = Named::gauge("narval_disk_size_bytes", "Bytes of the file system");
+    families.add(size, &labels, disk.f_blocks.saturating_mul(disk.f_frsize));
+}
+
+/// When tokens end.
+pub(crate) fn add_tokens(families: &mut Families, tokens: &[TokenEnd]) {
+    let ends = Named::gauge("narval_token_expires_timestamp_seconds", "When a token ends, if it does");
+    for token in tokens {
+        families.add(ends, &[("id", &token.id)], token.expires);
+    }
+}
+
+/// When certificates end.
+pub(crate) fn add_certificates(families: &mut Families, ends: &[(String, u64)]) {
+    let help = "When a certificate in use ends";
+    for (name, end) in ends {
+        let ends = Named::gauge("narval_tls_certificate_not_after_timestamp_seconds", help);
+        families.add(ends, &[("name", name)], end);
+    }
+}
+
+/// What this program is.
+pub(crate) fn add_build(families: &mut Families) {
+    let info = Named::gauge("narval_build_info", "The version of the program, always 1");
+    families.add(info, &[("version", env!("CARGO_PKG_VERSION"))], 1);
+}
+
+/// What came from other nodes, and the memory of uploads.
+pub(crate) fn add_data(families: &mut Families, data: &Data) {
+    if let Some(figures) = data.peer_figures() {
+        crate::written::peer::add_figures(families, &figures);
+    }
+    add_windows(families, &data.window_memory().figures());
+    add_disk(families, "data", data.folder());
+}
+
+/// Answers with these.
+pub(crate) fn answer(families: Families) -> Response {
+    Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE))
+        .body(Body::bytes(families.into_text()))
 }

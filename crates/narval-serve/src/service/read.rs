@@ -9,9 +9,9 @@ use narval_keep::{RefusalKind, SmallKind};
 use super::{Live, Shared, Written};
 use crate::error::ServeError;
 use crate::routes::table::{NarRoute, Route};
-use crate::routes::{batch, build_trace, health, log, ls, metrics};
+use crate::routes::{batch, build_trace, health, log, ls};
 use crate::upstream;
-use crate::written::{nar, peer, small};
+use crate::written::{nar, small};
 
 impl Shared {
     /// Answers only from the writable cache: below `/push`.
@@ -94,17 +94,7 @@ impl Shared {
                 })
             }
             Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
-            Route::Metrics => {
-                let mut engine = if self.shows_engine { self.state.engine_text() } else { String::new() };
-                let peers = self.written.as_ref().filter(|_| self.shows_engine);
-                if let Some(figures) = peers.and_then(|written| written.data.peer_figures()) {
-                    engine.push_str(&peer::figures_text(&figures));
-                }
-                if let Some(written) = self.written.as_ref().filter(|_| self.shows_engine) {
-                    engine.push_str(&metrics::window_text(&written.data.window_memory().figures()));
-                }
-                Ok(metrics::answer(&self.metrics, engine))
-            }
+            Route::Metrics => self.measured(&head),
             Route::Health => Ok(health::answer(
                 self.live.as_ref().map(|live| &*live.store),
                 self.written.as_ref().map(|written| &written.cache),

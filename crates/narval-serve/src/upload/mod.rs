@@ -406,7 +406,10 @@ mod tests {
             let head = format!("PUT /x HTTP/1.1\r\nHost: h\r\nUser-Agent: {agent}\r\n\r\n");
             let request = Request::parse(head, "").unwrap();
             let error = Refusal::new(RefusalKind::NoSpace, "the disk is full").into();
-            for_client(error, repeats_uploads(&request.head())).into_response(&Metrics::new()).status().as_u16()
+            for_client(error, repeats_uploads(&request.head()))
+                .into_response(&Metrics::new(&narval_keep::CacheName::default()))
+                .status()
+                .as_u16()
         };
         for old in ["curl/7.88.1 Nix/2.8.0", "curl/8.5.0 Nix/2.33.1", "curl/8.5.0 Nix/2.3.18 x"] {
             assert_eq!(status(old), 413, "{old}");

@@ -11,10 +11,10 @@ use narval_keep::{CacheName, Data, DataError, NarBytes, PeerFigures};
 use super::nar::representation;
 use crate::auth::unauthorized;
 use crate::error::ServeError;
+use crate::families::{Families, Named};
 use crate::metrics::Metrics;
 use crate::nar::file::send_file;
 use crate::nar::growing::send_growing;
-use crate::routes::metrics::add;
 use crate::routes::table::PeerRoute;
 
 /// Answers another node with a NAR, or with one range of it.
@@ -51,19 +51,13 @@ pub(crate) fn answer(
     }
 }
 
-/// What came from other nodes, as OpenMetrics.
-pub(crate) fn figures_text(figures: &PeerFigures) -> String {
-    let PeerFigures { nodes, received, fallbacks } = figures;
-    let mut text = String::new();
-    add(&mut text, "gauge", ("narval_peer_nodes", ""), "Nodes that share their disk caches, with this one", *nodes);
-    add(
-        &mut text,
-        "counter",
-        ("narval_peer_received_bytes", "_total"),
-        "Bytes of NARs that came from other nodes",
-        *received,
-    );
+/// What came from other nodes.
+pub(crate) fn add_figures(families: &mut Families, figures: &PeerFigures) {
+    let PeerFigures { nodes, received, fallbacks } = *figures;
+    let help = "Nodes that share their disk caches, with this one";
+    families.add(Named::gauge("narval_peer_nodes", help), &[], nodes);
+    let help = "Bytes of NARs that came from other nodes";
+    families.add(Named::counter("narval_peer_received_bytes", help), &[], received);
     let help = "NARs kept by another node that came from the bucket all the same, in part or whole";
-    add(&mut text, "counter", ("narval_peer_fallbacks", "_total"), help, *fallbacks);
-    text
+    families.add(Named::counter("narval_peer_fallbacks", help), &[], fallbacks);
 }

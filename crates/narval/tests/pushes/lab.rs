@@ -206,7 +206,7 @@ pub fn serve(store: &Store, args: &[&str]) -> Server {
     Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
 }
 
-fn configured(store: &Store, text: &str) -> Server {
+pub fn configured(store: &Store, text: &str) -> Server {
     std::fs::write(store.path("narval.toml"), text).unwrap();
     let mut command = Command::new(NARVAL);
     command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(store.path("narval.toml"));

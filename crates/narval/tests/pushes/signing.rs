@@ -132,3 +132,72 @@ fn what_cannot_be_signed_is_one_line() {
     assert!(String::from_utf8_lossy(&made.stderr).contains("not signed by the cache"), "{made:?}");
     assert!(stdout(made).starts_with("nv1_"));
 }
+
+/// What `narval doctor` and `narval install` say of a path that is not accepted.
+fn advice(lab: &Lab, key: &str, path: &str) -> String {
+    let mut said = String::new();
+    let url = lab.server.url();
+    for args in [&["doctor", "--server", &url, "--path", path][..], &["install", "--from", &url, path]] {
+        let mut command = Command::new(NARVAL);
+        command.args(args).args(["--trusted-public-key", key]).env("HOME", lab.store.dir.path());
+        command
+            .env("NARVAL_STORE", lab.store.path("fresh"))
+            .env_remove("NARVAL_CACHES")
+            .env_remove("NARVAL_TRUSTED_KEYS");
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{args:?}: {output:?}");
+        let both = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(both).unwrap();
+        let line = text.lines().find(|line| line.contains("FAIL signature") || line.contains("not signed by"));
+        said += line.unwrap_or_else(|| panic!("{args:?}: {text}"));
+        said.push('\n');
+    }
+    said
+}
+
+#[test]
+fn advice_is_what_helps_without_a_signature() {
+    let store = Store::new();
+    let ((old_file, _), (own_file, own), (other_file, _)) =
+        (store.key("old-1"), store.key("own-1"), store.key("other-1"));
+    let data = store.path("data");
+    let with_key = |key: &std::path::Path| format!("data = '{}'\nsign-keys = '{}'\n", data.display(), key.display());
+    let each = |said: &str, has: &[&str], lacks: &str| {
+        for line in said.lines() {
+            assert!(has.iter().all(|word| line.contains(word)) && !line.contains(lacks), "{said}");
+        }
+        assert_eq!(said.lines().count(), 2, "{said}");
+    };
+
+    // A path with the old key, which the server has first.
+    let lab = Lab::configured(store, &with_key(&old_file));
+    let by_old = add(&lab, "by-old");
+    let token = lab.token("push,sign");
+    assert_eq!(push(&lab, &token, &[&by_old]).status.code(), Some(0));
+    let Lab { store, server } = lab;
+    server.terminate();
+
+    // No key at all.
+    let lab = Lab::configured(store, &format!("data = '{}'\n", data.display()));
+    let weak = lab.token("push");
+    let unsigned = add(&lab, "unsigned");
+    assert_eq!(push(&lab, &weak, &[&unsigned]).status.code(), Some(0));
+    each(&advice(&lab, &own, &unsigned), &["publishes no key", "sign-keys"], "--trusted-public-key");
+    let Lab { store, server } = lab;
+    server.terminate();
+
+    // The server's own.
+    let lab = Lab::configured(store, &with_key(&own_file));
+    each(&advice(&lab, &own, &unsigned), &["the key own-1", "may not sign", "narval cache sign --all"], "add the key");
+    each(
+        &advice(&lab, &own, &by_old),
+        &["signed by old-1, and not by the cache's key own-1", "narval cache sign --all"],
+        "may not",
+    );
+    let by_other = add(&lab, "by-other");
+    let sign = ["store", "sign", "--store", &lab.store.uri(), "-k", other_file.to_str().unwrap(), &by_other];
+    let signed = Nix::Newest.nix(lab.store.dir.path(), &sign);
+    assert!(signed.status.success(), "{signed:?}");
+    assert_eq!(push(&lab, &weak, &[&by_other]).status.code(), Some(0));
+    each(&advice(&lab, &own, &by_other), &["signed by other-1, and not by the cache's key own-1"], "may not");
+}

@@ -52,6 +52,7 @@ use super::{
 };
 use crate::nodes::{Members, PeerSecret};
 use crate::receipt_key::ReceiptKey;
+use crate::survey::Counted;
 use crate::{AuditLine, CacheName, NarFileName};
 
 /// The most names of NARs of which is remembered what they mean.
@@ -400,6 +401,16 @@ impl Index for Postgres {
 
     fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
         self.database.read(DEADLINE_LARGE, async |client| retention::sizes(client, cache).await)
+    }
+
+    fn count(
+        &self,
+        cache: CacheId,
+        lines: &[Vec<u8>],
+        after: &str,
+        max: usize,
+    ) -> Result<Option<(Counted, String)>, IndexError> {
+        self.database.read(DEADLINE_LARGE, async |client| retention::count(client, cache, lines, after, max).await)
     }
 
     fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {

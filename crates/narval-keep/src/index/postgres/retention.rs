@@ -16,6 +16,7 @@ use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query
 use super::transaction::Change;
 use crate::index::snapshot::SnapshotBuilder;
 use crate::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
+use crate::survey::Counted;
 
 /// How many rows of a whole table come at a time. Twice as many are in memory.
 const FETCH: &str = "fetch forward 8192 from each";
@@ -158,6 +159,31 @@ pub(super) async fn sizes(client: &Client, cache: CacheId) -> Result<Vec<(i64, i
     let read = read.await;
     client.batch_execute("commit").await?;
     read.map(|()| sizes)
+}
+
+pub(super) async fn count(
+    client: &Client,
+    cache: CacheId,
+    lines: &[Vec<u8>],
+    after: &str,
+    max: usize,
+) -> Result<Option<(Counted, String)>, Failed> {
+    let some = "select count(*), count(*) filter (where exists (select from unnest($4) as wanted (line) where position(wanted.line in narinfo) = 0)), \
+         coalesce(sum(listing_size), 0)::bigint, min(used), max(hash_part) from \
+         (select hash_part, narinfo, listing_size, used from narval.paths where cache = $1 and hash_part > $2 \
+           order by hash_part limit $3) step";
+    let (lines, max) = (lines.to_vec(), int(max as u64));
+    let Some(row) = query_opt(client, some, &[p(&cache.0), p(&after), p(&max), p(&lines)]).await? else {
+        return Ok(None);
+    };
+    let Some(last) = get::<Option<String>>(&row, 4)? else { return Ok(None) };
+    let counted = Counted {
+        paths: number(&row, 0)?,
+        unsigned: number(&row, 1)?,
+        listing_bytes: number(&row, 2)?,
+        oldest_use: maybe_number(&row, 3)?,
+    };
+    Ok(Some((counted, last)))
 }
 
 pub(super) async fn list(client: &Client, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, Failed> {

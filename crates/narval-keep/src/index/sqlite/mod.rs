@@ -31,6 +31,7 @@ use super::{
 };
 use crate::receipt_key::ReceiptKey;
 use crate::rule::{Rule, holds};
+use crate::survey::Counted;
 use crate::{CacheName, NarFileName};
 use narval_client::clock;
 
@@ -397,6 +398,16 @@ impl Index for Sqlite {
 
     fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
         self.read(|connection| retention::sizes(connection, cache))
+    }
+
+    fn count(
+        &self,
+        cache: CacheId,
+        lines: &[Vec<u8>],
+        after: &str,
+        max: usize,
+    ) -> Result<Option<(Counted, String)>, IndexError> {
+        self.read(|connection| retention::count(connection, cache, lines, after, max))
     }
 
     fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use narval_nix::{HashPart, Sha256};
 use rusqlite::types::Type;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 
 use super::nars::CONDEMNED;
 use super::paths::orphan;
@@ -12,6 +12,7 @@ use super::schema::{add_pending, forget_pending_file, is_visible, parsed};
 use crate::index::snapshot::SnapshotBuilder;
 use crate::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
 use crate::rule::{Rule, holds};
+use crate::survey::Counted;
 
 pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<()> {
     let by_path = "update paths set used = max(used, ?) where cache = ? and hash_part = ?";
@@ -102,6 +103,29 @@ pub(super) fn sizes(connection: &Connection, cache: CacheId) -> rusqlite::Result
         Ok(())
     })?;
     Ok(sizes)
+}
+
+pub(super) fn count(
+    connection: &Connection,
+    cache: CacheId,
+    lines: &[Vec<u8>],
+    after: &str,
+    max: usize,
+) -> rusqlite::Result<Option<(Counted, String)>> {
+    let lacks: Vec<_> = (0..lines.len()).map(|at| format!("instr(narinfo, ?{}) = 0", at + 4)).collect();
+    let lacks = if lacks.is_empty() { "0".to_owned() } else { lacks.join(" or ") };
+    let query = format!(
+        "select count(*), coalesce(sum({lacks}), 0), coalesce(sum(listing_size), 0), min(used), max(hash_part) from \
+         (select hash_part, narinfo, listing_size, used from paths where cache = ?1 and hash_part > ?2 order by hash_part limit ?3)"
+    );
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    let mut params: Vec<&dyn ToSql> = vec![&cache.0, &after, &max];
+    params.extend(lines.iter().map(|line| line as &dyn ToSql));
+    connection.prepare_cached(&query)?.query_row(params.as_slice(), |row| {
+        let counted =
+            Counted { paths: row.get(0)?, unsigned: row.get(1)?, listing_bytes: row.get(2)?, oldest_use: row.get(3)? };
+        Ok(row.get::<_, Option<String>>(4)?.map(|last| (counted, last)))
+    })
 }
 
 pub(super) fn list(

@@ -111,6 +111,16 @@ impl Folder {
         Ok(this)
     }
 
+    /// Bytes in the folder, as far as this process knows, and how many there may be.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (self.bytes.load(Ordering::Relaxed), self.bytes_max)
+    }
+
+    /// The folder.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The compressed NAR with this hash: the one of the highest level, but none of a lower level than this folder's.
     pub(crate) fn find(&self, nar_hash: &NarHash) -> Option<Stored> {
         let nar_hash = nar_hash.to_nix32();

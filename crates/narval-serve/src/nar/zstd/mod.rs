@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,16 @@ impl NarCache {
             damaged,
             metrics,
         })
+    }
+
+    /// Bytes of all files, and how many there may be.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        self.folder.bytes()
+    }
+
+    /// The folder.
+    pub(crate) fn root(&self) -> &Path {
+        self.folder.root()
     }
 
     /// The compressed NAR with this hash, verified, to be sent.

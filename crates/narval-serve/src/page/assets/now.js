@@ -5,7 +5,7 @@ async function nowView(mine) {
   const state = el('p', { class: 'soft', role: 'status' }, 'Connecting…');
   const cards = el('div', { class: 'cards' });
   const rate = (read) => (now, before, seconds) => (read(now) - read(before)) / seconds;
-  const share = (hits, misses) => hits + misses ? 100 * hits / (hits + misses) : 100;
+  const share = (hits, misses) => hits + misses ? 100 * hits / (hits + misses) : NaN;
   const engine = (read) => (sample) => sample.engine ? read(sample.engine) : 0;
   const sent = (sample) => sample.engine ? sample.engine.sent : 0;
   // title, value of a sample and the one before, how it is written, what is an alarm
@@ -35,9 +35,9 @@ async function nowView(mine) {
     const values = [];
     return (now, before, seconds) => {
       const current = Math.max(value(now, before, seconds), 0);
-      values.push(current);
+      values.push(current || 0);
       if (values.length > 120) values.shift();
-      figure.textContent = text(current, now);
+      figure.textContent = Number.isNaN(current) ? '–' : text(current, now);
       card.classList.toggle('alarm', Boolean(alarm?.(current, now)));
       const top = Math.max(...values, 1e-9);
       line.setAttribute('points', values.map((one, at) => (120 - values.length + at) + ',' + (39 - 37 * one / top).toFixed(1)).join(' '));

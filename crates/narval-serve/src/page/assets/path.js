@@ -3,7 +3,7 @@ async function pathView(mine, hash, to) {
   if (mine !== view) return;
   const map = el('div', { class: 'map' });
   const sum = el('p', { class: 'soft', role: 'status' }, 'Reading the closure…');
-  const chain = el('div', {}), versions = el('section', {});
+  const verdict = el('div', { role: 'status' }), chain = el('div', {}), versions = el('section', {});
   const linked = (paths) => paths.length ? el('ul', { class: 'rows' }, paths.map((one) => el('li', {}, el('a', { href: '#/path/' + one.hash }, name(one.name))))) : el('p', { class: 'soft' }, 'None.');
   const from = { store: 'this machine’s store', cache: 'pushed to this cache', upstream: 'an upstream cache' }[path.source];
   const signed = path.signatures.map((signature) => el('div', {}, el('code', {}, signature.key), ' ',
@@ -21,7 +21,7 @@ async function pathView(mine, hash, to) {
     heading(name(path.name)),
     el('p', {}, el('a', { href: '#/files/' + hash }, 'Browse files')), pathActions(path),
     el('dl', {}, facts.map(([term, value]) => [el('dt', {}, term), el('dd', {}, value)])),
-    el('h2', {}, 'Closure'), sum, map, chain, versions,
+    el('h2', {}, 'Closure'), sum, verdict, map, chain, versions,
     el('div', { class: 'split' },
       el('section', {}, el('h2', {}, 'Refers to (' + number(path.references.length) + ')'), linked(path.references)),
       el('section', {}, el('h2', {}, 'Referred to by (' + number(path.referrers.length) + (path.moreReferrers ? '+' : '') + ')'), linked(path.referrers))),
@@ -37,6 +37,10 @@ async function pathView(mine, hash, to) {
   if (mine !== view) return;
   const total = closure.nodes.reduce((all, node) => all + node.size, 0);
   sum.textContent = many(closure.nodes.length, 'path') + ', ' + bytes(total) + ' unpacked' + (closure.missing ? '; ' + number(closure.missing) + ' more are not here' : '') + '.' + (closure.nodes.length > 1 ? ' Choose one to see why it is needed.' : '');
+  const lacking = closure.nodes.filter((node) => node.signed === false);
+  if (lacking.length) verdict.append(el('p', { class: 'bad' }, number(lacking.length) + ' of ' + many(closure.nodes.length, 'path') + (lacking.length === 1 ? ' is' : ' are') + ' not signed by this server: clients will refuse this.'),
+    el('ul', { class: 'rows' }, lacking.slice(0, 50).map((node) => el('li', {}, el('a', { href: '#/path/' + node.hash }, name(node.name))))));
+  else if (closure.nodes[0].signed && !closure.missing) verdict.append(el('p', { class: 'good' }, 'It can be installed: all of it is signed by this server.'));
   const why = (at) => { chain.replaceChildren(...whyChain(closure.nodes, at)); };
   map.hidden = closure.nodes.length < 2; // nothing to compare
   drawMap(map, closure.nodes, total, hash);

@@ -231,24 +231,36 @@ fn delete(args: &CacheArgs, path: &str, referrers: bool) -> Result<(), Failure> 
 fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
     let caches = args.open()?.caches().map_err(Failure::runtime)?;
     for cache in &caches {
-        let (usage, settings) = (cache.usage().map_err(Failure::runtime)?, cache.settings());
         let name = cache.name();
+        // Without its keys, what they have not signed cannot be told.
+        let keys = args
+            .sign_keys(name)
+            .map_err(|failure| note!("narval: paths without a signature are not counted: {failure}"));
+        cache.set_sign_keys(keys.unwrap_or_default());
+        let (full, settings) = (cache.fullness().map_err(Failure::runtime)?, cache.settings());
+        let (bytes, small) = (full.nar_bytes + full.listing_bytes, full.log_bytes + full.other_bytes);
         if json {
             json::event(
                 "cache",
-                json!({"cache": name.as_str(), "paths": usage.paths, "files": usage.files, "bytes": usage.bytes,
-                    "smallBytes": usage.small_bytes,
+                json!({"cache": name.as_str(), "paths": full.paths, "unsigned": full.unsigned, "files": full.files,
+                    "bytes": bytes, "smallBytes": small, "pins": full.pins,
                     "retentionDays": settings.retention_days, "sizeMax": settings.size_max, "quota": settings.quota,
                     "public": settings.public}),
             );
             continue;
         }
         let retention = settings.retention_days.map_or_else(|| "forever".to_owned(), |days| format!("for {days} days"));
-        let (nars, small) = (human_bytes(usage.bytes), human_bytes(usage.small_bytes));
+        let (nars, small) = (human_bytes(bytes), human_bytes(small));
+        let unsigned = match full.unsigned {
+            Some(unsigned @ 1..) => {
+                format!("; {unsigned} not signed by its keys ('narval cache sign --all' signs them)")
+            }
+            _ => String::new(),
+        };
         out!(
-            "{name}: {}, {}, {nars}, {small} of logs and the like, kept {retention}",
-            paths(usage.paths),
-            counted(usage.files, "NAR")
+            "{name}: {}, {}, {nars}, {small} of logs and the like, kept {retention}{unsigned}",
+            paths(full.paths),
+            counted(full.files, "NAR")
         );
     }
     if json {

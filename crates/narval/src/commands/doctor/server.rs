@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use narval_cache::Wanted;
+use narval_cache::{Wanted, published_keys, signature_advice};
 use narval_client::{Client, Extra, HttpError, Request, Response, RetryPolicy, Scheme, Url};
 use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
@@ -167,15 +167,9 @@ impl Server {
     /// Whether this client trusts one of the keys that the server publishes.
     fn published(&self, info: &CacheInfo) -> Finding {
         const WHAT: &str = "keys";
-        let texts: Vec<&str> =
-            info.unknown.iter().filter(|(key, _)| key == "PublicKey").map(|(_, value)| value.as_str()).collect();
-        let published: Result<Vec<PublicKey>, String> = texts
-            .iter()
-            .map(|text| text.parse().map_err(|error| format!("the server publishes an invalid key: {error}")))
-            .collect();
-        let published = match published {
+        let published = match published_keys(info) {
             Ok(published) => published,
-            Err(error) => return Finding::bad(WHAT, error),
+            Err(error) => return Finding::bad(WHAT, format!("the server publishes an invalid key: {error}")),
         };
         let names = published.iter().map(PublicKey::name).collect::<Vec<_>>().join(", ");
         let Some(keys) = &self.keys else {
@@ -250,11 +244,9 @@ impl Server {
         if let Some(signature) = keys.find_valid(fingerprint.as_bytes(), &narinfo.signatures) {
             return Finding::good(WHAT, format!("by {}, which is trusted here", signature.key_name()));
         }
-        let names = narinfo.signatures.iter().map(|signature| signature.key_name()).collect::<Vec<_>>().join(", ");
-        if names.is_empty() {
-            return Finding::bad(WHAT, "the path is not signed: give the server a key with --sign-key");
-        }
-        Finding::bad(WHAT, format!("none by a key that is trusted here: {names}"))
+        let (url, published) = (self.url.to_string(), published_keys(info).unwrap_or_default());
+        let advice = signature_advice(&url, &fingerprint, &narinfo.signatures, &published);
+        Finding::bad(WHAT, format!("none by a key that is trusted here: {advice}"))
     }
 
     /// How the NAR is compressed: in the file, or while it is sent.

@@ -186,6 +186,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
         open_sockets(&settings.listen, umask)?;
     }
     opened.state.show_engine(handle.counter_source());
+    if let Some(tls) = &tls {
+        let tls = tls.clone();
+        opened.state.show_certificates(move || tls.ends());
+    }
     let data = opened.data.clone();
     let mut running = Running { args, settings, opened, services, current, log, tls: tls.clone() };
     let ended = server::run_reloading(handle, signals, tls, move || running.reload());

@@ -1,0 +1,79 @@
+//! `/metrics`: of one cache, and at the cache at `/` of all that the caller may read.
+
+use std::sync::Arc;
+
+use narval_http::{HeadRef, Response};
+use narval_keep::Scope;
+
+use super::Shared;
+use crate::auth::Caller;
+use crate::error::ServeError;
+use crate::families::Families;
+use crate::routes::metrics;
+
+impl Shared {
+    /// Answers with what was counted. Nothing is counted for it: what takes long was counted before, on a thread.
+    pub(super) fn measured(&self, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+        let mut families = Families::default();
+        if self.shows_engine {
+            let caller = self.written.as_ref().map(|written| written.auth.caller(head, &self.metrics)).transpose()?;
+            self.add_server(&mut families, matches!(caller, Some(Caller::Bearer(_))));
+            self.add_cache(&mut families);
+            for other in self.state.services() {
+                if !Arc::ptr_eq(&other.metrics, &self.metrics) && other.is_readable_by(caller.as_ref()) {
+                    other.add_cache(&mut families);
+                }
+            }
+        } else {
+            self.add_cache(&mut families);
+        }
+        Ok(metrics::answer(families))
+    }
+
+    fn is_readable_by(&self, caller: Option<&Caller>) -> bool {
+        self.written.as_ref().is_none_or(|written| {
+            let allows = |caller: &Caller| match caller {
+                Caller::Anonymous => false,
+                Caller::Bearer(grant) => grant.allows(written.cache.name(), Scope::Pull),
+            };
+            written.is_public || caller.is_some_and(allows)
+        })
+    }
+
+    /// What is of the whole server. Strangers are not told of its tokens.
+    fn add_server(&self, families: &mut Families, knows_caller: bool) {
+        families.add_text(&self.state.engine_text());
+        metrics::add_build(families);
+        metrics::add_certificates(families, &self.state.certificates());
+        if let Some(folder) = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()) {
+            metrics::add_disk(families, "nar-cache", folder.root());
+        }
+        if let Some(written) = &self.written {
+            metrics::add_data(families, &written.data);
+            if let Some(survey) = written.data.survey().filter(|_| knows_caller) {
+                metrics::add_tokens(families, &survey.tokens);
+            }
+        }
+    }
+
+    /// What is of this cache.
+    fn add_cache(&self, families: &mut Families) {
+        match self.metrics.render() {
+            Ok(text) => families.add_text(&text),
+            Err(error) => tracing::error!("cannot render the metrics: {error}"),
+        }
+        let name = self.name();
+        if let Some(written) = &self.written {
+            metrics::add_limits(families, &written.cache);
+            if let Some(full) = written.data.survey().as_ref().and_then(|survey| survey.caches.get(&name)) {
+                metrics::add_fullness(families, &written.cache, full);
+            }
+        }
+        if let Some(nars) = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()) {
+            metrics::add_nar_cache(families, name.as_str(), nars);
+        }
+        if let Some(upstreams) = &self.upstream {
+            metrics::add_upstreams(families, name.as_str(), &upstreams.figures());
+        }
+    }
+}
