@@ -84,6 +84,12 @@ impl Scopes {
         Self(self.0 | scope.bit())
     }
 
+    /// These without one. [`Scope::Admin`] includes all others: without it, those that are named remain.
+    #[must_use]
+    pub const fn without(self, scope: Scope) -> Self {
+        Self(self.0 & !scope.bit())
+    }
+
     /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -240,11 +246,19 @@ impl Grant {
         if self.allows(cache, scope) {
             return Ok(());
         }
+        let (id, scope, is_for) = (&self.token, (scope.name(), self.scopes.has(scope)), self.caches.matches(cache));
+        let (lacks, change) = match (scope, is_for) {
+            ((scope, false), true) => (format!("lacks the scope '{scope}'"), format!("--add-scope {scope}")),
+            ((_, true), _) => (format!("is not valid for the cache '{cache}'"), format!("--add-cache {cache}")),
+            ((scope, false), false) => (
+                format!("lacks the scope '{scope}', and is not valid for the cache '{cache}'"),
+                format!("--add-scope {scope} --add-cache {cache}"),
+            ),
+        };
+        let (caches, scopes) = (self.caches.texts().join(", "), self.scopes);
         let message = format!(
-            "token '{}' does not allow '{}' in the cache '{cache}': ask for one created with 'narval token create --{}'",
-            self.token,
-            scope.name(),
-            scope.name()
+            "token '{id}' {lacks}: it allows {scopes} in {caches}; the cache's operator changes that with 'narval token change {id} \
+             {change}'"
         );
         Err(Refusal::new(RefusalKind::Forbidden, message))
     }

@@ -172,6 +172,17 @@ impl Tokens {
         self.shared.index.tokens()?.into_iter().map(info).collect()
     }
 
+    /// Changes what a token allows, for every process that serves this folder. Returns `false` if there is none with this id, or it was revoked.
+    ///
+    /// # Errors
+    /// When the index fails, or the token would allow nothing.
+    pub fn change(&self, id: &str, caches: &CachePatterns, scopes: Scopes) -> Result<bool, TokenError> {
+        if scopes.is_empty() {
+            return Err(TokenError::NoScope);
+        }
+        Ok(self.shared.index.change_token(id, &caches.texts().join(" "), &scopes.to_string())?)
+    }
+
     /// Revokes a token: from now on, every process that serves this folder rejects it. Returns `false` if there is none
     /// with this id.
     ///

@@ -233,6 +233,45 @@ fn check(file: &Path) -> Output {
 }
 
 #[test]
+fn the_summary_has_what_is_effective() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("narval.toml");
+    let key = folder.path().join("a.sec");
+    let made = Command::new(NARVAL).args(["key", "generate", "cache.example.org-1", "--out"]).arg(key).output();
+    assert!(made.unwrap().status.success());
+    let text = "data = 'd'\nsign-keys = 'a.sec'\n[[cache]]\nname = 'default'\n[[cache]]\nname = 'team'\n";
+    fs::write(&file, text).unwrap();
+    let summary = String::from_utf8(check(&file).stdout).unwrap();
+    for line in [
+        "sign keys: cache.example.org-1",
+        "cache 'default': at /, publicly readable, signs with cache.example.org-1 (inherited), 0 upstreams",
+        "cache 'team': at /team, publicly readable, signs nothing, 0 upstreams",
+    ] {
+        assert!(summary.lines().any(|one| one == line), "{line}: {summary}");
+    }
+    let warnings: Vec<_> = summary.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("'team' takes uploads and signs nothing"), "{summary}");
+}
+
+/// The command and the file of docs/operating.md, on a machine where the service has never run.
+#[test]
+fn secrets_that_systemd_has_yet_to_provide_are_no_errors() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operating.md")).unwrap();
+    let text = page.split("serve.toml <<'END'\n").nth(1).unwrap().split("END\n").next().unwrap();
+    assert!(text.contains("/run/credentials/narval-serve.service/key_cache.sec"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("serve.toml");
+    fs::write(&file, text).unwrap();
+    let output = check(&file);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("key_cache.sec is there when the service runs: it is checked then"), "{said}");
+    // Other files must be there.
+    fs::write(&file, "sign-keys = '/etc/narval-of-nobody/key'\n").unwrap();
+    assert_eq!(check(&file).status.code(), Some(2));
+}
+
+#[test]
 fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("narval.toml");
@@ -316,7 +355,7 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     let text = "data = 'd'\npublic = false\n[[cache]]\nname = 'team'\nhost = 'Team.example.org'\nsign-keys = 'a.sec'\n";
     fs::write(&file, text).unwrap();
     let summary = String::from_utf8(check(&file).stdout).unwrap();
-    let line = "cache 'team': at /team and team.example.org, readable only with a token, 1 sign keys, 0 upstreams\n";
+    let line = "cache 'team': at /team and team.example.org, readable only with a token (inherited), signs with test-1, 0 upstreams\n";
     assert!(summary.contains(line), "{summary}");
     let output = check(&folder.path().join("nowhere.toml"));
     assert_eq!(output.status.code(), Some(2));

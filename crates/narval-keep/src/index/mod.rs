@@ -604,6 +604,8 @@ pub(crate) trait Index: Send + Sync {
     fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError>;
     /// All tokens, the oldest first.
     fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError>;
+    /// Changes the caches and the scopes of a token that is not revoked. Returns `false` if there is none with this id.
+    fn change_token(&self, id: &str, caches: &str, scopes: &str) -> Result<bool, IndexError>;
     /// Revokes a token. Returns `false` if there is none with this id.
     fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError>;
     /// Removes tokens that expired before this time.

@@ -21,7 +21,7 @@ pub struct Args {
 enum Command {
     /// Check a configuration file, and the keys, certificates and netrc files that it names
     ///
-    /// Prints a summary. Errors are printed one per line, with their line of the file; the exit code is then 2.
+    /// Prints a summary of what is effective. Secrets that systemd gives to the service are looked for in /etc/narval/keys, or checked when it starts. Errors are printed one per line, with their line of the file; the exit code is then 2.
     #[command(after_help = "\
 Example:
   narval config check /etc/narval/serve.toml && systemctl reload narval-serve")]
@@ -56,17 +56,47 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if !wrong.is_empty() {
         return Err(Failure::usage(ConfigErrors(wrong)));
     }
-    for line in config.summary() {
+    let name_of = |path: &Path| match key_at(path) {
+        Some(at) if !no_files => read_secret_key(&at).ok().map(|key| key.name().to_owned()),
+        _ => None,
+    };
+    for line in config.summary(&name_of) {
         out!("{line}");
     }
+    if !no_files {
+        for key in config.all_sign_keys().filter(|key| key_at(&key.value).is_none()) {
+            out!("note: {} is there when the service runs: it is checked then", key.value.display());
+        }
+    }
+    for warning in config.unsigned_caches(data.is_some()) {
+        out!("warning: {warning}");
+    }
     Ok(())
+}
+
+/// Where systemd puts the secrets of services while they run.
+const CREDENTIALS: &str = "/run/credentials";
+
+/// What the packaged unit reads them from: `LoadCredential=key:/etc/narval/keys` makes `key_NAME` of each file there.
+const KEYS: (&str, &str) = ("key_", "/etc/narval/keys");
+
+/// Where a key can be read now; `None` if that is not known before the service runs.
+fn key_at(path: &Path) -> Option<PathBuf> {
+    if !path.starts_with(CREDENTIALS) || std::fs::File::open(path).is_ok() {
+        return Some(path.to_owned());
+    }
+    let name = path.file_name()?.to_str()?.strip_prefix(KEYS.0)?;
+    let source = Path::new(KEYS.1).join(name);
+    // Root only may read the folder; without it, this is not the machine of the service.
+    let is_known = std::fs::read_dir(KEYS.1).is_ok();
+    is_known.then_some(source)
 }
 
 /// Checks the files that a configuration names.
 fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let error = |line, message| ConfigError { file: file.display().to_string(), line: Some(line), message };
     let sign_key = |at: &At<PathBuf>| {
-        let failure = read_secret_key(&at.value).err()?;
+        let failure = read_secret_key(&key_at(&at.value)?).err()?;
         Some(error(at.line, format!("sign-keys: {failure}")))
     };
     // Each on its own, to report its line; the server loads them together.
@@ -74,8 +104,7 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
         let failure = tls::check_certificate(pair).err()?;
         Some(error(pair.line, format!("tls.certificate: {failure}")))
     };
-    let of_caches = config.caches.iter().flat_map(|cache| cache.sign_keys.iter().flatten());
-    let keys = config.sign_keys.iter().chain(of_caches).filter_map(sign_key);
+    let keys = config.all_sign_keys().filter_map(sign_key);
     let certificates: Vec<_> = config.tls.certificates.iter().filter_map(certificate).collect();
     // Only together with certificates that can be loaded is it known that an error is about the authorities.
     let are_good = certificates.is_empty() && !config.tls.certificates.is_empty();

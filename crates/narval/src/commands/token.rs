@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, NewToken, Scope, Scopes, TokenInfo};
+use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, Data, NewToken, Scope, Scopes, TokenInfo};
 use serde_json::json;
 
 use crate::Failure;
@@ -30,6 +30,14 @@ Examples:
   narval token create --pull --push --sign ci > token
   narval token create --push --sign --cache 'team-*' --expires 90d builders")]
     Create(CreateArgs),
+    /// Change the caches and the scopes of a token
+    ///
+    /// Its holders need nothing new: a machine has one token for each host, so what it may do there is that token's.
+    #[command(after_help = "\
+Examples:
+  narval token change 0a1b2c3d4f5g6h7i --add-scope sign
+  narval token change 0a1b2c3d4f5g6h7i --cache default,team")]
+    Change(ChangeArgs),
     /// List tokens, and when they were last used
     #[command(after_help = "Example:\n  narval token list")]
     List {
@@ -57,14 +65,40 @@ struct CreateArgs {
     /// Name of the token, for lists and the audit log
     #[arg(value_name = "LABEL")]
     label: String,
-    /// Caches that it is valid for: names, or patterns such as `team-*`
-    #[arg(long = "cache", value_name = "NAME", default_value = DEFAULT_CACHE)]
+    /// Caches that it is valid for: names, or patterns such as `team-*`, separated by commas
+    #[arg(long = "cache", value_name = "NAME", value_delimiter = ',', default_value = DEFAULT_CACHE)]
     caches: Vec<String>,
     /// Time until it expires, such as `90d` [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     expires: Option<Duration>,
     #[command(flatten)]
     allows: AllowArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct ChangeArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// Its id, as shown by `narval token list`: the part between the underscores
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Caches that it is valid for from now on, instead of those that it had
+    #[arg(long = "cache", value_name = "NAME", value_delimiter = ',')]
+    caches: Vec<String>,
+    /// Caches that it is also valid for
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "caches")]
+    add_cache: Vec<String>,
+    /// Scopes that it also has: pull, push, sign, pin, delete, replace, admin
+    #[arg(long, value_name = "SCOPE", value_delimiter = ',', value_parser = parse_scope)]
+    add_scope: Vec<Scope>,
+    /// Scopes that it has no longer
+    #[arg(long, value_name = "SCOPE", value_delimiter = ',', value_parser = parse_scope)]
+    remove_scope: Vec<Scope>,
+}
+
+fn parse_scope(text: &str) -> Result<Scope, String> {
+    let scope = Scope::ALL.into_iter().find(|scope| scope.name() == text);
+    scope.ok_or_else(|| "known are pull, push, sign, pin, delete, replace, admin".to_owned())
 }
 
 /// What a token allows.
@@ -108,6 +142,7 @@ impl AllowArgs {
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Create(args) => create(&args),
+        Command::Change(args) => change(&args),
         Command::List { data, json } => list(&data, json),
         Command::Revoke { data, id } => revoke(&data, &id),
     }
@@ -131,6 +166,7 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     data.audit().note(&crate::args::data::administrator(), None, "create token", &info.id, &Ok(detail));
     out!("{}", token.as_str());
     note!("token {} '{}' allows {} in {}", info.id, info.label, info.scopes, info.caches.join(", "));
+    warn_of_unknown(&data, &new.caches)?;
     if info.scopes.has(Scope::Push) && !info.scopes.has(Scope::Sign) {
         note!(
             "paths that are pushed with it are not signed by the cache, so clients refuse them unless their builder has signed them: --sign \
@@ -138,6 +174,39 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// Says so if a name or pattern matches no cache: it may be misspelt, or of a cache that the server will have later.
+fn warn_of_unknown(data: &Data, patterns: &CachePatterns) -> Result<(), Failure> {
+    let caches = data.caches().map_err(Failure::runtime)?;
+    let names: Vec<&str> = caches.iter().map(|cache| cache.name().as_str()).collect();
+    for text in patterns.texts() {
+        let pattern = CachePatterns::new(std::slice::from_ref(text)).map_err(Failure::usage)?;
+        if !caches.iter().any(|cache| pattern.matches(cache.name())) {
+            note!("warning: no cache matches '{text}'; there is {}", names.join(", "));
+        }
+    }
+    Ok(())
+}
+
+fn change(args: &ChangeArgs) -> Result<(), Failure> {
+    let data = args.data.open()?;
+    let unknown = || Failure::usage(format!("there is no valid token '{}'; 'narval token list' shows them", args.id));
+    let tokens = data.tokens().list().map_err(Failure::runtime)?;
+    let before = tokens.into_iter().find(|token| token.id == args.id && token.revoked.is_none()).ok_or_else(unknown)?;
+    let mut caches = if args.caches.is_empty() { before.caches } else { args.caches.clone() };
+    caches.extend(args.add_cache.iter().filter(|name| !caches.contains(name)).cloned().collect::<Vec<_>>());
+    let caches = CachePatterns::new(&caches).map_err(Failure::usage)?;
+    let scopes = args.add_scope.iter().fold(before.scopes, |scopes, scope| scopes.with(*scope));
+    let scopes = args.remove_scope.iter().fold(scopes, |scopes, scope| scopes.without(*scope));
+    if !data.tokens().change(&args.id, &caches, scopes).map_err(Failure::usage)? {
+        return Err(unknown());
+    }
+    let allows = format!("'{}' allows {scopes} in {}", before.label, caches.texts().join(", "));
+    data.audit().note(&crate::args::data::administrator(), None, "change token", &args.id, &Ok(allows.clone()));
+    data.wait_until_noticed();
+    note!("token {} {allows}", args.id);
+    warn_of_unknown(&data, &caches)
 }
 
 fn list(data: &DataArgs, json: bool) -> Result<(), Failure> {

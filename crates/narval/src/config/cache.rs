@@ -1,14 +1,16 @@
 //! `[[cache]]`: one of the caches that accept uploads.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use narval_keep::{CacheName, CacheSettings};
 use narval_nix::{PublicKey, StoreDir};
 
 use super::section::Section;
+use super::summary::key_names;
 use super::values::Kind;
-use super::{At, ConfigError, Recompress, Retention, UpstreamSection, upstream};
+use super::{At, ConfigError, Recompress, Retention, ServeConfig, UpstreamSection, upstream};
+use crate::ui::output::counted;
 
 /// `[[cache]]`. Settings that the file omits stay as in the data folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,24 +117,30 @@ pub(super) fn conflicts(file: &str, sections: &[CacheSection]) -> Vec<ConfigErro
 }
 
 impl CacheSection {
-    /// A human-readable line. `public` is the top-level setting of the file.
-    pub(super) fn summary(&self, public: Option<bool>) -> String {
-        let path = match self.name == CacheName::default() {
-            true => Some("/".to_owned()),
-            false => (!self.host_only).then(|| format!("/{}", self.name)),
-        };
+    /// A human-readable line, with what it inherits from the top of the file.
+    pub(super) fn summary(&self, file: &ServeConfig, name_of: &dyn Fn(&Path) -> Option<String>) -> String {
+        let is_root = self.name == CacheName::default();
+        let path = if is_root { Some("/".to_owned()) } else { (!self.host_only).then(|| format!("/{}", self.name)) };
         let places: Vec<_> = path.into_iter().chain(self.hosts.iter().map(|at| at.value.clone())).collect();
-        let readers = match self.public.or(public) {
-            Some(false) => "readable only with a token",
+        let readers = match (self.public, file.public.as_ref().map(|at| at.value)) {
+            (Some(false), _) => "readable only with a token",
+            (None, Some(false)) => "readable only with a token (inherited)",
             _ => "publicly readable",
         };
-        let keys = self.sign_keys.iter().flatten().count();
-        let upstreams = self.upstreams.len();
-        format!(
-            "cache '{}': at {}, {readers}, {keys} sign keys, {upstreams} upstreams",
-            self.name,
-            places.join(" and ")
-        )
+        // The keys and upstreams at the top are those of the cache at `/`.
+        let keys = match &self.sign_keys {
+            Some(own) => (key_names(own, name_of), ""),
+            None if is_root => (key_names(&file.sign_keys, name_of), " (inherited)"),
+            None => (String::new(), ""),
+        };
+        let signs = match keys {
+            (names, _) if names.is_empty() => "signs nothing".to_owned(),
+            (names, inherited) => format!("signs with {names}{inherited}"),
+        };
+        let inherited = if is_root { file.upstreams.len() } else { 0 };
+        let mark = if inherited > 0 { " (inherited)" } else { "" };
+        let upstreams = counted(self.upstreams.len() + inherited, "upstream");
+        format!("cache '{}': at {}, {readers}, {signs}, {upstreams}{mark}", self.name, places.join(" and "))
     }
 
     /// Overrides the settings of the cache with those of the file.

@@ -1,16 +1,44 @@
 //! A human-readable summary of a configuration.
 
-use super::ServeConfig;
+use std::path::{Path, PathBuf};
+
+use narval_keep::CacheName;
+
+use super::{At, CacheSection, ServeConfig};
 use crate::values::time::written;
 
 impl ServeConfig {
-    /// One line per setting of the file.
-    pub fn summary(&self) -> Vec<String> {
+    /// The keys that caches sign with: those of the file, and of its sections.
+    pub fn all_sign_keys(&self) -> impl Iterator<Item = &At<PathBuf>> {
+        self.sign_keys.iter().chain(self.caches.iter().flat_map(|cache| cache.sign_keys.iter().flatten()))
+    }
+
+    /// Caches that take uploads and have no key; clients refuse what nobody has signed. `has_data`: a folder is given otherwise.
+    pub fn unsigned_caches(&self, has_data: bool) -> Vec<String> {
+        if self.data.is_none() && !has_data {
+            return Vec::new();
+        }
+        let root = CacheName::default();
+        let has_own = |cache: &CacheSection| cache.sign_keys.as_ref().is_some_and(|keys| !keys.is_empty());
+        let section = self.caches.iter().find(|cache| cache.name == root);
+        let keys = section.and_then(|section| section.sign_keys.as_ref()).unwrap_or(&self.sign_keys);
+        let others = self.caches.iter().filter(|cache| cache.name != root && !has_own(cache)).map(|cache| &cache.name);
+        let unsigned = keys.is_empty().then_some(&root).into_iter().chain(others);
+        let warning = |name: &CacheName| {
+            format!(
+                "the cache '{name}' takes uploads and signs nothing, so clients refuse what no builder has signed: set 'sign-keys'"
+            )
+        };
+        unsigned.map(warning).collect()
+    }
+
+    /// One line per setting of the file, as it is effective. `name_of`: the name of the key in a file, if it can be read.
+    pub fn summary(&self, name_of: &dyn Fn(&Path) -> Option<String>) -> Vec<String> {
         let no_store = if self.data.is_some() { "none" } else { "this machine's, or $NIX_REMOTE" };
         let mut lines = vec![
             format!("listen: {}", or(&join(self.listen.iter().map(|at| &at.value)), "sockets of systemd, else :5000")),
             format!("store: {}", self.store.as_ref().map_or(no_store, |at| &at.value)),
-            format!("sign keys: {}", or(&join(self.sign_keys.iter().map(|at| at.value.display())), "none")),
+            format!("sign keys: {}", or(&key_names(&self.sign_keys, name_of), "none")),
         ];
         let public = self.public.as_ref().map(|at| at.value);
         if let Some(data) = &self.data {
@@ -25,7 +53,7 @@ impl ServeConfig {
             }
         }
         for cache in &self.caches {
-            lines.push(cache.summary(public));
+            lines.push(cache.summary(self, name_of));
         }
         for upstream in &self.upstreams {
             lines.push(format!("upstream: {}", upstream.url));
@@ -85,6 +113,11 @@ impl ServeConfig {
         let said: Vec<_> = said.into_iter().flatten().collect();
         (!said.is_empty()).then(|| format!("limits: {}", said.join(", ")))
     }
+}
+
+/// The names of keys, or else their files.
+pub(super) fn key_names(keys: &[At<PathBuf>], name_of: &dyn Fn(&Path) -> Option<String>) -> String {
+    join(keys.iter().map(|at| name_of(&at.value).unwrap_or_else(|| at.value.display().to_string())))
 }
 
 fn join<T: std::fmt::Display>(items: impl Iterator<Item = T>) -> String {

@@ -275,3 +275,47 @@ fn a_data_folder_is_shared_if_that_is_configured() {
     assert!(has("index.sqlite") && has(".nar") && has(".zst"), "{shared:?}");
     assert!(!lab.server.log().contains("other users"), "{}", lab.server.log());
 }
+
+/// Runs `narval token`: what it printed, and said.
+fn token_command(lab: &Lab, args: &[&str]) -> (String, String) {
+    let mut command = std::process::Command::new(crate::support::NARVAL);
+    let output = command.arg("token").args(args).arg("--data").arg(lab.data_path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_token_is_for_the_caches_that_were_meant_and_can_be_changed() {
+    let store = crate::support::Store::new();
+    let config = format!("data = '{}'\n[[cache]]\nname = 'team'\n", store.path("data").display());
+    let lab = Lab::configured(store, &config);
+    let (_, said) = token_command(&lab, &["create", "--pull", "--cache", "default,team", "both"]);
+    assert!(!said.contains("warning"), "{said}");
+    let (listed, _) = token_command(&lab, &["list", "--json"]);
+    assert!(listed.contains("\"caches\":[\"default\",\"team\"]"), "{listed}");
+    let (_, said) = token_command(&lab, &["create", "--pull", "--cache", "nosuch", "misspelt"]);
+    assert!(said.contains("warning: no cache matches 'nosuch'; there is default, team"), "{said}");
+
+    let (token, _) = token_command(&lab, &["create", "--pull", "--cache", "default", "one"]);
+    let (token, id) = (token.trim(), token.split('_').nth(1).unwrap().to_owned());
+    let missing = || lab.post("/team/_narval/v1/missing", token, b"");
+    let refused = missing();
+    assert_eq!(refused.status, 403);
+    let advice = format!("narval token change {id} --add-scope push --add-cache team");
+    assert!(
+        refused.text().contains("it allows pull in default") && refused.text().contains(&advice),
+        "{}",
+        refused.text()
+    );
+    let words: Vec<&str> = advice.split(' ').skip(2).collect();
+    let (_, said) = token_command(&lab, &words);
+    assert!(said.contains("allows pull,push in default, team"), "{said}");
+    assert_eq!(missing().status, 200, "{}", missing().text());
+    token_command(&lab, &["change", &id, "--remove-scope", "push"]);
+    let refused = missing();
+    assert!(
+        refused.status == 403 && refused.text().contains("lacks the scope 'push': it allows pull"),
+        "{}",
+        refused.text()
+    );
+}

@@ -635,6 +635,10 @@ impl Index for Postgres {
         self.database.read(DEADLINE, tokens::all)
     }
 
+    fn change_token(&self, id: &str, caches: &str, scopes: &str) -> Result<bool, IndexError> {
+        self.database.write(NOTE, async |change| tokens::change(change, (id, caches, scopes)).await)
+    }
+
     fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError> {
         self.database.write(NOTE, async |change| tokens::revoke(change, id, now).await)
     }

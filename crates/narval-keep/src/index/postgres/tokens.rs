@@ -54,6 +54,13 @@ pub(super) async fn all(client: &Client) -> Result<Vec<TokenRecord>, Failed> {
     query(client, &all, &[]).await?.iter().map(record).collect()
 }
 
+pub(super) async fn change(change: &Change<'_>, (id, caches, scopes): (&str, &str, &str)) -> Result<bool, Failed> {
+    let update = "update narval.tokens set caches = $1, scopes = $2 where id = $3 and revoked is null";
+    // As below.
+    change.is_visible().await?;
+    Ok(execute(change.client, update, &[p(&caches), p(&scopes), p(&id)]).await? > 0)
+}
+
 pub(super) async fn revoke(change: &Change<'_>, id: &str, now: u64) -> Result<bool, Failed> {
     let revoke = "update narval.tokens set revoked = coalesce(revoked, $1) where id = $2";
     // Servers remember what a token allows as long as nothing changes.

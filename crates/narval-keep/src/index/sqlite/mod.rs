@@ -626,6 +626,11 @@ impl Index for Sqlite {
         self.read(tokens::all)
     }
 
+    fn change_token(&self, id: &str, caches: &str, scopes: &str) -> Result<bool, IndexError> {
+        let (id, caches, scopes) = (id.to_owned(), caches.to_owned(), scopes.to_owned());
+        self.write(Durability::Full, move |connection| tokens::change(connection, &id, &caches, &scopes))
+    }
+
     fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError> {
         let id = id.to_owned();
         self.write(Durability::Full, move |connection| tokens::revoke(connection, &id, now))

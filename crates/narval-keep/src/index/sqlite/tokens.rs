@@ -50,6 +50,13 @@ pub(super) fn all(connection: &Connection) -> rusqlite::Result<Vec<TokenRecord>>
     connection.prepare_cached(&query)?.query_map([], record)?.collect()
 }
 
+pub(super) fn change(connection: &Connection, id: &str, caches: &str, scopes: &str) -> rusqlite::Result<bool> {
+    let change = "update tokens set caches = ?, scopes = ? where id = ? and revoked is null";
+    // As below.
+    super::schema::is_visible(connection)?;
+    Ok(connection.execute(change, params![caches, scopes, id])? > 0)
+}
+
 pub(super) fn revoke(connection: &Connection, id: &str, now: u64) -> rusqlite::Result<bool> {
     let revoke = "update tokens set revoked = coalesce(revoked, ?) where id = ?";
     // Servers cache what a token allows until the stamp changes.
