@@ -21,8 +21,17 @@ const NETRC_LEN_MAX: u64 = 1024 * 1024;
 /// `machine`, `login` and `password` of a netrc file.
 #[derive(Default, Clone)]
 pub struct Netrc {
-    machines: HashMap<String, (String, String)>,
-    default: Option<(String, String)>,
+    machines: HashMap<String, Login>,
+    default: Option<Login>,
+}
+
+/// An entry of a netrc file.
+#[derive(Clone)]
+struct Login {
+    login: String,
+    password: String,
+    /// The file, if it is known, and the line.
+    from: String,
 }
 
 impl Netrc {
@@ -33,30 +42,37 @@ impl Netrc {
     /// assert_eq!(netrc.login("cache.example.org"), Some(("me", "secret")));
     /// ```
     pub fn parse(text: &str) -> Self {
+        Self::of(text, Path::new("netrc"))
+    }
+
+    /// The entries of a file.
+    fn of(text: &str, file: &Path) -> Self {
         let mut netrc = Self::default();
-        let mut current: Option<Option<String>> = None;
-        let (mut login, mut password) = (String::new(), String::new());
+        // The host of the entry that is read, `None` for the default one, with what is known of it.
+        let mut current: Option<(Option<String>, Login)> = None;
         let mut words = words(text).into_iter();
-        while let Some(word) = words.next() {
-            match word.as_str() {
-                "machine" | "default" => {
-                    netrc.store(current.take(), &mut login, &mut password);
-                    current = Some(if word == "machine" { words.next() } else { None });
+        while let Some((word, line)) = words.next() {
+            let mut value = || words.next().map(|(word, _)| word);
+            match (word.as_str(), &mut current) {
+                ("machine" | "default", _) => {
+                    netrc.store(current.take());
+                    let from = format!("{}:{line}", file.display());
+                    let host = if word == "machine" { value() } else { None };
+                    current = Some((host, Login { login: String::new(), password: String::new(), from }));
                 }
-                "login" => login = words.next().unwrap_or_default(),
-                "password" => password = words.next().unwrap_or_default(),
+                ("login", Some((_, entry))) => entry.login = value().unwrap_or_default(),
+                ("password", Some((_, entry))) => entry.password = value().unwrap_or_default(),
                 _ => {}
             }
         }
-        netrc.store(current, &mut login, &mut password);
+        netrc.store(current);
         netrc
     }
 
-    fn store(&mut self, machine: Option<Option<String>>, login: &mut String, password: &mut String) {
-        let pair = (std::mem::take(login), std::mem::take(password));
-        match machine {
-            Some(Some(host)) => drop(self.machines.entry(host.to_ascii_lowercase()).or_insert(pair)),
-            Some(None) => self.default = self.default.take().or(Some(pair)),
+    fn store(&mut self, entry: Option<(Option<String>, Login)>) {
+        match entry {
+            Some((Some(host), login)) => drop(self.machines.entry(host.to_ascii_lowercase()).or_insert(login)),
+            Some((None, login)) => self.default = self.default.take().or(Some(login)),
             None => {}
         }
     }
@@ -95,12 +111,11 @@ impl Netrc {
 
     /// Login and password for a host, from the entry with its name or from the default entry.
     pub fn login(&self, host: &str) -> Option<(&str, &str)> {
-        self.machine(host).or_else(|| self.default.as_ref().map(|(login, password)| (&**login, &**password)))
+        self.entry(host).map(|entry| (&*entry.login, &*entry.password))
     }
 
-    /// Login and password from the entry with the name of a host.
-    fn machine(&self, host: &str) -> Option<(&str, &str)> {
-        self.machines.get(host).map(|(login, password)| (&**login, &**password))
+    fn entry(&self, host: &str) -> Option<&Login> {
+        self.machines.get(host).or(self.default.as_ref())
     }
 }
 
@@ -113,26 +128,26 @@ fn read(path: &Path) -> io::Result<Netrc> {
             format!("{} is too large for a netrc file", path.display()),
         ));
     }
-    Ok(Netrc::parse(&fs::read_to_string(path).map_err(named)?))
+    Ok(Netrc::of(&fs::read_to_string(path).map_err(named)?, path))
 }
 
-/// The words of a netrc file without comments and macros.
-fn words(text: &str) -> Vec<String> {
-    let mut words = Vec::new();
+/// The words of a netrc file without comments and macros, with their lines.
+fn words(text: &str) -> Vec<(String, usize)> {
+    let mut words: Vec<(String, usize)> = Vec::new();
     let mut in_macro = false;
-    for line in text.lines() {
+    for (number, line) in std::iter::zip(1.., text.lines()) {
         if line.trim().is_empty() {
             in_macro = false;
         }
         for word in line.split_whitespace() {
-            if in_macro || word.starts_with('#') && words.last().is_none_or(|last| last != "password") {
+            if in_macro || word.starts_with('#') && words.last().is_none_or(|(last, _)| last != "password") {
                 break;
             }
             if word == "macdef" {
                 in_macro = true;
                 break;
             }
-            words.push(word.trim_matches('"').to_owned());
+            words.push((word.trim_matches('"').to_owned(), number));
         }
     }
     words
@@ -195,7 +210,7 @@ impl Credentials {
         }
         if let Some(basic) = self.basic.get(origin) {
             lines.push(("Authorization".to_owned(), basic.clone()));
-        } else if let Some((login, password)) = self.netrc_login(origin) {
+        } else if let Some(Login { login, password, .. }) = self.netrc_login(origin) {
             let basic = STANDARD.encode(format!("{login}:{password}"));
             lines.push(("Authorization".to_owned(), format!("Basic {basic}")));
         }
@@ -207,13 +222,27 @@ impl Credentials {
         !self.lines_for(origin).is_empty()
     }
 
-    fn netrc_login(&self, origin: &Origin) -> Option<(&str, &str)> {
+    /// Where the credentials for requests to `origin` come from, in words for a message.
+    pub(crate) fn source_for(&self, origin: &Origin) -> Option<String> {
+        let names_them = |(name, _): &(String, String)| name.eq_ignore_ascii_case("authorization");
+        if self.origins.contains(origin) && self.headers.iter().any(names_them) {
+            return Some("--header".to_owned());
+        }
+        match self.basic.contains_key(origin) {
+            true => Some("the address".to_owned()),
+            false => self.netrc_login(origin).map(|entry| entry.from.clone()),
+        }
+    }
+
+    fn netrc_login(&self, origin: &Origin) -> Option<&Login> {
         let given_for_https =
             || self.origins.iter().any(|named| named.scheme == Scheme::Https && named.host == origin.host);
         match (self.origins.contains(origin), origin.scheme) {
             (true, Scheme::Http) if given_for_https() => None,
-            (true, _) => self.netrc.login(&origin.host),
-            (false, Scheme::Https) if origin.has_usual_port() && !self.only_caches => self.netrc.machine(&origin.host),
+            (true, _) => self.netrc.entry(&origin.host),
+            (false, Scheme::Https) if origin.has_usual_port() && !self.only_caches => {
+                self.netrc.machines.get(&origin.host)
+            }
             (false, _) => None,
         }
     }
@@ -232,6 +261,17 @@ mod tests {
         assert_eq!(netrc.login("other"), Some(("d", "e")));
         assert_eq!(netrc.login("a").unwrap().0, "x");
         assert!(!netrc.machines.contains_key("evil"));
+    }
+
+    #[test]
+    fn credentials_know_where_they_come_from() {
+        let netrc = Netrc::of("machine a login x\n\n# no\nmachine cache login y\n password z", Path::new("/etc/netrc"));
+        let cache = Url::parse("http://cache:81").unwrap();
+        let mut credentials = Credentials::new(netrc, std::slice::from_ref(&cache));
+        assert_eq!(credentials.source_for(cache.origin()).as_deref(), Some("/etc/netrc:4"));
+        credentials.add_header("authorization: Bearer x").unwrap();
+        assert_eq!(credentials.source_for(cache.origin()).as_deref(), Some("--header"));
+        assert_eq!(credentials.source_for(Url::parse("http://other").unwrap().origin()), None);
     }
 
     #[test]

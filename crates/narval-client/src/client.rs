@@ -348,7 +348,13 @@ impl Client {
     fn absent(&self, url: &Url, head: &Head, body: Body) -> Result<(), HttpError> {
         let (status, retry_after) = (head.status, head.retry_after());
         body.drain();
-        if self.says_absent(status, url) { Ok(()) } else { Err(HttpError::Status { status, retry_after }) }
+        match (self.says_absent(status, url), status) {
+            (true, _) => Ok(()),
+            (false, 401) if let Some(from) = self.options.credentials.source_for(url.origin()) => {
+                Err(HttpError::Denied { from })
+            }
+            (false, _) => Err(HttpError::Status { status, retry_after }),
+        }
     }
 }
 

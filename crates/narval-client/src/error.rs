@@ -86,6 +86,12 @@ pub enum HttpError {
         /// From `Retry-After`.
         retry_after: Option<Duration>,
     },
+    /// 401, although credentials were sent.
+    #[error("the server answered 401: it does not accept the credentials of {from}")]
+    Denied {
+        /// Where they come from: a file with a line, an option, or the address.
+        from: String,
+    },
     /// A request to a bucket (`s3://`) failed.
     #[error("{message}")]
     Bucket {
@@ -177,7 +183,12 @@ impl HttpError {
     /// Whether credentials are missing or wrong (401, 403, 407), which does not mean that the file is absent. A bucket's
     /// refusals count as well: they concern credentials or the address.
     pub const fn is_auth(&self) -> bool {
-        matches!(self, Self::Status { status: 401 | 403 | 407, .. } | Self::Bucket { is_retryable: false, .. })
+        matches!(
+            self,
+            Self::Status { status: 401 | 403 | 407, .. }
+                | Self::Denied { .. }
+                | Self::Bucket { is_retryable: false, .. }
+        )
     }
 
     /// How long the server asks to wait.

@@ -120,6 +120,7 @@ impl Cache {
     /// Sets the keys that sign uploads of clients with the permission to sign. Only kept in memory.
     pub fn set_sign_keys(&self, keys: Vec<SecretKey>) {
         *self.state.sign_keys.write().unwrap_or_else(PoisonError::into_inner) = keys.into();
+        self.shared.surveys.outdate();
     }
 
     /// Sets where references may also exist, besides this cache.

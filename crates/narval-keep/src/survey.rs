@@ -112,9 +112,16 @@ pub(super) struct Surveys(Mutex<State>);
 struct State {
     last: Option<(Arc<Survey>, Instant, Duration)>,
     is_counting: bool,
+    /// Whether keys have changed since the last count began: what is unsigned is another question then.
+    is_outdated: bool,
 }
 
 impl Surveys {
+    /// Makes the next caller count again, however new the last count is.
+    pub(super) fn outdate(&self) {
+        self.lock().is_outdated = true;
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,11 +133,11 @@ impl Data {
         let mut state = self.shared().surveys.lock();
         let is_new =
             |(_, at, took): &(Arc<Survey>, Instant, Duration)| at.elapsed() < COUNT_EVERY.max(*took * REST_FACTOR);
-        if !state.is_counting && !state.last.as_ref().is_some_and(is_new) {
+        if !state.is_counting && (state.is_outdated || !state.last.as_ref().is_some_and(is_new)) {
             let shared = Arc::clone(self.shared());
             let spawned = std::thread::Builder::new().name("survey".into()).spawn(move || count(&shared));
             match spawned {
-                Ok(_) => state.is_counting = true,
+                Ok(_) => (state.is_counting, state.is_outdated) = (true, false),
                 Err(error) => tracing::debug!("caches are not counted: cannot start a thread: {error}"),
             }
         }

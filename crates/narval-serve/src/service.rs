@@ -35,6 +35,9 @@ use crate::state::ServerState;
 use crate::upload::{Uploads, no_cache};
 use crate::written::peer;
 
+/// The type of [`Response::text`].
+const TEXT: &str = "text/plain; charset=utf-8";
+
 /// Answers of a server that failed say what its log calls the request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -137,10 +140,6 @@ impl Service {
             let store = shared.live.as_ref().map(|live| Arc::clone(&live.store));
             written.cache.set_sign_keys(shared.sign_secrets.clone());
             written.cache.set_elsewhere(Some(Arc::new(OtherSources(store, shared.upstream.clone()))));
-        }
-        // The first count takes a while: it is begun before anybody asks.
-        if let Some(written) = &shared.written {
-            drop(written.data.survey());
         }
         if let Some(upstreams) = &shared.upstream {
             upstreams.set_sign_keys(shared.sign_secrets.clone());
@@ -252,6 +251,10 @@ impl Service {
         let is_of_page = request.header_bytes(page::FIELD).is_some();
         let answer = answer(shared, route, own.is_some(), request);
         let mut response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
+        if shared.face == Face::NixServe && response.header_value(&header::CONTENT_TYPE).is_some_and(|is| is == TEXT) {
+            // The original has no charset.
+            response = response.replace_header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        }
         if is_of_page && response.status() == StatusCode::UNAUTHORIZED {
             // The page asks for a token itself: for Basic credentials, the browser would.
             response = response.replace_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -359,6 +362,13 @@ impl Shared {
             }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
+        }
+    }
+
+    /// Begins to count what is in its data folder: that takes a while, and somebody will ask.
+    pub(crate) fn begin_survey(&self) {
+        if let Some(written) = &self.written {
+            drop(written.data.survey());
         }
     }
 

@@ -69,6 +69,7 @@ impl ServerState {
     pub fn show_engine(&self, counters: impl Fn() -> Snapshot + Send + Sync + 'static) {
         // Only one engine can be shown.
         let _ = self.0.engine.set(EngineCounters(Box::new(counters)));
+        self.services().iter().for_each(|service| service.begin_survey());
     }
 
     /// Shows at the same place when certificates end, in seconds since 1970, by their names. Only the first call has an effect.

@@ -10,6 +10,7 @@ use crate::commands::{
     path_info, pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache,
     verify, warm, watch_store, why,
 };
+use crate::ui::output::note;
 use crate::ui::{json, log, output};
 
 /// Serve, move and install Nix packages.
@@ -129,6 +130,24 @@ enum Command {
     Demo(demo::Args),
 }
 
+/// What does what a command of another package manager does.
+const ELSEWHERE: [(&str, &str); 8] = [
+    ("list", "'narval profiles' lists profiles and what is in them, 'narval cache list' the paths of a cache"),
+    ("search", "the page of a cache searches by name: open its URL in a browser"),
+    ("upgrade", "'narval install --profile DIR PATH' puts the new path into the profile"),
+    ("update", "'narval install --profile DIR PATH' puts the new path into the profile"),
+    ("uninstall", "'narval remove --profile DIR NAME' does that"),
+    ("build", "Narval builds nothing: 'nix build', then 'narval push ./result --to URL'"),
+    ("login", "'narval use URL --token-file FILE' does that"),
+    ("info", "'narval path-info PATH' does that"),
+];
+
+/// For a command that is unknown here and usual elsewhere, what to use.
+fn hint_of_unknown(error: &clap::Error) -> Option<&'static str> {
+    let name = std::env::args_os().nth(1).filter(|_| error.kind() == clap::error::ErrorKind::InvalidSubcommand)?;
+    ELSEWHERE.iter().find_map(|(known, hint)| (name == *known).then_some(*hint))
+}
+
 /// Runs `narval` with the arguments of this process.
 pub fn main() -> ExitCode {
     let cli = match parsed() {
@@ -139,7 +158,11 @@ pub fn main() -> ExitCode {
             if error.exit_code() != 0 {
                 json::failure(&Failure::usage(error.render().to_string().trim_end()));
             }
-            return match error.print() {
+            let printed = error.print();
+            if let Some(hint) = hint_of_unknown(&error) {
+                note!("{hint}");
+            }
+            return match printed {
                 Ok(()) if error.exit_code() == 0 => output::finish("narval"),
                 Err(unwritten) if error.exit_code() == 0 => output::unwritten("narval", &unwritten),
                 // A build does not fail for an option of its hook.

@@ -266,3 +266,44 @@ fn waiting_for_a_lock_times_out() {
     assert_eq!(output.status.code(), Some(7), "{said}");
     assert!(said.contains("locked by another process"), "{said}");
 }
+
+#[test]
+fn small_words_say_what_to_do() {
+    let said = |args: &[&str]| {
+        let output = narval(args, b"");
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let path = "/nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-net-tools";
+    assert!(said(&["run", path, "--version"]).contains("narval run PATH -- PROGRAM --version"));
+    assert!(said(&["shell", path, "-V"]).contains("narval shell PATH -- PROGRAM --version"));
+    assert!(said(&["list"]).contains("'narval profiles' lists"));
+    assert!(said(&["uninstall", "x"]).contains("narval remove"));
+    let demo = stdout(narval(&["demo"], b""));
+    let last = demo.lines().next_back().unwrap();
+    assert!(last.contains("has ended") && last.contains("--keep") && last.contains("browser"), "{demo}");
+}
+
+#[test]
+fn a_home_that_cannot_be_entered_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let mut command = Command::new("setpriv");
+    // Somebody else, with the home of this user; root enters every folder.
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", NARVAL, "install", "--from", "file:///nowhere"]);
+    command.arg("/nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-net-tools");
+    command.env("HOME", folder.path()).env_remove("XDG_DATA_HOME").env_remove("NARVAL_STORE");
+    let Ok(output) = command.output() else {
+        eprintln!("note: skipped: there is no setpriv");
+        return;
+    };
+    let said = String::from_utf8(output.stderr).unwrap();
+    if said.starts_with("setpriv: ") {
+        eprintln!("note: skipped: this user may not become another one, who may run the program");
+        return;
+    }
+    let home = folder.path().display();
+    let line =
+        format!("default store because HOME is '{home}': set that, or give a store with --store DIR or NARVAL_STORE");
+    assert!(!output.status.success() && said.contains(&line), "{said}");
+}

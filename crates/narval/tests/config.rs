@@ -232,6 +232,34 @@ fn check(file: &Path) -> Output {
     Command::new(NARVAL).args(["config", "check"]).arg(file).output().unwrap()
 }
 
+/// From the table that the pages about replacing another server have.
+#[test]
+fn keys_of_other_servers_are_answered_with_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settings.toml");
+    for (program, key, here) in narval::config::FOREIGN {
+        fs::write(&file, format!("{key} = 'x'\n")).unwrap();
+        let said = String::from_utf8(check(&file).stderr).unwrap();
+        assert!(said.contains(&format!("{program}'s '{key}' is '{here}' here")), "{said}");
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/replacing-{program}.md"));
+        let page = fs::read_to_string(page).unwrap();
+        let names = |cell: &str, word: &str| {
+            let words =
+                cell.split('`').skip(1).step_by(2).flat_map(|code| code.split(&[' ', '=', ',', '[', ']', '"'][..]));
+            words.map(str::trim).any(|one| one == word)
+        };
+        let plain = here.trim_matches(&['[', ']'][..]);
+        let has = |row: &str| {
+            let (theirs, ours) = row[1..].split_once(" | ").unwrap_or_default();
+            names(theirs, key) && (ours.contains(here) || names(ours, plain))
+        };
+        assert!(
+            page.lines().filter(|line| line.starts_with("| ")).any(has),
+            "{key}: {here} is not in the page of {program}"
+        );
+    }
+}
+
 #[test]
 fn the_summary_has_what_is_effective() {
     let folder = tempfile::tempdir().unwrap();

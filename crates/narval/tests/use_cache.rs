@@ -293,3 +293,42 @@ fn a_user_whom_the_daemon_does_not_trust_is_told_what_an_administrator_can_do() 
         assert!(check(NOBODY).starts_with("ok"), "{nix:?}");
     }
 }
+
+/// Two caches of one host, each with a token of its own.
+#[test]
+fn a_token_that_breaks_another_cache_of_the_host_is_refused() {
+    let home = Home::new();
+    let data = home.store.path("data");
+    let config = home.store.path("serve.toml");
+    let text = format!("data = '{}'\npublic = false\n[[cache]]\nname = 'team'\n", data.display());
+    std::fs::write(&config, text).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(&config);
+    let server = Server::start(command, &[]);
+    let token = |name: &str, caches: &str| {
+        let mut command = Command::new(NARVAL);
+        command.args(["token", "create", "--pull", "--push", "--cache", caches, name, "--data"]).arg(&data);
+        let file = home.store.path(name);
+        std::fs::write(&file, stdout(command.output().unwrap())).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let (a, b, both) = (token("a", "team"), token("b", "default"), token("both", "default,team"));
+    let (root, team) = (server.url(), format!("{}/team", server.url()));
+    let run = |url: &str, args: &[&str]| home.narval(&[&["use", url, "--yes", "--token-file"], args].concat(), "");
+    assert!(run(&team, &[&a]).status.success());
+    let refused = run(&root, &[&b]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains(&format!("{team} would no longer work")) && said.contains("--cache team,default"), "{said}");
+    // What was there still works; what is valid for both, too.
+    let netrc = std::fs::read_to_string(home.store.path("config/nix/netrc")).unwrap();
+    assert!(netrc.contains(std::fs::read_to_string(&a).unwrap().trim()), "{netrc}");
+    assert!(run(&root, &[&both]).status.success());
+    assert!(run(&root, &[&b, "--replace-token"]).status.success());
+    // A refusal names the file and the line of what was refused.
+    let wrong = home.store.path("wrong");
+    std::fs::write(&wrong, "\nmachine 127.0.0.1 login x password nv1_wrong\n").unwrap();
+    let top = home.narval(&["top", "--once", "--netrc-file", wrong.to_str().unwrap(), &root], "");
+    let said = String::from_utf8_lossy(&top.stderr).into_owned();
+    assert!(said.contains(&format!("401: it does not accept the credentials of {}:2", wrong.display())), "{said}");
+}

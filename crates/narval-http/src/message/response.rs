@@ -83,11 +83,9 @@ impl Response {
         }
     }
 
-    /// A `text/plain` response.
+    /// A `text/plain; charset=utf-8` response.
     pub fn text(status: StatusCode, text: impl Into<String>) -> Self {
-        Self::new(status)
-            .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
-            .body(Body::bytes(text.into()))
+        Self::new(status).header(header::CONTENT_TYPE, TEXT).body(Body::bytes(text.into()))
     }
 
     /// Adds a field line. Others with this name are kept.
@@ -251,10 +249,13 @@ impl From<&'static Prepared> for Response {
     }
 }
 
+/// The type of what is made of a Rust string. Without a charset, browsers guess one.
+pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
 /// A response with a one-line reason for rejecting a request, which closes the connection.
 pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
     Response::new(status)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))
+        .header(header::CONTENT_TYPE, TEXT)
         .header(header::CONNECTION, HeaderValue::from_static("close"))
         .body(Body::bytes(format!("{reason}\n")))
 }

@@ -14,15 +14,13 @@ use crate::http1::response_head::{AnswerTo, BodyFraming, Prepared, encode_prepar
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
+use crate::message::response::TEXT;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
 
 /// The response to a client that speaks plain HTTP to a TLS port.
 fn plain_http(received: &[u8]) -> Vec<u8> {
     let reason = "this port speaks HTTPS: use https:// URLs";
-    let fields = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/plain")),
-        (header::CONNECTION, HeaderValue::from_static("close")),
-    ];
+    let fields = [(header::CONTENT_TYPE, TEXT), (header::CONNECTION, HeaderValue::from_static("close"))];
     let prepared = Prepared::new(StatusCode::BAD_REQUEST, &fields, format!("{reason}\n").into());
     let to = AnswerTo { version: Version::HTTP_11, is_head: begins_with_head(received), keep_alive: true };
     let mut out = Vec::new();

@@ -201,6 +201,9 @@ impl Profile {
                 Some(number) if fs::symlink_metadata(self.generation_path(number)).is_ok() => {
                     format!("generation {number} of {link} is incomplete: creating it was interrupted")
                 }
+                None if numbers.contains(&current) => {
+                    return Error::Usage(format!("{link}: there is nothing before generation {current}"));
+                }
                 _ => format!("{link} has no such generation"),
             };
             Error::Usage(format!("{why}; it has {numbers:?}, and the current one is {current}"))

@@ -181,7 +181,11 @@ impl LiveNarinfos {
 }
 
 /// The answer for absent paths. Proxies must not cache it: the path may be built a moment later.
-pub(crate) fn absent() -> Arc<Prepared> {
+pub(crate) fn absent(face: Face) -> Arc<Prepared> {
+    let content_type = match face {
+        Face::Narval => "text/plain; charset=utf-8",
+        Face::NixServe => "text/plain",
+    };
     let no_store = (header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Arc::new(prepared(StatusCode::NOT_FOUND, "text/plain", &[no_store], "No such path.\n"))
+    Arc::new(prepared(StatusCode::NOT_FOUND, content_type, &[no_store], "No such path.\n"))
 }

@@ -87,7 +87,7 @@ impl Service {
             live: live_narinfos,
             written: written_narinfos,
             upstream: upstream_narinfos,
-            absent: narinfo::absent(),
+            absent: narinfo::absent(face),
         };
         let narinfos = Arc::new(narinfos);
         let page = wants_page.then(|| {

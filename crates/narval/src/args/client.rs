@@ -1,6 +1,7 @@
 //! Options of all client commands: the store, the caches, trust, and output.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::thread::available_parallelism;
 use std::time::Duration;
@@ -90,8 +91,29 @@ impl StoreArgs {
 
     /// The selected store, as a destination.
     pub fn destination(&self) -> Result<Destination, Failure> {
+        if self.store.is_none() {
+            check_default_root()?;
+        }
         Ok(Destination::new(self.config()?))
     }
+}
+
+/// Says where the default store comes from if this user cannot enter its folder: with sudo, cron and in containers, `HOME` may be another user's.
+fn check_default_root() -> Result<(), Failure> {
+    let root = default_root()?;
+    let denied = |path: &Path| path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    if !root.ancestors().any(denied) {
+        return Ok(());
+    }
+    let variable =
+        if std::env::var_os("XDG_DATA_HOME").is_some_and(|set| !set.is_empty()) { "XDG_DATA_HOME" } else { "HOME" };
+    let value = std::env::var_os(variable).unwrap_or_default();
+    Err(Failure::runtime(format!(
+        "cannot use '{}': Permission denied. It is the default store because {variable} is '{}': set that, or give a store with --store DIR or \
+         NARVAL_STORE",
+        root.display(),
+        Path::new(&value).display()
+    )))
 }
 
 /// `$XDG_DATA_HOME/narval`, which is `~/.local/share/narval`.

@@ -1,6 +1,8 @@
 //! Files with secret keys.
 
-use std::io::Read;
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use narval_nix::SecretKey;
@@ -32,4 +34,15 @@ pub fn parse_secret_key(input: impl Read, shown: &str) -> Result<SecretKey, Fail
         .read_to_string(&mut text)
         .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
     SecretKey::parse_file(&text).map_err(|error| Failure::usage(format!("no secret key in {shown}: {error}")))
+}
+
+/// Writes a secret to a new file that only its owner can read.
+///
+/// # Errors
+/// The file exists, or cannot be written.
+pub fn write_secret(path: &Path, secret: &str) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::runtime(format!("cannot write '{}': {error}", path.display()));
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    writeln!(file, "{secret}").and_then(|()| file.sync_all()).map_err(failed)
 }

@@ -1,15 +1,13 @@
 //! `narval key`: generates signing keys and shows their public keys.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use narval_nix::SecretKey;
 
 use crate::Failure;
-use crate::args::secret_key::{parse_secret_key, read_secret_key};
+use crate::args::secret_key::{parse_secret_key, read_secret_key, write_secret};
 
 /// Generate signing keys and show their public keys
 #[derive(Debug, clap::Args)]
@@ -67,10 +65,7 @@ fn generate(name: &str, out: Option<&Path>) -> Result<(), Failure> {
     match out {
         None => print_line(&text),
         Some(path) => {
-            let failed = |error: io::Error| Failure::runtime(format!("cannot write '{}': {error}", path.display()));
-            let mut options = OpenOptions::new();
-            let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-            writeln!(file, "{}", text.as_str()).and_then(|()| file.sync_all()).map_err(failed)?;
+            write_secret(path, &text)?;
             print_line(&key.public_key().to_string())
         }
     }

@@ -22,6 +22,7 @@ use crate::ui::progress::Display;
 /// If the store is not at /nix/store, it is bound there for the program, in a user and mount namespace and without
 /// root. User, files and network are not changed.
 #[derive(Debug, clap::Args)]
+#[command(disable_version_flag = true)]
 #[command(
     after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
 )]
@@ -32,6 +33,9 @@ pub struct Args {
     /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
+    /// Not ours: an argument of the program comes after `--`
+    #[arg(long, short = 'V', hide = true)]
+    version: bool,
     #[command(flatten)]
     deltas: DeltaArgs,
     #[command(flatten)]
@@ -43,6 +47,7 @@ pub struct Args {
 /// # Errors
 /// The path cannot be installed, or the program cannot be started.
 pub fn run(args: Args) -> Result<(), Failure> {
+    refuse_version(args.version, "run")?;
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
     let paths = ensure_installed(&destination, &args.client, args.deltas, &[args.path])?;
@@ -51,6 +56,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
         _ => args.command,
     };
     become_program(&destination, &paths, &command)
+}
+
+/// Says how the program gets an option that was given to us instead.
+pub(crate) fn refuse_version(given: bool, command: &str) -> Result<(), Failure> {
+    let advice = format!(
+        "the program's arguments follow it after '--': 'narval {command} PATH -- PROGRAM --version'; 'narval --version' is ours"
+    );
+    if given { Err(Failure::usage(advice)) } else { Ok(()) }
 }
 
 /// Installs the missing paths, and returns all of them.

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
-use crate::commands::run::{become_program, ensure_installed};
+use crate::commands::run::{become_program, ensure_installed, refuse_version};
 
 /// Start a shell with the programs of store paths on PATH
 #[derive(Debug, clap::Args)]
+#[command(disable_version_flag = true)]
 #[command(after_help = "Examples:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
 pub struct Args {
     /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
@@ -16,6 +17,9 @@ pub struct Args {
     /// Command to run [default: $SHELL]
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
+    /// Not ours: an argument of the program comes after `--`
+    #[arg(long, short = 'V', hide = true)]
+    version: bool,
     #[command(flatten)]
     deltas: DeltaArgs,
     #[command(flatten)]
@@ -27,6 +31,7 @@ pub struct Args {
 /// # Errors
 /// Like `narval run`.
 pub fn run(args: Args) -> Result<(), Failure> {
+    refuse_version(args.version, "shell")?;
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
     let paths = ensure_installed(&destination, &args.client, args.deltas, &args.paths)?;

@@ -1,5 +1,6 @@
 //! `narval token`: manages the tokens of a writable cache.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -8,6 +9,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::data::{DataArgs, ago, ahead, now};
+use crate::args::secret_key::write_secret;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::values::time::parse_time;
@@ -23,11 +25,11 @@ pub struct Args {
 enum Command {
     /// Create a token and print it
     ///
-    /// It is only shown once, because only its hash is stored. Clients send it as `Authorization: Bearer`, or as the
+    /// It is only shown once, because only its hash is stored; --out writes it to a file that only you can read. Clients send it as `Authorization: Bearer`, or as the
     /// password in netrc, with any user name.
     #[command(after_help = "\
 Examples:
-  narval token create --pull --push --sign ci > token
+  narval token create --pull --push --sign ci --out token
   narval token create --push --sign --cache 'team-*' --expires 90d builders")]
     Create(CreateArgs),
     /// Change the caches and the scopes of a token
@@ -68,6 +70,9 @@ struct CreateArgs {
     /// Caches that it is valid for: names, or patterns such as `team-*`, separated by commas
     #[arg(long = "cache", value_name = "NAME", value_delimiter = ',', default_value = DEFAULT_CACHE)]
     caches: Vec<String>,
+    /// File to write the token to; must not exist
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Time until it expires, such as `90d` [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     expires: Option<Duration>,
@@ -158,13 +163,20 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     if new.scopes.is_empty() {
         return Err(Failure::usage("the token would allow nothing: give --push, --pull or another option of --help"));
     }
+    // Before there is a token that nobody has.
+    if let Some(out) = args.out.as_ref().filter(|out| out.symlink_metadata().is_ok()) {
+        return Err(Failure::usage(format!("'{}' exists: give another file", out.display())));
+    }
     let data = args.data.create()?;
     // A token can be created before the server's first start, so create the cache.
     data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
     let (info, token) = data.tokens().create(&new).map_err(Failure::usage)?;
     let detail = format!("'{}' allows {} in {}", info.label, info.scopes, info.caches.join(", "));
     data.audit().note(&crate::args::data::administrator(), None, "create token", &info.id, &Ok(detail));
-    out!("{}", token.as_str());
+    match &args.out {
+        Some(out) => write_secret(out, &token)?,
+        None => out!("{}", token.as_str()),
+    }
     note!("token {} '{}' allows {} in {}", info.id, info.label, info.scopes, info.caches.join(", "));
     warn_of_unknown(&data, &new.caches)?;
     if info.scopes.has(Scope::Push) && !info.scopes.has(Scope::Sign) {

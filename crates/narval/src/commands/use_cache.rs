@@ -1,10 +1,11 @@
 //! `narval use`: makes this user's Nix and Narval use a cache.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use narval_client::{Client, ClientOptions, Credentials, HttpError, Netrc, Scheme, Url};
+use narval_client::{Client, ClientOptions, Credentials, HttpError, Method, Netrc, Request, Scheme, Url};
 use narval_install::settings::{CacheBlock, NetrcEntry, NixConfError, Settled, UserTrust, diff, replace, user_trust};
 use narval_nix::{CacheInfo, PublicKey};
 use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder, user_nix_conf};
@@ -41,6 +42,9 @@ pub struct Args {
     /// File with a token for the cache; `-` for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     token_file: Option<PathBuf>,
+    /// Replace the token of the host, although caches in nix.conf would no longer work with the new one
+    #[arg(long, requires = "token_file")]
+    replace_token: bool,
     /// Remove the cache from the files again
     #[arg(long, conflicts_with = "public_key")]
     undo: bool,
@@ -157,6 +161,9 @@ fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
             .ok_or_else(|| Failure::usage("the token contains an invalid character: check the file"))?,
         None => netrc.text.clone(),
     };
+    if args.token_file.is_some() && !args.replace_token {
+        keep_others_working((&conf, &settings), url, parsed, (&netrc.text, &after))?;
+    }
     let is_needed = place == own && Netrc::parse(&after).login(host).is_some();
     let netrc_file = is_needed.then(|| own.display().to_string());
     let client = client(parsed, &after, &settings)?;
@@ -167,6 +174,64 @@ fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
     let conf = Change { file: conf, after: text, mode: 0o644, show: str::to_owned };
     let netrc = Change { file: netrc, after, mode: 0o600, show: NetrcEntry::masked };
     Ok(Plan { conf, netrc, block: Some(block), notes })
+}
+
+/// Refuses a token with which another cache of the host would no longer work: a netrc file has one entry for each host.
+fn keep_others_working(
+    (conf, settings): (&Settled, &CacheSettings),
+    url: &str,
+    parsed: &Url,
+    (before, after): (&str, &str),
+) -> Result<(), Failure> {
+    let host = &parsed.origin().host;
+    if before == after || Netrc::parse(before).login(host).is_none() {
+        return Ok(());
+    }
+    let used = CacheBlock::urls_in(&conf.text).map_err(|error| in_file(conf, error))?;
+    let others = used
+        .iter()
+        .map(String::as_str)
+        .chain(settings.caches().map(String::as_str))
+        .map(|url| url.trim_end_matches('/'));
+    let others: BTreeSet<&str> = others.filter(|other| *other != url).collect();
+    let mut lost = Vec::new();
+    for other in others {
+        let Ok(other) = Url::parse(other) else { continue };
+        if other.origin().host == *host && may_less(&other, settings, (before, after))? {
+            lost.push(other.to_string());
+        }
+    }
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = lost.iter().map(String::as_str).chain([url]).map(cache_name).collect();
+    Err(Failure::usage(format!(
+        "{host} has one token for all its caches, and with this one {} would no longer work: have one made for all of them ('narval token create \
+         --cache {} …'), or this one changed ('narval token change ID --add-cache …'); --replace-token replaces it all the same",
+        lost.join(" and "),
+        names.join(",")
+    )))
+}
+
+/// The name of the cache at an address: its path, as Narval serves caches.
+fn cache_name(url: &str) -> String {
+    let path = url.split("://").last().and_then(|rest| rest.split_once('/')).map_or("", |(_, path)| path);
+    if path.is_empty() { "default".to_owned() } else { path.to_owned() }
+}
+
+/// Whether a cache allows less with the second netrc than with the first: reading, or pushing.
+fn may_less(url: &Url, settings: &CacheSettings, (before, after): (&str, &str)) -> Result<bool, Failure> {
+    let info = url.child("nix-cache-info").map_err(Failure::usage)?;
+    let missing = url.child("_narval/v1/missing").map_err(Failure::usage)?;
+    let may = |netrc: &str| -> Result<[bool; 2], Failure> {
+        let client = client(url, netrc, settings)?;
+        let is_good = |request: &Request<'_>| client.send(request).is_ok_and(|answer| answer.head.status == 200);
+        // A push of nothing.
+        let push = Request { method: Method::Post, body: b"", ..Request::get(&missing) };
+        Ok([is_good(&Request::get(&info)), is_good(&push)])
+    };
+    let (old, new) = (may(before)?, may(after)?);
+    Ok(old.iter().zip(new).any(|(old, new)| *old && !new))
 }
 
 fn plan_undo(url: &str, parsed: &Url) -> Result<Plan, Failure> {

@@ -16,6 +16,7 @@
 mod cache;
 mod error;
 mod folder;
+mod foreign;
 mod section;
 mod summary;
 mod values;
@@ -31,6 +32,7 @@ use narval_nix::PublicKey;
 
 pub use cache::CacheSection;
 pub use error::{ConfigError, ConfigErrors};
+pub use foreign::FOREIGN;
 pub use section::At;
 use section::{Document, Section};
 use values::Kind;

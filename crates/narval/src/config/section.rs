@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ConfigErrors};
+use super::foreign;
 use super::values::Kind;
 
 /// The maximum length of a value in a message, in characters.
@@ -252,9 +253,11 @@ impl<'a> Section<'a> {
         for key in self.table.into_iter().flat_map(|table| table.keys()) {
             let name = key.get_ref().as_ref();
             if !known.contains(&name) {
-                let hint = match nearest(name, &known) {
-                    Some(near) => format!("did you mean '{}{near}'?", self.path),
-                    None => format!("known here: {}", known.join(", ")),
+                let foreign = self.path.is_empty().then(|| foreign::hint(name)).flatten();
+                let hint = match (foreign, nearest(name, &known)) {
+                    (Some(foreign), _) => foreign,
+                    (None, Some(near)) => format!("did you mean '{}{near}'?", self.path),
+                    (None, None) => format!("known here: {}", known.join(", ")),
                 };
                 let shown = self.document.shown(key.span());
                 self.document.error(key.span().start, format!("unknown key '{}{shown}'; {hint}", self.path));

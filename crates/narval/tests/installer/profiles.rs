@@ -89,6 +89,8 @@ fn packages_are_removed_from_a_profile() {
     let shown = lab.done(&["rollback", "--profile", &profile]);
     assert!(shown.ends_with("shows generation 1"), "{shown}");
     assert_eq!(programs(&profile), ["hello", "other"]);
+    let said = lab.fails(2, &["rollback", "--profile", &profile]);
+    assert!(said.contains("there is nothing before generation 1"), "{said}");
     // By version, whole path and hash part; then nothing is left, and that is a generation, too.
     let printed = done(&["hello-2.0", &other, hash_part(&lab.top)]);
     assert!(printed.ends_with("shows generation 3"), "{printed}");

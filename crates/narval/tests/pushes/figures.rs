@@ -60,7 +60,7 @@ fn all_caches_come_from_one_url_and_strangers_learn_nothing_of_private_ones() {
     let Lab { store, server } = lab;
     server.terminate();
     let server = configured(&store, &config);
-    let text = counted(&server, Some(&of_both), "narval_cache_paths{cache=\"team\"}");
+    let text = counted(&server, Some(&of_both), "narval_paths_unsigned{cache=\"team\"}");
     assert_eq!(sample(&text, "narval_cache_paths{cache=\"team\"}"), Some(1.0));
     assert_eq!(sample(&text, "narval_paths_unsigned{cache=\"team\"}"), Some(1.0));
     assert_eq!(sample(&text, "narval_paths_unsigned{cache=\"default\"}"), Some(0.0));

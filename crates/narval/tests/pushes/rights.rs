@@ -319,3 +319,35 @@ fn a_token_is_for_the_caches_that_were_meant_and_can_be_changed() {
         refused.text()
     );
 }
+
+#[test]
+fn a_token_in_a_file_is_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let lab = Lab::new();
+    let file = lab.store.path("made");
+    let args = ["create", "--push", "--sign", "ci", "--out", file.to_str().unwrap()];
+    let (printed, _) = token_command(&lab, &args);
+    assert_eq!((printed.as_str(), std::fs::metadata(&file).unwrap().permissions().mode() & 0o777), ("", 0o600));
+    let token = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(lab.post("/_narval/v1/missing", token.trim(), b"").status, 200);
+    // A file that is there is not replaced, and no token is made for it.
+    let tokens = || token_command(&lab, &["list"]).0.lines().count();
+    let before = tokens();
+    let mut again = std::process::Command::new(crate::support::NARVAL);
+    assert_eq!(again.arg("token").args(args).arg("--data").arg(lab.data_path()).status().unwrap().code(), Some(2));
+    assert_eq!(tokens(), before);
+}
+
+#[test]
+fn uploads_over_plain_http_from_a_network_are_a_warning() {
+    let store = Store::new();
+    let serve = |listen: &str| {
+        let mut command = std::process::Command::new(crate::support::NARVAL);
+        command.args(["serve", "--listen", listen, "--data"]).arg(store.path("data"));
+        let server = Server::start(command, &[]);
+        let log = server.log();
+        server.terminate();
+        log.matches("uploads come over plain HTTP").count()
+    };
+    assert_eq!((serve("127.0.0.1:0"), serve("0.0.0.0:0")), (0, 1));
+}

@@ -23,7 +23,7 @@ use crate::{Handler, HeadRef, IntoHandler, Middleware, Next, Request, Response};
 /// Collects routes; [`build`](Router::build) makes a handler of them.
 ///
 /// The first route added that matches a request's path (see [`Pattern`]) and method answers. A GET route also answers
-/// HEAD, unless there is a HEAD route. If routes match the path but not the method, the response is 405 with `Allow`;
+/// HEAD, unless there is a HEAD route. A route that an earlier one hides completely is an error when the table is built. If routes match the path but not the method, the response is 405 with `Allow`;
 /// `OPTIONS` is answered 204 with `Allow`.
 ///
 /// ```
@@ -73,6 +73,18 @@ pub enum RouteError {
         pattern: String,
         /// What is wrong with it.
         error: PatternError,
+    },
+    /// A route that could never answer: one of the same method that was added before matches all its paths.
+    #[error(
+        "the route '{method} {pattern}' is never reached: '{method} {earlier}' comes before it and matches the same paths; add it first"
+    )]
+    Unreachable {
+        /// The method of both.
+        method: Method,
+        /// The pattern that is never reached.
+        pattern: String,
+        /// The earlier one.
+        earlier: String,
     },
     /// A router was nested under a prefix that ends with a slash.
     #[error("the prefix '{prefix}' of nested routes ends with a slash")]
@@ -216,11 +228,18 @@ impl Router {
     /// Makes the handler.
     ///
     /// # Errors
-    /// The first invalid route.
+    /// The first invalid route, or one that can never be reached because of an earlier one.
     pub fn build(self) -> Result<RoutingTable, RouteError> {
         let Self { routes, layers, not_found, method_not_allowed, on_error, error } = self;
         if let Some(error) = error {
             return Err(error);
+        }
+        for (at, route) in routes.iter().enumerate() {
+            let hides = |earlier: &&Route| earlier.method == route.method && earlier.pattern.covers(&route.pattern);
+            if let Some(earlier) = routes.iter().take(at).find(hides) {
+                let (pattern, earlier) = (route.text.clone(), earlier.text.clone());
+                return Err(RouteError::Unreachable { method: route.method.clone(), pattern, earlier });
+            }
         }
         let any_inline = routes.iter().any(|route| route.inline);
         let dispatch = Dispatch { routes, any_inline, not_found, method_not_allowed, on_error };

@@ -65,6 +65,11 @@ impl Pattern {
         }
     }
 
+    /// Whether it surely matches every path that another pattern matches.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        covers(&self.segments, &other.segments)
+    }
+
     /// Whether a path with these decoded segments matches. The segment index of each parameter is put into `captures`.
     ///
     /// The last `**` passed takes one more segment whenever what follows it does not match, which finds every match in
@@ -100,7 +105,33 @@ impl Pattern {
     }
 }
 
+fn covers(segments: &[Segment], others: &[Segment]) -> bool {
+    match (segments.split_first(), others.split_first()) {
+        (None, None) => true,
+        (None, Some(_)) | (Some(_), None) => false,
+        // It takes this segment, or all of these, and perhaps more.
+        (Some((Segment::Many, rest)), Some((_, behind))) => covers(rest, behind) || covers(segments, behind),
+        (Some((segment, rest)), Some((other, behind))) => segment.covers(other) && covers(rest, behind),
+    }
+}
+
 impl Segment {
+    /// Whether it matches every segment that another one matches; not called for `**`.
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (_, Self::Many) => false,
+            (Self::Any | Self::Param(_) | Self::Many, _) => true,
+            (_, Self::Any | Self::Param(_)) => false,
+            (Self::Literal(_), Self::Literal(text)) => self.matches(text),
+            (Self::Prefix(_), Self::Literal(text) | Self::Prefix(text)) => self.matches(text),
+            (Self::Suffix(_), Self::Literal(text) | Self::Suffix(text)) => self.matches(text),
+            (Self::Infix(_), Self::Literal(text) | Self::Prefix(text) | Self::Suffix(text) | Self::Infix(text)) => {
+                self.matches(text)
+            }
+            (Self::Literal(_) | Self::Prefix(_) | Self::Suffix(_), _) => false,
+        }
+    }
+
     fn parse(text: &str) -> Self {
         match text {
             "*" => Self::Any,

@@ -331,3 +331,48 @@ fn asterisk_form() {
     let response = table(&["/a"]).handle(request);
     assert_eq!(response.header_value(&ALLOW).expect("has one"), "GET, HEAD, OPTIONS");
 }
+
+#[test]
+fn a_route_that_is_never_reached_is_an_error() {
+    let build = |first: &str, second: &str| {
+        Router::new()
+            .get(first, || "first")
+            .get(second, || "second")
+            .build()
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    for (first, second) in [
+        ("/dup", "/dup"),
+        ("/people/@name", "/people/@other"),
+        ("/notes/@id", "/notes/events"),
+        ("/*", "/@id"),
+        ("/a*", "/ab*"),
+        ("/*z", "/yz"),
+        ("/*b*", "/abc*"),
+        ("/**", "/a/b/**"),
+        ("/a/**", "/a/b/@c"),
+        ("/**/z", "/a/b/z"),
+    ] {
+        let error = build(first, second).unwrap_err();
+        assert!(error.contains(&format!("'GET {second}'")) && error.contains(&format!("'GET {first}'")), "{error}");
+    }
+    for (first, second) in [
+        ("/notes/events", "/notes/@id"),
+        ("/a", "/a/"),
+        ("/ab*", "/a*"),
+        ("/a*", "/*a"),
+        ("/a*", "/*a*"),
+        ("/a/@b", "/a/**"),
+        ("/a/b/**", "/**"),
+        ("/**/z", "/**"),
+        ("/@a/x", "/x/@a"),
+    ] {
+        assert_eq!(build(first, second), Ok(()), "{first} {second}");
+    }
+    // Another method is another route, and so is one with a different prefix.
+    assert!(Router::new().get("/dup", || "a").post("/dup", || "b").head("/dup", || "").build().is_ok());
+    let inner = || Router::new().get("/", || "x");
+    assert!(Router::new().nest("/a", inner()).nest("/b", inner()).build().is_ok());
+    assert!(Router::new().nest("/a", inner()).nest("/a", inner()).build().is_err());
+}

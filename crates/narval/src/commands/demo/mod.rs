@@ -86,7 +86,7 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
     }
     if args.keep {
         say(format!(
-            "\nStill serving; Ctrl-C ends it and removes the store. Try:\n  curl http://{address}/nix-cache-info\n  \
+            "\nStill serving; Ctrl-C ends it and removes the store. Open http://{address} in a browser, or try:\n  curl http://{address}/nix-cache-info\n  \
              curl http://{address}/{}.narinfo\n  nix copy --no-check-sigs --from http://{address} --to ./copy \
              /nix/store/{root}",
             root.hash_part()
@@ -95,7 +95,7 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
         return server::run_reloading(handle, signals, None, || Ok(server::NOTHING_TO_RELOAD.to_owned()));
     }
     handle.shutdown(Duration::from_secs(1));
-    Ok(())
+    say("\nThe server has ended, and the store is removed. 'narval demo --keep' keeps serving: open its address in a browser.".to_owned())
 }
 
 fn make_store(folder: &Folder, interrupt: &Interrupt) -> Result<Vec<Made>, Failure> {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use narval_cache::upstream::WAITING_MAX;
 use narval_client::Url;
-use narval_http::Server;
+use narval_http::{ListenAddress, Server};
 use rustix::fs::Mode;
 
 use crate::args::access_log::{self, AccessLogArgs};
@@ -142,6 +142,23 @@ Then, on a client:
   nix copy --from http://HOST:5000 PATH \\
     --option trusted-public-keys \"$(narval key public cache.sec)\"";
 
+/// Says so if tokens for uploads cross a network unencrypted. A trusted proxy is taken to speak HTTPS.
+fn warn_of_plain_uploads(settings: &Settings, addresses: &[ListenAddress]) {
+    if settings.data.is_none() || settings.tls.is_some() || !settings.proxies.trusted.is_empty() {
+        return;
+    }
+    let open = addresses.iter().find_map(|address| match address {
+        ListenAddress::Tcp(address) if !address.ip().is_loopback() => Some(address),
+        _ => None,
+    });
+    if let Some(address) = open {
+        tracing::warn!(
+            "uploads come over plain HTTP to {address}: whoever sees the traffic can read their tokens. Set 'tls', or listen on 127.0.0.1 behind a \
+             proxy with HTTPS"
+        );
+    }
+}
+
 /// Runs `narval serve` until a signal ends it.
 ///
 /// # Errors
@@ -185,6 +202,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if let Some(umask) = umask {
         open_sockets(&settings.listen, umask)?;
     }
+    warn_of_plain_uploads(&settings, handle.addresses());
     opened.state.show_engine(handle.counter_source());
     if let Some(tls) = &tls {
         let tls = tls.clone();
