@@ -150,7 +150,7 @@ fn keys_that_are_not_trusted_fail() {
     let server = Server::narval(&store, &[]);
     let (code, findings) = doctor(&server.url(), &["--path", &path], None);
     assert_eq!((code, failed(&findings)), (Some(1), vec!["signature"]), "{findings:?}");
-    assert!(findings["signature"].1.contains("not signed"), "{findings:?}");
+    assert!(findings["signature"].1.contains("the cache publishes no key"), "{findings:?}");
     let missing = "/nix/store/1111111111111111111111111111111a-missing";
     let (code, findings) = doctor(&server.url(), &["--path", missing], None);
     assert_eq!((code, failed(&findings)), (Some(1), vec!["path"]), "{findings:?}");

@@ -286,7 +286,7 @@ fn token_command(lab: &Lab, args: &[&str]) -> (String, String) {
 
 #[test]
 fn a_token_is_for_the_caches_that_were_meant_and_can_be_changed() {
-    let store = crate::support::Store::new();
+    let store = Store::new();
     let config = format!("data = '{}'\n[[cache]]\nname = 'team'\n", store.path("data").display());
     let lab = Lab::configured(store, &config);
     let (_, said) = token_command(&lab, &["create", "--pull", "--cache", "default,team", "both"]);
