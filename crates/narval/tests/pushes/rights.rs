@@ -278,7 +278,7 @@ fn a_data_folder_is_shared_if_that_is_configured() {
 
 /// Runs `narval token`: what it printed, and said.
 fn token_command(lab: &Lab, args: &[&str]) -> (String, String) {
-    let mut command = std::process::Command::new(crate::support::NARVAL);
+    let mut command = Command::new(NARVAL);
     let output = command.arg("token").args(args).arg("--data").arg(lab.data_path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -333,7 +333,7 @@ fn a_token_in_a_file_is_for_its_owner_alone() {
     // A file that is there is not replaced, and no token is made for it.
     let tokens = || token_command(&lab, &["list"]).0.lines().count();
     let before = tokens();
-    let mut again = std::process::Command::new(crate::support::NARVAL);
+    let mut again = Command::new(NARVAL);
     assert_eq!(again.arg("token").args(args).arg("--data").arg(lab.data_path()).status().unwrap().code(), Some(2));
     assert_eq!(tokens(), before);
 }
@@ -342,7 +342,7 @@ fn a_token_in_a_file_is_for_its_owner_alone() {
 fn uploads_over_plain_http_from_a_network_are_a_warning() {
     let store = Store::new();
     let serve = |listen: &str| {
-        let mut command = std::process::Command::new(crate::support::NARVAL);
+        let mut command = Command::new(NARVAL);
         command.args(["serve", "--listen", listen, "--data"]).arg(store.path("data"));
         let server = Server::start(command, &[]);
         let log = server.log();
