@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use narval_nix::StorePath;
 use narval_store::StoreError;
 
+use super::launcher::{self, Launchers};
 use super::names;
 use crate::{Destination, Error};
 
@@ -74,7 +75,7 @@ pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath
     }
     let real_path = |path| destination.store().real_path(path);
     let sources: Vec<_> = paths.iter().map(real_path).filter(|real| real.is_dir()).collect();
-    merge(&sources, folder, 0)
+    Merge { launchers: Launchers::of(destination.config()) }.merge(&sources, folder, 0)
 }
 
 /// Registers the roots of a generation with the store, now that it has its final name.
@@ -101,6 +102,7 @@ pub(super) fn complete(folder: &Path) -> Result<(), Error> {
 
 /// Whether the files of a generation are those of this store. A profile can outlive its store, or the store's place.
 pub(super) fn leads_into(destination: &Destination, folder: &Path) -> Result<bool, Error> {
+    let launchers = Launchers::of(destination.config());
     let mut folders = vec![(folder.to_owned(), 0)];
     while let Some((folder, depth)) = folders.pop() {
         for name in names(&folder)?.into_iter().filter(|name| depth > 0 || name != ROOTS) {
@@ -110,46 +112,64 @@ pub(super) fn leads_into(destination: &Destination, folder: &Path) -> Result<boo
                 Ok(target) => return Ok(target.starts_with(&destination.config().real_store_dir)),
                 Err(_) if path.is_dir() && depth < DEPTH_MAX => folders.push((path, depth + 1)),
                 // One of the marks.
-                Err(_) => {}
+                Err(_) if depth == 0 => {}
+                Err(_) => return Ok(launchers.is_some_and(|launchers| launchers.made(&path))),
             }
         }
     }
     Ok(true)
 }
 
-/// Links to entries of a single source; creates a real folder where several sources have one.
-fn merge(sources: &[PathBuf], into: &Path, depth: usize) -> Result<(), Error> {
-    if depth > DEPTH_MAX {
-        return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
-    }
-    let mut entries: BTreeMap<OsString, Vec<PathBuf>> = BTreeMap::new();
-    for source in sources {
-        for name in names(source)? {
-            let hidden = depth == 0 && HIDDEN.iter().any(|hidden| name == *hidden);
-            if !hidden {
-                let path = source.join(&name);
-                entries.entry(name).or_default().push(path);
+/// Fills the folders of a generation.
+struct Merge<'a> {
+    launchers: Option<Launchers<'a>>,
+}
+
+impl Merge<'_> {
+    /// Links to entries of a single source; creates a real folder where several sources have one, or where programs need launchers.
+    fn merge(&self, sources: &[PathBuf], into: &Path, depth: usize) -> Result<(), Error> {
+        if depth > DEPTH_MAX {
+            return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
+        }
+        let is_of_programs = depth == 1 && into.file_name().is_some_and(Launchers::are_in);
+        let launchers = self.launchers.as_ref().filter(|_| is_of_programs);
+        let mut entries: BTreeMap<OsString, Vec<PathBuf>> = BTreeMap::new();
+        for source in sources {
+            for name in names(source)? {
+                let hidden = depth == 0 && HIDDEN.iter().any(|hidden| name == *hidden);
+                if !hidden {
+                    let path = source.join(&name);
+                    entries.entry(name).or_default().push(path);
+                }
             }
         }
-    }
-    let fail = |path: &Path, error: io::Error| Error::file("create", path, error);
-    for (name, from) in entries {
-        let to = into.join(name);
-        match from.as_slice() {
-            [only] => symlink(only, &to).map_err(|error| fail(&to, error))?,
-            several if several.iter().all(|path| path.is_dir()) => {
-                fs::create_dir(&to).map_err(|error| fail(&to, error))?;
-                merge(several, &to, depth + 1)?;
+        let fail = |path: &Path, error: io::Error| Error::file("create", path, error);
+        for (name, mut from) in entries {
+            let below = self.launchers.as_ref().filter(|_| depth == 0 && Launchers::are_in(&name));
+            if let Some(launchers) = below {
+                from.iter_mut().for_each(|path| *path = launchers.real(path));
             }
-            [first, second, ..] => {
-                return Err(Error::Usage(format!(
-                    "{} and {} conflict: a profile cannot have both",
-                    first.display(),
-                    second.display()
-                )));
+            let to = into.join(name);
+            match from.as_slice() {
+                [only] if below.is_none() || !only.is_dir() => {
+                    let launcher = launchers.and_then(|launchers| launchers.for_program(only));
+                    let made = launcher.map_or_else(|| symlink(only, &to), |text| launcher::write(&to, &text));
+                    made.map_err(|error| fail(&to, error))?;
+                }
+                several if several.iter().all(|path| path.is_dir()) => {
+                    fs::create_dir(&to).map_err(|error| fail(&to, error))?;
+                    self.merge(several, &to, depth + 1)?;
+                }
+                [first, second, ..] => {
+                    return Err(Error::Usage(format!(
+                        "{} and {} conflict: a profile cannot have both",
+                        first.display(),
+                        second.display()
+                    )));
+                }
+                _ => {}
             }
-            [] => {}
         }
+        Ok(())
     }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 //! for it. Changes of a profile are made under the lock `DIR.lock`.
 
 mod generation;
+mod launcher;
 mod list;
 
 use std::ffi::{OsStr, OsString};

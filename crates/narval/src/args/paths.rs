@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use narval_cache::{CacheError, Caches};
-use narval_install::{Closure, Destination, Error, Wanted};
-use narval_nix::{HashPart, StoreDir};
+use narval_install::{Closure, Destination, Error, Profile, Wanted};
+use narval_nix::{HashPart, StoreDir, StorePath};
 use narval_store::StoreConfig;
 
 use crate::Failure;
@@ -127,10 +128,25 @@ fn without_first_link(path: &Path) -> Option<PathBuf> {
     (before != path).then_some(before)
 }
 
-/// Parses the paths of the command line. What follows a store path is ignored.
+/// Parses the paths of the command line. What follows a store path is ignored; a profile stands for its paths.
 pub(crate) fn parse_wanted<'a>(texts: &[String], place: impl Into<Place<'a>>) -> Result<Vec<Wanted>, Failure> {
     let place = place.into();
-    texts.iter().map(|text| Named::parse(text, place).map(|named| named.wanted)).collect()
+    let mut all = Vec::with_capacity(texts.len());
+    for text in texts {
+        match in_profile(text) {
+            Some(paths) if paths.is_empty() => return Err(Failure::usage(format!("the profile '{text}' is empty"))),
+            Some(paths) => all.extend(paths.into_iter().map(Wanted::Path)),
+            None => all.push(Named::parse(text, place)?.wanted),
+        }
+    }
+    Ok(all)
+}
+
+/// The paths of a profile's current generation, if there is a profile of this name.
+fn in_profile(text: &str) -> Option<Vec<StorePath>> {
+    // Nothing is waited for: generations do not change.
+    let profile = Profile::at(Path::new(text), Duration::ZERO).ok()?;
+    profile.paths(profile.current().ok()??).ok()
 }
 
 /// Parses a store path of a cache, whose files may be anywhere; returns its hash part.

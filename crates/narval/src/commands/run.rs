@@ -24,10 +24,10 @@ use crate::ui::progress::Display;
 #[derive(Debug, clap::Args)]
 #[command(disable_version_flag = true)]
 #[command(
-    after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi"
+    after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi\n  narval run ~/p -- hello"
 )]
 pub struct Args {
-    /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
+    /// Store path (in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these), or a profile
     #[arg(value_name = "PATH")]
     path: String,
     /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
@@ -51,8 +51,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
     let paths = ensure_installed(&destination, &args.client, args.deltas, &[args.path])?;
-    let command = match (args.command.is_empty(), paths.first()) {
-        (true, Some(path)) => vec![main_program(destination.config(), path)?.into_os_string()],
+    let command = match (args.command.is_empty(), &*paths) {
+        (true, [path]) => vec![main_program(destination.config(), path)?.into_os_string()],
+        (true, _) => {
+            return Err(Failure::usage("a profile of several paths has no main program: say what to run after --"));
+        }
         _ => args.command,
     };
     become_program(&destination, &paths, &command)

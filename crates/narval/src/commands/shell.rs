@@ -11,7 +11,7 @@ use crate::commands::run::{become_program, ensure_installed, refuse_version};
 #[command(disable_version_flag = true)]
 #[command(after_help = "Examples:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these; or profiles
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Command to run [default: $SHELL]

@@ -311,7 +311,7 @@ fn a_full_or_broken_disk_is_not_a_usage_error() {
     fs::create_dir(&mount).unwrap();
     // A disk with room for one generation and not for two, by its number of files.
     let script = r#"
-        mount -t tmpfs -o size=1m,nr_inodes=12 small "$mount" || exit 99
+        mount -t tmpfs -o size=1m,nr_inodes=16 small "$mount" || exit 99
         "$narval" install --quiet --from "$url" --store "$root" --profile "$mount/p" "$hello" || exit 98
         i=0; while (: >"$mount/filler-$i") 2>/dev/null; do i=$((i+1)); done
         "$@"; code=$?
@@ -408,8 +408,8 @@ fn an_unchanged_profile_is_protected_again() {
         fs::rename(lab.folder(name), lab.folder(&format!("elsewhere/{name}"))).unwrap();
     }
     install(&root, &moved);
-    // Its links would lead into the first store.
+    // Its programs would be those of the first store.
     let other = lab.folder("other");
     install(&other, &moved);
-    assert!(fs::canonicalize(format!("{moved}/bin/hello")).unwrap().starts_with(&other));
+    assert!(fs::read_to_string(format!("{moved}/bin/hello")).unwrap().contains(&format!("'{other}/nix/store'")));
 }

@@ -57,6 +57,95 @@ fn programs_run_from_any_folder() {
     assert_eq!(lab.done(&args), format!("hello  from {inside}\nhello"));
 }
 
+/// A program that needs the dynamic linker and the C library of another store path, which are those of this machine.
+fn add_dynamic_program(lab: &Lab) -> [String; 2] {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapped = |part: &str| {
+        let is_it = |path: &&str| path.rsplit('/').next().is_some_and(|name| name.starts_with(part));
+        maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(is_it).map(std::path::PathBuf::from)
+    };
+    let own = lab.store.name();
+    let libraries = lab.store.path(&format!("libc-{own}")).join("lib");
+    std::fs::create_dir_all(&libraries).unwrap();
+    for name in ["ld-", "libc.so"] {
+        let file = mapped(name).expect("the tests are linked dynamically");
+        std::fs::copy(&file, libraries.join(file.file_name().unwrap())).unwrap();
+    }
+    let linker = mapped("ld-").unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    let libc = lab.store.add(libraries.parent().unwrap());
+    let bin = lab.store.path(&format!("app-{own}")).join("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    let source = lab.store.path("app.c");
+    std::fs::write(
+        &source,
+        "#include <stdio.h>\nint main(int n, char **a) { printf(\"%s %d\\n\", a[0], n - 1); return 7; }\n",
+    )
+    .unwrap();
+    let flags = [format!("-Wl,--dynamic-linker={libc}/lib/{linker}"), format!("-Wl,-rpath,{libc}/lib")];
+    let built = Command::new("cc").args(flags).arg("-o").arg(bin.join("app")).arg(&source).status().unwrap();
+    assert!(built.success());
+    std::fs::write(bin.join("notes.txt"), "no program\n").unwrap();
+    std::os::unix::fs::symlink("app", bin.join("app-too")).unwrap();
+    let app = lab.store.add(bin.parent().unwrap());
+    lab.done(&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url(), &app, &libc]);
+    [app, libc]
+}
+
+/// What is in a profile's `bin` starts by its name, although the store is not at `/nix/store`.
+#[test]
+fn programs_of_a_profile_start_by_their_names() {
+    let lab = Lab::new();
+    if !namespaces_allowed(None) {
+        return;
+    }
+    let (root, profile) = (lab.folder("it's mine"), lab.folder("p"));
+    let [app, libc] = add_dynamic_program(&lab);
+    lab.install(&root, &["--profile", &profile, &app, &libc, &lab.hello]);
+    let start = |folder: &str, name: &str, args: &[&str]| {
+        let path = format!("{profile}/{folder}:{}", std::env::var("PATH").unwrap());
+        Command::new("sh")
+            .arg("-c")
+            .arg(format!("{name} \"$@\""))
+            .arg("sh")
+            .args(args)
+            .env_clear()
+            .env("PATH", path)
+            .output()
+            .unwrap()
+    };
+    assert!(!Path::new(&app).exists(), "it would start without a launcher");
+    for name in ["app", "app-too"] {
+        let output = start("bin", name, &["a b", "*"]);
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{app}/bin/{name} 2\n"));
+    }
+    // A program that starts another one of the profile.
+    assert_eq!(stdout(start("bin", "hello", &["'"])), format!("hello ' from {}/bin/hello", lab.hello));
+    let output = start("bin", "hello; exec app", &[]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    // What is no program stays a link.
+    assert_eq!(std::fs::read_to_string(format!("{profile}/bin/notes.txt")).unwrap(), "no program\n");
+    // A profile is a name for its paths.
+    let args = ["run", "--store", &root, &profile, "--", "hello", "x"];
+    assert_eq!(lab.done(&args), format!("hello x from {}/bin/hello", lab.hello));
+    let args = ["shell", "--store", &root, &profile, "--", "sh", "-c", "hello; app || true"];
+    assert_eq!(lab.done(&args), format!("hello  from {}/bin/hello\napp 0", lab.hello));
+    let said = lab.fails(2, &["run", "--store", &root, &profile]);
+    assert!(said.contains("say what to run after --"), "{said}");
+    lab.done(&["remove", "--store", &root, "--profile", &profile, &app, &libc]);
+    assert_eq!(lab.done(&["run", "--store", &root, &profile]), format!("hello  from {}/bin/hello", lab.hello));
+    // A change of the profile's own program: the launchers are made anew.
+    let before = std::fs::read_link(&profile).unwrap();
+    let other = lab.folder("narval");
+    std::fs::copy(crate::support::NARVAL, &other).unwrap();
+    let args = ["install", "--quiet", "--from", &lab.cache_url(), "--store", &root, "--profile", &profile, &lab.hello];
+    let mut command = Command::new(&other);
+    command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", lab.store.dir.path());
+    stdout(command.output().unwrap());
+    assert_ne!(std::fs::read_link(&profile).unwrap(), before);
+    assert_eq!(stdout(start("bin", "hello", &[])), format!("hello  from {}/bin/hello", lab.hello));
+}
+
 /// A folder with a comma in its name cannot be a layer of an overlay.
 #[test]
 fn what_cannot_be_seen_without_an_overlay_is_said() {
