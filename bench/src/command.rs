@@ -20,7 +20,7 @@ use crate::rows::{Placement, Row, Run, Settings};
 use crate::server::{Server, free_port};
 use crate::static_rows::{self, FileSets};
 use crate::tls::Certificate;
-use crate::{Context, Result, echo, failure, http2_rows, https_rows, nginx, push, websocket};
+use crate::{Context, Result, echo, failure, http2_rows, https_rows, ktls, nginx, push, websocket};
 
 const HELLO_REQUESTS: usize = 20_000;
 const OPEN_FILES: usize = 16 * 1024;
@@ -83,6 +83,7 @@ enum What {
         #[arg(long, value_name = "PATH")]
         closure: Option<String>,
     },
+    Tls(ktls::TlsArgs),
     /// Installing clients, given as commands, from nginx over flat files
     Install(InstallArgs),
     /// One message to many WebSockets, on a server that broadcasts what one client sends
@@ -130,7 +131,10 @@ enum What {
     },
     /// The echo server (the harness starts it)
     #[command(hide = true)]
-    Echo { port: u16, sizes: PathBuf },
+    Echo {
+        port: u16,
+        sizes: PathBuf,
+    },
 }
 
 #[derive(Args)]
@@ -204,6 +208,7 @@ pub fn run() -> Result<()> {
         What::Static { common } => static_files(&common),
         What::Https { common, ktls, one_of } => https(&common, ktls, one_of.max(1)),
         What::Http2 { common, closure } => http2(&common, closure.as_deref()),
+        What::Tls(arguments) => ktls::compare(&arguments),
         What::Install(arguments) => install(&arguments),
         What::Broadcast { common, connections, bytes, rounds } => {
             websocket::raise_file_limit(connections + 100)?;

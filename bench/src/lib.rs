@@ -14,6 +14,7 @@ pub mod handshakes;
 pub mod http2_rows;
 pub mod https_rows;
 pub mod install;
+pub mod ktls;
 pub mod load;
 pub mod nginx;
 pub mod process;

@@ -9,8 +9,7 @@ use crate::push::send;
 use crate::resolve::closure;
 use crate::transfer::transfer;
 use crate::unpack::ToStore;
-use crate::watchers::Unwatched;
-use crate::{Destination, Error, PushOptions, Target, UPLOADS_MAX, Wanted};
+use crate::{Destination, Error, Progress, PushOptions, Target, UPLOADS_MAX, Wanted};
 
 /// The zstd level.
 const LEVEL: i32 = 3;
@@ -23,9 +22,9 @@ const LEVEL: i32 = 3;
 pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &Target) -> Result<usize, Error> {
     let entries = closure(caches, roots, &|_| Ok(false))?.into_iter().map(Into::into).collect();
     let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
-    let (cores, unwatched) = (Cores::new(uploads), Unwatched::default());
-    let source = FromCaches::new(caches, &cores, unwatched.watchers());
-    send(&source, entries, to, &PushOptions { encoding: Encoding::None, key: None, uploads }, unwatched.watchers())
+    let (cores, unwatched) = (Cores::new(uploads), Progress::default());
+    let source = FromCaches::new(caches, &cores, &unwatched);
+    send(&source, entries, to, &PushOptions { encoding: Encoding::None, key: None, uploads }, &unwatched)
 }
 
 /// Copies paths of a store into a cache. Returns how many were missing.
@@ -42,7 +41,7 @@ pub fn copy_from_store(
     let encoding = if compress { Encoding::Zstd(LEVEL) } else { Encoding::None };
     let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
     let options = PushOptions { encoding, key, uploads };
-    send(from.store(), infos, to, &options, Unwatched::default().watchers())
+    send(from.store(), infos, to, &options, &Progress::default())
 }
 
 /// Copies paths of a store into another one. Returns how many were missing. `infos` must be closed: every reference of
@@ -73,14 +72,14 @@ pub fn copy_between_stores(
     if missing.is_empty() {
         return Ok(0);
     }
-    let unwatched = Unwatched::default();
+    let unwatched = Progress::default();
     if let Some(daemon) = to.daemon() {
-        return transfer(from.store(), missing, daemon, 1, unwatched.watchers());
+        return transfer(from.store(), missing, daemon, 1, &unwatched);
     }
     let store = to.open()?;
     store.remove_leftovers()?;
-    let sink = ToStore { store: &store, trace: unwatched.watchers().trace, durable: false };
-    transfer(from.store(), missing, &sink, 1, unwatched.watchers())
+    let sink = ToStore { store: &store, durable: false };
+    transfer(from.store(), missing, &sink, 1, &unwatched)
 }
 
 fn check_trust(from: &Destination, info: &PathInfo, keys: Option<&TrustedKeys>) -> Result<(), Error> {

@@ -9,8 +9,7 @@ use narval_nix::nar::Event;
 use narval_store::{NarOptions, Source, VerifiedNar};
 
 use crate::fetch::{CacheEntry, Cores, FromCaches, damaged};
-use crate::watchers::Unwatched;
-use crate::{Error, Wanted};
+use crate::{Error, Progress, Wanted};
 
 /// The maximum size of a listing.
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;
@@ -77,14 +76,22 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
     })
 }
 
+/// Fetches a path's NAR and throws it away, with the same checks as an install.
+///
+/// # Errors
+/// It cannot be fetched, or is not what its narinfo says.
+pub fn check(caches: &Caches, found: &Found) -> Result<(), Error> {
+    read_nar(caches, found, &mut |_, _| Ok(()))
+}
+
 /// Reads a NAR of a cache to its end, with the same checks as an install.
 fn read_nar(
     caches: &Caches,
     found: &Found,
     take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (cores, unwatched) = (Cores::new(1), Unwatched::default());
-    let source = FromCaches::new(caches, &cores, unwatched.watchers());
+    let (cores, unwatched) = (Cores::new(1), Progress::default());
+    let source = FromCaches::new(caches, &cores, &unwatched);
     let entry = CacheEntry::from(found.clone());
     let nar = source.nar(&entry, NarOptions::default())?;
     VerifiedNar::read_events(nar, source.info(&entry), source.store_dir(), take)

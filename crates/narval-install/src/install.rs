@@ -14,10 +14,8 @@ use crate::destination::Destination;
 use crate::fetch::{Cores, FromCaches};
 use crate::resolve::{Walk, check_cycles, closure};
 use crate::space::Space;
-use crate::trace::Trace;
 use crate::transfer::{Transfer, transfer};
 use crate::unpack::{DOWNLOADS_MAX, ToStore};
-use crate::watchers::Watchers;
 use crate::{Error, Progress, Wanted};
 
 /// Options of an install.
@@ -88,7 +86,6 @@ pub fn install(
     client: &Arc<Client>,
     wanted: &[Wanted],
     progress: &Progress,
-    trace: &Trace,
 ) -> Result<Report, Error> {
     let start = Instant::now();
     let (mut report, missing) = split_wanted(wanted, |one| destination.find_and_keep(one))?;
@@ -98,16 +95,15 @@ pub fn install(
     }
     let caches = open_caches(destination, options, client)?;
     let cores = Cores::new(options.cores);
-    let watchers = Watchers { progress, trace };
     let deltas = deltas_of(destination, options);
-    let source = FromCaches::new(&caches, &cores, watchers).with_deltas(&deltas);
+    let source = FromCaches::new(&caches, &cores, progress).with_deltas(&deltas);
     report.planned = match destination.daemon() {
-        Some(daemon) => through_daemon(destination, (&source, daemon), &missing, watchers)?,
+        Some(daemon) => through_daemon(destination, (&source, daemon), &missing, progress)?,
         None => {
             let store = destination.open()?;
             store.remove_leftovers()?;
-            let sink = ToStore { store: &store, trace, durable: options.durable };
-            into_store(destination, (&source, &sink), &missing, watchers)?
+            let sink = ToStore { store: &store, durable: options.durable };
+            into_store(destination, (&source, &sink), &missing, progress)?
         }
     };
     report.roots.extend(roots_of(&missing, &report.planned));
@@ -120,11 +116,11 @@ fn into_store(
     destination: &Destination,
     (source, sink): (&FromCaches<'_>, &ToStore<'_>),
     missing: &[Wanted],
-    watchers: Watchers<'_>,
+    progress: &Progress,
 ) -> Result<Vec<Planned>, Error> {
-    let (progress, space) = (watchers.progress, Space::new(destination, Some(sink.store.free_bytes()?)));
+    let space = Space::new(destination, Some(sink.store.free_bytes()?));
     let all = Mutex::new(Vec::new());
-    let transfer = Transfer::new(source, sink, (source.cores, DOWNLOADS_MAX), watchers);
+    let transfer = Transfer::new(source, sink, (source.cores, DOWNLOADS_MAX), progress);
     let is_there = |path: &StorePath| is_valid_and_kept(destination, path);
     let walked = std::thread::scope(|scope| {
         let transfer = &transfer;
@@ -166,7 +162,7 @@ fn through_daemon(
     destination: &Destination,
     (source, daemon): (&FromCaches<'_>, &Daemon),
     missing: &[Wanted],
-    watchers: Watchers<'_>,
+    progress: &Progress,
 ) -> Result<Vec<Planned>, Error> {
     let found = closure(source.caches, missing, &|path| is_valid_and_kept(destination, path))?;
     destination.keep(&found.iter().map(|one| one.info.path.clone()).collect::<Vec<_>>())?;
@@ -178,7 +174,7 @@ fn through_daemon(
     space.check()?;
     let planned = found.iter().map(plan_of).collect();
     // Signatures were checked against our trusted keys; a daemon that does not trust us checks them again.
-    transfer(source, found.into_iter().map(Into::into).collect(), daemon, 1, watchers)?;
+    transfer(source, found.into_iter().map(Into::into).collect(), daemon, 1, progress)?;
     Ok(planned)
 }
 

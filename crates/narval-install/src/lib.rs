@@ -18,7 +18,7 @@
 //! use std::sync::Arc;
 //!
 //! use narval_client::{ClientOptions, Url};
-//! use narval_install::{DeltaUse, Destination, Options, Progress, Trace, Wanted, install};
+//! use narval_install::{DeltaUse, Destination, Options, Progress, Wanted, install};
 //! use narval_nix::TrustedKeys;
 //! use narval_store::StoreConfig;
 //!
@@ -46,7 +46,7 @@
 //! };
 //! let client = Arc::new(narval_s3::client(ClientOptions::default()));
 //! let wanted = [Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", destination.store_dir())?];
-//! let report = install(&destination, &options, &client, &wanted, &Progress::default(), &Trace::new(false))?;
+//! let report = install(&destination, &options, &client, &wanted, &Progress::default())?;
 //! let installed = destination.store().real_path(&report.roots[0]);
 //! assert_eq!(std::fs::read_to_string(installed)?, "hello\n");
 //! # Ok::<_, Box<dyn std::error::Error>>(())
@@ -70,18 +70,16 @@ pub mod run;
 pub mod settings;
 mod size;
 mod space;
-mod trace;
 mod transfer;
 mod unpack;
 mod verify;
 pub mod watch;
-mod watchers;
 
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
 pub use delta::{DeltaBases, DeltaUse, PlannedDelta};
 pub use destination::Destination;
 pub use error::Error;
-pub use inspect::{cat, listing};
+pub use inspect::{cat, check, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
 pub use profile::{Added, Profile, Removed};
@@ -90,9 +88,11 @@ pub use push::{PushOptions, Pushed, Target, UPLOADS_MAX, push};
 pub use repair::repair;
 pub use resolve::{CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX, Closure, LOOKUPS_MAX, Node};
 pub use size::human_bytes;
-pub use trace::Trace;
 pub use unpack::DOWNLOADS_MAX;
 pub use verify::{Fault, Faulty, verify};
+
+/// The target of the spans that make a timeline: `path` around all that a path needs, `fetch`, `decompress`, `hash`, `write`, and `wait for a core`.
+pub const TIMELINE: &str = "narval_install::timeline";
 
 /// Seconds since 1970.
 pub(crate) fn now() -> u64 {

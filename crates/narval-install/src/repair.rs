@@ -10,8 +10,7 @@ use narval_store::TransferError;
 use crate::fetch::{Cores, FromCaches, mismatch};
 use crate::transfer::Watched;
 use crate::unpack::ToStore;
-use crate::watchers::Watchers;
-use crate::{Destination, Error, Options, Progress, Trace, Wanted};
+use crate::{Destination, Error, Options, Progress, Wanted};
 
 /// Replaces the files of valid paths. A replacement must have the registered hash: a cache with another NAR for the
 /// path cannot be used.
@@ -27,9 +26,9 @@ pub fn repair(
 ) -> Result<(), Error> {
     let keys = options.keys.clone();
     let caches = Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
-    let (store, cores, trace) = (destination.open()?, Cores::new(1), Trace::new(false));
-    let source = FromCaches::new(&caches, &cores, Watchers { progress, trace: &trace });
-    let sink = ToStore { store: &store, trace: &trace, durable: options.durable };
+    let (store, cores) = (destination.open()?, Cores::new(1));
+    let source = FromCaches::new(&caches, &cores, progress);
+    let sink = ToStore { store: &store, durable: options.durable };
     let mut first = None;
     for info in broken {
         if let Err(error) = repair_one(&source, &sink, info) {

@@ -6,7 +6,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
-    bench, cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, install, key, ls, man, nar,
+    cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, install, key, ls, man, nar,
     path_info, pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache,
     verify, warm, watch_store, why,
 };
@@ -37,7 +37,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
     ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "cache"]),
     ("Maintain", &["verify", "gc", "doctor", "top"]),
-    ("Tools", &["key", "nar", "bench", "demo", "completions", "man"]),
+    ("Tools", &["key", "nar", "demo", "completions", "man"]),
 ];
 
 /// The clap definition of the command line.
@@ -124,7 +124,6 @@ enum Command {
     Token(token::Args),
     Pin(pin::Args),
     Cache(cache::Args),
-    Bench(bench::Args),
     Key(key::Args),
     Nar(nar::Args),
     Demo(demo::Args),
@@ -216,7 +215,6 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Token(args) => token::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Cache(args) => cache::run(args),
-        Command::Bench(args) => bench::run(&args),
         Command::Key(args) => key::run(args),
         Command::Nar(args) => nar::run(args),
         Command::Demo(args) => demo::run(args),

@@ -76,7 +76,7 @@ fn every_command_ends_as_usual() {
         vec!["warm", "--all", "--store", &uri, "--nar-cache", &cache],
         vec!["warm", "/nix/store/nonsense", "--store", &uri, "--nar-cache", &cache],
         vec!["static", &missing],
-        vec!["bench", "nonsense"],
+        vec!["key", "nonsense"],
         vec!["key", "generate", "a-1"],
         vec!["key", "public", &missing],
         vec!["nar", "dump", real],

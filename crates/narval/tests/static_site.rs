@@ -357,20 +357,3 @@ fn an_ocsp_response_is_stapled() {
         assert!(asked(&without, version).contains("OCSP response: no response sent"), "{version}");
     }
 }
-
-#[test]
-fn the_comparison_of_both_ways_to_encrypt_has_lines_and_json() {
-    let bench = |args: &[&str]| Command::new(NARVAL).args(["bench", "tls"]).args(args).output().unwrap();
-    let output = bench(&["--size-mb", "2", "--downloads", "2", "--json"]);
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&line["file_bytes"], &line["downloads"]), (&2_000_000.into(), &2.into()));
-    assert!(line["user"]["bytes_per_cpu_second"].as_f64().unwrap() > 0.0);
-    assert!(line["kernel"].is_null() != line["kernel_error"].is_null());
-    let output = bench(&["--size-mb", "2", "--downloads", "1"]);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && text.contains("user space") && text.contains("--ktls "), "{text}");
-    let output = bench(&["--size-mb", "0"]);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(2) && text.contains("'--size-mb <N>': 0 is not in 1..=65536"), "{text}");
-}

@@ -4,13 +4,20 @@
 //! dictionaries from the CPU caches. A thread that waits for the network returns its core meanwhile; the largest NAR
 //! gets the next free one.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use tracing::trace_span;
+
+use crate::TIMELINE;
+
 struct State {
     free: usize,
-    /// The waiting threads: size of the NAR and number of the caller, which makes them unique.
-    waiting: BTreeSet<(u64, u64)>,
+    /// Those that wait: by the size of the NAR, and in their order.
+    waiting: BTreeSet<(u64, Reverse<u64>)>,
+    /// How many have come.
+    came: u64,
 }
 
 /// The cores.
@@ -25,7 +32,7 @@ pub(crate) struct Cores {
 impl Cores {
     pub(crate) fn new(total: usize) -> Self {
         let total = total.max(1);
-        let state = Mutex::new(State { free: total, waiting: BTreeSet::new() });
+        let state = Mutex::new(State { free: total, waiting: BTreeSet::new(), came: 0 });
         Self { total, state, freed: Condvar::new(), relaxed: Condvar::new() }
     }
 
@@ -42,19 +49,22 @@ impl Cores {
         self.lock().waiting.len()
     }
 
-    /// Waits for a core; larger NARs go first. `number` is the caller's, and unique.
-    pub(crate) fn take(&self, size: u64, number: u64) -> Core<'_> {
-        self.wait_for_one(size, number);
-        Core { cores: self, size, number }
+    /// Waits for a core; larger NARs go first.
+    pub(crate) fn take(&self, size: u64) -> Core<'_> {
+        let _waiting = trace_span!(target: TIMELINE, "wait for a core").entered();
+        self.wait_for_one(size);
+        Core { cores: self, size }
     }
 
-    fn wait_for_one(&self, size: u64, number: u64) {
+    fn wait_for_one(&self, size: u64) {
         let mut state = self.lock();
-        state.waiting.insert((size, number));
-        while state.free == 0 || state.waiting.last() != Some(&(size, number)) {
+        state.came += 1;
+        let turn = (size, Reverse(state.came));
+        state.waiting.insert(turn);
+        while state.free == 0 || state.waiting.last() != Some(&turn) {
             state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.waiting.remove(&(size, number));
+        state.waiting.remove(&turn);
         state.free -= 1;
         if state.free > 0 && !state.waiting.is_empty() {
             self.freed.notify_all();
@@ -76,7 +86,6 @@ impl Cores {
 pub(crate) struct Core<'a> {
     cores: &'a Cores,
     size: u64,
-    number: u64,
 }
 
 impl Core<'_> {
@@ -84,7 +93,7 @@ impl Core<'_> {
     pub(crate) fn lend<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.cores.give_back();
         let waited = wait();
-        self.cores.wait_for_one(self.size, self.number);
+        self.cores.wait_for_one(self.size);
         waited
     }
 }

@@ -8,11 +8,11 @@ use narval_nix::hash::Sha256Hasher;
 
 use super::cores::Core;
 use crate::delta::Download;
-use crate::trace::{Span, Trace};
-use crate::{Error, Progress};
+use crate::{Error, Progress, TIMELINE};
 use narval_cache::{CacheFile, Found};
 use narval_client::HttpError;
 use narval_codec::decode::INPUT_LEN;
+use tracing::trace_span;
 
 /// How many bytes of a file are read beyond twice the size of its NAR. No compression doubles its input, and an endless
 /// file without output (empty frames) must be stopped. `FileSize` cannot be the limit: no signature covers it.
@@ -49,19 +49,12 @@ pub(crate) struct Input<'a> {
     pace: Option<Download<'a>>,
     core: Core<'a>,
     progress: &'a Progress,
-    trace: &'a Trace,
     failure: Option<Failure>,
 }
 
 impl<'a> Input<'a> {
     /// The bytes of `body`, limited to what a NAR of `nar_size` bytes may take. `hashes`: whether to hash them.
-    pub(crate) fn new(
-        body: CacheFile,
-        hashes: bool,
-        nar_size: u64,
-        core: Core<'a>,
-        (progress, trace): (&'a Progress, &'a Trace),
-    ) -> Self {
+    pub(crate) fn new(body: CacheFile, hashes: bool, nar_size: u64, core: Core<'a>, progress: &'a Progress) -> Self {
         let hasher = hashes.then(Sha256Hasher::new);
         let buffer = vec![0; INPUT_LEN];
         Self {
@@ -76,7 +69,6 @@ impl<'a> Input<'a> {
             pace: None,
             core,
             progress,
-            trace,
             failure: None,
         }
     }
@@ -110,7 +102,7 @@ impl<'a> Input<'a> {
     }
 
     fn receive(&mut self) -> io::Result<usize> {
-        let span = self.trace.begin();
+        let fetching = trace_span!(target: TIMELINE, "fetch").entered();
         let mut waited = Duration::ZERO;
         let read = if self.body.is_readable() {
             self.body.read_some(&mut self.buffer)
@@ -122,7 +114,7 @@ impl<'a> Input<'a> {
                 read
             })
         };
-        self.trace.end(span, Span::Fetch);
+        drop(fetching);
         if let (Some(pace), Ok(len)) = (&mut self.pace, &read) {
             pace.received(*len, waited);
         }

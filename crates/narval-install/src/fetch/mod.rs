@@ -11,8 +11,8 @@ pub(crate) use check::{damaged, mismatch};
 pub(crate) use cores::Cores;
 pub(crate) use source::{CacheEntry, FromCaches};
 
+use crate::Progress;
 use crate::delta::Deltas;
-use crate::watchers::Watchers;
 
 /// The memory of a decoder for a large NAR.
 const DICTIONARY_LEN: u64 = 8 * 1024 * 1024;
@@ -24,8 +24,8 @@ pub(crate) fn decoder_memory(nar_size: u64) -> u64 {
 
 impl<'a> FromCaches<'a> {
     /// These caches, decoding on these cores.
-    pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, watchers: Watchers<'a>) -> Self {
-        Self { caches, cores, progress: watchers.progress, trace: watchers.trace, deltas: None }
+    pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, progress: &'a Progress) -> Self {
+        Self { caches, cores, progress, deltas: None }
     }
 
     /// The same, with deltas where they are worth it.

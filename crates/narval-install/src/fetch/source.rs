@@ -11,14 +11,14 @@ use narval_codec::decode::{DecodeError, Decoder, DeltaDecoder};
 use narval_codec::delta::{Reserved, delta_codings};
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, StoreDir};
 use narval_store::{Hashed, NarInput, NarOptions, Source};
+use tracing::trace_span;
 
 use super::check::{check_end, check_file, check_hashes, damaged, hashes_file, mismatch};
 use super::cores::Cores;
 use super::decoder_memory;
 use super::input::Input;
 use crate::delta::{Base, Deltas};
-use crate::trace::{Span, Trace};
-use crate::{Error, Progress, now};
+use crate::{Error, Progress, TIMELINE, now};
 
 /// How often a path is fetched anew from a cache that was away, or whose file has changed, as after a restart of the server. Over a slow line, one
 /// path may be under way through many restarts.
@@ -30,7 +30,6 @@ pub(crate) struct FromCaches<'a> {
     /// A NAR uses one of them while it is read.
     pub(crate) cores: &'a Cores,
     pub(crate) progress: &'a Progress,
-    pub(crate) trace: &'a Trace,
     /// Where a path may be fetched as the difference to one that the destination has.
     pub(crate) deltas: Option<&'a Deltas<'a>>,
 }
@@ -116,11 +115,9 @@ impl Source for FromCaches<'_> {
         let body = self.request(entry, codings)?;
         let is_coded = body.coding().is_some();
         let memory = self.decoder_memory(entry);
-        let span = self.trace.begin();
-        let core = self.cores.take(info.nar_size, Trace::thread_number());
-        self.trace.end(span, Span::Wait);
+        let core = self.cores.take(info.nar_size);
         let hashes = !is_coded && hashes_file(info);
-        let mut input = Input::new(body, hashes, info.nar_size, core, (self.progress, self.trace));
+        let mut input = Input::new(body, hashes, info.nar_size, core, self.progress);
         input.copy_to(how.file);
         input.measure(self.deltas.map(|deltas| deltas.download(found)));
         let reading = if is_coded {
@@ -201,12 +198,10 @@ impl<'a> FromCaches<'a> {
             base.abandon();
             (None, self.decoder_memory(entry))
         };
-        let span = self.trace.begin();
-        let core = self.cores.take(info.nar_size, Trace::thread_number());
-        self.trace.end(span, Span::Wait);
+        let core = self.cores.take(info.nar_size);
         let hashes = coding.is_none() && hashes_file(info);
         let len = body.total_len();
-        let mut input = Input::new(body, hashes, info.nar_size, core, (self.progress, self.trace));
+        let mut input = Input::new(body, hashes, info.nar_size, core, self.progress);
         input.measure(self.deltas.map(|deltas| match base {
             Some(_) => deltas.download_delta(found, len),
             None => deltas.download(found),
@@ -229,7 +224,7 @@ impl<'a> FromCaches<'a> {
     }
 
     fn nar_of(&'a self, found: &'a Found, reading: Reading<'a>, memory: Option<Reserved<'a>>) -> CacheNar<'a> {
-        CacheNar { found, reading, len: 0, progress: self.progress, trace: self.trace, _memory: memory }
+        CacheNar { found, reading, len: 0, progress: self.progress, _memory: memory }
     }
 }
 
@@ -262,7 +257,6 @@ struct CacheNar<'a> {
     reading: Reading<'a>,
     len: u64,
     progress: &'a Progress,
-    trace: &'a Trace,
     /// Held while it is decoded.
     _memory: Option<Reserved<'a>>,
 }
@@ -300,12 +294,12 @@ impl NarInput for CacheNar<'_> {
         if self.progress.is_interrupted() {
             return Err(Error::Interrupted);
         }
-        let span = self.trace.begin();
+        let decompressing = trace_span!(target: TIMELINE, "decompress").entered();
         let len = self.reading.read(buffer).map_err(|error| match self.reading.source_mut().take_failure() {
             Some(failure) => failure.about(self.found),
             None => damaged(self.found, error.to_string()),
         })?;
-        self.trace.end(span, Span::Decompress);
+        drop(decompressing);
         self.len += len as u64;
         // A decompression bomb ends here: nothing is used beyond NarSize.
         if self.len > self.found.info.nar_size {

@@ -15,9 +15,7 @@ use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, StoreDir};
 use narval_store::Source;
 
-use crate::trace::Trace;
 use crate::transfer::transfer;
-use crate::watchers::Watchers;
 use crate::{Destination, Error, Progress};
 use narval::NarvalCache;
 use plain::PlainCache;
@@ -124,8 +122,7 @@ pub fn push(
         Kind::Plain(server) | Kind::Narval(server, _) => server.requests(),
     };
     let requests_before = requests();
-    let trace = Trace::new(false);
-    let pushed = send(source, infos, to, options, Watchers { progress, trace: &trace })?;
+    let pushed = send(source, infos, to, options, progress)?;
     Ok(Pushed {
         to: to.url.to_string(),
         pushed,
@@ -146,27 +143,27 @@ pub(crate) fn send<S: Source>(
     entries: Vec<S::Entry>,
     to: &Target,
     options: &PushOptions,
-    watchers: Watchers<'_>,
+    progress: &Progress,
 ) -> Result<usize, Error>
 where
     S::Error: Into<Error>,
 {
-    let (uploads, key, progress) = (options.uploads.clamp(1, UPLOADS_MAX), options.key.as_ref(), watchers.progress);
+    let (uploads, key) = (options.uploads.clamp(1, UPLOADS_MAX), options.key.as_ref());
     match &to.kind {
         Kind::Folder(folder) => {
             let count = |len| progress.downloaded(len);
             let sink = folder.sink(options.encoding, key).counted_by(&count);
-            transfer(source, entries, &sink, uploads, watchers)
+            transfer(source, entries, &sink, uploads, progress)
         }
         Kind::Plain(server) => {
             let sink = PlainCache::new(server, options.encoding, key, progress);
-            transfer(source, entries, &sink, uploads, watchers)
+            transfer(source, entries, &sink, uploads, progress)
         }
         Kind::Narval(server, protocol) => {
             let small = protocol.takes_nars.then(SmallNars::default);
             let sink =
                 NarvalCache { server, protocol: &protocol.url, small, encoding: options.encoding, key, progress };
-            transfer(source, entries, &sink, uploads, watchers)
+            transfer(source, entries, &sink, uploads, progress)
         }
     }
 }

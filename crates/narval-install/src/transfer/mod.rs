@@ -11,9 +11,8 @@ use narval_store::{Sink, Source, Visible};
 pub(crate) use walk::Transfer;
 pub(crate) use watched::Watched;
 
-use crate::Error;
 use crate::fetch::Cores;
-use crate::watchers::Watchers;
+use crate::{Error, Progress};
 use in_order::put_in_order;
 
 /// Transfers those paths that the sink does not have, on up to `threads` threads. Every reference of a path must be
@@ -27,13 +26,12 @@ pub(crate) fn transfer<S: Source, K: Sink>(
     entries: Vec<S::Entry>,
     sink: &K,
     threads: usize,
-    watchers: Watchers<'_>,
+    progress: &Progress,
 ) -> Result<usize, Error>
 where
     S::Error: Into<Error>,
     K::Error: Into<Error>,
 {
-    let progress = watchers.progress;
     let missing = sink.missing(&entries.iter().map(|entry| &source.info(entry).path).collect::<Vec<_>>());
     let missing = missing.map_err(Into::into)?;
     let entries: Vec<_> = entries.into_iter().filter(|entry| missing.contains(&source.info(entry).path)).collect();
@@ -47,7 +45,7 @@ where
         return Ok(count);
     }
     let cores = Cores::new(threads);
-    let transfer = Transfer::new(source, sink, (&cores, threads), watchers);
+    let transfer = Transfer::new(source, sink, (&cores, threads), progress);
     std::thread::scope(|scope| transfer.add_all(entries, scope));
     transfer.finish(None)?;
     Ok(count)

@@ -3,21 +3,19 @@
 //! to become visible.
 
 use std::collections::{BinaryHeap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::Duration;
 
 use narval_nix::{PathInfo, StorePath};
 use narval_store::{LocalStoreError, Sink, Source, TransferError, Visible};
+use tracing::trace_span;
 
 use super::in_order::put_in_order;
 use super::visible::{Waiting, closed_subset};
 use super::watched::Watched;
-use crate::Error;
 use crate::fetch::{Cores, decoder_memory};
-use crate::trace::{Span, Trace};
-use crate::watchers::Watchers;
+use crate::{Error, Progress, TIMELINE};
 
 /// The maximum memory of active decoders, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
 /// of which a NAR only touches as much as its size.
@@ -99,8 +97,7 @@ pub(crate) struct Transfer<'a, S: Source, K: Sink> {
     sink: &'a K,
     cores: &'a Cores,
     threads_max: usize,
-    watchers: Watchers<'a>,
-    numbers: AtomicU64,
+    progress: &'a Progress,
     state: Mutex<State<S::Entry, K::Put>>,
 }
 
@@ -114,7 +111,7 @@ where
         source: &'a S,
         sink: &'a K,
         (cores, threads_max): (&'a Cores, usize),
-        watchers: Watchers<'a>,
+        progress: &'a Progress,
     ) -> Self {
         let state = State {
             heap: BinaryHeap::new(),
@@ -132,8 +129,7 @@ where
             to_commit: Vec::new(),
             errors: Vec::new(),
         };
-        let (numbers, state) = (AtomicU64::new(1), Mutex::new(state));
-        Self { source, sink, cores, threads_max: threads_max.max(1), watchers, numbers, state }
+        Self { source, sink, cores, threads_max: threads_max.max(1), progress, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<S::Entry, K::Put>> {
@@ -172,8 +168,7 @@ where
     fn start_threads<'scope>(&'scope self, state: &mut State<S::Entry, K::Put>, scope: &'scope Scope<'scope, '_>) {
         while state.threads < self.threads_max && state.threads < state.active + state.heap.len() {
             state.threads += 1;
-            let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-            scope.spawn(move || self.work(number));
+            scope.spawn(|| self.work());
         }
     }
 
@@ -192,8 +187,7 @@ where
         self.cores.relaxed.notify_all();
     }
 
-    fn work(&self, number: u64) {
-        Trace::name_thread(number);
+    fn work(&self) {
         while let Some(task) = self.next() {
             match task {
                 Task::Put(queued, threads) => self.do_put(queued, threads),
@@ -249,12 +243,9 @@ where
     }
 
     fn do_put(&self, Queued { nar_size, memory, path, entry }: Queued<S::Entry>, threads: usize) {
-        let Watchers { progress, trace } = self.watchers;
-        progress.started(&path);
-        let span = trace.begin();
-        let result = self.put(entry, threads);
-        trace.end_named(span, Span::Path, path.name());
-        progress.ended(&path, result.is_ok().then_some(nar_size));
+        self.progress.started(&path);
+        let result = trace_span!(target: TIMELINE, "path", name = path.name()).in_scope(|| self.put(entry, threads));
+        self.progress.ended(&path, result.is_ok().then_some(nar_size));
         let mut state = self.lock();
         state.active -= 1;
         state.memory -= memory;
@@ -278,10 +269,10 @@ where
     fn put(&self, mut entry: S::Entry, threads: usize) -> Result<(PathInfo, K::Put), (Error, bool)> {
         let mut first_error = None;
         loop {
-            if self.watchers.progress.is_interrupted() {
+            if self.progress.is_interrupted() {
                 return Err((Error::Interrupted, false));
             }
-            let (info, watched) = (self.source.info(&entry), Watched::new(self.source, self.watchers.progress));
+            let (info, watched) = (self.source.info(&entry), Watched::new(self.source, self.progress));
             let error = match self.sink.put(&watched, &entry, threads) {
                 Ok(put) => {
                     watched.complete(info.nar_size);
@@ -345,7 +336,7 @@ where
         if !complete.is_empty() && !errors.iter().any(|error| matches!(error, Error::Cycle { .. })) {
             for path in self.sink.commit(complete).map_err(Into::into)? {
                 tracing::debug!(%path, "another process has changed it; trying again");
-                if let Err(error) = put_again(self.source, &path, self.sink, self.watchers) {
+                if let Err(error) = put_again(self.source, &path, self.sink, self.progress) {
                     errors.push(error);
                     break;
                 }
@@ -368,7 +359,7 @@ impl<E, P> State<E, P> {
 }
 
 /// Puts one path whose references are visible: nobody else can change it before it is visible.
-fn put_again<S: Source, K: Sink>(source: &S, path: &StorePath, sink: &K, watchers: Watchers<'_>) -> Result<(), Error>
+fn put_again<S: Source, K: Sink>(source: &S, path: &StorePath, sink: &K, progress: &Progress) -> Result<(), Error>
 where
     S::Error: Into<Error>,
     K::Error: Into<Error>,
@@ -376,7 +367,7 @@ where
     let found = source.find(&path.hash_part()).map_err(Into::into)?;
     let entry = found.filter(|entry| source.info(entry).path == *path);
     let entry = entry.ok_or_else(|| LocalStoreError::Changed { path: path.clone() })?;
-    put_in_order(source, vec![entry], sink, watchers.progress)
+    put_in_order(source, vec![entry], sink, progress)
 }
 
 fn combined(errors: Vec<Error>) -> Option<Error> {

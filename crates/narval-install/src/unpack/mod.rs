@@ -10,9 +10,9 @@ use narval_store::{
     Hashed, Hashes, InOrderError, Incoming, LocalStore, LocalStoreError, NarInput, NarOptions, Prepared, Sink, Source,
     TransferError, UnpackError, Visible,
 };
+use tracing::trace_span;
 
-use crate::Error;
-use crate::trace::{Span, Trace};
+use crate::{Error, TIMELINE};
 
 /// The maximum number of NARs fetched at the same time: half of the connections to an origin.
 pub const DOWNLOADS_MAX: usize = 32;
@@ -23,7 +23,6 @@ const BUFFER_LEN: usize = narval_codec::decode::OUTPUT_LEN;
 /// A local store that is written to.
 pub(crate) struct ToStore<'a> {
     pub(crate) store: &'a LocalStore,
-    pub(crate) trace: &'a Trace,
     /// Whether everything is synced to disk before it becomes valid.
     pub(crate) durable: bool,
 }
@@ -118,23 +117,20 @@ impl ToStore<'_> {
             }
             total += len as u64;
             let bytes = buffer.get(..len).unwrap_or_default();
-            self.hash(&mut hashes, bytes);
-            self.write(incoming, bytes).map_err(Failure::Store)?;
+            hash(&mut hashes, bytes);
+            write(incoming, bytes).map_err(Failure::Store)?;
         }
     }
+}
 
-    fn hash(&self, hashes: &mut Hashes, bytes: &[u8]) {
-        let span = self.trace.begin();
-        hashes.update(bytes);
-        self.trace.end(span, Span::Hash);
-    }
+fn hash(hashes: &mut Hashes, bytes: &[u8]) {
+    let _hashing = trace_span!(target: TIMELINE, "hash").entered();
+    hashes.update(bytes);
+}
 
-    fn write(&self, incoming: &mut Incoming<'_>, bytes: &[u8]) -> Result<(), LocalStoreError> {
-        let span = self.trace.begin();
-        incoming.write_unhashed(bytes)?;
-        self.trace.end(span, Span::Write);
-        Ok(())
-    }
+fn write(incoming: &mut Incoming<'_>, bytes: &[u8]) -> Result<(), LocalStoreError> {
+    let _writing = trace_span!(target: TIMELINE, "write").entered();
+    incoming.write_unhashed(bytes)
 }
 
 /// Why a NAR was not unpacked.

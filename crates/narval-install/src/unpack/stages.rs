@@ -6,8 +6,7 @@ use std::thread::ScopedJoinHandle;
 
 use narval_store::{Hashed, Hashes, Incoming, LocalStoreError, NarInput};
 
-use super::{BUFFER_LEN, Failure, ToStore};
-use crate::trace::Trace;
+use super::{BUFFER_LEN, Failure, ToStore, hash, write};
 
 /// The number of circulating buffers: 4 MiB.
 const BUFFERS: usize = 16;
@@ -30,16 +29,11 @@ impl ToStore<'_> {
             // The channel has room for all of them, and the other end is here.
             let _ = give_back.send(vec![0; BUFFER_LEN]);
         }
-        let number = Trace::thread_number();
         std::thread::scope(|scope| {
-            let hashing = scope.spawn(move || {
-                Trace::name_thread(number);
-                self.hash_all(hashes, &decoded, &to_write)
-            });
+            let hashing = scope.spawn(move || hash_all(hashes, &decoded, &to_write));
             let writing = scope.spawn(move || -> Result<(), LocalStoreError> {
-                Trace::name_thread(number);
                 for (buffer, len) in hashed {
-                    self.write(incoming, buffer.get(..len).unwrap_or_default())?;
+                    write(incoming, buffer.get(..len).unwrap_or_default())?;
                     // The channel has room for all buffers, and the other end lives as long as this thread.
                     let _ = give_back.send(buffer);
                 }
@@ -52,16 +46,16 @@ impl ToStore<'_> {
             Ok((total.map_err(Failure::Source)?, hash))
         })
     }
+}
 
-    fn hash_all(&self, mut hashes: Hashes, decoded: &Receiver<Filled>, to_write: &SyncSender<Filled>) -> Hashed {
-        while let Ok((buffer, len)) = decoded.recv() {
-            self.hash(&mut hashes, buffer.get(..len).unwrap_or_default());
-            if to_write.send((buffer, len)).is_err() {
-                break;
-            }
+fn hash_all(mut hashes: Hashes, decoded: &Receiver<Filled>, to_write: &SyncSender<Filled>) -> Hashed {
+    while let Ok((buffer, len)) = decoded.recv() {
+        hash(&mut hashes, buffer.get(..len).unwrap_or_default());
+        if to_write.send((buffer, len)).is_err() {
+            break;
         }
-        hashes.finish()
     }
+    hashes.finish()
 }
 
 fn decode_all<E>(

@@ -189,7 +189,7 @@ fn bombs_end_at_the_size_they_declare() {
 /// Installs with signatures checked, and no key to trust.
 fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Result<narval_install::Report, Error> {
     use narval_client::Url;
-    use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
+    use narval_install::{Destination, Options, Progress, Wanted, install};
     let options = Options {
         caches: vec![Url::parse(&server.url).unwrap()],
         keys: narval_nix::TrustedKeys::new(),
@@ -201,7 +201,7 @@ fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Resul
     };
     let destination = Destination::new(narval_store::StoreConfig::for_root(root).unwrap());
     let wanted = [Wanted::parse(path, destination.store_dir()).unwrap()];
-    install(&destination, &options, &crate::support::client(), &wanted, &Progress::default(), &Trace::new(false))
+    install(&destination, &options, &crate::support::client(), &wanted, &Progress::default())
 }
 
 /// What a name says of a file's contents needs no signature, and is checked against the contents.

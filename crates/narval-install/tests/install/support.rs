@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use narval_client::{Client, ClientOptions, Proxies, RetryPolicy, Url};
-use narval_install::{Destination, Error, Options, Progress, Report, Trace, Wanted, install};
+use narval_install::{Destination, Error, Options, Progress, Report, Wanted, install};
 use narval_nix::nar::wire;
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
 use narval_store::StoreConfig;
@@ -265,7 +265,7 @@ pub(crate) fn install_with(client: &Arc<Client>, urls: &[&str], root: &Path, pat
     };
     let wanted: Vec<_> = paths.iter().map(|path| Wanted::parse(path, &StoreDir::default()).unwrap()).collect();
     let destination = Destination::new(StoreConfig::for_root(root).unwrap());
-    install(&destination, &options, client, &wanted, &Progress::default(), &Trace::new(false))
+    install(&destination, &options, client, &wanted, &Progress::default())
 }
 
 /// What lies in the store's folder besides lock files.

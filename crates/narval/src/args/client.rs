@@ -11,12 +11,14 @@ pub use narval_install::human_bytes;
 use narval_install::{DeltaUse, Destination, Error, Options, Wanted};
 use narval_nix::{PublicKey, TrustedKeys};
 use narval_store::{CacheSettings, Environment, StoreConfig};
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Failure;
 use crate::ui::log::filter;
+use crate::ui::timeline::Timeline;
 use crate::values::time::{parse_time, parse_time_in};
 
 /// The key of cache.nixos.org.
@@ -319,6 +321,11 @@ pub struct OutputArgs {
 impl OutputArgs {
     /// Starts the log of an interactive command: warnings, without times. `NARVAL_LOG` shows more.
     pub fn start_log(self) {
+        self.start_log_with(None);
+    }
+
+    /// The same, with a timeline.
+    pub(crate) fn start_log_with(self, timeline: Option<&Timeline>) {
         let usual = if self.quiet { LevelFilter::ERROR } else { LevelFilter::WARN };
         let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let layer = tracing_subscriber::fmt::layer().with_target(false).without_time();
@@ -326,7 +333,8 @@ impl OutputArgs {
         // panics.
         let layer = layer.log_internal_errors(false).with_ansi(ansi).with_writer(std::io::stderr);
         // The first log of a process is used.
-        let _ = tracing_subscriber::registry().with(filter(usual)).with(layer).try_init();
+        let layer = layer.with_filter(filter(usual));
+        let _ = tracing_subscriber::registry().with(layer).with(timeline.map(Timeline::layer)).try_init();
     }
 }
 

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use narval_cache::Caches;
 use narval_client::Scheme;
 use narval_install::{
-    Destination, Options, Progress, Target, Trace, Wanted, copy_between_stores, copy_from_caches, copy_from_store,
-    install,
+    Destination, Options, Progress, Target, Wanted, copy_between_stores, copy_from_caches, copy_from_store, install,
 };
 use narval_nix::{PathInfo, StoreDir};
 use serde_json::json;
@@ -180,7 +179,7 @@ fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Fa
         }
         Source::Caches => {
             let client = args.client.caches.client()?;
-            Ok(install(&to, &options, &client, wanted, &Progress::default(), &Trace::new(false))?.planned.len())
+            Ok(install(&to, &options, &client, wanted, &Progress::default())?.planned.len())
         }
     }
 }

@@ -1,11 +1,9 @@
 //! `narval install`: installs packages from binary caches, without Nix.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Added, Options, Profile, Progress, Report, Trace, install, plan};
+use narval_install::{Added, Options, Profile, Progress, Report, install, plan};
 use narval_nix::StorePath;
 use serde_json::json;
 
@@ -16,6 +14,7 @@ use crate::ui::json;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::Display;
 use crate::ui::signals;
+use crate::ui::timeline::Timeline;
 
 /// Install packages from binary caches, without Nix
 ///
@@ -69,7 +68,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in any cache,
 /// # Errors
 /// A path cannot be installed.
 pub fn run(args: Args) -> Result<(), Failure> {
-    args.client.output.start_log();
+    let timeline = args.trace.as_ref().map(|path| {
+        Timeline::create(path).map_err(|error| Failure::of_file(&format!("--trace {}", path.display()), &error))
+    });
+    let timeline = timeline.transpose()?;
+    args.client.output.start_log_with(timeline.as_ref());
     let destination = args.client.store.destination()?;
     let wanted = parse_wanted(&args.paths, destination.config())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
@@ -83,16 +86,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
         show_plan(&report, args.client.output);
         return Ok(());
     }
-    let trace = Trace::new(args.trace.is_some());
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
     let display = Display::start(&progress, args.client.output);
-    let result = install(&destination, &options, &client, &wanted, &progress, &trace);
+    let result = install(&destination, &options, &client, &wanted, &progress);
     display.finish();
-    if let Some(path) = &args.trace {
-        let file =
-            File::create(path).map_err(|error| Failure::of_file(&format!("--trace {}", path.display()), &error))?;
-        trace.write(BufWriter::new(file)).map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
+    if let (Some(timeline), Some(path)) = (timeline, &args.trace) {
+        timeline.finish().map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result.map_err(|error| or_elsewhere(error, &destination))?;
     let added = profile.map(|profile| profile.add(&destination, &report.roots)).transpose()?.unwrap_or_default();

@@ -1,6 +1,5 @@
 //! The commands of `narval`, one file each: its arguments, and a function that runs it.
 
-pub mod bench;
 pub mod cache;
 pub mod cat;
 pub mod completions;

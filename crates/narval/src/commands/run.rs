@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use narval_install::run::{Others, is_at_home, main_program, shell_variables};
-use narval_install::{Destination, Options, Progress, Trace, Wanted, install};
+use narval_install::{Destination, Options, Progress, Wanted, install};
 use narval_nix::StorePath;
 
 use crate::Failure;
@@ -85,7 +85,7 @@ pub(crate) fn ensure_installed(
     let display = Display::start(&progress, client.output);
     let options = Options { deltas: deltas.chosen(), ..client.caches.options(None, false)? };
     let client = client.caches.client()?;
-    let report = install(destination, &options, &client, &wanted, &progress, &Trace::new(false));
+    let report = install(destination, &options, &client, &wanted, &progress);
     display.finish();
     report.map_err(|error| or_elsewhere(error, destination))?;
     let find =

@@ -7,3 +7,4 @@ mod log_event;
 pub(crate) mod output;
 pub(crate) mod progress;
 pub(crate) mod signals;
+pub(crate) mod timeline;

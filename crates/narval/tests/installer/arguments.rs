@@ -170,7 +170,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 21] = [
+const JSON: [(&str, &str, &str); 20] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -191,7 +191,6 @@ const JSON: [(&str, &str, &str); 21] = [
     ("cache-stats", "cache stats --data {data}", "cache stats --data {new}"),
     ("cache-list", "cache list --data {data}", "cache list --data {new}"),
     ("cache-audit", "cache audit --data {data}", "cache audit --data {new}"),
-    ("bench-tls", "bench tls --size-mb 1 --downloads 1", "bench tls --size-mb absent"),
 ];
 
 /// `cache migrate` needs a bucket: its test is with those.

@@ -1,17 +1,16 @@
-//! The demo's check: fetches everything back over HTTP, and verifies signatures, sizes and hashes.
+//! The demo's check: fetches everything back as an install does, and verifies signatures, sizes and hashes.
 
-use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_nix::nar::Decoder;
-use narval_nix::{CacheInfo, ClosureWalk, NarInfo, Sha256Hasher, StorePath, TrustedKeys};
+use narval_cache::Caches;
+use narval_client::{Client, ClientOptions, Url};
+use narval_install::{Wanted, check};
+use narval_nix::{ClosureWalk, NarInfo, StoreDir, StorePath, TrustedKeys};
 
-use super::client::Client;
+use crate::Failure;
 use crate::ui::signals::Interrupt;
-
-/// The largest narinfo that is read, in bytes.
-const NARINFO_BYTES_MAX: u64 = 1024 * 1024;
 
 /// A path that was fetched.
 #[derive(Debug)]
@@ -25,56 +24,22 @@ pub(super) struct Fetched {
 pub(super) fn closure(
     address: SocketAddr,
     root: &StorePath,
-    keys: &TrustedKeys,
+    keys: TrustedKeys,
     interrupt: &Interrupt,
-) -> io::Result<Vec<Fetched>> {
-    let mut client = Client::connect(address)?;
-    let info = client.get_bytes("/nix-cache-info", NARINFO_BYTES_MAX)?;
-    let store_dir = CacheInfo::parse(&info).map_err(io::Error::other)?.store_dir;
+) -> Result<Vec<Fetched>, Failure> {
+    let url = Url::parse(&format!("http://{address}")).map_err(Failure::runtime)?;
+    let client = Arc::new(Client::new(ClientOptions::default()));
+    let caches = Caches::open(&[url], &client, &StoreDir::default(), keys, true)?;
     let (mut walk, mut fetched) = (ClosureWalk::new([root.clone()]), Vec::new());
     while let Some(path) = walk.next() {
-        interrupt.check()?;
+        interrupt.check().map_err(Failure::runtime)?;
         let started = Instant::now();
-        let text = client.get_bytes(&format!("/{}.narinfo", path.hash_part()), NARINFO_BYTES_MAX)?;
+        let found = caches.find(&Wanted::Path(path))?;
         let narinfo_time = started.elapsed();
-        let narinfo = NarInfo::parse(&text, &store_dir).map_err(io::Error::other)?;
-        if narinfo.path != path {
-            return Err(io::Error::other(format!("requested {path}, got {}", narinfo.path)));
-        }
-        if keys.find_valid(narinfo.fingerprint(&store_dir).as_bytes(), &narinfo.signatures).is_none() {
-            return Err(io::Error::other(format!("{path} has no valid signature")));
-        }
         let started = Instant::now();
-        fetch_nar(&mut client, &narinfo)?;
-        walk.add(narinfo.references.iter().cloned());
-        fetched.push(Fetched { narinfo, narinfo_time, nar_time: started.elapsed() });
+        check(&caches, &found)?;
+        walk.add(found.info.references.iter().cloned());
+        fetched.push(Fetched { narinfo: found.info, narinfo_time, nar_time: started.elapsed() });
     }
     Ok(fetched)
-}
-
-/// Fetches a NAR, and verifies its format, size and hash.
-fn fetch_nar(client: &mut Client, narinfo: &NarInfo) -> io::Result<()> {
-    let mut body = client.get(&format!("/{}", narinfo.url))?;
-    let (mut hasher, mut decoder) = (Sha256Hasher::new(), Decoder::with_nar_size(narinfo.nar_size));
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        let got = body.read(&mut buffer)?;
-        if got == 0 {
-            break;
-        }
-        let mut piece = buffer.get(..got).unwrap_or_default();
-        hasher.update(piece);
-        loop {
-            let (used, event) = decoder.next(piece).map_err(io::Error::other)?;
-            if event.is_none() {
-                break;
-            }
-            piece = piece.get(used..).unwrap_or_default();
-        }
-    }
-    decoder.finish().map_err(io::Error::other)?;
-    if hasher.finish() != narinfo.nar_hash {
-        return Err(io::Error::other(format!("{}: the NAR does not have the hash in its narinfo", narinfo.path)));
-    }
-    Ok(())
 }

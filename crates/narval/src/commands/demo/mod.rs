@@ -1,6 +1,5 @@
 //! `narval demo`: shows everything on one machine, without Nix and without setup.
 
-mod client;
 mod contents;
 mod fetch;
 
@@ -16,6 +15,7 @@ use narval_nix::{SecretKey, TrustedKeys};
 use narval_serve::{Config, Face, Service};
 use narval_store::{LocalStore, Store, StoreConfig};
 
+use crate::args::client::human_bytes;
 use crate::ui::log;
 use crate::ui::output::note;
 use crate::ui::signals::Interrupt;
@@ -78,8 +78,7 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
 
     let root = made.last().map(|made| made.info.path.clone()).ok_or_else(|| Failure::runtime("no path was created"))?;
     let started = Instant::now();
-    let fetched = fetch::closure(address, &root, &keys, interrupt)
-        .map_err(|error| Failure::runtime(format!("fetching from http://{address}: {error}")))?;
+    let fetched = fetch::closure(address, &root, keys, interrupt)?;
     say(describe_fetched(&fetched, started.elapsed()))?;
     if fetched.len() != made.len() {
         return Err(Failure::runtime(format!("{} paths were created, but {} were fetched", made.len(), fetched.len())));
@@ -121,7 +120,7 @@ fn describe_made(made: &[Made], folder: &Folder, time: Duration) -> String {
     format!(
         "made     {} store paths of {entries} files, {} in {}, in {}",
         made.len(),
-        size(bytes),
+        human_bytes(bytes),
         folder.path.join("root").display(),
         seconds(time)
     )
@@ -133,8 +132,8 @@ fn describe_fetched(fetched: &[Fetched], time: Duration) -> String {
         let narinfo = &one.narinfo;
         text.push_str(&format!(
             "{:>10}  {:>8}/s  {:>6} µs  {:>10}  {}\n",
-            size(narinfo.nar_size),
-            size(rate(narinfo.nar_size, one.nar_time)),
+            human_bytes(narinfo.nar_size),
+            human_bytes(rate(narinfo.nar_size, one.nar_time)),
             one.narinfo_time.as_micros(),
             narinfo.references.len(),
             narinfo.path
@@ -146,9 +145,9 @@ fn describe_fetched(fetched: &[Fetched], time: Duration) -> String {
         "\nfetched  {} narinfos and NARs, {} in {} ({}/s, hashing included)\nverified {} signatures, sizes and hashes: \
          all are right",
         fetched.len(),
-        size(bytes),
+        human_bytes(bytes),
         seconds(time),
-        size(rate(bytes, nars)),
+        human_bytes(rate(bytes, nars)),
         fetched.len()
     ));
     text
@@ -158,15 +157,6 @@ fn describe_fetched(fetched: &[Fetched], time: Duration) -> String {
 fn rate(bytes: u64, time: Duration) -> u64 {
     let nanos = time.as_nanos().max(1);
     u64::try_from(u128::from(bytes) * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
-}
-
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..1_000 => format!("{bytes} B"),
-        1_000..1_000_000 => format!("{}.{} kB", bytes / 1_000, bytes % 1_000 / 100),
-        1_000_000..1_000_000_000 => format!("{}.{} MB", bytes / 1_000_000, bytes % 1_000_000 / 100_000),
-        _ => format!("{}.{} GB", bytes / 1_000_000_000, bytes % 1_000_000_000 / 100_000_000),
-    }
 }
 
 fn seconds(time: Duration) -> String {

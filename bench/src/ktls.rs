@@ -1,4 +1,4 @@
-//! `narval bench`: measurements of this machine. `narval bench tls` compares the two ways of encrypting.
+//! `narval-bench tls`: compares the two ways of encrypting, in user space and in the kernel, on this machine.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -9,34 +9,19 @@ use std::time::{Duration, Instant};
 
 use narval_http::tls::{PemPair, TlsAcceptor, TlsConfig, probe};
 use narval_http::{Body, FileRange, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
-use nix::time::{ClockId, clock_gettime};
 use rustix::net::RecvFlags;
+use rustix::time::{ClockId, clock_gettime};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use serde_json::json;
 
-use crate::Failure;
-use crate::args::count::Count;
-use crate::ui::json;
-use crate::ui::output::out;
-
-/// Measure which settings suit this machine
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Command {
-    Tls(TlsArgs),
-}
+use crate::{Context, Result, failure};
 
 const EXAMPLES: &str = "\
 Examples:
-  narval bench tls
-  narval bench tls --size-mb 64 --downloads 100
-  narval bench tls --json | jq .suggestion";
+  narval-bench tls
+  narval-bench tls --size-mb 64 --downloads 100
+  narval-bench tls --json | jq .suggestion";
 
 /// Compare encryption in user space and in the kernel, to choose --ktls
 ///
@@ -44,7 +29,7 @@ Examples:
 /// Network cards that encrypt are not measured.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-struct TlsArgs {
+pub struct TlsArgs {
     /// Size of the file in MB; the kernel never encrypts files below 1 MB
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=SIZE_MB_MAX))]
     size_mb: u32,
@@ -54,16 +39,6 @@ struct TlsArgs {
     /// Print one line of JSON
     #[arg(long)]
     json: bool,
-}
-
-/// Runs `narval bench`.
-///
-/// # Errors
-/// The server cannot be started, or the file cannot be written.
-pub fn run(args: &Args) -> Result<(), Failure> {
-    match &args.command {
-        Command::Tls(args) => compare_tls(args),
-    }
 }
 
 /// The largest file in MB: it must fit into the page cache.
@@ -82,17 +57,17 @@ struct Measured {
     bytes_per_second: f64,
 }
 
-fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
-    let failed = |what: &'static str| move |error: io::Error| Failure::runtime(format!("cannot {what}: {error}"));
+/// Compares them, and prints what is better.
+///
+/// # Errors
+/// The server cannot be started, or the file cannot be written.
+pub fn compare(args: &TlsArgs) -> Result<()> {
     let bytes = u64::from(args.size_mb) * 1_000_000;
-    let file = noise(bytes).map_err(|error| {
-        let (size, folder) = (args.size_mb, std::env::temp_dir());
-        Failure::runtime(format!("cannot write a file of {size} MB to '{}' (TMPDIR): {error}", folder.display()))
-    })?;
+    let file = noise(bytes).context(|| format!("cannot write a file of {} MB to TMPDIR", args.size_mb))?;
     let file = Arc::new(file);
     let kernel = probe();
     let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
-        .map_err(|error| Failure::runtime(format!("cannot create a certificate: {error}")))?;
+        .context(|| "cannot create a certificate".to_owned())?;
     let ways: &[bool] = if kernel.is_ok() { &[false, true] } else { &[false] };
     let mut runs = Vec::new();
     for &ktls in ways {
@@ -100,21 +75,19 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
         let (server, address) = serve(file.clone(), bytes, pem, ktls)?;
         runs.push((server, address, Vec::new()));
     }
-    let client = client(pair.cert.der()).map_err(|error| Failure::runtime(format!("cannot use TLS: {error}")))?;
+    let client = client(pair.cert.der()).context(|| "cannot use TLS".to_owned())?;
     let mut suite = None;
     // Alternating, so that other load affects both; the first of each only warms up.
-    let progress = Count::new("comparing", "downloads");
     for turn in 0..=args.downloads {
-        progress.show(turn.into(), args.downloads.into());
         for (_, address, samples) in &mut runs {
-            let download = download(*address, &client, bytes).map_err(failed("download from ourselves"))?;
+            let download =
+                download(*address, &client, bytes).context(|| "cannot download from ourselves".to_owned())?;
             suite = suite.or(download.suite);
             if turn > 0 {
                 samples.push((download.server_cpu, download.wall));
             }
         }
     }
-    progress.end();
     for (server, ..) in &runs {
         server.shutdown(Duration::from_secs(1));
     }
@@ -130,15 +103,18 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
             )
         };
         let reason = kernel.err().map(|error| error.to_string());
-        json::summary(json!({"file_bytes": bytes, "downloads": args.downloads, "suite": suite, "user": figures(user),
-                "kernel": figures(by_kernel), "kernel_error": reason, "kernel_to_user": ratio, "suggestion": suggestion}));
+        println!(
+            "{}",
+            json!({"file_bytes": bytes, "downloads": args.downloads, "suite": suite, "user": figures(user),
+                "kernel": figures(by_kernel), "kernel_error": reason, "kernel_to_user": ratio, "suggestion": suggestion})
+        );
         return Ok(());
     }
-    out!("a file of {} MB, {} downloads each way, {suite}", args.size_mb, args.downloads);
+    println!("a file of {} MB, {} downloads each way, {suite}", args.size_mb, args.downloads);
     let line = |name: &str, m: Measured| {
         let per_gb = 1e12 / m.bytes_per_cpu_second;
         let gb = m.bytes_per_cpu_second / 1e9;
-        out!("  {name:<12} {gb:>6.2} GB per second of processor time, {per_gb:>6.0} ms for each GB");
+        println!("  {name:<12} {gb:>6.2} GB per second of processor time, {per_gb:>6.0} ms for each GB");
     };
     if let Some(user) = user {
         line("user space", user);
@@ -146,9 +122,9 @@ fn compare_tls(args: &TlsArgs) -> Result<(), Failure> {
     match (by_kernel, ratio, kernel) {
         (Some(by_kernel), Some(ratio), _) => {
             line("kernel", by_kernel);
-            out!("the kernel sends {ratio:.2} times as much with the same processor time: use --ktls {suggestion}");
+            println!("the kernel sends {ratio:.2} times as much with the same processor time: use --ktls {suggestion}");
         }
-        (.., Err(error)) => out!(
+        (.., Err(error)) => println!(
             "  kernel       none: this kernel has no TLS ({error}); where it is a module, 'modprobe tls' loads it\n\
              there is nothing to choose: --ktls off"
         ),
@@ -190,9 +166,9 @@ fn noise(bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-fn serve(file: Arc<File>, bytes: u64, pair: PemPair, ktls: bool) -> Result<(ServerHandle, SocketAddr), Failure> {
+fn serve(file: Arc<File>, bytes: u64, pair: PemPair, ktls: bool) -> Result<(ServerHandle, SocketAddr)> {
     let tls = TlsAcceptor::new(TlsConfig { pairs: vec![pair], ktls, ..TlsConfig::default() });
-    let tls = tls.map_err(Failure::runtime)?;
+    let tls = tls.context(|| "TLS".to_owned())?;
     let handler = move |_: Request| {
         let range = FileRange { file: file.clone(), offset: 0, length: bytes };
         Response::new(StatusCode::OK).body(Body::file(range))
@@ -203,16 +179,16 @@ fn serve(file: Arc<File>, bytes: u64, pair: PemPair, ktls: bool) -> Result<(Serv
         .shards(1)
         .workers(1)
         .build()
-        .map_err(Failure::runtime)?;
+        .context(|| "cannot listen".to_owned())?;
     let address = server.addresses().into_iter().find_map(|address| match address {
         ListenAddress::Tcp(address) => Some(address),
         ListenAddress::Unix(_) => None,
     });
-    let address = address.ok_or_else(|| Failure::runtime("cannot listen on the loopback interface"))?;
-    Ok((server.spawn().map_err(Failure::runtime)?, address))
+    let address = address.ok_or_else(|| failure!("cannot listen on the loopback interface"))?;
+    Ok((server.spawn().context(|| "cannot start".to_owned())?, address))
 }
 
-fn client(cert: &CertificateDer<'static>) -> Result<Arc<ClientConfig>, rustls::Error> {
+fn client(cert: &CertificateDer<'static>) -> std::result::Result<Arc<ClientConfig>, rustls::Error> {
     let mut roots = RootCertStore::empty();
     roots.add(cert.clone())?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -231,20 +207,19 @@ struct Download {
 /// undecrypted: decrypting it would only disturb the measurement.
 fn download(address: SocketAddr, config: &Arc<ClientConfig>, bytes: u64) -> io::Result<Download> {
     let started = Instant::now();
-    let all_before = cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID);
+    let all_before = cpu(ClockId::ProcessCPUTime);
     let client = thread::scope(|scope| {
-        let thread =
-            scope.spawn(|| fetch(address, config, bytes).map(|suite| (suite, cpu(ClockId::CLOCK_THREAD_CPUTIME_ID))));
+        let thread = scope.spawn(|| fetch(address, config, bytes).map(|suite| (suite, cpu(ClockId::ThreadCPUTime))));
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the client's thread ended")))
     });
     let (suite, client_cpu) = client?;
-    let all = cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID).saturating_sub(all_before);
+    let all = cpu(ClockId::ProcessCPUTime).saturating_sub(all_before);
     Ok(Download { server_cpu: all.saturating_sub(client_cpu), wall: started.elapsed(), suite })
 }
 
-/// With libc: rustix panics if the kernel's vDSO has no getcpu, as in User-Mode Linux.
 fn cpu(clock: ClockId) -> Duration {
-    clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn fetch(address: SocketAddr, config: &Arc<ClientConfig>, bytes: u64) -> io::Result<Option<rustls::CipherSuite>> {
