@@ -1,7 +1,8 @@
 //! The circuit breaker: a cache that keeps failing is not queried for a while.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::clock;
 
@@ -21,13 +22,9 @@ struct State {
 pub struct Breaker(Mutex<State>);
 
 impl Breaker {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether to skip the cache. When the time is over, exactly one caller may try.
     pub fn is_open(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         match state.open_until {
             Some(until) if clock::instant() < until => true,
             Some(_) => {
@@ -40,17 +37,17 @@ impl Breaker {
 
     /// Whether its last requests have failed. Unlike [`is_open`](Self::is_open), this lets nobody try.
     pub fn is_failing(&self) -> bool {
-        self.lock().open_until.is_some()
+        self.0.lock().open_until.is_some()
     }
 
     /// Records a response of the cache.
     pub fn succeeded(&self) {
-        *self.lock() = State::default();
+        *self.0.lock() = State::default();
     }
 
     /// Records a failure; returns whether the breaker is open now.
     pub fn failed(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.failures += 1;
         if state.failures >= FAILURES_MAX {
             state.open_until = Some(clock::instant() + OPEN_FOR);
@@ -60,7 +57,7 @@ impl Breaker {
 
     /// Opens it immediately.
     pub fn trip(&self) {
-        *self.lock() = State { failures: FAILURES_MAX, open_until: Some(clock::instant() + OPEN_FOR) };
+        *self.0.lock() = State { failures: FAILURES_MAX, open_until: Some(clock::instant() + OPEN_FOR) };
     }
 }
 
@@ -75,7 +72,7 @@ mod tests {
         breaker.succeeded();
         assert!(!breaker.failed() && !breaker.failed() && breaker.failed());
         assert!(breaker.is_open());
-        breaker.lock().open_until = Some(clock::instant());
+        breaker.0.lock().open_until = Some(clock::instant());
         assert!(!breaker.is_open(), "one may try");
         assert!(breaker.is_open(), "only one");
         breaker.succeeded();

@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::IDLE_AGE_MAX;
 use super::connection::Connection;
@@ -66,7 +68,7 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Origin, PerOrigin>> {
         // A panic elsewhere leaves counts and idle connections consistent: each change is one step.
-        self.origins.lock().unwrap_or_else(PoisonError::into_inner)
+        self.origins.lock()
     }
 
     /// Takes an idle connection, or the right to open one; waits while the limit is reached.
@@ -83,7 +85,7 @@ impl Pool {
                 entry.open += 1;
                 break Taken::Permit(Permit { pool: Arc::clone(self), origin: origin.clone() });
             }
-            origins = self.freed.wait(origins).unwrap_or_else(PoisonError::into_inner);
+            self.freed.wait(&mut origins);
         };
         drop(origins);
         drop(stale);

@@ -1,8 +1,10 @@
 //! A file that grows while it is read.
 
 use std::fs::File;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 /// How a fill ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,13 +67,13 @@ impl Fill {
 
     /// The current progress.
     pub fn progress(&self) -> Progress {
-        self.lock().progress()
+        self.state.lock().progress()
     }
 
     /// Calls `wake` once there are more than `beyond` bytes to read, or it has ended; immediately if that is already
     /// so. `wake` must not block.
     pub fn when_beyond(&self, beyond: u64, wake: impl FnOnce() + Send + 'static) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let progress = state.progress();
         if progress.readable > beyond || progress.end.is_some() {
             drop(state);
@@ -83,19 +85,20 @@ impl Fill {
 
     /// Waits until the fetch has started.
     pub fn start(&self, patience: Duration) -> Option<Start> {
-        let state = self.changed.wait_timeout_while(self.lock(), patience, |state| state.start.is_none());
-        state.unwrap_or_else(PoisonError::into_inner).0.start.clone()
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| state.start.is_none(), patience);
+        state.start.clone()
     }
 
     /// Waits for the end.
     pub fn wait_for_end(&self, patience: Duration) {
         // The guard is not needed.
-        drop(self.changed.wait_timeout_while(self.lock(), patience, |state| state.end.is_none()));
+        self.changed.wait_while_for(&mut self.state.lock(), |state| state.end.is_none(), patience);
     }
 
     /// Sets how the fetch has started.
     pub fn starts(&self, start: Start) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Start::Comes(length) = start {
             state.length = length;
         }
@@ -105,7 +108,7 @@ impl Fill {
 
     /// Sets how many bytes are in the file.
     pub fn wrote(&self, written: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.written = written;
         let readable = state.progress().readable;
         let due: Vec<_> = state.wakers.extract_if(.., |(beyond, _)| readable > *beyond).collect();
@@ -115,17 +118,13 @@ impl Fill {
 
     /// Sets how it ended; only the first call counts.
     pub fn ends(&self, end: FillEnd) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.end.get_or_insert(end);
         state.start.get_or_insert(Start::Unavailable("the fetch ended before it started".to_owned()));
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.changed.notify_all();
         wakers.into_iter().for_each(|(_, wake)| wake());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

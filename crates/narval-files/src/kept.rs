@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{TemporaryFile, is_temporary_name, remove_leftovers};
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 
 /// The prefix of files that are being written.
@@ -83,14 +84,14 @@ impl Kept {
             spare: Mutex::default(),
             lock_file: lock,
         };
-        kept.make_room(&mut kept.lock());
+        kept.make_room(&mut kept.state.lock());
         kept.create_spare();
         Ok(kept)
     }
 
     /// Changes the budget; the excess is removed immediately.
     pub fn set_bytes_max(&self, bytes_max: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.bytes_max.store(bytes_max, Ordering::Release);
         self.make_room(&mut state);
     }
@@ -102,29 +103,29 @@ impl Kept {
 
     /// The size of all files in bytes.
     pub fn bytes(&self) -> u64 {
-        self.lock().bytes
+        self.state.lock().bytes
     }
 
     /// Whether the file exists. Does not count as a use.
     pub fn has(&self, name: &str) -> bool {
-        self.lock().files.contains_key(name)
+        self.state.lock().files.contains_key(name)
     }
 
     /// The names of all files that begin like this.
     pub fn names(&self, start: &str) -> Vec<Arc<str>> {
-        self.lock().files.keys().filter(|name| name.starts_with(start)).cloned().collect()
+        self.state.lock().files.keys().filter(|name| name.starts_with(start)).cloned().collect()
     }
 
     /// A file, with its length. Counts as a use.
     pub fn get(&self, name: &str) -> Option<(File, u64)> {
-        let size = self.lock().touch(name)?;
+        let size = self.state.lock().touch(name)?;
         let opened = File::open(self.folder.join(name));
         let Ok(file) = opened else {
             // It was removed by another process.
-            self.lock().remove(name);
+            self.state.lock().remove(name);
             return None;
         };
-        if let Some(time) = self.lock().use_to_write(name) {
+        if let Some(time) = self.state.lock().use_to_write(name) {
             // It only affects how long the file stays.
             let _ = file.set_modified(time);
         }
@@ -146,16 +147,16 @@ impl Kept {
 
     /// Like [`create`](Self::create), but takes a spare file, if there is one.
     pub fn take(&self) -> io::Result<TemporaryFile> {
-        let spare = self.spare().pop();
+        let spare = self.spare.lock().pop();
         spare.map_or_else(|| self.create(), Ok)
     }
 
     /// Replaces the spare files that were taken.
     pub fn create_spare(&self) {
-        while self.spare().len() < SPARE_MAX {
+        while self.spare.lock().len() < SPARE_MAX {
             match self.create() {
                 Ok(file) => {
-                    let mut spare = self.spare();
+                    let mut spare = self.spare.lock();
                     // Another thread may have been faster.
                     if spare.len() < SPARE_MAX {
                         spare.push(file);
@@ -164,10 +165,6 @@ impl Kept {
                 Err(error) => return tracing::debug!("upstreams: no spare files: {error}"),
             }
         }
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Vec<TemporaryFile>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Syncs a file, renames it, and makes room.
@@ -185,7 +182,7 @@ impl Kept {
         let size = file.file().metadata()?.len();
         // Under the lock: if the budget were lowered after this check, everything else would be removed for a file that
         // does not fit.
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if size.next_multiple_of(BLOCK) > self.bytes_max() {
             return Ok(());
         }
@@ -205,7 +202,7 @@ impl Kept {
 
     /// Removes a file, if it is there.
     pub fn forget(&self, name: &str) {
-        if self.lock().remove(name) {
+        if self.state.lock().remove(name) {
             // A file that cannot be removed is found at the next start.
             let _ = fs::remove_file(self.folder.join(name));
         }
@@ -223,7 +220,7 @@ impl Kept {
             // Then the write that follows says what is wrong.
             Err(_) => true,
         };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !has_room() && self.remove_oldest(&mut state) {}
     }
 
@@ -237,10 +234,6 @@ impl Kept {
             tracing::warn!("disk cache: cannot remove '{}': {error}", self.folder.join(&*name).display());
         }
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 thread_local! {
     static CLIENT: Cell<Option<IpAddr>> = const { Cell::new(None) };
@@ -79,7 +81,7 @@ impl Permits {
     /// A permit for the [client](work_for) that this thread works for.
     pub fn take(&self) -> Option<Permit> {
         let client = served_client();
-        let mut taken = self.lock();
+        let mut taken = self.0.taken.lock();
         let own = client.and_then(|client| taken.by_client.get(&client)).copied().unwrap_or(0);
         if taken.all >= self.0.all || own >= self.0.of_one {
             return None;
@@ -93,17 +95,13 @@ impl Permits {
 
     /// How many are taken.
     pub fn taken(&self) -> usize {
-        self.lock().all
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.taken.lock().all
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut taken = self.permits.lock();
+        let mut taken = self.permits.0.taken.lock();
         taken.all -= 1;
         if let Some(client) = self.client
             && let Some(own) = taken.by_client.get_mut(&client)

@@ -1,12 +1,13 @@
 //! The store that is installed into, for queries: it need not exist yet.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use narval_nix::{StoreDir, StorePath};
 use narval_store::{
     Access, Daemon, LocalRoots, LocalStore, LocalStoreError, Store, StoreConfig, StoreError, TemporaryRoots,
 };
+use parking_lot::Mutex;
 
 use crate::{Error, Wanted};
 
@@ -68,7 +69,7 @@ impl Destination {
     /// If the store, or its daemon, refuses.
     pub fn keep(&self, paths: &[StorePath]) -> Result<(), Error> {
         let Some(daemon) = self.daemon() else { return Ok(self.roots.keep(paths)?) };
-        let mut roots = self.daemon_roots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut roots = self.daemon_roots.lock();
         let kept = match &mut *roots {
             Some(roots) => roots.keep(paths),
             none => daemon.keep(paths).map(|kept| *none = Some(kept)),

@@ -1,13 +1,14 @@
 //! Installs paths with their closures.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_cache::{Caches, Found};
 use narval_client::{Client, Url};
 use narval_nix::{StorePath, TrustedKeys};
 use narval_store::Daemon;
+use parking_lot::Mutex;
 
 use crate::delta::{DeltaUse, Deltas, PlannedDelta, prospects};
 use crate::destination::Destination;
@@ -129,7 +130,7 @@ fn into_store(
                 return Err(Error::Interrupted);
             }
             progress.found(found.info.nar_size, found.info.file_size);
-            all.lock().unwrap_or_else(PoisonError::into_inner).push(found.clone());
+            all.lock().push(found.clone());
             match (space.add(&found), space.is_ample()) {
                 (true, true) => transfer.add(found.into(), scope),
                 // The walk goes on, to know the whole need.
@@ -142,7 +143,7 @@ fn into_store(
         // The walk's threads have their own scope, which ends with the walk.
         let walked = std::thread::scope(|scope| walk.run(scope));
         progress.walk_done();
-        let all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all.lock();
         let walked = walked.and_then(|()| check_cycles(&all)).and_then(|()| space.check());
         match &walked {
             Ok(()) if !space.is_ample() => {
@@ -154,7 +155,7 @@ fn into_store(
         walked
     });
     transfer.finish(walked.err())?;
-    Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner).iter().map(plan_of).collect())
+    Ok(all.into_inner().iter().map(plan_of).collect())
 }
 
 /// The same for a store with a daemon: the whole closure is known before the first path is sent to it.

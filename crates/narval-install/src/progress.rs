@@ -1,9 +1,9 @@
 //! Progress for display: cheap counters, read ten times a second.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use narval_nix::StorePath;
+use parking_lot::Mutex;
 
 /// Counters of one install.
 #[derive(Default)]
@@ -81,25 +81,25 @@ impl Progress {
     }
 
     pub(crate) fn started(&self, path: &StorePath) {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        self.active.lock().push(path.clone());
     }
 
     pub(crate) fn ended(&self, path: &StorePath, nar_size: Option<u64>) {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other != path);
+        self.active.lock().retain(|other| other != path);
         if let Some(nar_size) = nar_size {
             self.paths_done.fetch_add(1, Ordering::Relaxed);
-            self.finished.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), nar_size));
+            self.finished.lock().push((path.clone(), nar_size));
         }
     }
 
     /// The paths being unpacked.
     pub fn active(&self) -> Vec<StorePath> {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.active.lock().clone()
     }
 
     /// The paths done since the last call, with their NAR sizes.
     pub fn take_finished(&self) -> Vec<(StorePath, u64)> {
-        std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.finished.lock())
     }
 
     /// The current counters.

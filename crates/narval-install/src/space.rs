@@ -1,8 +1,7 @@
 //! Whether an install fits on the disk.
 
-use std::sync::{Mutex, PoisonError};
-
 use narval_cache::Found;
+use parking_lot::Mutex;
 
 use crate::{Destination, Error};
 
@@ -46,7 +45,7 @@ impl<'a> Space<'a> {
         let (path, size) = (&found.info.path, found.info.nar_size);
         // An earlier run has completed it: its files take their space already.
         let is_part = self.destination.config().real_store_dir.join(path.base_name()).symlink_metadata().is_ok();
-        let mut needs = self.needs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut needs = self.needs.lock();
         if is_part {
             needs.has_parts = true;
             return true;
@@ -61,7 +60,7 @@ impl<'a> Space<'a> {
     /// # Errors
     /// [`Error::Space`], if not everything fits.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let needs = self.needs.lock().unwrap_or_else(PoisonError::into_inner);
+        let needs = self.needs.lock();
         let Some(free) = self.free.filter(|free| needs.bytes > *free) else { return Ok(()) };
         let (folder, needed, has_parts) =
             (self.destination.config().real_store_dir.clone(), needs.bytes, needs.has_parts);

@@ -2,11 +2,11 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
 use narval_store::{Hashed, Hashes, NarIoError, NarReader};
+use parking_lot::Mutex;
 
 use crate::{Destination, Error};
 
@@ -59,13 +59,13 @@ pub fn verify(
                 while let Some(info) = infos.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let found =
                         examine(&destination.store().real_path(&info.path), info, keys, destination.store_dir());
-                    let mut faulty = faulty.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    let mut faulty = faulty.lock();
                     faulty.extend(found.err().map(|fault| Faulty { info: info.clone(), fault }));
                 }
             });
         }
     });
-    let mut faulty = faulty.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut faulty = faulty.into_inner();
     faulty.sort_by(|a, b| a.info.path.cmp(&b.info.path));
     Ok(faulty)
 }

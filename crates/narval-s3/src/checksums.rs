@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use md5::{Digest, Md5};
 use narval_client::{HttpError, Payload, Url};
 use narval_nix::Sha256;
+use parking_lot::Mutex;
 
 use super::put::PutError;
 use super::{Checksums, Place};
@@ -90,9 +90,7 @@ fn takes_sha256(url: &Url, setting: Checksums, sent: Sent) -> bool {
     match (setting, sent) {
         (Checksums::On, _) => true,
         (Checksums::Off, _) | (Checksums::Whole, Sent::Part) => false,
-        (Checksums::Whole, Sent::Whole) => {
-            key(url).is_none_or(|key| !WITHOUT.lock().unwrap_or_else(PoisonError::into_inner).contains(&key))
-        }
+        (Checksums::Whole, Sent::Whole) => key(url).is_none_or(|key| !WITHOUT.lock().contains(&key)),
     }
 }
 
@@ -100,7 +98,7 @@ fn takes_sha256(url: &Url, setting: Checksums, sent: Sent) -> bool {
 fn forget(url: &Url) {
     let Some((endpoint, bucket)) = key(url) else { return };
     tracing::info!("the bucket '{bucket}' at {endpoint} takes no SHA-256 of objects: they are sent with Content-MD5");
-    let mut without = WITHOUT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut without = WITHOUT.lock();
     if without.len() >= STORES_MAX {
         without.clear();
     }

@@ -1,11 +1,12 @@
 //! Signs requests to buckets (AWS Signature Version 4, in the query).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use narval_client::{Buckets, Client, Extra, Head, HttpError, Method, Url};
+use parking_lot::Mutex;
 use rusty_s3::{Bucket, UrlStyle};
 
 use super::credentials::{CredentialsError, Environment, Provider};
@@ -31,7 +32,7 @@ impl BucketSigner {
     }
 
     fn provider(&self, place: &Place) -> Arc<Provider> {
-        let mut providers = self.providers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut providers = self.providers.lock();
         let provider = providers.entry(place.profile.clone());
         Arc::clone(
             provider.or_insert_with(|| Arc::new(Provider::new(Arc::clone(&self.environment), place.profile.clone()))),

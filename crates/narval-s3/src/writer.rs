@@ -3,12 +3,13 @@
 //! Nothing is visible before [`ObjectWriter::finish`]. Dropping a writer before that aborts the upload.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use narval_client::{Payload, Url};
 use narval_nix::Sha256;
+use parking_lot::Mutex;
 
 use super::Objects;
 use super::put::{Part, PutError};
@@ -160,7 +161,7 @@ impl Parts {
 fn send_parts(objects: &Objects, url: &Url, upload: &str, receiver: &Mutex<Receiver<(usize, Vec<u8>)>>) -> Sent {
     let mut sent = Vec::new();
     loop {
-        let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = receiver.lock().recv();
         let Ok((number, bytes)) = next else { return Ok(sent) };
         let hash = Sha256::of(&bytes);
         sent.push((number, objects.storing(url).part(upload, number, Payload::Bytes(&bytes), hash)?));

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// A piece of work.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
@@ -31,7 +33,7 @@ impl Background {
 
     /// Runs a job on a thread, or at once if too many wait.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
-        let work = self.lock();
+        let work = self.work.lock();
         let queued = if work.waiting.len() >= self.waiting_max { Err(job) } else { self.queue(work, job) };
         if let Err(job) = queued {
             job();
@@ -43,7 +45,7 @@ impl Background {
     /// # Errors
     /// The job, if there is no thread and none can be started.
     pub(crate) fn add(self: &Arc<Self>, job: Job) -> Result<(), Job> {
-        self.queue(self.lock(), job)
+        self.queue(self.work.lock(), job)
     }
 
     fn queue(self: &Arc<Self>, mut work: MutexGuard<'_, Work>, job: Job) -> Result<(), Job> {
@@ -63,7 +65,7 @@ impl Background {
     /// Runs jobs until the queue is empty.
     fn work(&self) {
         loop {
-            let mut work = self.lock();
+            let mut work = self.work.lock();
             let Some(job) = work.waiting.pop_front() else {
                 work.threads -= 1;
                 return;
@@ -73,15 +75,11 @@ impl Background {
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for Background {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let work = self.lock();
+        let work = self.work.lock();
         write!(f, "Background({} waiting, {} threads)", work.waiting.len(), work.threads)
     }
 }
@@ -108,13 +106,13 @@ mod tests {
             Box::new(move || {
                 busiest.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 // Blocks until the other end is dropped.
-                let _ = gate.lock().unwrap().recv();
+                let _ = gate.lock().recv();
                 busy.fetch_sub(1, Ordering::SeqCst);
                 done.send(()).unwrap();
             })
         };
         (0..THREADS_MAX).for_each(|_| writer.run(job()));
-        while !writer.lock().waiting.is_empty() {
+        while !writer.work.lock().waiting.is_empty() {
             std::thread::yield_now();
         }
         (0..WAITING_MAX).for_each(|_| writer.run(job()));
@@ -124,7 +122,7 @@ mod tests {
         drop((go, done));
         assert_eq!(all.iter().count(), THREADS_MAX + WAITING_MAX);
         assert_eq!(busiest.load(Ordering::SeqCst), THREADS_MAX);
-        while writer.lock().threads > 0 {
+        while writer.work.lock().threads > 0 {
             std::thread::yield_now();
         }
     }

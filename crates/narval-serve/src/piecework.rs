@@ -8,13 +8,14 @@
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use narval_client::request_id;
 use narval_files::{Permit, Permits, served_client, work_for};
 use narval_http::{Body, BodySource, BodyWaker, Departure, Fill, Method, Request, Responder, Response, SegmentBuf};
 use narval_nix::StorePath;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::background::Background;
 use crate::error::ServeError;
@@ -143,7 +144,7 @@ impl Piecework {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Answer>>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answers.lock()
     }
 }
 
@@ -249,7 +250,7 @@ impl Answer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

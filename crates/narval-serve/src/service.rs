@@ -5,7 +5,7 @@ pub(crate) mod open;
 mod other_sources;
 mod read;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use narval_cache::upstream::Upstreams;
@@ -17,6 +17,7 @@ use narval_http::{
 use narval_keep::{Cache, CacheName, Data, Redirect, Scope};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
+use parking_lot::Mutex;
 
 use self::other_sources::OtherSources;
 use crate::Face;
@@ -413,7 +414,7 @@ impl Written {
         let (auth, cache) = (Arc::clone(&self.auth), self.cache.name().clone());
         let bearer = Mutex::new(bearer);
         Ok(Some(Box::new(move || {
-            let mut bearer = bearer.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bearer = bearer.lock();
             auth.still_allows(&mut bearer, &cache, Scope::Pull)
         })))
     }

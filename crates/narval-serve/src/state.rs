@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use narval_http::Snapshot;
 use narval_keep::{Cache, CacheName, Data};
+use parking_lot::Mutex;
 
 use crate::auth::Auth;
 use crate::metrics::Metrics;
@@ -84,14 +85,14 @@ impl ServerState {
 
     /// Notes that this service answers from now on.
     pub(crate) fn serves(&self, service: &Arc<Shared>) {
-        let mut services = self.0.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut services = self.0.services.lock();
         services.retain(|_, service| service.strong_count() > 0);
         services.insert(service.name(), Arc::downgrade(service));
     }
 
     /// The services that answer now.
     pub(crate) fn services(&self) -> Vec<Arc<Shared>> {
-        let services = self.0.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let services = self.0.services.lock();
         services.values().filter_map(Weak::upgrade).collect()
     }
 
@@ -135,7 +136,7 @@ impl ServerState {
     }
 
     fn of<T>(&self, cache: &CacheName, read: impl FnOnce(&mut CacheState) -> T) -> T {
-        let mut caches = self.0.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caches = self.0.caches.lock();
         let new = || CacheState { metrics: Arc::new(Metrics::new(cache)), narinfos: None };
         read(caches.entry(cache.clone()).or_insert_with(new))
     }

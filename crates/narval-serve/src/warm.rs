@@ -1,10 +1,11 @@
 //! Compresses NARs, and makes their deltas, before they are requested.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use narval_nix::{PathInfo, StorePath};
+use parking_lot::Mutex;
 
 use crate::Service;
 use crate::error::ServeError;
@@ -35,9 +36,7 @@ pub fn warm(service: &Service, paths: &[StorePath], jobs: usize, report: impl Fn
             scope.spawn(|| {
                 while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let warmed = warm_one(service, path);
-                    if let Ok(mut report) = report.lock() {
-                        report(path, warmed);
-                    }
+                    (report.lock())(path, warmed);
                 }
             });
         }

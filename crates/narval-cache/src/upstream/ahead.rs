@@ -1,11 +1,12 @@
 //! Prefetches narinfos: a client that requests a path requests its references next.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use narval_nix::{HashPart, NarInfo};
+use parking_lot::Mutex;
 
 use super::{AHEAD_MAX, AHEAD_THREADS};
 
@@ -44,7 +45,7 @@ impl Ahead {
 
 fn run(fetch: impl Fn(&HashPart) -> ControlFlow<()>, receiver: &Mutex<Receiver<HashPart>>) {
     loop {
-        let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = receiver.lock().recv();
         let Ok(hash_part) = next else { return };
         if fetch(&hash_part).is_break() {
             return;

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use narval_nix::{NarHash, NarInfo, PackageName, Sha256, StorePath, nearer_version};
+use parking_lot::Mutex;
 
 use super::name::NarName;
 use narval_codec::delta::{DeltaMemory, Reserved, delta_fits, delta_memory};
@@ -54,7 +55,7 @@ impl Bases {
 
     /// Adds a NAR that was just kept.
     pub(super) fn add(&self, info: &NarInfo, narinfos: impl FnOnce() -> Vec<NarInfo>) {
-        let mut all = self.all(narinfos).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all(narinfos).lock();
         let (paths, new) = (all.entry(key(&info.path)).or_default(), KeptNar::of(info));
         if !paths.contains(&new) {
             paths.push(new);
@@ -70,7 +71,7 @@ impl Bases {
     ) -> Option<Base<'_>> {
         let name = PackageName::of(info.path.name());
         let mut candidates = {
-            let all = self.all(narinfos).lock().unwrap_or_else(PoisonError::into_inner);
+            let all = self.all(narinfos).lock();
             all.get(&key(&info.path))?.clone()
         };
         let version = |nar: &KeptNar| PackageName::of(nar.path.name()).version.to_owned();

@@ -6,12 +6,13 @@ use std::io;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_client::{HttpError, request_id};
 use narval_nix::{Compression, HashPart, NarInfo, SecretKey, StoreDir};
+use parking_lot::{Condvar, Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
@@ -159,7 +160,7 @@ impl Upstreams {
     /// signature by the current keys, are no longer served.
     pub fn replace(&self, upstreams: Vec<UpstreamOptions>, bytes_max: u64) {
         let shared = &self.shared;
-        *shared.remotes.write().unwrap_or_else(PoisonError::into_inner) = remotes(upstreams, &shared.store_dir);
+        *shared.remotes.write() = remotes(upstreams, &shared.store_dir);
         shared.narinfos.clear();
         shared.absent.clear();
         shared.walks.set_budget(bytes_max);
@@ -169,7 +170,7 @@ impl Upstreams {
 
     /// The keys whose signatures are added to narinfos that an upstream's key has signed.
     pub fn set_sign_keys(&self, keys: Vec<SecretKey>) {
-        *self.shared.sign_keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        *self.shared.sign_keys.write() = keys;
         self.shared.narinfos.clear();
         self.shared.forgotten.fetch_add(1, Ordering::AcqRel);
     }
@@ -240,7 +241,7 @@ impl Upstreams {
 
     /// How many upstreams respond, as far as their last requests have shown, and how many there are.
     pub fn available(&self) -> (usize, usize) {
-        let remotes = Arc::clone(&self.shared.remotes.read().unwrap_or_else(PoisonError::into_inner));
+        let remotes = Arc::clone(&self.shared.remotes.read());
         let failing = remotes.iter().filter(|remote| remote.cache.breaker.is_failing()).count();
         (remotes.len() - failing, remotes.len())
     }
@@ -325,7 +326,7 @@ impl Known {
 
 impl Shared {
     pub(super) fn remotes(&self) -> Arc<[Arc<Remote>]> {
-        Arc::clone(&self.remotes.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.remotes.read())
     }
 
     pub(super) fn busy() -> Unavailable {
@@ -352,7 +353,7 @@ impl Shared {
     pub(super) fn fetch_ahead(self: &Arc<Self>, hash_part: &HashPart) -> Option<Arc<Fill>> {
         let known = self.known(hash_part)?;
         let kept = format!("nar/{}", known.name.file);
-        let mut fills = lock(&self.fills);
+        let mut fills = self.fills.lock();
         if fills.contains_key(&kept) || self.kept.has(&kept) {
             return None;
         }
@@ -396,7 +397,7 @@ impl Shared {
         served.url = format!("nar/{name}");
         if remote.is_signed() {
             let fingerprint = info.fingerprint(&self.store_dir);
-            for key in self.sign_keys.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            for key in self.sign_keys.read().iter() {
                 let signature = key.sign(fingerprint.as_bytes());
                 if !served.signatures.contains(&signature) {
                     served.signatures.push(signature);
@@ -428,7 +429,7 @@ impl Shared {
     /// Queries the upstreams, or waits for the thread that does.
     fn ask_once(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
         let (question, is_ours) = {
-            let mut asking = lock(&self.asking);
+            let mut asking = self.asking.lock();
             match asking.get(&hash_part) {
                 Some(question) => (Arc::clone(question), false),
                 None => {
@@ -440,14 +441,14 @@ impl Shared {
         };
         if is_ours {
             let answer = self.ask(hash_part);
-            lock(&self.asking).remove(&hash_part);
-            *lock(&question.answer) = Some(answer.clone());
+            self.asking.lock().remove(&hash_part);
+            *question.answer.lock() = Some(answer.clone());
             question.answered.notify_all();
             return answer;
         }
-        let waited = question.answered.wait_timeout_while(lock(&question.answer), PATIENCE, |answer| answer.is_none());
-        let answer = waited.unwrap_or_else(PoisonError::into_inner).0.clone();
-        answer.unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))
+        let mut answer = question.answer.lock();
+        question.answered.wait_while_for(&mut answer, |answer| answer.is_none(), PATIENCE);
+        answer.clone().unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))
     }
 
     fn ask(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
@@ -525,7 +526,7 @@ impl Shared {
     fn nar(self: &Arc<Self>, known: &Arc<Known>) -> Result<Option<NarAnswer>, Unavailable> {
         let kept = format!("nar/{}", known.name.file);
         let fill = {
-            let mut fills = lock(&self.fills);
+            let mut fills = self.fills.lock();
             if let Some(fill) = fills.get(&kept) {
                 Arc::clone(fill)
             } else if let Some((file, length)) = self.kept.get(&kept) {
@@ -602,7 +603,7 @@ impl Shared {
                 }
                 Err(Trouble::Unavailable(_) | Trouble::Disk(_)) => {}
             }
-            lock(&shared.fills).remove(&name);
+            shared.fills.lock().remove(&name);
             shared.kept.create_spare();
         };
         thread::Builder::new().name("upstream".into()).spawn(run).map_err(failed)?;
@@ -640,8 +641,4 @@ fn kept_name(hash_part: &HashPart) -> String {
 /// The name under which a path is recorded whose NAR this upstream does not have, or has wrong.
 fn wrong_name(remote: &Remote, hash_part: &HashPart) -> String {
     format!("{hash_part} {}", remote.url())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_nix::{HashPart, NarInfo, StorePath};
+use parking_lot::Mutex;
 use quick_cache::sync::Cache as Memory;
 
 use super::{AHEAD_NAR_BYTES_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX};
@@ -94,12 +95,12 @@ impl Walks {
 
     /// Records that a client has requested a NAR.
     pub(super) fn claimed(&self, file: &str) {
-        self.lock().remove(file);
+        self.unclaimed.lock().remove(file);
     }
 
     /// Whether a NAR of this size in bytes may be prefetched.
     pub(super) fn may_fetch(&self, file: &str, bytes: u64) -> bool {
-        let mut unclaimed = self.lock();
+        let mut unclaimed = self.unclaimed.lock();
         unclaimed.retain(|_, (_, since)| since.elapsed() < WALK_SOON);
         let fits = total(&unclaimed).saturating_add(bytes) <= self.bytes_max() && !unclaimed.contains_key(file);
         if fits {
@@ -111,16 +112,12 @@ impl Walks {
     /// Whether to store a fetched NAR: if a client has requested it, or if unrequested NARs are still within their
     /// share. The budget may have been lowered meanwhile, and used files must not be removed for unused ones.
     pub(super) fn may_keep(&self, file: &str) -> bool {
-        let mut unclaimed = self.lock();
+        let mut unclaimed = self.unclaimed.lock();
         let fits = !unclaimed.contains_key(file) || total(&unclaimed) <= self.bytes_max();
         if !fits {
             unclaimed.remove(file);
         }
         fits
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (u64, Instant)>> {
-        self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -130,7 +127,7 @@ fn total(unclaimed: &HashMap<String, (u64, Instant)>) -> u64 {
 
 fn run(begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>>, receiver: &Mutex<Receiver<HashPart>>) {
     loop {
-        let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = receiver.lock().recv();
         let Ok(hash_part) = next else { return };
         match begin(&hash_part) {
             ControlFlow::Continue(Some(fill)) => fill.wait_for_end(WALK_SOON),

@@ -3,8 +3,10 @@
 //! A file of a kilobyte can ask for a window of 128 MiB, so decoders of files from strangers reserve theirs before they allocate it.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::XZ_MEMORY_MAX;
 
@@ -69,7 +71,7 @@ impl WindowMemory {
 
     /// Changes its size. What is reserved stays.
     pub fn set_total(&self, total: u64) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).total = total.max(DECODE_MEMORY_MIN);
+        self.state.lock().total = total.max(DECODE_MEMORY_MIN);
         self.freed.notify_all();
     }
 
@@ -80,7 +82,7 @@ impl WindowMemory {
 
     /// Its state.
     pub fn figures(&self) -> WindowFigures {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let used = state.ordinary.bytes + state.large.bytes;
         WindowFigures { total: state.total, used, refused: state.refused }
     }
@@ -115,13 +117,12 @@ impl Window {
             let ordinary = state.ordinary.bytes - if was_large { 0 } else { before };
             large + ordinary + bytes <= state.total && (!is_large || large + bytes <= state.total / 4 * 3)
         };
-        let mut state = memory.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = memory.state.lock();
         if !fits(&state) {
             let waiting_max = if is_large { LARGE_WAITING_MAX } else { ORDINARY_WAITING_MAX };
             if state.share(is_large).waiting < waiting_max {
                 state.share(is_large).waiting += 1;
-                let waited = memory.freed.wait_timeout_while(state, PATIENCE, |state| !fits(state));
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                memory.freed.wait_while_for(&mut state, |state| !fits(state), PATIENCE);
                 state.share(is_large).waiting -= 1;
             }
             if !fits(&state) {
@@ -138,7 +139,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        let mut state = self.memory.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.memory.state.lock();
         state.share(self.bytes > ORDINARY_MAX).bytes -= self.bytes;
         drop(state);
         self.memory.freed.notify_all();
@@ -170,7 +171,7 @@ mod tests {
         };
         // A second large one waits until the first has ended.
         let second = waits(XZ_MEMORY_MAX);
-        while memory.state.lock().unwrap().large.waiting == 0 {
+        while memory.state.lock().large.waiting == 0 {
             std::thread::yield_now();
         }
         drop(large);

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use zstd_safe::get_error_name;
 
 use super::zstd_context::context;
@@ -237,7 +238,7 @@ impl Drop for Pool {
 
 fn work(inbox: &Mutex<Receiver<Task>>, mut context: zstd_safe::DCtx<'static>) {
     loop {
-        let task = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let task = inbox.lock().recv();
         let Ok(Task { frame, contents_len, answer }) = task else { return };
         let mut contents = Vec::with_capacity(contents_len);
         let decoded = context.decompress(&mut contents, &frame).map(|_| contents).map_err(get_error_name);

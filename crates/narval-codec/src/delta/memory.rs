@@ -1,6 +1,6 @@
 //! The memory for decoding deltas.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
 
 use super::DELTA_MEMORY_MAX;
 
@@ -25,15 +25,15 @@ impl DeltaMemory {
         if bytes > DELTA_MEMORY_MAX {
             return None;
         }
-        let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = self.freed.wait_while(in_use, |in_use| *in_use + bytes > DELTA_MEMORY_MAX);
-        *fits.unwrap_or_else(PoisonError::into_inner) += bytes;
+        let mut in_use = self.in_use.lock();
+        self.freed.wait_while(&mut in_use, |in_use| *in_use + bytes > DELTA_MEMORY_MAX);
+        *in_use += bytes;
         Some(Reserved { memory: self, bytes })
     }
 
     /// The same without waiting, for what is read in advance: half of the limit is left for what has come already.
     pub fn try_reserve(&self, bytes: u64) -> Option<Reserved<'_>> {
-        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_use = self.in_use.lock();
         (bytes <= (DELTA_MEMORY_MAX / 2).saturating_sub(*in_use)).then(|| {
             *in_use += bytes;
             Reserved { memory: self, bytes }
@@ -43,7 +43,7 @@ impl DeltaMemory {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        *self.memory.in_use.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        *self.memory.in_use.lock() -= self.bytes;
         self.memory.freed.notify_all();
     }
 }

@@ -6,9 +6,10 @@
 //! levels a frame takes seconds, and is compressed as it is read.
 
 use std::io::{self, Read};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use narval_nix::{NarHash, Sha256Hasher};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use zstd::stream::raw::{Encoder, InBuffer, Operation, OutBuffer};
 use zstd::zstd_safe::{CCtx, CParameter, ErrorCode, compress_bound, get_error_name};
 
@@ -234,7 +235,7 @@ static WORKSPACES: Mutex<Workspaces> = Mutex::new(Workspaces { in_use: 0, number
 static WORKSPACE_IS_FREE: Condvar = Condvar::new();
 
 fn workspaces() -> MutexGuard<'static, Workspaces> {
-    WORKSPACES.lock().unwrap_or_else(PoisonError::into_inner)
+    WORKSPACES.lock()
 }
 
 fn processors() -> usize {
@@ -252,7 +253,7 @@ impl Workspace {
         let number = workspaces.numbers;
         workspaces.numbers += 1;
         while workspaces.in_use >= in_use_max || workspaces.turn != number {
-            workspaces = WORKSPACE_IS_FREE.wait(workspaces).unwrap_or_else(PoisonError::into_inner);
+            WORKSPACE_IS_FREE.wait(&mut workspaces);
         }
         workspaces.turn += 1;
         let others_wait = workspaces.turn != workspaces.numbers;

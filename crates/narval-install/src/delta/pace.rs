@@ -1,8 +1,9 @@
 //! Measures how fast a cache sends. A delta saves bytes, but costs processor time: over a fast connection, the whole NAR takes less time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Below this rate (bytes per second of waiting for one download), a delta is worth its processor time: the base has to be read and
 /// hashed, and the delta undone, which takes about 4 ns per byte of the NAR; the compressed NAR is a quarter of it.
@@ -100,7 +101,7 @@ impl Pace {
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.lock()
     }
 }
 

@@ -6,8 +6,8 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Condvar, Mutex};
 use tracing::trace_span;
 
 use crate::TIMELINE;
@@ -36,17 +36,13 @@ impl Cores {
         Self { total, state, freed: Condvar::new(), relaxed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) const fn total(&self) -> usize {
         self.total
     }
 
     /// The number of threads with data but without a core.
     pub(crate) fn waiting(&self) -> usize {
-        self.lock().waiting.len()
+        self.state.lock().waiting.len()
     }
 
     /// Waits for a core; larger NARs go first.
@@ -57,12 +53,12 @@ impl Cores {
     }
 
     fn wait_for_one(&self, size: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.came += 1;
         let turn = (size, Reverse(state.came));
         state.waiting.insert(turn);
         while state.free == 0 || state.waiting.last() != Some(&turn) {
-            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.freed.wait(&mut state);
         }
         state.waiting.remove(&turn);
         state.free -= 1;
@@ -74,7 +70,7 @@ impl Cores {
     }
 
     fn give_back(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.free += 1;
         if !state.waiting.is_empty() {
             self.freed.notify_all();

@@ -1,8 +1,8 @@
 //! The protocol that every writable cache supports: what `nix copy --to` sends (`binary-cache-store.cc`).
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_client::{Payload, Scheme};
 use narval_codec::encode::{Encoding, write_nar};
@@ -10,6 +10,7 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{NarInfo, SecretKey, Sha256, StorePath};
 use narval_s3::find_listed;
 use narval_store::{Sink, Source, TransferError, Visible};
+use parking_lot::Mutex;
 
 use super::server::Server;
 use super::spool::Spool;
@@ -67,7 +68,7 @@ impl Sink for PlainCache<'_> {
                     return Err(Error::Interrupted);
                 }
                 if !self.has(path)?
-                    && let Ok(missing) = &mut *missing.lock().unwrap_or_else(PoisonError::into_inner)
+                    && let Ok(missing) = &mut *missing.lock()
                 {
                     missing.insert((*path).clone());
                 }
@@ -80,7 +81,7 @@ impl Sink for PlainCache<'_> {
                     if let Err(error) = ask() {
                         // The other threads need not continue.
                         next.store(paths.len(), Ordering::Relaxed);
-                        let mut missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut missing = missing.lock();
                         if missing.is_ok() {
                             *missing = Err(error);
                         }
@@ -88,7 +89,7 @@ impl Sink for PlainCache<'_> {
                 });
             }
         });
-        missing.into_inner().unwrap_or_else(PoisonError::into_inner)
+        missing.into_inner()
     }
 
     fn put<S: Source>(
@@ -148,8 +149,8 @@ impl PlainCache<'_> {
     /// Sends the file, unless the cache has it.
     fn send(&self, narinfo: &NarInfo, (payload, hash): (Payload<'_>, Sha256)) -> Result<(), Error> {
         let url = self.server.url.child(&narinfo.url)?;
-        let file = Arc::clone(self.files.lock().unwrap_or_else(PoisonError::into_inner).entry(hash).or_default());
-        let mut is_there = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = Arc::clone(self.files.lock().entry(hash).or_default());
+        let mut is_there = file.lock();
         let is_asked = url.scheme() != Scheme::S3 || payload.len() >= ASKED_LEN_MIN;
         if !(*is_there || is_asked && self.server.has(&url)?) {
             let on_sent = |len| self.progress.downloaded(len);

@@ -1,9 +1,9 @@
 //! Small NARs, which are sent together: a server over a bucket records all of one request in one transaction.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 
 use narval_nix::{NarHash, NarInfo};
+use parking_lot::Mutex;
 
 /// NARs of at most this size in bytes are small. Larger ones are worth a request of their own, and are sent at the same time.
 pub(super) const SMALL_LEN_MAX: u64 = 512 * 1024;
@@ -34,7 +34,7 @@ pub(super) struct Batch {
 
 impl SmallNars {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.lock())
     }
 
     /// Adds a file. Returns a batch if that is to be sent now.

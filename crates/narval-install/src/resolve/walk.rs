@@ -3,11 +3,11 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 
 use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
 use narval_nix::{HashPart, StorePath};
+use parking_lot::{Condvar, Mutex};
 
 use super::find_cycle;
 use crate::Error;
@@ -102,15 +102,11 @@ impl<'a> Walk<'a> {
         Self { caches, is_there, on_found, limits, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Walks until everything is found, or a lookup has failed. Threads are started as the queue grows.
     pub(crate) fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<(), Error> {
-        let roots: Vec<_> = self.lock().queue.iter().map(Wanted::hash_part).take(BATCH_MAX).collect();
+        let roots: Vec<_> = self.state.lock().queue.iter().map(Wanted::hash_part).take(BATCH_MAX).collect();
         let early = self.caches.find_many(&roots);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(error) = state.error.take() {
             return Err(error);
         }
@@ -121,7 +117,7 @@ impl<'a> Walk<'a> {
                 state.done = true;
                 break;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         state.error.take().map_or(Ok(()), Err)
     }
@@ -138,7 +134,7 @@ impl<'a> Walk<'a> {
     }
 
     fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.done {
                 break;
@@ -148,14 +144,14 @@ impl<'a> Walk<'a> {
                     state.done = true;
                     break;
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut state);
                 continue;
             };
             state.idle -= 1;
             let early = state.early.remove(&wanted.hash_part()).filter(|found| wanted.is(&found.info.path));
             drop(state);
             let new = self.visit(&wanted, early);
-            state = self.lock();
+            state = self.state.lock();
             state.idle += 1;
             let taken = new.and_then(|(path, references)| {
                 state.want(Wanted::Path(path.clone()), None)?;
@@ -186,7 +182,7 @@ impl<'a> Walk<'a> {
         let mut missing = Vec::new();
         for reference in &found.info.references {
             let wanted = Wanted::Path(reference.clone());
-            let known = self.lock().seen.get(&reference.hash_part()).is_some_and(|seen| seen.wanted == wanted);
+            let known = self.state.lock().seen.get(&reference.hash_part()).is_some_and(|seen| seen.wanted == wanted);
             if !known && *reference != path && !(self.is_there)(reference)? {
                 missing.push(reference.clone());
             }
@@ -198,7 +194,7 @@ impl<'a> Walk<'a> {
 
 impl Walk<'_> {
     fn check_limits(&self, found: &Found) -> Result<(), Error> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.references += found.info.references.len();
         let [paths, references] = self.limits;
         let limits = [(state.seen.len(), paths, "paths"), (state.references, references, "references")];
@@ -226,13 +222,13 @@ pub(crate) fn closure(
 ) -> Result<Vec<Found>, Error> {
     let all = Mutex::new(Vec::new());
     let on_found = |found: Found| {
-        all.lock().unwrap_or_else(PoisonError::into_inner).push(found);
+        all.lock().push(found);
         Ok(())
     };
     let walk = Walk::new(caches, roots, is_there, &on_found);
     std::thread::scope(|scope| walk.run(scope))?;
     drop(walk);
-    let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut all = all.into_inner();
     check_cycles(&all)?;
     all.sort_by(|a, b| a.info.path.cmp(&b.info.path));
     Ok(all)
@@ -274,13 +270,13 @@ mod tests {
         let walk = |limits: [usize; 2]| {
             let found = Mutex::new(0);
             let on_found = |_| {
-                *found.lock().unwrap() += 1;
+                *found.lock() += 1;
                 Ok(())
             };
             let mut walk = Walk::new(&caches, std::slice::from_ref(&root), &|_| Ok(false), &on_found);
             assert_eq!(walk.limits, [250_000, 5_000_000], "as documented");
             walk.limits = limits;
-            std::thread::scope(|scope| walk.run(scope)).map(|()| *found.lock().unwrap())
+            std::thread::scope(|scope| walk.run(scope)).map(|()| *found.lock())
         };
         assert_eq!(walk([5, 10]).unwrap(), 5);
         for (limits, count) in [([4, 10], "4 paths"), ([5, 9], "9 references")] {

@@ -3,12 +3,12 @@
 //! to become visible.
 
 use std::collections::{BinaryHeap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::Duration;
 
 use narval_nix::{PathInfo, StorePath};
 use narval_store::{LocalStoreError, Sink, Source, TransferError, Visible};
+use parking_lot::Mutex;
 use tracing::trace_span;
 
 use super::in_order::put_in_order;
@@ -132,14 +132,10 @@ where
         Self { source, sink, cores, threads_max: threads_max.max(1), progress, state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<S::Entry, K::Put>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a path that the sink does not have, and a thread for it if the limit allows. Only for sinks where paths
     /// become [visible at the end](Visible::AtTheEnd): others must know all paths first.
     pub(crate) fn add<'scope>(&'scope self, entry: S::Entry, scope: &'scope Scope<'scope, '_>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.queue(&mut state, entry);
         self.start_threads(&mut state, scope);
         drop(state);
@@ -148,7 +144,7 @@ where
 
     /// Adds all paths at once.
     pub(crate) fn add_all<'scope>(&'scope self, entries: Vec<S::Entry>, scope: &'scope Scope<'scope, '_>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         entries.into_iter().for_each(|entry| self.queue(&mut state, entry));
         state.closed = true;
         self.start_threads(&mut state, scope);
@@ -174,13 +170,13 @@ where
 
     /// Declares that no more paths will be added.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.cores.relaxed.notify_all();
     }
 
     /// Drops paths that have not started. Added paths may refer to paths that were not added.
     pub(crate) fn abandon(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.stop();
         state.is_open = true;
         drop(state);
@@ -193,18 +189,22 @@ where
                 Task::Put(queued, threads) => self.do_put(queued, threads),
                 Task::Commit(path, put) => self.do_commit(path, put),
             }
-            let state = self.lock();
+            let state = self.state.lock();
             let ends = state.closed && state.heap.is_empty();
             drop(state);
             // Wakes all of them to end, or one of them to continue.
-            if ends { self.cores.relaxed.notify_all() } else { self.cores.relaxed.notify_one() }
+            if ends {
+                self.cores.relaxed.notify_all();
+            } else {
+                self.cores.relaxed.notify_one();
+            }
         }
     }
 
     /// Waits for a task; `None` if there will be no more. Also waits while enough threads have data but no core, or
     /// while the decoders' memory is used up: another download would only use more of it.
     fn next(&self) -> Option<Task<S::Entry, K::Put>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some((path, put)) = state.to_commit.pop() {
                 state.active += 1;
@@ -226,8 +226,7 @@ where
                 return Some(Task::Put(queued, threads));
             }
             // A core is taken under another lock, so its notification may come a moment too early.
-            let waited = self.cores.relaxed.wait_timeout(state, LOOK_AGAIN_AFTER);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.cores.relaxed.wait_for(&mut state, LOOK_AGAIN_AFTER);
         }
     }
 
@@ -246,7 +245,7 @@ where
         self.progress.started(&path);
         let result = trace_span!(target: TIMELINE, "path", name = path.name()).in_scope(|| self.put(entry, threads));
         self.progress.ended(&path, result.is_ok().then_some(nar_size));
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.active -= 1;
         state.memory -= memory;
         state.split &= threads == 1;
@@ -284,7 +283,7 @@ where
             let other = self.source.instead_of(&entry, &error).filter(|other| {
                 let is_same = self.source.info(other).references == info.references;
                 // Another build of it may have other references, which are unknown here.
-                self.lock().is_open |= !is_same;
+                self.state.lock().is_open |= !is_same;
                 is_same || K::VISIBLE == Visible::AtTheEnd
             });
             let error: Error = error.into();
@@ -299,7 +298,7 @@ where
 
     fn do_commit(&self, path: StorePath, put: K::Put) {
         let result = self.sink.commit(vec![put]).map_err(Into::into);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.active -= 1;
         match result {
             Ok(_) => {
@@ -319,7 +318,7 @@ where
     /// # Errors
     /// The first failure, with the number of others.
     pub(crate) fn finish(self, error: Option<Error>) -> Result<(), Error> {
-        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.into_inner();
         let State { mut errors, put, given, is_open, .. } = state;
         if let Some(error) = error {
             errors.insert(0, error);

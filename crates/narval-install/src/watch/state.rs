@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use narval_client::{Scheme, Url};
 use narval_nix::StorePath;
 use narval_s3::Place;
 use narval_store::lock_file;
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::{Error, now};
@@ -236,11 +236,7 @@ impl State {
     }
 
     fn run<T>(&self, query: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, Error> {
-        query(&self.lock()).map_err(|error| failed(&self.path, &error))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        query(&self.connection.lock()).map_err(|error| failed(&self.path, &error))
     }
 }
 
@@ -335,7 +331,7 @@ mod tests {
         let insert = "insert into Destinations values (10, 'http://a', '/nix', 7), (11, 'http://a/', '/nix', 5);
             insert into Pending (destination, path) values (10, '00000000000000000000000000000000-1'),
                 (10, '00000000000000000000000000000000-2'), (11, '00000000000000000000000000000000-2')";
-        state.lock().execute_batch(insert).unwrap();
+        state.connection.lock().execute_batch(insert).unwrap();
         let merged = state.destination(&url("http://a"), "/nix", &Position::default()).unwrap();
         assert_eq!(state.position(merged).unwrap().number, 5);
         let mut due = state.due(merged, 10).unwrap();

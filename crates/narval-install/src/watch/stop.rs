@@ -1,8 +1,10 @@
 //! Ending a watcher, and what its threads tell each other until then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::wake::Waker;
 use crate::Progress;
@@ -56,7 +58,7 @@ impl Stop {
 
     /// Says that something was collected, or that nothing more will be.
     pub(super) fn change(&self, is_over: bool) {
-        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.0.changes.lock();
         changes.count += 1;
         changes.is_over |= is_over;
         drop(changes);
@@ -65,21 +67,18 @@ impl Stop {
 
     /// The number of changes so far, and whether no more paths will be collected.
     pub(super) fn changes(&self) -> (u64, bool) {
-        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.0.changes.lock();
         (changes.count, changes.is_over)
     }
 
     /// Waits until there are more changes than `seen`, but at most this long.
     pub(super) fn wait(&self, seen: u64, timeout: Duration) {
-        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let more = |changes: &mut Changes| changes.count == seen && !self.is_stopped();
-        drop(self.0.changed.wait_timeout_while(changes, timeout, more).unwrap_or_else(PoisonError::into_inner));
+        self.0.changed.wait_while_for(&mut self.0.changes.lock(), more, timeout);
     }
 
     /// Sleeps for this long, or until the watcher must stop.
     pub(super) fn pause(&self, timeout: Duration) {
-        let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = |_: &mut Changes| !self.is_stopped();
-        drop(self.0.changed.wait_timeout_while(changes, timeout, goes_on).unwrap_or_else(PoisonError::into_inner));
+        self.0.changed.wait_while_for(&mut self.0.changes.lock(), |_| !self.is_stopped(), timeout);
     }
 }

@@ -1,9 +1,10 @@
 //! Finds keys, caches them, and renews them before they expire.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_client::{Client, ClientOptions, Proxies, RetryPolicy};
+use parking_lot::Mutex;
 
 use super::web_identity::WebIdentity;
 use super::{CredentialsError, Environment, Keys, container, instance, profile};
@@ -38,16 +39,12 @@ impl Provider {
         Self { environment, profile, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The keys to sign with; `None` if there are none anywhere. Concurrent callers wait for one search.
     ///
     /// # Errors
     /// If configured credentials are not available.
     pub fn keys(&self, client: &Client) -> Result<Option<Arc<Keys>>, CredentialsError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let due = state.look_again.is_some_and(|at| Instant::now() >= at);
         match &state.found {
             Some(None) if !due => return Ok(None),
@@ -78,12 +75,12 @@ impl Provider {
 
     /// Makes the next call search again: the keys were rejected as expired.
     pub fn forget(&self) {
-        *self.lock() = State::default();
+        *self.state.lock() = State::default();
     }
 
     /// Whether there are no credentials.
     pub fn is_anonymous(&self) -> bool {
-        matches!(self.lock().found, Some(None))
+        matches!(self.state.lock().found, Some(None))
     }
 
     fn look(&self, client: &Client) -> Result<Option<Keys>, CredentialsError> {

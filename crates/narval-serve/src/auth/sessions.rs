@@ -4,13 +4,14 @@
 //! and ends with it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_client::clock;
 use narval_http::HeadRef;
 use narval_keep::{Grant, Stamp};
 use narval_nix::{Sha256, nix32};
+use parking_lot::Mutex;
 
 /// The cookie's name.
 const COOKIE: &str = "narval-session";
@@ -79,7 +80,7 @@ impl Sessions {
         getrandom::fill(&mut secret)?;
         let secret = nix32::encode(&secret);
         let now = clock::instant();
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         open.retain(|_, session| !session.is_over());
         let is_own = |session: &Open| session.grant.token == grant.token;
         if open.values().filter(|session| is_own(session)).count() >= OF_TOKEN_MAX {
@@ -94,7 +95,7 @@ impl Sessions {
 
     /// The session that a request's cookie names, if it is open. This counts as a use.
     pub(super) fn find(&self, head: &HeadRef<'_>) -> Option<(Session, Open)> {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         for secret in secrets(head) {
             let id = Sha256::of(secret);
             let Some(session) = open.get_mut(&id) else { continue };
@@ -111,7 +112,7 @@ impl Sessions {
 
     /// Records that the token of a session was verified again.
     pub(super) fn verified(&self, id: &Sha256, grant: &Arc<Grant>, stamp: Stamp) {
-        if let Some(session) = self.lock().get_mut(id) {
+        if let Some(session) = self.open.lock().get_mut(id) {
             session.grant = Arc::clone(grant);
             session.verified = (stamp, clock::instant());
         }
@@ -119,16 +120,12 @@ impl Sessions {
 
     /// Whether a session is still open. This does not count as a use.
     pub(super) fn is_open(&self, id: &Sha256) -> bool {
-        self.lock().get(id).is_some_and(|session| !session.is_over())
+        self.open.lock().get(id).is_some_and(|session| !session.is_over())
     }
 
     /// Ends a session.
     pub(super) fn end(&self, id: &Sha256) {
-        self.lock().remove(id);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Sha256, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().remove(id);
     }
 }
 
@@ -223,7 +220,7 @@ mod tests {
             |secret: &str| sessions.find(&request(&format!("Cookie: {COOKIE}={secret}\r\n")).head()).is_some();
         assert!(is_open(&other) && !is_open(&many[0]) && many[1..].iter().all(|secret| is_open(secret)));
         (0..SESSIONS_MAX + 5).for_each(|number| drop(sessions.open(grant(&number.to_string()), stamp).unwrap()));
-        assert_eq!(sessions.lock().len(), SESSIONS_MAX);
+        assert_eq!(sessions.open.lock().len(), SESSIONS_MAX);
     }
 
     #[test]

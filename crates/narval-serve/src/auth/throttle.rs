@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Wrong tokens from one address that are noted.
 const FREE: u32 = 10;
@@ -32,7 +33,7 @@ impl Throttle {
     pub(super) fn failed(&self, address: Option<IpAddr>) -> bool {
         let Some(address) = address else { return false };
         let now = Instant::now();
-        let mut addresses = self.lock();
+        let mut addresses = self.addresses.lock();
         if addresses.len() >= ADDRESSES_MAX && !addresses.contains_key(&address) {
             addresses.retain(|_, attempts| now.duration_since(attempts.last_wrong) < FORGET_AFTER);
             if addresses.len() >= ADDRESSES_MAX
@@ -49,10 +50,6 @@ impl Throttle {
         attempts.wrong = attempts.wrong.saturating_add(1);
         attempts.last_wrong = now;
         attempts.wrong > FREE
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Attempts>> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,7 +76,7 @@ mod tests {
         for number in 0..u32::try_from(ADDRESSES_MAX).unwrap() + 10 {
             throttle.failed(Some(IpAddr::V4(number.into())));
         }
-        assert_eq!(throttle.lock().len(), ADDRESSES_MAX);
-        assert!(!throttle.lock().contains_key(&IpAddr::V4(0.into())), "the oldest was dropped");
+        assert_eq!(throttle.addresses.lock().len(), ADDRESSES_MAX);
+        assert!(!throttle.addresses.lock().contains_key(&IpAddr::V4(0.into())), "the oldest was dropped");
     }
 }

@@ -12,12 +12,13 @@ use std::collections::{HashMap, VecDeque};
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use narval_nix::{NarHash, Sha256Hasher};
 use narval_store::{NarLayout, NarReader, NarStream, PackedNar};
+use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -103,7 +104,7 @@ impl PackedNars {
 
     /// The packed NAR with this hash. Never waits: returns `None` while another thread is adding one.
     pub(crate) fn get(&self, nar_hash: &NarHash) -> Option<Arc<PackedFile>> {
-        let kept = Arc::clone(self.kept.try_read().ok()?.get(nar_hash)?);
+        let kept = Arc::clone(self.kept.try_read()?.get(nar_hash)?);
         self.record_use(&kept);
         Some(kept)
     }
@@ -121,11 +122,11 @@ impl PackedNars {
         if !is_worth_it(&planned.layout, times) {
             return;
         }
-        let is_kept = self.read_kept().contains_key(&planned.nar_hash);
+        let is_kept = self.kept.read().contains_key(&planned.nar_hash);
         if is_kept || !self.has_room(packed_bytes(&planned.layout)) {
             return;
         }
-        let mut work = self.lock_work();
+        let mut work = self.work.lock();
         let memory: usize = work.wanted.iter().map(|wanted| wanted.layout.memory_bytes()).sum();
         if work.paused_until.is_some_and(|until| Instant::now() < until)
             || work.wanted.len() >= QUEUE_LEN_MAX
@@ -152,7 +153,7 @@ impl PackedNars {
         let _ = rustix::process::setpriority_process(None, NICENESS);
         loop {
             let next = {
-                let mut work = self.lock_work();
+                let mut work = self.work.lock();
                 let next = work.wanted.front().cloned();
                 work.has_thread = next.is_some();
                 next
@@ -168,7 +169,7 @@ impl PackedNars {
                     tracing::error!("NAR of {}: {}", planned.path, crate::nar::damaged::NOT_AS_REGISTERED);
                 }
             }
-            self.lock_work().wanted.pop_front();
+            self.work.lock().wanted.pop_front();
         }
     }
 
@@ -176,7 +177,7 @@ impl PackedNars {
     /// are dropped: they may be the cause.
     fn pause(&self, error: &io::Error) {
         {
-            let mut work = self.lock_work();
+            let mut work = self.work.lock();
             work.paused_until = Some(Instant::now() + PAUSE);
             // The thread works on the first one, and removes it.
             work.wanted.truncate(1);
@@ -188,7 +189,7 @@ impl PackedNars {
         );
         let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         if is_full || error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) {
-            let half = self.read_kept().len() / 2;
+            let half = self.kept.read().len() / 2;
             self.drop_longest_unused(|kept, _| kept > half);
         }
     }
@@ -226,7 +227,7 @@ impl PackedNars {
         if bytes > self.bytes_max {
             return false;
         }
-        let kept = self.read_kept();
+        let kept = self.kept.read();
         let used: u64 = kept.values().map(|kept| kept.bytes).sum();
         if used + bytes <= self.bytes_max && kept.len() < self.kept_max {
             return true;
@@ -240,7 +241,7 @@ impl PackedNars {
     /// Adds a packed NAR, and drops the least recently used ones if there is no room. Answers in progress keep their files open.
     fn keep(&self, nar_hash: NarHash, new: PackedFile) {
         new.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let before = self.kept.write().unwrap_or_else(PoisonError::into_inner).insert(nar_hash, Arc::new(new));
+        let before = self.kept.write().insert(nar_hash, Arc::new(new));
         drop(before);
         self.drop_longest_unused(|kept, bytes| bytes > self.bytes_max || kept > self.kept_max);
     }
@@ -249,7 +250,7 @@ impl PackedNars {
     fn drop_longest_unused(&self, is_too_much: impl Fn(usize, u64) -> bool) {
         // Closed after the lock was released.
         let mut gone = Vec::new();
-        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.write();
         let mut bytes: u64 = kept.values().map(|kept| kept.bytes).sum();
         while is_too_much(kept.len(), bytes)
             && let Some(last) = kept.iter().min_by_key(|(_, kept)| kept.used_at.load(Ordering::Relaxed))
@@ -260,14 +261,6 @@ impl PackedNars {
             gone.extend(last);
         }
         drop(kept);
-    }
-
-    fn read_kept(&self) -> std::sync::RwLockReadGuard<'_, HashMap<NarHash, Arc<PackedFile>>> {
-        self.kept.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_work(&self) -> std::sync::MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -329,7 +322,7 @@ mod tests {
 
     fn idle(flat: &PackedNars) {
         let until = Instant::now() + Duration::from_secs(60);
-        while flat.lock_work().has_thread {
+        while flat.work.lock().has_thread {
             assert!(Instant::now() < until);
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -398,7 +391,7 @@ mod tests {
         let one = self::planned(&tree(dir.path(), FILES_MIN - 1));
         flat.was_sent(&one);
         flat.was_sent(&one);
-        assert!(!flat.lock_work().has_thread);
+        assert!(!flat.work.lock().has_thread);
     }
 
     #[test]
@@ -413,9 +406,9 @@ mod tests {
         };
         assert!(!send());
         std::fs::create_dir(&folder).unwrap();
-        assert!(!send() && flat.lock_work().paused_until.is_some_and(|until| until > Instant::now()));
+        assert!(!send() && flat.work.lock().paused_until.is_some_and(|until| until > Instant::now()));
         // As if the time had passed.
-        flat.lock_work().paused_until = Some(Instant::now());
+        flat.work.lock().paused_until = Some(Instant::now());
         assert!(send());
     }
 
@@ -437,7 +430,7 @@ mod tests {
                 flat.keep(Sha256::of(&[number]), PackedFile::new(packed, 1));
             }
             flat.pause(&error);
-            assert_eq!(flat.read_kept().len(), left, "{error}");
+            assert_eq!(flat.kept.read().len(), left, "{error}");
             assert!(flat.get(&Sha256::of(&[7])).is_some(), "what was used last stays");
         }
     }
@@ -452,7 +445,7 @@ mod tests {
             let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), true);
             flat.keep(Sha256::of(&[number]), PackedFile::new(packed, BYTES_MAX / 4));
         }
-        let kept = [0, 1, 2, 3, 4].map(|number: u8| flat.read_kept().contains_key(&Sha256::of(&[number])));
+        let kept = [0, 1, 2, 3, 4].map(|number: u8| flat.kept.read().contains_key(&Sha256::of(&[number])));
         assert_eq!(kept, [false, true, true, true, true]);
         // A file in use stays for a while, and is dropped after the others.
         flat.get(&Sha256::of(&[1])).unwrap();

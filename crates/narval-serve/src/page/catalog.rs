@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use memchr::memmem::Finder;
+use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 
 use super::Places;
@@ -140,7 +141,7 @@ struct Building(Arc<Catalog>);
 
 impl Drop for Building {
     fn drop(&mut self) {
-        self.0.lock().is_building = false;
+        self.0.state.lock().is_building = false;
         self.0.built.notify_all();
     }
 }
@@ -159,7 +160,7 @@ impl Catalog {
 
     /// Begins to build the table, if there is none: who opens the page may search soon, and with a million paths building takes seconds.
     pub(super) fn prepare(self: &Arc<Self>, places: &Arc<Places>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.made.is_none() && !state.is_building {
             let building = self.begin(&mut state);
             drop(state);
@@ -170,7 +171,7 @@ impl Catalog {
     /// Requests that arrive while the first table is built wait for it.
     fn table(self: &Arc<Self>, places: &Arc<Places>) -> Result<Arc<Table>, ServeError> {
         let stamps = Stamps::of(places);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let building = loop {
             if let Some(known) = state.made.as_mut() {
                 known.used = Instant::now();
@@ -190,7 +191,7 @@ impl Catalog {
             if !state.is_building {
                 break self.begin(&mut state);
             }
-            state = self.built.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.built.wait(&mut state);
         };
         drop(state);
         self.build(&building, places)
@@ -216,7 +217,7 @@ impl Catalog {
     /// Builds the table, without the lock: the databases are read.
     fn build(self: &Arc<Self>, _building: &Building, places: &Places) -> Result<Arc<Table>, ServeError> {
         let new = Made::now(places);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let new = new.inspect_err(|_| {
             // The outdated one is used, and the next attempt is not made at once.
             if let Some(known) = state.made.as_mut() {
@@ -235,10 +236,6 @@ impl Catalog {
         }
         Ok(table)
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Made {
@@ -255,7 +252,7 @@ fn drop_when_idle(catalog: &Weak<Catalog>) {
     loop {
         std::thread::sleep(IDLE_MAX / 10);
         let Some(catalog) = catalog.upgrade() else { return };
-        let mut state = catalog.lock();
+        let mut state = catalog.state.lock();
         if state.made.as_ref().is_none_or(|made| made.used.elapsed() > IDLE_MAX) {
             let unused = state.made.take();
             drop(state);

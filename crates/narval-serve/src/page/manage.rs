@@ -2,7 +2,6 @@
 //! scopes of the token.
 
 use std::io::Read;
-use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use narval_http::{Method, Response};
@@ -11,6 +10,7 @@ use narval_keep::{
     TokenError, TokenInfo,
 };
 use narval_nix::{HashPart, StorePath};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{json, usage};
@@ -383,7 +383,7 @@ struct Forgotten {
 }
 
 fn collect(cache: &Cache, grant: &Grant, dry_run: bool) -> Result<Response, ServeError> {
-    let Ok(_alone) = COLLECTING.try_lock() else {
+    let Some(_alone) = COLLECTING.try_lock() else {
         return Err(Refusal::new(RefusalKind::Conflict, "another collection is running: wait for it to end").into());
     };
     let collected = cache.collect(&CollectOptions { dry_run, ..CollectOptions::default() }, grant)?;

@@ -1,11 +1,12 @@
 //! Live figures, sent once a second over a WebSocket. Nothing is sampled while no client is connected.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_http::ws::{CloseCode, SharedMessage, Upgrade, WebSocket, WsEvent};
 use narval_http::{Request, Response};
+use parking_lot::Mutex;
 
 use crate::error::ServeError;
 
@@ -66,14 +67,14 @@ impl Now {
         let permit = Mutex::new(permit);
         Ok(upgrade.accept(move |socket: &WebSocket, event| {
             if matches!(event, WsEvent::Open) {
-                let permit = permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let permit = permit.lock().take();
                 this.open(socket, permit);
             }
         }))
     }
 
     fn open(self: &Arc<Self>, socket: &WebSocket, permit: Option<Permit>) {
-        let mut viewers = self.lock();
+        let mut viewers = self.viewers.lock();
         if viewers.list.len() + viewers.away >= VIEWERS_MAX {
             drop(viewers);
             socket.close(CloseCode::POLICY_VIOLATION, "too many viewers");
@@ -87,7 +88,7 @@ impl Now {
             let spawned = std::thread::Builder::new().name("page".into()).spawn(move || this.send());
             if let Err(error) = spawned {
                 tracing::warn!("cannot send live figures: {error}");
-                for viewer in std::mem::take(&mut *self.lock()).list {
+                for viewer in std::mem::take(&mut *self.viewers.lock()).list {
                     viewer.socket.close(CloseCode::INTERNAL_ERROR, "no thread can be started");
                 }
             }
@@ -99,12 +100,12 @@ impl Now {
         loop {
             let uptime = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
             let message = SharedMessage::new(self.counted.sample(uptime));
-            let mut viewers = self.lock();
+            let mut viewers = self.viewers.lock();
             let mut list = std::mem::take(&mut viewers.list);
             viewers.away = list.len();
             drop(viewers);
             list.retain(|viewer| viewer.send(&message));
-            let mut viewers = self.lock();
+            let mut viewers = self.viewers.lock();
             viewers.away = 0;
             viewers.list.append(&mut list);
             viewers.is_sending = !viewers.list.is_empty();
@@ -114,10 +115,6 @@ impl Now {
             drop(viewers);
             std::thread::sleep(EVERY);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Viewers> {
-        self.viewers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

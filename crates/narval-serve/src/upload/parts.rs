@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_files::TemporaryFile;
 use narval_keep::Refusal;
+use parking_lot::{Mutex, MutexGuard};
 
 /// The largest part, in bytes. Proxies limit the size of bodies; most of them accept 32 MiB.
 pub(super) const PART_BYTES_MAX: u64 = 32 * 1024 * 1024;
@@ -98,7 +99,7 @@ impl Parts {
     /// Drops uploads that have received nothing for this long.
     pub(super) fn drop_idle(&self, after: Duration) {
         // One that is being written to is not idle.
-        let is_idle = |upload: &Upload| upload.writing.try_lock().is_ok_and(|of| of.last_used.elapsed() >= after);
+        let is_idle = |upload: &Upload| upload.writing.try_lock().is_some_and(|of| of.last_used.elapsed() >= after);
         let idle: Vec<_> = self.lock().extract_if(|_, upload| is_idle(upload)).collect();
         // Their files are removed after the lock was released.
         idle.iter().for_each(|(_, upload)| drop(upload.end()));
@@ -134,7 +135,7 @@ impl Parts {
     }
 
     fn lock(&self) -> MutexGuard<'_, Uploads> {
-        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uploads.lock()
     }
 }
 
@@ -203,7 +204,7 @@ impl Upload {
     }
 
     fn lock(&self) -> MutexGuard<'_, Writing> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writing.lock()
     }
 }
 

@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::io::{self, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use narval_nix::{HashPart, NarHash, PathInfo, Sha256Hasher, StoreDir, StorePath};
+use parking_lot::Mutex;
 use thiserror::Error;
 
 use self::connection::Connection;
@@ -323,12 +323,12 @@ impl Daemon {
     /// Sends a request on a pooled connection. If a restarted daemon has closed that, the request is retried once on a
     /// new connection.
     fn ask<T>(&self, request: impl Fn(&mut DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
-        let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = self.idle.lock().pop();
         if let Some(mut connection) = kept {
             match request(&mut connection) {
                 Err(DaemonError::Wire(WireError::Io(error))) if is_closed(&error) => {
                     // All pooled connections are from before the restart.
-                    self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    self.idle.lock().clear();
                 }
                 outcome => return self.put_back(connection, outcome),
             }
@@ -349,7 +349,7 @@ impl Daemon {
     fn put_back<T>(&self, connection: DaemonConnection, outcome: Result<T, DaemonError>) -> Result<T, DaemonError> {
         // After an error reply the connection is in sync; after any other error it is not.
         if matches!(outcome, Ok(_) | Err(DaemonError::Refused { .. })) {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = self.idle.lock();
             if idle.len() < IDLE_CONNECTIONS_MAX {
                 idle.push(connection);
             }

@@ -14,9 +14,9 @@
 //! and Nix would wait forever.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use std::os::unix::ffi::OsStrExt;
@@ -159,7 +159,7 @@ impl Pool {
     /// older one's `-shm`, even if that was removed. So after `-wal` or `-shm` was removed or replaced, all connections
     /// are closed before a new one is opened.
     fn take(&self) -> Result<Lent<'_>, NoReader> {
-        let mut readers = self.lock_readers();
+        let mut readers = self.readers.lock();
         let until = Instant::now() + BUSY_TIMEOUT;
         for _ in 0..ATTEMPTS_MAX {
             let (files, contents) = loop {
@@ -177,7 +177,7 @@ impl Pool {
                     let reason = "its files were replaced, and a query on the old ones has not ended";
                     return Err(NoReader::Failed(self.unavailable(reason)));
                 }
-                readers = self.returned.wait_timeout(readers, left).unwrap_or_else(PoisonError::into_inner).0;
+                self.returned.wait_for(&mut readers, left);
             };
             while let Some(mut reader) = readers.idle.pop() {
                 let is_current = match &reader.immutable {
@@ -202,10 +202,6 @@ impl Pool {
     fn lend(&self, mut readers: MutexGuard<'_, Readers>, reader: Reader) -> Lent<'_> {
         readers.lent += 1;
         Lent { pool: self, reader: Some(reader), is_sound: false }
-    }
-
-    fn lock_readers(&self) -> MutexGuard<'_, Readers> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn files(&self) -> Result<(Files, FileState), NoReader> {
@@ -285,7 +281,7 @@ impl Drop for Lent<'_> {
             // Closed while it still counts as borrowed.
             reader = None;
         }
-        let mut readers = self.pool.lock_readers();
+        let mut readers = self.pool.readers.lock();
         if readers.idle.len() < IDLE_CONNECTIONS_MAX {
             readers.idle.extend(reader);
         }

@@ -15,9 +15,9 @@ use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::fs::inotify::{self, ReadFlags, Reader, WatchFlags};
@@ -120,7 +120,7 @@ impl Events {
             };
         }
         let number = NUMBER.with(|number| *number);
-        let Some(Ok(lane)) = self.lanes.get(number % LANES).map(Mutex::try_lock) else { return false };
+        let Some(Some(lane)) = self.lanes.get(number % LANES).map(Mutex::try_lock) else { return false };
         let mut events = [MaybeUninit::<Event>::uninit(); 2];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         match epoll::wait(&lane.epoll, &mut events, Some(&now)) {

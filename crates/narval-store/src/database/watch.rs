@@ -29,11 +29,12 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
@@ -190,7 +191,7 @@ impl Watch {
     /// while nothing changes, and never waits.
     #[inline(always)]
     pub(super) fn stamp(&self) -> Option<Stamp> {
-        if let Ok(settled) = self.settled.try_read()
+        if let Some(settled) = self.settled.try_read()
             && let Some(stamp) = settled.stamp
             && settled.events.as_ref().is_some_and(Events::none)
         {
@@ -203,7 +204,7 @@ impl Watch {
     #[cold]
     fn settle(&self) -> Option<Stamp> {
         // Another thread is doing this: its result may be older than this call.
-        let Ok(mut settled) = self.settled.try_write() else { return Some(self.look()?.0) };
+        let Some(mut settled) = self.settled.try_write() else { return Some(self.look()?.0) };
         settled.stamp = None;
         let watching = settled.events.as_ref().is_some_and(|events| match events.take() {
             Happened::Written => true,
@@ -236,7 +237,7 @@ impl Watch {
     }
 
     fn stamp_of(&self, state: State) -> Stamp {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.0 != Some(state) {
             *last = (Some(state), last.1 + 1);
         }
@@ -298,7 +299,7 @@ impl Watch {
         let state = FileState::of(&self.shared).ok()?;
         let now = Identity(state.device, state.inode);
         {
-            let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+            let open = self.open.read();
             // It is held open, so no other file can have its inode number.
             if let Some((identity, file)) = open.as_ref()
                 && *identity == now
@@ -307,7 +308,7 @@ impl Watch {
             }
         }
         let (identity, file) = hold_open(&self.shared)?;
-        *self.open.write().unwrap_or_else(PoisonError::into_inner) = Some((identity, file.clone()));
+        *self.open.write() = Some((identity, file.clone()));
         Some(file)
     }
 }
@@ -349,7 +350,7 @@ fn has_writer(shared: &File) -> bool {
 fn hold_open(path: &Path) -> Option<(Identity, Arc<File>)> {
     static HELD: Mutex<Vec<(Identity, Arc<File>)>> = Mutex::new(Vec::new());
     let state = FileState::of(path).ok()?;
-    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut held = HELD.lock();
     if let Some(known) = held.iter().find(|(identity, _)| *identity == Identity(state.device, state.inode)) {
         return Some(known.clone());
     }
@@ -475,7 +476,7 @@ mod tests {
         let watch = Watch::new(&path);
         let is_settled = || {
             watch.stamp().unwrap();
-            watch.settled.read().unwrap().stamp.is_some()
+            watch.settled.read().stamp.is_some()
         };
         // The first commit was a moment ago.
         let until = Instant::now() + Duration::from_secs(60);

@@ -142,7 +142,7 @@ impl GarbageCollector {
     pub fn collect(&self, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
         let store = &self.store;
         let found = RootFinder { config: &store.config, is_collecting: true }.find()?;
-        let graph = Graph::read(&store.config.store_dir, &store.writer());
+        let graph = Graph::read(&store.config.store_dir, &store.writer.lock());
         let graph = graph.map_err(|error| store.database_error(error))?;
         let plan = Plan::make(&store.config, store.directory.as_fd(), graph, found.roots, options)?;
         let mut garbage = Garbage::default();
@@ -311,7 +311,7 @@ impl LocalStore {
         node: Option<&Node>,
         condemned: &HashSet<i64>,
     ) -> Result<bool, LocalStoreError> {
-        let mut connection = self.writer();
+        let mut connection = self.writer.lock();
         let mut outcome = || {
             let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
             if let Some(Node { id, .. }) = node {

@@ -164,13 +164,13 @@ impl LocalStore {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(OnDisk::Missing),
             identity => identity.map_err(|error| LocalStoreError::io("read", &path, error))?,
         };
-        if self.complete().get(&info.path) == Some(&(identity, info.nar_hash)) {
+        if self.complete.lock().get(&info.path) == Some(&(identity, info.nar_hash)) {
             return Ok(OnDisk::Right);
         }
         if !self.is_complete(info)? {
             return Ok(OnDisk::Other);
         }
-        self.complete().insert(info.path.clone(), (identity, info.nar_hash));
+        self.complete.lock().insert(info.path.clone(), (identity, info.nar_hash));
         Ok(OnDisk::Right)
     }
 
@@ -316,7 +316,7 @@ impl Incoming<'_> {
         let path = self.store.real_path(&self.path);
         self.rename().map_err(|error| LocalStoreError::io("create", &path, error))?;
         let identity = Identity::of(&path).map_err(|error| LocalStoreError::io("read", &path, error))?;
-        self.store.complete().insert(self.path.clone(), (identity, self.nar_hash));
+        self.store.complete.lock().insert(self.path.clone(), (identity, self.nar_hash));
         if let Some(info) = &self.register {
             self.store.register_locked(std::slice::from_ref(info))?;
         }

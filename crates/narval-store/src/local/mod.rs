@@ -24,9 +24,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use narval_nix::{NarHash, StoreDir, StorePath};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use thiserror::Error;
 
@@ -322,14 +323,6 @@ impl LocalStore {
     pub fn sync(&self) -> Result<(), LocalStoreError> {
         rustix::fs::syncfs(&self.directory)
             .map_err(|error| LocalStoreError::io("write out", &self.config.real_store_dir, error))
-    }
-
-    fn complete(&self) -> MutexGuard<'_, BTreeMap<StorePath, (Identity, NarHash)>> {
-        self.complete.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn writer(&self) -> MutexGuard<'_, Connection> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn database_error(&self, source: rusqlite::Error) -> LocalStoreError {

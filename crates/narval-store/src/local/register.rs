@@ -100,7 +100,7 @@ impl LocalStore {
     /// Registers paths whose locks the caller holds, and whose files were checked or which are already valid.
     pub(super) fn register_locked(&self, infos: &[PathInfo]) -> Result<(), LocalStoreError> {
         let outputs = self.outputs_of_derivations(infos)?;
-        let mut connection = self.writer();
+        let mut connection = self.writer.lock();
         let fail = |error| self.database_error(error);
         let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate).map_err(fail)?;
         let mut added = Vec::new();
@@ -125,7 +125,7 @@ impl LocalStore {
         }
         transaction.commit().map_err(fail)?;
         drop(connection);
-        let mut complete = self.complete();
+        let mut complete = self.complete.lock();
         for info in infos {
             complete.remove(&info.path);
         }

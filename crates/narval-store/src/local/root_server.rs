@@ -13,10 +13,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use narval_nix::{HashPart, StorePath};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
@@ -124,7 +125,7 @@ impl RootServer {
 
     /// Begins the deletion of paths with this hash part; `None` if a process needs one of them.
     pub(super) fn delete(&self, hash_part: HashPart) -> Option<Deleting<'_>> {
-        let mut told = self.shared.told();
+        let mut told = self.shared.told.lock();
         if told.roots.contains(&hash_part) {
             return None;
         }
@@ -135,7 +136,7 @@ impl RootServer {
 
 impl Drop for RootServer {
     fn drop(&mut self) {
-        self.shared.told().is_over = true;
+        self.shared.told.lock().is_over = true;
         self.shared.wake_up();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -147,16 +148,12 @@ impl Drop for RootServer {
 
 impl Drop for Deleting<'_> {
     fn drop(&mut self) {
-        self.0.told().pending = None;
+        self.0.told.lock().pending = None;
         self.0.wake_up();
     }
 }
 
 impl Shared {
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wake_up(&self) {
         // It can only fail if it is already to be woken up 2^64 times.
         rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).ok();
@@ -211,7 +208,7 @@ fn serve(listener: &UnixListener, shared: &Shared) {
             // Nothing to read only means that it was read before.
             rustix::io::read(&shared.wake, &mut [0; 8]).ok();
         }
-        if shared.told().is_over {
+        if shared.told.lock().is_over {
             return;
         }
         let mut at = 1;
@@ -261,7 +258,7 @@ impl Client {
                 },
             };
             if let Some(hash_part) = hash_part {
-                let mut told = shared.told();
+                let mut told = shared.told.lock();
                 if told.roots.len() >= ROOTS_MAX {
                     return Err(ErrorKind::QuotaExceeded.into());
                 }

@@ -13,9 +13,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use narval_nix::{StoreDir, StorePath};
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -72,7 +72,7 @@ impl LocalRoots {
     /// # Errors
     /// If the roots cannot be written.
     pub fn keep<'a>(&self, paths: impl IntoIterator<Item = &'a StorePath>) -> Result<(), LocalStoreError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let roots = match &mut *state {
             Some(roots) => roots,
             none => none.insert(self.create()?),
@@ -92,7 +92,7 @@ impl LocalRoots {
 
     /// The number that names the file, and temporary names in the store directory.
     pub(super) fn number(&self) -> Result<u64, LocalStoreError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         match &*state {
             Some(roots) => Ok(roots.number),
             None => Ok(state.insert(self.create()?).number),

@@ -3,11 +3,12 @@
 //! A stream queues its next batches, and takes their bytes in order. If no thread has started a batch when its turn
 //! comes, the stream reads it itself, so a busy or absent pool never blocks a stream.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
 
 use super::NarIoError;
 use super::batch::{Batch, read_batch};
@@ -100,9 +101,9 @@ enum State {
 impl Slot {
     /// Returns the bytes, after waiting for the thread that reads them; `None` if no thread has started.
     pub(super) fn take(&self) -> Option<Result<Vec<u8>, NarIoError>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         while matches!(*state, State::Running) {
-            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.done.wait(&mut state);
         }
         match std::mem::replace(&mut *state, State::Taken) {
             State::Ready(bytes) => Some(bytes),
@@ -112,7 +113,7 @@ impl Slot {
 
     fn read(&self) {
         {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             if !matches!(*state, State::Waiting) {
                 return;
             }
@@ -120,7 +121,7 @@ impl Slot {
         }
         let mut bytes = Vec::new();
         let read = read_batch(&self.batch.layout, &self.batch.root, &self.batch.entries, &mut bytes);
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Ready(read.map(|()| bytes));
+        *self.state.lock() = State::Ready(read.map(|()| bytes));
         self.done.notify_all();
     }
 }

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use narval_install::TIMELINE;
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::Subscriber;
 use tracing::field::{Field, Visit};
@@ -42,7 +43,7 @@ impl Timeline {
 
     /// Ends the file.
     pub(crate) fn finish(self) -> io::Result<()> {
-        let (file, written) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, written) = &mut *self.file.lock();
         std::mem::replace(written, Ok(()))?;
         file.write_all(b"]}\n")?;
         file.flush()
@@ -66,7 +67,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Timeline {
             "name": name, "cat": span.name(), "ph": "X", "pid": 1, "tid": rustix::thread::gettid().as_raw_nonzero(),
             "ts": begun.duration_since(self.since).as_micros() as u64, "dur": begun.elapsed().as_micros() as u64,
         });
-        let (file, written) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, written) = &mut *self.file.lock();
         if written.is_ok() {
             *written = write!(file, ",\n{event}");
         }

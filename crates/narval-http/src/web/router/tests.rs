@@ -301,11 +301,7 @@ impl Handler for Inline {
 #[test]
 fn inline_answers_only_where_no_middleware_is_passed_by() {
     let routes = || {
-        Router::new().get("/plain", ok).add_inline(Method::GET, "/fast", Inline).add_inline(
-            Method::GET,
-            "/*",
-            Inline,
-        )
+        Router::new().get("/plain", ok).add_inline(Method::GET, "/fast", Inline).add_inline(Method::GET, "/*", Inline)
     };
     let inline = |table: &RoutingTable, target| {
         table.inline(&request("GET", target).head()).map(|response| response.body_bytes())

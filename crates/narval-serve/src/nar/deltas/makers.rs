@@ -6,8 +6,10 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::waiting::WAITING_MAX;
 
@@ -75,7 +77,7 @@ static STATE: Mutex<State> = Mutex::new(State {
 static ENDED: Condvar = Condvar::new();
 
 fn state() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    STATE.lock()
 }
 
 /// Half of the processors: the others answer requests.
@@ -123,7 +125,7 @@ pub(super) fn wait(ticket: Ticket, patience: Duration) {
         if left.is_zero() || expected > left {
             break;
         }
-        state = ENDED.wait_timeout(state, left.min(LOOK_AGAIN_AFTER)).unwrap_or_else(PoisonError::into_inner).0;
+        ENDED.wait_for(&mut state, left.min(LOOK_AGAIN_AFTER));
     }
     state.waiting -= 1;
     state.adjust(ticket, |waiting| waiting - 1);
@@ -139,7 +141,7 @@ fn work() {
     while !state.queue.is_empty() {
         let Some(Queued { ticket, job: Job { bytes, memory, make }, .. }) = state.next() else {
             // There is too little memory until another one has ended.
-            state = ENDED.wait(state).unwrap_or_else(PoisonError::into_inner);
+            ENDED.wait(&mut state);
             continue;
         };
         let since = Instant::now();

@@ -11,13 +11,14 @@ mod waiting;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_codec::delta::delta_fits;
 use narval_codec::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
 use narval_http::{HeadRef, HeaderValue, Response, header};
 use narval_nix::{NarHash, Sha256};
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
 use super::delta_mode::DeltaMode;
@@ -243,7 +244,7 @@ impl Deltas {
         (base, nar): (DeltaEnd, DeltaEnd),
         compressed: Option<u64>,
     ) -> Result<Option<Ticket>, Ticket> {
-        let mut all = self.all_making();
+        let mut all = self.making.lock();
         if let Some(ticket) = all.get(&pair) {
             return Err(*ticket);
         }
@@ -271,10 +272,6 @@ impl Deltas {
                 Ok(None)
             }
         }
-    }
-
-    fn all_making(&self) -> MutexGuard<'_, HashMap<Pair, Ticket>> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes, verifies and keeps a delta, if it is worth it.
@@ -330,7 +327,7 @@ struct Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.deltas.all_making().remove(&self.pair);
+        self.deltas.making.lock().remove(&self.pair);
     }
 }
 

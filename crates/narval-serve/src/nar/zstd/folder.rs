@@ -16,12 +16,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_codec::encode::FRAMES_FORMAT;
 use narval_files::{TemporaryFile, remove_leftovers};
 use narval_nix::{NarHash, Sha256};
+use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 /// Prefix of the folders with finished files.
@@ -225,13 +225,13 @@ impl Folder {
 
     /// Whether a write error has just happened.
     pub(crate) fn is_paused(&self) -> bool {
-        self.paused_until().is_some_and(|until| Instant::now() < until)
+        self.paused_until.lock().is_some_and(|until| Instant::now() < until)
     }
 
     /// Logs a write error, and writes nothing for a while. If the disk is full, the least recently used files are removed.
     pub(crate) fn pause(&self, error: &io::Error) {
         {
-            let mut paused_until = self.paused_until();
+            let mut paused_until = self.paused_until.lock();
             // Other threads that were writing get the same error.
             if paused_until.is_some_and(|until| Instant::now() < until) {
                 return;
@@ -250,10 +250,6 @@ impl Folder {
                 tracing::debug!("nothing was removed from the NAR cache: {error}");
             }
         }
-    }
-
-    fn paused_until(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.paused_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Scans the folder, and removes the least recently used files if they exceed the maximum. Other processes may do so at the same
@@ -420,7 +416,7 @@ mod tests {
         assert!(!folder.is_paused());
         folder.pause(&io::ErrorKind::PermissionDenied.into());
         assert!(folder.is_paused() && stored.iter().all(|stored| stored.path.exists()));
-        *folder.paused_until() = None;
+        *folder.paused_until.lock() = None;
         for _ in 0..2 {
             // Further errors during the pause remove nothing more.
             folder.pause(&io::ErrorKind::StorageFull.into());

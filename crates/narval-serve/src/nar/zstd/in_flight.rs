@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use narval_codec::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
 use narval_files::TemporaryFile;
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead};
+use parking_lot::{Condvar, Mutex};
 
 use super::folder::Folder;
 use crate::background::Background;
@@ -154,9 +155,9 @@ impl InFlight {
     /// Waits until the file was synced and renamed; returns whether that succeeded.
     fn wait_until_stored(&self) -> bool {
         let (is_stored, told) = &self.is_stored;
-        let is_stored = is_stored.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_stored = told.wait_while(is_stored, |is_stored| is_stored.is_none());
-        is_stored.unwrap_or_else(PoisonError::into_inner).unwrap_or(false)
+        let mut is_stored = is_stored.lock();
+        told.wait_while(&mut is_stored, |is_stored| is_stored.is_none());
+        is_stored.unwrap_or(false)
     }
 
     /// Makes the first piece, before a status line is sent: a NAR of one frame is verified by then. Returns the size of the file if
@@ -176,7 +177,7 @@ impl InFlight {
     /// Makes pieces until there are more than `beyond` bytes, or until it has ended. While another thread makes a piece, this one waits
     /// for it.
     fn advance(self: &Arc<Self>, beyond: u64) {
-        let mut guard = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.producer.lock();
         while self.produced.load(Ordering::Acquire) <= beyond && self.outcome.get().is_none() {
             let Some(producer) = guard.as_mut() else { return };
             let outcome = match producer.turn(&self.produced) {
@@ -215,7 +216,7 @@ impl InFlight {
                 Ok(_) => (this.stored)(),
                 Err(error) => folder.pause(error),
             }
-            *this.is_stored.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(finished.is_ok());
+            *this.is_stored.0.lock() = Some(finished.is_ok());
             this.is_stored.1.notify_all();
         };
         writer.run(Box::new(job));

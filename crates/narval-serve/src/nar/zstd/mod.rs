@@ -12,11 +12,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use narval_nix::{NarHash, Sha256, Sha256Hasher};
 use narval_store::ReadAhead;
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
 use crate::background::Background;
@@ -195,7 +196,7 @@ impl NarCache {
         if let Some((stored, file)) = self.find(&planned.nar_hash) {
             return Ok(Found::File(stored, file));
         }
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = self.flights.lock();
         let flying = flights.get(&planned.nar_hash).and_then(Weak::upgrade);
         if let Some(flight) = flying.filter(|flight| !flight.has_failed()) {
             self.metrics.single_flight_waits.inc();

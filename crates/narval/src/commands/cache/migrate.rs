@@ -1,10 +1,10 @@
 //! `narval cache migrate`.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use narval_keep::{Data, Migrated};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::Failure;
@@ -64,7 +64,7 @@ pub(super) fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     let shown = Mutex::new(Instant::now());
     let progress = |done: Migrated| {
         // Another thread is showing it.
-        let Ok(mut shown) = shown.try_lock() else { return };
+        let Some(mut shown) = shown.try_lock() else { return };
         if shown.elapsed() >= SHOW_EVERY {
             *shown = Instant::now();
             let Migrated { paths, present, nars, bytes, .. } = done;

@@ -1,12 +1,13 @@
 //! SIGHUP: everything that can change while the server runs is created again, and then replaces the old state in one
 //! step.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response};
 use narval_serve::Caches;
+use parking_lot::Mutex;
 
 use super::caches::{Opened, Services};
 use super::{Args, Settings};
@@ -50,7 +51,7 @@ impl CurrentLog {
 
     /// Replaces the log; everything queued is written to the old one first.
     fn replace(&self, log: BoxedLog) {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.0.lock();
         current.flush();
         *current = log;
     }
@@ -58,11 +59,11 @@ impl CurrentLog {
 
 impl AccessLog for CurrentLog {
     fn write(&mut self, entry: &AccessEntry) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(entry);
+        self.0.lock().write(entry);
     }
 
     fn flush(&mut self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush();
+        self.0.lock().flush();
     }
 }
 
