@@ -110,6 +110,15 @@ struct EncodingLabel {
     encoding: &'static str,
 }
 
+/// The parts that a cache has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    pub(crate) nar_cache: bool,
+    pub(crate) writable: bool,
+    /// How many upstreams respond, and how many there are.
+    pub(crate) upstreams: Option<(usize, usize)>,
+}
+
 impl Metrics {
     /// Creates the counters of a cache at zero.
     pub(crate) fn new(cache: &CacheName) -> Self {
@@ -223,8 +232,8 @@ impl Metrics {
     }
 
     /// The totals that the page shows, as a JSON object.
-    /// `upstreams`: how many respond, and how many there are.
-    pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>, upstreams: Option<(usize, usize)>) -> String {
+    /// `engine`: what is of the whole server, if it is told.
+    pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>, parts: &Parts) -> String {
         let sums = |status: fn(u16) -> bool| -> u64 {
             let of_route = |statuses: &Vec<Counter>| -> u64 {
                 STATUSES.iter().zip(statuses).filter(|(code, _)| status(**code)).map(|(_, counter)| counter.get()).sum()
@@ -252,7 +261,9 @@ impl Metrics {
         json!({
             "uptime": uptime,
             "engine": engine,
-            "upstreams": upstreams.map(|(available, all)| json!({ "available": available, "all": all })),
+            "narCache": parts.nar_cache,
+            "writable": parts.writable,
+            "upstreams": parts.upstreams.map(|(available, all)| json!({ "available": available, "all": all })),
             "narinfos": route(RouteLabel::NarInfo),
             "nars": route(RouteLabel::Nar),
             "pushes": route(RouteLabel::Push),

@@ -25,7 +25,7 @@ use crate::auth::oidc::OidcExchange;
 use crate::auth::{Auth, client};
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
-use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
+use crate::metrics::{LARGE_BYTES_MIN, Metrics, Parts, RouteLabel};
 use crate::nar::deltas::{Asked, Deltas, answer_on_a_thread};
 use crate::nar::packed;
 use crate::page::{self, Counted, Page, PageRoute, Permit, session};
@@ -123,11 +123,17 @@ struct Figures {
     metrics: Arc<Metrics>,
     state: ServerState,
     upstreams: Option<Upstreams>,
+    nar_cache: bool,
+    writable: bool,
+    /// Whether it is the cache at `/`: who may read another one is not told what all clients of the server do.
+    shows_engine: bool,
 }
 
 impl Counted for Figures {
     fn sample(&self, uptime: u64) -> String {
-        self.metrics.sample(uptime, self.state.engine(), self.upstreams.as_ref().map(Upstreams::available))
+        let upstreams = self.upstreams.as_ref().map(Upstreams::available);
+        let parts = Parts { nar_cache: self.nar_cache, writable: self.writable, upstreams };
+        self.metrics.sample(uptime, self.state.engine().filter(|_| self.shows_engine), &parts)
     }
 }
 

@@ -96,8 +96,7 @@ fn installed(root: &Path, path: &str) -> Vec<u8> {
 
 fn metric(server: &Server, name: &str) -> u64 {
     let metrics = server.get("/metrics");
-    let line = metrics.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
-    line.parse().unwrap()
+    metrics.figure(name).unwrap_or_else(|| panic!("no {name} in {}", metrics.text()))
 }
 
 #[test]

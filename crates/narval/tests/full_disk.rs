@@ -15,8 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 fn metric(server: &Server, name: &str) -> u64 {
     let metrics = server.get("/metrics");
-    let line = metrics.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
-    line.parse().unwrap()
+    metrics.figure(name).unwrap_or_else(|| panic!("no {name} in {}", metrics.text()))
 }
 
 #[test]

@@ -10,15 +10,7 @@ use support::{NIX_SERVE, Nix, Server, Store, hash_part, stdout};
 
 /// A closure with real references, self-references, logs and derivers, made by real Nix.
 fn hello() -> String {
-    let missing = "tools/make-closure makes the closure that is missing in /nix/store";
-    let mut names: Vec<_> = std::fs::read_dir("/nix/store")
-        .expect(missing)
-        .filter_map(|e| e.ok()?.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    // the version is that of the Debian or Ubuntu release
-    let name = names.into_iter().find(|name| name.contains("-hello-") && !name.contains(".drv"));
-    format!("/nix/store/{}", name.expect(missing))
+    support::made_closure().expect("tools/make-closure makes the closure that is missing in /nix/store")
 }
 
 fn copy(nix: Nix, home: &Store, url: &str, key: &str, path: &str, to: &str) -> Result<(), String> {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+mod support;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -9,14 +11,8 @@ const ROUNDS: &str = "12";
 
 #[test]
 fn visible_paths_verify_after_every_kill() {
-    // The closure that tools/make-closure puts into the system's store, and tools/test has made.
-    let entries = std::fs::read_dir("/nix/store").into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_hello = |path: &std::path::PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        path.is_dir() && name.get(32..).is_some_and(|rest| rest.starts_with("-hello-"))
-    };
-    let Some(hello) = entries.filter(is_hello).min() else {
-        eprintln!("skipped: there is no hello in /nix/store; tools/make-closure makes one");
+    let Some(hello) = support::made_closure() else {
+        eprintln!("skipped: tools/make-closure has not made its closure in /nix/store");
         return;
     };
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/kill-loop-push");

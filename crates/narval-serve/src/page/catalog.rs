@@ -3,7 +3,7 @@
 //! A scan of the names of a million paths takes a few milliseconds, and no database index finds parts of words. The names of
 //! a live store could not be indexed anyway: its database belongs to Nix.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 
 use super::Places;
+use super::paths::{is_accepted, look_up};
 use super::usage::package_name;
 use crate::error::ServeError;
 
@@ -89,6 +90,16 @@ pub(super) struct Found {
     size: u64,
     /// When it was registered, or last pushed or requested, in seconds since 1970.
     time: u64,
+    #[serde(skip_serializing_if = "is_false")]
+    pinned: bool,
+    /// Whether it lacks a signature of this server, which has a key.
+    #[serde(skip_serializing_if = "is_false")]
+    unsigned: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The answer to a search.
@@ -155,7 +166,15 @@ impl fmt::Debug for Catalog {
 impl Catalog {
     /// Searches; builds the table first if there is none.
     pub(super) fn search(self: &Arc<Self>, places: &Arc<Places>, asked: &Asked) -> Result<Results, ServeError> {
-        Ok(self.table(places)?.search(asked))
+        let mut results = self.table(places)?.search(asked);
+        let pins = places.written.as_ref().map(|cache| cache.pins()).transpose()?.unwrap_or_default();
+        let pinned: HashSet<&str> = pins.iter().filter_map(|pin| pin.path.split('-').next()).collect();
+        for found in &mut results.paths {
+            found.pinned = pinned.contains(found.hash.as_str());
+            let info = found.hash.parse().ok().map(|hash| look_up(places, hash)).transpose()?.flatten();
+            found.unsigned = info.is_some_and(|info| is_accepted(places, &info) == Some(false));
+        }
+        Ok(results)
     }
 
     /// Begins to build the table, if there is none: who opens the page may search soon, and with a million paths building takes seconds.
@@ -399,6 +418,8 @@ impl Table {
             name: name.to_owned(),
             size: row.size,
             time: row.time,
+            pinned: false,
+            unsigned: false,
         })
     }
 }
@@ -479,7 +500,7 @@ mod tests {
         let table = Table::of(vec![(path.clone(), 5, 10), (path, 3, 20)]);
         assert_eq!(
             table.search(&Asked::default()).paths,
-            [Found { hash: hash(1), name: "twice".into(), size: 5, time: 10 }]
+            [Found { hash: hash(1), name: "twice".into(), size: 5, time: 10, pinned: false, unsigned: false }]
         );
     }
 

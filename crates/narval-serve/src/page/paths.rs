@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use narval_http::{BodySource, Fill, SegmentBuf};
+use narval_keep::SmallKind;
 use narval_nix::narinfo::NarInfo;
 use narval_nix::{HashPart, StorePath, TrustedKeys};
 use serde::{Serialize, Serializer};
@@ -12,6 +13,7 @@ use serde::{Serialize, Serializer};
 use super::Places;
 use crate::error::ServeError;
 use crate::narinfo::memo::Answer;
+use crate::routes::log;
 
 /// The maximum number of displayed paths of a closure.
 const CLOSURE_MAX: usize = 50_000;
@@ -50,6 +52,8 @@ pub(super) struct PathAnswer {
     /// Whether there are more referrers than listed.
     more_referrers: bool,
     deriver: Option<Named>,
+    /// Whether there may be a log of its build.
+    log: bool,
     content_address: Option<String>,
     signatures: Vec<Signed>,
     pins: Vec<String>,
@@ -91,6 +95,7 @@ pub(super) fn path(places: &Places, hash_part: HashPart) -> Result<PathAnswer, S
         referrers,
         more_referrers,
         deriver: info.deriver.as_ref().map(Named::of),
+        log: info.deriver.as_ref().is_some_and(|deriver| has_log(places, deriver)),
         content_address: info.ca.as_ref().map(ToString::to_string),
         signatures: signatures.collect(),
         pins: pins(places, &info.path)?,
@@ -110,6 +115,16 @@ pub(super) fn look_up(places: &Places, hash_part: HashPart) -> Result<Option<Nar
             }
         },
     }
+}
+
+/// Whether a log of this derivation is here. What upstreams have is not asked for.
+fn has_log(places: &Places, deriver: &StorePath) -> bool {
+    let in_store = || places.store.as_ref().is_some_and(|store| log::answer(store, deriver).is_ok());
+    let in_cache = || {
+        let found = places.written.as_ref().map(|cache| cache.small_file(SmallKind::Log, deriver.base_name()));
+        found.is_some_and(|found| found.is_ok_and(|log| log.is_some()))
+    };
+    places.has_upstreams || in_store() || in_cache()
 }
 
 fn source(places: &Places, path: &StorePath) -> Result<&'static str, ServeError> {
@@ -262,7 +277,7 @@ struct Node<'a> {
 }
 
 /// Whether a client that trusts only this server's keys accepts a path; `None` if it has no key.
-fn is_accepted(places: &Places, info: &NarInfo) -> Option<bool> {
+pub(super) fn is_accepted(places: &Places, info: &NarInfo) -> Option<bool> {
     let keys: TrustedKeys = places.sign_keys.iter().cloned().collect();
     let is_signed = || keys.find_valid(info.fingerprint(&places.store_dir).as_bytes(), &info.signatures).is_some();
     // Contents are their own proof.

@@ -22,6 +22,8 @@ struct Info<'a> {
     /// The label and the id of the token.
     label: Option<&'a str>,
     token: Option<&'a str>,
+    /// The caches that the token is for.
+    caches: &'a [String],
     /// When the token expires, in seconds since 1970.
     expires: Option<u64>,
     /// What it allows in this cache.
@@ -46,6 +48,7 @@ pub(crate) fn info(cache: &CacheName, session: Option<&Session>, may_read: bool)
         cache: cache.as_str(),
         label: grant.map(|grant| &*grant.label),
         token: grant.map(|grant| &*grant.token),
+        caches: grant.map(|grant| grant.caches.texts()).unwrap_or_default(),
         expires: grant.and_then(|grant| grant.expires),
         scopes: scopes.into_iter().map(Scope::name).collect(),
         proof: session.map(|session| &*session.proof),

@@ -102,7 +102,14 @@ impl Service {
                 has_upstreams: upstream.is_some(),
             };
             let (metrics, upstreams) = (Arc::clone(&metrics), upstream.clone());
-            let figures = Figures { metrics: Arc::clone(&metrics), state: state.clone(), upstreams };
+            let figures = Figures {
+                metrics: Arc::clone(&metrics),
+                state: state.clone(),
+                upstreams,
+                nar_cache: live.as_ref().is_some_and(|live| live.nars.compressed.is_some()),
+                writable: written.is_some(),
+                shows_engine: name == CacheName::default(),
+            };
             Page::new(places, Arc::new(figures), state.page_work(), metrics)
         });
         Ok(Self {

@@ -135,9 +135,7 @@ fn what_is_under_way_is_counted_until_it_ends() {
     let server = crate::support::Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]);
     let count = |name: &str| -> u64 {
         let metrics = server.get("/metrics");
-        let line =
-            metrics.text().lines().find_map(|line| line.strip_prefix(&format!("narval_{name} ")).map(str::to_owned));
-        line.unwrap_or_else(|| panic!("no {name}: {}", metrics.text())).parse().unwrap()
+        metrics.figure(&format!("narval_{name}")).unwrap_or_else(|| panic!("no {name}: {}", metrics.text()))
     };
     let wait = |name: &str, wanted: u64| {
         let until = Instant::now() + Duration::from_secs(60);

@@ -52,3 +52,54 @@ fn both_ways_to_give_a_token_work_as_they_are_on_the_page() {
     run(push, &["--store", &from]);
     assert!(lab.has(&by_narval));
 }
+
+/// What is made of a Rust string says that it is UTF-8: browsers guess something else.
+#[test]
+fn text_is_read_as_utf_8() {
+    use narval_http::{Listen, ListenAddress, Server};
+    let Some(mut browser) = Browser::start() else { return };
+    let listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+    let server = Server::builder(|| "café – naïve ✓\n").listen(listen).build().unwrap().spawn().unwrap();
+    let [ListenAddress::Tcp(address), ..] = server.addresses() else { panic!("no address") };
+    browser.open(&format!("http://{address}/"), "café – naïve ✓");
+    assert_eq!(browser.eval("document.characterSet"), "UTF-8");
+}
+
+#[test]
+fn one_sees_where_one_is_what_is_unsigned_and_how_to_get_a_path() {
+    let Some(mut browser) = Browser::start() else { return };
+    let store = crate::support::Store::new();
+    let (key, _) = store.key("own-1");
+    let server = Lab::serve(&store, &["--sign-key", key.to_str().unwrap()]);
+    let lab = Lab { store, server };
+    let path = lab.store.add_file("alone-1.0", "x");
+    let statement = format!("update ValidPaths set ca = null where path = '{path}'");
+    let database = lab.store.path("root/nix/var/nix/db/db.sqlite");
+    assert!(Command::new("sqlite3").arg(database).arg(statement).status().unwrap().success());
+    // By a token that may not sign.
+    lab.push(&path);
+    let hash = crate::support::hash_part(&path).to_owned();
+    browser.open(&format!("{}/#/find", lab.server.url()), "alone-1.0");
+    for text in ["default", &lab.server.address.to_string()] {
+        let shown = format!(
+            "document.title.includes('{text}') && document.getElementById('brand').textContent.includes('{text}')"
+        );
+        assert_eq!(browser.eval(&shown), true, "{text}");
+    }
+    let row = browser.eval("document.querySelector('.rows li').textContent").as_str().unwrap().to_owned();
+    assert!(row.contains(&hash[..8]) && row.contains("not signed") && row.contains("just now"), "{row}");
+    assert_eq!(browser.eval("document.activeElement.id"), "query");
+    // Enter opens the only hit.
+    browser.press("Enter", 13);
+    browser.shows("1 of 1 path is not signed by this server: clients will refuse this.");
+    assert_eq!(text(&mut browser, "store path"), path);
+    assert!(text(&mut browser, "command to get it").ends_with(&path));
+    assert_eq!(browser.eval("document.querySelectorAll('#way option').length"), 4);
+    assert_eq!(browser.eval("[...document.links].filter((link) => link.textContent === 'build log').length"), 0);
+    browser.open(&format!("{}/#/find/nosuch", lab.server.url()), "Nothing has this in its name");
+    // No value without a denominator, and no part that this server does not have.
+    browser.open(&format!("{}/#/now", lab.server.url()), "Narinfos per second");
+    let cards = browser.eval("[...document.querySelectorAll('.card')].map((card) => card.textContent).join('|')");
+    let cards = cards.as_str().unwrap().to_owned();
+    assert!(cards.contains("Narinfos from memory–") && !cards.contains("pstream"), "{cards}");
+}

@@ -504,9 +504,8 @@ fn nar_of(server: &Server, path: &str) -> String {
 }
 
 pub fn metric(server: &Server, name: &str) -> u64 {
-    let text = server.get("/metrics").text().to_owned();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    let metrics = server.get("/metrics");
+    metrics.figure(name).unwrap_or_else(|| panic!("no {name} in {}", metrics.text()))
 }
 
 #[test]

@@ -223,6 +223,5 @@ fn sixty_four_clients_that_push_hold_bounded_memory() {
 /// Bytes of NARs that a server has received.
 fn received(lab: &Lab) -> u64 {
     let metrics = lab.get("/metrics");
-    let line = metrics.text().lines().find_map(|line| line.strip_prefix("narval_upload_bytes_total ")?.parse().ok());
-    line.unwrap_or_else(|| panic!("{}", metrics.text()))
+    metrics.figure("narval_upload_bytes_total").unwrap_or_else(|| panic!("{}", metrics.text()))
 }

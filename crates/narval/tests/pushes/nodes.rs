@@ -68,8 +68,7 @@ impl Nodes {
             200 => metric(server, name),
             _ => {
                 let answer = server.ask("GET", "/metrics", &[&format!("Authorization: Bearer {}", self.token)]);
-                let line = answer.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-                line.unwrap_or_else(|| panic!("no {name}: {}", answer.text())).parse().unwrap()
+                answer.figure(name).unwrap_or_else(|| panic!("no {name}: {}", answer.text()))
             }
         }
     }

@@ -84,8 +84,7 @@ fn zstd_with_large_window(nar: &[u8]) -> Vec<u8> {
 
 fn metric(lab: &Lab, name: &str) -> u64 {
     let metrics = lab.get("/metrics");
-    let line = metrics.text().lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
-    line.unwrap().parse().unwrap()
+    metrics.figure(name).unwrap()
 }
 
 fn resident_bytes(lab: &Lab) -> u64 {

@@ -195,6 +195,19 @@ impl Answer {
         })
     }
 
+    /// A figure of `/metrics` by its name, with some labels or none: of all caches that the answer has.
+    pub fn figure(&self, name: &str) -> Option<u64> {
+        let (name, wanted) = name.trim_end_matches('}').split_once('{').unwrap_or((name, ""));
+        let value = |line: &str| -> Option<f64> {
+            let (sample, value) = line.rsplit_once(' ')?;
+            let (of, labels) = sample.split_once('{').unwrap_or((sample, ""));
+            let fits = of == name && wanted.split(',').all(|label| labels.contains(label));
+            fits.then(|| value.parse().ok())?
+        };
+        let values: Vec<f64> = self.text().lines().filter_map(value).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() as u64)
+    }
+
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
@@ -394,6 +407,19 @@ impl Store {
         let made = Command::new(NARVAL).args(["key", "generate", name, "--out"]).arg(&file).output().unwrap();
         (file, stdout(made))
     }
+}
+
+/// The path that `tools/make-closure` has made in the machine's store, if it has. Its root has the path's full name: whatever else is in that store, or
+/// is collected there, is nobody's business.
+pub fn made_closure() -> Option<String> {
+    let roots = std::fs::read_dir("/nix/var/nix/gcroots").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_made = |root: &PathBuf| {
+        let name = root.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("narval-hello-") && !name.ends_with(".drv") && root.is_dir()
+    };
+    // The version is that of the Debian or Ubuntu release.
+    let root = roots.filter(is_made).max()?;
+    Some(std::fs::canonicalize(root).ok()?.to_str()?.to_owned())
 }
 
 /// A certificate for this machine, made in this folder: the files of the chain and of the key.

@@ -53,6 +53,8 @@ async function write(method, path, body) {
   const headers = { 'X-Narval-CSRF': session?.proof || '', ...(body && { 'Content-Type': 'application/json' }) };
   return (await ask(api + path, { method, headers, body: body && JSON.stringify(body) })).json();
 }
+// A server of a store alone has no names.
+const cacheName = () => session?.cache || 'store';
 const may = (scope) => Boolean(session?.scopes.includes(scope));
 
 function copyable(text, label) {

@@ -12,14 +12,14 @@ async function pathView(mine, hash, to) {
   const facts = [
     ['Store path', el('code', {}, name(path.path))], ['From', from], ['Size', bytes(path.narSize) + ' unpacked' + (path.fileSize && path.fileSize !== path.narSize ? ', ' + bytes(path.fileSize) + ' to download' + (path.compression === 'none' ? '' : ' (' + path.compression + ')') : '')],
     ['Signatures', signed.length ? signed : el('span', { class: 'bad' }, 'none')],
-    path.deriver && ['Built by', [name(path.deriver.name), ' ', el('a', { href: '#/log/' + path.deriver.hash + '-' + encodeURIComponent(path.deriver.name) }, 'build log')]],
+    path.deriver && ['Built by', [name(path.deriver.name), path.log && [' ', el('a', { href: '#/log/' + path.deriver.hash + '-' + encodeURIComponent(path.deriver.name) }, 'build log')]]],
     path.contentAddress && ['Content address', el('code', {}, path.contentAddress)],
     path.pins.length && ['Pinned as', path.pins.join(', ')],
     ['NAR hash', el('code', {}, path.narHash)],
   ].filter(Boolean);
   show(
     heading(name(path.name)),
-    el('p', {}, el('a', { href: '#/files/' + hash }, 'Browse files')), pathActions(path),
+    el('p', {}, el('a', { href: '#/files/' + hash }, 'Browse files')), pathActions(path), getIt(path),
     el('dl', {}, facts.map(([term, value]) => [el('dt', {}, term), el('dd', {}, value)])),
     el('h2', {}, 'Closure'), sum, verdict, map, chain, versions,
     el('div', { class: 'split' },
@@ -45,6 +45,20 @@ async function pathView(mine, hash, to) {
   map.hidden = closure.nodes.length < 2; // nothing to compare
   drawMap(map, closure.nodes, total, hash);
   if (to) { const at = closure.nodes.findIndex((node) => node.hash === to); if (at > 0) why(at); }
+}
+// How to get a path, one way at a time.
+function getIt(path) {
+  const url = location.origin + base.replace(/\/$/, '');
+  const ways = {
+    'nix copy': 'nix copy --from ' + url + ' ' + path.path,
+    'nix-store': 'nix-store --option extra-substituters ' + url + ' -r ' + path.path,
+    'narval install': 'narval install --from ' + url + ' ' + path.path,
+    'narval run': 'narval run --from ' + url + ' ' + path.path,
+  };
+  const text = el('div', {}), choice = el('select', { id: 'way', onchange: () => shown() }, Object.keys(ways).map((way) => el('option', {}, way)));
+  const shown = () => text.replaceChildren(copyable(ways[choice.value], 'command to get it'));
+  shown();
+  return el('section', {}, el('h2', {}, 'Get it'), copyable(path.path, 'store path'), el('p', {}, el('label', { for: 'way' }, 'With '), choice), text);
 }
 // The shortest chain of references from the first node.
 function whyChain(nodes, to) {

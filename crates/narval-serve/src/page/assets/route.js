@@ -13,13 +13,14 @@ async function route() {
   for (const link of document.querySelectorAll('nav a')) {
     if (link.hash === '#/' + current) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
   }
-  document.title = { use: 'Use this cache', find: 'Find', now: 'Now', manage: 'Manage' }[current] + ' · ' + location.host;
+  document.title = { use: 'Use this cache', find: 'Find', now: 'Now', manage: 'Manage' }[current] + ' · ' + cacheName() + ' · ' + location.host;
   // Nothing is asked for that would be refused. Another window may have signed in meanwhile.
   if (session && !session.mayRead && mine > 1) await whoIsThere();
   if (mine !== view) return;
   if (session && !session.mayRead && which !== 'manage') {
     if (!session.signedIn) return askToRead();
-    return show(heading('This cache is private'), el('p', {}, 'The token that you have signed in with cannot read it: it lacks the scope pull.'), el('p', {}, el('a', { href: '#/manage' }, 'What it allows')));
+    askToken('This cache is private', 'You are signed in as ' + session.label + ', which is for: ' + session.caches.join(', ') + (session.scopes.length ? '; it lacks the scope pull' : '') + '. Sign in with a token that may read ' + cacheName() + '.');
+    return void main.append(el('p', {}, el('a', { href: '#/manage' }, 'What it allows')));
   }
   try {
     if (which === 'find') await findView(mine, first);

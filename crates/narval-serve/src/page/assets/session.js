@@ -2,6 +2,7 @@
 async function whoIsThere() {
   try { session = await get(api + 'session'); } catch { session = null; }
   document.getElementById('manage').hidden = !session;
+  document.getElementById('brand').replaceChildren(el('strong', {}, cacheName()), ' ', el('span', { class: 'soft' }, location.host));
 }
 function askToken(title, text) {
   const field = el('input', { type: 'password', id: 'token', autocomplete: 'off', spellcheck: 'false', required: true });
