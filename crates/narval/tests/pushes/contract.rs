@@ -77,7 +77,7 @@ fn uploads_need_the_scope_push() {
         assert_eq!(lab.put(path, "", b"x").status, 401, "{path}");
         let answer = lab.put(path, &pull, b"x");
         assert_eq!(answer.status, 403, "{path}");
-        assert!(answer.text().contains("--push"), "{}", answer.text());
+        assert!(answer.text().contains("--add-scope push"), "{}", answer.text());
     }
     for path in ["/_narval/v1/missing", "/_narval/v1/commit"] {
         assert_eq!(lab.post(path, "", b"").status, 401, "{path}");
