@@ -305,8 +305,9 @@ pub(crate) const SENDFILE_QUANTUM_NEAR: usize = 256 * 1024;
 /// of 0.5 to 10 MB took 1.2 to 1.5 times as long.
 pub(crate) const CORK_MIN: u64 = 256 * 1024;
 
-/// Bytes of one response that a worker sends before it takes the next job.
-pub(crate) const BYTES_PER_TURN: u64 = 8 * 1024 * 1024;
+/// Bytes of one response that a worker sends before it takes the next job if one waits: one `sendfile(2)`, or the sealed
+/// records of about a millisecond. A request waits for two such turns of one of the workers.
+pub(crate) const BYTES_PER_TURN: u64 = 2 * 1024 * 1024;
 
 /// Responses larger than this may still be in the kernel's send buffer when the connection would be closed for
 /// idleness.
