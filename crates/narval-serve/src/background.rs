@@ -26,18 +26,25 @@ struct Work {
 
 impl Background {
     /// At most `threads_max` threads of this name, started on demand. At most `waiting_max` jobs wait for them; beyond that, the caller runs
-    /// its job itself.
+    /// its job itself, or refuses it.
     pub(crate) fn new(name: &'static str, threads_max: usize, waiting_max: usize) -> Arc<Self> {
         Arc::new(Self { name, threads_max, waiting_max, work: Mutex::default() })
     }
 
     /// Runs a job on a thread, or at once if too many wait.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
-        let work = self.work.lock();
-        let queued = if work.waiting.len() >= self.waiting_max { Err(job) } else { self.queue(work, job) };
-        if let Err(job) = queued {
+        if let Err(job) = self.offer(job) {
             job();
         }
+    }
+
+    /// Runs a job on a thread, unless too many wait.
+    ///
+    /// # Errors
+    /// The job, if too many wait, or there is no thread and none can be started.
+    pub(crate) fn offer(self: &Arc<Self>, job: Job) -> Result<(), Job> {
+        let work = self.work.lock();
+        if work.waiting.len() >= self.waiting_max { Err(job) } else { self.queue(work, job) }
     }
 
     /// Runs a job on a thread, however many wait: for callers that bound them, and must not run them.
@@ -116,6 +123,7 @@ mod tests {
             std::thread::yield_now();
         }
         (0..WAITING_MAX).for_each(|_| writer.run(job()));
+        assert!(writer.offer(Box::new(|| unreachable!("it is refused"))).is_err());
         let (mine, by_me) = mpsc::channel();
         writer.run(Box::new(move || mine.send(std::thread::current().id()).unwrap()));
         assert_eq!(by_me.try_recv(), Ok(std::thread::current().id()), "there was no room for one more");

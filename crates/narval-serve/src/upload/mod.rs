@@ -268,13 +268,14 @@ impl Uploads {
         let metrics = Arc::clone(&self.metrics);
         let repeats = repeats_uploads(&request.head());
         let client = served_client();
-        self.pool.threads.run(Box::new(move || {
+        let job = Box::new(move || {
             let _entered = work_for(client);
             let answer = take(&mut begun.as_slice()).map_err(|error| for_client(error, repeats));
             responder.respond(answer.unwrap_or_else(|error| error.into_response(&metrics)));
             // The engine counts the body's memory until this point.
             drop(request);
-        }));
+        });
+        self.pool.threads.offer(job).map_err(|_| ServeError::Busy)?;
         Ok(response)
     }
 }

@@ -99,17 +99,29 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// The server stays answerable, and is idle once everybody has left. `clients` keeps the connections open.
-fn besieged<T>(lab: &Lab, status: &dyn Fn(&str) -> u16, clients: T) {
-    // Much less than what the requests ask for would take.
-    let patience = Duration::from_secs(5);
-    for number in 0..30 {
-        let begun = Instant::now();
-        assert_eq!(status("/health"), 200);
-        let absent = Nar::of(&[number]).hash.to_nix32();
-        assert_eq!(status(&format!("/{}.narinfo", &absent[..32])), 404);
-        assert!(begun.elapsed() < patience, "{:?}", begun.elapsed());
+/// What four of five requests for `/health`, `/ready` and an unknown path take at most; the others may be slow because the machine is.
+fn typical(status: &dyn Fn(&str) -> u16, rounds: u8) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        // One that nobody has asked for.
+        let absent = Sha256::of(format!("{:?}", Instant::now()).as_bytes()).to_nix32();
+        for (path, expected) in [("/health", 200), ("/ready", 200), (&format!("/{}.narinfo", &absent[..32]), 404)] {
+            let begun = Instant::now();
+            assert_eq!(status(path), expected, "{path}");
+            times.push(begun.elapsed());
+        }
     }
+    times.sort_unstable();
+    times[times.len() * 4 / 5]
+}
+
+/// The server stays answerable, and is idle once everybody has left. `arrive` opens the connections.
+fn besieged<T>(lab: &Lab, status: &dyn Fn(&str) -> u16, arrive: impl FnOnce() -> T) {
+    let idle = typical(status, 20);
+    let clients = arrive();
+    let times = typical(status, 30);
+    // Much less than what the requests ask for would take, and than a turn behind each of them.
+    assert!(times < Duration::from_millis(100) + 20 * idle, "{times:?}, and {idle:?} before");
     drop(clients);
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -139,14 +151,15 @@ fn requests_of_the_page_stop_nobody_else_and_end_with_their_clients() {
     upload_large(&lab, &token, LARGE, ZEROS);
     upload_closure(&lab, &token, PATHS);
     for route in routes() {
-        let clients: Vec<TcpStream> = (0..CLIENTS)
-            .map(|_| {
+        let arrive = || -> Vec<TcpStream> {
+            let connected = (0..CLIENTS).map(|_| {
                 let mut stream = lab.server.connect();
                 write!(stream, "GET {route} HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
                 stream
-            })
-            .collect();
-        besieged(&lab, &|path| lab.get(path).status, clients);
+            });
+            connected.collect()
+        };
+        besieged(&lab, &|path| lab.get(path).status, arrive);
     }
     // All of them are answered when they come one at a time, and too many of one client are told to come again.
     let [file, tar, closure, compare] = routes().map(|route| lab.get(&route));
@@ -227,8 +240,8 @@ fn questions_for_missing_paths_stop_nobody_else_and_end_with_their_clients() {
     // The largest question, many times at once.
     let signed = (0..).map(|number| hash_part(&name(number % SIGNED_PATHS)).to_owned()).take(65_536);
     let question = signed.collect::<Vec<_>>().join("\n");
-    let clients: Vec<TcpStream> = (0..40)
-        .map(|_| {
+    let arrive = || -> Vec<TcpStream> {
+        let connected = (0..40).map(|_| {
             let mut stream = lab.server.connect();
             let head = format!(
                 "POST /_narval/v1/missing HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {sign}\r\nContent-Length: {}\r\n\r\n",
@@ -237,9 +250,10 @@ fn questions_for_missing_paths_stop_nobody_else_and_end_with_their_clients() {
             stream.write_all(head.as_bytes()).unwrap();
             stream.write_all(question.as_bytes()).unwrap();
             stream
-        })
-        .collect();
-    besieged(&lab, &|path| lab.get(path).status, clients);
+        });
+        connected.collect()
+    };
+    besieged(&lab, &|path| lab.get(path).status, arrive);
 }
 
 /// The frames of a client that asks for a path on many streams (RFC 9113), whose windows are small.
@@ -288,8 +302,7 @@ fn requests_of_the_page_over_http_2_stop_nobody_else_and_end_with_their_clients(
         String::from_utf8(output.stdout).unwrap().parse().unwrap()
     };
     for route in routes() {
-        let clients: Vec<_> = (0..CLIENTS / 100).map(|_| http2_client(&lab, &route)).collect();
-        besieged(&lab, &status, clients);
+        besieged(&lab, &status, || (0..CLIENTS / 100).map(|_| http2_client(&lab, &route)).collect::<Vec<_>>());
         assert_eq!(status(&route), 200);
     }
 }
