@@ -153,6 +153,18 @@ pub enum Error {
     /// SIGINT or SIGTERM.
     #[error("interrupted; run the same command again to resume")]
     Interrupted,
+    /// Two paths of a profile have different files of one name.
+    #[error(
+        "'{}' and '{}' differ, and a profile can show one of them: install the path whose file is wanted with --priority 4 (the lowest number wins; \
+         the default is 5)",
+        .first.display(), .second.display()
+    )]
+    Conflict {
+        /// The one.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
     /// More than one path failed.
     #[error("{first} (and {others} more failure{})", if *.others == 1 { "" } else { "s" })]
     Several {
@@ -193,7 +205,7 @@ impl Error {
             Self::Store(error) if is_not_as_registered(error) => 4,
             Self::Interrupted => 130,
             Self::Several { first, .. } => first.exit_code(),
-            Self::Store(_) | Self::LocalStore { .. } | Self::Died => 1,
+            Self::Store(_) | Self::LocalStore { .. } | Self::Conflict { .. } | Self::Died => 1,
         }
     }
 

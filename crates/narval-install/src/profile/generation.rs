@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
-use std::os::unix::fs::symlink;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use narval_nix::StorePath;
@@ -23,11 +23,18 @@ const ROOTS: &str = ".narval-roots";
 const UNFINISHED: &str = ".narval-unfinished";
 /// The file in a generation that has no paths, and is meant to have none.
 const EMPTY: &str = ".narval-empty";
+/// The file in a generation with the priorities of its paths, for those that have another than [`PRIORITY_DEFAULT`]: one per line, `3 HASH-NAME`.
+const PRIORITIES: &str = ".narval-priorities";
 /// The maximum depth of merged folders.
 const DEPTH_MAX: usize = 64;
-/// Files that no profile shows (Nix `buildenv.cc`).
-const HIDDEN: [&str; 6] =
-    ["propagated-build-inputs", "nix-support", "perllocal.pod", "log", "manifest.nix", "manifest.json"];
+/// The folders of a path that a profile shows. What else there is, such as a licence or `nix-support`, is not for `PATH` and its like.
+const SHOWN: [&str; 6] = ["bin", "etc", "include", "lib", "sbin", "share"];
+
+/// The priority of paths that were installed without one, as in Nix. The lowest number wins.
+pub(super) const PRIORITY_DEFAULT: u32 = 5;
+
+/// The paths of a generation, and their priorities.
+pub(super) type Entries = BTreeMap<StorePath, u32>;
 
 /// Whether a folder is a generation, complete or not.
 pub(super) fn is_ours(folder: &Path) -> bool {
@@ -51,41 +58,58 @@ pub(super) fn is_complete(folder: &Path) -> Result<bool, Error> {
 }
 
 /// The paths of a generation.
-pub(super) fn paths(folder: &Path) -> Result<Vec<StorePath>, Error> {
+pub(super) fn entries(folder: &Path) -> Result<Entries, Error> {
     let names = names(&folder.join(ROOTS))?;
-    let mut paths: Vec<_> = names.iter().filter_map(|name| StorePath::parse(name.to_str()?).ok()).collect();
-    paths.sort();
-    Ok(paths)
+    let paths = names.iter().filter_map(|name| StorePath::parse(name.to_str()?).ok());
+    let mut entries: Entries = paths.map(|path| (path, PRIORITY_DEFAULT)).collect();
+    let file = folder.join(PRIORITIES);
+    let text = match fs::read_to_string(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        text => text.map_err(|error| Error::file("read", &file, error))?,
+    };
+    for (priority, name) in text.lines().filter_map(|line| line.split_once(' ')) {
+        let entry = StorePath::parse(name).ok().and_then(|path| entries.get_mut(&path));
+        if let (Some(entry), Ok(priority)) = (entry, priority.parse()) {
+            *entry = priority;
+        }
+    }
+    Ok(entries)
 }
 
 /// Builds a generation of these paths in a new folder; [`protect`] and [`complete`] do the rest.
-pub(super) fn build(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
+pub(super) fn build(destination: &Destination, folder: &Path, entries: &Entries) -> Result<(), Error> {
     let fail = |path: &Path, error| Error::file("create", path, error);
     let (roots, unfinished) = (folder.join(ROOTS), folder.join(UNFINISHED));
     fs::create_dir(folder).map_err(|error| fail(folder, error))?;
     fs::write(&unfinished, "").map_err(|error| fail(&unfinished, error))?;
     fs::create_dir(&roots).map_err(|error| fail(&roots, error))?;
-    for path in paths {
+    for path in entries.keys() {
         let link = roots.join(path.base_name());
         let target = destination.store_dir().display(path).to_string();
         symlink(target, &link).map_err(|error| fail(&link, error))?;
     }
-    if paths.is_empty() {
+    if entries.is_empty() {
         fs::write(folder.join(EMPTY), "").map_err(|error| fail(folder, error))?;
     }
-    let real_path = |path| destination.store().real_path(path);
-    let sources: Vec<_> = paths.iter().map(real_path).filter(|real| real.is_dir()).collect();
+    let others = entries.iter().filter(|(_, priority)| **priority != PRIORITY_DEFAULT);
+    let priorities: String = others.map(|(path, priority)| format!("{priority} {}\n", path.base_name())).collect();
+    if !priorities.is_empty() {
+        let file = folder.join(PRIORITIES);
+        fs::write(&file, priorities).map_err(|error| fail(&file, error))?;
+    }
+    let real_path = |(path, priority): (&StorePath, &u32)| (*priority, destination.store().real_path(path));
+    let sources: Vec<_> = entries.iter().map(real_path).filter(|(_, real)| real.is_dir()).collect();
     Merge { launchers: Launchers::of(destination.config()) }.merge(&sources, folder, 0)
 }
 
 /// Registers the roots of a generation with the store, now that it has its final name.
-pub(super) fn protect(destination: &Destination, folder: &Path, paths: &[StorePath]) -> Result<(), Error> {
-    let links = paths.iter().map(|path| folder.join(ROOTS).join(path.base_name()));
+pub(super) fn protect(destination: &Destination, folder: &Path, entries: &Entries) -> Result<(), Error> {
+    let links = entries.keys().map(|path| folder.join(ROOTS).join(path.base_name()));
     if let Some(daemon) = destination.daemon() {
         for link in links {
             daemon.add_indirect_root(&link).map_err(StoreError::from)?;
         }
-    } else if !paths.is_empty() {
+    } else if !entries.is_empty() {
         let store = destination.open()?;
         for link in links {
             store.add_indirect_root(&link)?;
@@ -126,20 +150,20 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    /// Links to entries of a single source; creates a real folder where several sources have one, or where programs need launchers.
-    fn merge(&self, sources: &[PathBuf], into: &Path, depth: usize) -> Result<(), Error> {
+    /// Links to entries of a single source; creates a real folder where several sources have one, or where programs need launchers. Of several files of
+    /// one name, the one with the lowest priority is linked.
+    fn merge(&self, sources: &[(u32, PathBuf)], into: &Path, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
             return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
         }
         let is_of_programs = depth == 1 && into.file_name().is_some_and(Launchers::are_in);
         let launchers = self.launchers.as_ref().filter(|_| is_of_programs);
-        let mut entries: BTreeMap<OsString, Vec<PathBuf>> = BTreeMap::new();
-        for source in sources {
+        let mut entries: BTreeMap<OsString, Vec<(u32, PathBuf)>> = BTreeMap::new();
+        for (priority, source) in sources {
             for name in names(source)? {
-                let hidden = depth == 0 && HIDDEN.iter().any(|hidden| name == *hidden);
-                if !hidden {
+                if depth > 0 || SHOWN.iter().any(|shown| name == *shown) {
                     let path = source.join(&name);
-                    entries.entry(name).or_default().push(path);
+                    entries.entry(name).or_default().push((*priority, path));
                 }
             }
         }
@@ -147,29 +171,65 @@ impl Merge<'_> {
         for (name, mut from) in entries {
             let below = self.launchers.as_ref().filter(|_| depth == 0 && Launchers::are_in(&name));
             if let Some(launchers) = below {
-                from.iter_mut().for_each(|path| *path = launchers.real(path));
+                from.iter_mut().for_each(|(_, path)| *path = launchers.real(path));
             }
             let to = into.join(name);
+            let first = from.iter().map(|(priority, _)| *priority).min();
+            let is_first = |(priority, _): &&(u32, PathBuf)| Some(*priority) == first;
+            let is_folder = from.iter().filter(is_first).all(|(_, path)| path.is_dir());
+            from.retain(|one| if is_folder { one.1.is_dir() } else { is_first(&one) });
+            if !is_folder {
+                // Equal files need only one link.
+                for (_, other) in from.drain(1..).collect::<Vec<_>>() {
+                    let (_, first) = &from[0];
+                    if !is_same_file(first, &other)? {
+                        return Err(Error::Conflict { first: first.clone(), second: other });
+                    }
+                }
+            }
             match from.as_slice() {
-                [only] if below.is_none() || !only.is_dir() => {
+                [(_, only)] if below.is_none() || !only.is_dir() => {
                     let launcher = launchers.and_then(|launchers| launchers.for_program(only));
                     let made = launcher.map_or_else(|| symlink(only, &to), |text| launcher::write(&to, &text));
                     made.map_err(|error| fail(&to, error))?;
                 }
-                several if several.iter().all(|path| path.is_dir()) => {
+                several => {
                     fs::create_dir(&to).map_err(|error| fail(&to, error))?;
                     self.merge(several, &to, depth + 1)?;
                 }
-                [first, second, ..] => {
-                    return Err(Error::Usage(format!(
-                        "{} and {} conflict: a profile cannot have both",
-                        first.display(),
-                        second.display()
-                    )));
-                }
-                _ => {}
             }
         }
         Ok(())
+    }
+}
+
+/// Whether two files have the same contents, and are both executable or not; or two symlinks the same target.
+fn is_same_file(one: &Path, other: &Path) -> Result<bool, Error> {
+    let look = |path: &Path| fs::symlink_metadata(path).map_err(|error| Error::file("read", path, error));
+    let (found, other_found) = (look(one)?, look(other)?);
+    if found.file_type() != other_found.file_type() || found.len() != other_found.len() {
+        return Ok(false);
+    }
+    if found.is_symlink() {
+        return Ok(fs::read_link(one).ok() == fs::read_link(other).ok());
+    }
+    let is_executable = |found: &fs::Metadata| found.permissions().mode() & 0o100 != 0;
+    if !found.is_file() || is_executable(&found) != is_executable(&other_found) {
+        return Ok(false);
+    }
+    let open = |path: &Path| fs::File::open(path).map_err(|error| Error::file("read", path, error));
+    let (mut one_read, mut other_read) = (BufReader::new(open(one)?), BufReader::new(open(other)?));
+    loop {
+        let a = one_read.fill_buf().map_err(|error| Error::file("read", one, error))?;
+        let b = other_read.fill_buf().map_err(|error| Error::file("read", other, error))?;
+        let len = a.len().min(b.len());
+        if a[..len] != b[..len] {
+            return Ok(false);
+        }
+        if len == 0 {
+            return Ok(a.len() == b.len());
+        }
+        one_read.consume(len);
+        other_read.consume(len);
     }
 }

@@ -20,6 +20,7 @@ use narval_files::{is_temporary_name, temporary_name};
 use narval_nix::{PackageName, StorePath};
 use narval_store::{StoreConfig, lock_file};
 
+use self::generation::{Entries, PRIORITY_DEFAULT};
 use crate::{Destination, Error, Wanted};
 
 /// One profile.
@@ -119,38 +120,43 @@ impl Profile {
     /// # Errors
     /// If it cannot be read.
     pub fn paths(&self, number: u64) -> Result<Vec<StorePath>, Error> {
-        generation::paths(&self.generation_path(number))
+        Ok(generation::entries(&self.generation_path(number))?.into_keys().collect())
     }
 
     /// Creates a generation with the current paths and these. A path that the profile does not have yet replaces other
     /// versions of its package and output. If the current generation is the same, it is only protected again: the store may be
-    /// new, or the profile may be from another place.
+    /// new, or the profile may be from another place. Of two different files of one name, the profile shows that of the path with the lower `priority`
+    /// [default: what the path has in the profile, otherwise 5].
     ///
     /// # Errors
-    /// If two paths have a file of the same name, or a file cannot be written.
-    pub fn add(&self, destination: &Destination, added: &[StorePath]) -> Result<Added, Error> {
+    /// [`Error::Conflict`] if two paths of one priority have different files of one name; or a file cannot be written.
+    pub fn add(&self, destination: &Destination, added: &[StorePath], priority: Option<u32>) -> Result<Added, Error> {
         let folder = self.folder();
         fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
         let _lock = self.lock()?;
         let shown = self.shown()?;
-        let before = shown.as_ref().map_or(&[][..], |(_, paths)| paths);
-        let (mut replaced, mut paths) = (Vec::new(), added.to_vec());
-        for old in before.iter().filter(|old| !added.contains(old)) {
-            match added.iter().find(|new| !before.contains(new) && is_other_version(old, new)) {
+        let before = shown.as_ref().map(|(_, entries)| entries.clone()).unwrap_or_default();
+        let (mut replaced, mut entries) = (Vec::new(), Entries::new());
+        for path in added {
+            let priority = priority.or_else(|| before.get(path).copied()).unwrap_or(PRIORITY_DEFAULT);
+            entries.insert(path.clone(), priority);
+        }
+        for (old, priority) in before.iter().filter(|(old, _)| !added.contains(old)) {
+            match added.iter().find(|new| !before.contains_key(new) && is_other_version(old, new)) {
                 Some(new) => replaced.push((old.clone(), new.clone())),
-                None => paths.push(old.clone()),
+                None => drop(entries.insert(old.clone(), *priority)),
             }
         }
-        paths.sort();
-        paths.dedup();
         let generation = match shown.as_ref().map(|(number, _)| *number) {
-            Some(number) if before == paths && generation::leads_into(destination, &self.generation_path(number))? => {
-                self.check_that_there_are(destination, &paths)?;
-                generation::protect(destination, &self.generation_path(number), &paths)?;
+            Some(number)
+                if before == entries && generation::leads_into(destination, &self.generation_path(number))? =>
+            {
+                self.check_that_there_are(destination, &entries)?;
+                generation::protect(destination, &self.generation_path(number), &entries)?;
                 list::add(destination, &self.link)?;
                 number
             }
-            _ => self.make(destination, &paths)?,
+            _ => self.make(destination, &entries)?,
         };
         Ok(Added { generation, replaced })
     }
@@ -164,7 +170,8 @@ impl Profile {
         let none = || Error::Usage(format!("there is no profile {}", self.link.display()));
         self.current()?.ok_or_else(none)?;
         let _lock = self.lock()?;
-        let (_, mut left) = self.shown()?.ok_or_else(none)?;
+        let (_, mut entries) = self.shown()?.ok_or_else(none)?;
+        let mut left: Vec<_> = entries.keys().cloned().collect();
         let mut removed = Vec::new();
         for name in names {
             let wanted = Wanted::parse(name, destination.store_dir()).ok();
@@ -180,7 +187,8 @@ impl Profile {
             removed.extend(meant);
             left = others;
         }
-        Ok(Removed { generation: self.make(destination, &left)?, removed, left })
+        entries.retain(|path, _| left.contains(path));
+        Ok(Removed { generation: self.make(destination, &entries)?, removed, left })
     }
 
     /// Switches to the generation before the current one, or to the given one.
@@ -255,7 +263,7 @@ impl Profile {
     }
 
     /// The current generation and its paths.
-    fn shown(&self) -> Result<Option<(u64, Vec<StorePath>)>, Error> {
+    fn shown(&self) -> Result<Option<(u64, Entries)>, Error> {
         let Some(number) = self.current()? else { return Ok(None) };
         let folder = self.generation_path(number);
         if !generation::is_complete(&folder)? {
@@ -264,18 +272,18 @@ impl Profile {
                 "{link} points to {folder}, which is not a complete generation; 'narval rollback --profile {link}' switches to the previous one"
             )));
         }
-        Ok(Some((number, generation::paths(&folder)?)))
+        Ok(Some((number, generation::entries(&folder)?)))
     }
 
     /// Creates a generation of these paths, and switches to it. The caller holds the lock.
-    fn make(&self, destination: &Destination, paths: &[StorePath]) -> Result<u64, Error> {
+    fn make(&self, destination: &Destination, entries: &Entries) -> Result<u64, Error> {
         self.remove_leftovers()?;
         let number = self.numbers()?.last().map_or(1, |last| last.saturating_add(1));
         let (temporary, folder) = (self.temporary(), self.generation_path(number));
-        let made = self.check_that_there_are(destination, paths).and_then(|()| {
-            generation::build(destination, &temporary, paths)?;
+        let made = self.check_that_there_are(destination, entries).and_then(|()| {
+            generation::build(destination, &temporary, entries)?;
             fs::rename(&temporary, &folder).map_err(|error| Error::file("create", &folder, error))?;
-            generation::protect(destination, &folder, paths)?;
+            generation::protect(destination, &folder, entries)?;
             generation::complete(&folder)?;
             list::add(destination, &self.link)?;
             self.switch(number)
@@ -294,9 +302,9 @@ impl Profile {
     }
 
     /// Checks that the store has these paths: a profile of another store would lose some.
-    fn check_that_there_are(&self, destination: &Destination, paths: &[StorePath]) -> Result<(), Error> {
+    fn check_that_there_are(&self, destination: &Destination, entries: &Entries) -> Result<(), Error> {
         let is_gone = |path: &&StorePath| fs::symlink_metadata(destination.store().real_path(path)).is_err();
-        let Some(gone) = paths.iter().find(is_gone) else { return Ok(()) };
+        let Some(gone) = entries.keys().find(is_gone) else { return Ok(()) };
         let (link, store) = (self.link.display(), destination.name());
         Err(Error::Usage(format!(
             "{link} has {gone}, which is not in {store}: name the profile's store with --store, or remove it from the profile"

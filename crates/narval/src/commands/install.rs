@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Added, Options, Profile, Progress, Report, install, plan};
+use narval_install::{Added, Destination, Options, Profile, Progress, Report, install, plan};
 use narval_nix::StorePath;
 use serde_json::json;
 
@@ -36,6 +36,9 @@ pub struct Args {
     /// Add the paths to this profile: a folder of links, kept in generations
     #[arg(long, value_name = "DIR")]
     profile: Option<PathBuf>,
+    /// Priority of the paths in the profile: of two different files of one name, it shows that of the path with the lowest number [default: 5]
+    #[arg(long, value_name = "N", requires = "profile")]
+    priority: Option<u32>,
     /// Flush everything to disk before reporting success
     #[arg(long)]
     durable: bool,
@@ -95,8 +98,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
         timeline.finish().map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result.map_err(|error| or_elsewhere(error, &destination))?;
-    let added = profile.map(|profile| profile.add(&destination, &report.roots)).transpose()?.unwrap_or_default();
+    let is_kept = profile.is_some();
+    let added =
+        profile.map(|profile| profile.add(&destination, &report.roots, args.priority)).transpose()?.unwrap_or_default();
     show_report(&report, &added, args.client.output, &destination);
+    if !is_kept && !args.client.output.json && !args.client.output.quiet {
+        show_what_next(&report, &destination);
+    }
     Ok(())
 }
 
@@ -171,7 +179,16 @@ fn sums(report: &Report) -> (u64, u64) {
     (download, report.planned.iter().map(|one| one.nar_size).sum())
 }
 
-fn show_report(report: &Report, added: &Added, output: OutputArgs, destination: &narval_install::Destination) {
+/// Says how to use what is in no profile, and how to keep it.
+fn show_what_next(report: &Report, destination: &Destination) {
+    let has_programs = |path: &&StorePath| destination.store().real_path(path).join("bin").is_dir();
+    if let Some(path) = report.roots.iter().find(has_programs) {
+        note!("'narval run {}' runs it", path.base_name());
+    }
+    note!("'narval gc' removes what is in no profile: 'narval install --profile DIR' keeps it");
+}
+
+fn show_report(report: &Report, added: &Added, output: OutputArgs, destination: &Destination) {
     if output.json {
         let replaced = added.replaced.iter().map(|(old, new)| json!({"old": old.base_name(), "new": new.base_name()}));
         json::summary(json!({

@@ -413,3 +413,67 @@ fn an_unchanged_profile_is_protected_again() {
     install(&other, &moved);
     assert!(fs::read_to_string(format!("{moved}/bin/hello")).unwrap().contains(&format!("'{other}/nix/store'")));
 }
+
+/// Adds a package with these files, and copies it to the lab's cache.
+fn add_files(lab: &Lab, name: &str, files: &[(&str, &str)]) -> String {
+    let folder = lab.store.path(name);
+    for (file, contents) in files {
+        let path = folder.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+    }
+    let path = lab.store.add(&folder);
+    lab.done(&["copy", "--store", &lab.store.uri(), "--to", &lab.cache_url(), &path]);
+    path
+}
+
+#[test]
+fn equal_names_are_no_conflict_but_different_files_are() {
+    let lab = Lab::new();
+    let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
+    let one = [
+        ("LICENSE", "one"),
+        ("share/info/dir", "same"),
+        ("share/doc", "a file"),
+        ("bin/tool", "one"),
+        ("libexec/x", "one"),
+    ];
+    let other = [
+        ("LICENSE", "other"),
+        ("share/info/dir", "same"),
+        ("share/doc/a", "a folder"),
+        ("bin/other", "other"),
+        ("libexec/x", "other"),
+    ];
+    let one = add_files(&lab, "one-1.0", &one);
+    let other = add_files(&lab, "other-1.0", &other);
+    let tool = add_files(&lab, "tool-1.0", &[("LICENSE", "tool"), ("share/info/dir", "same"), ("bin/tool", "tool")]);
+    let show = |file: &str| fs::read_to_string(Path::new(&profile).join(file)).ok();
+    let install = |arguments: &[&str]| lab.install(&root, &[&["--profile", &profile], arguments].concat());
+
+    install(&[&one]);
+    assert_eq!((show("LICENSE"), show("libexec/x")), (None, None), "only what programs look for");
+    // The names of both files, and the way out. Nothing is changed.
+    let url = lab.cache_url();
+    let refused =
+        |path: &str| lab.fails(1, &["install", "--from", &url, "--store", &root, "--profile", &profile, path]);
+    let said = refused(&tool);
+    assert!(said.contains(&format!("{one}/bin/tool")) && said.contains(&format!("{tool}/bin/tool")), "{said}");
+    assert!(said.contains("--priority 4") && said.lines().count() == 1, "{said}");
+    assert_eq!(show("bin/tool").unwrap(), "one");
+    install(&["--priority", "4", &tool]);
+    assert_eq!(show("bin/tool").unwrap(), "tool");
+    assert_eq!(show("share/info/dir").unwrap(), "same");
+    // A file and a folder differ. The priority of what was there stays.
+    let said = refused(&other);
+    assert!(said.contains(&format!("{one}/share/doc")) && said.contains(&format!("{other}/share/doc")), "{said}");
+    install(&["--priority", "7", &other]);
+    assert_eq!((show("bin/tool").unwrap(), show("share/doc").unwrap()), ("tool".to_owned(), "a file".to_owned()));
+    install(&["--priority", "2", &one]);
+    assert_eq!(show("bin/tool").unwrap(), "one");
+    install(&["--priority", "1", &other]);
+    assert_eq!((show("bin/tool").unwrap(), show("share/doc/a").unwrap()), ("one".to_owned(), "a folder".to_owned()));
+    lab.done(&["remove", "--profile", &profile, "--store", &root, "one"]);
+    assert_eq!((show("bin/tool").unwrap(), show("bin/other").unwrap()), ("tool".to_owned(), "other".to_owned()));
+    assert!(lab.fails(2, &["install", "--store", &root, "--priority", "4", &one]).contains("--profile"));
+}

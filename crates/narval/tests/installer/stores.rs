@@ -24,6 +24,29 @@ fn nix_accepts_the_store_and_everything_there_needs_no_cache() {
     assert!(said.contains("no cache has"), "{said}");
 }
 
+/// What is in no profile can be run, and is garbage: both are said.
+#[test]
+fn an_install_without_a_profile_says_what_next() {
+    let lab = Lab::new();
+    let (root, url) = (lab.folder("mine"), lab.cache_url());
+    let said = |arguments: &[&str]| {
+        let output = lab.run(&[&["install", "--from", &url, "--store", &root], arguments].concat());
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let name = lab.hello.rsplit('/').next().unwrap();
+    let shown = said(&[&lab.top, &lab.hello]);
+    assert!(shown.contains(&format!("'narval run {name}' runs it")) && shown.contains("--profile DIR"), "{shown}");
+    let shown = said(&[&lab.top]);
+    assert!(!shown.contains("narval run") && shown.contains("--profile DIR"), "{shown}");
+    for arguments in
+        [&["--quiet", &lab.hello][..], &["--json", &lab.hello], &["--profile", &lab.folder("p"), &lab.hello]]
+    {
+        let shown = said(arguments);
+        assert!(!shown.contains("narval gc"), "{shown}");
+    }
+}
+
 #[test]
 fn profiles_roll_back_and_keep_what_they_show() {
     let lab = Lab::new();
@@ -55,6 +78,8 @@ fn profiles_roll_back_and_keep_what_they_show() {
     lab.assert_accepted(&root, &[&lab.hello]);
     let said = lab.fails(2, &["rollback", "--profile", &profile, "--to", "9"]);
     assert!(said.contains("no such generation"), "{said}");
+    let said = lab.fails(2, &["rollback", "--profile", &profile]);
+    assert!(said.contains("there is nothing before generation 1"), "{said}");
 }
 
 #[test]
