@@ -40,8 +40,7 @@ impl Cache {
         }
         let mut dead = self.index().writers(self.id())?;
         dead.retain(|writer| writer.seen >= GONE_AFTER);
-        let now = narval_client::clock::system_time();
-        let ago = |ago: Duration| now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH);
+        let ago = |ago: Duration| self.time_ago(ago);
         let times: Vec<_> = dead
             .iter()
             .map(|writer| ago(writer.begun + MARGIN)..ago(writer.seen.saturating_sub(STORED_UNTIL)))
@@ -114,10 +113,15 @@ impl Cache {
             return Ok(Vec::new());
         }
         let is_anybody_writing = !self.index().writers(self.id())?.is_empty();
-        let old = narval_client::clock::system_time().checked_sub(STRAY_AFTER).unwrap_or(SystemTime::UNIX_EPOCH);
+        let old = self.time_ago(STRAY_AFTER);
         let is_of_nobody =
             |modified: Option<SystemTime>| !is_anybody_writing || modified.is_some_and(|time| time < old);
         Ok(strays.iter().filter(|(_, modified)| is_of_nobody(*modified)).map(|(name, _)| *name).collect())
+    }
+
+    /// The time so long ago, by the clock of the index: the object store's is the same within a minute, whatever that of this machine says.
+    fn time_ago(&self, ago: Duration) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(self.now()).saturating_sub(ago)
     }
 
     /// Removes objects without a name, if no collection is at work.
