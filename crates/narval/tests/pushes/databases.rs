@@ -250,6 +250,89 @@ fn pushes_while_the_database_restarts() {
     assert!(pair.narval(&["cache", "fsck", "--contents"]).is_empty());
 }
 
+/// Uploads of NARs and of narinfos at the same time while another session has the lock: more than a server has connections to the database. They
+/// wait for it one after another, as many at a time as there are workers.
+const NARS: usize = 4;
+const PUSHES: usize = 22;
+
+/// Ends the session that has the lock.
+struct Held<'a>(&'a Pair, &'a AtomicBool);
+
+impl Pair {
+    fn sql(&self, statement: &str) -> String {
+        self.postgres.sql(self.address.split(['/', '?']).nth(3).unwrap(), statement).unwrap()
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::Relaxed);
+        let all = "from pg_stat_activity where query like '%pg_sleep(600)' and pid <> pg_backend_pid()";
+        self.0.sql(&format!("select pg_terminate_backend(pid) {all}"));
+    }
+}
+
+/// Who removes paths for long, as an operator's command, has others wait: they are told to try again, and nothing is left of it afterwards.
+#[test]
+fn a_lock_that_is_held_for_long_is_answered_with_503() {
+    let Some(pair) = Pair::new() else { return };
+    let token = pair.narval(&["token", "create", "--push", "--pull", "ci"]);
+    let labs = [&pair.one, &pair.other];
+    let nars: Vec<Nar> = (0..=PUSHES).map(|number| Nar::of(format!("{number}").as_bytes())).collect();
+    // NARs that are here already are committed, and others are uploaded.
+    let push = |number: usize| {
+        let (lab, nar) = (labs[number % 2], &nars[number]);
+        match number < NARS {
+            true => lab.put(&nar.url(), &token, &nar.bytes),
+            false => {
+                let (narinfo, text) = path_of(&format!("{number}"), nar);
+                lab.put(&narinfo, &token, text.as_bytes())
+            }
+        }
+    };
+    for nar in &nars[NARS..] {
+        assert_eq!(pair.one.put(&nar.url(), &token, &nar.bytes).status, 201);
+    }
+    assert_eq!(push(PUSHES).status, 201);
+    let (known, _) = path_of(&format!("{PUSHES}"), &nars[0]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pair, push, is_over, known) = (&pair, &push, &is_over, &known);
+        let _held = Held(pair, is_over);
+        let name = pair.address.split(['/', '?']).nth(3).unwrap();
+        scope.spawn(move || pair.postgres.sql(name, "select pg_advisory_lock(7233906, 7758188), pg_sleep(600)"));
+        let granted =
+            "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock' and granted";
+        soon(|| pair.sql(granted) == "1");
+        for lab in labs {
+            scope.spawn(move || {
+                for number in 0.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let (unknown, _) = path_of(&format!("unknown {number}"), &Nar::of(b"any"));
+                    assert_eq!(
+                        (lab.get(known).status, lab.get(&unknown).status),
+                        (200, 404),
+                        "who reads waits for nobody"
+                    );
+                }
+            });
+        }
+        let pushes: Vec<_> = (0..PUSHES).map(|number| scope.spawn(move || push(number))).collect();
+        for pushed in pushes {
+            let answer = pushed.join().unwrap();
+            assert_eq!((answer.status, answer.field("Retry-After").is_some()), (503, true), "{}", answer.text());
+        }
+    });
+    let aborted = "select count(*) from pg_stat_activity where datname = current_database() and state like '%aborted%'";
+    assert_eq!(pair.sql(aborted), "0");
+    for number in 0..PUSHES {
+        assert_eq!(push(number).status, 201);
+    }
+    assert!(pair.narval(&["cache", "fsck", "--contents"]).is_empty());
+}
+
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::index::{CacheId, NarRecord};
+use crate::index::{CacheId, IndexError, NarRecord};
 
 /// The most names in one transaction.
 const TOGETHER_MAX: usize = 64;
@@ -31,15 +31,15 @@ struct State {
     next: u64,
     /// Whether a thread is doing a transaction.
     is_busy: bool,
-    /// Whether the addition with this number was recorded.
-    done: HashMap<u64, bool>,
+    /// Whether the addition with this number was recorded, or why nobody's can be at the moment.
+    done: HashMap<u64, Result<bool, IndexError>>,
 }
 
 /// A transaction on its way. Its additions count as not recorded until it is told otherwise, even after a panic.
 struct Batch<'a> {
     together: &'a Together,
     numbers: Vec<u64>,
-    is_recorded: bool,
+    is_recorded: Result<bool, IndexError>,
 }
 
 impl Drop for Batch<'_> {
@@ -47,7 +47,7 @@ impl Drop for Batch<'_> {
         let mut state = self.together.lock();
         state.is_busy = false;
         for number in &self.numbers {
-            state.done.insert(*number, self.is_recorded);
+            state.done.insert(*number, self.is_recorded.clone());
         }
         self.together.changed.notify_all();
     }
@@ -59,8 +59,12 @@ impl Together {
     }
 
     /// Has an addition recorded with those of other threads. `record` records all or none of them, and returns which. Returns `false`
-    /// if it was not recorded: then it has to be done alone.
-    pub(super) fn add(&self, addition: Addition, record: impl Fn(&[Addition]) -> bool) -> bool {
+    /// if it was not recorded: then it has to be done alone. If the index is busy or away, that is so for all of them.
+    pub(super) fn add(
+        &self,
+        addition: Addition,
+        record: impl Fn(&[Addition]) -> Result<bool, IndexError>,
+    ) -> Result<bool, IndexError> {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
@@ -76,7 +80,7 @@ impl Together {
             state.is_busy = true;
             let (numbers, additions): (Vec<u64>, Vec<Addition>) = state.take_some().into_iter().unzip();
             drop(state);
-            let mut batch = Batch { together: self, numbers, is_recorded: false };
+            let mut batch = Batch { together: self, numbers, is_recorded: Ok(false) };
             batch.is_recorded = record(&additions);
             drop(batch);
             state = self.lock();
@@ -146,13 +150,13 @@ mod tests {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     transactions.fetch_add(1, Ordering::SeqCst);
-                    true
+                    Ok(true)
                 })
             });
             started.recv().unwrap();
             let count = |_: &[Addition]| {
                 transactions.fetch_add(1, Ordering::SeqCst);
-                true
+                Ok(true)
             };
             let names: Vec<(i64, String)> = (0..20).map(|number| (1, number.to_string())).collect();
             let more = [(2, "other".to_owned()), (1, "7".to_owned())];
@@ -161,7 +165,7 @@ mod tests {
                 .chain(more)
                 .map(|(cache, name)| scope.spawn(move || together.add(addition(cache, &name), count)))
                 .collect();
-            assert!(threads.into_iter().all(|thread| thread.join().unwrap()) && first.join().unwrap());
+            assert!(threads.into_iter().chain([first]).all(|thread| thread.join().unwrap().unwrap()));
         });
         assert_eq!(transactions.load(Ordering::SeqCst), 4);
         assert!(together.lock().done.is_empty());
@@ -170,11 +174,13 @@ mod tests {
     #[test]
     fn after_a_failure_each_is_told() {
         let together = Together::default();
-        assert!(!together.add(addition(1, "a"), |_| false));
+        assert!(!together.add(addition(1, "a"), |_| Ok(false)).unwrap());
+        let busy = || IndexError::Busy { index: String::new() };
+        assert!(together.add(addition(1, "a"), |_| Err(busy())).unwrap_err().is_away());
         assert!(
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| together.add(addition(1, "b"), |_| panic!())))
                 .is_err()
         );
-        assert!(together.add(addition(1, "c"), |_| true));
+        assert!(together.add(addition(1, "c"), |_| Ok(true)).unwrap());
     }
 }

@@ -39,14 +39,18 @@ impl Postgres {
             // Whatever is in the way of one of them, each finds out by itself.
             let recorded =
                 self.database.try_write(ADD_LATER, async |change| nars::add_files(change, all, Entry::Pending).await);
-            let Ok(Some(names)) = recorded else { return false };
-            if let Some(first) = all.first() {
-                self.recorded.remember(first.cache, names);
+            match (recorded, all.first()) {
+                (Ok(Some(names)), Some(first)) => {
+                    self.recorded.remember(first.cache, names);
+                    Ok(true)
+                }
+                // Nobody waits once more for the same lock.
+                (Err(error), _) if error.is_away() => Err(error),
+                _ => Ok(false),
             }
-            true
         };
         // Its number may not be remembered, if there are too many: then it is added once more.
-        if self.together.add(addition, record)
+        if self.together.add(addition, record)?
             && let Some(number) = self.recorded.number(cache, name)
         {
             return Ok(Some(number));
