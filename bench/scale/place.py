@@ -115,6 +115,10 @@ class Postgres:
                         "-k", "", *options]
         self.child = start(self.command, self.port, "postgres")
         self.url = f"postgres://narval@127.0.0.1:{self.port}/postgres?sslmode=disable"
+        # It listens before it answers.
+        until = time.monotonic() + 60
+        while subprocess.run([programs[0] + "/pg_isready", "-q", "-d", self.url], env=env).returncode and time.monotonic() < until:
+            time.sleep(0.05)
 
     def sql(self, statement):
         return run(self.psql, "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.url, "-c", statement)

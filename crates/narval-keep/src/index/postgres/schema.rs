@@ -13,7 +13,7 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 1;
@@ -162,6 +162,19 @@ create table narval.lost (
   at timestamptz not null default now(), primary key (cache, hash_part));
 ";
 
+/// From version 7: no table refers to caches, which are never removed. Each row that is added would look at the row of its cache, of which each push
+/// makes a new version; all of them are kept and passed until the longest transaction ends.
+const FROM_7: &str = "
+alter table narval.files drop constraint if exists files_cache_fkey;
+alter table narval.paths drop constraint if exists paths_cache_fkey;
+alter table narval.leases drop constraint if exists leases_cache_fkey;
+alter table narval.pins drop constraint if exists pins_cache_fkey;
+alter table narval.pending drop constraint if exists pending_cache_fkey;
+alter table narval.collected drop constraint if exists collected_cache_fkey;
+alter table narval.writers drop constraint if exists writers_cache_fkey;
+alter table narval.lost drop constraint if exists lost_cache_fkey;
+";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -294,7 +307,10 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
         if found < 6 {
             client.batch_execute(FROM_5).await?;
         }
-        client.batch_execute(FROM_6).await?;
+        if found < 7 {
+            client.batch_execute(FROM_6).await?;
+        }
+        client.batch_execute(FROM_7).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

@@ -112,3 +112,13 @@ fn a_commit_takes_time_in_proportion_to_its_narinfos() {
     let cpu_time = || server.sql(name, processes).unwrap().lines().map(time_of).sum();
     commits_take_time_in_proportion(&Postgres::open(&address).unwrap(), cpu_time);
 }
+
+/// Rows that are added look at no row that every push changes.
+#[test]
+fn no_table_refers_to_caches() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    drop(Postgres::open(&address).unwrap());
+    let all = "select conname from pg_constraint where confrelid = 'narval.caches'::regclass";
+    assert_eq!(server.sql(address.split(['/', '?']).nth(3).unwrap(), all).unwrap(), "");
+}
