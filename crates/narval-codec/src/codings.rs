@@ -10,18 +10,24 @@ use narval_client::Codings;
 /// The codings of binary caches: `zstd`, `br` and `gzip` are accepted.
 pub const CODINGS: Codings = Codings { accepted: "zstd, br, gzip", decoder };
 
-fn decoder(name: &str, source: Box<dyn BufRead + Send>) -> Option<io::Result<Box<dyn Read + Send>>> {
-    let compression = match name {
+/// The compression that a content coding is, by its name in lower case.
+pub fn of_coding(name: &str) -> Option<Compression> {
+    Some(match name {
         "zstd" => Compression::Zstd,
         "br" => Compression::Brotli,
         "gzip" | "x-gzip" => Compression::Gzip,
         "xz" => Compression::Xz,
         "bzip2" => Compression::Bzip2,
         "compress" | "x-compress" => Compression::Compress,
-        "deflate" => return Some(Ok(Box::new(Deflate::Unknown(Some(source))))),
         _ => return None,
-    };
-    let decoder = Decoder::new(&compression, source, 1);
+    })
+}
+
+fn decoder(name: &str, source: Box<dyn BufRead + Send>) -> Option<io::Result<Box<dyn Read + Send>>> {
+    if name == "deflate" {
+        return Some(Ok(Box::new(Deflate::Unknown(Some(source)))));
+    }
+    let decoder = Decoder::new(&of_coding(name)?, source, 1);
     Some(decoder.map(|decoder| Box::new(decoder) as Box<dyn Read + Send>).map_err(io::Error::other))
 }
 

@@ -13,4 +13,4 @@ pub mod decode;
 pub mod delta;
 pub mod encode;
 
-pub use codings::CODINGS;
+pub use codings::{CODINGS, of_coding};

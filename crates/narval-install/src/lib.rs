@@ -82,6 +82,7 @@ pub use error::Error;
 pub use inspect::{cat, check, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
+pub(crate) use narval_client::clock::now;
 pub use profile::{Added, Profile, Removed};
 pub use progress::{Progress, Snapshot};
 pub use push::{PushOptions, Pushed, Target, UPLOADS_MAX, push};
@@ -93,8 +94,3 @@ pub use verify::{Fault, Faulty, verify};
 
 /// The target of the spans that make a timeline: `path` around all that a path needs, `fetch`, `decompress`, `hash`, `write`, and `wait for a core`.
 pub const TIMELINE: &str = "narval_install::timeline";
-
-/// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
-}

@@ -251,7 +251,7 @@ fn on_hangup(
 }
 
 /// Without systemd, nothing is notified.
-fn notify_systemd(state: &[NotifyState<'_>]) {
+pub(crate) fn notify_systemd(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("cannot notify systemd: {error}");
     }

@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use narval_client::clock;
 use narval_client::request_id;
 use narval_files::{Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
@@ -140,7 +141,7 @@ impl Exchange {
     /// Creates the token, unless the platform's was exchanged before.
     fn issue(&self, verified: &Verified<'_, OidcGrant>, peer: &str) -> Result<Response, Failed> {
         let OidcGrant { caches, scopes, lifetime, requires_id } = verified.allows;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let now = clock::now();
         let expires = now.saturating_add(lifetime.as_secs());
         let new =
             NewToken { label: verified.label.clone(), caches: caches.clone(), scopes: *scopes, expires: Some(expires) };

@@ -2,8 +2,8 @@
 //! scopes of the token.
 
 use std::io::Read;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use narval_client::clock;
 use narval_http::{Method, Response};
 use narval_keep::{
     Cache, CachePatterns, CollectOptions, Data, Grant, NewToken, PinFor, Refusal, RefusalKind, Scope, Scopes,
@@ -168,13 +168,9 @@ fn malformed(error: &dyn std::fmt::Display) -> ServeError {
     Refusal::new(RefusalKind::Malformed, error).into()
 }
 
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
 /// Days from now.
 fn in_days(days: u32) -> u64 {
-    now().saturating_add(u64::from(days).saturating_mul(DAY_SECONDS))
+    clock::now().saturating_add(u64::from(days).saturating_mul(DAY_SECONDS))
 }
 
 // -- tokens
@@ -236,7 +232,7 @@ fn governs(grant: &Grant, caches: &[String]) -> bool {
 fn tokens(data: &Data, grant: &Grant) -> Result<Response, ServeError> {
     let mut tokens = data.tokens().list().map_err(of_tokens)?;
     tokens.retain(|token| governs(grant, &token.caches));
-    let now = now();
+    let now = clock::now();
     let is_over = |token: &TokenInfo| token.revoked.is_some() || token.expires.is_some_and(|expires| expires <= now);
     tokens.sort_by_key(|token| (is_over(token), std::cmp::Reverse(token.created)));
     let total = tokens.len();

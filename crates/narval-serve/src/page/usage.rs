@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use narval_client::clock;
 use narval_keep::{Cache, Listed};
 use serde::Serialize;
 
@@ -50,7 +50,7 @@ struct Name {
 
 pub(super) fn usage(cache: &Cache) -> Result<UsageAnswer, ServeError> {
     let (total, settings, listed) = (cache.usage()?, cache.settings(), cache.list()?);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = clock::now();
     let mut names = by_name(&listed);
     let others = names.split_off(names.len().min(NAMES_MAX));
     Ok(UsageAnswer {

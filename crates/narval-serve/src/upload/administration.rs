@@ -1,7 +1,6 @@
 //! Administration over HTTP, for tokens with the scopes `pin` and `delete`: pins, and deleting paths (`docs/push-protocol.md`).
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use narval_client::clock;
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, Grant, PinFor};
 use narval_nix::{HashPart, StorePath};
@@ -102,7 +101,7 @@ impl Command {
                 Ok(text(StatusCode::OK, json + "\n").header(header::CONTENT_TYPE, json_type))
             }
             Self::Pin { name, path, keep, days } => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                let now = clock::now();
                 let until = days.map(|days| now.saturating_add(u64::from(days) * DAY_SECONDS));
                 let pin = cache.pin(&name, &path, PinFor { keep, until }, grant)?;
                 Ok(text(StatusCode::CREATED, format!("{}  {}\n", pin.name, pin.path)))

@@ -4,6 +4,7 @@
 use std::io::{BufReader, Read};
 
 use narval_codec::decode::Decoder;
+use narval_codec::of_coding;
 use narval_http::HeadRef;
 use narval_nix::Compression;
 
@@ -15,15 +16,10 @@ use crate::error::ServeError;
 /// 415 for an unknown coding, or for more than one.
 pub(crate) fn coding(head: &HeadRef<'_>) -> Result<Option<Compression>, ServeError> {
     let Some(name) = head.header("content-encoding") else { return Ok(None) };
-    Ok(Some(match name.trim().to_ascii_lowercase().as_str() {
-        "" | "identity" | "none" => return Ok(None),
-        "zstd" => Compression::Zstd,
-        "br" => Compression::Brotli,
-        "gzip" | "x-gzip" => Compression::Gzip,
-        "xz" => Compression::Xz,
-        "bzip2" => Compression::Bzip2,
-        _ => return Err(ServeError::Coding),
-    }))
+    match name.trim().to_ascii_lowercase().as_str() {
+        "" | "identity" | "none" => Ok(None),
+        name => of_coding(name).map(Some).ok_or(ServeError::Coding),
+    }
 }
 
 /// The decoded body.

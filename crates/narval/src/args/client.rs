@@ -16,6 +16,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use super::user_folder;
 use crate::Failure;
 use crate::ui::log::filter;
 use crate::ui::timeline::Timeline;
@@ -120,9 +121,8 @@ fn check_default_root() -> Result<(), Failure> {
 
 /// `$XDG_DATA_HOME/narval`, which is `~/.local/share/narval`.
 fn default_root() -> Result<PathBuf, Failure> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
-    data.map(|data| data.join("narval"))
+    user_folder("XDG_DATA_HOME", ".local/share")
+        .map(|data| data.join("narval"))
         .ok_or_else(|| Failure::usage("HOME is not set: give the store with --store DIR"))
 }
 

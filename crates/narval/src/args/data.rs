@@ -2,8 +2,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+pub use narval_client::clock::now;
 use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Grant};
 use narval_nix::SecretKey;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
@@ -207,11 +207,6 @@ pub fn parse_database(address: &str) -> Result<Database, Failure> {
 /// Everything is allowed to those who can use these commands: they have access to the folder.
 pub fn administrator() -> Grant {
     Grant::administrator(&format!("user {}", rustix::process::geteuid().as_raw()))
-}
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
 /// The approximate age of a time: `3 days ago`.

@@ -1,5 +1,7 @@
 //! Options shared by several commands.
 
+use std::path::PathBuf;
+
 pub mod access_log;
 pub mod client;
 pub(crate) mod count;
@@ -12,3 +14,9 @@ pub mod secret_key;
 pub mod state;
 pub mod tls;
 pub mod upstream;
+
+/// A folder of this user as the XDG base directory specification has it: `variable`, or `below` the home. Relative ones do not count.
+fn user_folder(variable: &str, below: &str) -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute(variable).or_else(|| Some(absolute("HOME")?.join(below)))
+}

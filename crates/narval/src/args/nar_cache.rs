@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use narval_serve::NarCacheConfig;
 
+use super::user_folder;
 use crate::config::NarCacheSection;
 use crate::values::size::parse_size;
 
@@ -66,10 +67,9 @@ fn usable_default() -> Option<PathBuf> {
 
 /// systemd provides services with a folder if they have `CacheDirectory=`.
 fn default_folder() -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    if let Some(folder) = absolute("CACHE_DIRECTORY") {
+    let of_service = std::env::var_os("CACHE_DIRECTORY").map(PathBuf::from);
+    if let Some(folder) = of_service.filter(|path| path.is_absolute()) {
         return Some(folder.join("nars"));
     }
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(caches.join("narval/nars"))
+    Some(user_folder("XDG_CACHE_HOME", ".cache")?.join("narval/nars"))
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::user_folder;
 use crate::Failure;
 
 /// The folder for root, as which the daemon runs the hook.
@@ -25,9 +26,7 @@ impl StateArgs {
         if rustix::process::geteuid().is_root() {
             return Ok(OF_ROOT.into());
         }
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
-        state
+        user_folder("XDG_STATE_HOME", ".local/state")
             .map(|state| state.join("narval/push"))
             .ok_or_else(|| Failure::usage("HOME is not set: give the folder of the state with --state DIR"))
     }

@@ -10,6 +10,7 @@ use signal_hook::iterator::Signals;
 use crate::Failure;
 use crate::args::push::{PushArgs, SourceArgs};
 use crate::args::state::StateArgs;
+use crate::server::notify_systemd;
 use crate::ui::log;
 use crate::ui::output::paths;
 
@@ -129,11 +130,4 @@ fn stop_on_signal(stop: &Stop) -> Result<(), Failure> {
     };
     std::thread::Builder::new().name("signals".into()).spawn(handle).map_err(uncaught)?;
     Ok(())
-}
-
-/// Without systemd, nothing is notified.
-fn notify_systemd(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!("cannot notify systemd: {error}");
-    }
 }
