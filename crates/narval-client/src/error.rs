@@ -87,7 +87,9 @@ pub enum HttpError {
         retry_after: Option<Duration>,
     },
     /// 401, although credentials were sent.
-    #[error("the server answered 401: it does not accept the credentials of {from}")]
+    #[error(
+        "the server answered 401: it does not accept the credentials of {from}, which are wrong, expired or revoked"
+    )]
     Denied {
         /// Where they come from: a file with a line, an option, or the address.
         from: String,

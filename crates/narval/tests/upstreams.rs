@@ -384,12 +384,12 @@ fn an_upstream_leads_to_no_other_server_and_shows_none_to_anybody() {
         let (upstream, _) = answers(redirect(&to));
         let store = Store::new();
         let (_, key) = store.key("upstream-1");
-        let cache = serve(&store, &["--upstream", &format!("http://{upstream}"), "--upstream-key", &key]);
+        let mut cache = serve(&store, &["--upstream", &format!("http://{upstream}"), "--upstream-key", &key]);
         for path in SMALL {
             let answer = cache.get(path);
             assert_eq!(answer.status, 404, "{path} {to}: {}", answer.text());
         }
-        assert!(cache.log().contains("it is another server"), "{}", cache.log());
+        cache.wait_for(|log| log.contains("it is another server").then_some(()));
         assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 0, "{to}");
     }
     // What it answers itself is not shown either, unless it is what was asked for.
