@@ -213,7 +213,7 @@ impl Cache {
     }
 
     fn counted(&self, keys: &[SecretKey]) -> Result<Counted, IndexError> {
-        // A line of a narinfo. What it signs is not verified: a commit has seen to that.
+        // Signatures are only looked for, by the names of their keys: a commit has verified them.
         let lines: Vec<Vec<u8>> = keys.iter().map(|key| format!("\nSig: {}:", key.name()).into_bytes()).collect();
         let (index, mut all, mut after): (&dyn Index, _, _) = (self.index(), Counted::default(), String::new());
         loop {

@@ -276,8 +276,15 @@ fn a_push_and_reads_ask_the_object_store_and_the_database_seldom() {
     // A node that has just started: what is asked for the first time, and again.
     let other = Lab { server: place.serve(&lab.store, "other-node"), store: Store::new() };
     // What its start asks the object store for is not counted.
-    while !proxy.take_requests().is_empty() {
-        std::thread::sleep(std::time::Duration::from_millis(500));
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let requests = proxy.take_requests();
+        if requests.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < until, "{requests:?}");
+        eprintln!("asked for at the start: {requests:?}");
+        std::thread::sleep(Duration::from_millis(500));
     }
     let narinfos: Vec<String> = paths.iter().map(|path| format!("/{}.narinfo", hash_part(path))).collect();
     let read = |targets: &[String]| {
