@@ -117,6 +117,9 @@ fn typical(status: &dyn Fn(&str) -> u16, rounds: u8) -> Duration {
     times[times.len() * 4 / 5]
 }
 
+/// What a server may use once all clients have left, in hundredths of a second: it finishes what it has begun.
+const TICKS_MAX: u64 = 1500;
+
 /// The server stays answerable, and is idle once everybody has left. `arrive` opens the connections.
 fn besieged<T>(lab: &Lab, status: &dyn Fn(&str) -> u16, arrive: impl FnOnce() -> T) {
     let idle = typical(status, 20);
@@ -125,14 +128,17 @@ fn besieged<T>(lab: &Lab, status: &dyn Fn(&str) -> u16, arrive: impl FnOnce() ->
     // Much less than what the requests ask for would take, and than a turn behind each of them.
     assert!(times < Duration::from_millis(100) + 20 * idle, "{times:?}, and {idle:?} before");
     drop(clients);
-    let until = Instant::now() + Duration::from_secs(30);
+    // By the time of the processor: how long that takes depends on what else the machine does.
+    let left = cpu_ticks(lab.server.pid());
     loop {
         let before = cpu_ticks(lab.server.pid());
         std::thread::sleep(Duration::from_secs(1));
-        if cpu_ticks(lab.server.pid()) - before <= 5 {
+        let now = cpu_ticks(lab.server.pid());
+        if now - before <= 5 {
+            eprintln!("{} ticks after the clients had left", before - left);
             break;
         }
-        assert!(Instant::now() < until, "the server works for clients that have left");
+        assert!(now - left < TICKS_MAX, "the server works for clients that have left");
     }
 }
 
