@@ -10,8 +10,8 @@ use crate::auth::sessions::{Session, is_own_page};
 use crate::auth::{Auth, Caller, client_text, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::page::PageRoute;
 use crate::page::manage::Managing;
+use crate::page::{PageRoute, View, Visit};
 use crate::routes::table::{PushRoute, Route};
 
 /// Access control of one cache, or of a name that no cache has.
@@ -169,6 +169,25 @@ impl Gate<'_> {
             );
         }
         Ok(session)
+    }
+
+    /// Who looks at a view; `None`: whoever it is has to sign in first. Wrong credentials are no error here: documents have no use for them, and
+    /// browsers would ask for a password.
+    ///
+    /// # Errors
+    /// If the token of a session cannot be verified again.
+    pub(crate) fn visit(&self, visit: Visit, view: &View, request: &Request) -> Result<Option<Visit>, ServeError> {
+        let head = request.head();
+        let session = self.auth.session(&head)?;
+        let caller = self.auth.caller(&head, self.metrics).unwrap_or(Caller::Anonymous);
+        let grant = session.as_ref().map(|session| &*session.grant).into_iter();
+        let mut grants = grant.chain(match &caller {
+            Caller::Bearer(grant) => Some(&**grant),
+            Caller::Anonymous => None,
+        });
+        let may_read = self.is_public || grants.any(|grant| grant.allows(self.cache, Scope::Pull));
+        let is_shown = if view.needs_session() { session.is_some() } else { may_read };
+        Ok(is_shown.then(|| visit.with_tokens(self.is_public, may_read, session.as_ref())))
     }
 
     /// Whether a caller may read, as far as this can be decided from memory. Otherwise, and for wrong tokens, which are refused on every request,

@@ -28,7 +28,7 @@ use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, Parts, RouteLabel};
 use crate::nar::deltas::{Asked, Deltas, answer_on_a_thread};
 use crate::nar::packed;
-use crate::page::{self, Counted, Page, PageRoute, Permit, session};
+use crate::page::{self, Counted, Page, PageRoute, Permit, View, Visit, session};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::Narinfos;
 use crate::routes::table::{self, PushRoute, Route};
@@ -205,7 +205,7 @@ impl Service {
     fn answer_at(&self, request: Request, at: usize) -> Response {
         self.count(request, Some(at), |shared, route, is_own, request| match &shared.written {
             Some(written) => shared.answer_with_tokens(written, route, is_own, at, request),
-            None => shared.answer(route, request),
+            None => shared.answer(route, at, request),
         })
     }
 
@@ -213,11 +213,17 @@ impl Service {
     pub(crate) fn handle_nobody(&self, request: Request, name: &CacheName) -> Response {
         self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
             let Some(written) = &shared.written else { return Err(ServeError::NoRoute) };
-            // As for a private cache: the document says nothing about it.
-            if let Some(page) = shared.page_for(&route, &request) {
-                return Ok(page);
-            }
             let gate = Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.metrics, 0) };
+            if let Some((page, view)) = shared.view_of(&route, &request) {
+                let visit = Visit::new(name.clone(), &request, 1 + name.as_str().len());
+                let answer = gate.visit(visit, &view, &request)?;
+                // As for a private cache: the documents of those who may not read say nothing about it.
+                return match answer {
+                    Some(visit) if visit.may_read => page.view(View::Absent, visit, request),
+                    Some(visit) => page.view(view, visit, request),
+                    None => Ok(Page::sign_in(&request.head())),
+                };
+            }
             match written.exchange(&route, &request) {
                 Some(exchange) => exchange.answer(&written.auth, request, &shared.metrics),
                 None => match gate.pass(route, &request)? {
@@ -291,7 +297,7 @@ impl Handler for Service {
     fn handle(&self, request: Request) -> Response {
         match self.shared.below_prefix(request.path()) {
             Some(at) => self.handle_at(request, at),
-            None => self.count(request, None, |shared, route, _, request| shared.answer(route, request)),
+            None => self.count(request, None, |shared, route, _, request| shared.answer(route, 0, request)),
         }
     }
 
@@ -303,7 +309,7 @@ impl Handler for Service {
 
 impl Shared {
     /// Answers a request to a server that does not accept uploads.
-    fn answer(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
+    fn answer(&self, route: Route<'_>, at: usize, request: Request) -> Result<Response, ServeError> {
         // nix-serve and nix-serve-ng ignore the method.
         if self.face == Face::Narval && route != Route::Batch && !is_read(request.method()) {
             return Err(match *request.method() {
@@ -311,16 +317,25 @@ impl Shared {
                 _ => ServeError::Method("GET, HEAD"),
             });
         }
-        match self.page_for(&route, &request) {
-            Some(page) => Ok(page),
+        match self.view_of(&route, &request) {
+            // Without tokens, nobody manages anything.
+            Some((page, view)) => {
+                let view = if view.needs_session() { View::Absent } else { view };
+                page.view(view, Visit::new(self.name(), &request, at), request)
+            }
             None => self.read(route, request),
         }
     }
 
-    /// The page, for a browser that requests `/`.
-    fn page_for(&self, route: &Route<'_>, request: &Request) -> Option<Response> {
-        let is_shown = self.page.is_some() && *route == Route::Index && is_read(request.method());
-        (is_shown && Page::is_wanted(&request.head())).then(|| Page::document(&request.head()))
+    /// The view that a browser requests.
+    fn view_of(&self, route: &Route<'_>, request: &Request) -> Option<(&Page, View)> {
+        let page = self.page.as_ref().filter(|_| is_read(request.method()))?;
+        match route {
+            Route::View(view) => Some((page, view.clone())),
+            // Other clients get a text.
+            Route::Index if Page::is_wanted(&request.head()) => Some((page, View::of_index(request.query()))),
+            _ => None,
+        }
     }
 
     /// Answers a request to a server that accepts uploads. Access control comes first.
@@ -335,8 +350,12 @@ impl Shared {
         if let Some(exchange) = written.exchange(&route, &request) {
             return exchange.answer(&written.auth, request, &self.metrics);
         }
-        if let Some(page) = self.page_for(&route, &request) {
-            return Ok(page);
+        if let Some((page, view)) = self.view_of(&route, &request) {
+            let visit = Visit::new(written.cache.name().clone(), &request, at);
+            return match written.gate(&self.metrics, at).visit(visit, &view, &request)? {
+                Some(visit) => page.view(view, visit, request),
+                None => Ok(Page::sign_in(&request.head())),
+            };
         }
         // Other nodes prove themselves in another way than clients.
         if let Route::Peer(asked) = route {

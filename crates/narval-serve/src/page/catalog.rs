@@ -81,6 +81,13 @@ impl Asked {
     }
 }
 
+/// What was searched for, as it was typed.
+pub(super) fn query_text(query: Option<&str>) -> String {
+    let typed = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("q="));
+    let typed = typed.unwrap_or_default().replace('+', " ");
+    percent_encoding::percent_decode_str(&typed).decode_utf8_lossy().chars().take(QUERY_LEN_MAX).collect()
+}
+
 /// One result.
 #[derive(Debug, Serialize, PartialEq, Eq)]
 pub(super) struct Found {

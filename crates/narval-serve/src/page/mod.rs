@@ -1,13 +1,13 @@
-//! The page that a browser gets at `/`: how to use this cache, what is in it, and what the server does now.
+//! The page that browsers get: how to use this cache, what is in it, and what the server does now.
 //!
-//! One document with its style and script inlined (`assets/`), and below [`PATH`] the JSON that it requests. What everybody may see is read-only,
-//! and queries the sources like any client; browsers that have signed in with a token (`session.rs`) can manage the cache (`manage.rs`).
+//! Each view has an address, and is a document that the server renders (`view/`), with style and script inlined (`assets/`). Below [`PATH`] is what
+//! the script requests, and files. What everybody may see is read-only, and queries the sources like any client; browsers that have signed in
+//! with a token (`session.rs`) can manage the cache (`manage.rs`).
 
 mod about;
 mod catalog;
 mod compare;
 mod contents;
-mod document;
 mod inside;
 pub(crate) mod manage;
 mod now;
@@ -15,6 +15,7 @@ mod paths;
 pub(crate) mod session;
 mod tar;
 mod usage;
+mod view;
 
 use std::sync::Arc;
 
@@ -34,9 +35,13 @@ use inside::{Frames, Inside};
 pub(crate) use now::Counted;
 use now::Now;
 pub(crate) use now::Permit;
+pub(crate) use view::{View, Visit};
 
 /// The path of the page's requests.
 pub(crate) const PATH: &str = "_narval/page";
+
+/// What all addresses of the views but `/` begin with.
+pub(crate) const VIEWS: &str = "_narval";
 
 /// The page sends this field with its requests.
 pub(crate) const FIELD: &str = "x-narval-page";
@@ -107,12 +112,18 @@ pub(crate) struct Places {
     pub(crate) has_upstreams: bool,
 }
 
-/// The page and its requests.
+/// What views are made of.
 #[derive(Debug)]
-pub(crate) struct Page {
+struct Parts {
     places: Arc<Places>,
     catalog: Arc<Catalog>,
     frames: Arc<Frames>,
+}
+
+/// The page and its requests.
+#[derive(Debug)]
+pub(crate) struct Page {
+    parts: Arc<Parts>,
     now: Arc<Now>,
     work: Arc<Piecework>,
     metrics: Arc<Metrics>,
@@ -120,8 +131,8 @@ pub(crate) struct Page {
 
 impl Page {
     pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, work: Arc<Piecework>, metrics: Arc<Metrics>) -> Self {
-        let (places, now) = (Arc::new(places), Arc::new(Now::new(counted)));
-        Self { places, catalog: Arc::default(), frames: Arc::default(), now, work, metrics }
+        let parts = Parts { places: Arc::new(places), catalog: Arc::default(), frames: Arc::default() };
+        Self { parts: Arc::new(parts), now: Arc::new(Now::new(counted)), work, metrics }
     }
 
     /// Whether a request for `/` comes from a browser: `Accept` names HTML.
@@ -130,9 +141,15 @@ impl Page {
         accept.split(|byte| *byte == b',').any(|range| range.trim_ascii().starts_with(b"text/html"))
     }
 
-    /// The document. It contains nothing about the cache: callers that may not read it only see where to put a token.
-    pub(crate) fn document(head: &HeadRef<'_>) -> Response {
-        document::answer(head)
+    /// The document for callers that may not read, or have to sign in first. It contains nothing about the cache.
+    pub(crate) fn sign_in(head: &HeadRef<'_>) -> Response {
+        view::layout::sign_in(head)
+    }
+
+    /// Answers with a view, which is rendered by threads of the page's own.
+    pub(crate) fn view(&self, view: View, visit: Visit, request: Request) -> Result<Response, ServeError> {
+        let parts = Arc::clone(&self.parts);
+        self.on_a_thread(request, move |request| view::answer(&parts, &view, &visit, request).map(Answered::Whole))
     }
 
     /// Opens the WebSocket with live figures, for as long as the permit says.
@@ -142,7 +159,8 @@ impl Page {
 
     /// Answers a request of the document. What decodes, walks or compares is answered by threads of the page's own.
     pub(crate) fn answer(&self, route: PageRoute<'_>, request: Request) -> Result<Response, ServeError> {
-        let (places, catalog, frames) = (Arc::clone(&self.places), Arc::clone(&self.catalog), self.frames.clone());
+        let Parts { places, catalog, frames } = &*self.parts;
+        let (places, catalog, frames) = (Arc::clone(places), Arc::clone(catalog), Arc::clone(frames));
         match route {
             PageRoute::About => {
                 catalog.prepare(&places);

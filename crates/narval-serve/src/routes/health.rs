@@ -31,6 +31,11 @@ pub(crate) fn ready(store: Option<&Store>, cache: Option<&Cache>) -> Response {
     Response::text(status, checks.iter().map(line).collect::<String>()).header(header::CACHE_CONTROL, "no-store")
 }
 
+/// How many of the sources cannot be read.
+pub(crate) fn problems(store: Option<&Store>, cache: Option<&Cache>) -> usize {
+    readable(store, cache).iter().filter(|(_, result)| result.is_err()).count()
+}
+
 fn readable(store: Option<&Store>, cache: Option<&Cache>) -> Vec<Check> {
     let store = store.map(|store| ("store", store.check().map_err(|error| error.to_string())));
     let index = cache.map(|cache| ("index", cache.usage().map(drop).map_err(|error| error.to_string())));

@@ -9,7 +9,7 @@ use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 use super::batch;
 use crate::Face;
 use crate::metrics::RouteLabel;
-use crate::page::{self, PageRoute};
+use crate::page::{self, PageRoute, View};
 use crate::upload::push;
 
 /// What a path asks for.
@@ -43,6 +43,8 @@ pub(crate) enum Route<'a> {
     Push(PushRoute<'a>),
     /// `/_narval/page/…`
     Page(PageRoute<'a>),
+    /// `/_narval/status` and other views for browsers
+    View(View),
     /// `/_narval/peer/…`
     Peer(PeerRoute<'a>),
     /// `/health`
@@ -139,6 +141,7 @@ impl<'a> Route<'a> {
             Self::DebugInfo(_)
             | Self::Other(_)
             | Self::Page(_)
+            | Self::View(_)
             | Self::Health
             | Self::Ready
             | Self::Metrics
@@ -203,6 +206,9 @@ fn others(face: Face, path: &str) -> Route<'_> {
     if let Some(rest) = path.strip_prefix(PEER_PATH).and_then(|rest| rest.strip_prefix('/')) {
         let parsed = rest.split_once('/').and_then(|(cache, rest)| Some((cache, rest.strip_prefix("nar/")?)));
         return parsed.map_or(Route::Unknown, |(cache, name)| Route::Peer(PeerRoute { cache, name }));
+    }
+    if let Some(view) = path.strip_prefix(page::VIEWS).and_then(|rest| View::parse(rest.strip_prefix('/')?)) {
+        return Route::View(view);
     }
     Route::Other(path)
 }
@@ -332,6 +338,10 @@ mod tests {
         assert_eq!(rich(&format!("/_narval/page/path/{HASH}")), Route::Page(PageRoute::Path(hash())));
         assert_eq!(rich(&format!("/_narval/page/file/{HASH}/bin/x")), Route::Page(PageRoute::File(hash(), "bin/x")));
         assert_eq!(rich("/_narval/page/path/x"), Route::Unknown);
+        assert_eq!(rich(&format!("/_narval/path/{HASH}")), Route::View(View::Path(hash())));
+        assert_eq!(rich(&format!("/_narval/files/{HASH}/bin/x")), Route::View(View::Files(hash(), "bin/x".to_owned())));
+        assert_eq!(rich("/_narval/path/x"), Route::View(View::Absent));
+        assert_eq!(rich("/_narval/status"), Route::View(View::Status));
         let drv_path = StorePath::parse(&format!("{HASH}-a.drv")).unwrap();
         let trace = BuildTraceKey { drv_path, output_name: StorePathName::parse("out").unwrap() };
         assert_eq!(rich(&format!("/{}", trace.cache_path())), Route::BuildTrace(trace));

@@ -121,7 +121,7 @@ impl Uploads {
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Peer(_) => return Err(ServeError::Method("GET")),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
-            Route::Health | Route::Ready | Route::Metrics | Route::Index | Route::Page(_) => {
+            Route::Health | Route::Ready | Route::Metrics | Route::Index | Route::Page(_) | Route::View(_) => {
                 return Err(ServeError::Method("GET, HEAD"));
             }
         };

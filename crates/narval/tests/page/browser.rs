@@ -90,6 +90,12 @@ impl Browser {
 
     /// Calls a method of the protocol.
     pub fn call(&mut self, method: &str, params: Value) -> Value {
+        let answer = self.ask(method, params);
+        assert!(answer["error"].is_null(), "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    fn ask(&mut self, method: &str, params: Value) -> Value {
         self.number += 1;
         let mut message = json!({ "id": self.number, "method": method, "params": params });
         if !self.session.is_empty() {
@@ -101,8 +107,7 @@ impl Browser {
         loop {
             let answer = self.from.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{method}: {error}"));
             if answer["id"] == self.number {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                return answer;
             }
             self.event(&answer);
         }
@@ -136,9 +141,11 @@ impl Browser {
     /// Waits until a script's result is true.
     pub fn wait(&mut self, script: &str) {
         let until = Instant::now() + PATIENCE;
-        while self.eval(&format!("Boolean({script})")) != true {
+        // While the page leads elsewhere, there is nothing that could answer.
+        let params = json!({ "expression": format!("Boolean({script})"), "awaitPromise": true, "returnByValue": true });
+        while self.ask("Runtime.evaluate", params.clone())["result"]["result"]["value"] != true {
             if Instant::now() > until {
-                let text = self.eval("document.body.innerText");
+                let text = self.eval("document.body?.innerText");
                 panic!("never: {script}: {text} {:?}", self.complaints);
             }
             std::thread::sleep(Duration::from_millis(30));
@@ -156,7 +163,7 @@ impl Browser {
 
     /// Waits until the page's text has this.
     pub fn shows(&mut self, text: &str) {
-        self.wait(&format!("document.body.innerText.includes({})", json!(text)));
+        self.wait(&format!("document.body?.innerText.includes({})", json!(text)));
     }
 
     /// Sets the width of the window.

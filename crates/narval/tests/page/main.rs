@@ -46,14 +46,11 @@ fn browsers_get_a_page_and_nix_what_it_always_got() {
     let page = server.ask("GET", "/", HTML);
     assert_eq!((page.status, page.field("content-type").unwrap()), (200, "text/html; charset=utf-8"));
     assert!(page.body.len() < 100_000);
+    assert_eq!(page.field("cache-control"), Some("no-store"));
     let policy = page.field("content-security-policy").unwrap();
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
-    assert!(
-        !page.text().contains("http://")
-            || page.text().matches("http://www.w3.org").count() == page.text().matches("http://").count()
-    );
-    let etag = format!("If-None-Match: {}", page.field("etag").unwrap());
-    assert_eq!(server.ask("GET", "/", &[HTML[0], &etag]).status, 304);
+    let own = page.text().matches("data-url=\"http://").count() + page.text().matches("http://www.w3.org").count();
+    assert_eq!(page.text().matches("http://").count(), own, "nothing from elsewhere");
     for accept in ["Accept: */*", "X: y"] {
         let plain = server.ask("GET", "/", &[accept]);
         assert!(plain.text().starts_with("This is a Nix binary cache"), "{accept}");
@@ -164,7 +161,7 @@ fn a_browser_shows_every_view_without_a_complaint() {
     let hash = hash_part(&tree);
     let views = [
         (String::new(), public.trim().to_owned()),
-        ("#/find/tree".to_owned(), format!("#/path/{hash}")),
+        ("#/find/tree".to_owned(), format!("_narval/path/{hash}")),
         (format!("#/path/{hash}"), "valid, this server".to_owned()),
         (format!("#/files/{hash}/bin/run"), "#!".to_owned()),
         ("#/now".to_owned(), "Requests per second".to_owned()),

@@ -270,7 +270,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     assert_ne!(browser.eval("document.title"), "run");
     assert_eq!(browser.eval("document.querySelectorAll('main img').length"), 0);
     // A pin, from the page of a path.
-    browser.click("nav a", "Find");
+    browser.click("nav a", "Packages");
     browser.click("a", "first-1.0");
     browser.click("button", "Pin");
     browser.fill("#pin-name", "release");
@@ -278,7 +278,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     browser.wait("document.querySelector('dl')?.innerText.includes('release')");
     assert!(stdout(lab.run(&["pin", "list"])).contains("release"));
     // Escape leaves everything as it is; deleting deletes.
-    browser.click("nav a", "Find");
+    browser.click("nav a", "Packages");
     browser.click("a", "second-2.0");
     browser.click("button", "Delete");
     browser.shows("Delete this path?");
@@ -295,7 +295,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     browser.shows("1 path and 1 NAR were deleted");
     assert!(has(&one) && !has(&two));
     // The live figures come with the cookie.
-    browser.click("nav a", "Now");
+    browser.click("nav a", "Status");
     browser.shows("since the server started");
     browser.click("nav a", "Manage");
     browser.click("button", "Sign out");

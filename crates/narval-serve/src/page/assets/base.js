@@ -1,7 +1,8 @@
 'use strict';
 // The page of a binary cache. Everything that comes from the cache is put in as text, never as HTML.
-const base = location.pathname.endsWith('/') ? location.pathname : location.pathname + '/';
-const api = base + '_narval/page/';
+// The cache's root, its views and what they ask for, wherever a proxy has put them.
+const base = location.pathname.replace(/\/?(_narval\/.*)?$/, '/');
+const views = base + '_narval/', api = views + 'page/';
 const main = document.getElementById('main');
 const said = document.getElementById('said');
 let view = 0; // grows with every view, so that answers for an older one are left out

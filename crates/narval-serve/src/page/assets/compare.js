@@ -5,7 +5,7 @@ async function compareView(mine, one, other) {
   if (mine !== view) return;
   const grown = (count) => (count > 0 ? '+' : count < 0 ? '−' : '±') + bytes(Math.abs(count));
   const change = (from, to) => el('span', { class: to > from ? 'minus' : to < from ? 'plus' : 'soft' }, grown(to - from));
-  const link = (path) => el('a', { href: '#/path/' + path.hash }, name(path.name));
+  const link = (path) => el('a', { href: views + 'path/' + path.hash }, name(path.name));
   const what = (entry) => !entry ? '' : entry.kind === 'symlink' ? ['→ ', name(entry.target)] : entry.kind === 'directory' ? 'folder' : bytes(entry.size) + (entry.kind === 'executable' ? ', executable' : '');
   const shown = files?.list.filter((file) => file.before?.kind !== 'directory' || file.after) || [];
   const sides = [['', link(before), link(after)], ['Unpacked', before.narSize, after.narSize], ['To download', before.fileSize, after.fileSize], ['Closure', before.closureSize, after.closureSize]];
@@ -17,7 +17,7 @@ async function compareView(mine, one, other) {
       ['Path', link(before), link(after), ''],
       ...sides.slice(1).filter(([, from, to]) => from != null && to != null).map(([title, from, to]) => [title, bytes(from), bytes(to), change(from, to)]),
       ['Paths in it', number(before.closurePaths), number(after.closurePaths), '']]),
-    el('p', {}, el('a', { href: '#/compare/' + other + '/' + one }, 'The other way round')),
+    el('p', {}, el('a', { href: views + 'compare/' + other + '/' + one }, 'The other way round')),
     el('h2', {}, 'Files'),
     !files ? el('p', { class: 'soft' }, 'One of them has no listing, so their files cannot be compared.') : [
       el('p', {}, number(files.added) + ' added, ' + number(files.removed) + ' removed, ' + number(files.changed) + ' changed, ' + number(files.same) + ' the same' + (files.unread ? ', and ' + number(files.unread) + ' of the same size that were not read' : '') + '.'),
@@ -32,5 +32,5 @@ async function compareView(mine, one, other) {
 function fileLink(file, path) {
   const entry = file.after || file.before;
   if (entry.kind !== 'file' && entry.kind !== 'executable') return name(file.path || '(the path itself)');
-  return el('a', { href: '#/files/' + path.hash + '/' + file.path.split('/').map(encodeURIComponent).join('/') }, name(file.path || path.name));
+  return el('a', { href: views + 'files/' + path.hash + '/' + file.path.split('/').map(encodeURIComponent).join('/') }, name(file.path || path.name));
 }

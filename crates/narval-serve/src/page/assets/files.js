@@ -2,13 +2,13 @@ async function filesView(mine, hash, open) {
   const [path, listing] = await Promise.all([get(api + 'path/' + hash), get(base + hash + '.ls').catch((error) => { if (error.status === 404) return null; throw error; })]);
   if (mine !== view) return;
   if (!listing) {
-    show(heading('Files of ', name(path.name)), el('p', {}, 'It has no listing: it was pushed without one, or has names that are not UTF-8.'), el('p', {}, el('a', { href: '#/path/' + hash }, 'Back to the path')));
+    show(heading('Files of ', name(path.name)), el('p', {}, 'It has no listing: it was pushed without one, or has names that are not UTF-8.'), el('p', {}, el('a', { href: views + 'path/' + hash }, 'Back to the path')));
     return;
   }
   const shown = el('section', { 'aria-live': 'polite' });
   const url = (file) => api + 'file/' + hash + '/' + file.split('/').map(encodeURIComponent).join('/');
   async function look(file, node) {
-    history.replaceState(null, '', '#/files/' + hash + '/' + file.split('/').map(encodeURIComponent).join('/'));
+    history.replaceState(null, '', views + 'files/' + hash + '/' + file.split('/').map(encodeURIComponent).join('/'));
     const title = file.split('/').pop() || path.name;
     const head = [el('h2', {}, name(title)), el('p', { class: 'soft' }, bytes(node.size), node.executable ? ', executable' : '', ' · ', el('a', { href: url(file) + '?download', download: title }, 'Download'))];
     if (/\.(png|jpe?g|gif|webp|svg|ico)$/i.test(file) && node.size < 2e7) {
@@ -37,11 +37,11 @@ async function filesView(mine, hash, open) {
         return el('li', {}, details);
       }
       if (one.type === 'symlink') return el('li', {}, name(key), ' ', el('span', { class: 'soft' }, '→ ', name(one.target)));
-      return el('li', {}, el('a', { href: '#/files/' + hash + '/' + file, onclick: (event) => { event.preventDefault(); act(look(file, one)); } }, name(key)), ' ', el('span', { class: 'soft' }, bytes(one.size)));
+      return el('li', {}, el('a', { href: views + 'files/' + hash + '/' + file, onclick: (event) => { event.preventDefault(); act(look(file, one)); } }, name(key)), ' ', el('span', { class: 'soft' }, bytes(one.size)));
     });
   }
   const root = listing.root;
-  show(heading('Files of ', name(path.name)), el('p', { class: 'links' }, el('a', { href: '#/path/' + hash }, 'Back to the path'), el('a', { href: tar(''), download: path.name + '.tar' }, 'Download as tar')),
+  show(heading('Files of ', name(path.name)), el('p', { class: 'links' }, el('a', { href: views + 'path/' + hash }, 'Back to the path'), el('a', { href: tar(''), download: path.name + '.tar' }, 'Download as tar')),
     el('div', { class: 'split' }, root.type === 'directory' ? el('ul', { class: 'tree top' }, entries(root, '')) : el('p', {}, 'One file, ' + bytes(root.size) + '.'), shown));
   const node = open ? open.split('/').reduce((at, key) => at?.entries && Object.hasOwn(at.entries, key) ? at.entries[key] : null, root) : root;
   if (node?.type === 'regular') act(look(open, node));

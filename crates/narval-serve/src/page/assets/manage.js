@@ -3,14 +3,14 @@ async function manageView(mine, part) {
   if (session && session.signedIn) await whoIsThere();
   if (mine !== view) return;
   if (!session) return show(heading('Manage'), el('p', {}, 'This server has no tokens: it accepts no uploads.'));
-  if (!session.signedIn) return askToken('Sign in', 'With a token of this cache, you can manage what it allows.');
+  if (!session.signedIn) return signInView();
   const parts = [['space', 'Space', 'admin', spacePart], ['pins', 'Pins', 'pin', pinsPart], ['tokens', 'Tokens', 'admin', tokensPart]].filter(([, , scope]) => may(scope));
   const current = parts.find(([key]) => key === part) || parts[0];
   const body = el('div', {});
   show(heading('Manage'),
     el('div', { class: 'who' }, el('p', {}, 'Signed in with ', el('b', {}, name(session.label)), el('span', { class: 'soft' }, ', which allows ', session.scopes.length === 7 ? 'everything' : session.scopes.join(', ') || 'nothing here')),
       el('button', { type: 'button', onclick: signOut }, 'Sign out')),
-    parts.length > 1 && el('nav', { 'aria-label': 'Manage', class: 'tabs' }, parts.map(([key, title]) => el('a', { href: '#/manage/' + key, 'aria-current': current[0] === key ? 'page' : null }, title))),
+    parts.length > 1 && el('nav', { 'aria-label': 'Manage', class: 'tabs' }, parts.map(([key, title]) => el('a', { href: views + 'manage/' + key, 'aria-current': current[0] === key ? 'page' : null }, title))),
     body);
   if (!current) {
     const other = may('delete') ? 'To delete a path, open it.' : may('pull') ? 'It can read this cache, but manage nothing.' : 'It can manage nothing here.';
@@ -60,13 +60,13 @@ async function spacePart(refresh) {
     would.total || would.files ? [
       el('p', {}, would.total ? many(would.total, 'path') + ' that nothing keeps, with NARs of ' + bytes(would.totalBytes) + '. ' : 'No path. ', would.files ? many(would.files, 'NAR') + ' without a path, ' + bytes(would.bytes) + '.' : ''),
       would.total > 0 && table('Paths that a collection would remove', ['Path', ['Last used', 's'], ['Size', 'n'], ['Why', 's']], would.paths.slice(0, 200).map((path) => [
-        el('a', { href: '#/path/' + path.hash }, name(path.name)), ago(path.used), bytes(path.size), path.forSize ? 'cache too large' : 'retention'])),
+        el('a', { href: views + 'path/' + path.hash }, name(path.name)), ago(path.used), bytes(path.size), path.forSize ? 'cache too large' : 'retention'])),
       would.total > 200 && el('p', { class: 'soft' }, 'The 200 largest of ' + number(would.total) + '.'),
       el('p', {}, el('button', { type: 'button', class: 'danger', onclick: run }, 'Run a collection'))] : el('p', { class: 'soft' }, 'Nothing: everything is pinned, or was used recently enough.'),
     wrong,
     el('h2', {}, 'By last use'), table('Size by last use', ['Last used', ['Paths', 'n'], ['Size', 'n'], ''], rows(ages, most)),
     el('h2', {}, 'By name'),
-    usage.names.length ? table('Size by name', ['Name', ['Paths', 'n'], ['Size', 'n'], ''], rows(usage.names.map((one) => [el('a', { href: '#/find/' + encodeURIComponent(one.name) }, name(one.name)), one]), largest)) : el('p', { class: 'soft' }, 'There are no paths yet.'),
+    usage.names.length ? table('Size by name', ['Name', ['Paths', 'n'], ['Size', 'n'], ''], rows(usage.names.map((one) => [el('a', { href: base + '?q=' + encodeURIComponent(one.name) }, name(one.name)), one]), largest)) : el('p', { class: 'soft' }, 'There are no paths yet.'),
     usage.otherNames > 0 && el('p', { class: 'soft' }, 'And ' + number(usage.otherNames) + ' smaller names, ' + bytes(usage.otherBytes) + '.'),
     usage.names.length > 0 && el('p', { class: 'soft' }, 'A NAR that several paths share counts for each of them here.'),
   ];
@@ -82,7 +82,7 @@ async function pinsPart(refresh) {
   const holds = (pin) => [pin.keep && 'the newest ' + pin.keep, pin.until && (pin.until * 1000 < Date.now() ? 'ended ' : 'until ') + day(pin.until)].filter(Boolean).join(', ') || 'for ever';
   return [
     el('p', {}, 'A pin keeps a path with its closure.'),
-    pins.length ? table('Pins', ['Name', 'Path', ['Since', 's'], 'Kept', ''], pins.map((pin) => [name(pin.name), el('a', { href: '#/path/' + pin.hash }, name(pin.path.slice(33))), day(pin.created), holds(pin),
+    pins.length ? table('Pins', ['Name', 'Path', ['Since', 's'], 'Kept', ''], pins.map((pin) => [name(pin.name), el('a', { href: views + 'path/' + pin.hash }, name(pin.path.slice(33))), day(pin.created), holds(pin),
       el('button', { type: 'button', 'aria-label': 'Remove the pin ' + pin.name, onclick: () => remove(pin) }, 'Remove')])) : el('p', { class: 'soft' }, 'There are no pins yet.'),
     total > pins.length && el('p', { class: 'soft' }, number(total - pins.length) + ' more are not listed.'),
     wrong, el('h2', {}, 'Add a pin'), pinForm('', refresh),
@@ -156,7 +156,7 @@ function pathActions(path) {
     await attempt(wrong, async () => {
       const removed = await write('DELETE', 'manage/paths/' + path.hash + (box.checked ? '?referrers=1' : ''));
       said.textContent = 'Deleted ' + many(removed.paths, 'path') + ', ' + bytes(removed.bytes) + '.';
-      show(heading('Deleted'), el('p', {}, many(removed.paths, 'path') + ' and ' + many(removed.files, 'NAR') + ' were deleted, ' + bytes(removed.bytes) + '.'), el('p', {}, el('a', { href: '#/find' }, 'Find')));
+      show(heading('Deleted'), el('p', {}, many(removed.paths, 'path') + ' and ' + many(removed.files, 'NAR') + ' were deleted, ' + bytes(removed.bytes) + '.'), el('p', {}, el('a', { href: base + '?q=' }, 'Find')));
       main.querySelector('h1').focus();
     });
   }

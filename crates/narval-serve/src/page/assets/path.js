@@ -4,7 +4,7 @@ async function pathView(mine, hash, to) {
   const map = el('div', { class: 'map' });
   const sum = el('p', { class: 'soft', role: 'status' }, 'Reading the closure…');
   const verdict = el('div', { role: 'status' }), chain = el('div', {}), versions = el('section', {});
-  const linked = (paths) => paths.length ? el('ul', { class: 'rows' }, paths.map((one) => el('li', {}, el('a', { href: '#/path/' + one.hash }, name(one.name))))) : el('p', { class: 'soft' }, 'None.');
+  const linked = (paths) => paths.length ? el('ul', { class: 'rows' }, paths.map((one) => el('li', {}, el('a', { href: views + 'path/' + one.hash }, name(one.name))))) : el('p', { class: 'soft' }, 'None.');
   const from = { store: 'this machine’s store', cache: 'pushed to this cache', upstream: 'an upstream cache' }[path.source];
   const signed = path.signatures.map((signature) => el('div', {}, el('code', {}, signature.key), ' ',
     signature.ours === true ? el('span', { class: 'good' }, 'valid, this server’s key')
@@ -12,14 +12,14 @@ async function pathView(mine, hash, to) {
   const facts = [
     ['Store path', el('code', {}, name(path.path))], ['From', from], ['Size', bytes(path.narSize) + ' unpacked' + (path.fileSize && path.fileSize !== path.narSize ? ', ' + bytes(path.fileSize) + ' to download' + (path.compression === 'none' ? '' : ' (' + path.compression + ')') : '')],
     ['Signatures', signed.length ? signed : el('span', { class: 'bad' }, 'none')],
-    path.deriver && ['Built by', [name(path.deriver.name), path.log && [' ', el('a', { href: '#/log/' + path.deriver.hash + '-' + encodeURIComponent(path.deriver.name) }, 'build log')]]],
+    path.deriver && ['Built by', [name(path.deriver.name), path.log && [' ', el('a', { href: base + 'log/' + path.deriver.hash + '-' + encodeURIComponent(path.deriver.name) }, 'build log')]]],
     path.contentAddress && ['Content address', el('code', {}, path.contentAddress)],
     path.pins.length && ['Pinned as', path.pins.join(', ')],
     ['NAR hash', el('code', {}, path.narHash)],
   ].filter(Boolean);
   show(
     heading(name(path.name)),
-    el('p', {}, el('a', { href: '#/files/' + hash }, 'Browse files')), pathActions(path), getIt(path),
+    el('p', {}, el('a', { href: views + 'files/' + hash }, 'Browse files')), pathActions(path), getIt(path),
     el('dl', {}, facts.map(([term, value]) => [el('dt', {}, term), el('dd', {}, value)])),
     el('h2', {}, 'Closure'), sum, verdict, map, chain, versions,
     el('div', { class: 'split' },
@@ -30,8 +30,8 @@ async function pathView(mine, hash, to) {
   get(api + 'paths?package=' + encodeURIComponent(kind)).then((found) => {
     const others = found.paths.filter((one) => one.hash !== hash).slice(0, 10);
     if (others.length) versions.replaceChildren(el('h2', {}, 'Other versions of ', name(kind)), el('ul', { class: 'rows' }, others.map((one) => el('li', {},
-      el('a', { href: '#/path/' + one.hash }, name(one.name)), el('span', { class: 'side' }, [bytes(one.size), day(one.time)].filter(Boolean).join(' · '), ' · ',
-        el('a', { href: '#/compare/' + one.hash + '/' + hash, 'aria-label': 'Compare with ' + one.name + ', ' + day(one.time) }, 'compare'))))));
+      el('a', { href: views + 'path/' + one.hash }, name(one.name)), el('span', { class: 'side' }, [bytes(one.size), day(one.time)].filter(Boolean).join(' · '), ' · ',
+        el('a', { href: views + 'compare/' + one.hash + '/' + hash, 'aria-label': 'Compare with ' + one.name + ', ' + day(one.time) }, 'compare'))))));
   }).catch(() => {}); // only an offer
   const closure = await get(api + 'closure/' + hash);
   if (mine !== view) return;
@@ -39,7 +39,7 @@ async function pathView(mine, hash, to) {
   sum.textContent = many(closure.nodes.length, 'path') + ', ' + bytes(total) + ' unpacked' + (closure.missing ? '; ' + number(closure.missing) + ' more are not here' : '') + '.' + (closure.nodes.length > 1 ? ' Choose one to see why it is needed.' : '');
   const lacking = closure.nodes.filter((node) => node.signed === false);
   if (lacking.length) verdict.append(el('p', { class: 'bad' }, number(lacking.length) + ' of ' + many(closure.nodes.length, 'path') + (lacking.length === 1 ? ' is' : ' are') + ' not signed by this server: clients will refuse this.'),
-    el('ul', { class: 'rows' }, lacking.slice(0, 50).map((node) => el('li', {}, el('a', { href: '#/path/' + node.hash }, name(node.name))))));
+    el('ul', { class: 'rows' }, lacking.slice(0, 50).map((node) => el('li', {}, el('a', { href: views + 'path/' + node.hash }, name(node.name))))));
   else if (closure.nodes[0].signed && !closure.missing) verdict.append(el('p', { class: 'good' }, 'It can be installed: all of it is signed by this server.'));
   const why = (at) => { chain.replaceChildren(...whyChain(closure.nodes, at)); };
   map.hidden = closure.nodes.length < 2; // nothing to compare
@@ -67,7 +67,7 @@ function whyChain(nodes, to) {
   const steps = [];
   for (let at = to; at >= 0; at = before.get(at)) steps.unshift(nodes[at]);
   return [el('h2', { id: 'why', tabindex: -1 }, 'Why ', name(nodes[to].name), ' is needed'),
-    el('ol', { class: 'chain' }, steps.map((node) => el('li', {}, el('a', { href: '#/path/' + node.hash }, name(node.name)), ' ', el('span', { class: 'soft' }, bytes(node.size)))))];
+    el('ol', { class: 'chain' }, steps.map((node) => el('li', {}, el('a', { href: views + 'path/' + node.hash }, name(node.name)), ' ', el('span', { class: 'soft' }, bytes(node.size)))))];
 }
 // A squarified treemap: rectangles as near to squares as they get.
 function drawMap(box, nodes, total, hash) {
@@ -109,6 +109,6 @@ function tile({ node, at }, [x, y, w, h], hash) {
   const size = text && h > 38 && bytes(node.size).length <= room ? el('text', { x: x + 5, y: y + 31 }, bytes(node.size)) : null;
   const rect = el('rect', { x, y, width: Math.max(w, 0), height: Math.max(h, 0), fill: 'hsl(' + hue + ' 45% 72%)' }, el('title', {}, label));
   if (at <= 0) return el('g', {}, rect, text, size);
-  return el('a', { svg: true, href: '#/path/' + hash + '/' + node.hash, 'aria-label': label }, rect, text, size);
+  return el('a', { svg: true, href: '?why=' + node.hash, 'aria-label': label }, rect, text, size);
 }
 
