@@ -5,6 +5,7 @@
 //! - [`Kept`]: a folder within a budget. The least recently used file is removed first.
 //! - [`Fill`]: a file that is read while it grows, with one writer and many readers.
 //! - [`Permits`]: how many may do something at a time, with a share for each client.
+//! - [`Work`]: how far long work is, and whether it shall stop.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod fill;
 mod kept;
 mod permits;
 mod temporary;
+mod work;
 
 pub use fill::{Fill, FillEnd, Progress, Start};
 pub use kept::Kept;
@@ -20,3 +22,4 @@ pub use temporary::{
     TemporaryDirectory, TemporaryFile, has_name, is_temporary_name, random, remove_leftovers, remove_leftovers_if,
     take_leftover, temporary_name,
 };
+pub use work::{Done, Reading, Step, Work};

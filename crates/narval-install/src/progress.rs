@@ -20,6 +20,7 @@ pub struct Progress {
     interrupted: AtomicBool,
     active: Mutex<Vec<StorePath>>,
     finished: Mutex<Vec<(StorePath, u64)>>,
+    resumed: Mutex<Vec<(StorePath, u64)>>,
 }
 
 /// The counters at one moment. Sizes in bytes.
@@ -90,6 +91,16 @@ impl Progress {
             self.paths_done.fetch_add(1, Ordering::Relaxed);
             self.finished.lock().push((path.clone(), nar_size));
         }
+    }
+
+    /// A NAR continues where an earlier run was interrupted.
+    pub(crate) fn resumed(&self, path: &StorePath, offset: u64) {
+        self.resumed.lock().push((path.clone(), offset));
+    }
+
+    /// The paths resumed since the last call, with the offsets in what is sent of their NARs.
+    pub fn take_resumed(&self) -> Vec<(StorePath, u64)> {
+        std::mem::take(&mut *self.resumed.lock())
     }
 
     /// The paths being unpacked.

@@ -29,8 +29,13 @@ pub fn repair(
     let (store, cores) = (destination.open()?, Cores::new(1));
     let source = FromCaches::new(&caches, &cores, progress);
     let sink = ToStore { store: &store, durable: options.durable };
+    broken.iter().for_each(|info| progress.found(info.nar_size, None));
+    progress.walk_done();
     let mut first = None;
     for info in broken {
+        if progress.is_interrupted() {
+            return Err(Error::Interrupted);
+        }
         if let Err(error) = repair_one(&source, &sink, info) {
             first.get_or_insert(error);
         }
@@ -46,7 +51,7 @@ fn repair_one(source: &FromCaches<'_>, sink: &ToStore<'_>, info: &PathInfo) -> R
     if found.info.nar_hash != info.nar_hash {
         return Err(mismatch(&found, "NarHash", found.info.nar_hash, info.nar_hash));
     }
-    sink.repair(&Watched::new(source, source.progress), &found.into()).map_err(|error| match error {
+    sink.repair(&Watched::shown(source, source.progress), &found.into()).map_err(|error| match error {
         TransferError::Source(error) | TransferError::Sink(error) => error,
     })
 }

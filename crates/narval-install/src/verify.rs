@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use narval_files::Work;
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
 use narval_store::{Hashed, Hashes, NarIoError, NarReader};
 use parking_lot::Mutex;
@@ -41,7 +42,8 @@ pub struct Faulty {
     pub fault: Fault,
 }
 
-/// Checks the contents of paths, and with `keys` their signatures, on several cores. Sorted by path.
+/// Checks the contents of paths, and with `keys` their signatures, on several cores. Sorted by path. If `work` is stopped, the rest is not
+/// checked.
 ///
 /// # Errors
 /// If the store cannot be read. A fault is not an error.
@@ -50,15 +52,21 @@ pub fn verify(
     paths: &[StorePath],
     keys: Option<&TrustedKeys>,
     cores: usize,
+    work: &Work,
 ) -> Result<Vec<Faulty>, Error> {
     let infos: Vec<_> = destination.store().path_infos(paths)?.into_iter().flatten().collect();
+    work.begin("verifying", "paths", infos.len() as u64, infos.iter().map(|info| info.nar_size).sum());
     let (next, faulty) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..cores.clamp(1, infos.len().max(1)) {
             scope.spawn(|| {
                 while let Some(info) = infos.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let found =
-                        examine(&destination.store().real_path(&info.path), info, keys, destination.store_dir());
+                    let real = destination.store().real_path(&info.path);
+                    let found = examine(&real, info, keys, destination.store_dir(), work);
+                    if work.is_stopped() {
+                        break;
+                    }
+                    work.count(1);
                     let mut faulty = faulty.lock();
                     faulty.extend(found.err().map(|fault| Faulty { info: info.clone(), fault }));
                 }
@@ -70,11 +78,17 @@ pub fn verify(
     Ok(faulty)
 }
 
-fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: &StoreDir) -> Result<(), Fault> {
+fn examine(
+    real: &Path,
+    info: &PathInfo,
+    keys: Option<&TrustedKeys>,
+    store_dir: &StoreDir,
+    work: &Work,
+) -> Result<(), Fault> {
     if std::fs::symlink_metadata(real).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
         return Err(Fault::Missing);
     }
-    let (hashed, len) = hashes_of(real, info, store_dir)?;
+    let (hashed, len) = hashes_of(real, info, store_dir, work)?;
     if (hashed.nar, len) != (info.nar_hash, info.nar_size) {
         return Err(Fault::Contents);
     }
@@ -86,8 +100,8 @@ fn examine(real: &Path, info: &PathInfo, keys: Option<&TrustedKeys>, store_dir: 
 }
 
 /// Hashes and size of the NAR of the files on disk.
-fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir) -> Result<(Hashed, u64), Fault> {
-    let mut nar = NarReader::open(real).map_err(|error| fault_of(&error))?;
+fn hashes_of(real: &Path, info: &PathInfo, store_dir: &StoreDir, work: &Work) -> Result<(Hashed, u64), Fault> {
+    let mut nar = work.reading(NarReader::open(real).map_err(|error| fault_of(&error))?);
     let (mut hashes, mut len, mut buffer) = (Hashes::of(info, store_dir), 0, vec![0; 256 * 1024]);
     loop {
         let read = nar.read(&mut buffer).map_err(|error| {

@@ -10,6 +10,7 @@ use super::lost::Finder;
 use super::storage::{Below, StoredFile, VALID_FOR, hash_of};
 use super::{Cache, Data, DataError, NarFileName, Refusal, RefusalKind};
 use narval_client::clock;
+use narval_files::Work;
 
 /// Options of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,6 +30,8 @@ pub struct FsckReport {
     pub files: usize,
     /// The problems, one line each.
     pub problems: Vec<String>,
+    /// Whether it was stopped before its end.
+    pub is_stopped: bool,
 }
 
 impl Data {
@@ -36,18 +39,25 @@ impl Data {
     ///
     /// # Errors
     /// If the index or a folder cannot be read.
-    pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, Refusal> {
+    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Refusal> {
         let mut report = FsckReport::default();
+        match self.fsck_all(options, work, &mut report) {
+            Err(_) if work.is_stopped() => report.is_stopped = true,
+            result => result?,
+        }
+        Ok(report)
+    }
+
+    fn fsck_all(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
         for cache in self.caches().map_err(failed)? {
             if options.repair {
                 cache.restore_lost()?;
             }
-            cache.fsck_nars(options, &mut report)?;
-            cache.fsck_paths(options, &mut report)?;
-            cache.fsck_strays(options, &mut report)?;
+            cache.fsck_nars(options, work, report)?;
+            cache.fsck_paths(options, work, report)?;
+            cache.fsck_strays(options, work, report)?;
         }
-        self.fsck_shared(options, &mut report)?;
-        Ok(report)
+        self.fsck_shared(options, report)
     }
 
     /// Files of NARs that no cache has.
@@ -85,20 +95,25 @@ impl Cache {
         self.files().place().join(name).display().to_string()
     }
 
-    fn fsck_nars(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_nars(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
         let stored = self.files().list(Below::Folder("nar")).map_err(fail)?;
         let stored: HashMap<String, u64> = stored.into_iter().map(|file| (file.name, file.len)).collect();
-        for (name, nar) in self.index().files(self.id())? {
+        let files = self.index().files(self.id())?;
+        let bytes = files.iter().map(|(_, nar)| nar.file_size).sum();
+        work.begin("checking", "NARs", files.len() as u64, if options.contents { bytes } else { 0 });
+        for (name, nar) in files {
             report.files += 1;
+            work.count(1);
             let stored_name = format!("nar/{}", self.files().served_name(&name, &nar));
             let named = self.named(&stored_name);
             let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
+            work.check().map_err(fail)?;
             let is_good = |file: &mut dyn Read| Ok(hash_of(file)? == nar.file_hash);
             let has_length = stored.get(&stored_name) == Some(&nar.file_size);
             let is_fine = match has_length && options.contents {
                 true => match self.files().read(&stored_name).map_err(fail)? {
-                    Some(mut file) => is_good(&mut *file).map_err(fail)?,
+                    Some(file) => is_good(&mut work.reading(file)).map_err(fail)?,
                     None => false,
                 },
                 false => has_length,
@@ -126,11 +141,14 @@ impl Cache {
         Ok(())
     }
 
-    fn fsck_paths(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_paths(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+        work.begin("checking", "narinfos", self.index().usage(self.id())?.paths, 0);
         self.each_path(|listed| {
             report.paths += 1;
+            work.count(1);
             let name = format!("{}.narinfo", listed.hash_part);
             let fail = |error: io::Error| Refusal::of_file("write", self.named(&name), &error);
+            work.check().map_err(fail)?;
             let is_same = |record: &PathRecord| self.text(&name).is_ok_and(|text| text == record.narinfo);
             if self.index().path(self.id(), &listed.hash_part)?.is_none_or(|record| is_same(&record)) {
                 return Ok(());
@@ -162,13 +180,8 @@ impl Cache {
         Ok(text)
     }
 
-    /// Names of the cache's narinfos and listings, and of its NARs.
-    pub(super) fn names(&self) -> Result<Vec<String>, Refusal> {
-        Ok(self.named_files()?.into_iter().map(|file| file.name).collect())
-    }
-
     /// The cache's narinfos and listings, and its NARs.
-    fn named_files(&self) -> Result<Vec<StoredFile>, Refusal> {
+    pub(super) fn named_files(&self) -> Result<Vec<StoredFile>, Refusal> {
         let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
         let mut files = self.files().list(Below::Root).map_err(fail)?;
         files.extend(self.files().list(Below::Folder("nar")).map_err(fail)?);
@@ -176,9 +189,13 @@ impl Cache {
     }
 
     /// Narinfos, listings and NARs among the cache's files that the index does not have.
-    fn fsck_strays(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_strays(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
         let mut stray_nars = Vec::new();
-        for StoredFile { name, modified, .. } in self.named_files()? {
+        let files = self.named_files()?;
+        work.begin("looking for strays among", "files", files.len() as u64, 0);
+        for StoredFile { name, modified, .. } in files {
+            work.count(1);
+            work.check().map_err(|error| Refusal::of_file("look at", self.named(&name), &error))?;
             let nar = name.strip_prefix("nar/");
             let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
             let part = part.and_then(|part| part.parse::<HashPart>().ok());

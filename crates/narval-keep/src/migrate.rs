@@ -9,6 +9,7 @@ mod small;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use narval_files::Work;
 use narval_nix::{HashPart, NarInfo, StoreDir};
 use thiserror::Error;
 
@@ -90,29 +91,29 @@ impl Tally {
 }
 
 impl Data {
-    /// Copies all caches to another place, with their settings, tokens and pins; called again, it copies what is missing. `progress` is
-    /// called after each NAR and each commit, by several threads. The source's files and paths are not changed. Where both have a path with different
+    /// Copies all caches to another place, with their settings, tokens and pins; called again, it copies what is missing. The source's files and paths are not changed. Where both have a path with different
     /// contents, the destination's is replaced.
     ///
     /// # Errors
     /// If one of the two places fails, or a NAR of the source is lost or damaged. What was copied so far stays.
-    pub fn migrate_to(
-        &self,
-        to: &Self,
-        grant: &Grant,
-        progress: &(dyn Fn(Migrated) + Sync),
-    ) -> Result<Migrated, MigrateError> {
+    pub fn migrate_to(&self, to: &Self, grant: &Grant, work: &Work) -> Result<Migrated, MigrateError> {
         // Settings and tokens before paths, so that nothing private is ever public; pins after them.
         let tokens = to.import(&self.export()?)?.tokens;
         let tally = Tally::default();
-        for from in self.caches()? {
+        let caches = self.caches()?;
+        let mut all = 0;
+        for cache in &caches {
+            all += cache.index().usage(cache.id())?.paths;
+        }
+        work.begin("copying", "paths", all, 0);
+        for from in caches {
             let Some(to) = to.cache(from.name())? else { continue };
             let copied = Copying {
                 from: &from,
                 to: &to,
                 grant,
                 tally: &tally,
-                progress,
+                work,
                 batch: Vec::new(),
                 planned: HashSet::new(),
             }
@@ -145,7 +146,7 @@ struct Copying<'a> {
     to: &'a Cache,
     grant: &'a Grant,
     tally: &'a Tally,
-    progress: &'a (dyn Fn(Migrated) + Sync),
+    work: &'a Work,
     /// Paths to be committed next, references first.
     batch: Vec<PathRecord>,
     /// Paths of this page that were visited.
@@ -181,6 +182,7 @@ impl Copying<'_> {
                 // One that was copied for the sake of another path is counted already.
                 if !self.planned.contains(part) {
                     Tally::add(&self.tally.present, 1);
+                    self.work.count(1);
                 }
                 continue;
             }
@@ -226,6 +228,8 @@ impl Copying<'_> {
         if batch.is_empty() {
             return Ok(());
         }
+        let fail = |error: std::io::Error| Refusal::of_file("copy", "NARs", &error);
+        self.work.check().map_err(fail)?;
         let names = self.copy_nars(&batch)?;
         let mut names = names.into_iter();
         // The name of the NAR here; a path that was removed meanwhile has none.
@@ -240,7 +244,7 @@ impl Copying<'_> {
         let paths = batch.iter().map(|record| (record.path.as_str(), "migrated"));
         self.to.audit_done(self.grant, "narinfo", paths);
         Tally::add(&self.tally.paths, batch.len() as u64);
-        (self.progress)(self.tally.migrated());
+        self.work.count(batch.len() as u64);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 use std::io::{self, Read};
 use std::path::Path;
 
+use narval_files::Work;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
 use super::database::{self, Opening};
@@ -13,6 +14,7 @@ use super::error::io_error;
 use super::in_use::InUse;
 use super::index::{Commit, PathRecord};
 use super::open::{Local, open_parts};
+use super::storage::StoredFile;
 use super::{
     Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Place, Refusal,
     RefusalKind,
@@ -32,7 +34,11 @@ impl Data {
     ///
     /// # Errors
     /// If the folder cannot be read or written, or is in use.
-    pub fn rebuild(place: impl Into<Place>, database: Option<Database>) -> Result<(Self, FsckReport), DataError> {
+    pub fn rebuild(
+        place: impl Into<Place>,
+        database: Option<Database>,
+        work: &Work,
+    ) -> Result<(Self, FsckReport), DataError> {
         let place = place.into();
         let path = place.folder();
         let alone = InUse::alone(path)?;
@@ -47,7 +53,7 @@ impl Data {
             }
             // Without threads: everything is written and closed at the end.
             let (data, _stopped) = Self::assemble(storage, index, Local { folder: path, lock: None }, false)?;
-            let report = data.import_caches()?;
+            let report = data.import_caches(work)?;
             if options.database.is_some() {
                 database::put_aside(path)?;
                 data.shared().index.end_rebuild()?;
@@ -62,13 +68,13 @@ impl Data {
     }
 
     /// Imports the files of all caches.
-    fn import_caches(&self) -> Result<FsckReport, DataError> {
+    fn import_caches(&self, work: &Work) -> Result<FsckReport, DataError> {
         let mut report = FsckReport::default();
         let path = self.folder();
         let caches = self.shared().storage.caches().map_err(|source| io_error("list the caches in", path, source))?;
         for name in caches {
             let cache = self.create_cache_from_files(&name)?;
-            cache.import_files(&mut report).map_err(|error| refused(path, &error))?;
+            cache.import_files(&mut report, work).map_err(|error| refused(path, &error))?;
         }
         Ok(report)
     }
@@ -92,21 +98,34 @@ impl Data {
 
 impl Cache {
     /// Imports the files: valid NARs, then the narinfos that match them.
-    fn import_files(&self, report: &mut FsckReport) -> Result<(), Refusal> {
-        let names = self.names()?;
-        for nar in names.iter().filter_map(|name| name.strip_prefix("nar/")) {
-            let Ok(name) = NarFileName::parse(nar) else { continue };
+    fn import_files(&self, report: &mut FsckReport, work: &Work) -> Result<(), Refusal> {
+        let files = self.named_files()?;
+        let nars: Vec<_> = files
+            .iter()
+            .filter_map(|file| Some((NarFileName::parse(file.name.strip_prefix("nar/")?).ok()?, file.len)))
+            .collect();
+        let stopped = |error: io::Error| Refusal::of_file("read", self.files().place().display(), &error);
+        work.begin("verifying", "NARs", nars.len() as u64, nars.iter().map(|(_, len)| len).sum());
+        for (nar, _) in nars {
             report.files += 1;
-            if let Err(refusal) = self.import_nar_file(&name) {
+            let imported = self.import_nar_file(&nar, work);
+            // One that was not read to its end is not skipped.
+            work.check().map_err(stopped)?;
+            work.count(1);
+            if let Err(refusal) = imported {
                 report.problems.push(format!("'{}' is skipped: {refusal}", self.named(&format!("nar/{nar}"))));
             }
         }
         let mut records = Vec::new();
-        for name in &names {
+        let narinfos = files.iter().filter(|file| file.name.ends_with(".narinfo")).count();
+        work.begin("reading", "narinfos", narinfos as u64, 0);
+        for StoredFile { name, .. } in &files {
             let Some(part) = name.strip_suffix(".narinfo").and_then(|part| part.parse::<HashPart>().ok()) else {
                 continue;
             };
             report.paths += 1;
+            work.count(1);
+            work.check().map_err(stopped)?;
             match self.import_narinfo(&part, name)? {
                 Ok(record) => records.push(record),
                 Err(reason) => report.problems.push(format!("'{}' is skipped: {reason}", self.named(name))),
@@ -122,10 +141,10 @@ impl Cache {
         Ok(())
     }
 
-    fn import_nar_file(&self, name: &NarFileName) -> Result<(), Refusal> {
+    fn import_nar_file(&self, name: &NarFileName, work: &Work) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("read", name, &error);
         match self.files().read(&format!("nar/{name}")).map_err(fail)? {
-            Some(mut file) => self.import_nar(name, &mut *file),
+            Some(file) => self.import_nar(name, &mut work.reading(file)),
             None => Err(Refusal::new(RefusalKind::NotFound, "it is not a regular file")),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use narval_files::Work;
 use narval_nix::{PathInfo, StorePath};
 use parking_lot::Mutex;
 
@@ -26,17 +27,28 @@ pub enum Warmed {
     Failed(String),
 }
 
-/// Compresses the NARs of `paths` on `jobs` threads. Calls `report` when a path is done.
+/// Compresses the NARs of `paths` on `jobs` threads. Calls `report` when a path is done. If `work` is stopped, the rest is left out.
 ///
 /// Does nothing without a NAR cache.
-pub fn warm(service: &Service, paths: &[StorePath], jobs: usize, report: impl FnMut(&StorePath, Warmed) + Send) {
+pub fn warm(
+    service: &Service,
+    paths: &[PathInfo],
+    jobs: usize,
+    work: &Work,
+    report: impl FnMut(&StorePath, Warmed) + Send,
+) {
+    work.begin("compressing", "paths", paths.len() as u64, paths.iter().map(|info| info.nar_size).sum());
     let (next, report) = (AtomicUsize::new(0), Mutex::new(report));
     std::thread::scope(|scope| {
         for _ in 0..jobs.clamp(1, paths.len().max(1)) {
             scope.spawn(|| {
-                while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let warmed = warm_one(service, path);
-                    (report.lock())(path, warmed);
+                while let Some(info) = paths.get(next.fetch_add(1, Ordering::Relaxed))
+                    && !work.is_stopped()
+                {
+                    let warmed = warm_one(service, &info.path);
+                    work.count(1);
+                    work.count_bytes(info.nar_size);
+                    (report.lock())(&info.path, warmed);
                 }
             });
         }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lab::{Lab, Nix, odd_tree, run};
+use narval_files::Work;
 use narval_nix::{NarHash, PathInfo, StorePath};
 use narval_store::{
     Environment, GarbageCollector, GarbageOptions, LeftOut, LocalRoots, LocalStore, LocalStoreError, NarReader,
@@ -250,7 +251,7 @@ fn garbage() {
     // After Nix has looked: it deletes such names even when it is only asked.
     std::fs::create_dir(config(&uri).real_store_dir.join(".tmp-00000000000000000000000000000000-4194999-0")).unwrap();
 
-    let dry = find_garbage(&config(&uri), &GarbageOptions::default()).unwrap();
+    let dry = find_garbage(&config(&uri), &GarbageOptions::default(), Work::unwatched()).unwrap();
     let mut mine: Vec<String> = dry.paths.iter().map(|path| source.lab.full(path)).collect();
     mine.extend(
         dry.leftovers
@@ -263,9 +264,14 @@ fn garbage() {
     assert_eq!(dry.leftovers.len(), 2);
 
     let collector = GarbageCollector::open(config(&uri)).unwrap();
-    let refused = collector.collect(&GarbageOptions { only: Some(vec![middle.clone()]), ..GarbageOptions::default() });
+    let refused = collector
+        .collect(&GarbageOptions { only: Some(vec![middle.clone()]), ..GarbageOptions::default() }, Work::unwatched());
     assert!(matches!(refused, Err(LocalStoreError::Alive { .. })));
-    let done = collector.collect(&GarbageOptions::default()).unwrap();
+    let interrupted = Work::new();
+    interrupted.stop();
+    let done = collector.collect(&GarbageOptions::default(), &interrupted).unwrap();
+    assert_eq!((done.is_stopped, done.paths.len(), done.kept), (true, 0, dry.kept + dry.paths.len()));
+    let done = collector.collect(&GarbageOptions::default(), Work::unwatched()).unwrap();
     assert_eq!((&done.paths, &done.leftovers, done.kept), (&dry.paths, &dry.leftovers, dry.kept));
     assert!(done.bytes_freed > 0 && done.not_removed.is_empty());
     assert_eq!(done.bytes_freed, dry.bytes_freed);
@@ -274,7 +280,7 @@ fn garbage() {
     nix_store(Nix::New, &uri, &["--verify", "--check-contents"]);
     std::fs::remove_file(&link).unwrap();
     let collector = GarbageCollector::open(config(&uri)).unwrap();
-    collector.collect(&GarbageOptions::default()).unwrap();
+    collector.collect(&GarbageOptions::default(), Work::unwatched()).unwrap();
     assert_eq!(names(&collector.store().config().real_store_dir), [".links"]);
 }
 
@@ -294,7 +300,7 @@ fn collections_keep_what_is_being_added() {
         for nix in Nix::BOTH {
             nix_store(nix, &uri, &["--gc"]);
         }
-        GarbageCollector::open(config(&uri)).unwrap().collect(&GarbageOptions::default()).unwrap();
+        GarbageCollector::open(config(&uri)).unwrap().collect(&GarbageOptions::default(), Work::unwatched()).unwrap();
     };
     // Each Nix sets the store up for itself, with the whole of it locked.
     collect();
@@ -333,10 +339,10 @@ fn a_root_keeps_every_name_with_its_hash_part() {
     std::fs::create_dir(&chroot).unwrap();
     nix_store(Nix::New, &uri, &["--gc"]);
     let collector = GarbageCollector::open(config(&uri)).unwrap();
-    collector.collect(&GarbageOptions::default()).unwrap();
+    collector.collect(&GarbageOptions::default(), Work::unwatched()).unwrap();
     assert!(chroot.is_dir() && collector.store().database().is_valid(&derivation).unwrap());
     drop(roots);
-    collector.collect(&GarbageOptions::default()).unwrap();
+    collector.collect(&GarbageOptions::default(), Work::unwatched()).unwrap();
     assert!(!chroot.exists());
 }
 
@@ -352,7 +358,7 @@ fn outputs_and_derivations_are_kept_as_nix_keeps_them() {
         store.add_root(&link, root).unwrap();
         for (keep_outputs, keep_derivations) in [(false, true), (true, true), (false, false), (true, false)] {
             let options = GarbageOptions { keep_outputs, drop_derivations: !keep_derivations, ..Default::default() };
-            let garbage = find_garbage(&config(&uri), &options).unwrap();
+            let garbage = find_garbage(&config(&uri), &options, Work::unwatched()).unwrap();
             let mut mine: Vec<String> = garbage.paths.iter().map(|path| source.lab.full(path)).collect();
             mine.sort();
             let (outputs, derivations) = (keep_outputs.to_string(), keep_derivations.to_string());

@@ -85,6 +85,9 @@ impl Sink for NarvalCache<'_> {
         }
         let name = format!("nar/{name}");
         let mut offset = self.offset(&name, info.nar_size).map_err(TransferError::Sink)?;
+        if offset > 0 {
+            self.progress.resumed(&info.path, offset);
+        }
         for _ in 0..STARTS_MAX {
             let sent = std::thread::scope(|scope| {
                 let mut parts = Parts::new(scope, self, &name, offset);

@@ -131,6 +131,7 @@ impl Delivery<'_> {
         let result = push(&from, infos.into_values().collect(), target_now, &self.options.push, progress);
         // Not displayed.
         progress.take_finished();
+        progress.take_resumed();
         match result {
             Ok(pushed) => {
                 self.state.done(self.id, &valid)?;

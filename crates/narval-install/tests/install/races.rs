@@ -52,7 +52,7 @@ fn a_path_exchanged_by_another_install_is_not_registered() {
     let destination = Destination::new(StoreConfig::for_root(root.path()).unwrap());
     let paths = destination.store().all_valid_paths().unwrap();
     assert_eq!(paths.len(), 3);
-    assert!(verify(&destination, &paths, None, 1).unwrap().is_empty());
+    assert!(verify(&destination, &paths, None, 1, narval_files::Work::unwatched()).unwrap().is_empty());
     assert_eq!(shared(root.path()).as_deref(), Some("one"));
     assert_eq!(first.requests_for("/nar/shared.nar"), 2);
 }

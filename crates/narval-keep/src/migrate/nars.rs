@@ -64,18 +64,19 @@ impl Copying<'_> {
             Begin::Known(stored) => stored,
             Begin::Receive(upload) => {
                 let fail = |error: std::io::Error| damaged(record, &format_args!("cannot be read ({error})"));
-                let Some(mut file) = from.files().open_nar(&record.file, &nar).map_err(fail)? else {
+                let Some(file) = from.files().open_nar(&record.file, &nar).map_err(fail)? else {
                     return self.lost(record);
                 };
-                let stored = upload.receive(&mut file as &mut dyn Read).map_err(|refusal| match refusal.kind {
-                    RefusalKind::Unprocessable | RefusalKind::Malformed => {
-                        damaged(record, &format_args!("is damaged ({refusal})"))
+                let stored = upload.receive(&mut self.work.reading(file) as &mut dyn Read).map_err(|refusal| {
+                    match refusal.kind {
+                        RefusalKind::Unprocessable | RefusalKind::Malformed => {
+                            damaged(record, &format_args!("is damaged ({refusal})"))
+                        }
+                        _ => refusal,
                     }
-                    _ => refusal,
                 })?;
                 Tally::add(&self.tally.nars, 1);
                 Tally::add(&self.tally.bytes, nar.file_size);
-                (self.progress)(self.tally.migrated());
                 stored
             }
         };

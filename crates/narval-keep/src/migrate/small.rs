@@ -23,6 +23,7 @@ impl Copying<'_> {
                 if old == Some(file.len) || !is_below(&file.name, folder) {
                     continue;
                 }
+                self.work.check().map_err(|error| Refusal::of_file("copy", &file.name, &error))?;
                 let copy = || -> io::Result<Option<u64>> {
                     let Some(mut source) = from.files().read(&file.name)? else { return Ok(None) };
                     let received = to.storage().incoming()?;
@@ -32,7 +33,6 @@ impl Copying<'_> {
                 if let Some(len) = copy().map_err(|error| Refusal::of_file("copy", &file.name, &error))? {
                     to.small_bytes().change(old.unwrap_or(0), len);
                     Tally::add(&self.tally.files, 1);
-                    (self.progress)(self.tally.migrated());
                 }
             }
         }

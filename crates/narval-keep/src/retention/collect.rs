@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use narval_files::Work;
 use narval_nix::HashPart;
 
 use super::grace::{COLLECT_GRACE, cutoff};
@@ -24,18 +25,20 @@ const DAY: u64 = 24 * 60 * 60;
 
 /// Options of a collection.
 #[derive(Debug, Clone, Copy)]
-pub struct CollectOptions {
+pub struct CollectOptions<'a> {
     /// Only report what would be done.
     pub dry_run: bool,
     /// How long NARs without a narinfo are kept, in seconds.
     pub grace: u64,
     /// The time to use instead of the current one, in seconds since 1970.
     pub now: Option<u64>,
+    /// How far it is.
+    pub work: &'a Work,
 }
 
-impl Default for CollectOptions {
+impl Default for CollectOptions<'_> {
     fn default() -> Self {
-        Self { dry_run: false, grace: COLLECT_GRACE, now: None }
+        Self { dry_run: false, grace: COLLECT_GRACE, now: None, work: Work::unwatched() }
     }
 }
 
@@ -70,12 +73,18 @@ fn busy() -> Refusal {
     Refusal::new(RefusalKind::Busy, message)
 }
 
+/// An error if the work shall stop.
+pub(super) fn stopped(work: &Work) -> Result<(), Refusal> {
+    work.check().map_err(|_| Refusal::new(RefusalKind::Failed, "the collection was interrupted"))
+}
+
 impl Cache {
     /// Removes what nothing keeps. Uploads and reads continue meanwhile.
     ///
     /// # Errors
     /// If the index or a file fails, or another process is collecting ([`RefusalKind::Busy`]). The state is consistent then.
-    pub fn collect(&self, options: &CollectOptions, grant: &Grant) -> Result<Collected, Refusal> {
+    pub fn collect(&self, options: &CollectOptions<'_>, grant: &Grant) -> Result<Collected, Refusal> {
+        let work = options.work;
         let (now, began) = (options.now.unwrap_or_else(|| self.now()), Instant::now());
         self.record_uses();
         let retention = self.cutoff(now);
@@ -84,6 +93,7 @@ impl Cache {
             // First, because they count towards the maximum size.
             self.sweep_small(retention)?;
         }
+        work.begin("looking for what nothing keeps", "", 0, 0);
         let keeper = collection.as_ref();
         let (snapshot, marks, order) = keep_while(keeper, || {
             let snapshot = self.index().snapshot(self.id(), None)?;
@@ -92,7 +102,11 @@ impl Cache {
             Ok((snapshot, marks, order))
         })?;
         let mut collected = Collected { kept: snapshot.len() - order.len(), ..Collected::default() };
+        work.begin("removing", "paths", order.len() as u64, 0);
         for step in order.chunks(STEP) {
+            if work.is_stopped() {
+                break;
+            }
             let ids: Vec<i64> = step.iter().filter_map(|at| snapshot.ids.get(*at as usize).copied()).collect();
             let mut names: HashMap<i64, ListedPath> = self.index().names(self.id(), &ids)?.into_iter().collect();
             // In the order of the step. Those that are gone are left out.
@@ -106,6 +120,7 @@ impl Cache {
                     self.hide(collection, &parts, now)?.into_iter().collect()
                 }
             };
+            work.count(step.len() as u64);
             for (at, ListedPath { hash_part, path, file_size, .. }) in paths {
                 if hidden.contains(&hash_part) {
                     let used = u64::from(marks.time(at));
@@ -117,13 +132,15 @@ impl Cache {
             }
         }
         if let Some(collection) = collection {
+            // What is hidden stays hidden, whatever comes next.
+            self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
+            stopped(work)?;
             // There are thousands of short-lived tokens of CI jobs.
             self.index().forget_tokens(now.saturating_sub(EXCHANGED_FOR.as_secs()))?;
-            (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now)?;
+            (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now, work)?;
             self.remove_leftovers(&collection)?;
             collection.completed(self.id())?;
             self.state().collections.done(collected.bytes, began.elapsed());
-            self.audit_done(grant, "collect", collected.forgotten.iter().map(|path| (&*path.path, "forgotten")));
         } else {
             let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
             (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());

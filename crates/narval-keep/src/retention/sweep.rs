@@ -7,6 +7,9 @@
 
 use std::io;
 
+use narval_files::Work;
+
+use super::collect::stopped;
 use super::grace::cutoff;
 use super::lease::{Collection, keep_while};
 use crate::index::{Condemned, Cutoff, Pending};
@@ -21,28 +24,41 @@ impl Cache {
     /// their bytes.
     pub(crate) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
         match Collection::begin(self)? {
-            Some(collection) => self.sweep_in(&collection, grace, now),
+            Some(collection) => self.sweep_in(&collection, grace, now, Work::unwatched()),
             // Another process is doing the same.
             None => Ok((0, 0)),
         }
     }
 
-    pub(super) fn sweep_in(&self, collection: &Collection<'_>, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
+    pub(super) fn sweep_in(
+        &self,
+        collection: &Collection<'_>,
+        grace: u64,
+        now: u64,
+        work: &Work,
+    ) -> Result<(usize, u64), Refusal> {
         let cutoff = cutoff(grace, now);
-        let swept = self.remove_condemned(collection, Some(cutoff))?;
+        work.begin("deleting", "NARs", 0, 0);
+        let swept = self.remove_condemned(collection, Some(cutoff), work)?;
         while collection.step(|fence| self.index().doom(fence, self.id(), cutoff, STEP, now))? == STEP {}
         Ok(swept)
     }
 
     /// Removes the NARs of deleted paths, and names that interrupted collections have condemned.
     pub(super) fn sweep_deleted(&self, collection: &Collection<'_>) -> Result<(usize, u64), Refusal> {
-        self.remove_condemned(collection, None)
+        self.remove_condemned(collection, None, Work::unwatched())
     }
 
-    fn remove_condemned(&self, collection: &Collection<'_>, cutoff: Option<Cutoff>) -> Result<(usize, u64), Refusal> {
+    fn remove_condemned(
+        &self,
+        collection: &Collection<'_>,
+        cutoff: Option<Cutoff>,
+        work: &Work,
+    ) -> Result<(usize, u64), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let (mut files, mut bytes) = (0, 0);
         loop {
+            stopped(work)?;
             let _alone = self.storage().lock_exclusive().map_err(fail)?;
             let (removed, removed_bytes) = self.remove_some(collection, cutoff)?;
             if removed == 0 {
@@ -50,6 +66,8 @@ impl Cache {
             }
             files += removed;
             bytes += removed_bytes;
+            work.count(removed as u64);
+            work.count_bytes(removed_bytes);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Checks, repairs, and the index made again.
 
+use narval_files::Work;
 use std::fs;
 use std::path::Path;
 
@@ -9,7 +10,7 @@ const REPAIR: FsckOptions = FsckOptions { contents: true, repair: true };
 const LOOK: FsckOptions = FsckOptions { contents: true, repair: false };
 
 fn problems(data: &Data, options: FsckOptions) -> usize {
-    data.fsck(options).unwrap().problems.len()
+    data.fsck(options, Work::unwatched()).unwrap().problems.len()
 }
 
 /// A cache with a closure, an alias, a NAR without a narinfo, and a second cache.
@@ -99,7 +100,7 @@ fn attic_125_the_index_is_rebuilt_from_the_files() {
     fs::remove_file(&damaged).unwrap();
     fs::write(&damaged, copy).unwrap();
     flip(&damaged);
-    let (data, report) = Data::rebuild(folder.place(), folder.database()).unwrap();
+    let (data, report) = Data::rebuild(folder.place(), folder.database(), Work::unwatched()).unwrap();
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
     assert_eq!(cache.narinfo(&program.part()).unwrap().unwrap(), narinfo);
     // A bucket has no names of NARs that are not objects.

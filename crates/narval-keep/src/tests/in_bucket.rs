@@ -1,5 +1,6 @@
 //! What is different in a bucket: lost and damaged objects, uploads in parts, one object for each NAR, narinfos that are published later.
 
+use narval_files::Work;
 use std::fs;
 use std::io::Read;
 
@@ -71,9 +72,9 @@ fn a_damaged_object_is_never_served() {
     assert!(cache.narinfo(&path.part()).unwrap().is_some(), "it is repaired by fsck, or by another push");
     let look = FsckOptions { contents: true, repair: false };
     let repair = FsckOptions { contents: true, repair: true };
-    assert_eq!(fixture.data.fsck(look).unwrap().problems.len(), 1);
-    fixture.data.fsck(repair).unwrap();
-    assert_eq!(fixture.data.fsck(look).unwrap().problems, Vec::<String>::new());
+    assert_eq!(fixture.data.fsck(look, Work::unwatched()).unwrap().problems.len(), 1);
+    fixture.data.fsck(repair, Work::unwatched()).unwrap();
+    assert_eq!(fixture.data.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
     assert_eq!(cache.narinfo(&path.part()).unwrap(), None);
     path.push(cache).unwrap();
     assert_eq!(fs::read(&object).unwrap(), good);
@@ -92,7 +93,7 @@ fn a_narinfo_leaves_the_bucket_before_its_nar() {
     assert_eq!(index.hide(fence, cache.id(), &[(path.part(), later)], later).unwrap(), [path.part()]);
     index.end_collection(fence, None).unwrap();
     assert!(narinfo.exists() && nar.exists());
-    let options = CollectOptions { now: Some(later + 60 * 60), grace: 0, dry_run: false };
+    let options = CollectOptions { now: Some(later + 60 * 60), grace: 0, dry_run: false, work: Work::unwatched() };
     assert_eq!(cache.collect(&options, &Grant::administrator("test")).unwrap().files, 1);
     assert!(!nar.exists());
     assert!(!narinfo.exists(), "whoever reads it from the bucket would get no NAR");
@@ -187,7 +188,7 @@ fn each_nar_is_one_object_named_by_its_narinfos() {
     upload(&other).unwrap();
     assert_eq!(zstd::decode_all(other.nar_file(&alias).unwrap().unwrap().file).unwrap(), path.nar);
     assert!(folder_of(&other).join("nar").join(path.file_name(Compression::Zstd)).exists());
-    let report = fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap();
+    let report = fixture.data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
 }
 

@@ -1,5 +1,6 @@
 //! Processes that are killed, and a disk that is full.
 
+use narval_files::Work;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -77,7 +78,7 @@ fn kill(mut child: Child) {
 
 /// Whatever is visible is whole, and there is nothing besides: in a bucket only after a while, because a node may be about to finish it.
 fn check(data: &Data) -> u64 {
-    let mut report = data.fsck(FsckOptions { contents: true, repair: false }).unwrap();
+    let mut report = data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap();
     if place::wants_bucket() {
         report.problems.retain(|problem| !problem.ends_with("is a file that the index does not have"));
     }

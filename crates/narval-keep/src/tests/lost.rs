@@ -1,5 +1,6 @@
 //! NARs that are not where they should be, and object stores that only say so.
 
+use narval_files::Work;
 use std::fs;
 
 use super::s3::S3Server;
@@ -81,7 +82,7 @@ fn an_answer_404_that_does_not_name_the_object_removes_nothing() {
         drop((cache, data));
         are_there(&fixture.cache, &paths);
     }
-    assert_eq!(fixture.data.fsck(FsckOptions::default()).unwrap().problems, Vec::<String>::new());
+    assert_eq!(fixture.data.fsck(FsckOptions::default(), Work::unwatched()).unwrap().problems, Vec::<String>::new());
 }
 
 /// A `HEAD` has no body that says what is missing, and a `DELETE` that reaches another server has removed nothing.
@@ -150,7 +151,7 @@ fn paths_whose_nars_come_back_are_restored() {
     let after: Vec<_> = paths.iter().map(|path| fixture.cache.narinfo(&path.part()).unwrap().unwrap()).collect();
     assert_eq!(narinfos, after);
     assert_eq!(fixture.cache.index().lost(fixture.cache.id()).unwrap(), []);
-    assert_eq!(fixture.data.fsck(FsckOptions::default()).unwrap().problems, Vec::<String>::new());
+    assert_eq!(fixture.data.fsck(FsckOptions::default(), Work::unwatched()).unwrap().problems, Vec::<String>::new());
 }
 
 #[test]
@@ -165,7 +166,10 @@ fn a_server_over_a_store_that_takes_no_sha256_keeps_what_is_pushed() {
         path.push(&cache).unwrap();
     }
     are_there(&cache, &paths);
-    assert_eq!(data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems, Vec::<String>::new());
+    assert_eq!(
+        data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap().problems,
+        Vec::<String>::new()
+    );
     for path in &paths {
         assert!(fs::exists(folder_of(&fixture.cache).join(format!("{}.narinfo", path.part()))).unwrap());
     }

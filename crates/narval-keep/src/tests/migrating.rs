@@ -1,5 +1,6 @@
 //! Caches that are copied from a folder to a bucket and from a bucket to a folder.
 
+use narval_files::Work;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ fn open(place: &crate::Place) -> Data {
 }
 
 fn migrate(from: &Data, to: &Data) -> Migrated {
-    from.migrate_to(to, &Grant::administrator("test"), &|_| ()).unwrap()
+    from.migrate_to(to, &Grant::administrator("test"), Work::unwatched()).unwrap()
 }
 
 /// A path, its narinfo, and the bytes of its NAR.
@@ -130,7 +131,7 @@ fn a_migration_copies_everything_there_and_back() {
     assert_eq!(copied.settings(), cache.settings());
     assert!(copied.nar_file(&name).unwrap().is_some(), "clients may remember the other name");
     let look = FsckOptions { contents: true, repair: false };
-    assert_eq!(to.fsck(look).unwrap().problems, Vec::<String>::new());
+    assert_eq!(to.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
 
     // Again: what is new, and what was revoked meanwhile.
     assert!(to.tokens().verify(secret.as_bytes()).unwrap().is_some());
@@ -146,7 +147,7 @@ fn a_migration_copies_everything_there_and_back() {
     let back = open(&folders[1].path().into());
     assert_eq!(migrate(&to, &back).paths, 154);
     assert_eq!((all(&back), back.export().unwrap()), (all(data), to.export().unwrap()));
-    assert_eq!(back.fsck(look).unwrap().problems, Vec::<String>::new());
+    assert_eq!(back.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
     for (kind, name) in [(SmallKind::Log, log.as_str()), (SmallKind::DebugInfo, "abcd"), (SmallKind::Other, "new/file")]
     {
         let cache = back.cache(&CacheName::default()).unwrap().unwrap();
@@ -166,7 +167,7 @@ fn a_damaged_nar_is_not_copied() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, &bytes).unwrap();
     let to = open(&there);
-    let error = fixture.data.migrate_to(&to, &Grant::administrator("test"), &|_| ()).unwrap_err().to_string();
+    let error = fixture.data.migrate_to(&to, &Grant::administrator("test"), Work::unwatched()).unwrap_err().to_string();
     assert!(
         error.contains(path.info.path.base_name()) || error.contains(&path.file_name(Compression::Zstd)),
         "{error}"
@@ -224,6 +225,9 @@ fn a_killed_migration_resumes() {
     let to = open(&there);
     migrate(&fixture.data, &to);
     assert_eq!(all(&to), before);
-    assert_eq!(to.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems, Vec::<String>::new());
+    assert_eq!(
+        to.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap().problems,
+        Vec::<String>::new()
+    );
     eprintln!("{partial} rounds ended in the middle");
 }

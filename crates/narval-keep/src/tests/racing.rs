@@ -1,5 +1,6 @@
 //! Servers that push and collect at the same time over one index, while some of them are paused or killed.
 
+use narval_files::Work;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -58,7 +59,7 @@ fn collects_until_it_is_killed() {
     for round in 1.. {
         let later = now() + 100 * 24 * 60 * 60 * (round % 2 + 1);
         let grace = if round % 4 < 2 { COLLECT_GRACE } else { 0 };
-        let options = CollectOptions { now: Some(later), grace, dry_run: false };
+        let options = CollectOptions { now: Some(later), grace, dry_run: false, work: Work::unwatched() };
         // Another may be at it, or have taken over.
         cache.collect(&options, &Grant::administrator("test")).ok();
     }
@@ -157,7 +158,8 @@ fn pushes_race_collections_of_other_servers() {
     assert!(held > 0 && leases > 2);
     // Nothing is left that belongs to nobody.
     let fixture = fixture.reopen();
-    let mut problems = fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems;
+    let mut problems =
+        fixture.data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap().problems;
     if place::wants_bucket() {
         // What was about to be finished is left to its node for a while.
         problems.retain(|problem| !problem.ends_with("is a file that the index does not have"));

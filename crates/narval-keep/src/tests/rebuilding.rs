@@ -1,5 +1,6 @@
 //! The index made again: beside servers, and when it is interrupted.
 
+use narval_files::Work;
 use std::time::Duration;
 
 use super::killed::{VICTIM, victim};
@@ -25,7 +26,7 @@ fn visible(data: &Data, paths: &[TestPath]) -> usize {
 #[test]
 fn an_index_is_not_rebuilt_while_anybody_has_it_open() {
     let (fixture, paths) = filled();
-    let rebuild = |folder: &Place| Data::rebuild(folder.place(), folder.database());
+    let rebuild = |folder: &Place| Data::rebuild(folder.place(), folder.database(), Work::unwatched());
     let refused = rebuild(&fixture.folder).unwrap_err().to_string();
     assert!(refused.contains("a server or another command has it open"), "{refused}");
     assert_eq!(visible(&fixture.data, &paths), paths.len());
@@ -46,7 +47,7 @@ fn rebuilds_until_it_is_killed() {
     let Some(folder) = std::env::var_os(VICTIM) else { return };
     let (place, database) = Place::told_place(folder.as_ref());
     // In a database, the second one is refused.
-    while Data::rebuild(place.clone(), database.clone()).is_ok() {}
+    while Data::rebuild(place.clone(), database.clone(), Work::unwatched()).is_ok() {}
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn a_rebuild_that_is_killed_leaves_the_old_index_or_says_so() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    let rebuilt = Data::rebuild(folder.place(), folder.database());
+    let rebuilt = Data::rebuild(folder.place(), folder.database(), Work::unwatched());
     let data = match rebuilt {
         Ok((data, _)) => data,
         // The last one was complete.
@@ -106,5 +107,8 @@ fn a_rebuild_that_is_killed_leaves_the_old_index_or_says_so() {
     assert_eq!(visible(&data, &paths), paths.len());
     let now = Fixture { cache: data.cache(&CacheName::default()).unwrap().unwrap(), data, folder };
     assert_eq!([now.files("caches"), now.files("blobs")], files, "no file was removed");
-    assert_eq!(now.data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems, Vec::<String>::new());
+    assert_eq!(
+        now.data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap().problems,
+        Vec::<String>::new()
+    );
 }

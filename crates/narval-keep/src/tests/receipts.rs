@@ -1,6 +1,7 @@
 //! NARs that are stored before they are recorded, in a bucket.
 
 use super::*;
+use narval_files::Work;
 
 fn in_bucket() -> Option<Fixture> {
     let fixture = Fixture::new();
@@ -51,7 +52,7 @@ fn nars_are_recorded_by_the_commit_that_brings_their_receipts() {
     let refusal = cache.commit_narinfos(&[one.narinfo(zstd)], &token).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Conflict, "without a receipt");
     assert_eq!(
-        fixture.data.fsck(FsckOptions { contents: false, repair: true }).unwrap().problems,
+        fixture.data.fsck(FsckOptions { contents: false, repair: true }, Work::unwatched()).unwrap().problems,
         Vec::<String>::new()
     );
     for _ in 0..2 {
@@ -63,7 +64,7 @@ fn nars_are_recorded_by_the_commit_that_brings_their_receipts() {
     let text = cache.narinfo(&one.part()).unwrap().unwrap();
     assert!(!String::from_utf8_lossy(&text).contains(RECEIPT_KEY));
     assert_eq!(
-        fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap().problems,
+        fixture.data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap().problems,
         Vec::<String>::new()
     );
 }

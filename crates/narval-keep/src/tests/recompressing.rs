@@ -1,6 +1,7 @@
 //! Recompressing NARs while they are served.
 
 use super::*;
+use narval_files::Work;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -23,7 +24,7 @@ fn push_as(cache: &Cache, path: &TestPath, compression: Compression) -> Outcome 
 }
 
 fn check(fixture: &Fixture) {
-    let report = fixture.data.fsck(FsckOptions { contents: true, repair: false }).unwrap();
+    let report = fixture.data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
 }
 

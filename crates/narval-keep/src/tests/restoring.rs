@@ -1,6 +1,7 @@
 //! A dump of the database, and the files, are a backup.
 
 use super::*;
+use narval_files::Work;
 
 #[test]
 fn a_database_dump_and_the_files_are_a_backup() {
@@ -37,10 +38,10 @@ fn a_database_dump_and_the_files_are_a_backup() {
     }
     // What the dump does not have is absent, its files are removed by a repair, and it can be pushed again.
     assert_eq!(cache.narinfo(&later.part()).unwrap(), None);
-    data.fsck(FsckOptions { contents: true, repair: true }).unwrap();
+    data.fsck(FsckOptions { contents: true, repair: true }, Work::unwatched()).unwrap();
     let look = FsckOptions { contents: true, repair: false };
-    assert_eq!(data.fsck(look).unwrap().problems, Vec::<String>::new());
+    assert_eq!(data.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
     assert!(!folder_of(&cache).join(format!("{}.narinfo", later.part())).exists());
     assert_eq!(later.push(&cache).unwrap().outcome, Outcome::Added);
-    assert_eq!(data.fsck(look).unwrap().problems, Vec::<String>::new());
+    assert_eq!(data.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
 }

@@ -1,5 +1,6 @@
 //! Pins, leases, uses, collections, deletions.
 
+use narval_files::Work;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -9,8 +10,22 @@ const DAY: u64 = 24 * 60 * 60;
 
 /// A collection so many days from now, with no grace for NARs.
 fn collect_after(cache: &Cache, days: u64) -> Collected {
-    let options = CollectOptions { now: Some(now() + days * DAY), grace: 0, dry_run: false };
+    let options = CollectOptions { now: Some(now() + days * DAY), grace: 0, dry_run: false, work: Work::unwatched() };
     cache.collect(&options, &Grant::administrator("test")).unwrap()
+}
+
+#[test]
+fn a_collection_that_is_interrupted_is_continued_by_the_next_one() {
+    let fixture = Fixture::new();
+    let path = TestPath::new("old", &[]);
+    path.push(&fixture.cache).unwrap();
+    let work = Work::new();
+    work.stop();
+    let options = CollectOptions { now: Some(now() + 1000 * DAY), grace: 0, dry_run: false, work: &work };
+    let refusal = fixture.cache.collect(&options, &Grant::administrator("test")).unwrap_err();
+    assert!(refusal.to_string().contains("interrupted") && is_there(&fixture.cache, &path), "{refusal}");
+    assert_eq!(collect_after(&fixture.cache, 1000).forgotten.len(), 1);
+    assert!(!is_there(&fixture.cache, &path));
 }
 
 fn is_there(cache: &Cache, path: &TestPath) -> bool {
@@ -176,7 +191,7 @@ fn paths_reported_as_present_stay_for_a_day() {
     library.push(cache).unwrap();
     cache.set_settings(&CacheSettings { retention_days: Some(0), ..CacheSettings::default() }).unwrap();
     assert!(cache.missing(&[library.part()], Some(LEASE_SECONDS)).unwrap().is_empty());
-    let almost = CollectOptions { now: Some(now() + DAY - 60), grace: 0, dry_run: false };
+    let almost = CollectOptions { now: Some(now() + DAY - 60), grace: 0, dry_run: false, work: Work::unwatched() };
     assert!(cache.collect(&almost, &pusher()).unwrap().forgotten.is_empty());
     assert_eq!(collect_after(cache, 2).forgotten.len(), 1);
 }
@@ -434,7 +449,7 @@ fn a_dry_run_shows_what_would_be_removed() {
     let path = TestPath::new("a", &[]);
     path.send(cache, Compression::None).unwrap();
     let collect = |dry_run| {
-        let options = CollectOptions { dry_run, grace: UNFINISHED_GRACE, now: None };
+        let options = CollectOptions { dry_run, grace: UNFINISHED_GRACE, now: None, work: Work::unwatched() };
         let collected = cache.collect(&options, &pusher()).unwrap();
         (collected.files, collected.bytes)
     };

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use narval_files::Work;
 use narval_nix::StorePath;
 use rusqlite::{OptionalExtension, Transaction, TransactionBehavior, params};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
@@ -52,6 +53,8 @@ pub struct Garbage {
     pub kept: usize,
     /// What could not be removed, completely or in part. None of it is valid any more.
     pub not_removed: Vec<LocalStoreError>,
+    /// Whether it was stopped before its end.
+    pub is_stopped: bool,
 }
 
 /// Returns what a collection would delete now. Nothing is changed, locked or created.
@@ -59,7 +62,7 @@ pub struct Garbage {
 /// # Errors
 /// [`LocalStoreError::NoStore`]; [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is still in use;
 /// or the store or its roots cannot be read.
-pub fn find_garbage(config: &StoreConfig, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
+pub fn find_garbage(config: &StoreConfig, options: &GarbageOptions, work: &Work) -> Result<Garbage, LocalStoreError> {
     if !config.exists() {
         return Err(LocalStoreError::NoStore { path: config.real_store_dir.clone() });
     }
@@ -70,9 +73,13 @@ pub fn find_garbage(config: &StoreConfig, options: &GarbageOptions) -> Result<Ga
     let graph = database.read(|connection| Graph::read(&config.store_dir, connection))?;
     let plan = Plan::make(config, directory.as_fd(), graph, roots, options)?;
     let names = plan.dead.iter().map(StorePath::base_name).chain(plan.leftovers.iter().map(String::as_str));
+    let count = plan.dead.len() + plan.leftovers.len();
+    work.begin("measuring", "paths", count as u64, 0);
+    let names = names.take_while(|_| !work.is_stopped()).inspect(|_| work.count(1));
     let bytes_freed = disk_usage_of(config, directory.as_fd(), names)?;
+    work.check().map_err(|error| LocalStoreError::io("measure", &config.real_store_dir, error))?;
     let kept = plan.graph.paths.len() - plan.dead.len();
-    Ok(Garbage { paths: plan.dead, leftovers: plan.leftovers, bytes_freed, kept, not_removed: Vec::new() })
+    Ok(Garbage { paths: plan.dead, leftovers: plan.leftovers, bytes_freed, kept, ..Garbage::default() })
 }
 
 /// The bytes on disk that deleting these names from the store directory would free.
@@ -134,22 +141,28 @@ impl GarbageCollector {
     }
 
     /// Deletes unreachable paths. If it is killed, the store stays valid, and the next collection deletes the leftover
-    /// files. Files that cannot be removed are in [`Garbage::not_removed`]; the rest is deleted nevertheless.
+    /// files; if `work` is stopped, that is after the current path. Files that cannot be removed are in [`Garbage::not_removed`]; the rest is deleted nevertheless.
     ///
     /// # Errors
     /// [`LocalStoreError::Alive`] for a path of [`GarbageOptions::only`] that is still in use. If roots cannot be read,
     /// nothing is deleted.
-    pub fn collect(&self, options: &GarbageOptions) -> Result<Garbage, LocalStoreError> {
+    pub fn collect(&self, options: &GarbageOptions, work: &Work) -> Result<Garbage, LocalStoreError> {
         let store = &self.store;
         let found = RootFinder { config: &store.config, is_collecting: true }.find()?;
         let graph = Graph::read(&store.config.store_dir, &store.writer.lock());
         let graph = graph.map_err(|error| store.database_error(error))?;
         let plan = Plan::make(&store.config, store.directory.as_fd(), graph, found.roots, options)?;
         let mut garbage = Garbage::default();
+        work.begin("removing", "paths", (plan.dead.len() + plan.leftovers.len()) as u64, 0);
         let mut condemned: HashSet<i64> =
             plan.dead.iter().filter_map(|path| plan.graph.paths.get(path)).map(|node| node.id).collect();
         for path in plan.graph.referrers_first(&plan.dead) {
             let Some(node) = plan.graph.paths.get(path).filter(|node| condemned.contains(&node.id)) else { continue };
+            if work.is_stopped() {
+                condemned.remove(&node.id);
+                continue;
+            }
+            work.count(1);
             if !self.delete(path, Some(node), &condemned, &mut garbage)? {
                 // It is in use by now, and so is its closure.
                 for path in plan.graph.reach(&BTreeSet::from([path.clone()]), options) {
@@ -158,6 +171,10 @@ impl GarbageCollector {
             }
         }
         for name in &plan.leftovers {
+            if work.is_stopped() {
+                break;
+            }
+            work.count(1);
             match StorePath::parse(name) {
                 Ok(path) => drop(self.delete(&path, None, &condemned, &mut garbage)?),
                 Err(_) => {
@@ -165,8 +182,11 @@ impl GarbageCollector {
                 }
             }
         }
-        garbage.removed(store.remove_deep_leftovers(), |_| {});
-        store.remove_unused_links(&mut garbage)?;
+        garbage.is_stopped = work.is_stopped();
+        if !garbage.is_stopped {
+            garbage.removed(store.remove_deep_leftovers(), |_| {});
+            store.remove_unused_links(&mut garbage)?;
+        }
         garbage.kept = plan.graph.paths.len() - condemned.len();
         garbage.paths.sort();
         drop(found.held);

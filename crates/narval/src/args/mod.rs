@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 pub mod access_log;
 pub mod client;
-pub(crate) mod count;
 pub mod data;
 pub mod nar_cache;
 pub mod paths;

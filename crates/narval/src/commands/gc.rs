@@ -14,8 +14,11 @@ use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
 use crate::ui::json;
 use crate::ui::output::{counted, out};
+use crate::ui::progress::watched;
 
 /// Remove store paths that no profile or other root needs
+///
+/// It can be interrupted: what was removed stays so, and the same command continues.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  narval gc --dry-run\n  narval gc --keep 3")]
 pub struct Args {
@@ -75,17 +78,21 @@ pub fn run(args: Args) -> Result<(), Failure> {
         drop_derivations: !settings.keep_derivations,
         ..GarbageOptions::default()
     };
-    let garbage = if args.dry_run {
-        find_garbage(&config, &options)
-    } else {
-        GarbageCollector::open(config).and_then(|collector| collector.collect(&options))
-    };
-    let Garbage { paths, leftovers, bytes_freed, kept, not_removed } = garbage.map_err(failed)?;
+    let kept = if args.dry_run { "nothing was changed" } else { "what was removed stays so" };
+    let (garbage, ended) = watched(args.output, (kept, "continues"), |work| {
+        let garbage = if args.dry_run {
+            find_garbage(&config, &options, work)
+        } else {
+            GarbageCollector::open(config).and_then(|collector| collector.collect(&options, work))
+        };
+        garbage.map_err(failed)
+    })?;
+    let Garbage { paths, leftovers, bytes_freed, kept, not_removed, is_stopped } = garbage;
     let paths = paths.iter().map(|path| path.base_name().to_owned()).collect();
-    let (bytes, kept, is_complete) = (Some(bytes_freed), Some(kept), not_removed.is_empty());
+    let (bytes, kept, is_complete) = (Some(bytes_freed), Some(kept), not_removed.is_empty() && !is_stopped);
     report(&Removed { generations, paths, leftovers, bytes, kept, is_complete }, &args);
     match not_removed.first() {
-        None => Ok(()),
+        None => ended,
         Some(first) => {
             let (left, verb) = match not_removed.len() {
                 1 => ("1 path".to_owned(), "is"),

@@ -12,7 +12,7 @@ use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
 use crate::args::paths::{or_elsewhere, parse_wanted};
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
-use crate::ui::progress::Display;
+use crate::ui::progress::{Display, FETCH};
 use crate::ui::signals;
 use crate::ui::timeline::Timeline;
 
@@ -91,7 +91,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
-    let display = Display::start(&progress, args.client.output);
+    let display = Display::start(&progress, args.client.output, FETCH);
     let result = install(&destination, &options, &client, &wanted, &progress);
     display.finish();
     if let (Some(timeline), Some(path)) = (timeline, &args.trace) {

@@ -12,7 +12,7 @@ use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::push::{PushArgs, SourceArgs};
 use crate::ui::json;
 use crate::ui::output::{note, paths};
-use crate::ui::progress::Display;
+use crate::ui::progress::{Display, PUSH};
 use crate::ui::signals;
 
 /// Push closures of a store to binary caches
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let infos: Vec<PathInfo> = closure.nodes.into_values().map(|node| node.info).collect();
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
-    let display = Display::start(&progress, args.output);
+    let display = Display::start(&progress, args.output, PUSH);
     let mut done: Vec<Result<Pushed, Error>> = Vec::new();
     for url in &urls {
         let target = Target::open(url, &client, from.store_dir());

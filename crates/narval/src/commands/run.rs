@@ -15,7 +15,7 @@ use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::{or_elsewhere, parse_wanted};
 use crate::commands::follow::enter_and_follow;
 use crate::ui::output::note;
-use crate::ui::progress::Display;
+use crate::ui::progress::{Display, FETCH};
 
 /// Run a program from a store path, installing it first if needed
 ///
@@ -82,7 +82,7 @@ pub(crate) fn ensure_installed(
         return Ok(there.into_iter().flatten().collect());
     }
     let progress = Arc::new(Progress::default());
-    let display = Display::start(&progress, client.output);
+    let display = Display::start(&progress, client.output, FETCH);
     let options = Options { deltas: deltas.chosen(), ..client.caches.options(None, false)? };
     let client = client.caches.client()?;
     let report = install(destination, &options, &client, &wanted, &progress);

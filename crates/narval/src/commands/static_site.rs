@@ -2,6 +2,7 @@
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -12,12 +13,13 @@ use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 
 use crate::args::access_log::AccessLogArgs;
-use crate::args::count::Count;
+use crate::args::client::OutputArgs;
 use crate::args::proxies::{ProxyArgs, ProxySettings};
 use crate::args::tls::TlsArgs;
 use crate::config::{AccessLogSection, saturated};
 use crate::ui::log;
 use crate::ui::output::out;
+use crate::ui::progress::watched;
 use crate::values::listen::Listen;
 use crate::values::size::parse_size;
 use crate::{Failure, server};
@@ -300,10 +302,16 @@ fn compress(args: &CompressArgs) -> Result<(), Failure> {
         threads,
         previous: args.previous.clone(),
     };
-    let progress = Count::new("compressing", "files");
-    let done = precompress(&args.folder, &options, |done, total| progress.show(done, total));
-    progress.end();
-    let done = done.map_err(Failure::runtime)?;
+    let output = OutputArgs { quiet: false, json: false };
+    let (done, ended) = watched(output, ("files that are complete are kept", "continues"), |work| {
+        let begun = Once::new();
+        let done = precompress(&args.folder, &options, |_, total| {
+            begun.call_once(|| work.begin("compressing", "files", total, 0));
+            work.count(1);
+        });
+        done.map_err(Failure::runtime)
+    })?;
+    ended?;
     print_summary(&args.folder, !args.previous.is_empty(), &done);
     Ok(())
 }

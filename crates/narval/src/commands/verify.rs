@@ -9,12 +9,15 @@ use narval_store::LocalStoreError;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{ClientArgs, other_store_with};
+use crate::args::client::{ClientArgs, OutputArgs, other_store_with};
 use crate::args::paths::{named_by, parse_wanted};
-use crate::ui::json;
 use crate::ui::output::{counted, out};
+use crate::ui::progress::{Display, FETCH, watched};
+use crate::ui::{json, signals};
 
 /// Check files and signatures; repairs only with --repair
+///
+/// It can be interrupted: the faults so far are printed, what was repaired stays so, and the same command starts from the beginning.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  narval verify …-hello-2.12\n  narval verify --repair")]
 pub struct Args {
@@ -38,7 +41,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let paths = chosen(&args.paths, &destination)?;
     let keys = if args.client.caches.no_check_sigs { None } else { Some(args.client.caches.keys()?) };
     let cores = available_parallelism().map_or(1, std::num::NonZero::get);
-    let faulty = verify(&destination, &paths, keys.as_ref(), cores)?;
+    let (faulty, ended) = watched(args.client.output, ("nothing was changed", "starts from the beginning"), |work| {
+        Ok(verify(&destination, &paths, keys.as_ref(), cores, work)?)
+    })?;
     for Faulty { info, fault } in &faulty {
         let what = match fault {
             Fault::Contents => "its files have been changed",
@@ -52,12 +57,18 @@ pub fn run(args: Args) -> Result<(), Failure> {
             out!("{}: {what}", info.path);
         }
     }
+    ended?;
     let (repairable, mut left): (Vec<_>, Vec<_>) = faulty.iter().partition(|one| one.fault.is_repairable());
     let mut repaired = 0;
     if args.repair && !repairable.is_empty() {
         let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, true)?);
         let broken: Vec<_> = repairable.iter().map(|one| one.info.clone()).collect();
-        repair(&destination, &options, &client, &broken, &Arc::new(Progress::default()))?;
+        let (progress, output) = (Arc::new(Progress::default()), args.client.output);
+        signals::interrupt_on_signal(&progress);
+        let display = Display::start(&progress, OutputArgs { quiet: output.quiet || output.json, json: false }, FETCH);
+        let result = repair(&destination, &options, &client, &broken, &progress);
+        display.finish();
+        result?;
         repaired = broken.len();
     } else {
         left.extend(repairable);

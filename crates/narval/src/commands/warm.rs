@@ -12,17 +12,20 @@ use narval_nix::{PathInfo, StorePath};
 use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};
 use narval_store::Store;
 
-use crate::args::client::human_bytes;
+use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::nar_cache::NarCacheArgs;
 use crate::args::paths::parse_wanted;
 use crate::ui::log;
 use crate::ui::output::counted;
+use crate::ui::progress::watched;
 use crate::{Failure, server};
+
+const OUTPUT: OutputArgs = OutputArgs { quiet: false, json: false };
 
 /// Compress NARs for `narval serve` in advance
 ///
 /// Fills the folder of compressed NARs that `narval serve` uses. The server may be running. With --deltas-from, makes the
-/// deltas with which clients upgrade from the previous generation of a profile to the current one.
+/// deltas with which clients upgrade from the previous generation of a profile to the current one. It can be interrupted: the same command continues.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -65,18 +68,28 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if nar_cache.is_none() {
         return Err(Failure::usage("there is no folder for compressed NARs: give --nar-cache DIR"));
     }
+    let infos = store.path_infos(&paths).map_err(Failure::runtime)?;
+    let mut absent = paths.iter().zip(&infos).filter(|(_, info)| info.is_none());
+    if let Some((path, _)) = absent.next() {
+        return Err(Failure::usage(format!("'{path}' is not a valid path of this store")));
+    }
+    let paths: Vec<PathInfo> = infos.into_iter().flatten().collect();
     let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
     let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let (mut made, mut present, mut failed) = (0, 0, 0);
-    warm(&service, &paths, args.jobs.unwrap_or(processors).get(), |path, warmed| match warmed {
-        Warmed::Made => made += 1,
-        Warmed::Present => present += 1,
-        Warmed::Failed(reason) => {
-            failed += 1;
-            tracing::error!("{path}: {reason}");
-        }
-    });
+    let ((), ended) = watched(OUTPUT, ("what was compressed is kept", "continues"), |work| {
+        warm(&service, &paths, args.jobs.unwrap_or(processors).get(), work, |path, warmed| match warmed {
+            Warmed::Made => made += 1,
+            Warmed::Present => present += 1,
+            Warmed::Failed(reason) => {
+                failed += 1;
+                tracing::error!("{path}: {reason}");
+            }
+        });
+        Ok(())
+    })?;
     tracing::info!("{made} compressed, {present} already present");
+    ended?;
     if failed > 0 {
         Err(Failure::runtime(format!("cannot compress {}: see above", counted(failed, "path"))))
     } else {
@@ -100,21 +113,32 @@ fn warm_deltas(profile: &Path, store: Store, cache: Option<NarCacheConfig>) -> R
     let nar_cache = Some(NarCacheConfig { deltas: DeltaMode::On, ..cache });
     let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
     let (mut made, mut present, mut large, mut failed) = (0, 0, 0, 0);
-    for (base, info) in pairs {
-        match warm_delta(&service, &base, info) {
-            WarmedDelta::Made(size) => {
-                made += 1;
-                tracing::info!("{}: {} from {}", info.path, human_bytes(size), base.path.name());
+    let ((), ended) = watched(OUTPUT, ("the deltas that were made are kept", "continues"), |work| {
+        work.begin("making", "deltas", pairs.len() as u64, pairs.iter().map(|(_, info)| info.nar_size).sum());
+        for (base, info) in pairs {
+            if work.is_stopped() {
+                break;
             }
-            WarmedDelta::Present => present += 1,
-            WarmedDelta::NotWorthIt => large += 1,
-            WarmedDelta::Failed(reason) => {
-                failed += 1;
-                tracing::error!("{reason}");
+            let warmed = warm_delta(&service, &base, info);
+            work.count(1);
+            work.count_bytes(info.nar_size);
+            match warmed {
+                WarmedDelta::Made(size) => {
+                    made += 1;
+                    tracing::info!("{}: {} from {}", info.path, human_bytes(size), base.path.name());
+                }
+                WarmedDelta::Present => present += 1,
+                WarmedDelta::NotWorthIt => large += 1,
+                WarmedDelta::Failed(reason) => {
+                    failed += 1;
+                    tracing::error!("{reason}");
+                }
             }
         }
-    }
+        Ok(())
+    })?;
     tracing::info!("{made} deltas made, {present} already present, {large} not smaller than the compressed NAR");
+    ended?;
     if failed > 0 { Err(Failure::runtime(format!("{failed} deltas could not be made"))) } else { Ok(()) }
 }
 

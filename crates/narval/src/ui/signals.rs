@@ -52,8 +52,19 @@ impl Interrupt {
     }
 }
 
+/// The failure of work that a signal has stopped.
+pub(crate) fn interrupted(what: &str) -> Failure {
+    Failure::Coded(INTERRUPTED_CODE, format!("interrupted; {what}"))
+}
+
 /// Makes a signal interrupt `progress`.
 pub(crate) fn interrupt_on_signal(progress: &Arc<Progress>) {
+    let progress = Arc::clone(progress);
+    on_signal(move || progress.interrupt());
+}
+
+/// Calls `stop` at the first signal. The process ends at a second one, or after [`GRACE`].
+pub(crate) fn on_signal(stop: impl FnOnce() + Send + 'static) {
     let mut signals = match Signals::new([SIGINT, SIGTERM]) {
         Ok(signals) => signals,
         Err(error) => {
@@ -61,11 +72,10 @@ pub(crate) fn interrupt_on_signal(progress: &Arc<Progress>) {
             return;
         }
     };
-    let progress = Arc::clone(progress);
     std::thread::spawn(move || {
         let mut pending = signals.forever();
         if pending.next().is_some() {
-            progress.interrupt();
+            stop();
             std::thread::spawn(|| {
                 std::thread::sleep(GRACE);
                 std::process::exit(INTERRUPTED);

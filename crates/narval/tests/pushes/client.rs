@@ -91,7 +91,10 @@ fn parts_of_an_earlier_run_are_not_sent_again() {
     Encoding::Zstd(1).encode(&mut &nar[..], nar.len() as u64, Sha256::of(&nar), &mut take).unwrap();
     let url = format!("/_narval/v1/nar/{}.nar.zst", Sha256::of(&nar).to_nix32());
     assert_eq!(lab.put(&format!("{url}?offset=0"), &token, &file[..PART_LEN]).status, 202);
-    let rest = summary(push(&lab, &token, &[&big]));
+    let output = push(&lab, &token, &[&big]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains(&format!("\"offset\":{PART_LEN}")) && said.contains("\"state\":\"resumed\""), "{said}");
+    let rest = summary(output);
     assert_eq!(number(&rest, "sent"), (file.len() - PART_LEN) as u64, "{rest}");
     lab.pull(Nix::Newest, &big);
     // Parts of something else: it begins anew.

@@ -15,6 +15,7 @@ mod expiry;
 mod figures;
 mod full_disk;
 mod in_bucket;
+mod interrupted;
 mod killed;
 mod lab;
 mod limits;

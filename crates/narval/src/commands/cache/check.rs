@@ -5,8 +5,13 @@ use std::path::Path;
 use narval_keep::{Data, FsckOptions};
 
 use crate::Failure;
+use crate::args::client::OutputArgs;
 use crate::args::data::{DataArgs, Place};
 use crate::ui::output::{counted, note, out, paths};
+use crate::ui::progress::watched;
+
+/// What the command does when it is run again.
+const FROM_THE_START: &str = "starts from the beginning";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -31,24 +36,34 @@ pub(super) struct FsckArgs {
 }
 
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
-    let report = if args.rebuild {
+    let output = OutputArgs { quiet: false, json: false };
+    let (report, ended) = if args.rebuild {
         let Place { bytes, database } = args.data.place()?;
         if let narval_keep::Place::Folder(folder) = &bytes
             && !folder.join("caches").is_dir()
         {
             return Err(Failure::usage(format!("'{}' is not a data folder: it has no 'caches'", folder.display())));
         }
-        Data::rebuild(bytes, database).map_err(Failure::runtime)?.1
+        let kept = match database {
+            None => "the index of before is in force",
+            Some(_) => "the index is not used before it is complete",
+        };
+        watched(output, (kept, FROM_THE_START), |work| {
+            Ok(Data::rebuild(bytes, database, work).map_err(Failure::runtime)?.1)
+        })?
     } else {
         let data = args.data.open()?;
-        let report =
-            data.fsck(FsckOptions { contents: args.contents, repair: args.repair }).map_err(Failure::runtime)?;
+        let kept = if args.repair { "what was repaired stays so" } else { "nothing was changed" };
+        let options = FsckOptions { contents: args.contents, repair: args.repair };
+        let checked =
+            watched(output, (kept, FROM_THE_START), |work| data.fsck(options, work).map_err(Failure::runtime))?;
         data.wait_until_noticed();
-        report
+        checked
     };
     report.problems.iter().for_each(|problem| out!("{problem}"));
     let problems = report.problems.len();
     note!("{}, {}, {}", paths(report.paths), counted(report.files, "NAR"), counted(problems, "problem"));
+    ended?;
     match problems {
         0 => Ok(()),
         _ if args.rebuild || args.repair => Ok(()),

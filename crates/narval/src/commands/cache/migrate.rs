@@ -1,20 +1,16 @@
 //! `narval cache migrate`.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use narval_keep::{Data, Migrated};
-use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::human_bytes;
+use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::{DataArgs, administrator};
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
-
-/// How often the progress is shown.
-const SHOW_EVERY: Duration = Duration::from_secs(5);
+use crate::ui::progress::watched;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -57,22 +53,11 @@ pub(super) fn migrate(args: MigrateArgs) -> Result<(), Failure> {
             to.path().display()
         )));
     }
-    let mut all = 0;
-    for cache in from.caches().map_err(Failure::runtime)? {
-        all += cache.usage().map_err(Failure::runtime)?.paths;
-    }
-    let shown = Mutex::new(Instant::now());
-    let progress = |done: Migrated| {
-        // Another thread is showing it.
-        let Some(mut shown) = shown.try_lock() else { return };
-        if shown.elapsed() >= SHOW_EVERY {
-            *shown = Instant::now();
-            let Migrated { paths, present, nars, bytes, .. } = done;
-            let done = paths + present;
-            note!("{done} of {all} paths; copied {} ({})", counted(nars, "NAR"), human_bytes(bytes));
-        }
-    };
-    let done = from.migrate_to(&to, &administrator(), &progress).map_err(Failure::runtime)?;
+    let output = OutputArgs { quiet: false, json };
+    let (done, ended) = watched(output, ("what was copied is kept", "continues"), |work| {
+        from.migrate_to(&to, &administrator(), work).map_err(Failure::runtime)
+    })?;
+    ended?;
     to.wait_until_noticed();
     let Migrated { paths: copied, present, nars, bytes, files, tokens, pins } = done;
     if json {

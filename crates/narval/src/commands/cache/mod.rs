@@ -12,11 +12,12 @@ use narval_keep::{COLLECT_GRACE, Cache, CollectOptions, Collected, Hold, Refusal
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::human_bytes;
+use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead};
 use crate::args::paths::hash_part;
 use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
+use crate::ui::progress::watched;
 use crate::values::time::parse_time;
 
 /// How long `gc` waits for another collection.
@@ -38,7 +39,8 @@ enum Command {
     ///
     /// Paths are hidden immediately. Their NARs are deleted a day later, because clients may still request them. NARs
     /// of an abandoned push are also deleted after a day, or with --unfinished after ten minutes. --dry-run shows what
-    /// would be removed and why. One process collects at a time, on whichever machine: the command says who does, and waits.
+    /// would be removed and why. One process collects at a time, on whichever machine: the command says who does, and waits. It can be
+    /// interrupted: what was removed stays so, and the same command continues.
     #[command(after_help = "Example:\n  narval cache gc --dry-run")]
     Gc {
         #[command(flatten)]
@@ -112,6 +114,9 @@ enum Command {
     /// command can be interrupted and run again. Only sign what you trust: clients accept every path that is signed.
     Sign(sign::SignArgs),
     /// Check the index against the files
+    ///
+    /// It can be interrupted: what --repair has repaired stays so, and the same command starts from the beginning. So does --rebuild, and until it is
+    /// complete, the index of before is in force.
     Fsck(check::FsckArgs),
     /// Print the data that is only in the index: settings, token hashes, pins
     #[command(after_help = "Example:\n  narval cache export > saved.json")]
@@ -161,7 +166,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Collects as soon as no other process does.
-fn collect(cache: &Cache, options: &CollectOptions, wait: Duration) -> Result<Collected, Failure> {
+fn collect(cache: &Cache, options: &CollectOptions<'_>, wait: Duration) -> Result<Collected, Failure> {
     let (begun, mut told) = (Instant::now(), false);
     loop {
         let refusal = match cache.collect(options, &administrator()) {
@@ -180,6 +185,7 @@ fn collect(cache: &Cache, options: &CollectOptions, wait: Duration) -> Result<Co
             note!("{who} is collecting, or was killed less than two minutes ago: waiting");
             told = true;
         }
+        options.work.check().map_err(Failure::runtime)?;
         std::thread::sleep(GC_LOOK_EVERY);
     }
 }
@@ -190,8 +196,10 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: b
         note!("narval: {warning}");
     }
     let grace = if unfinished { UNFINISHED_GRACE } else { COLLECT_GRACE };
-    let options = CollectOptions { dry_run, grace, ..CollectOptions::default() };
-    let collected = collect(&cache, &options, wait)?;
+    let output = OutputArgs { quiet: false, json };
+    let (collected, ended) = watched(output, ("what was removed stays so", "continues"), |work| {
+        collect(&cache, &CollectOptions { dry_run, grace, work, ..CollectOptions::default() }, wait)
+    })?;
     if json {
         let forgotten = collected.forgotten.iter();
         let paths: Vec<_> =
@@ -215,7 +223,7 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: b
         }
     }
     data.wait_until_noticed();
-    Ok(())
+    ended
 }
 
 fn delete(args: &CacheArgs, path: &str, referrers: bool) -> Result<(), Failure> {

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::count::Count;
+use crate::args::client::OutputArgs;
 use crate::args::data::{CacheArgs, administrator};
 use crate::args::paths::hash_part;
 use crate::args::secret_key::read_secret_key;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
+use crate::ui::progress::watched;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -72,14 +73,18 @@ pub(super) fn sign(args: &SignArgs) -> Result<(), Failure> {
         Some(parts) => parts.len() as u64,
         None => cache.usage().map_err(Failure::runtime)?.paths,
     };
-    let count = Count::new("signing", "paths");
-    let report = cache.sign(parts.as_deref(), args.dry_run, &administrator(), |report| {
-        count.show(report.paths as u64, total);
-        ControlFlow::Continue(())
-    });
-    count.end();
-    let report = report.map_err(Failure::runtime)?;
+    let output = OutputArgs { quiet: false, json: args.json };
+    let (report, ended) = watched(output, ("what was signed stays so", "continues"), |work| {
+        work.begin("signing", "paths", total, 0);
+        let mut counted = 0;
+        let report = cache.sign(parts.as_deref(), args.dry_run, &administrator(), |report| {
+            work.count((report.paths - std::mem::replace(&mut counted, report.paths)) as u64);
+            if work.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        report.map_err(Failure::runtime)
+    })?;
     data.wait_until_noticed();
+    ended?;
     if args.json {
         let fields = json!({
             "paths": report.paths, "unsigned": report.unsigned, "signed": report.signed, "failed": report.failed,
