@@ -326,6 +326,15 @@ impl Cache {
         }
     }
 
+    /// The base name of a path whose NAR is in this file.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn path_of_nar(&self, name: &str) -> Result<Option<String>, IndexError> {
+        let Some(part) = self.index().paths_of_file(self.id(), name)?.into_iter().next() else { return Ok(None) };
+        Ok(self.index().path(self.id(), &part)?.map(|record| record.path))
+    }
+
     /// Its number of paths and size.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! An open data folder, or an open bucket.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
@@ -16,6 +16,9 @@ use narval_codec::decode::WindowMemory;
 
 /// The longest line of an audit log that is read.
 const AUDIT_LINE_MAX: u64 = 64 * 1024;
+
+/// How much of the end of an audit log is read for its last lines.
+const AUDIT_TAIL: u64 = 8 << 20;
 
 /// A data folder. Cheap to clone, can be shared between threads, and may be open in other processes at the same time.
 #[derive(Clone)]
@@ -103,19 +106,35 @@ impl Data {
     ///
     /// # Errors
     /// If the database or the file cannot be read.
-    pub fn read_audit(&self, since: u64, mut take: impl FnMut(AuditLine)) -> Result<(), DataError> {
+    pub fn read_audit(&self, since: u64, take: impl FnMut(AuditLine)) -> Result<(), DataError> {
+        self.read_audit_from(since, None, take)
+    }
+
+    fn read_audit_from(
+        &self,
+        since: u64,
+        tail: Option<u64>,
+        mut take: impl FnMut(AuditLine),
+    ) -> Result<(), DataError> {
         self.shared.audit.flush(&*self.shared.index);
         if Audit::read_database(&*self.shared.index, since, &mut take)? {
             return Ok(());
         }
         let path = self.shared.audit.path();
-        let file = match File::open(path) {
+        let mut file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(io_error("read", path, error)),
         };
+        let length = file.metadata().map_err(|error| io_error("read", path, error))?.len();
+        let skipped = tail.map_or(0, |tail| length.saturating_sub(tail));
+        file.seek(SeekFrom::Start(skipped)).map_err(|error| io_error("read", path, error))?;
         let mut file = BufReader::new(file);
         let mut line = Vec::new();
+        if skipped > 0 {
+            // The rest of a line that begins before.
+            file.skip_until(b'\n').map_err(|error| io_error("read", path, error))?;
+        }
         loop {
             line.clear();
             let read = (&mut file).take(AUDIT_LINE_MAX).read_until(b'\n', &mut line);
@@ -129,6 +148,28 @@ impl Data {
                 Err(error) => tracing::warn!("a line of '{}' cannot be read: {error}", path.display()),
             }
         }
+    }
+
+    /// The last lines of the audit log that are wanted, the newest first: at most `max`, and none from before a time (seconds since 1970). Of a
+    /// file, only the last 8 MiB are read.
+    ///
+    /// # Errors
+    /// As for [`read_audit`](Self::read_audit).
+    pub fn last_audit(
+        &self,
+        since: u64,
+        max: usize,
+        is_wanted: impl Fn(&AuditLine) -> bool,
+    ) -> Result<Vec<AuditLine>, DataError> {
+        let mut last = VecDeque::new();
+        let take = |line: AuditLine| {
+            if is_wanted(&line) {
+                last.truncate(max.saturating_sub(1));
+                last.push_front(line);
+            }
+        };
+        self.read_audit_from(since, Some(AUDIT_TAIL), take)?;
+        Ok(last.into())
     }
 
     /// Removes lines of the audit log from the database that are old.

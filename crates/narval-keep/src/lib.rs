@@ -46,6 +46,7 @@ mod error;
 mod export;
 mod fsck;
 mod grant;
+mod growth;
 mod in_use;
 mod index;
 mod join;
@@ -93,6 +94,7 @@ pub use error::DataError;
 pub use export::Imported;
 pub use fsck::{FsckOptions, FsckReport};
 pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
+pub use growth::SizeOfDay;
 pub use index::{IndexError, Usage};
 pub use migrate::{MigrateError, Migrated};
 pub use name::{
@@ -108,6 +110,7 @@ pub use receive::{Begin, Receipts, Stored, Upload};
 pub use recompress::RECOMPRESSED_GRACE;
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
 pub use retention::{
+    PinSize,
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, UNFINISHED_GRACE,
     Why,
 };

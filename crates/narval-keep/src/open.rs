@@ -14,6 +14,7 @@ use super::contents::FileHashes;
 use super::data::Data;
 use super::database::{self, Database, Opening};
 use super::error::{DataError, io_error};
+use super::growth::Growth;
 use super::in_use::InUse;
 use super::index::Index;
 use super::lost::Losses;
@@ -111,6 +112,7 @@ impl Data {
             file_hashes: FileHashes::new(),
             window_memory: WindowMemory::new(DECODE_MEMORY),
             surveys: Surveys::default(),
+            growth: Growth::new(local.folder),
             unsafe_no_verify,
             reconciled: AtomicI64::new(0),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
@@ -176,6 +178,7 @@ pub(super) fn open_parts(place: &Place, options: &DataOptions, opening: Opening)
 fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Option<Duration>) {
     let (mut recorded, mut settled, mut collected) = (Instant::now(), Instant::now(), Instant::now());
     let mut oversized = Oversized::default();
+    let mut sized = false;
     while stopped.recv_timeout(audit::WRITE_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
         shared.audit.flush(&*shared.index);
@@ -198,11 +201,15 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             settled = Instant::now();
         }
         let Some(every) = collect_every else { continue };
+        if !std::mem::replace(&mut sized, true) {
+            Data::of(Arc::clone(&shared)).note_sizes();
+        }
         if collected.elapsed() >= every {
             let data = Data::of(Arc::clone(&shared));
             collect_all(&data, every);
             data.end_unfinished();
             data.forget_old_audit();
+            data.note_sizes();
             collected = Instant::now();
         }
         oversized.collect(&Data::of(shared));

@@ -11,6 +11,7 @@ use narval_nix::SecretKey;
 use super::contents::FileHashes;
 use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
+use super::growth::Growth;
 use super::in_use::InUse;
 use super::index::{CacheId, Index};
 use super::lost::Losses;
@@ -44,6 +45,7 @@ pub(super) struct Shared {
     pub(super) file_hashes: FileHashes,
     pub(super) window_memory: Arc<WindowMemory>,
     pub(super) surveys: Surveys,
+    pub(super) growth: Growth,
     pub(super) unsafe_no_verify: bool,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,

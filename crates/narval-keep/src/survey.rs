@@ -52,6 +52,8 @@ pub struct Fullness {
     pub oldest_use: Option<u64>,
     /// When it was last collected completely, by whichever process, in seconds since 1970.
     pub collected: Option<u64>,
+    /// Bytes of NARs and their listings that pins keep.
+    pub pinned_bytes: u64,
 }
 
 /// What collections of this process have done.
@@ -59,12 +61,16 @@ pub struct Fullness {
 pub(super) struct Collections {
     removed_bytes: AtomicU64,
     last_micros: AtomicU64,
+    last_removed_bytes: AtomicU64,
+    last_removed_paths: AtomicU64,
 }
 
 impl Collections {
-    /// Notes a collection that has removed so many bytes.
-    pub(super) fn done(&self, bytes: u64, took: Duration) {
+    /// Notes a collection that has removed so many paths and bytes.
+    pub(super) fn done(&self, (paths, bytes): (u64, u64), took: Duration) {
         self.removed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.last_removed_bytes.store(bytes, Ordering::Relaxed);
+        self.last_removed_paths.store(paths, Ordering::Relaxed);
         self.last_micros.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
@@ -73,6 +79,10 @@ impl Collections {
         CollectionFigures {
             removed_bytes: self.removed_bytes.load(Ordering::Relaxed),
             last: (last > 0).then(|| Duration::from_micros(last)),
+            last_removed: (
+                self.last_removed_paths.load(Ordering::Relaxed),
+                self.last_removed_bytes.load(Ordering::Relaxed),
+            ),
         }
     }
 }
@@ -84,6 +94,8 @@ pub struct CollectionFigures {
     pub removed_bytes: u64,
     /// How long the last one took, if there was one.
     pub last: Option<Duration>,
+    /// How many paths the last one has removed, and the bytes of NARs.
+    pub last_removed: (u64, u64),
 }
 
 /// A token's end.
@@ -128,6 +140,11 @@ impl Surveys {
 }
 
 impl Data {
+    /// The last survey of its caches, however old. Nothing is counted for it.
+    pub fn last_survey(&self) -> Option<Arc<Survey>> {
+        self.shared().surveys.lock().last.as_ref().map(|(survey, ..)| Arc::clone(survey))
+    }
+
     /// The last survey of its caches; `None` before the first one is complete. If it is not new, the next one is begun on a thread.
     pub fn survey(&self) -> Option<Arc<Survey>> {
         let mut state = self.shared().surveys.lock();
@@ -188,6 +205,7 @@ impl Cache {
         let keys = self.sign_keys();
         let counted = self.counted(&keys)?;
         let now = self.now();
+        let pins = self.index().pins(self.id())?.len() as u64;
         Ok(Fullness {
             paths: counted.paths,
             unsigned: (!keys.is_empty()).then_some(counted.unsigned),
@@ -196,7 +214,8 @@ impl Cache {
             listing_bytes: counted.listing_bytes.min(usage.bytes),
             log_bytes: logs,
             other_bytes: usage.small_bytes.saturating_sub(logs),
-            pins: self.index().pins(self.id())?.len() as u64,
+            pins,
+            pinned_bytes: if pins == 0 { 0 } else { self.pinned_bytes()? },
             oldest_use: counted.oldest_use,
             collected: self.index().collected(self.id())?.map(|ago| now.saturating_sub(ago.as_secs())),
         })

@@ -1,4 +1,6 @@
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 
@@ -82,6 +84,14 @@ impl Body {
     #[must_use]
     pub fn keep(mut self, value: impl Send + 'static) -> Self {
         self.kept = Some(Kept::new(value));
+        self
+    }
+
+    /// The same, and keeps in `sent` how many bytes the socket has taken so far: about, because the head of the response and what TLS adds
+    /// count, too.
+    #[must_use]
+    pub fn keep_counted(mut self, value: impl Send + 'static, sent: Arc<AtomicU64>) -> Self {
+        self.kept = Some(Kept::counted(value, sent));
         self
     }
 

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
@@ -85,11 +87,33 @@ impl<S: BodySource> BodySource for Guarded<S> {
 }
 
 /// A value that is only kept, and whose `drop` does not panic.
-pub(crate) struct Kept(Option<Box<dyn Send>>);
+pub(crate) struct Kept {
+    value: Option<Box<dyn Send>>,
+    /// Where its owner reads how much has been sent.
+    sent: Option<Arc<AtomicU64>>,
+}
 
 impl Kept {
     pub(crate) fn new(value: impl Send + 'static) -> Self {
-        Self(Some(Box::new(value)))
+        Self { value: Some(Box::new(value)), sent: None }
+    }
+
+    pub(crate) fn counted(value: impl Send + 'static, sent: Arc<AtomicU64>) -> Self {
+        Self { value: Some(Box::new(value)), sent: Some(sent) }
+    }
+
+    /// Tells its owner how many bytes have been sent so far.
+    pub(crate) fn has_sent(&self, bytes: u64) {
+        if let Some(sent) = &self.sent {
+            sent.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The same for so many bytes more.
+    pub(crate) fn has_sent_more(&self, bytes: u64) {
+        if let Some(sent) = &self.sent {
+            sent.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -101,7 +125,7 @@ impl fmt::Debug for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let value = self.0.take();
+        let value = self.value.take();
         if catch_unwind(AssertUnwindSafe(|| drop(value))).is_err() {
             tracing::error!("what was kept with the body of a response panicked when it was dropped");
         }

@@ -1,6 +1,7 @@
 use std::error::Error;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
@@ -198,6 +199,18 @@ impl Response {
         }
         if let ResponseKind::Plain { body, .. } = &mut self.kind {
             body.kept = Some(Kept::new(value));
+        }
+        self
+    }
+
+    /// The same, and says how much has been sent; see [`Body::keep_counted`].
+    #[must_use]
+    pub fn keep_counted(mut self, value: impl Send + 'static, sent: Arc<AtomicU64>) -> Self {
+        if self.late.is_some() {
+            return self.map(|answer| answer.keep_counted(value, sent));
+        }
+        if let ResponseKind::Plain { body, .. } = &mut self.kind {
+            body.kept = Some(Kept::counted(value, sent));
         }
         self
     }

@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -250,6 +250,7 @@ fn what_is_kept_with_a_body_is_dropped_when_it_ends() {
     struct Keeping {
         file: Arc<File>,
         kept: Arc<()>,
+        sent: Arc<AtomicU64>,
     }
     impl Keeping {
         fn answer(&self, path: &str) -> Response {
@@ -258,7 +259,7 @@ fn what_is_kept_with_a_body_is_dropped_when_it_ends() {
                 Some("memory") => Body::bytes("in memory"),
                 _ => Body::source(Pattern { at: 0, length: LENGTH, piece: 256 * 1024, file: None }, None),
             };
-            ok(body).keep(self.kept.clone())
+            ok(body).keep_counted(self.kept.clone(), self.sent.clone())
         }
     }
     impl Handler for Keeping {
@@ -271,21 +272,27 @@ fn what_is_kept_with_a_body_is_dropped_when_it_ends() {
         }
     }
     on_each_driver(|driver| {
-        let kept = Arc::new(());
+        let (kept, sent) = (Arc::new(()), Arc::new(AtomicU64::new(0)));
         // Ours, and the handler's.
         let nothing_is_sent = || Arc::strong_count(&kept) == 2;
-        let server = TestServer::start(driver, Keeping { file: file_of(LENGTH), kept: kept.clone() });
+        let server = TestServer::start(driver, Keeping { file: file_of(LENGTH), kept: kept.clone(), sent: sent.clone() });
         for path in ["/inline/file", "/inline/source", "/worker/file", "/worker/source"] {
             let mut client = server.connect();
             client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));
             client.head();
             assert_eq!(Arc::strong_count(&kept), 3, "{path}: it is being sent");
+            eventually("it is said how much was sent", || {
+                (1..LENGTH as u64 / 2).contains(&sent.load(Ordering::Relaxed))
+            });
             drop(client);
             eventually("the response is aborted", nothing_is_sent);
             // The connection stays open.
             let mut client = server.connect();
             assert!(client.get(path).body == pattern(0, LENGTH), "{path}");
             eventually("the response is sent", nothing_is_sent);
+            // With its head, and the framing of chunks.
+            let bytes = sent.swap(0, Ordering::Relaxed);
+            assert!((LENGTH as u64..LENGTH as u64 * 101 / 100).contains(&bytes), "{path}: {bytes}");
             assert_eq!(client.get(&path.replace("file", "memory").replace("source", "memory")).text(), "in memory");
             eventually("the small response is sent", nothing_is_sent);
             client.send(format!("HEAD {path} HTTP/1.1\r\nHost: t\r\n\r\n"));

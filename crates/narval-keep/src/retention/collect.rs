@@ -140,7 +140,8 @@ impl Cache {
             (collected.files, collected.bytes) = self.sweep_in(&collection, options.grace, now, work)?;
             self.remove_leftovers(&collection)?;
             collection.completed(self.id())?;
-            self.state().collections.done(collected.bytes, began.elapsed());
+            let removed = (collected.forgotten.len() as u64, collected.bytes);
+            self.state().collections.done(removed, began.elapsed());
         } else {
             let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
             (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());

@@ -155,6 +155,30 @@ impl Marks {
     }
 }
 
+/// The number of paths that these lead to, and the bytes of their NARs. `sizes` is as for [`Marks::shrink_to`].
+pub(super) fn closure_size(
+    snapshot: &Snapshot,
+    sizes: &[(i64, i64, u64)],
+    roots: impl IntoIterator<Item = u32>,
+) -> (u64, u64) {
+    let (mut seen, mut open) = (HashSet::new(), Vec::from_iter(roots));
+    let (mut nars, mut bytes) = (HashSet::new(), 0_u64);
+    while let Some(path) = open.pop() {
+        if !seen.insert(path) {
+            continue;
+        }
+        open.extend(snapshot.references(path));
+        let id = snapshot.ids.get(path as usize);
+        let at = id.and_then(|id| sizes.binary_search_by_key(id, |(id, ..)| *id).ok());
+        if let Some((_, nar, size)) = at.and_then(|at| sizes.get(at))
+            && nars.insert(*nar)
+        {
+            bytes = bytes.saturating_add(*size);
+        }
+    }
+    (seen.len() as u64, bytes)
+}
+
 /// The paths from one that is kept by itself to the wanted one, and what keeps the first.
 pub(super) fn chain(snapshot: &Snapshot, now: u64) -> Option<(Hold, Vec<u32>)> {
     let (mut times, mut from) = (own_times(snapshot, now), vec![NONE; snapshot.len()]);

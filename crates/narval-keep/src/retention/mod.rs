@@ -20,7 +20,7 @@ pub use collect::{CollectOptions, Collected, Forgotten};
 pub use delete::Deleted;
 pub use grace::{COLLECT_GRACE, UNFINISHED_GRACE};
 pub use mark::{Hold, Why};
-pub use pins::{Pin, PinFor};
+pub use pins::{Pin, PinFor, PinSize};
 pub(super) use shortage::Shortage;
 pub(super) use used::{RESOLUTION_SECONDS, Uses};
 

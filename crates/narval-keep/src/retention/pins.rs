@@ -2,6 +2,7 @@
 
 use narval_nix::{HashPart, StorePath};
 
+use super::mark::closure_size;
 use crate::index::{IndexError, PinRecord};
 use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
 
@@ -28,6 +29,24 @@ pub struct Pin {
     pub created: u64,
     /// How long it is valid.
     pub holds: PinFor,
+}
+
+/// A pin, and what it keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PinSize {
+    /// The pin.
+    pub pin: Pin,
+    /// Paths of the closure that are in the cache.
+    pub paths: u64,
+    /// Bytes of their NARs as they are stored, and of the listings.
+    pub bytes: u64,
+}
+
+impl From<PinRecord> for Pin {
+    fn from(record: PinRecord) -> Self {
+        let holds = PinFor { keep: record.keep, until: record.until };
+        Self { name: record.name, path: record.path, created: record.created, holds }
+    }
 }
 
 impl Cache {
@@ -93,12 +112,27 @@ impl Cache {
     /// # Errors
     /// When the index fails.
     pub fn pins(&self) -> Result<Vec<Pin>, IndexError> {
-        let pin = |record: PinRecord| Pin {
-            name: record.name,
-            path: record.path,
-            created: record.created,
-            holds: PinFor { keep: record.keep, until: record.until },
+        Ok(self.index().pins(self.id())?.into_iter().map(Pin::from).collect())
+    }
+
+    /// Pins of paths that are in the cache, at most so many, with what each keeps. This reads every path.
+    ///
+    /// # Errors
+    /// When the index fails.
+    pub fn pin_sizes(&self, max: usize) -> Result<Vec<PinSize>, IndexError> {
+        let (snapshot, sizes) = (self.index().snapshot(self.id(), None)?, self.index().sizes(self.id())?);
+        let size = |(path, record): &(u32, PinRecord)| {
+            let (paths, bytes) = closure_size(&snapshot, &sizes, [*path]);
+            PinSize { pin: record.clone().into(), paths, bytes }
         };
-        Ok(self.index().pins(self.id())?.into_iter().map(pin).collect())
+        Ok(snapshot.pins.iter().take(max).map(size).collect())
+    }
+
+    /// Bytes of the NARs and listings that pins keep, each counted once. This reads every path.
+    pub(crate) fn pinned_bytes(&self) -> Result<u64, IndexError> {
+        let (snapshot, sizes) = (self.index().snapshot(self.id(), None)?, self.index().sizes(self.id())?);
+        let now = self.now();
+        let pins = snapshot.pins.iter().filter(|(_, pin)| pin.until.is_none_or(|until| until > now));
+        Ok(closure_size(&snapshot, &sizes, pins.map(|(path, _)| *path)).1)
     }
 }

@@ -58,3 +58,55 @@ fn a_survey_is_made_on_a_thread_and_lists_tokens_that_will_end() {
     assert_eq!(survey.caches[&CacheName::default()].paths, 1);
     assert_eq!(survey.tokens.iter().map(|token| &*token.id).collect::<Vec<_>>(), [&*ends.id]);
 }
+
+#[test]
+fn what_pins_keep_is_counted_once() {
+    let fixture = Fixture::new();
+    let cache = &fixture.cache;
+    let used = || cache.usage().unwrap().bytes;
+    let base = TestPath::new("base", &[]);
+    base.push(cache).unwrap();
+    let of_base = used();
+    let (one, two) = (TestPath::new("one", &[&base]), TestPath::new("two", &[&base]));
+    [&one, &two].iter().for_each(|path| drop(path.push(cache).unwrap()));
+    let of_pinned = used();
+    TestPath::new("alone", &[]).push(cache).unwrap();
+    assert_eq!(cache.fullness().unwrap().pinned_bytes, 0);
+    let grant = with_scopes("pin");
+    for path in [&one, &two] {
+        cache.pin("release", &path.info.path.hash_part(), PinFor::default(), &grant).unwrap();
+    }
+    let sizes = cache.pin_sizes(10).unwrap();
+    assert_eq!(sizes.iter().map(|pin| pin.paths).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(sizes.iter().map(|pin| pin.bytes).sum::<u64>(), of_pinned + of_base);
+    assert_eq!(cache.fullness().unwrap().pinned_bytes, of_pinned);
+    assert_eq!(cache.pin_sizes(1).unwrap().len(), 1);
+}
+
+#[test]
+fn the_last_lines_of_the_audit_log_come_first() {
+    let fixture = Fixture::new();
+    let grant = with_scopes("push");
+    for at in 0..20 {
+        let outcome = if at % 2 == 0 { Ok(String::new()) } else { Err("no".to_owned()) };
+        fixture.data.audit().note(&grant, None, "test", &at.to_string(), &outcome);
+    }
+    let subjects = |max, wanted: fn(&AuditLine) -> bool| -> Vec<String> {
+        let wanted = |line: &AuditLine| line.action == "test" && wanted(line);
+        fixture.data.last_audit(0, max, wanted).unwrap().into_iter().map(|line| line.subject).collect()
+    };
+    assert_eq!(subjects(3, |_| true), ["19", "18", "17"]);
+    assert_eq!(subjects(2, |line| line.result == "refused"), ["19", "17"]);
+    assert!(fixture.data.last_audit(u64::MAX, 3, |_| true).unwrap().is_empty());
+}
+
+/// A server records sizes by itself.
+#[test]
+fn sizes_are_recorded_by_the_day() {
+    let fixture = Fixture::new();
+    TestPath::new("a", &[]).push(&fixture.cache).unwrap();
+    assert!(fixture.cache.sizes_by_day().is_empty());
+    fixture.data.note_sizes();
+    let sizes = fixture.cache.sizes_by_day();
+    assert_eq!((sizes.len(), sizes[0].bytes), (1, fixture.cache.usage().unwrap().bytes));
+}

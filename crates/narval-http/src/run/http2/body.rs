@@ -224,6 +224,9 @@ impl Body for StreamBody {
             }
         }
         self.ready -= taken as u64;
+        if let Some(kept) = &self.kept {
+            kept.has_sent_more(taken as u64);
+        }
         Ok(taken)
     }
 

@@ -193,6 +193,14 @@ impl Outgoing {
     /// The response cannot be completed (the connection broke, a file ended early, a source failed or produced
     /// another length): abort the connection.
     pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
+        let step = self.drive_on(connection, budget);
+        if let Some(kept) = &self.kept {
+            kept.has_sent(self.sent());
+        }
+        step
+    }
+
+    fn drive_on(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
         let stop_at = self.sent().saturating_add(budget);
         self.is_waiting = false;
         let mut waits = false;

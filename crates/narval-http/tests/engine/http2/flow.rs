@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_http::{Body, FileRange, Limits, Request, Response, StatusCode};
 
@@ -69,10 +69,11 @@ fn what_is_kept_with_a_body_is_dropped_when_its_stream_ends() {
         let (kept, length) = (Arc::new(()), 300_000);
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; length]).unwrap();
-        let (held, file) = (kept.clone(), Arc::new(file));
+        let bytes = Arc::new(AtomicU64::new(0));
+        let (held, file, sent_bytes) = (kept.clone(), Arc::new(file), bytes.clone());
         let server = serve(driver, unhurried(), move |_: Request| {
             let range = FileRange { file: file.clone(), offset: 0, length: length as u64 };
-            Response::new(StatusCode::OK).body(Body::file(range)).keep(held.clone())
+            Response::new(StatusCode::OK).body(Body::file(range)).keep_counted(held.clone(), sent_bytes.clone())
         });
         let mut client = Client::with_settings(server.address, &[(INITIAL_WINDOW_SIZE, 100)]);
         let [aborted, sent] = [0, 1].map(|_| {
@@ -82,12 +83,14 @@ fn what_is_kept_with_a_body_is_dropped_when_its_stream_ends() {
         });
         // Ours, the handler's, and one for each stream.
         assert_eq!(Arc::strong_count(&kept), 4);
+        assert_eq!(bytes.load(Ordering::Relaxed), 200, "both windows are used up");
         client.send(frame(RST_STREAM, 0, aborted, code::CANCEL.to_be_bytes()));
         eventually("the stream is gone", || Arc::strong_count(&kept) == 3);
         client.window(0, 1 << 20);
         client.window(sent, 1 << 20);
         client.until(|frame| frame.kind == DATA && frame.stream == sent && frame.flags & END_STREAM != 0);
         eventually("the response is sent", || Arc::strong_count(&kept) == 2);
+        assert_eq!(bytes.load(Ordering::Relaxed), 100 + length as u64);
     });
 }
 
