@@ -110,12 +110,7 @@ impl Data {
         self.read_audit_from(since, None, take)
     }
 
-    fn read_audit_from(
-        &self,
-        since: u64,
-        tail: Option<u64>,
-        mut take: impl FnMut(AuditLine),
-    ) -> Result<(), DataError> {
+    fn read_audit_from(&self, since: u64, tail: Option<u64>, mut take: impl FnMut(AuditLine)) -> Result<(), DataError> {
         self.shared.audit.flush(&*self.shared.index);
         if Audit::read_database(&*self.shared.index, since, &mut take)? {
             return Ok(());

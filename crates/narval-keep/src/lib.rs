@@ -110,9 +110,8 @@ pub use receive::{Begin, Receipts, Stored, Upload};
 pub use recompress::RECOMPRESSED_GRACE;
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
 pub use retention::{
-    PinSize,
-    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, UNFINISHED_GRACE,
-    Why,
+    COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,
+    UNFINISHED_GRACE, Why,
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use sign::SignReport;

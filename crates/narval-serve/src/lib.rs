@@ -40,10 +40,10 @@ mod routes;
 mod service;
 mod sharded;
 mod state;
-mod under_way;
 mod upload;
 mod upstream;
 mod warm;
+mod watch;
 mod written;
 
 pub use auth::oidc::{OidcExchange, OidcGrant};

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use narval_http::Snapshot;
 use narval_keep::{CacheName, REFUSAL_REASONS};
-use prometheus_client::encoding::{EncodeLabelSet, text::encode};
-use prometheus_client::metrics::counter;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text::encode};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::{MetricType, counter};
 use prometheus_client::registry::{Registry, Unit};
 use serde_json::json;
 
 use crate::sharded::Sharded;
-use crate::under_way::UnderWay;
+use crate::watch::history::TIMES;
+use crate::watch::{History, Totals, Transfers, UnderWay};
 
 pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
@@ -23,7 +23,7 @@ const STATUSES: [u16; 19] =
 /// Responses with a NAR of this many bytes count as downloads that are under way. Smaller ones are sent in no time.
 pub(crate) const LARGE_BYTES_MIN: u64 = 1024 * 1024;
 /// Upper bounds of the latency buckets, in seconds.
-const SECONDS: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
+const SECONDS: [f64; TIMES - 1] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
 /// The routes, as they are counted and labelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ const ROUTES: [&str; 10] =
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Vec<Vec<Counter>>,
-    latencies: Histogram,
+    latencies: Latencies,
     pub(crate) narinfo_memo_hits: Counter,
     pub(crate) narinfo_memo_misses: Counter,
     pub(crate) layout_hits: Counter,
@@ -81,11 +81,44 @@ pub(crate) struct Metrics {
     pub(crate) logins_failed: Counter,
     pub(crate) logins_throttled: Counter,
     /// NARs of [`LARGE_BYTES_MIN`] and more.
-    pub(crate) downloads: UnderWay,
-    pub(crate) uploads: UnderWay,
+    pub(crate) downloads: Transfers,
+    pub(crate) uploads: Transfers,
     pub(crate) compressions: UnderWay,
     /// Requests of the page that decode, walk or compare.
     pub(crate) page_requests: UnderWay,
+    /// The last hour.
+    pub(crate) history: History,
+}
+
+/// How many answers took how long to begin. Unlike the library's histogram, it can be read.
+#[derive(Clone, Debug, Default)]
+struct Latencies {
+    /// By the bound that they did not exceed; the last one counts the rest.
+    counts: [Counter; TIMES],
+    nanos: Counter,
+}
+
+impl Latencies {
+    fn observe(&self, time: Duration) {
+        let at = SECONDS.iter().position(|bound| time.as_secs_f64() <= *bound).unwrap_or(SECONDS.len());
+        if let Some(count) = self.counts.get(at) {
+            count.inc();
+        }
+        self.nanos.inc_by(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+impl EncodeMetric for Latencies {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let counts = self.counts.each_ref().map(Counter::get);
+        let buckets: Vec<_> = SECONDS.into_iter().chain([f64::MAX]).zip(counts).collect();
+        let seconds = Duration::from_nanos(self.nanos.get()).as_secs_f64();
+        encoder.encode_histogram::<NoLabelSet>(seconds, counts.iter().sum(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 impl fmt::Debug for Metrics {
@@ -131,7 +164,7 @@ impl Metrics {
             statuses().map(|status| requests.get_or_create(&RequestLabels { route, status }).clone()).collect()
         };
         let requests = ROUTES.iter().map(|route| counters(route)).collect();
-        let latencies = Histogram::new(SECONDS);
+        let latencies = Latencies::default();
         registry.register_with_unit(
             "worker",
             "Time to start a response that was not in memory",
@@ -154,13 +187,18 @@ impl Metrics {
         registry.register("uploads_refused", "Uploads that were refused, by reason", refused.clone());
         let refused = |reason: &'static str| refused.get_or_create(&ReasonLabel { reason }).clone();
         let uploads_refused = REFUSAL_REASONS.iter().map(|reason| refused(reason)).collect();
+        let mut transfers = |name: &str, help: &str| {
+            let transfers = Transfers::default();
+            registry.register(name, help, transfers.gauge());
+            transfers
+        };
+        let downloads = transfers("nars_being_sent", "NARs of 1 MiB and more that are being sent");
+        let uploads = transfers("uploads_being_received", "NARs that are being received and verified");
         let mut under_way = |name: &str, help: &str| {
             let under_way = UnderWay::default();
             registry.register(name, help, under_way.gauge());
             under_way
         };
-        let downloads = under_way("nars_being_sent", "NARs of 1 MiB and more that are being sent");
-        let uploads = under_way("uploads_being_received", "NARs that are being received and verified");
         let compressions = under_way("compressions_running", "NARs that are being compressed");
         let page_requests = under_way("page_requests_running", "Requests of the page that decode, walk or compare");
         let mut counter = |name: &str, help: &str| {
@@ -206,6 +244,7 @@ impl Metrics {
             uploads,
             compressions,
             page_requests,
+            history: History::default(),
             registry,
         }
     }
@@ -228,7 +267,48 @@ impl Metrics {
 
     /// Records how long a worker took to start an answer.
     pub(crate) fn latency(&self, time: Duration) {
-        self.latencies.observe(time.as_secs_f64());
+        self.latencies.observe(time);
+    }
+
+    /// Totals for the history. What the page, probes and `/metrics` themselves ask for is not counted.
+    pub(crate) fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        let routes = self.requests.iter().take(RouteLabel::Other as usize).flatten();
+        for (status, counter) in STATUSES.iter().map(Some).chain([None]).cycle().zip(routes) {
+            let of = match status {
+                Some(..=399) => &mut totals.hits,
+                Some(404) => &mut totals.absent,
+                Some(500..) => &mut totals.failed,
+                _ => &mut totals.refused,
+            };
+            *of += counter.get();
+        }
+        let refused = |reason: &str| {
+            let at = REFUSAL_REASONS.iter().position(|known| *known == reason);
+            at.and_then(|at| self.uploads_refused.get(at)).map_or(0, Counter::get)
+        };
+        let sent = [
+            &self.nar_bytes_identity,
+            &self.nar_bytes_zstd,
+            &self.nar_bytes_compressed,
+            &self.nar_bytes_upstream,
+            &self.nar_bytes_delta,
+        ];
+        let micros = |at: usize| SECONDS.get(at).map_or(10_000_000, |seconds| (seconds * 1e6) as u32);
+        Totals {
+            sent: sent.into_iter().map(Counter::get).sum(),
+            received: self.upload_bytes.get(),
+            times: self.latencies.counts.each_ref().map(Counter::get),
+            bounds: std::array::from_fn(micros),
+            taken: self.uploads_stored.get() + self.uploads_known.get(),
+            not_taken: self.uploads_refused.iter().map(Counter::get).sum(),
+            no_room: refused("no_space") + refused("quota"),
+            store_errors: self.database_errors.get(),
+            damaged: self.corrupt_paths.get(),
+            damaged_nars: self.nar_cache_damaged.get(),
+            throttled: self.logins_throttled.get(),
+            ..totals
+        }
     }
 
     /// The totals that the page shows, as a JSON object.

@@ -21,7 +21,7 @@ use crate::background::Background;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::growing::Nothing;
-use crate::under_way::Begun;
+use crate::watch::Begun;
 
 /// The threads, at most: half of what a machine with few processors has is left to others.
 const THREADS_MAX: usize = 4;

@@ -4,6 +4,7 @@ mod measured;
 pub(crate) mod open;
 mod other_sources;
 mod read;
+pub(crate) mod watched;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -184,7 +185,7 @@ impl Service {
         let (label, response) = match Route::parse(shared.face, head.path().get(at..)?, head.query()) {
             Route::NarInfo(hash_part) => (RouteLabel::NarInfo, shared.narinfos.inline(head, &hash_part)?),
             Route::Nar(route) => {
-                (RouteLabel::Nar, shared.downloading(shared.live.as_ref()?.nars.inline(head, &route)?))
+                (RouteLabel::Nar, shared.downloading(shared.live.as_ref()?.nars.inline(head, &route)?, head.path()))
             }
             Route::CacheInfo => (RouteLabel::CacheInfo, Arc::clone(&shared.cache_info).into()),
             _ => return None,
@@ -276,7 +277,7 @@ impl Service {
         // An upload may be answered later.
         let metrics = Arc::clone(&shared.metrics);
         if label == RouteLabel::Nar {
-            response = shared.downloading(response);
+            response = shared.downloading(response, path.unwrap_or_default());
         }
         response.map(move |response| {
             metrics.request(label, response.status().as_u16());
@@ -404,12 +405,15 @@ impl Shared {
     }
 
     /// Counts a response with a large NAR while it is sent.
-    fn downloading(&self, response: Response) -> Response {
-        match response.content_length() {
-            Some(length) if length < LARGE_BYTES_MIN => response,
-            // The size of a NAR that is being compressed is not known.
-            _ => response.keep(self.metrics.downloads.begin()),
+    fn downloading(&self, response: Response, path: &str) -> Response {
+        let length = response.content_length();
+        // The size of a NAR that is being compressed is not known.
+        if length.is_some_and(|length| length < LARGE_BYTES_MIN) {
+            return response;
         }
+        let transfer = self.metrics.downloads.begin(path.rsplit('/').next().unwrap_or_default(), length);
+        let sent = Arc::clone(&transfer.done);
+        response.keep_counted(transfer, sent)
     }
 
     /// The offset of our path in a path; `None` if it is not below our prefix.

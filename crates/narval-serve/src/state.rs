@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use narval_http::Snapshot;
 use narval_keep::{Cache, CacheName, Data};
@@ -13,6 +14,7 @@ use crate::metrics::Metrics;
 use crate::piecework::Piecework;
 use crate::service::Shared;
 use crate::upload::UploadPool;
+use crate::watch::{History, Totals, history};
 use crate::written::narinfo::WrittenNarinfos;
 
 /// State that the services of one server share, and that survives when one of them is replaced: counters, remembered narinfos, verified tokens,
@@ -30,6 +32,8 @@ struct State {
     page_work: Arc<Piecework>,
     engine: OnceLock<EngineCounters>,
     certificates: OnceLock<Certificates>,
+    started: OnceLock<Instant>,
+    history: History,
     /// The services that answer now, for the metrics of all caches.
     services: Mutex<BTreeMap<CacheName, Weak<Shared>>>,
 }
@@ -60,6 +64,18 @@ impl fmt::Debug for EngineCounters {
     }
 }
 
+/// Takes samples as long as the server has a state.
+fn watch(state: &Weak<State>) {
+    loop {
+        std::thread::sleep(history::EVERY);
+        let Some(state) = state.upgrade().map(ServerState) else { return };
+        if let Some(engine) = state.engine() {
+            state.history().take(Totals::of_engine(&engine));
+        }
+        state.services().iter().for_each(|service| service.look());
+    }
+}
+
 impl ServerState {
     /// The state of a new server.
     pub fn new() -> Self {
@@ -71,6 +87,25 @@ impl ServerState {
         // Only one engine can be shown.
         let _ = self.0.engine.set(EngineCounters(Box::new(counters)));
         self.services().iter().for_each(|service| service.begin_survey());
+        if self.0.started.set(Instant::now()).is_err() {
+            return;
+        }
+        let state = Arc::downgrade(&self.0);
+        let watching = std::thread::Builder::new().name("history".into()).spawn(move || watch(&state));
+        if let Err(error) = watching {
+            tracing::warn!("the page shows no past: cannot start a thread: {error}");
+        }
+    }
+
+    /// How long the server has run.
+    #[allow(dead_code, reason = "the view Status follows")]
+    pub(crate) fn uptime(&self) -> Duration {
+        self.0.started.get().map(Instant::elapsed).unwrap_or_default()
+    }
+
+    /// The last hour of the whole server.
+    pub(crate) fn history(&self) -> &History {
+        &self.0.history
     }
 
     /// Shows at the same place when certificates end, in seconds since 1970, by their names. Only the first call has an effect.
@@ -94,6 +129,11 @@ impl ServerState {
     pub(crate) fn services(&self) -> Vec<Arc<Shared>> {
         let services = self.0.services.lock();
         services.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The one of a cache.
+    pub(crate) fn service(&self, cache: &CacheName) -> Option<Arc<Shared>> {
+        self.0.services.lock().get(cache).and_then(Weak::upgrade)
     }
 
     pub(crate) fn engine(&self) -> Option<Snapshot> {

@@ -275,7 +275,8 @@ fn what_is_kept_with_a_body_is_dropped_when_it_ends() {
         let (kept, sent) = (Arc::new(()), Arc::new(AtomicU64::new(0)));
         // Ours, and the handler's.
         let nothing_is_sent = || Arc::strong_count(&kept) == 2;
-        let server = TestServer::start(driver, Keeping { file: file_of(LENGTH), kept: kept.clone(), sent: sent.clone() });
+        let server =
+            TestServer::start(driver, Keeping { file: file_of(LENGTH), kept: kept.clone(), sent: sent.clone() });
         for path in ["/inline/file", "/inline/source", "/worker/file", "/worker/source"] {
             let mut client = server.connect();
             client.send(format!("GET {path} HTTP/1.1\r\nHost: t\r\n\r\n"));

@@ -20,7 +20,7 @@ mod view;
 use std::sync::Arc;
 
 use narval_http::{Body, HeadRef, HeaderValue, Request, Response, StatusCode, header};
-use narval_keep::Cache;
+use narval_keep::{Cache, CacheName};
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::Store;
 use serde::Serialize;
@@ -30,6 +30,8 @@ use crate::metrics::Metrics;
 use crate::nar::plan::Planner;
 use crate::piecework::{Answered, Piecework};
 use crate::routes::narinfo::Narinfos;
+use crate::service::Shared;
+use crate::state::ServerState;
 use catalog::Catalog;
 use inside::{Frames, Inside};
 pub(crate) use now::Counted;
@@ -118,6 +120,15 @@ struct Parts {
     places: Arc<Places>,
     catalog: Arc<Catalog>,
     frames: Arc<Frames>,
+    /// Of the whole server.
+    state: ServerState,
+}
+
+impl Parts {
+    /// The service of a cache as it answers now; `None` while the server starts.
+    fn service(&self, cache: &CacheName) -> Option<Arc<Shared>> {
+        self.state.service(cache)
+    }
 }
 
 /// The page and its requests.
@@ -130,8 +141,9 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, work: Arc<Piecework>, metrics: Arc<Metrics>) -> Self {
-        let parts = Parts { places: Arc::new(places), catalog: Arc::default(), frames: Arc::default() };
+    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, state: ServerState, metrics: Arc<Metrics>) -> Self {
+        let work = state.page_work();
+        let parts = Parts { places: Arc::new(places), catalog: Arc::default(), frames: Arc::default(), state };
         Self { parts: Arc::new(parts), now: Arc::new(Now::new(counted)), work, metrics }
     }
 
@@ -159,7 +171,7 @@ impl Page {
 
     /// Answers a request of the document. What decodes, walks or compares is answered by threads of the page's own.
     pub(crate) fn answer(&self, route: PageRoute<'_>, request: Request) -> Result<Response, ServeError> {
-        let Parts { places, catalog, frames } = &*self.parts;
+        let Parts { places, catalog, frames, .. } = &*self.parts;
         let (places, catalog, frames) = (Arc::clone(places), Arc::clone(catalog), Arc::clone(frames));
         match route {
             PageRoute::About => {

@@ -20,8 +20,7 @@ pub(crate) fn answer(store: Option<&Store>, cache: Option<&Cache>) -> Response {
 
 /// The same, and writes to the data folder: one line for each part. A server that fails only here can still be read from.
 pub(crate) fn ready(store: Option<&Store>, cache: Option<&Cache>) -> Response {
-    let mut checks = readable(store, cache);
-    checks.extend(cache.map(|cache| ("uploads", cache.check_writable().map_err(|error| error.to_string()))));
+    let checks = all(store, cache);
     let status = match log_failures("readiness", &checks) {
         false => StatusCode::OK,
         true => StatusCode::SERVICE_UNAVAILABLE,
@@ -31,9 +30,17 @@ pub(crate) fn ready(store: Option<&Store>, cache: Option<&Cache>) -> Response {
     Response::text(status, checks.iter().map(line).collect::<String>()).header(header::CACHE_CONTROL, "no-store")
 }
 
-/// How many of the sources cannot be read.
-pub(crate) fn problems(store: Option<&Store>, cache: Option<&Cache>) -> usize {
-    readable(store, cache).iter().filter(|(_, result)| result.is_err()).count()
+/// The parts that do not work.
+pub(crate) fn broken(store: Option<&Store>, cache: Option<&Cache>) -> Vec<&'static str> {
+    let checks = all(store, cache);
+    log_failures("readiness", &checks);
+    checks.into_iter().filter(|(_, result)| result.is_err()).map(|(part, _)| part).collect()
+}
+
+fn all(store: Option<&Store>, cache: Option<&Cache>) -> Vec<Check> {
+    let mut checks = readable(store, cache);
+    checks.extend(cache.map(|cache| ("uploads", cache.check_writable().map_err(|error| error.to_string()))));
+    checks
 }
 
 fn readable(store: Option<&Store>, cache: Option<&Cache>) -> Vec<Check> {

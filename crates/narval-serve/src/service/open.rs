@@ -110,7 +110,7 @@ impl Service {
                 writable: written.is_some(),
                 shows_engine: name == CacheName::default(),
             };
-            Page::new(places, Arc::new(figures), state.page_work(), metrics)
+            Page::new(places, Arc::new(figures), state.clone(), metrics)
         });
         Ok(Self {
             shared: Arc::new(Shared {

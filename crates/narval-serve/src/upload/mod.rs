@@ -12,6 +12,7 @@ pub(crate) mod push;
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use narval_files::{served_client, work_for};
@@ -29,7 +30,7 @@ use crate::gate::Administration;
 use crate::metrics::Metrics;
 use crate::piecework::Piecework;
 use crate::routes::table::{PushRoute, Route};
-use crate::under_way::Begun;
+use crate::watch::Transferring;
 use administration::Command;
 use coding::{coding, decoded};
 use parts::Parts;
@@ -192,9 +193,10 @@ impl Uploads {
             }
             Begin::Receive(upload) => upload,
         };
-        let this = Arc::clone(self);
+        let (this, name) = (Arc::clone(self), name.to_owned());
         self.receive(request, move |body| {
-            let stored = upload.receive(&mut Counted::new(&mut *decoded(coding, body)?, &this.metrics))?;
+            let mut body = decoded(coding, body)?;
+            let stored = upload.receive(&mut Counted::new(&mut *body, &this.metrics, (&name, length)))?;
             this.stored(&stored);
             Ok(Response::new(StatusCode::CREATED))
         })
@@ -352,12 +354,13 @@ fn ended_early(error: &io::Error) -> ServeError {
 struct Counted<'a> {
     body: &'a mut dyn Read,
     metrics: &'a Metrics,
-    _under_way: Begun,
+    transfer: Transferring,
 }
 
 impl<'a> Counted<'a> {
-    fn new(body: &'a mut dyn Read, metrics: &'a Metrics) -> Self {
-        Self { body, metrics, _under_way: metrics.uploads.begin() }
+    /// `name`: of its file. `length`: in bytes, if the client has said it.
+    fn new(body: &'a mut dyn Read, metrics: &'a Metrics, (name, length): (&str, Option<u64>)) -> Self {
+        Self { body, metrics, transfer: metrics.uploads.begin(name, length) }
     }
 }
 
@@ -365,6 +368,7 @@ impl Read for Counted<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let got = self.body.read(out)?;
         self.metrics.upload_bytes.inc_by(got as u64);
+        self.transfer.done.fetch_add(got as u64, Ordering::Relaxed);
         Ok(got)
     }
 }

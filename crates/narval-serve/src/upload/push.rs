@@ -168,10 +168,10 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
         Begin::Known(stored) => return Ok(uploads.known(&stored)),
         Begin::Receive(upload) => upload,
     };
-    let (this, key) = (Arc::clone(uploads), key(uploads, name, &grant));
+    let (this, key, name) = (Arc::clone(uploads), key(uploads, name, &grant), name.to_owned());
     let Some(part) = part else {
         return uploads.receive(request, move |body| {
-            let stored = upload.receive(&mut Counted::new(body, &this.metrics))?;
+            let stored = upload.receive(&mut Counted::new(body, &this.metrics, (&name, length)))?;
             Ok(this.created(&stored))
         });
     };
@@ -183,7 +183,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
         return Ok(offset_conflict(expected));
     }
     uploads.receive(request, move |body| {
-        let mut body = Counted::new(body, &this.metrics);
+        let mut body = Counted::new(body, &this.metrics, (&name, length));
         this.cache.make_disk_room(length.unwrap_or(PART_BYTES_MAX));
         let received = this.pool.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
         match received {
@@ -204,9 +204,9 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
 
 /// `POST nars`: small NARs, which are recorded together.
 pub(super) fn nars(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
-    let (this, receipts) = (Arc::clone(uploads), receipts(&request));
+    let (this, receipts, length) = (Arc::clone(uploads), receipts(&request), announced(&request));
     uploads.receive_at_most(NARS_BYTES_MAX, request, move |body| {
-        let body = read(&mut Counted::new(body, &this.metrics), NARS_BYTES_MAX)?;
+        let body = read(&mut Counted::new(body, &this.metrics, ("small NARs", length)), NARS_BYTES_MAX)?;
         let nars = read_nars(&body)?;
         let named = nars.iter().map(|(name, file)| Ok((target(name)?, *file)));
         let named = named.collect::<Result<Vec<_>, ServeError>>()?;

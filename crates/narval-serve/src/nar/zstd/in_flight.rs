@@ -18,7 +18,7 @@ use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::plan::Planned;
-use crate::under_way::Begun;
+use crate::watch::Begun;
 
 /// Pieces of at least this size are sent from the file with `sendfile(2)`.
 const SENDFILE_BYTES_MIN: u64 = 128 * 1024;

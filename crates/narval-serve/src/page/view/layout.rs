@@ -13,7 +13,6 @@ use narval_nix::Sha256;
 use super::words::{many, name};
 use super::{View, Visit};
 use crate::page::Parts;
-use crate::routes::health;
 
 const STYLE: &str = include_str!("../assets/page.css");
 /// One script, in this order.
@@ -116,10 +115,10 @@ fn tab(link: &str, text: &str, is_current: bool) -> Markup {
 
 /// Whether all is well, as a shape and a word.
 fn state(parts: &Parts, visit: &Visit) -> Markup {
-    let problems = health::problems(parts.places.store.as_deref(), parts.places.written.as_ref());
+    let problems = parts.service(&visit.cache).map_or(0, |service| service.problems(visit.is_operator()).len());
     let (class, text) = match problems {
         0 => ("good", "● well".to_owned()),
-        problems => ("bad", format!("▲ {}", many(problems as u64, "problem"))),
+        problems => ("bad", format!("▲ {}", many(problems, "problem"))),
     };
     html! { a class=(class) href=(visit.link("_narval/status")) { (text) } }
 }

@@ -149,6 +149,11 @@ impl Visit {
         self.who.as_ref().is_some_and(|who| who.may(scope))
     }
 
+    /// Whether this visitor is told of the whole server: with tokens, an administrator of the cache at `/`.
+    pub(crate) fn is_operator(&self) -> bool {
+        self.cache == CacheName::default() && (!self.has_tokens || self.may(Scope::Admin))
+    }
+
     /// A link below the cache's root.
     pub(super) fn link(&self, below: &str) -> String {
         format!("{}{below}", self.root)

@@ -1,0 +1,106 @@
+//! What the page's Status is told of a cache and of the server: what is wrong, and how full they are.
+
+#![allow(dead_code, reason = "the view Status follows")]
+
+use narval_client::clock;
+use narval_http::Snapshot;
+use narval_keep::Fullness;
+use rustix::fs::statvfs;
+
+use super::Shared;
+use crate::routes::health;
+use crate::watch::problems::{self, CacheFacts, Problem, ServerFacts};
+
+/// A file system that the server uses.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    pub(crate) used_for: &'static str,
+    pub(crate) free: u64,
+    pub(crate) size: u64,
+    /// In how many seconds it will be full at the rate of the last hours.
+    pub(crate) full_in: Option<u64>,
+}
+
+impl Shared {
+    /// What is wrong with this cache, the worst first; with `of_server`, also what is wrong with the whole server. Checks what takes a while if
+    /// that was not done lately, so this is not for the shards.
+    pub(crate) fn problems(&self, of_server: bool) -> Vec<Problem> {
+        self.metrics.history.check(|| {
+            let store = self.live.as_ref().map(|live| &*live.store);
+            health::broken(store, self.written.as_ref().map(|written| &written.cache))
+        });
+        self.begin_survey();
+        self.known_problems(of_server)
+    }
+
+    /// The same, as far as it is known without asking anybody.
+    fn known_problems(&self, of_server: bool) -> Vec<Problem> {
+        let now = clock::now();
+        let mut all = problems::of_cache(now, &self.cache_facts(), &self.metrics.history);
+        if of_server && self.shows_engine {
+            all.extend(problems::of_server(now, &self.server_facts(), self.state.history()));
+            problems::sort(&mut all);
+        }
+        all
+    }
+
+    /// Takes a sample for the history; called by a thread of the server.
+    pub(crate) fn look(&self) {
+        self.metrics.history.take(self.metrics.totals());
+        drop(self.known_problems(true));
+    }
+
+    fn cache_facts(&self) -> CacheFacts {
+        let full = self.fullness();
+        let settings = self.written.as_ref().map(|written| written.cache.settings());
+        let quota = settings.and_then(|settings| settings.quota);
+        let upstreams = self.upstream.as_ref().map(|upstreams| upstreams.figures().upstreams).unwrap_or_default();
+        CacheFacts {
+            broken: self.metrics.history.broken(),
+            unsigned: full.as_ref().and_then(|full| Some((full.unsigned?, full.paths))),
+            quota: full.as_ref().zip(quota).map(|(full, quota)| (bytes(full), quota)),
+            collected: full.as_ref().and_then(|full| full.collected),
+            upstreams: upstreams.into_iter().map(|upstream| (upstream.url, upstream.is_up)).collect(),
+        }
+    }
+
+    fn server_facts(&self) -> ServerFacts {
+        let survey = self.written.as_ref().and_then(|written| written.data.last_survey());
+        let tokens = survey.map(|survey| survey.tokens.clone()).unwrap_or_default();
+        ServerFacts {
+            disks: self.disks().into_iter().map(|disk| (disk.used_for.to_owned(), disk.full_in)).collect(),
+            certificates: self.state.certificates(),
+            tokens: tokens.into_iter().map(|token| (token.id, token.expires)).collect(),
+        }
+    }
+
+    /// How full the cache was when it was counted last.
+    pub(crate) fn fullness(&self) -> Option<Fullness> {
+        self.written.as_ref()?.data.last_survey()?.caches.get(&self.name()).cloned()
+    }
+
+    /// The file systems that the server uses.
+    pub(crate) fn disks(&self) -> Vec<Disk> {
+        let data = self.written.as_ref().map(|written| ("data", written.data.folder().to_owned()));
+        let nars = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref());
+        let nars = nars.map(|nars| ("nar-cache", nars.root().to_owned()));
+        let disk = |(used_for, folder): (&'static str, std::path::PathBuf)| {
+            // A folder that is not there has no disk to run full.
+            let disk = statvfs(&folder).ok()?;
+            let (free, size) =
+                (disk.f_bavail.saturating_mul(disk.f_frsize), disk.f_blocks.saturating_mul(disk.f_frsize));
+            Some(Disk { used_for, free, size, full_in: self.state.history().free(used_for, clock::now(), free) })
+        };
+        data.into_iter().chain(nars).filter_map(disk).collect()
+    }
+
+    /// The engine's counters, if this cache may show them.
+    pub(crate) fn engine(&self) -> Option<Snapshot> {
+        self.state.engine().filter(|_| self.shows_engine)
+    }
+}
+
+/// All bytes of a cache that count towards its limits.
+pub(crate) fn bytes(full: &Fullness) -> u64 {
+    [full.listing_bytes, full.log_bytes, full.other_bytes].into_iter().fold(full.nar_bytes, u64::saturating_add)
+}

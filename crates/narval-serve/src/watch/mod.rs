@@ -1,0 +1,10 @@
+//! What the page's Status shows: the last hour ([`history`]), what is under way ([`under_way`]), and what is wrong ([`problems`]).
+
+#![allow(dead_code, reason = "the view Status follows")]
+
+pub(crate) mod history;
+pub(crate) mod problems;
+pub(crate) mod under_way;
+
+pub(crate) use history::{History, Totals};
+pub(crate) use under_way::{Begun, Transferring, Transfers, UnderWay};
