@@ -281,19 +281,30 @@ fn the_summary_has_what_is_effective() {
     assert!(warnings.len() == 1 && warnings[0].contains("'team' takes uploads and signs nothing"), "{summary}");
 }
 
-/// The command and the file of docs/operating.md, on a machine where the service has never run.
+/// The files of the pages, and each kind of secret, on a machine where the service has never run.
 #[test]
 fn secrets_that_systemd_has_yet_to_provide_are_no_errors() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operating.md")).unwrap();
-    let text = page.split("serve.toml <<'END'\n").nth(1).unwrap().split("END\n").next().unwrap();
-    assert!(text.contains("/run/credentials/narval-serve.service/key_cache.sec"), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("serve.toml");
-    fs::write(&file, text).unwrap();
-    let output = check(&file);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("key_cache.sec is there when the service runs: it is checked then"), "{said}");
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operating.md")).unwrap();
+    let documented = page.split("serve.toml <<'END'\n").nth(1).unwrap().split("END\n").next().unwrap();
+    let secret = |name: &str| format!("'/run/credentials/narval-serve.service/key_{name}'");
+    let all = format!(
+        "data = 'd'\nsign-keys = {}\n[tls]\nclient-ca = {}\n[[tls.certificate]]\ncert = {}\nkey = {}\n[[upstream]]\n\
+         url = 'https://old.example.org'\nkeys = ['a:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=']\nnetrc-file = {}\n",
+        secret("cache.sec"),
+        secret("ca.pem"),
+        secret("cert.pem"),
+        secret("key.pem"),
+        secret("netrc")
+    );
+    for (text, waiting) in [(documented, 1), (&all, 5)] {
+        fs::write(&file, text).unwrap();
+        let output = check(&file);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{text}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(said.matches(" is there when the service runs: it is checked then").count(), waiting, "{said}");
+    }
     // Other files must be there.
     fs::write(&file, "sign-keys = '/etc/narval-of-nobody/key'\n").unwrap();
     assert_eq!(check(&file).status.code(), Some(2));

@@ -45,12 +45,13 @@ Example:
 pub fn run(args: Args) -> Result<(), Failure> {
     let Command::Check { file, no_files, data } = args.command;
     let config = ServeConfig::load(&file).map_err(Failure::usage)?;
-    let mut wrong = sections(&file, &config);
+    let (readable, waiting) = readable(&config, no_files);
+    let mut wrong = sections(&file, &config, &readable);
     if config.data.is_none() && data.is_none() {
         wrong.extend(config.needs_data(&file.display().to_string()));
     }
     if !no_files {
-        wrong.extend(files(&file, &config));
+        wrong.extend(files(&file, &readable));
     }
     wrong.sort_by_key(|error| error.line);
     if !wrong.is_empty() {
@@ -63,10 +64,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     for line in config.summary(&name_of) {
         out!("{line}");
     }
-    if !no_files {
-        for key in config.all_sign_keys().filter(|key| key_at(&key.value).is_none()) {
-            out!("note: {} is there when the service runs: it is checked then", key.value.display());
-        }
+    for secret in waiting {
+        out!("note: {} is there when the service runs: it is checked then", secret.display());
     }
     for warning in config.unsigned_caches(data.is_some()) {
         out!("warning: {warning}");
@@ -92,11 +91,44 @@ fn key_at(path: &Path) -> Option<PathBuf> {
     is_known.then_some(source)
 }
 
+/// The configuration with each secret where it can be read now, and without those of which that is not known: they are the second part.
+fn readable(config: &ServeConfig, no_files: bool) -> (ServeConfig, Vec<PathBuf>) {
+    let mut readable = config.clone();
+    let mut waiting = Vec::new();
+    let mut find = |path: &mut PathBuf| match key_at(path) {
+        Some(at) if !no_files => {
+            *path = at;
+            true
+        }
+        Some(_) => false,
+        None => {
+            if !no_files {
+                waiting.push(path.clone());
+            }
+            false
+        }
+    };
+    readable.sign_keys.retain_mut(|key| find(&mut key.value));
+    readable.tls.certificates.retain_mut(|pair| {
+        let are_there = [find(&mut pair.cert), find(&mut pair.key), pair.ocsp.as_mut().is_none_or(&mut find)];
+        are_there == [true; 3]
+    });
+    readable.tls.client_ca = readable.tls.client_ca.and_then(|mut at| find(&mut at.value).then_some(at));
+    for cache in &mut readable.caches {
+        cache.sign_keys.iter_mut().for_each(|keys| keys.retain_mut(|key| find(&mut key.value)));
+    }
+    let of_caches = readable.caches.iter_mut().flat_map(|cache| &mut cache.upstreams);
+    for upstream in readable.upstreams.iter_mut().chain(of_caches) {
+        upstream.netrc_file = upstream.netrc_file.take().and_then(|mut at| find(&mut at.value).then_some(at));
+    }
+    (readable, waiting)
+}
+
 /// Checks the files that a configuration names.
 fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
     let error = |line, message| ConfigError { file: file.display().to_string(), line: Some(line), message };
     let sign_key = |at: &At<PathBuf>| {
-        let failure = read_secret_key(&key_at(&at.value)?).err()?;
+        let failure = read_secret_key(&at.value).err()?;
         Some(error(at.line, format!("sign-keys: {failure}")))
     };
     // Each on its own, to report its line; the server loads them together.
@@ -116,14 +148,14 @@ fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
 }
 
 /// Errors of the file itself, even if each of its keys is valid.
-fn sections(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
-    let of_caches = config.caches.iter().flat_map(|cache| &cache.upstreams);
+fn sections(file: &Path, config: &ServeConfig, readable: &ServeConfig) -> Vec<ConfigError> {
+    let of_caches = readable.caches.iter().flat_map(|cache| &cache.upstreams);
     // Each on its own, to report its line.
     let upstream = |section: &UpstreamSection| {
         let settings = UpstreamSettings::of_file(std::slice::from_ref(section), &file.display().to_string(), None);
         settings.and_then(|settings| settings.check()).err()
     };
-    let upstreams = config.upstreams.iter().chain(of_caches).filter_map(upstream);
+    let upstreams = readable.upstreams.iter().chain(of_caches).filter_map(upstream);
     let oidc = issuers(&file.display().to_string(), &config.oidc).err();
     let alone = config.tls.client_ca.as_ref().filter(|_| config.tls.certificates.is_empty()).map(|at| ConfigError {
         file: file.display().to_string(),

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 mod administration;
-mod backup;
 mod caches;
 mod client;
 mod complaints;

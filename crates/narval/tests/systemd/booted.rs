@@ -1,92 +1,21 @@
-//! The units under a real systemd, as the first process of namespaces of its own (`boot`).
+//! The units under a real systemd, on a machine of their own.
 
-use std::io::{BufRead, BufReader};
+use std::fs;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
-use std::time::Instant;
 
-use super::support::NARVAL;
-use super::{PATIENCE, UNITS};
-
-/// Ends with its last user: systemd and all that it started.
-pub(crate) struct Booted {
-    child: Child,
-    /// Its end is the end of the machine.
-    stdin: Option<ChildStdin>,
-    pid: String,
-}
-
-impl Booted {
-    /// `None`: there can be no such namespaces here. `packages` is /packages there.
-    pub(crate) fn new(folder: &Path, units: &Path, packages: &Path) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/lib/systemd/systemd").exists() {
-            eprintln!("note: skipped: needs root, and systemd");
-            return None;
-        }
-        let mut boot = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/systemd/boot"));
-        boot.arg(folder).arg(units).arg(NARVAL).arg(packages).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = boot.spawn().unwrap();
-        let stdin = child.stdin.take();
-        let mut pid = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut pid).unwrap();
-        if pid.trim().is_empty() {
-            assert_eq!(child.wait().unwrap().code(), Some(77));
-            eprintln!("note: skipped: systemd can't have namespaces of its own here");
-            return None;
-        }
-        let booted = Self { child, stdin, pid: pid.trim().to_owned() };
-        booted.wait_for("systemctl is-system-running");
-        Some(booted)
-    }
-
-    /// Runs a script on that machine.
-    fn try_run(&self, script: &str) -> Output {
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &self.pid, "-m", "-p", "-u", "-i", "-n", "-C", "-r", "/bin/sh", "-euc", script]);
-        command.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/root");
-        command.stdin(Stdio::null()).output().unwrap()
-    }
-
-    pub(crate) fn run(&self, script: &str) -> String {
-        let output = self.try_run(script);
-        assert!(
-            output.status.success(),
-            "{script}: {}{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr),
-            String::from_utf8_lossy(&self.try_run("cat /run/log").stdout)
-        );
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Runs a script until it succeeds.
-    fn wait_for(&self, script: &str) {
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until {
-            if self.try_run(script).status.success() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-        self.run(script);
-    }
-}
-
-impl Drop for Booted {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        let _ = self.child.wait();
-    }
-}
+use super::UNITS;
+use super::machine::Machine;
 
 /// What docs/operating.md describes: secrets, folders, reloads, restarts, and a watcher with a hook, all as users without rights.
 #[test]
 fn the_units_run_as_the_operators_page_says() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(machine) = Booted::new(folder.path(), Path::new(UNITS), Path::new(UNITS)) else { return };
+    let shared = tempfile::tempdir().unwrap();
+    let Some(machine) = Machine::boot(shared.path()) else { return };
+    let page = fs::read_to_string(Path::new(UNITS).join("../../docs/operating.md")).unwrap();
+    let (_, install) = page.split_once("\n```sh server\n").unwrap();
+    machine.run(install.split("```").next().unwrap());
     machine.run(
-        "install -d -m 755 /etc/narval && install -d -m 700 /etc/narval/keys /etc/narval/tokens
-        narval key generate cache.example.org-1 --out /etc/narval/keys/cache.sec
+        "systemctl stop narval-serve.service
         cat > /etc/narval/serve.toml <<'END'
 sign-keys = '/run/credentials/narval-serve.service/key_cache.sec'
 data = '/var/lib/narval'

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 mod booted;
+#[path = "../support/machine.rs"]
+mod machine;
 mod package;
 #[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::booted::Booted;
+use super::machine::Machine;
 use super::support::NARVAL;
 
 /// Builds the package of the programs of this build.
@@ -32,12 +32,10 @@ fn dpkg_installs_upgrades_removes_and_purges_the_package() {
         std::fs::read(build(again.path(), "0.0.2")).unwrap() == std::fs::read(&second).unwrap(),
         "the same programs make another package"
     );
-    let (view, no_units) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let Some(machine) = Booted::new(view.path(), no_units.path(), folder.path()) else { return };
-    // Inside, the folder of temporary files is another; the machine brings the packages along.
-    let inside = |package: &Path| format!("/packages/{}", package.file_name().unwrap().to_str().unwrap());
+    let Some(machine) = Machine::boot(folder.path()) else { return };
+    let inside = |package: &Path| format!("/shared/{}", package.file_name().unwrap().to_str().unwrap());
 
-    machine.run(&format!("rm -f /usr/bin/narval; {DPKG} -i {}", inside(&first)));
+    machine.run(&format!("{DPKG} -i {}", inside(&first)));
     assert_eq!(machine.run("dpkg-query -W -f '${Status} ${Version}' narval"), "install ok installed 0.0.1");
     machine.run("id narval && id narval-push && narval --version && nix-serve --version && narval config check /etc/narval/serve.toml");
     machine.run(

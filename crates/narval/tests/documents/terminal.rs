@@ -3,15 +3,25 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::page::has_line;
-use crate::support::NARVAL;
+
+/// How a shell is started that ends at the first command that fails.
+pub(crate) const STRICT: [&str; 5] = ["--noprofile", "--norc", "-eu", "-o", "pipefail"];
 
 /// How long anything may take before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a command prints that keeps running, once it is ready.
+fn says_that_it_runs(line: &str) -> Option<&'static str> {
+    if line.starts_with("narval serve") {
+        return Some("listening on");
+    }
+    (line.starts_with("narval watch-store") && !line.contains("--once")).then_some("watching ")
+}
 
 /// A shell that reads commands, and what it has printed. Everything that it started ends with it.
 pub(crate) struct Terminal {
@@ -23,28 +33,22 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// A shell of a user with this home, whose first program in PATH is ours. It ends at the first command that fails.
-    pub(crate) fn open(home: &Path, name: &str) -> Self {
-        let output = home.join(format!(".{name}.log"));
+    /// A shell, and the file for what it prints. It ends at the first command that fails.
+    pub(crate) fn open(name: &str, mut shell: Command, output: PathBuf) -> Self {
         let file = File::create(&output).unwrap();
-        let path = format!("{}:{}", Path::new(NARVAL).parent().unwrap().display(), std::env::var("PATH").unwrap());
-        let mut command = Command::new("bash");
-        command.args(["--noprofile", "--norc", "-eu", "-o", "pipefail"]).env_clear().env("PATH", path);
-        command.env("HOME", home).env("TMPDIR", home).env("LC_ALL", "C.UTF-8").current_dir(home);
-        command.stdin(Stdio::piped()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
-        Self { name: name.to_owned(), shell: command.spawn().unwrap(), output, from: 0 }
+        shell.stdin(Stdio::piped()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
+        Self { name: name.to_owned(), shell: shell.spawn().unwrap(), output, from: 0 }
     }
 
-    /// Runs commands to their end. The last one of a server has none.
+    /// Runs commands to their end. The last one of a server or a watcher has none.
     pub(crate) fn run(&mut self, commands: &str) {
         self.from = self.text().len();
-        let stays = commands.lines().any(|line| line.starts_with("narval serve"));
+        let stays = commands.lines().find_map(says_that_it_runs);
         let mut input = self.shell.stdin.as_ref().unwrap();
         input.write_all(format!("{commands}\necho '@' done\n").as_bytes()).unwrap();
-        if stays {
-            self.wait_for("the server listens", |text| has_line(text, "listening on"));
-        } else {
-            self.wait_for(commands, |text| text.ends_with("@ done\n"));
+        match stays {
+            Some(says) => self.wait_for(says, |text| has_line(text, says)),
+            None => self.wait_for(commands, |text| text.ends_with("@ done\n")),
         }
     }
 

@@ -1,27 +1,23 @@
 //! The recipes of docs/pushing.md, word for word: each command of its code blocks is run by a shell, as a CI platform runs it, with real Nix.
 //! What is replaced are the addresses, and the folders of the machine.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
-
-#[path = "support/platform.rs"]
-mod platform;
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use platform::Platform;
 use serde_json::json;
-use support::{NARVAL, Nix, Server, hash_part, stdout};
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/pushing.md");
+use crate::page::read;
+use crate::platform::Platform;
+use crate::support::{NARVAL, Server, hash_part, stdout};
+
+const PAGE: &str = "docs/pushing.md";
 /// The address of the cache on the page.
 const CACHE: &str = "https://cache.example.org";
 
 /// The first code block after a text.
 fn block(after: &str) -> String {
-    let page = std::fs::read_to_string(PAGE).unwrap();
+    let page = read(PAGE);
     let (_, rest) = page.split_once(after).unwrap_or_else(|| panic!("docs/pushing.md has no '{after}'"));
     rest.split("```").nth(1).unwrap().split_once('\n').unwrap().1.to_owned()
 }
@@ -239,7 +235,7 @@ fn jobs_without_a_secret() {
     let jwt = |protected: &str| {
         lab.token(&[("project_path", json!("our-group/sub/app")), ("ref_protected", json!(protected))])
     };
-    let page = std::fs::read_to_string(PAGE).unwrap();
+    let page = read(PAGE);
     let yaml = page.split("```yaml\n# GitLab\n").nth(1).unwrap().split("```").next().unwrap();
     let script = gitlab(
         &yaml
@@ -281,46 +277,4 @@ fn the_hook_of_the_page() {
     job.run(&push, &[]);
     assert!(is_cached(&server, &result), "{}", server.log());
     assert_eq!(std::fs::read_dir(job.path("state/queue")).unwrap().count(), 0);
-}
-
-/// The first commands of the page.
-#[test]
-fn the_cache_is_used_and_pushed_to_as_the_page_says() {
-    let job = Job::new("pushed-by-hand");
-    let server = serve(&job, "");
-    let url = server.url();
-    let data = job.path("data");
-    job.run("nix build", &[]);
-    let script = block("The operator of the cache creates it. It is shown once:");
-    job.run(&script, &[("NARVAL_DATA", data.to_str().unwrap())]);
-    for command in block("## Use a cache").lines() {
-        let command = command.split('#').next().unwrap().replace(CACHE, &url);
-        // Without a terminal it does not ask.
-        job.run(&format!("{} --yes", command.trim()), &[]);
-    }
-    job.run(&format!("narval use {url} --token-file token --yes"), &[]);
-    let netrc = job.path("home/.config/nix/netrc");
-    assert_eq!(std::fs::metadata(&netrc).unwrap().permissions().mode() & 0o777, 0o600);
-    let push = block("\n## Push\n");
-    let lines: Vec<_> = push.lines().map(|line| line.split('#').next().unwrap().trim().to_owned()).collect();
-    job.run(&lines[0].replace(CACHE, &url), &[]);
-    assert!(is_cached(&server, &job.result()), "{}", server.log());
-    job.project("pushed-by-narval");
-    job.run("nix build", &[]);
-    job.run(&lines[1].replace(CACHE, &url), &[]);
-    assert!(is_cached(&server, &job.result()), "{}", server.log());
-    // Several caches at once, and a key of the client.
-    job.project("pushed-twice");
-    job.run("nix build && narval key generate client-1 --out cache.sec", &[]);
-    let folder = job.path("folder");
-    let several = lines[2]
-        .replace("https://a.example.org", &url)
-        .replace("file:///srv/b", &format!("file://{}", folder.display()));
-    job.run(&several, &[]);
-    let narinfo = format!("{}.narinfo", hash_part(&job.result()));
-    assert!(server.get(&format!("/{narinfo}")).text().contains("Sig: client-1:"));
-    assert!(std::fs::read_to_string(folder.join(narinfo)).unwrap().contains("Sig: client-1:"));
-    let nix =
-        stdout(job.command(Nix::Newest.program("nix")).args(["config", "show", "substituters"]).output().unwrap());
-    assert!(nix.contains(&url), "{nix}");
 }
