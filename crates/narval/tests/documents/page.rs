@@ -13,7 +13,7 @@ pub(crate) enum Step {
     Prints(String),
     /// `<http://127.0.0.1:5000/…>` in the text: an address to open, given from its path on.
     Browse(String),
-    /// "Ctrl-C" in the text.
+    /// "Stop the server with Ctrl-C" in the text.
     Interrupt,
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn steps(page: &str) -> Vec<Step> {
                 for at in line.split(ORIGIN).skip(1) {
                     steps.push(Step::Browse(at.split('>').next().unwrap().to_owned()));
                 }
-                if line.contains("Ctrl-C") {
+                if line.contains("Stop the server with Ctrl-C") {
                     steps.push(Step::Interrupt);
                 }
             }
@@ -189,7 +189,7 @@ pub(crate) fn has_line(text: &str, wanted: &str) -> bool {
 #[test]
 fn a_page_is_split_into_its_steps() {
     let page = "Open <http://127.0.0.1:5000/#/now>.\n```sh server\na\nb\n```\n<!-- not run: x -->\n```sh server\nnot this\n```\n```text\n\
-                is /x…y\n```\nCtrl-C\n```toml\n# /etc/a\nb = 1\n```\n```toml\nc = 1\n```\n";
+                is /x…y\n```\nStop the server with Ctrl-C.\n```toml\n# /etc/a\nb = 1\n```\n```toml\nc = 1\n```\n";
     let run = Step::Run { terminal: "server".into(), commands: "a\nb\n".into() };
     let write = Step::Write { path: "/etc/a".into(), text: "# /etc/a\nb = 1\n".into() };
     let want = [Step::Browse("/#/now".into()), run, Step::Prints("is /x…y\n".into()), Step::Interrupt, write];
