@@ -57,6 +57,8 @@ pub(crate) enum Administration<'a> {
     Pin(&'a str),
     /// `DELETE …/pins/<name>`
     Unpin(&'a str),
+    /// `GET stats`
+    Stats,
     /// `DELETE /<hash part>.narinfo`
     Delete(HashPart),
 }
@@ -68,6 +70,7 @@ impl<'a> Administration<'a> {
             (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Pins)) => Self::ListPins,
             (&Method::PUT, Route::Push(PushRoute::Pin(name))) => Self::Pin(name),
             (&Method::DELETE, Route::Push(PushRoute::Pin(name))) => Self::Unpin(name),
+            (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Stats)) => Self::Stats,
             (&Method::DELETE, Route::NarInfo(hash_part)) => Self::Delete(*hash_part),
             _ => return None,
         })
@@ -77,6 +80,7 @@ impl<'a> Administration<'a> {
         match self {
             Self::ListPins | Self::Pin(_) | Self::Unpin(_) => Scope::Pin,
             Self::Delete(_) => Scope::Delete,
+            Self::Stats => Scope::Admin,
         }
     }
 }
@@ -115,7 +119,7 @@ impl Gate<'_> {
             (_, Route::Push(PushRoute::Missing | PushRoute::Nars | PushRoute::Commit | PushRoute::Oidc)) => {
                 Err(ServeError::Method("POST"))
             }
-            (_, Route::Push(PushRoute::Pins)) => Err(ServeError::Method("GET, HEAD")),
+            (_, Route::Push(PushRoute::Pins | PushRoute::Stats)) => Err(ServeError::Method("GET, HEAD")),
             (_, Route::Push(PushRoute::Pin(_))) => Err(ServeError::Method("PUT, DELETE")),
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 self.may_read(&caller, &route, &head)?;

@@ -1,10 +1,13 @@
 //! Pushes paths of a store to a writable cache: over HTTP, in a folder or in a bucket.
 
+mod administration;
 mod narval;
 mod plain;
 mod server;
 mod small;
 mod spool;
+
+pub use administration::Administered;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

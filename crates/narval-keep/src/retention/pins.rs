@@ -1,6 +1,7 @@
 //! Pins: closures that are kept.
 
 use narval_nix::{HashPart, StorePath};
+use serde::{Deserialize, Serialize};
 
 use super::mark::closure_size;
 use crate::index::{IndexError, PinRecord};
@@ -10,7 +11,7 @@ use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
 const NAME_LEN_MAX: usize = 128;
 
 /// How long a pin holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PinFor {
     /// How many of the newest pins of this name are kept. `None` keeps all.
     pub keep: Option<u32>,
@@ -19,7 +20,7 @@ pub struct PinFor {
 }
 
 /// A pin.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pin {
     /// Its name. Several pins of one name are its revisions.
     pub name: String,
@@ -28,6 +29,7 @@ pub struct Pin {
     /// When it was created, in seconds since 1970.
     pub created: u64,
     /// How long it is valid.
+    #[serde(flatten)]
     pub holds: PinFor,
 }
 

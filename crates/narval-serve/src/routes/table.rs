@@ -89,6 +89,8 @@ pub(crate) enum PushRoute<'a> {
     Pins,
     /// `pins/<name>`
     Pin(&'a str),
+    /// `stats`
+    Stats,
 }
 
 /// What another node asks for: a NAR of any cache, `<cache>/nar/<name>`.
@@ -194,6 +196,9 @@ fn others(face: Face, path: &str) -> Route<'_> {
             ("nars", _) => Route::Push(PushRoute::Nars),
             ("commit", _) => Route::Push(PushRoute::Commit),
             ("oidc", _) => Route::Push(PushRoute::Oidc),
+            ("stats", _) => Route::Push(PushRoute::Stats),
+            // The search of the page, at an address that stays: `narval search` and `narval install NAME` ask it.
+            ("paths", _) => Route::Page(PageRoute::Paths),
             ("pins", _) => Route::Push(PushRoute::Pins),
             (_, Some(("nar", name))) => Route::Push(PushRoute::Nar(name)),
             (_, Some(("pins", name))) => Route::Push(PushRoute::Pin(name)),

@@ -1,10 +1,12 @@
-//! Administration over HTTP, for tokens with the scopes `pin` and `delete`: pins, and deleting paths (`docs/push-protocol.md`).
+//! Administration over HTTP, for tokens with the scopes `pin`, `delete` and `admin`: pins, deleting paths, and figures (`docs/push-protocol.md`).
+//! The commands `narval pin` and `narval cache` with `--to` send these requests.
 
 use narval_client::clock;
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, Grant, PinFor};
 use narval_nix::{HashPart, StorePath};
 use serde::Serialize;
+use serde_json::json;
 
 use super::text;
 use crate::error::ServeError;
@@ -16,27 +18,18 @@ const DAY_SECONDS: u64 = 24 * 60 * 60;
 #[derive(Debug)]
 pub(super) enum Command {
     ListPins,
-    Pin { name: String, path: HashPart, keep: Option<u32>, days: Option<u32> },
-    Unpin { name: String, path: Option<StorePath> },
+    Pin { name: String, path: HashPart, keep: Option<u32>, seconds: Option<u64> },
+    Unpin { name: String, path: Option<HashPart> },
     Delete { path: HashPart, referrers: bool },
-}
-
-/// A pin as it is listed. Times are seconds since 1970.
-#[derive(Serialize)]
-struct Listed {
-    name: String,
-    path: String,
-    created: u64,
-    keep: Option<u32>,
-    until: Option<u64>,
+    Stats,
 }
 
 /// The parameters of a query. Each occurs at most once.
 #[derive(Default)]
 struct Query {
-    path: Option<StorePath>,
+    path: Option<HashPart>,
     keep: Option<u32>,
-    days: Option<u32>,
+    seconds: Option<u64>,
     referrers: bool,
 }
 
@@ -47,9 +40,14 @@ impl Query {
             let (key, value) = pair.split_once('=')?;
             let value = percent_encoding::percent_decode_str(value).decode_utf8().ok()?;
             match key {
-                "path" => parsed.path = Some(StorePath::parse(value.rsplit('/').next()?).ok()?),
+                "path" => {
+                    let base = value.rsplit('/').next()?;
+                    let path = StorePath::parse(base).map(|path| path.hash_part());
+                    parsed.path = Some(path.or_else(|_| HashPart::parse(base.as_bytes())).ok()?);
+                }
                 "keep" => parsed.keep = Some(value.parse().ok()?),
-                "days" => parsed.days = Some(value.parse().ok()?),
+                "days" => parsed.seconds = Some(u64::from(value.parse::<u32>().ok()?) * DAY_SECONDS),
+                "seconds" => parsed.seconds = Some(value.parse().ok()?),
                 "referrers" if value == "1" => parsed.referrers = true,
                 _ => return None,
             }
@@ -66,20 +64,23 @@ impl Command {
         let parsed = Query::parse(query);
         match asked {
             Administration::ListPins => Ok(Self::ListPins),
+            Administration::Stats => Ok(Self::Stats),
             Administration::Pin(name) => match parsed {
-                Some(Query { path: Some(path), keep, days, referrers: false }) => {
-                    Ok(Self::Pin { name: name.to_owned(), path: path.hash_part(), keep, days })
+                Some(Query { path: Some(path), keep, seconds, referrers: false }) => {
+                    Ok(Self::Pin { name: name.to_owned(), path, keep, seconds })
                 }
                 _ => Err(malformed("the query of a pin is path=<store path>, and keep=<revisions> or days=<number>")),
             },
             Administration::Unpin(name) => match parsed {
-                Some(Query { path, keep: None, days: None, referrers: false }) => {
+                Some(Query { path, keep: None, seconds: None, referrers: false }) => {
                     Ok(Self::Unpin { name: name.to_owned(), path })
                 }
                 _ => Err(malformed("the query is path=<store path>, or nothing for all revisions of the pin")),
             },
             Administration::Delete(path) => match parsed {
-                Some(Query { path: None, keep: None, days: None, referrers }) => Ok(Self::Delete { path, referrers }),
+                Some(Query { path: None, keep: None, seconds: None, referrers }) => {
+                    Ok(Self::Delete { path, referrers })
+                }
                 _ => Err(malformed("the query is referrers=1, or nothing")),
             },
         }
@@ -87,34 +88,35 @@ impl Command {
 
     pub(super) fn run(self, cache: &Cache, grant: &Grant) -> Result<Response, ServeError> {
         match self {
-            Self::ListPins => {
-                let listed = |pin: narval_keep::Pin| Listed {
-                    name: pin.name,
-                    path: pin.path,
-                    created: pin.created,
-                    keep: pin.holds.keep,
-                    until: pin.holds.until,
-                };
-                let pins: Vec<_> = cache.pins()?.into_iter().map(listed).collect();
-                let json = serde_json::to_string(&pins).map_err(|error| ServeError::Upload(error.to_string()))?;
-                let json_type = HeaderValue::from_static("application/json");
-                Ok(text(StatusCode::OK, json + "\n").header(header::CONTENT_TYPE, json_type))
-            }
-            Self::Pin { name, path, keep, days } => {
-                let now = clock::now();
-                let until = days.map(|days| now.saturating_add(u64::from(days) * DAY_SECONDS));
+            Self::ListPins => json(&cache.pins()?),
+            Self::Stats => json(&cache.figures()?),
+            Self::Pin { name, path, keep, seconds } => {
+                let until = seconds.map(|seconds| clock::now().saturating_add(seconds));
                 let pin = cache.pin(&name, &path, PinFor { keep, until }, grant)?;
                 Ok(text(StatusCode::CREATED, format!("{}  {}\n", pin.name, pin.path)))
             }
-            Self::Unpin { name, path } => match cache.unpin(&name, path.as_ref(), grant)? {
+            Self::Unpin { name, path } => match unpin(cache, &name, path, grant)? {
                 0 => Ok(text(StatusCode::NOT_FOUND, format!("There is no pin '{name}'.\n"))),
                 removed => Ok(text(StatusCode::OK, format!("removed {removed} pins\n"))),
             },
             Self::Delete { path, referrers } => {
                 let deleted = cache.delete(&path, referrers, grant)?;
-                let (paths, files, bytes) = (deleted.paths.len(), deleted.files, deleted.bytes);
-                Ok(text(StatusCode::OK, format!("deleted {paths} paths and {files} NARs ({bytes} bytes)\n")))
+                json(&json!({ "paths": deleted.paths.len(), "files": deleted.files, "bytes": deleted.bytes }))
             }
         }
     }
+}
+
+/// Removes the pins of a name, or the one with this path. Returns their number.
+fn unpin(cache: &Cache, name: &str, path: Option<HashPart>, grant: &Grant) -> Result<usize, ServeError> {
+    let Some(part) = path else { return Ok(cache.unpin(name, None, grant)?) };
+    let pins = cache.pins()?.into_iter().filter(|pin| pin.name == name);
+    let path = pins.filter_map(|pin| StorePath::parse(&pin.path).ok()).find(|path| path.hash_part() == part);
+    path.map_or(Ok(0), |path| Ok(cache.unpin(name, Some(&path), grant)?))
+}
+
+fn json(value: &impl Serialize) -> Result<Response, ServeError> {
+    let json = serde_json::to_string(value).map_err(|error| ServeError::Upload(error.to_string()))?;
+    let json_type = HeaderValue::from_static("application/json");
+    Ok(text(StatusCode::OK, json + "\n").header(header::CONTENT_TYPE, json_type))
 }

@@ -148,7 +148,7 @@ impl Uploads {
             PushRoute::Nars => push::nars(self, grant, request),
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
-            PushRoute::Pins => Err(ServeError::Method("GET, HEAD")),
+            PushRoute::Pins | PushRoute::Stats => Err(ServeError::Method("GET, HEAD")),
             PushRoute::Pin(_) => Err(ServeError::Method("PUT, DELETE")),
             PushRoute::Oidc => Err(ServeError::NoRoute),
         }

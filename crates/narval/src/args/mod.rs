@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 pub mod access_log;
+pub mod administered;
 pub mod client;
 pub mod data;
+pub mod names;
 pub mod nar_cache;
 pub mod paths;
 pub mod proxies;

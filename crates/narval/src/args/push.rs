@@ -16,18 +16,42 @@ use crate::args::secret_key::read_secret_key;
 /// The maximum size of a token file in bytes.
 const TOKEN_LEN_MAX: u64 = 64 * 1024;
 
-/// Options of the commands that push.
+/// A token, and how requests are sent.
 #[derive(Clone, Debug, clap::Args)]
-pub struct PushArgs {
-    /// Cache to push to: an http://, https://, s3:// or file:// URL. Repeatable
-    #[arg(long, value_name = "URL", required = true)]
-    pub to: Vec<String>,
+pub struct TokenArgs {
     /// File with a token, sent as `Authorization: Bearer`
     #[arg(long, value_name = "FILE", env = "NARVAL_TOKEN_FILE", hide_env_values = true, help_heading = "Caches")]
     pub token_file: Option<PathBuf>,
     /// How requests are sent.
     #[command(flatten)]
     pub requests: RequestArgs,
+}
+
+impl TokenArgs {
+    /// The client for requests to these caches.
+    ///
+    /// # Errors
+    /// If a file with credentials cannot be used.
+    pub fn client(&self, urls: &[Url]) -> Result<Arc<Client>, Failure> {
+        let mut options = self.requests.options(urls)?;
+        if let Some(file) = &self.token_file {
+            let bearer = format!("Authorization: Bearer {}", read_token(file)?);
+            let unfit = |_| Failure::usage(format!("--token-file {}: it does not contain a token", file.display()));
+            options.credentials.add_header(&bearer).map_err(unfit)?;
+        }
+        Ok(Arc::new(narval_s3::client(options)))
+    }
+}
+
+/// Options of the commands that push.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PushArgs {
+    /// Cache to push to: an http://, https://, s3:// or file:// URL. Repeatable
+    #[arg(long, value_name = "URL", required = true)]
+    pub to: Vec<String>,
+    /// The token.
+    #[command(flatten)]
+    pub token: TokenArgs,
     /// Secret key to sign with, in addition to the signatures in the store
     #[arg(long, value_name = "FILE", help_heading = "Caches")]
     pub sign_key: Option<PathBuf>,
@@ -60,13 +84,7 @@ impl PushArgs {
     /// # Errors
     /// If a file with credentials cannot be used.
     pub fn client(&self) -> Result<Arc<Client>, Failure> {
-        let mut options = self.requests.options(&self.urls()?)?;
-        if let Some(file) = &self.token_file {
-            let bearer = format!("Authorization: Bearer {}", read_token(file)?);
-            let unfit = |_| Failure::usage(format!("--token-file {}: it does not contain a token", file.display()));
-            options.credentials.add_header(&bearer).map_err(unfit)?;
-        }
-        Ok(Arc::new(narval_s3::client(options)))
+        self.token.client(&self.urls()?)
     }
 
     /// The options of the push.

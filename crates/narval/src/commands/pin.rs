@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_keep::{Cache, PinFor};
-use narval_nix::{HashPart, StorePath};
+use narval_keep::{Pin, PinFor};
+use narval_nix::StorePath;
 
 use crate::Failure;
-use crate::args::data::{CacheArgs, administrator, ago, ahead, now};
-use crate::args::paths::hash_part;
+use crate::args::administered::{AdministeredArgs, Place};
+use crate::args::data::{administrator, ago, ahead, now};
 use crate::ui::output::out;
 use crate::values::time::parse_time;
 
@@ -29,14 +29,16 @@ enum Command {
 Examples:
   narval pin add release-1.2 /nix/store/…-app
   narval pin add nightly /nix/store/…-app --keep 3
-  narval pin add branch-x /nix/store/…-app --for 30d")]
+  narval pin add branch-x /nix/store/…-app --for 30d
+  narval pin add release ./result --keep 3 --to https://cache.example.org")]
     Add {
         #[command(flatten)]
-        cache: CacheArgs,
+        place: AdministeredArgs,
         /// Name of the pin
         #[arg(value_name = "NAME")]
         name: String,
-        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
+        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these; or its name, if one path of
+        /// the cache has it
         #[arg(value_name = "PATH")]
         path: String,
         /// Keep only the newest N revisions of this name
@@ -47,20 +49,20 @@ Examples:
         time: Option<Duration>,
     },
     /// List pins
-    #[command(after_help = "Example:\n  narval pin list")]
+    #[command(after_help = "Examples:\n  narval pin list\n  narval pin list --to https://cache.example.org")]
     List {
         #[command(flatten)]
-        cache: CacheArgs,
+        place: AdministeredArgs,
     },
     /// Remove a pin
     #[command(after_help = "Example:\n  narval pin remove nightly")]
     Remove {
         #[command(flatten)]
-        cache: CacheArgs,
+        place: AdministeredArgs,
         /// Name of the pin
         #[arg(value_name = "NAME")]
         name: String,
-        /// Only the revision with this path [default: all]
+        /// Only the revision with this path, or the path of this name [default: all]
         #[arg(value_name = "PATH")]
         path: Option<String>,
     },
@@ -69,31 +71,40 @@ Examples:
 /// Runs `narval pin`.
 ///
 /// # Errors
-/// If the data folder cannot be used, or the path or the pin does not exist.
+/// If the data folder or the URL cannot be used, or the path or the pin does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Command::Add { cache, name, path, keep, time } => {
-            let (_, cache) = cache.open()?;
-            let part = hash_part(&path, &cache.settings().store_dir)?;
-            let until = time.map(|time| now().saturating_add(time.as_secs()));
-            let pin = cache.pin(&name, &part, PinFor { keep, until }, &administrator()).map_err(Failure::usage)?;
-            out!("{}  {}", pin.name, pin.path);
+        Command::Add { place, name, path, keep, time } => {
+            let place = place.open()?;
+            let part = place.path(&path)?;
+            let seconds = time.map(|time| time.as_secs());
+            match place {
+                Place::Here(_, cache) => {
+                    let until = seconds.map(|seconds| now().saturating_add(seconds));
+                    let pin = cache.pin(&name, &part, PinFor { keep, until }, &administrator());
+                    let pin = pin.map_err(Failure::usage)?;
+                    out!("{}  {}", pin.name, pin.path);
+                }
+                Place::There(there) => out!("{}", there.cache.pin(&name, &part, keep, seconds)?),
+            }
         }
-        Command::List { cache } => {
-            for pin in cache.open()?.1.pins().map_err(Failure::runtime)? {
+        Command::List { place } => {
+            for pin in pins(&place.open()?)? {
                 let keep = pin.holds.keep.map(|keep| format!(", keeps {keep}")).unwrap_or_default();
                 let until = pin.holds.until.map(|until| format!(", ends {}", ahead(until))).unwrap_or_default();
                 out!("{}  {}  {}{keep}{until}", pin.name, pin.path, ago(pin.created));
             }
         }
-        Command::Remove { cache, name, path } => {
-            let (_, cache) = cache.open()?;
-            let part = path.map(|path| hash_part(&path, &cache.settings().store_dir)).transpose()?;
-            let path = match part {
-                Some(part) => Some(pinned(&cache, &name, part)?),
-                None => None,
+        Command::Remove { place, name, path } => {
+            let place = place.open()?;
+            let path = path.map(|path| pinned(&place, &name, &path)).transpose()?;
+            let is_removed = match &place {
+                Place::Here(_, cache) => {
+                    cache.unpin(&name, path.as_ref(), &administrator()).map_err(Failure::runtime)? > 0
+                }
+                Place::There(there) => there.cache.unpin(&name, path.map(|path| path.hash_part()).as_ref())?,
             };
-            if cache.unpin(&name, path.as_ref(), &administrator()).map_err(Failure::runtime)? == 0 {
+            if !is_removed {
                 return Err(Failure::usage(format!("there is no pin '{name}'; 'narval pin list' shows all pins")));
             }
         }
@@ -101,11 +112,18 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The revision of a pin with this hash part.
-fn pinned(cache: &Cache, name: &str, part: HashPart) -> Result<StorePath, Failure> {
-    let pins = cache.pins().map_err(Failure::runtime)?;
-    let revisions = pins.into_iter().filter(|pin| pin.name == name);
+fn pins(place: &Place) -> Result<Vec<Pin>, Failure> {
+    match place {
+        Place::Here(_, cache) => cache.pins().map_err(Failure::runtime),
+        Place::There(there) => serde_json::from_value(there.cache.pins()?).map_err(Failure::runtime),
+    }
+}
+
+/// The revision of a pin with this path.
+fn pinned(place: &Place, name: &str, text: &str) -> Result<StorePath, Failure> {
+    let revisions = pins(place)?.into_iter().filter(|pin| pin.name == name);
     let mut paths = revisions.filter_map(|pin| StorePath::parse(&pin.path).ok());
+    let part = place.path(text)?;
     let none =
         || Failure::usage(format!("the pin '{name}' has no revision with {part}; 'narval pin list' shows all pins"));
     paths.find(|path| path.hash_part() == part).ok_or_else(none)

@@ -212,3 +212,67 @@ fn files_that_root_makes_in_another_users_folder_belong_to_that_user() {
     }
     assert!(seen > 3, "{seen}");
 }
+
+/// The same commands at a URL, with a token: the same output.
+#[test]
+fn pins_deletions_and_figures_from_elsewhere() {
+    let lab = Lab::new();
+    let [app, lib] = [lab.store.add_file("app-1.0", "app"), lab.store.add_file("lib-2.1", "lib")];
+    let push = lab.token("push");
+    for path in [&app, &lib] {
+        lab.push(Nix::Newest, &push, "compression=none", path).unwrap();
+    }
+    let with = |token: &str, args: &[&str]| {
+        let file = lab.store.path("token");
+        std::fs::write(&file, token).unwrap();
+        let mut command = Command::new(NARVAL);
+        command.args(args).args(["--to", &lab.server.url(), "--token-file", file.to_str().unwrap()]);
+        command.env("HOME", lab.store.dir.path()).output().unwrap()
+    };
+    let admin = lab.token("pull,pin,delete,admin");
+    let there = |args: &[&str]| {
+        let output = with(&admin, args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {said}");
+        String::from_utf8(output.stdout).unwrap() + &said
+    };
+    // A name that one path has is enough.
+    let added = there(&["pin", "add", "release 1.0", "app", "--keep", "3", "--for", "30d"]);
+    assert_eq!(added, format!("release 1.0  {}\n", base(&app)));
+    narval(&lab, &["pin", "add", "local", "lib-2.1"]);
+    let pins = there(&["pin", "list"]);
+    assert!(pins.contains("release 1.0") && pins.contains(", keeps 3, ends in "), "{pins}");
+    assert_eq!(pins, narval(&lab, &["pin", "list"]));
+    there(&["pin", "remove", "release 1.0", "app"]);
+    let absent = with(&admin, &["pin", "remove", "release 1.0"]);
+    assert_eq!(absent.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&absent.stderr).contains("there is no pin 'release 1.0'"));
+    assert_eq!(there(&["cache", "stats"]), narval(&lab, &["cache", "stats"]));
+    assert_eq!(there(&["cache", "stats", "--json"]), narval(&lab, &["cache", "stats", "--json"]));
+    let refused = with(&lab.token("pull,pin"), &["cache", "delete", "app"]);
+    assert_eq!(refused.status.code(), Some(5), "{}", String::from_utf8_lossy(&refused.stderr));
+    let deleted = there(&["cache", "delete", "app"]);
+    assert!(deleted.starts_with("deleted 1 path and 1 NAR ("), "{deleted}");
+    assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(&app))).status, 404);
+}
+
+#[test]
+fn a_name_of_several_paths_lists_them() {
+    let lab = Lab::new();
+    let paths = ["glibc-2.39", "glibc-2.40", "glibc-2.40-dev"].map(|name| lab.store.add_file(name, name));
+    let push = lab.token("push");
+    for path in &paths {
+        lab.push(Nix::Newest, &push, "compression=none", path).unwrap();
+    }
+    let output = run(&lab, &["cache", "why", "glibc"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("'glibc' is the name of 2 paths"), "{said}");
+    let at = |path: &str| said.find(base(path)).unwrap_or(usize::MAX);
+    assert!(at(&paths[1]) < at(&paths[0]) && at(&paths[0]) < usize::MAX && at(&paths[2]) == usize::MAX, "{said}");
+    assert!(narval(&lab, &["cache", "why", "glibc-2.40"]).contains(base(&paths[1])));
+    assert!(narval(&lab, &["cache", "why", "glibc-2.40-dev"]).contains(base(&paths[2])));
+    assert!(fails(&lab, &["cache", "why", "nothing"]).contains("'nothing'"));
+    narval(&lab, &["cache", "delete", "glibc-2.39"]);
+    narval(&lab, &["pin", "add", "libc", "glibc"]);
+}

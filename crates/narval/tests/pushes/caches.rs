@@ -156,6 +156,8 @@ fn a_private_cache_cannot_be_told_from_a_missing_one() {
         "/_narval/v1/commit".to_owned(),
         "/_narval/v1/oidc".to_owned(),
         "/_narval/v1/pins".to_owned(),
+        "/_narval/v1/stats".to_owned(),
+        "/_narval/v1/paths?q=x".to_owned(),
         format!("/_narval/v1/pins/release?path={PATH}"),
         format!("/_narval/v1{}", nar.url()),
         "/a/b/c".to_owned(),

@@ -8,13 +8,13 @@ mod sign;
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use narval_keep::{COLLECT_GRACE, Cache, CollectOptions, Collected, Hold, RefusalKind, UNFINISHED_GRACE};
+use narval_keep::{COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Hold, RefusalKind, UNFINISHED_GRACE};
 use serde_json::json;
 
 use crate::Failure;
+use crate::args::administered::{AdministeredArgs, Place, ToArgs, path_of};
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead};
-use crate::args::paths::hash_part;
 use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
 use crate::ui::progress::watched;
@@ -64,23 +64,26 @@ enum Command {
     /// nothing is deleted, and the error names them. Clients remember the path for up to 30 days: to push it again they need 'nix copy
     /// --refresh'.
     #[command(
-        after_help = "Examples:\n  narval cache delete /nix/store/…-with-a-secret\n  narval cache delete /nix/store/…-with-a-secret --referrers"
+        after_help = "Examples:\n  narval cache delete /nix/store/…-with-a-secret\n  narval cache delete /nix/store/…-with-a-secret --referrers\n  narval cache delete with-a-secret --to https://cache.example.org"
     )]
     Delete {
         #[command(flatten)]
-        cache: CacheArgs,
-        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
+        place: AdministeredArgs,
+        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these; or its name, if one path of
+        /// the cache has it
         #[arg(value_name = "PATH")]
         path: String,
         /// Also delete all paths that refer to it, directly or through others, whatever pins them
         #[arg(long)]
         referrers: bool,
     },
-    /// Show the size of each cache
-    #[command(after_help = "Example:\n  narval cache stats")]
+    /// Show the size of each cache, or of the one at a URL
+    #[command(after_help = "Examples:\n  narval cache stats\n  narval cache stats --to https://cache.example.org")]
     Stats {
         #[command(flatten)]
         data: DataArgs,
+        #[command(flatten)]
+        to: ToArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -104,7 +107,8 @@ enum Command {
     Why {
         #[command(flatten)]
         cache: CacheArgs,
-        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these
+        /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these; or its name, if one path of
+        /// the cache has it
         #[arg(value_name = "PATH")]
         path: String,
     },
@@ -149,8 +153,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Gc { cache, dry_run, unfinished, wait, json } => {
             gc(&cache, dry_run, unfinished, wait.unwrap_or(GC_WAIT), json)
         }
-        Command::Delete { cache, path, referrers } => delete(&cache, &path, referrers),
-        Command::Stats { data, json } => stats(&data, json),
+        Command::Delete { place, path, referrers } => delete(&place, &path, referrers),
+        Command::Stats { data, to, json } => stats(&data, &to, json),
         Command::List { cache, json } => list(&cache, json),
         Command::Audit(args) => audit::audit(&args),
         Command::Why { cache, path } => why(&cache, &path),
@@ -226,55 +230,70 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: b
     ended
 }
 
-fn delete(args: &CacheArgs, path: &str, referrers: bool) -> Result<(), Failure> {
-    let (data, cache) = args.open()?;
-    let part = hash_part(path, &cache.settings().store_dir)?;
-    let deleted = cache.delete(&part, referrers, &administrator()).map_err(Failure::usage)?;
-    data.wait_until_noticed();
-    let (gone, files) = (paths(deleted.paths.len()), counted(deleted.files, "NAR"));
-    note!("deleted {gone} and {files} ({})", human_bytes(deleted.bytes));
+fn delete(args: &AdministeredArgs, path: &str, referrers: bool) -> Result<(), Failure> {
+    let place = args.open()?;
+    let part = place.path(path)?;
+    let [gone, files, bytes] = match place {
+        Place::Here(data, cache) => {
+            let deleted = cache.delete(&part, referrers, &administrator()).map_err(Failure::usage)?;
+            data.wait_until_noticed();
+            [deleted.paths.len() as u64, deleted.files as u64, deleted.bytes]
+        }
+        Place::There(there) => {
+            let deleted = there.cache.delete(&part, referrers)?;
+            ["paths", "files", "bytes"].map(|key| deleted[key].as_u64().unwrap_or(0))
+        }
+    };
+    note!("deleted {} and {} ({})", paths(gone), counted(files, "NAR"), human_bytes(bytes));
     Ok(())
 }
 
-fn stats(args: &DataArgs, json: bool) -> Result<(), Failure> {
-    let caches = args.open()?.caches().map_err(Failure::runtime)?;
-    for cache in &caches {
-        let name = cache.name();
-        // Without its keys, what they have not signed cannot be told.
-        let keys = args
-            .sign_keys(name)
-            .map_err(|failure| note!("narval: paths without a signature are not counted: {failure}"));
-        cache.set_sign_keys(keys.unwrap_or_default());
-        let (full, settings) = (cache.fullness().map_err(Failure::runtime)?, cache.settings());
-        let (bytes, small) = (full.nar_bytes + full.listing_bytes, full.log_bytes + full.other_bytes);
+fn stats(args: &DataArgs, to: &ToArgs, json: bool) -> Result<(), Failure> {
+    let caches = match to.open()? {
+        Some(there) => vec![serde_json::from_value(there.cache.stats()?).map_err(Failure::runtime)?],
+        None => all_figures(args)?,
+    };
+    for figures in &caches {
         if json {
-            json::event(
-                "cache",
-                json!({"cache": name.as_str(), "paths": full.paths, "unsigned": full.unsigned, "files": full.files,
-                    "bytes": bytes, "smallBytes": small, "pins": full.pins,
-                    "retentionDays": settings.retention_days, "sizeMax": settings.size_max, "quota": settings.quota,
-                    "public": settings.public}),
-            );
-            continue;
+            json::event("cache", serde_json::to_value(figures).map_err(Failure::runtime)?);
+        } else {
+            show_figures(figures);
         }
-        let retention = settings.retention_days.map_or_else(|| "forever".to_owned(), |days| format!("for {days} days"));
-        let (nars, small) = (human_bytes(bytes), human_bytes(small));
-        let unsigned = match full.unsigned {
-            Some(unsigned @ 1..) => {
-                format!("; {unsigned} not signed by its keys ('narval cache sign --all' signs them)")
-            }
-            _ => String::new(),
-        };
-        out!(
-            "{name}: {}, {}, {nars}, {small} of logs and the like, kept {retention}{unsigned}",
-            paths(full.paths),
-            counted(full.files, "NAR")
-        );
     }
     if json {
         json::summary(json!({"caches": caches.len()}));
     }
     Ok(())
+}
+
+/// The figures of all caches of a data folder.
+fn all_figures(args: &DataArgs) -> Result<Vec<CacheFigures>, Failure> {
+    let caches = args.open()?.caches().map_err(Failure::runtime)?;
+    let figures = caches.iter().map(|cache| {
+        // Without its keys, what they have not signed cannot be told.
+        let keys = args
+            .sign_keys(cache.name())
+            .map_err(|failure| note!("narval: paths without a signature are not counted: {failure}"));
+        cache.set_sign_keys(keys.unwrap_or_default());
+        cache.figures().map_err(Failure::runtime)
+    });
+    figures.collect()
+}
+
+fn show_figures(of: &CacheFigures) {
+    let retention = of.retention_days.map_or_else(|| "forever".to_owned(), |days| format!("for {days} days"));
+    let unsigned = match of.unsigned {
+        Some(unsigned @ 1..) => format!("; {unsigned} not signed by its keys ('narval cache sign --all' signs them)"),
+        _ => String::new(),
+    };
+    out!(
+        "{}: {}, {}, {}, {} of logs and the like, kept {retention}{unsigned}",
+        of.cache,
+        paths(of.paths),
+        counted(of.files, "NAR"),
+        human_bytes(of.bytes),
+        human_bytes(of.small_bytes)
+    );
 }
 
 fn list(args: &CacheArgs, json: bool) -> Result<(), Failure> {
@@ -294,7 +313,7 @@ fn list(args: &CacheArgs, json: bool) -> Result<(), Failure> {
 
 fn why(args: &CacheArgs, path: &str) -> Result<(), Failure> {
     let (_, cache) = args.open()?;
-    let part = hash_part(path, &cache.settings().store_dir)?;
+    let part = path_of(&cache, path)?;
     let why = cache.why(&part).map_err(Failure::runtime)?;
     let why = why.ok_or_else(|| Failure::usage(format!("'{path}' is not in the cache '{}'", cache.name())))?;
     let hold = match why.hold {

@@ -1,0 +1,88 @@
+//! Administers a cache over HTTP, with a token that may (`docs/push-protocol.md`).
+
+use std::sync::Arc;
+
+use narval_client::{Client, Method, Payload, Url};
+use narval_nix::{HashPart, StoreDir};
+use serde_json::Value;
+
+use super::server::{ANSWER_LEN_MAX, Sent, Server};
+use crate::Error;
+use crate::names::escaped;
+
+/// The path of these requests.
+const PROTOCOL: &str = "_narval/v1";
+/// The maximum length of a list of pins.
+const PINS_LEN_MAX: u64 = 64 * 1024 * 1024;
+
+/// A cache that is administered over HTTP.
+pub struct Administered(Server);
+
+impl Administered {
+    /// The cache at this address. Nothing is asked yet.
+    pub fn new(url: Url, client: Arc<Client>) -> Self {
+        Self(Server::new(url, client, StoreDir::default()))
+    }
+
+    /// Its address, without secrets.
+    pub const fn url(&self) -> &Url {
+        &self.0.url
+    }
+
+    /// Its pins: an array.
+    ///
+    /// # Errors
+    /// If the cache cannot be reached, or refuses. So for the other requests.
+    pub fn pins(&self) -> Result<Value, Error> {
+        self.json(Method::Get, &format!("{PROTOCOL}/pins"), PINS_LEN_MAX)
+    }
+
+    /// Pins a path, for the newest `keep` paths of this name, and for so many seconds. Returns the name and the path.
+    pub fn pin(&self, name: &str, path: &HashPart, keep: Option<u32>, seconds: Option<u64>) -> Result<String, Error> {
+        let mut below = format!("{PROTOCOL}/pins/{}?path={path}", escaped(name));
+        for (key, value) in [("keep", keep.map(u64::from)), ("seconds", seconds)] {
+            if let Some(value) = value {
+                below.push_str(&format!("&{key}={value}"));
+            }
+        }
+        let answer = self.ask(Method::Put, &below, ANSWER_LEN_MAX)?;
+        Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
+    }
+
+    /// Removes the pins of a name, or the one with this path. Returns whether there was one.
+    pub fn unpin(&self, name: &str, path: Option<&HashPart>) -> Result<bool, Error> {
+        let path = path.map(|path| format!("?path={path}")).unwrap_or_default();
+        match self.ask(Method::Delete, &format!("{PROTOCOL}/pins/{}{path}", escaped(name)), ANSWER_LEN_MAX) {
+            Err(Error::Refused { status: 404, .. }) => Ok(false),
+            answer => answer.map(|_| true),
+        }
+    }
+
+    /// Deletes a path, and with `referrers` those that refer to it. Returns the numbers of paths and NARs, and bytes.
+    pub fn delete(&self, path: &HashPart, referrers: bool) -> Result<Value, Error> {
+        let query = if referrers { "?referrers=1" } else { "" };
+        self.json(Method::Delete, &format!("{path}.narinfo{query}"), ANSWER_LEN_MAX)
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> Result<Value, Error> {
+        self.json(Method::Get, &format!("{PROTOCOL}/stats"), ANSWER_LEN_MAX)
+    }
+
+    fn json(&self, method: Method, below: &str, answer_len_max: u64) -> Result<Value, Error> {
+        let answer = self.ask(method, below, answer_len_max)?;
+        serde_json::from_slice(&answer).map_err(|_| Error::Refused {
+            cache: self.0.url.to_string(),
+            what: below.to_owned(),
+            status: 200,
+            message: "the answer is not JSON: is it a Narval server?".to_owned(),
+        })
+    }
+
+    fn ask(&self, method: Method, below: &str, answer_len_max: u64) -> Result<Vec<u8>, Error> {
+        let url = self.0.url.child(below)?;
+        let (content_type, fields, payload) = ("text/plain", &[], Payload::Bytes(&[]));
+        let sent = Sent { method, url: &url, content_type, fields, payload, answer_len_max };
+        self.0.accepted(&url, self.0.send(&sent, &|_| {})?)
+    }
+}
