@@ -112,6 +112,7 @@ section {
       type = matching "name of a cache" "[a-z0-9._-]{1,64}";
       description = "Name of the cache.";
     };
+    description = key types.str "What the page says about it, besides what it knows: plain text.";
     host = key (oneOrMore (matching "host name" "[A-Za-z0-9.-]{1,253}")) "Host names at whose `/` it is also served.";
     host-only = key types.bool "Whether it is not served below `/NAME`.";
     store-dir = key types.str "Store directory of its paths.";

@@ -41,6 +41,8 @@ pub struct Config {
     pub verify_nars: bool,
     /// Whether browsers get a page at `/`. Only for [`Face::Narval`].
     pub page: bool,
+    /// What the page says about the cache, besides what it knows: plain text.
+    pub description: Option<String>,
     /// Whether clients get large NARs of a cache in a bucket from the object store itself.
     pub redirect: Redirect,
 }
@@ -69,6 +71,7 @@ impl Config {
             scratch: Some(PathBuf::from("/var/tmp")),
             verify_nars: false,
             page: true,
+            description: None,
             redirect: Redirect::Off,
         }
     }

@@ -4,8 +4,8 @@
 //! the script requests, and files. What everybody may see is read-only, and queries the sources like any client; browsers that have signed in
 //! with a token (`session.rs`) can manage the cache (`manage.rs`).
 
-mod about;
 mod catalog;
+mod check;
 mod compare;
 mod contents;
 mod inside;
@@ -20,7 +20,7 @@ mod view;
 use std::sync::Arc;
 
 use narval_http::{Body, HeadRef, HeaderValue, Request, Response, StatusCode, header};
-use narval_keep::{Cache, CacheName};
+use narval_keep::{Cache, CacheName, Data};
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::Store;
 use serde::Serialize;
@@ -51,12 +51,10 @@ pub(crate) const FIELD: &str = "x-narval-page";
 /// A request of the page, below [`PATH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRoute<'a> {
-    /// `about`: what this server is.
-    About,
+    /// `check`: how many paths have a valid signature of this server.
+    Check,
     /// `paths?q=…&from=…`: search, the newest first; `paths?package=…`: the versions of a package.
     Paths,
-    /// `path/<hash part>`: the metadata of a path.
-    Path(HashPart),
     /// `closure/<hash part>`: the closure as a graph with sizes.
     Closure(HashPart),
     /// `file/<hash part>/<path in it>`: one file of a NAR.
@@ -78,12 +76,11 @@ impl<'a> PageRoute<'a> {
     pub(crate) fn parse(rest: &'a str) -> Option<Self> {
         let hash_part = |text: &str| HashPart::parse(text.as_bytes()).ok();
         match rest.split_once('/') {
-            None if rest == "about" => Some(Self::About),
+            None if rest == "check" => Some(Self::Check),
             None if rest == "paths" => Some(Self::Paths),
             None if rest == "now" => Some(Self::Now),
             None if rest == "session" => Some(Self::Session),
             Some(("manage", rest)) => Some(Self::Manage(rest)),
-            Some(("path", hash)) => hash_part(hash).map(Self::Path),
             Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
             Some((kind @ ("file" | "tar"), rest)) => {
                 let (hash, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -110,6 +107,10 @@ pub(crate) struct Places {
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) planner: Option<Arc<Planner>>,
     pub(crate) written: Option<Cache>,
+    /// The folder of the cache, which has the tokens.
+    pub(crate) data: Option<Data>,
+    /// What its operator says about it.
+    pub(crate) description: Option<String>,
     /// Whether there are upstreams.
     pub(crate) has_upstreams: bool,
 }
@@ -174,17 +175,13 @@ impl Page {
         let Parts { places, catalog, frames, .. } = &*self.parts;
         let (places, catalog, frames) = (Arc::clone(places), Arc::clone(catalog), Arc::clone(frames));
         match route {
-            PageRoute::About => {
-                catalog.prepare(&places);
-                json(&about::about(&places)?)
-            }
+            PageRoute::Check => self.on_a_thread(request, move |request| {
+                json(&check::check(&places, &catalog, &|| request.is_connected())?).map(Answered::Whole)
+            }),
             PageRoute::Paths => self.on_a_thread(request, move |request| {
                 let asked = catalog::Asked::parse(request.query());
                 json(&catalog.search(&places, &asked)?).map(Answered::Whole)
             }),
-            PageRoute::Path(hash_part) => {
-                self.on_a_thread(request, move |_| json(&paths::path(&places, hash_part)?).map(Answered::Whole))
-            }
             PageRoute::Closure(hash_part) => self.on_a_thread(request, move |_| {
                 let (of, source) = paths::closure(&places, hash_part)?;
                 Ok(Answered::Pieces { response: json_response(), source: Box::new(source), length: None, of })

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use narval_http::{BodySource, Fill, SegmentBuf};
-use narval_keep::SmallKind;
+use narval_keep::{Pin, SmallKind};
 use narval_nix::narinfo::NarInfo;
 use narval_nix::{HashPart, StorePath, TrustedKeys};
 use serde::{Serialize, Serializer};
@@ -20,57 +20,49 @@ const CLOSURE_MAX: usize = 50_000;
 /// How many paths of a closure are read at a time.
 const PATHS_OF_PIECE: usize = 200;
 /// The maximum number of displayed referrers.
-const REFERRERS_MAX: usize = 1_000;
+const REFERRERS_MAX: usize = 200;
+/// The maximum number of paths of a closure that a document is made of.
+const TREE_MAX: usize = 5_000;
 
-/// A path in a list.
-#[derive(Debug, Serialize)]
-pub(super) struct Named {
-    hash: String,
-    name: String,
-}
-
-impl Named {
-    fn of(path: &StorePath) -> Self {
-        Self { hash: path.hash_part().to_string(), name: path.name().to_string() }
-    }
-}
-
-/// The answer to `path/<hash part>`.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct PathAnswer {
-    path: String,
-    hash: String,
-    name: String,
-    nar_hash: String,
-    nar_size: u64,
-    compression: String,
-    file_size: Option<u64>,
-    url: String,
-    references: Vec<Named>,
-    referrers: Vec<Named>,
+/// What is known about a path, besides its narinfo.
+pub(super) struct Details {
+    pub(super) info: NarInfo,
+    /// The paths that it refers to, the largest first. Those without a size are not here.
+    pub(super) references: Vec<Named>,
+    /// By name.
+    pub(super) referrers: Vec<Named>,
     /// Whether there are more referrers than listed.
-    more_referrers: bool,
-    deriver: Option<Named>,
-    /// Whether there may be a log of its build.
-    log: bool,
-    content_address: Option<String>,
-    signatures: Vec<Signed>,
-    pins: Vec<String>,
-    /// Where it comes from: `store`, `cache` or `upstream`.
-    source: &'static str,
+    pub(super) more_referrers: bool,
+    /// Whether there is a log of its build.
+    pub(super) has_log: bool,
+    pub(super) signatures: Vec<Signed>,
+    pub(super) pins: Vec<Pin>,
+    pub(super) source: Source,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Signed {
-    key: String,
+/// Another path.
+pub(super) struct Named {
+    pub(super) path: StorePath,
+    pub(super) size: Option<u64>,
+}
+
+/// A signature.
+pub(super) struct Signed {
+    pub(super) key: String,
     /// `Some` if the key is one of this server's: whether the signature is valid.
-    ours: Option<bool>,
+    pub(super) ours: Option<bool>,
 }
 
-/// The metadata of a path.
-pub(super) fn path(places: &Places, hash_part: HashPart) -> Result<PathAnswer, ServeError> {
+/// Where a path comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Store,
+    Cache,
+    Upstream,
+}
+
+/// The details of a path.
+pub(super) fn details(places: &Places, hash_part: HashPart) -> Result<Details, ServeError> {
     let info = look_up(places, hash_part)?.ok_or(ServeError::NoPath)?;
     let fingerprint = info.fingerprint(&places.store_dir);
     let signatures = info.signatures.iter().map(|signature| {
@@ -78,29 +70,32 @@ pub(super) fn path(places: &Places, hash_part: HashPart) -> Result<PathAnswer, S
         let ours = key.map(|key| key.verify(fingerprint.as_bytes(), signature));
         Signed { key: signature.key_name().to_owned(), ours }
     });
+    let signatures = signatures.collect();
     let source = source(places, &info.path)?;
     let mut referrers = referrers(places, &info.path)?;
     let more_referrers = referrers.len() > REFERRERS_MAX;
     referrers.truncate(REFERRERS_MAX);
-    Ok(PathAnswer {
-        path: format!("{}/{}", places.store_dir, info.path),
-        hash: hash_part.to_string(),
-        name: info.path.name().to_string(),
-        nar_hash: info.nar_hash.to_string(),
-        nar_size: info.nar_size,
-        compression: info.compression.to_string(),
-        file_size: info.file_size,
-        url: info.url.clone(),
-        references: info.references.iter().filter(|path| **path != info.path).map(Named::of).collect(),
-        referrers,
+    let references = info.references.iter().filter(|path| **path != info.path);
+    let mut references = named(places, references.cloned())?;
+    references.sort_by_key(|named| std::cmp::Reverse(named.size));
+    Ok(Details {
+        references,
+        referrers: named(places, referrers.into_iter())?,
         more_referrers,
-        deriver: info.deriver.as_ref().map(Named::of),
-        log: info.deriver.as_ref().is_some_and(|deriver| has_log(places, deriver)),
-        content_address: info.ca.as_ref().map(ToString::to_string),
-        signatures: signatures.collect(),
+        has_log: info.deriver.as_ref().is_some_and(|deriver| has_log(places, deriver)),
+        signatures,
         pins: pins(places, &info.path)?,
         source,
+        info,
     })
+}
+
+fn named(places: &Places, paths: impl Iterator<Item = StorePath>) -> Result<Vec<Named>, ServeError> {
+    let with_size = |path: StorePath| {
+        let size = look_up(places, path.hash_part())?.map(|info| info.nar_size);
+        Ok(Named { path, size })
+    };
+    paths.map(with_size).collect()
 }
 
 /// The narinfo of a path, from whichever source has it.
@@ -124,44 +119,43 @@ fn has_log(places: &Places, deriver: &StorePath) -> bool {
         let found = places.written.as_ref().map(|cache| cache.small_file(SmallKind::Log, deriver.base_name()));
         found.is_some_and(|found| found.is_ok_and(|log| log.is_some()))
     };
-    places.has_upstreams || in_store() || in_cache()
+    in_store() || in_cache()
 }
 
-fn source(places: &Places, path: &StorePath) -> Result<&'static str, ServeError> {
+fn source(places: &Places, path: &StorePath) -> Result<Source, ServeError> {
     if let Some(store) = &places.store
         && store.is_valid(path)?
     {
-        return Ok("store");
+        return Ok(Source::Store);
     }
     let kept = |cache: &narval_keep::Cache| cache.missing(&[path.hash_part()], None);
     match places.written.as_ref().map(kept).transpose()? {
-        Some(missing) if missing.is_empty() => Ok("cache"),
-        _ => Ok("upstream"),
+        Some(missing) if missing.is_empty() => Ok(Source::Cache),
+        _ => Ok(Source::Upstream),
     }
 }
 
-fn referrers(places: &Places, path: &StorePath) -> Result<Vec<Named>, ServeError> {
-    let mut named = Vec::new();
+/// By name; one more than are shown, if there are.
+fn referrers(places: &Places, path: &StorePath) -> Result<Vec<StorePath>, ServeError> {
+    let mut found = Vec::new();
     if let Some(store) = &places.store {
-        let referrers = store.referrers(path)?;
-        named.extend(referrers.iter().filter(|referrer| *referrer != path).map(Named::of));
+        found.extend(store.referrers(path)?.into_iter().filter(|referrer| referrer != path));
     }
     if let Some(cache) = &places.written {
         for referrer in cache.referrers(&path.hash_part())?.into_iter().take(REFERRERS_MAX + 1) {
-            let is_new = named.iter().all(|named: &Named| named.hash != referrer.as_str());
+            let is_new = found.iter().all(|found: &StorePath| found.hash_part() != referrer);
             if is_new && let Some(info) = look_up(places, referrer)? {
-                named.push(Named::of(&info.path));
+                found.push(info.path);
             }
         }
     }
-    named.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(named)
+    found.sort_by(|one, other| one.name().cmp(other.name()));
+    Ok(found)
 }
 
-fn pins(places: &Places, path: &StorePath) -> Result<Vec<String>, ServeError> {
+fn pins(places: &Places, path: &StorePath) -> Result<Vec<Pin>, ServeError> {
     let Some(cache) = &places.written else { return Ok(Vec::new()) };
-    let pins = cache.pins()?.into_iter().filter(|pin| pin.path == path.base_name());
-    Ok(pins.map(|pin| pin.name).collect())
+    Ok(cache.pins()?.into_iter().filter(|pin| pin.path == path.base_name()).collect())
 }
 
 /// A path of a closure.
@@ -208,6 +202,63 @@ pub(super) fn read_closure(
         of.get_or_insert(next.info);
     }
     Ok(Closure { of: of.ok_or(ServeError::NoPath)?, paths })
+}
+
+/// A closure, from the path itself on.
+pub(super) struct Tree {
+    /// The path itself comes first, and each path after one that refers to it.
+    pub(super) nodes: Vec<TreeNode>,
+    /// How many referenced paths no source has.
+    pub(super) missing: usize,
+    /// Whether there are more paths than were read.
+    pub(super) more: bool,
+}
+
+/// A path of a closure.
+pub(super) struct TreeNode {
+    pub(super) path: WithSize,
+    /// The length of the shortest chain of references to it, and the path before it in that chain.
+    pub(super) depth: u32,
+    pub(super) before: Option<usize>,
+    /// See [`is_accepted`] and [`is_signed`].
+    pub(super) accepted: Option<bool>,
+    pub(super) signed: bool,
+}
+
+impl Tree {
+    /// Reads the closure of a path, while somebody wants it.
+    pub(super) fn read(places: &Places, hash_part: HashPart, is_wanted: &dyn Fn() -> bool) -> Result<Self, ServeError> {
+        let mut walk = Walk::new(hash_part);
+        let mut nodes: Vec<TreeNode> = Vec::new();
+        // Of those that were found and are not read yet.
+        let mut before = vec![(0, None)];
+        while nodes.len() < TREE_MAX
+            && let Some(next) = walk.next(places)?
+        {
+            if !is_wanted() {
+                return Err(ServeError::Busy);
+            }
+            let (depth, from) = before.get(nodes.len()).copied().unwrap_or_default();
+            before.resize(walk.found.len(), (depth + 1, Some(nodes.len())));
+            let signed = is_signed(places, &next.info);
+            let accepted = (!places.sign_keys.is_empty()).then(|| signed || next.info.ca.is_some());
+            nodes.push(TreeNode { path: WithSize::of(&next.info), depth, before: from, accepted, signed });
+        }
+        let more = nodes.len() < walk.found.len();
+        Ok(Self { nodes, missing: walk.missing(), more })
+    }
+
+    /// The shortest chain of references from the path itself to another one.
+    pub(super) fn chain(&self, to: &HashPart) -> Vec<&TreeNode> {
+        let mut at = self.nodes.iter().position(|node| node.path.hash == *to);
+        let mut chain = Vec::new();
+        while let Some(node) = at.and_then(|at| self.nodes.get(at)) {
+            chain.push(node);
+            at = node.before;
+        }
+        chain.reverse();
+        chain
+    }
 }
 
 /// Walks a closure. Only the hash parts are in memory: narinfos are read when their turn comes.
@@ -278,10 +329,14 @@ struct Node<'a> {
 
 /// Whether a client that trusts only this server's keys accepts a path; `None` if it has no key.
 pub(super) fn is_accepted(places: &Places, info: &NarInfo) -> Option<bool> {
-    let keys: TrustedKeys = places.sign_keys.iter().cloned().collect();
-    let is_signed = || keys.find_valid(info.fingerprint(&places.store_dir).as_bytes(), &info.signatures).is_some();
     // Contents are their own proof.
-    (!places.sign_keys.is_empty()).then(|| info.ca.is_some() || is_signed())
+    (!places.sign_keys.is_empty()).then(|| info.ca.is_some() || is_signed(places, info))
+}
+
+/// Whether a path has a valid signature of one of this server's keys.
+pub(super) fn is_signed(places: &Places, info: &NarInfo) -> bool {
+    let keys: TrustedKeys = places.sign_keys.iter().cloned().collect();
+    keys.find_valid(info.fingerprint(&places.store_dir).as_bytes(), &info.signatures).is_some()
 }
 
 /// The closure of a path.

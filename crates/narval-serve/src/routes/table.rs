@@ -339,10 +339,10 @@ mod tests {
         assert_eq!(rich("/_narval/v1/nar/x"), Route::Push(PushRoute::Nar("x")));
         assert_eq!(rich("/_narval/v1/later"), Route::Unknown);
         assert_eq!(rich("/later/kind.json"), Route::Other("later/kind.json"));
-        assert_eq!(rich("/_narval/page/about"), Route::Page(PageRoute::About));
-        assert_eq!(rich(&format!("/_narval/page/path/{HASH}")), Route::Page(PageRoute::Path(hash())));
+        assert_eq!(rich("/_narval/page/check"), Route::Page(PageRoute::Check));
+        assert_eq!(rich(&format!("/_narval/page/closure/{HASH}")), Route::Page(PageRoute::Closure(hash())));
         assert_eq!(rich(&format!("/_narval/page/file/{HASH}/bin/x")), Route::Page(PageRoute::File(hash(), "bin/x")));
-        assert_eq!(rich("/_narval/page/path/x"), Route::Unknown);
+        assert_eq!(rich("/_narval/page/closure/x"), Route::Unknown);
         assert_eq!(rich(&format!("/_narval/path/{HASH}")), Route::View(View::Path(hash())));
         assert_eq!(rich(&format!("/_narval/files/{HASH}/bin/x")), Route::View(View::Files(hash(), "bin/x".to_owned())));
         assert_eq!(rich("/_narval/path/x"), Route::View(View::Absent));

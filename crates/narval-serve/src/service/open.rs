@@ -53,6 +53,7 @@ impl Service {
         let (face, prefix) = (config.face, config.prefix.clone());
         let sign_keys: Vec<_> = config.sign_keys.iter().map(SecretKey::public_key).collect();
         let (wants_page, priority) = (config.page && face == Face::Narval, config.priority);
+        let description = config.description.clone();
         let (memo_bytes, sign_secrets) = (config.narinfo_memo_bytes, config.sign_keys.clone());
         let mut written_narinfos = None;
         let mut written = None;
@@ -99,6 +100,8 @@ impl Service {
                 store: live.as_ref().map(|live| Arc::clone(&live.store)),
                 planner: live.as_ref().map(|live| Arc::clone(&live.nars.planner)),
                 written: written.as_ref().map(|written: &Written| written.cache.clone()),
+                data: written.as_ref().map(|written| written.data.clone()),
+                description,
                 has_upstreams: upstream.is_some(),
             };
             let (metrics, upstreams) = (Arc::clone(&metrics), upstream.clone());

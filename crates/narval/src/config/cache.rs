@@ -21,6 +21,8 @@ pub struct CacheSection {
     pub name: CacheName,
     /// The hosts where it is served at `/`.
     pub hosts: Vec<At<String>>,
+    /// What the page says about it.
+    pub description: Option<String>,
     /// Whether it is only served at its hosts, not below `/NAME`.
     pub host_only: bool,
     /// The store directory of its paths.
@@ -67,6 +69,7 @@ pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
         // Replaced below: a section must have a name.
         name: CacheName::default(),
         hosts: section.list("host", &Kind::host()),
+        description: section.get("description", &Kind::text()),
         host_only: section.get("host-only", &Kind::boolean()).unwrap_or(false),
         store_dir: section.get("store-dir", &Kind::parsed("a store directory, such as \"/nix/store\",")),
         public: section.get("public", &Kind::boolean()),

@@ -12,7 +12,7 @@ use base64::Engine;
 use serde_json::{Value, json};
 
 /// How long the browser may take for one thing.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A browser with one page. It ends when dropped.
 pub struct Browser {
@@ -168,7 +168,7 @@ impl Browser {
 
     /// Sets the width of the window.
     pub fn resize(&mut self, width: u32) {
-        let params = json!({ "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600 });
+        let params = json!({ "width": width, "height": if width < 600 { 844 } else { 900 }, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.call("Emulation.setDeviceMetricsOverride", params);
     }
 

@@ -19,6 +19,14 @@ impl Lab {
         Self { store, server }
     }
 
+    /// The same with the key `own-1`.
+    pub fn signing(args: &[&str]) -> Self {
+        let store = Store::new();
+        let (key, _) = store.key("own-1");
+        let server = Self::serve(&store, &[&["--sign-key", key.to_str().unwrap()], args].concat());
+        Self { store, server }
+    }
+
     pub fn serve(store: &Store, args: &[&str]) -> Server {
         let mut command = Command::new(NARVAL);
         command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("data")).args(args);

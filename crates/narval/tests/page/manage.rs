@@ -122,7 +122,7 @@ fn tokens_are_made_shown_once_and_revoked() {
     }
     // The new one works, sees what it may, and its sessions end with it.
     let bearer = format!("Authorization: Bearer {token}");
-    assert_eq!(lab.ask("GET", "about", &[&bearer], "").status, 200);
+    assert_eq!(lab.ask("GET", "check", &[&bearer], "").status, 200);
     let theirs = lab.sign_in(token);
     assert_eq!(theirs.info["scopes"], serde_json::json!(["pull", "pin"]));
     for (method, route, body, scope) in writes("/nix/store/0i4073ldk2aplbmaarmp5c8gf3wmbl84-x") {
@@ -137,12 +137,12 @@ fn tokens_are_made_shown_once_and_revoked() {
     for route in ["manage/tokens", "manage/usage", "manage/collection"] {
         assert_eq!(lab.ask("GET", route, &theirs.fields(), "").status, 403, "{route}");
     }
-    assert_eq!(lab.ask("GET", "about", &[&theirs.cookie], "").status, 200, "the session reads a private cache");
+    assert_eq!(lab.ask("GET", "check", &[&theirs.cookie], "").status, 200, "the session reads a private cache");
     let found = json(&lab.ask("GET", "manage/tokens", &fields, ""));
     let found = found["tokens"].as_array().unwrap().iter().find(|one| one["id"] == id).unwrap().clone();
     assert!(found["lastUsed"].is_u64(), "{found}");
     json(&lab.ask("DELETE", &format!("manage/tokens/{id}"), &fields, ""));
-    assert_eq!(lab.ask("GET", "about", &[&theirs.cookie], "").status, 401);
+    assert_eq!(lab.ask("GET", "check", &[&theirs.cookie], "").status, 401);
     assert_eq!(lab.ask("GET", "manage/pins", &theirs.fields(), "").status, 401);
     // A session reads, but uploads and the like need the token itself.
     for method in ["PUT", "DELETE"] {
@@ -250,7 +250,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     browser.shows("unknown, expired or revoked");
     browser.fill("#token", &lab.token(&["--admin"]));
     browser.press("Enter", 13);
-    browser.shows("first-1.0");
+    browser.shows("first 1.0");
     assert_eq!(browser.eval("document.cookie"), "", "no script reads the cookie");
     assert_eq!(browser.eval("Object.keys(sessionStorage).length + Object.keys(localStorage).length"), 0);
     // A token with a name that is HTML.
@@ -271,7 +271,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     assert_eq!(browser.eval("document.querySelectorAll('main img').length"), 0);
     // A pin, from the page of a path.
     browser.click("nav a", "Packages");
-    browser.click("a", "first-1.0");
+    browser.click("a", "first 1.0");
     browser.click("button", "Pin");
     browser.fill("#pin-name", "release");
     browser.click("form button", "Pin");
@@ -279,7 +279,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     assert!(stdout(lab.run(&["pin", "list"])).contains("release"));
     // Escape leaves everything as it is; deleting deletes.
     browser.click("nav a", "Packages");
-    browser.click("a", "second-2.0");
+    browser.click("a", "second 2.0");
     browser.click("button", "Delete");
     browser.shows("Delete this path?");
     browser.press("Escape", 27);
@@ -302,7 +302,7 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     browser.shows("Sign in");
     assert_eq!(
         browser.eval(
-            "fetch('/_narval/page/about', { headers: { 'X-Narval-Page': '1' } }).then((answer) => answer.status)"
+            "fetch('/_narval/page/check', { headers: { 'X-Narval-Page': '1' } }).then((answer) => answer.status)"
         ),
         401
     );

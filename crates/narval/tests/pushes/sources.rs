@@ -69,8 +69,12 @@ fn a_closure_is_looked_up_in_all_sources_in_order() {
     shown.sort_unstable();
     want.sort_unstable();
     assert_eq!((shown, &closure["missing"]), (want.clone(), &0.into()));
+    let words =
+        [("cache", "pushed to this cache"), ("store", "this machine’s store"), ("upstream", "an upstream cache")];
     for (path, source) in paths {
-        assert_eq!(json("path", path)["source"], source, "{path}");
+        let shown = lab.get(&format!("/_narval/path/{}", hash_part(path)));
+        let said = words.iter().find(|(key, _)| *key == source).unwrap().1;
+        assert!(shown.text().contains(&format!("<dd>{said}</dd>")), "{path}: {}", shown.text());
     }
     // Opening the page fetches none of the closure's NARs.
     std::thread::sleep(Duration::from_millis(500));

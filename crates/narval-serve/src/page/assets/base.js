@@ -3,7 +3,7 @@
 // The cache's root, its views and what they ask for, wherever a proxy has put them.
 const base = location.pathname.replace(/\/?(_narval\/.*)?$/, '/');
 const views = base + '_narval/', api = views + 'page/';
-const main = document.getElementById('main');
+let main = document.getElementById('main');
 const said = document.getElementById('said');
 let view = 0; // grows with every view, so that answers for an older one are left out
 let session = null; // whether this browser may read, who has signed in, and what they may do; null: this server has no tokens, or it is not known yet
@@ -59,18 +59,9 @@ const cacheName = () => session?.cache || 'store';
 const may = (scope) => Boolean(session?.scopes.includes(scope));
 
 function copyable(text, label) {
-  const button = el('button', { type: 'button', 'aria-label': 'Copy: ' + label, onclick: async () => {
-    try { await navigator.clipboard.writeText(text); } catch {
-      // Without TLS there is no clipboard.
-      const area = el('textarea', {}, text);
-      document.body.append(area); area.select(); document.execCommand('copy'); area.remove(); button.focus();
-    }
-    button.textContent = 'Copied'; said.textContent = 'Copied';
-    setTimeout(() => { button.textContent = 'Copy'; }, 1500);
-  } }, 'Copy');
+  const button = el('button', { type: 'button', 'aria-label': 'Copy: ' + label, onclick: () => copy(button, text) }, 'Copy');
   return el('div', { class: 'copy' }, el('pre', { tabindex: 0, 'aria-label': label }, text), button);
 }
-
 
 // A table: head is a list of titles, [title, 'n'] for numbers; each row is a list of cells.
 function table(label, head, rows) {

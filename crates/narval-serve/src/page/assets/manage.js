@@ -161,6 +161,6 @@ function pathActions(path) {
     });
   }
   return [el('p', { class: 'actions' },
-    may('pin') && el('button', { type: 'button', onclick: () => { form.replaceChildren(el('h2', {}, 'Pin this path'), pinForm(path.path, route)); form.querySelector('input').focus(); } }, 'Pin'),
+    may('pin') && el('button', { type: 'button', onclick: () => { form.replaceChildren(el('h2', {}, 'Pin this path'), pinForm(path.path, reload)); form.querySelector('input').focus(); } }, 'Pin'),
     may('delete') && el('button', { type: 'button', class: 'danger', onclick: remove }, 'Delete')), wrong, form];
 }

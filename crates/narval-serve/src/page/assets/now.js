@@ -1,6 +1,4 @@
 async function nowView(mine) {
-  await get(api + 'about'); // a private cache asks who we are; a socket cannot
-  if (mine !== view) return;
   const history = [];
   const state = el('p', { class: 'soft', role: 'status' }, 'Connecting…');
   const cards = el('div', { class: 'cards' });

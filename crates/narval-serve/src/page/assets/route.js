@@ -20,32 +20,24 @@ async function route() {
   leave(); leave = () => {};
   const which = main.dataset.view ||= document.getElementById('view')?.dataset.view || '';
   const [, first = '', ...rest] = location.pathname.slice(views.length).split('/').map(decoded);
-  const asked = new URLSearchParams(location.search);
   try {
     if (which === 'sign-in') await signInView(mine);
-    else if (which === 'find') await findView(mine, asked.get('q') || '');
-    else if (which === 'path') await pathView(mine, first, asked.get('why'));
-    else if (which === 'files') await filesView(mine, first, rest.join('/'));
     else if (which === 'compare') await compareView(mine, first, rest[0]);
     else if (which === 'now') await nowView(mine);
     else if (which === 'manage') await manageView(mine, first);
-    else if (which === 'use') await useView(mine);
   } catch (error) {
     if (mine === view) failed(error);
   }
 }
 async function start() {
   if (location.hash.startsWith('#/') && moved()) return;
+  enliven();
   const isSignIn = document.getElementById('view')?.dataset.view === 'sign-in';
+  if (!document.getElementById('view') && !document.getElementById('actions')) return;
   await whoIsThere();
+  enliven();
   if (isSignIn && session?.signedIn && (session.mayRead || location.pathname.startsWith(views + 'manage'))) return reload();
   await route();
 }
 addEventListener('hashchange', () => { if (location.hash.startsWith('#/')) moved(); });
-addEventListener('keydown', (event) => {
-  const field = document.getElementById('q');
-  if (event.key !== '/' || event.ctrlKey || event.metaKey || event.altKey || !field || event.target.matches('input,textarea,select')) return;
-  event.preventDefault();
-  field.focus(); field.select();
-});
 start();

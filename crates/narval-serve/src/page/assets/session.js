@@ -39,7 +39,9 @@ async function reload() {
   const anew = new DOMParser().parseFromString(await answer.text(), 'text/html');
   for (const part of ['header', 'main', 'footer']) document.querySelector(part).replaceChildren(...anew.querySelector(part).childNodes);
   document.title = anew.title;
+  document.body.dataset.url = anew.body.dataset.url;
   main.dataset.view = '';
+  enliven();
   await route();
   main.querySelector('h1')?.focus();
 }

@@ -1,57 +1,39 @@
-async function useView(mine) {
-  const about = await get(api + 'about');
-  if (mine !== view) return;
-  const url = location.origin + base.replace(/\/$/, '');
-  const keys = about.keys.join(' ');
-  const conf = 'extra-substituters = ' + url + '\n' + (keys ? 'extra-trusted-public-keys = ' + keys + '\n' : '');
-  const list = about.keys.map((key) => '"' + key + '"').join(' ');
-  const flake = '{\n  nixConfig = {\n    extra-substituters = [ "' + url + '" ];\n' + (keys ? '    extra-trusted-public-keys = [ ' + list + ' ];\n' : '') + '  };\n}';
-  const nixos = '{\n  nix.settings.substituters = [ "' + url + '" ];\n' + (keys ? '  nix.settings.trusted-public-keys = [ ' + list + ' ];\n' : '') + '}';
-  const result = el('p', { role: 'status' });
-  const hidden = about.written && !about.written.public;
-  const withToken = 'narval use ' + url + ' --token-file token';
-  // Nix does not read ~/.netrc.
-  const netrc = [copyable('netrc-file = /etc/nix/netrc', 'line for nix.conf with the netrc file'),
-    el('p', {}, 'and in that file, which only its owner may read:'),
-    copyable('machine ' + location.hostname + ' login narval password TOKEN', 'line for netrc')];
-  const has = [about.live && 'this machine’s store', about.written && number(about.written.paths) + ' pushed paths (' + bytes(about.written.bytes) + ')', about.upstreams && 'paths of its upstreams'].filter(Boolean);
-  show(
-    heading('Use this cache'),
-    el('p', {}, 'It serves packages for ', el('code', {}, about.storeDir), ': ', has.join(', '), '.'),
-    !keys && el('p', { class: 'bad' }, 'This server does not sign its paths: Nix only accepts those with another trusted signature.'),
-    about.written?.counted?.[1] > 0 && el('p', { class: 'bad' }, unsigned(about) + '.'),
-    hidden && el('p', {}, 'You need a token from its operator. With ', el('code', {}, 'narval use'), ', it is in a file; Nix reads it from a netrc file. It does not belong into a flake or a NixOS configuration: these are copied to the store, which everybody on the machine can read.'),
-    el('h2', {}, 'With Narval'), copyable(hidden ? withToken : 'narval use ' + url, 'command for narval use'),
-    el('h2', {}, 'nix.conf'), copyable(conf, 'lines for nix.conf'), hidden && netrc,
-    el('h2', {}, 'A flake'), copyable(flake, 'nixConfig of a flake'),
-    el('h2', {}, 'NixOS'), copyable(nixos, 'NixOS settings'),
-    about.written && [el('h2', {}, 'Push to it'), el('p', {}, 'With a token from its operator in the file ', el('code', {}, 'token'), ':'),
-      copyable(withToken, 'command for narval use with a token'),
-      !hidden && [el('p', {}, 'Or for Nix alone, in nix.conf:'), netrc],
-      el('p', {}, 'Then:'), copyable('nix copy --to ' + url + ' ./result', 'command for nix copy'),
-      el('p', {}, 'Or in fewer round trips:'), copyable('narval push ./result --to ' + url, 'command for narval push')],
-    el('h2', {}, 'Check'),
-    el('p', {}, el('button', { type: 'button', onclick: () => check(result) }, 'Check this cache from here')), result,
-    el('p', { class: 'soft' }, 'Narval ' + about.version + ', priority ' + about.priority),
-  );
+// Whether this browser can use the cache, and whether clients accept what it has.
+function enlivenOverview() {
+  const place = document.getElementById('check');
+  if (place?.hidden) {
+    place.hidden = false;
+    place.querySelector('button').addEventListener('click', () => check(place.querySelector('[role=status]')));
+  }
+  // What is not complete yet is looked at again.
+  if (document.querySelector('[data-refresh]')) setTimeout(refresh, 3000);
 }
-// Clients refuse what is not signed, whatever else works.
-const unsigned = ({ written: { counted: [paths, lacking] } }) => number(lacking) + ' of ' + many(paths, 'path') + (lacking === 1 ? ' is' : ' are') + ' not signed by this server: clients that trust only its key refuse ' + (lacking === 1 ? 'it' : 'them');
+async function refresh() {
+  if (!document.querySelector('[data-refresh]')) return;
+  const answer = document.hidden ? null : await fetch(location.href, { headers: { Accept: 'text/html' } }).catch(() => null);
+  if (answer?.ok) {
+    const anew = new DOMParser().parseFromString(await answer.text(), 'text/html').getElementById('main');
+    if (anew.textContent !== main.dataset.text && document.querySelector('[data-refresh]')) {
+      main.dataset.text = anew.textContent;
+      main.replaceChildren(...anew.childNodes);
+      enliven();
+      return;
+    }
+  }
+  setTimeout(refresh, 3000);
+}
 async function check(result) {
   result.className = ''; result.textContent = 'Checking…';
   try {
-    const about = await get(api + 'about'), counted = about.written?.counted;
     const info = await get(base + 'nix-cache-info', 'text');
+    const found = await get(api + 'check');
     const dir = /^StoreDir: *(.*)$/m.exec(info)?.[1];
-    if (dir !== about.storeDir) throw new Failure(0, 'nix-cache-info is for ' + dir + '.');
-    const found = await get(api + 'paths');
-    if (!found.paths.length) { result.className = 'good'; result.textContent = 'It responds, but has no paths yet.'; return; }
-    const path = await get(api + 'path/' + found.paths[0].hash);
-    const ours = path.signatures.some((signature) => signature.ours);
-    if (counted?.[1]) { result.className = 'bad'; result.textContent = 'It responds, but ' + unsigned(about) + '.'; return; }
-    result.className = ours || !about.keys.length ? 'good' : 'bad';
-    result.textContent = !about.keys.length ? 'It responds, but does not sign its paths.'
-      : ours ? 'It works: it has ' + path.name + ', signed by this server' + (counted ? ', as are all ' + many(counted[0], 'path') : '') + '.' : 'It has ' + path.name + ', but not signed by this server.';
-  } catch (error) { result.className = 'bad'; result.textContent = error.message; }
+    if (dir !== found.storeDir) throw new Failure(0, 'nix-cache-info is for ' + dir + '.');
+    const these = (found.checked < found.paths ? 'the newest ' : 'all ') + many(found.checked, 'path');
+    const lacking = found.checked - found.signed - found.byContents;
+    result.className = lacking ? 'bad' : 'good';
+    result.textContent = !found.paths ? '✓ It responds for ' + dir + ', and has no paths yet.'
+      : lacking ? '✗ It responds for ' + dir + ', but ' + number(lacking) + ' of ' + these + ' lack a valid signature of this server: clients refuse them.'
+        : '✓ It works: it responds for ' + dir + ', and ' + these + ' have a valid signature of this server' + (found.byContents ? ', but for ' + number(found.byContents) + ' whose contents prove themselves.' : '.');
+  } catch (error) { result.className = 'bad'; result.textContent = '✗ ' + error.message; }
 }
-

@@ -20,9 +20,9 @@ const SCRIPT: &str = concat!(
     include_str!("../assets/base.js"),
     include_str!("../assets/session.js"),
     include_str!("../assets/use.js"),
-    include_str!("../assets/find.js"),
-    include_str!("../assets/path.js"),
-    include_str!("../assets/files.js"),
+    include_str!("../assets/ways.js"),
+    include_str!("../assets/search.js"),
+    include_str!("../assets/map.js"),
     include_str!("../assets/compare.js"),
     include_str!("../assets/now.js"),
     include_str!("../assets/manage.js"),
@@ -71,13 +71,13 @@ impl Frame<'_> {
         let Self { parts, visit, view, title, main } = self;
         let (cache, root) = (visit.cache.as_str(), visit.root.as_str());
         let query =
-            if *view == View::Packages { crate::page::catalog::query_text(head.query()) } else { String::new() };
+            if *view == View::Packages { crate::page::catalog::text_of(head.query(), "q") } else { String::new() };
         let header = html! {
             a.brand #brand href=(root) { (mark()) strong { (cache) } " " span.soft { (visit.host) } }
             @if visit.may_read {
                 form role="search" action=(root) {
                     input #q type="search" name="q" value=(query) placeholder="Search packages" aria-label="Search packages" aria-keyshortcuts="/"
-                        maxlength="200" autocomplete="off" spellcheck="false";
+                        maxlength="200" autocomplete="off" spellcheck="false" autofocus[*view == View::Packages];
                 }
                 p.state { (state(parts, visit)) }
             }

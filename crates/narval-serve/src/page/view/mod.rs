@@ -5,9 +5,12 @@
 //! files come from whoever built them: [`words::name`] also isolates their direction. [`layout`] puts a view between header and footer. Data goes into
 //! the document only, never into style or script, so the policy has constant hashes.
 
-#![allow(dead_code, reason = "views come one after the other")]
-
+mod files;
 pub(super) mod layout;
+mod overview;
+mod package;
+mod packages;
+mod parts;
 mod shell;
 pub(super) mod words;
 
@@ -170,7 +173,7 @@ impl Visit {
 /// # Errors
 /// If a source cannot be read. What is absent is a view of its own, with the status 404.
 pub(super) fn answer(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Result<Response, ServeError> {
-    let (title, main, status) = match render(view) {
+    let (title, main, status) = match render(parts, view, visit, request) {
         Ok((title, main)) => (title, main, StatusCode::OK),
         Err(ServeError::NoPath) => ("Not found".to_owned(), shell::absent(visit), StatusCode::NOT_FOUND),
         Err(error) => return Err(error),
@@ -179,9 +182,13 @@ pub(super) fn answer(parts: &Parts, view: &View, visit: &Visit, request: &Reques
 }
 
 /// The title and the contents of a view.
-fn render(view: &View) -> Result<(String, Markup), ServeError> {
+fn render(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Result<(String, Markup), ServeError> {
     match view {
         View::Absent => Err(ServeError::NoPath),
+        View::Overview => overview::overview(parts, visit),
+        View::Packages => packages::packages(parts, visit, request.query()),
+        View::Path(hash_part) => package::package(parts, visit, *hash_part, request),
+        View::Files(hash_part, path) => files::files(parts, visit, (*hash_part, path), request),
         view => Ok(shell::shell(view)),
     }
 }

@@ -7,13 +7,9 @@ use super::{View, Visit};
 /// The title and the contents of a view that the script renders.
 pub(super) fn shell(view: &View) -> (String, Markup) {
     let (title, name) = match view {
-        View::Overview | View::Absent => ("Use this cache", "use"),
-        View::Packages => ("Packages", "find"),
-        View::Path(_) => ("Package", "path"),
-        View::Files(..) => ("Files", "files"),
         View::Compare(..) => ("Compared", "compare"),
         View::Status => ("Status", "now"),
-        View::Manage(_) => ("Manage", "manage"),
+        _ => ("Manage", "manage"),
     };
     (
         title.to_owned(),

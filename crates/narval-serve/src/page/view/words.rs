@@ -1,7 +1,5 @@
 //! How numbers, times and names are written.
 
-#![allow(dead_code, reason = "views come one after the other")]
-
 use maud::{Markup, html};
 use narval_client::clock;
 
@@ -84,7 +82,7 @@ pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if is_mark(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// A part of a URL's path: everything but letters, digits and a few signs is encoded.
+/// A part of a URL's path or query: everything but letters, digits and a few signs is encoded.
 pub(super) fn encoded(text: &[u8]) -> String {
     use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
     const SET: &AsciiSet =

@@ -334,6 +334,7 @@ fn config(told: &CacheToServe, wide: &ServerWide) -> Config {
         nar_cache: nar_cache.cloned(),
         verify_nars: wide.verify_nars,
         page: wide.web,
+        description: told.description().map(str::to_owned),
         redirect: wide.redirect,
         narinfo_memo_bytes: wide.narinfo_memory,
         ..defaults

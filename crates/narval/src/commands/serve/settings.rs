@@ -343,6 +343,11 @@ impl CacheToServe {
         self.section.as_ref().and_then(|(_, section)| section.want_mass_query).unwrap_or(true)
     }
 
+    /// What the page says about it.
+    pub(crate) fn description(&self) -> Option<&str> {
+        self.section.as_ref().and_then(|(_, section)| section.description.as_deref())
+    }
+
     /// Its store directory in the file.
     pub(crate) fn store_dir(&self) -> Option<&StoreDir> {
         self.section.as_ref().and_then(|(_, section)| section.store_dir.as_ref())
@@ -350,7 +355,7 @@ impl CacheToServe {
 
     /// Whether a service with these settings answers like one with `other`.
     pub(crate) fn answers_as(&self, other: &Self) -> bool {
-        let answers = |told: &Self| (told.priority, told.want_mass_query());
+        let answers = |told: &Self| (told.priority, told.want_mass_query(), told.description().map(str::to_owned));
         self.sign_keys == other.sign_keys && answers(self) == answers(other)
     }
 
