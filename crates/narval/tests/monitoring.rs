@@ -190,12 +190,11 @@ fn every_alert_has_its_section_of_the_runbook() {
             .map(|rest| rest.trim_matches('"').to_owned())
             .collect()
     };
-    let (alerts, links) = (after(&rules, "- alert: "), after(&rules, "runbook_url: "));
+    let (alerts, mut links) = (after(&rules, "- alert: "), after(&rules, "runbook_url: "));
+    // Whose address it is, `documents` looks at.
+    links.iter_mut().for_each(|link| drop(link.drain(..link.find("/runbook.html").unwrap())));
     assert!(alerts.len() > 15);
-    let expected: Vec<_> = alerts
-        .iter()
-        .map(|alert| format!("https://example.org/narval/runbook.html#{}", alert.to_lowercase()))
-        .collect();
+    let expected: Vec<_> = alerts.iter().map(|alert| format!("/runbook.html#{}", alert.to_lowercase())).collect();
     assert_eq!(links, expected);
     assert_eq!(after(&book, "## "), alerts);
     for section in book.split("\n## ").skip(1) {

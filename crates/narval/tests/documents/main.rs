@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+mod address;
 #[path = "../page/browser.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it can do more than these pages need")]
 mod browser;

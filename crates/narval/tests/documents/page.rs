@@ -157,6 +157,13 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
+/// The address of the repository.
+pub(crate) fn address() -> String {
+    let manifest = read("Cargo.toml");
+    let (_, rest) = manifest.split_once("\nrepository = \"").unwrap();
+    rest.split('"').next().unwrap().to_owned()
+}
+
 /// A part of a page: from a heading to the next one of its level.
 pub(crate) fn section(page: &str, heading: &str) -> String {
     let level = heading.split(' ').next().unwrap().len();

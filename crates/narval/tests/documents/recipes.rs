@@ -1,15 +1,16 @@
-//! The recipes of docs/pushing.md, word for word: each command of its code blocks is run by a shell, as a CI platform runs it, with real Nix.
-//! What is replaced are the addresses, and the folders of the machine.
+//! The jobs of docs/pushing.md, word for word: each command is run by a shell, as a CI platform runs it, with real Nix.
 
-use std::os::unix::fs::PermissionsExt;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::json;
 
-use crate::page::read;
+use crate::page::{address, read};
+use crate::pages::with_a_team_cache;
 use crate::platform::Platform;
-use crate::support::{NARVAL, Server, hash_part, stdout};
+use crate::reader::Reader;
+use crate::support::{NARVAL, Nix, Server, hash_part};
 
 const PAGE: &str = "docs/pushing.md";
 /// The address of the cache on the page.
@@ -63,6 +64,158 @@ fn gitlab(yaml: &str) -> Vec<String> {
     [main, after].into_iter().filter(|script| !script.is_empty()).collect()
 }
 
+/// A project that builds a path of this name.
+fn flake(name: &str) -> String {
+    let system = format!("{}-linux", std::env::consts::ARCH);
+    format!(
+        "{{ outputs = _: {{ packages.{system}.default = derivation {{ name = \"{name}\"; system = \"{system}\"; \
+         builder = \"/bin/sh\"; args = [ \"-c\" \"echo {name} > $out\" ]; }}; }}; }}\n"
+    )
+}
+
+/// The variables of a job: `NAME: value` in its sections `env` and `variables`.
+fn variables(yaml: &str) -> Vec<(String, String)> {
+    let pairs = yaml.lines().filter_map(|line| line.trim().split_once(": "));
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    pairs.filter(|(name, _)| is_name(name)).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// What the images of the platforms have, and these jobs use. Narval is not among it.
+const TOOLS: &str = "bash sh cat curl sha256sum tar gzip mkdir readlink git nix";
+
+/// A runner: its image, and a project to build.
+struct Runner<'a> {
+    reader: &'a Reader,
+    folder: String,
+    /// Folders that jobs have put in front of the path.
+    path: RefCell<Vec<String>>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(reader: &'a Reader, name: &str) -> Self {
+        let folder = format!("/shared/{name}");
+        reader.machine.run(&format!(
+            "mkdir -p {folder}/bin {folder}/home {folder}/temp {folder}/project
+            for tool in {TOOLS}; do ln -s $(command -v $tool) {folder}/bin/$tool; done"
+        ));
+        Self { reader, folder, path: RefCell::new(Vec::new()) }
+    }
+
+    fn project(&self, name: &str) {
+        self.reader.machine.run(&format!("cat > {}/project/flake.nix <<'END'\n{}END\n", self.folder, flake(name)));
+    }
+
+    /// Runs a script as the platforms do, with these variables.
+    fn try_run(&self, script: &str, variables: &[(String, String)]) -> Output {
+        let folder = &self.folder;
+        let path = [self.path.borrow().as_slice(), &[format!("{folder}/bin")]].concat().join(":");
+        let mut command = self.reader.machine.command("env");
+        command.args(["-i", "-C", &format!("{folder}/project")]).args([
+            format!("PATH={path}"),
+            format!("HOME={folder}/home"),
+            format!("RUNNER_TEMP={folder}/temp"),
+            format!("GITHUB_PATH={folder}/github-path"),
+            format!("CI_PROJECT_DIR={folder}/project"),
+        ]);
+        command.args(variables.iter().map(|(name, value)| format!("{name}={value}")));
+        let output = command.args(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]).output().unwrap();
+        let added = self.reader.machine.run(&format!("cat {folder}/github-path 2>/dev/null || true"));
+        *self.path.borrow_mut() = added.lines().map(str::to_owned).collect();
+        output
+    }
+
+    fn run(&self, script: &str, variables: &[(String, String)]) -> String {
+        let output = self.try_run(script, variables);
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{script}\n{said}");
+        said
+    }
+
+    /// What was built last.
+    fn result(&self) -> String {
+        self.reader.machine.run(&format!("readlink {}/project/result", self.folder)).trim().to_owned()
+    }
+}
+
+/// A release at the address of the repository, with the program of this build; the checksum of its archive.
+fn release(reader: &mut Reader) -> String {
+    let (address, version) = (address(), env!("CARGO_PKG_VERSION"));
+    let (host, path) = address.strip_prefix("https://").unwrap().split_once('/').unwrap();
+    let place = format!("/shared/{host}/{path}/releases/download/v{version}");
+    reader.machine.run(&format!(
+        "mkdir -p {place} /shared/target/static && cd /root/narval
+        printf '#!/bin/sh\\nexec /root/narval/target/release/narval \"$@\"\\n' > /shared/target/static/narval
+        chmod +x /shared/target/static/narval
+        CARGO_TARGET_DIR=/shared/target SOURCE_DATE_EPOCH=1 tools/release --unsigned --out {place} --only archive,sums"
+    ));
+    reader.stand_in(host, "static .");
+    let sums = reader.machine.run(&format!("cat {place}/SHA256SUMS"));
+    let archive = format!("narval-{version}-{}-linux.tar.gz", std::env::consts::ARCH);
+    let sum = sums.lines().find_map(|line| line.strip_suffix(&format!("  {archive}")));
+    sum.unwrap_or_else(|| panic!("{archive} is not in {sums}")).to_owned()
+}
+
+/// "In CI": on runners that have no Narval. The first `watch-store --once` records what there is, the second pushes what was built since; then a release is
+/// pinned, and clients install what was pushed.
+#[test]
+fn jobs_with_a_secret() {
+    let shared = tempfile::tempdir().unwrap();
+    let Some(mut reader) = with_a_team_cache(shared.path()) else { return };
+    let sum = release(&mut reader);
+    let page = read(PAGE);
+    reader.follow(page.split("\n## In CI\n").nth(1).unwrap().split("\n```yaml\n").next().unwrap());
+    let token = reader.machine.run("cat ~/github.token").trim().to_owned();
+    let key = reader.key(CACHE);
+    for (platform, read) in [("GitHub Actions:", github as fn(&str) -> Vec<String>), ("GitLab, with", gitlab)] {
+        let yaml = block(platform).replace("x86_64", std::env::consts::ARCH);
+        let mut variables = variables(&yaml);
+        variables.retain(|(name, _)| name != "NARVAL_TOKEN");
+        variables.push(("NARVAL_TOKEN".to_owned(), token.clone()));
+        let with_sum = |sum: &str| {
+            let with = variables.iter().map(|(name, value)| match &**name {
+                "SHA256" => (name.clone(), sum.to_owned()),
+                _ => (name.clone(), value.clone()),
+            });
+            with.collect::<Vec<_>>()
+        };
+        let variables = with_sum(&sum);
+        assert!(variables.iter().any(|(name, value)| name == "CACHE" && value == CACHE), "{yaml}");
+        let scripts = read(&yaml);
+        let kind = platform.split([' ', ',']).next().unwrap();
+        // An archive that somebody has changed is not even unpacked.
+        let careful = Runner::new(&reader, &format!("careful-{kind}"));
+        careful.project("never-built");
+        let refused = careful.try_run(&scripts[0], &with_sum(&"0".repeat(64)));
+        assert!(
+            !refused.status.success() && String::from_utf8_lossy(&refused.stdout).contains("FAILED"),
+            "{refused:?}"
+        );
+
+        let runner = Runner::new(&reader, kind);
+        runner.project(&format!("built-before-{kind}"));
+        runner.run("nix build", &[]);
+        let before = runner.result();
+        runner.project(&format!("built-by-the-job-{kind}"));
+        for script in &scripts {
+            let said = runner.run(script, &variables);
+            assert!(!said.contains(&token), "{script}: {said}");
+        }
+        let built = runner.result();
+        assert_ne!(built, before);
+        reader.installs(CACHE, &key, &built);
+        let of_before = format!("curl -sSf {CACHE}/{}.narinfo", hash_part(&before));
+        assert!(!reader.machine.try_run(&of_before).status.success(), "{platform}: it was there already");
+        // What follows on the page: a release is pinned with curl.
+        runner.run(&block("To keep what a release consists of"), &variables);
+        assert!(reader.machine.run("narval pin list").contains(hash_part(&built)));
+        // "To push a single result".
+        runner.project(&format!("a-single-result-{kind}"));
+        let narval = if platform.starts_with("GitLab") { ".narval/bin/narval" } else { "narval" };
+        runner.run(&format!("nix build && {narval} push ./result --to \"$CACHE\""), &variables);
+        reader.installs(CACHE, &key, &runner.result());
+    }
+}
+
 /// A machine of a CI platform, with a store of its own that Nix builds in, and a project to build.
 struct Job {
     dir: tempfile::TempDir,
@@ -83,12 +236,7 @@ impl Job {
 
     /// Something else to build.
     fn project(&self, name: &str) {
-        let system = format!("{}-linux", std::env::consts::ARCH);
-        let flake = format!(
-            "{{ outputs = _: {{ packages.{system}.default = derivation {{ name = \"{name}\"; system = \"{system}\"; \
-             builder = \"/bin/sh\"; args = [ \"-c\" \"echo {name} > $out\" ]; }}; }}; }}\n"
-        );
-        std::fs::write(self.path("project/flake.nix"), flake).unwrap();
+        std::fs::write(self.path("project/flake.nix"), flake(name)).unwrap();
     }
 
     fn path(&self, below: &str) -> PathBuf {
@@ -142,63 +290,37 @@ impl Job {
     }
 }
 
-/// A cache for the paths of this job's store; `config` is more of its file.
+/// A cache for the paths of this job's store; `config` is its file on the page.
 fn serve(job: &Job, config: &str) -> Server {
     let file = job.path("narval.toml");
     let (data, store_dir) = (job.path("data"), job.store_dir());
     let text = config.replace("/var/lib/narval", data.to_str().unwrap());
     let own = format!("\n[[cache]]\nname = 'default'\nstore-dir = '{}'\n", store_dir.display());
-    let data = if config.contains("data = ") { String::new() } else { format!("data = '{}'\n", data.display()) };
-    std::fs::write(&file, format!("{data}{text}{own}")).unwrap();
+    let key = job.path("cache.sec");
+    job.run(&format!("narval key generate cache-1 --out {} > ../cache.pub", key.display()), &[]);
+    std::fs::write(&file, format!("sign-keys = '{}'\n{text}{own}", key.display())).unwrap();
     let mut command = Command::new(NARVAL);
     command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(&file);
     Server::start(command, &[("XDG_CACHE_HOME", job.path("cache").to_str().unwrap())])
 }
 
-fn token(job: &Job, scopes: &[&str]) -> String {
-    let mut command = Command::new(NARVAL);
-    command.args(["token", "create", "ci", "--data"]).arg(job.path("data")).args(scopes);
-    stdout(command.output().unwrap())
+/// Has Nix install what was built last into an empty store, where only the cache's key is trusted.
+fn installs(job: &Job, server: &Server) {
+    let (from, result) = (server.url(), job.result());
+    let (to, key) = (tempfile::tempdir().unwrap(), std::fs::read_to_string(job.path("cache.pub")).unwrap());
+    let mut copy = job.command(Nix::Newest.program("nix"));
+    copy.args(["copy", "--refresh", "--from", &from, "--to"]).arg(to.path()).args([
+        &result,
+        "--option",
+        "require-sigs",
+        "true",
+    ]);
+    let output = copy.args(["--option", "trusted-public-keys", key.trim()]).output().unwrap();
+    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stderr), server.log());
 }
 
 fn is_cached(server: &Server, path: &str) -> bool {
     server.get(&format!("/{}.narinfo", hash_part(path))).status == 200
-}
-
-/// "In CI": the first `watch-store --once` records what there is, the second pushes what was built since; then a release is pinned.
-#[test]
-fn jobs_with_a_secret() {
-    let of = |yaml: &str, server: &Server| yaml.replace(CACHE, &server.url());
-    for (platform, read) in [("GitHub Actions:", github as fn(&str) -> Vec<String>), ("GitLab, with", gitlab)] {
-        let job = Job::new("built-before");
-        let server = serve(&job, "");
-        job.run("nix build", &[]);
-        let before = job.result();
-        job.project("built-by-the-job");
-        let token = token(&job, &["--push", "--pin"]);
-        let yaml = of(&block(platform), &server);
-        assert!(yaml.contains(&format!("CACHE: {}", server.url())), "{yaml}");
-        let (url, scripts) = (server.url(), read(&yaml));
-        let variables = [("CACHE", &*url), ("NARVAL_TOKEN", &*token)];
-        assert!(scripts.iter().map(|script| script.matches("narval ").count()).sum::<usize>() == 3, "{scripts:?}");
-        for script in &scripts {
-            let said = job.run(script, &variables);
-            assert!(!said.contains(&token), "{script}: {said}");
-        }
-        let built = job.result();
-        assert_ne!(built, before);
-        assert!(is_cached(&server, &built), "{platform} {}", server.log());
-        assert!(!is_cached(&server, &before), "{platform}: it was there already");
-        // What follows on the page: a release is pinned with curl.
-        let pin = block("To keep what a release consists of");
-        job.run(&pin, &variables);
-        let pins = Command::new(NARVAL).args(["pin", "list", "--data"]).arg(job.path("data")).output().unwrap();
-        assert!(stdout(pins).contains(hash_part(&built)));
-        // "To push a single result".
-        job.project("a-single-result");
-        job.run("nix build && narval push ./result --to \"$CACHE\"", &variables);
-        assert!(is_cached(&server, &job.result()));
-    }
 }
 
 /// "From CI without a secret": the server's file and both jobs, against an issuer that runs here.
@@ -227,7 +349,7 @@ fn jobs_without_a_secret() {
     let refused = job.try_run(&script, &[("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "x"), variables[1]]);
     assert!(!refused.status.success() && !is_cached(&server, &job.result()));
     job.run(&script, &variables);
-    assert!(is_cached(&server, &job.result()), "{}", server.log());
+    installs(&job, &server);
 
     job.project("built-by-the-other-platform");
     job.run("nix build", &[]);
@@ -245,36 +367,5 @@ fn jobs_without_a_secret() {
     let refused = job.try_run(&script[0], &[("NARVAL_JWT", &jwt("false"))]);
     assert!(!refused.status.success() && !is_cached(&server, &job.result()), "its branch is not protected");
     job.run(&script[0], &[("NARVAL_JWT", &jwt("true"))]);
-    assert!(is_cached(&server, &job.result()), "{}", server.log());
-}
-
-/// "A hook": what is installed as the page says queues what real Nix builds, in milliseconds.
-#[test]
-fn the_hook_of_the_page() {
-    let job = Job::new("built-with-a-hook");
-    let server = serve(&job, "");
-    let install = block("### A hook").replace("/etc/nix/", &format!("{}/", job.path("etc").display()));
-    let install = install.replace("/usr/bin/narval", job.path("bin/narval").to_str().unwrap());
-    job.run(&install, &[]);
-    let hook = job.path("etc/post-build-hook");
-    assert_ne!(std::fs::metadata(&hook).unwrap().permissions().mode() & 0o111, 0);
-    job.run("nix build", &[]);
-    let queued: Vec<_> = std::fs::read_dir(job.path("state/queue")).unwrap().collect();
-    assert_eq!(queued.len(), 1);
-    // Processor time, because the machine may be busy; the build waits for it.
-    let result = job.result();
-    let times = "TIMEFORMAT='%3U %3S'; time for _ in 1 2 3 4 5 6 7 8 9 10; do narval hook; done";
-    let said = job.run(times, &[("OUT_PATHS", &result)]);
-    let seconds: f64 = said.lines().next_back().unwrap().split(' ').map(|time| time.parse::<f64>().unwrap()).sum();
-    assert!(seconds / 10.0 < 0.05, "{} ms of processor time for one hook", seconds * 100.0);
-    let token = token(&job, &["--push"]);
-    std::fs::write(job.path("token"), token).unwrap();
-    let push = format!(
-        "narval watch-store --queue-only --once --to {} --token-file {}",
-        server.url(),
-        job.path("token").display()
-    );
-    job.run(&push, &[]);
-    assert!(is_cached(&server, &result), "{}", server.log());
-    assert_eq!(std::fs::read_dir(job.path("state/queue")).unwrap().count(), 0);
+    installs(&job, &server);
 }
