@@ -96,11 +96,6 @@ impl Handler for Caches {
             Found::Nobody(name) => self.root.handle_nobody(request, &name),
         }
     }
-
-    fn accepts_websockets(&self) -> bool {
-        // Either all caches have the page, or none.
-        self.root.accepts_websockets()
-    }
 }
 
 /// The host of a `Host` field, without its port, in lower case.

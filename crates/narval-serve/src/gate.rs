@@ -219,10 +219,6 @@ impl Gate<'_> {
                         "this cache is private: put a token into the netrc file as the password for this host (any login)",
                     )
                 })?;
-                if *route == Route::Page(PageRoute::Now) {
-                    // Other sites can open WebSockets, too.
-                    from_own_page(head)?;
-                }
                 if session.grant.allows(self.cache, Scope::Pull) { Ok(()) } else { Err(ServeError::NoPath) }
             }
             Caller::Bearer(grant) if grant.allows(self.cache, Scope::Pull) => Ok(()),

@@ -3,13 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use narval_http::Snapshot;
 use narval_keep::{CacheName, REFUSAL_REASONS};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text::encode};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::{MetricType, counter};
 use prometheus_client::registry::{Registry, Unit};
-use serde_json::json;
 
 use crate::sharded::Sharded;
 use crate::watch::history::TIMES;
@@ -143,15 +141,6 @@ struct EncodingLabel {
     encoding: &'static str,
 }
 
-/// The parts that a cache has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Parts {
-    pub(crate) nar_cache: bool,
-    pub(crate) writable: bool,
-    /// How many upstreams respond, and how many there are.
-    pub(crate) upstreams: Option<(usize, usize)>,
-}
-
 impl Metrics {
     /// Creates the counters of a cache at zero.
     pub(crate) fn new(cache: &CacheName) -> Self {
@@ -270,6 +259,11 @@ impl Metrics {
         self.latencies.observe(time);
     }
 
+    /// The requests of a route.
+    pub(crate) fn requests_of(&self, route: RouteLabel) -> u64 {
+        self.requests.get(route as usize).map_or(0, |statuses| statuses.iter().map(Counter::get).sum())
+    }
+
     /// Totals for the history. What the page, probes and `/metrics` themselves ask for is not counted.
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
@@ -309,68 +303,6 @@ impl Metrics {
             throttled: self.logins_throttled.get(),
             ..totals
         }
-    }
-
-    /// The totals that the page shows, as a JSON object.
-    /// `engine`: what is of the whole server, if it is told.
-    pub(crate) fn sample(&self, uptime: u64, engine: Option<Snapshot>, parts: &Parts) -> String {
-        let sums = |status: fn(u16) -> bool| -> u64 {
-            let of_route = |statuses: &Vec<Counter>| -> u64 {
-                STATUSES.iter().zip(statuses).filter(|(code, _)| status(**code)).map(|(_, counter)| counter.get()).sum()
-            };
-            self.requests.iter().map(of_route).sum()
-        };
-        let route = |label: RouteLabel| -> u64 {
-            self.requests.get(label as usize).map_or(0, |statuses| statuses.iter().map(Counter::get).sum())
-        };
-        let engine = engine.map(|engine| {
-            json!({
-                "requests": engine.requests(),
-                "sent": engine.bytes_sent,
-                "received": engine.bytes_received,
-                "connections": engine.connections_open,
-                "refused": engine.connections_refused,
-                "overloaded": engine.overloaded,
-                "queue": engine.queue_depth,
-                "bodies": engine.bodies_waiting,
-                "workers": engine.workers,
-                "busy": engine.worker_busy.as_secs_f64(),
-                "aborts": engine.aborts,
-            })
-        });
-        json!({
-            "uptime": uptime,
-            "engine": engine,
-            "narCache": parts.nar_cache,
-            "writable": parts.writable,
-            "upstreams": parts.upstreams.map(|(available, all)| json!({ "available": available, "all": all })),
-            "narinfos": route(RouteLabel::NarInfo),
-            "nars": route(RouteLabel::Nar),
-            "pushes": route(RouteLabel::Push),
-            "failed": sums(|code| code >= 500),
-            "absent": sums(|code| code == 404),
-            "memoHits": self.narinfo_memo_hits.get(),
-            "memoMisses": self.narinfo_memo_misses.get(),
-            "narCacheHits": self.nar_cache_hits.get(),
-            "narCacheMisses": self.nar_cache_misses.get(),
-            "narBytes": {
-                "identity": self.nar_bytes_identity.get(),
-                "zstd": self.nar_bytes_zstd.get(),
-                "compressed": self.nar_bytes_compressed.get(),
-                "upstream": self.nar_bytes_upstream.get(),
-            },
-            "downloading": self.downloads.count(),
-            "uploading": self.uploads.count(),
-            "compressing": self.compressions.count(),
-            "uploadBytes": self.upload_bytes.get(),
-            "uploadsStored": self.uploads_stored.get(),
-            "uploadsKnown": self.uploads_known.get(),
-            "uploadsRefused": self.uploads_refused.iter().map(Counter::get).sum::<u64>(),
-            "loginsFailed": self.logins_failed.get(),
-            "damaged": self.corrupt_paths.get(),
-            "storeErrors": self.database_errors.get(),
-        })
-        .to_string()
     }
 
     /// All counters, in the OpenMetrics text format.

@@ -15,10 +15,9 @@ use narval_files::work_for;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
 };
-use narval_keep::{Cache, CacheName, Data, Redirect, Scope};
+use narval_keep::{Cache, CacheName, Data, Redirect};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
-use parking_lot::Mutex;
 
 use self::other_sources::OtherSources;
 use crate::Face;
@@ -26,10 +25,10 @@ use crate::auth::oidc::OidcExchange;
 use crate::auth::{Auth, client};
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
-use crate::metrics::{LARGE_BYTES_MIN, Metrics, Parts, RouteLabel};
+use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
 use crate::nar::deltas::{Asked, Deltas, answer_on_a_thread};
 use crate::nar::packed;
-use crate::page::{self, Counted, Page, PageRoute, Permit, View, Visit, session};
+use crate::page::{self, Page, View, Visit, session};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::Narinfos;
 use crate::routes::table::{self, PushRoute, Route};
@@ -117,25 +116,6 @@ struct Written {
     is_public: bool,
     exchange: Option<OidcExchange>,
     redirect: Redirect,
-}
-
-/// The counters that the page shows.
-struct Figures {
-    metrics: Arc<Metrics>,
-    state: ServerState,
-    upstreams: Option<Upstreams>,
-    nar_cache: bool,
-    writable: bool,
-    /// Whether it is the cache at `/`: who may read another one is not told what all clients of the server do.
-    shows_engine: bool,
-}
-
-impl Counted for Figures {
-    fn sample(&self, uptime: u64) -> String {
-        let upstreams = self.upstreams.as_ref().map(Upstreams::available);
-        let parts = Parts { nar_cache: self.nar_cache, writable: self.writable, upstreams };
-        self.metrics.sample(uptime, self.state.engine().filter(|_| self.shows_engine), &parts)
-    }
 }
 
 impl Service {
@@ -301,11 +281,6 @@ impl Handler for Service {
             None => self.count(request, None, |shared, route, _, request| shared.answer(route, 0, request)),
         }
     }
-
-    /// Only the page has one.
-    fn accepts_websockets(&self) -> bool {
-        self.shared.page.is_some()
-    }
 }
 
 impl Shared {
@@ -383,10 +358,6 @@ impl Shared {
                 let command = asked.into_command();
                 written.uploads.run(request, move |data, cache, body| command.run(data, cache, &grant, body))
             }
-            Allowed::Read(Route::Page(PageRoute::Now)) => {
-                let permit = written.permit(&request.head())?;
-                self.page.as_ref().ok_or(ServeError::NoRoute)?.live(&request, permit)
-            }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),
         }
@@ -432,20 +403,6 @@ impl Written {
     #[inline]
     fn gate<'a>(&'a self, metrics: &'a Metrics, at: usize) -> Gate<'a> {
         Gate { auth: &self.auth, cache: self.cache.name(), is_public: self.is_public, is_root: at == 0, metrics }
-    }
-
-    /// For a WebSocket of a private cache: whether its sender may still read.
-    fn permit(&self, head: &HeadRef<'_>) -> Result<Option<Permit>, ServeError> {
-        if self.is_public {
-            return Ok(None);
-        }
-        let bearer = self.auth.bearer(head)?.ok_or(ServeError::NoPath)?;
-        let (auth, cache) = (Arc::clone(&self.auth), self.cache.name().clone());
-        let bearer = Mutex::new(bearer);
-        Ok(Some(Box::new(move || {
-            let mut bearer = bearer.lock();
-            auth.still_allows(&mut bearer, &cache, Scope::Pull)
-        })))
     }
 
     /// Returns the OIDC exchange if this request asks for it. Its callers have no token of this server yet.

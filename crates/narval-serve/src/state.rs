@@ -98,7 +98,6 @@ impl ServerState {
     }
 
     /// How long the server has run.
-    #[allow(dead_code, reason = "the view Status follows")]
     pub(crate) fn uptime(&self) -> Duration {
         self.0.started.get().map(Instant::elapsed).unwrap_or_default()
     }

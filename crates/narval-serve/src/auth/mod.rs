@@ -57,15 +57,6 @@ pub(crate) struct Auth {
     sessions: Sessions,
 }
 
-/// The sender of a request that was accepted.
-#[derive(Debug)]
-pub(crate) struct Bearer {
-    grant: Arc<Grant>,
-    session: Option<Sha256>,
-    /// When the token was last verified, and the state of the index then.
-    verified: (Stamp, Instant),
-}
-
 /// Why credentials are refused.
 enum Denied {
     /// The field is neither Basic nor Bearer credentials.
@@ -204,45 +195,6 @@ impl Auth {
                 }
             },
         }
-    }
-
-    /// The sender of an accepted request, to be checked again while a long answer is sent. `None` if the request has neither a
-    /// token nor a session.
-    ///
-    /// # Errors
-    /// If the token cannot be verified.
-    pub(crate) fn bearer(&self, head: &HeadRef<'_>) -> Result<Option<Bearer>, ServeError> {
-        let verified = (self.data.stamp(), clock::instant());
-        if let Some(grant) = self.remembered(head) {
-            return Ok(Some(Bearer { grant, session: None, verified }));
-        }
-        let session = self.session(head)?;
-        Ok(session.map(|session| Bearer { grant: session.grant, session: Some(session.id), verified }))
-    }
-
-    /// Whether the sender of an earlier request still has a scope: its token is neither revoked nor expired, and its session
-    /// has not ended.
-    pub(crate) fn still_allows(&self, bearer: &mut Bearer, cache: &CacheName, scope: Scope) -> bool {
-        if bearer.session.is_some_and(|id| !self.sessions.is_open(&id)) {
-            return false;
-        }
-        let stamp = self.data.stamp();
-        if !is_valid(&bearer.grant, bearer.verified, stamp, REMEMBERED_FOR) {
-            match self.tokens.verify_again(&bearer.grant) {
-                Ok(Some(grant)) => {
-                    (bearer.grant, bearer.verified) = (Arc::new(grant), (stamp, clock::instant()));
-                }
-                Ok(None) => return false,
-                Err(TokenError::Index(error)) if error.is_away() => {
-                    return is_valid(&bearer.grant, bearer.verified, stamp, TRUSTED_WHILE_AWAY);
-                }
-                Err(error) => {
-                    tracing::error!("{error}");
-                    return false;
-                }
-            }
-        }
-        bearer.grant.allows(cache, scope)
     }
 
     /// Signs a browser in: verifies the token of its request, and records that in the audit log.

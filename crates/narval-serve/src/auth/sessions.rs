@@ -118,11 +118,6 @@ impl Sessions {
         }
     }
 
-    /// Whether a session is still open. This does not count as a use.
-    pub(super) fn is_open(&self, id: &Sha256) -> bool {
-        self.open.lock().get(id).is_some_and(|session| !session.is_over())
-    }
-
     /// Ends a session.
     pub(super) fn end(&self, id: &Sha256) {
         self.open.lock().remove(id);

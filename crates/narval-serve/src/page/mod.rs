@@ -10,7 +10,6 @@ mod compare;
 mod contents;
 mod inside;
 pub(crate) mod manage;
-mod now;
 mod paths;
 pub(crate) mod session;
 mod tar;
@@ -34,9 +33,6 @@ use crate::service::Shared;
 use crate::state::ServerState;
 use catalog::Catalog;
 use inside::{Frames, Inside};
-pub(crate) use now::Counted;
-use now::Now;
-pub(crate) use now::Permit;
 pub(crate) use view::{View, Visit};
 
 /// The path of the page's requests.
@@ -63,8 +59,6 @@ pub(crate) enum PageRoute<'a> {
     Tar(HashPart, &'a str),
     /// `compare/<hash part>/<hash part>`: what differs.
     Compare(HashPart, HashPart),
-    /// `now`: a WebSocket with live figures, once a second.
-    Now,
     /// `session`: GET, whether this browser has signed in; POST to sign in, DELETE to sign out.
     Session,
     /// `manage/…`: for browsers that have signed in.
@@ -78,7 +72,6 @@ impl<'a> PageRoute<'a> {
         match rest.split_once('/') {
             None if rest == "check" => Some(Self::Check),
             None if rest == "paths" => Some(Self::Paths),
-            None if rest == "now" => Some(Self::Now),
             None if rest == "session" => Some(Self::Session),
             Some(("manage", rest)) => Some(Self::Manage(rest)),
             Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
@@ -136,16 +129,15 @@ impl Parts {
 #[derive(Debug)]
 pub(crate) struct Page {
     parts: Arc<Parts>,
-    now: Arc<Now>,
     work: Arc<Piecework>,
     metrics: Arc<Metrics>,
 }
 
 impl Page {
-    pub(crate) fn new(places: Places, counted: Arc<dyn Counted>, state: ServerState, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(places: Places, state: ServerState, metrics: Arc<Metrics>) -> Self {
         let work = state.page_work();
         let parts = Parts { places: Arc::new(places), catalog: Arc::default(), frames: Arc::default(), state };
-        Self { parts: Arc::new(parts), now: Arc::new(Now::new(counted)), work, metrics }
+        Self { parts: Arc::new(parts), work, metrics }
     }
 
     /// Whether a request for `/` comes from a browser: `Accept` names HTML.
@@ -163,11 +155,6 @@ impl Page {
     pub(crate) fn view(&self, view: View, visit: Visit, request: Request) -> Result<Response, ServeError> {
         let parts = Arc::clone(&self.parts);
         self.on_a_thread(request, move |request| view::answer(&parts, &view, &visit, request).map(Answered::Whole))
-    }
-
-    /// Opens the WebSocket with live figures, for as long as the permit says.
-    pub(crate) fn live(&self, request: &Request, permit: Option<Permit>) -> Result<Response, ServeError> {
-        Now::join(&self.now, request, permit)
     }
 
     /// Answers a request of the document. What decodes, walks or compares is answered by threads of the page's own.
@@ -203,7 +190,6 @@ impl Page {
                 let is_wanted = || request.is_connected();
                 json(&compare::compare(&places, &frames, [one, other], &is_wanted)?).map(Answered::Whole)
             }),
-            PageRoute::Now => self.live(&request, None),
             // A server that accepts no uploads has no tokens. The page asks all the same: browsers log every answer with an error.
             PageRoute::Session => session::none(),
             PageRoute::Manage(_) => Err(ServeError::NoRoute),

@@ -8,7 +8,7 @@ use narval_keep::CacheName;
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
-use super::{Figures, Live, Service, Shared, Sources, Written, WrittenCache};
+use super::{Live, Service, Shared, Sources, Written, WrittenCache};
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::deltas::Deltas;
@@ -104,16 +104,7 @@ impl Service {
                 description,
                 has_upstreams: upstream.is_some(),
             };
-            let (metrics, upstreams) = (Arc::clone(&metrics), upstream.clone());
-            let figures = Figures {
-                metrics: Arc::clone(&metrics),
-                state: state.clone(),
-                upstreams,
-                nar_cache: live.as_ref().is_some_and(|live| live.nars.compressed.is_some()),
-                writable: written.is_some(),
-                shows_engine: name == CacheName::default(),
-            };
-            Page::new(places, Arc::new(figures), state.clone(), metrics)
+            Page::new(places, state.clone(), Arc::clone(&metrics))
         });
         Ok(Self {
             shared: Arc::new(Shared {

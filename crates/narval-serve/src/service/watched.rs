@@ -1,13 +1,16 @@
 //! What the page's Status is told of a cache and of the server: what is wrong, and how full they are.
 
-#![allow(dead_code, reason = "the view Status follows")]
+use std::time::Duration;
 
+use narval_cache::upstream::{Upstreams, UpstreamsFigures};
 use narval_client::clock;
 use narval_http::Snapshot;
-use narval_keep::Fullness;
+use narval_keep::{Cache, Fullness};
+use narval_nix::HashPart;
 use rustix::fs::statvfs;
 
 use super::Shared;
+use crate::metrics::Metrics;
 use crate::routes::health;
 use crate::watch::problems::{self, CacheFacts, Problem, ServerFacts};
 
@@ -94,6 +97,53 @@ impl Shared {
         data.into_iter().chain(nars).filter_map(disk).collect()
     }
 
+    /// The writable cache.
+    pub(crate) fn cache(&self) -> Option<&Cache> {
+        self.written.as_ref().map(|written| &written.cache)
+    }
+
+    /// What is counted of this cache.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// How long the server has run.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.state.uptime()
+    }
+
+    /// The upstreams, if there are any.
+    pub(crate) fn upstreams(&self) -> Option<UpstreamsFigures> {
+        self.upstream.as_ref().map(Upstreams::figures)
+    }
+
+    /// Whether NARs of a store are compressed and kept.
+    pub(crate) fn compresses(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.nars.compressed.is_some())
+    }
+
+    /// Bytes that are kept besides the paths, and how many there may be.
+    pub(crate) fn bounded(&self) -> Vec<(&'static str, u64, u64)> {
+        let nars = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()).map(|nars| nars.bytes());
+        let kept = self.upstreams().map(|figures| (figures.kept_bytes, figures.kept_bytes_max));
+        let nars = nars.map(|(used, most)| ("Compressed NARs", used, most));
+        nars.into_iter().chain(kept.map(|(used, most)| ("Kept of upstreams", used, most))).collect()
+    }
+
+    /// The name of the path whose NAR a request named; otherwise, what it named.
+    pub(crate) fn name_of_nar(&self, file: &str) -> String {
+        let hash = file.get(..32).and_then(|part| HashPart::parse(part.as_bytes()).ok());
+        let stored = || self.live.as_ref()?.store.path_from_hash_part(&hash?).ok()?.map(|path| path.name().to_string());
+        let written = || {
+            let path = self.written.as_ref()?.cache.path_of_nar(file).ok()??;
+            path.get(33..).map(str::to_owned)
+        };
+        written().or_else(stored).unwrap_or_else(|| match file.split_once('.') {
+            Some((hash, _)) if hash.len() > 12 => format!("NAR {}…", hash.get(..8).unwrap_or_default()),
+            _ => file.to_owned(),
+        })
+    }
+
     /// The engine's counters, if this cache may show them.
     pub(crate) fn engine(&self) -> Option<Snapshot> {
         self.state.engine().filter(|_| self.shows_engine)
@@ -101,6 +151,6 @@ impl Shared {
 }
 
 /// All bytes of a cache that count towards its limits.
-pub(crate) fn bytes(full: &Fullness) -> u64 {
+fn bytes(full: &Fullness) -> u64 {
     [full.listing_bytes, full.log_bytes, full.other_bytes].into_iter().fold(full.nar_bytes, u64::saturating_add)
 }

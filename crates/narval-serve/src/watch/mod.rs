@@ -1,7 +1,5 @@
 //! What the page's Status shows: the last hour ([`history`]), what is under way ([`under_way`]), and what is wrong ([`problems`]).
 
-#![allow(dead_code, reason = "the view Status follows")]
-
 pub(crate) mod history;
 pub(crate) mod problems;
 pub(crate) mod under_way;

@@ -152,7 +152,7 @@ pub(crate) fn of_cache(now: u64, facts: &CacheFacts, history: &History) -> Vec<P
     }
     if let Some((unsigned, paths)) = facts.unsigned.filter(|(unsigned, _)| *unsigned > 0) {
         let are = if unsigned == 1 { "is" } else { "are" };
-        add(UNSIGNED, "", format!("{unsigned} of {paths} paths {are} not signed"));
+        add(UNSIGNED, "", format!("{unsigned} of {paths} path{} {are} not signed", if paths == 1 { "" } else { "s" }));
     }
     since(found, history)
 }

@@ -1,7 +1,5 @@
 //! A writable cache with a few paths, and tokens for it.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::process::{Command, Output};
 
 use crate::support::{Answer, NARVAL, Server, Store, hash_part, stdout};
@@ -93,19 +91,6 @@ impl Lab {
         request.push_str(&format!("Content-Length: {}\r\n\r\n{body}", body.len()));
         let raw = self.server.send(request.as_bytes());
         Answer::parse(&raw).unwrap_or_else(|| panic!("{method} {path}: {:?}", String::from_utf8_lossy(&raw)))
-    }
-
-    /// Asks for the WebSocket of the live figures, with exactly these fields. Returns the status, and the connection behind it.
-    pub fn socket(&self, fields: &[&str]) -> (String, TcpStream) {
-        let mut request = "GET /_narval/page/now HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-            .to_owned();
-        fields.iter().for_each(|field| request.push_str(&format!("{field}\r\n")));
-        let mut stream = self.server.connect();
-        write!(stream, "{request}\r\n").unwrap();
-        let mut status = [0; 12];
-        stream.read_exact(&mut status).unwrap();
-        (String::from_utf8(status[9..].to_vec()).unwrap(), stream)
     }
 }
 

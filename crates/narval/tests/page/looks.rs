@@ -79,8 +79,8 @@ const FOCUS: &str = r#"(() => {
 /// What a keyboard must reach.
 const REACHABLE: &str = "[...document.querySelectorAll('a[href],button,input,select,textarea,summary')].filter((node) => node.checkVisibility() && !node.disabled && !(node.type === 'radio' && !node.checked)).length";
 
-fn check(browser: &mut Browser, name: &str) {
-    for width in [390, 1280] {
+pub fn check(browser: &mut Browser, name: &str) {
+    for width in [320, 390, 1280] {
         browser.resize(width);
         for scheme in ["light", "dark"] {
             browser.prefer(scheme);
@@ -94,7 +94,7 @@ fn check(browser: &mut Browser, name: &str) {
 }
 
 /// The keyboard reaches everything in the order of the document, and shows where it is.
-fn keyboard(browser: &mut Browser, name: &str) {
+pub fn keyboard(browser: &mut Browser, name: &str) {
     browser.eval("document.activeElement.blur(); window.getSelection().removeAllRanges(); document.body.setAttribute('tabindex', '-1'); document.body.focus(); document.body.removeAttribute('tabindex')");
     let expected = browser.eval(REACHABLE).as_u64().unwrap();
     let (mut stops, mut last) = (0, -1);
@@ -136,7 +136,7 @@ fn every_view_can_be_read_and_used_by_everybody() {
         ("path", format!("#/path/{hash}"), "1 path,"),
         ("files", format!("#/files/{hash}/share/doc/README"), "A text."),
         ("compare", format!("#/compare/{hash}/{newer}"), "1 added, 0 removed, 1 changed"),
-        ("now", "#/now".to_owned(), "since the server started"),
+        ("status", "_narval/status".to_owned(), "All is well"),
         ("sign-in", "#/manage".to_owned(), "With a token of this cache"),
     ];
     // The checks find what is wrong.

@@ -6,9 +6,9 @@
 mod browser;
 mod inside;
 mod lab;
-mod live;
 mod looks;
 mod manage;
+mod status;
 #[path = "../support/mod.rs"]
 mod support;
 mod use_it;
@@ -148,7 +148,7 @@ fn a_private_cache_shows_nothing_of_itself() {
     );
     let server = Lab::serve(&store, &["--private"]);
     assert_eq!(server.ask("GET", "/", HTML).status, 200, "the document asks for a token");
-    for route in ["check", "paths", "now"] {
+    for route in ["check", "paths"] {
         let path = format!("/_narval/page/{route}");
         assert_eq!(server.get(&path).status, 401, "{route}");
     }
@@ -170,7 +170,7 @@ fn a_browser_shows_every_view_without_a_complaint() {
         ("#/find/tree".to_owned(), format!("_narval/path/{hash}")),
         (format!("#/path/{hash}"), "this server’s key".to_owned()),
         (format!("#/files/{hash}/bin/run"), "#!".to_owned()),
-        ("#/now".to_owned(), "Requests per second".to_owned()),
+        ("#/now".to_owned(), "All is well".to_owned()),
         ("#/path/nothing".to_owned(), "Not found".to_owned()),
     ];
     for (at, expected) in views {
@@ -210,42 +210,4 @@ fn a_first_visit_to_a_private_cache_asks_for_a_token_and_nothing_else() {
     browser.press("Enter", 13);
     browser.shows("inside 1.0");
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
-}
-
-/// The page's socket is a stream of the connection that the page came over (RFC 8441), or one of HTTP/1.1 where there is no HTTP/2.
-#[test]
-fn a_browser_opens_the_pages_socket_on_its_http_2_connection() {
-    for (http2, socket) in
-        [(true, ("GET /_narval/page/now HTTP/2.0", 200)), (false, ("GET /_narval/page/now HTTP/1.1", 101))]
-    {
-        let store = Store::new();
-        let log = store.path("access.log");
-        let [cert, key] = support::certificate(store.dir.path()).map(|path| path.to_str().unwrap().to_owned());
-        let mut args = vec!["--tls-cert", &cert, "--tls-key", &key, "--access-log", log.to_str().unwrap()];
-        args.extend(["--access-log-format", "json"]);
-        if !http2 {
-            args.push("--no-http2");
-        }
-        let server = Server::narval(&store, &args);
-        let url = format!("https://localhost:{}/#/now", server.address.port());
-        let Some(mut browser) = Browser::start() else { return };
-        browser.open(&url, " sent since the server started, ");
-        drop(browser);
-        // The log has every line once the server has ended.
-        assert_eq!(server.terminate(), Some(0));
-        let log = std::fs::read_to_string(log).unwrap();
-        let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let sockets = lines
-            .iter()
-            .filter(|line| (line["request"].as_str(), line["status"].as_u64()) == (Some(socket.0), Some(socket.1)));
-        let ports: Vec<u64> = sockets.map(|line| line["client_port"].as_u64().unwrap()).collect();
-        assert!(!ports.is_empty(), "{log}");
-        let version = if http2 { " HTTP/2.0" } else { " HTTP/1.1" };
-        assert!(lines.iter().all(|line| line["request"].as_str().unwrap().ends_with(version)), "{log}");
-        // Over HTTP/2, the page's connection carries the socket, too; HTTP/1.1 needs one of its own, or one that is idle.
-        let page = format!("GET /{version}");
-        let on_its_connection =
-            |line: &Value| line["request"] == page && ports.contains(&line["client_port"].as_u64().unwrap());
-        assert!(!http2 || lines.iter().any(on_its_connection), "{log}");
-    }
 }

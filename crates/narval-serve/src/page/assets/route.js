@@ -23,7 +23,7 @@ async function route() {
   try {
     if (which === 'sign-in') await signInView(mine);
     else if (which === 'compare') await compareView(mine, first, rest[0]);
-    else if (which === 'now') await nowView(mine);
+    else if (which === 'status') statusView(mine);
     else if (which === 'manage') await manageView(mine, first);
   } catch (error) {
     if (mine === view) failed(error);

@@ -14,7 +14,7 @@ use super::words::{many, name};
 use super::{View, Visit};
 use crate::page::Parts;
 
-const STYLE: &str = include_str!("../assets/page.css");
+const STYLE: &str = concat!(include_str!("../assets/page.css"), include_str!("../assets/operator.css"));
 /// One script, in this order.
 const SCRIPT: &str = concat!(
     include_str!("../assets/base.js"),
@@ -24,7 +24,7 @@ const SCRIPT: &str = concat!(
     include_str!("../assets/search.js"),
     include_str!("../assets/map.js"),
     include_str!("../assets/compare.js"),
-    include_str!("../assets/now.js"),
+    include_str!("../assets/status.js"),
     include_str!("../assets/manage.js"),
     include_str!("../assets/route.js"),
 );
@@ -79,7 +79,7 @@ impl Frame<'_> {
                     input #q type="search" name="q" value=(query) placeholder="Search packages" aria-label="Search packages" aria-keyshortcuts="/"
                         maxlength="200" autocomplete="off" spellcheck="false" autofocus[*view == View::Packages];
                 }
-                p.state { (state(parts, visit)) }
+                p.state #state data-live { (state(parts, visit)) }
             }
             nav aria-label="Views" {
                 @if visit.may_read {

@@ -12,6 +12,7 @@ mod package;
 mod packages;
 mod parts;
 mod shell;
+mod status;
 pub(super) mod words;
 
 use maud::Markup;
@@ -189,6 +190,7 @@ fn render(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Resul
         View::Packages => packages::packages(parts, visit, request.query()),
         View::Path(hash_part) => package::package(parts, visit, *hash_part, request),
         View::Files(hash_part, path) => files::files(parts, visit, (*hash_part, path), request),
+        View::Status => Ok(status::status(&*parts.service(&visit.cache).ok_or(ServeError::NoPath)?, visit)),
         view => Ok(shell::shell(view)),
     }
 }

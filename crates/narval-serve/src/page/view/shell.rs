@@ -8,7 +8,6 @@ use super::{View, Visit};
 pub(super) fn shell(view: &View) -> (String, Markup) {
     let (title, name) = match view {
         View::Compare(..) => ("Compared", "compare"),
-        View::Status => ("Status", "now"),
         _ => ("Manage", "manage"),
     };
     (

@@ -57,6 +57,25 @@ pub(super) fn ago_text(time: u64) -> String {
     found.map_or_else(|| "just now".to_owned(), |(length, unit)| format!("{} ago", many(age / length, unit)))
 }
 
+/// A length of time, as its largest unit: `5 weeks`.
+pub(super) fn duration(seconds: u64) -> String {
+    const YEAR: u64 = 365 * DAY;
+    let units =
+        [(YEAR, 2 * YEAR, "year"), (7 * DAY, 14 * DAY, "week"), (DAY, 2 * DAY, "day"), (HOUR, 2 * HOUR, "hour")];
+    let units = units.into_iter().chain([(MINUTE, 2 * MINUTE, "minute")]);
+    let found = units.into_iter().find(|(_, least, _)| seconds >= *least);
+    found.map_or_else(|| many(seconds, "second"), |(length, _, unit)| many(seconds / length, unit))
+}
+
+/// Text in which backquotes mark code.
+pub(super) fn with_code(text: &str) -> Markup {
+    html! {
+        @for (at, part) in text.split('`').enumerate() {
+            @if at % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
 /// A day in UTC: `2026-11-24`.
 pub(super) fn date(time: u64) -> String {
     // Days to a date of the Gregorian calendar, whose years begin in March here.
@@ -122,6 +141,9 @@ mod tests {
             assert_eq!(date(time), text);
         }
         assert_eq!(ago_text(clock::now() - 3 * HOUR), "3 hours ago");
+        let lengths = [5, 90, 130, 7300, 90_000, 20 * DAY, 3 * 365 * DAY].map(duration);
+        assert_eq!(lengths, ["5 seconds", "90 seconds", "2 minutes", "2 hours", "25 hours", "2 weeks", "3 years"]);
+        assert_eq!(with_code("a `<b>` c").into_string(), "a <code>&lt;b&gt;</code> c");
     }
 
     #[test]

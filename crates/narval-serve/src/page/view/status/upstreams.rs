@@ -1,0 +1,58 @@
+//! Upstreams: one row each.
+
+use maud::{Markup, html};
+
+use super::Status;
+use crate::page::view::words::{ago, bytes, many, number, plain};
+
+impl Status<'_> {
+    /// `None`: there are none.
+    pub(super) fn upstreams(&self) -> Option<Markup> {
+        let figures = self.service.upstreams()?;
+        let down = figures.upstreams.iter().filter(|upstream| !upstream.is_up).count();
+        let since = |url: &str| {
+            let problem = self.problems.iter().find(|problem| problem.what.contains(url));
+            problem.map(|problem| problem.since)
+        };
+        let asked = figures.kept_hits + figures.kept_misses;
+        Some(html! {
+            p.says {
+                @if down == 0 { b { (if figures.upstreams.len() == 1 { "It responds" } else { "All respond" }) } ", as far as the last requests show." }
+                @else { b { (number(down)) " of " (many(figures.upstreams.len(), "upstream")) } (if down == 1 { " does" } else { " do" }) " not respond." }
+            }
+            div.scroll tabindex="0" role="region" aria-label="Upstreams" {
+                table aria-label="Upstreams" {
+                    thead { tr {
+                        th scope="col" { "Upstream" } th scope="col" { "State" } th.n scope="col" { "Answers in" }
+                        th.n scope="col" { "Has it" } th.n.w scope="col" { "Failed" }
+                    } }
+                    tbody {
+                        @for upstream in &figures.upstreams {
+                            tr {
+                                td.u { (plain(&upstream.url)) }
+                                td.s {
+                                    @if upstream.is_up { span.good { "● up" } }
+                                    @else { span.bad { "▲ down" } @if let Some(since) = since(&upstream.url) { ", first seen " (ago(since)) } }
+                                }
+                                td.n {
+                                    @if upstream.answers > 0 { (upstream.time.as_millis() / u128::from(upstream.answers)) " ms" }
+                                    @else { (if upstream.failed > 0 { "no answer" } else { "not asked" }) }
+                                }
+                                td.n {
+                                    @let asked = upstream.found + upstream.absent;
+                                    @if asked > 0 { (upstream.found * 100 / asked) " % of " (number(asked)) } @else { (if upstream.failed > 0 { "not known" } else { "not asked" }) }
+                                }
+                                td.n.w { (number(upstream.failed)) }
+                            }
+                        }
+                    }
+                }
+            }
+            p.soft {
+                "Of them, " (bytes(figures.kept_bytes)) " are kept"
+                @if asked > 0 { "; " (figures.kept_hits * 100 / asked) " % of " (many(asked, "NAR")) " came from what is kept" }
+                "."
+            }
+        })
+    }
+}
