@@ -2,7 +2,7 @@
 //!
 //! Names are looked up in caches that can be searched: those of Narval, at `_narval/v1/paths`.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -181,6 +181,53 @@ pub fn find(caches: &[Url], client: &Arc<Client>, name: &str) -> Result<Found, E
     Ok(found)
 }
 
+/// A path, and a newer version of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upgrade {
+    /// The path that is there.
+    pub old: StorePath,
+    /// The newest version that a cache has.
+    pub new: Candidate,
+}
+
+/// The result of [`upgrades`].
+#[derive(Debug, Default)]
+pub struct Upgrades {
+    /// The paths of which a cache has a newer version.
+    pub newer: Vec<Upgrade>,
+    /// Caches that cannot be searched.
+    pub cannot: Vec<String>,
+}
+
+/// Asks caches for newer versions of paths: of the same package and output, by Nix's order of versions. With `signed`, those without a signature of
+/// their cache do not count. A path without a version has none that is newer.
+///
+/// # Errors
+/// See [`search`].
+pub fn upgrades(paths: &[StorePath], caches: &[Url], client: &Client, signed: bool) -> Result<Upgrades, Error> {
+    let mut all = Upgrades::default();
+    for old in paths {
+        let package = PackageName::of(old.name()).package;
+        let Found { mut candidates, cannot, .. } = search(caches, client, Query::Package(package))?;
+        candidates.retain(|candidate| !(signed && candidate.unsigned));
+        all.newer.extend(newest(old, &candidates).map(|new| Upgrade { old: old.clone(), new: new.clone() }));
+        all.cannot = cannot;
+    }
+    Ok(all)
+}
+
+/// Of sorted candidates, the newest version of this path that is newer.
+fn newest<'a>(old: &StorePath, candidates: &'a [Candidate]) -> Option<&'a Candidate> {
+    let wanted = PackageName::of(old.name());
+    candidates.iter().find(|candidate| {
+        let of = PackageName::of(candidate.path.name());
+        (of.package, of.output) == (wanted.package, wanted.output)
+            && !wanted.version.is_empty()
+            && compare_versions(of.version, wanted.version) == Ordering::Greater
+            && !is_source(candidate.path.name())
+    })
+}
+
 /// A text in a query or a path of a URL.
 pub(crate) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
@@ -231,6 +278,20 @@ mod tests {
         sort(&mut all);
         let sorted: Vec<_> = all.iter().map(|found| (found.path.name(), found.time)).collect();
         assert_eq!(sorted, [("a-1.10", 3), ("a-1.10", 2), ("a-1.10-dev", 4), ("a-1.9", 1), ("b-1", 0)]);
+    }
+
+    #[test]
+    fn newer_versions_are_of_the_same_package_and_output() {
+        let mut all = candidates(&["a-1.9", "a-1.10", "a-1.10", "a-2-dev", "a-3.tar.gz", "a-b-4"]);
+        sort(&mut all);
+        let newest_of = |name: &str| {
+            let old = StorePath::parse(&format!("{:032}-{name}", 9)).unwrap();
+            newest(&old, &all).map(|found| (found.path.name().to_owned(), found.time))
+        };
+        assert_eq!(newest_of("a-1.9"), Some(("a-1.10".to_owned(), 2)));
+        assert_eq!(newest_of("a-1.10"), None);
+        assert_eq!(newest_of("a-1.9-dev"), Some(("a-2-dev".to_owned(), 3)));
+        assert_eq!(newest_of("a"), None);
     }
 
     #[test]

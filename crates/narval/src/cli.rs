@@ -7,8 +7,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::{
     cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, install, key, ls, man, nar,
-    path_info, pin, profiles, push, remove, rollback, run, serve, shell, static_site, token, top, tree, use_cache,
-    verify, warm, watch_store, why,
+    path_info, pin, profiles, push, remove, rollback, run, search, serve, shell, static_site, token, top, tree,
+    upgrade, use_cache, verify, warm, watch_store, why,
 };
 use crate::ui::output::note;
 use crate::ui::{json, log, output};
@@ -33,7 +33,7 @@ Examples:
 /// The commands by purpose; clap would list them in one column.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
-    ("Install", &["install", "run", "shell", "profiles", "rollback", "remove"]),
+    ("Install", &["search", "install", "run", "shell", "upgrade", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
     ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "cache"]),
     ("Maintain", &["verify", "gc", "doctor", "top"]),
@@ -90,6 +90,7 @@ fn parsed() -> Result<Cli, clap::Error> {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Search(search::Args),
     Install(install::Args),
     Run(run::Args),
     Shell(shell::Args),
@@ -105,6 +106,7 @@ enum Command {
     Why(why::Args),
     Ls(ls::Args),
     Cat(cat::Args),
+    Upgrade(upgrade::Args),
     Profiles(profiles::Args),
     Remove(remove::Args),
     Rollback(rollback::Args),
@@ -130,11 +132,9 @@ enum Command {
 }
 
 /// What does what a command of another package manager does.
-const ELSEWHERE: [(&str, &str); 8] = [
+const ELSEWHERE: [(&str, &str); 6] = [
     ("list", "'narval profiles' lists profiles and what is in them, 'narval cache list' the paths of a cache"),
-    ("search", "the page of a cache searches by name: open its URL in a browser"),
-    ("upgrade", "'narval install --profile DIR PATH' puts the new path into the profile"),
-    ("update", "'narval install --profile DIR PATH' puts the new path into the profile"),
+    ("update", "'narval upgrade --profile DIR' does that"),
     ("uninstall", "'narval remove --profile DIR NAME' does that"),
     ("build", "Narval builds nothing: 'nix build', then 'narval push ./result --to URL'"),
     ("login", "'narval use URL --token-file FILE' does that"),
@@ -184,6 +184,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
+        Command::Search(args) => search::run(&args),
         Command::Install(args) => install::run(args),
         Command::Run(args) => run::run(args),
         Command::Shell(args) => shell::run(args),
@@ -198,6 +199,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Why(args) => why::run(&args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Profiles(args) => profiles::run(args),
         Command::Remove(args) => remove::run(args),
         Command::Rollback(args) => rollback::run(args),

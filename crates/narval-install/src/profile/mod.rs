@@ -126,7 +126,7 @@ impl Profile {
     /// Creates a generation with the current paths and these. A path that the profile does not have yet replaces other
     /// versions of its package and output. If the current generation is the same, it is only protected again: the store may be
     /// new, or the profile may be from another place. Of two different files of one name, the profile shows that of the path with the lower `priority`
-    /// [default: what the path has in the profile, otherwise 5].
+    /// [default: what the path, or the version that it replaces, has in the profile, otherwise 5].
     ///
     /// # Errors
     /// [`Error::Conflict`] if two paths of one priority have different files of one name; or a file cannot be written.
@@ -138,7 +138,12 @@ impl Profile {
         let before = shown.as_ref().map(|(_, entries)| entries.clone()).unwrap_or_default();
         let (mut replaced, mut entries) = (Vec::new(), Entries::new());
         for path in added {
-            let priority = priority.or_else(|| before.get(path).copied()).unwrap_or(PRIORITY_DEFAULT);
+            let of_replaced = || {
+                let mut replaced = before.iter().filter(|(old, _)| !added.contains(old) && is_other_version(old, path));
+                replaced.next().map(|(_, priority)| *priority)
+            };
+            let priority = priority.or_else(|| before.get(path).copied()).or_else(of_replaced);
+            let priority = priority.unwrap_or(PRIORITY_DEFAULT);
             entries.insert(path.clone(), priority);
         }
         for (old, priority) in before.iter().filter(|(old, _)| !added.contains(old)) {

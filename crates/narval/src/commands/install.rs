@@ -9,7 +9,8 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
-use crate::args::paths::{or_elsewhere, parse_wanted};
+use crate::args::names::wanted_or_named;
+use crate::args::paths::or_elsewhere;
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::{Display, FETCH};
@@ -23,7 +24,8 @@ use crate::ui::timeline::Timeline;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
+    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these; or names, such as git or git-2.47.2, that
+    /// one path of the caches has
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
@@ -52,6 +54,7 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
+  narval install git-2.47.2
   narval install 00bgd045z0d4icpbc2yyz4gx48ak44la
   narval run …-hello-2.12
 
@@ -77,7 +80,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let timeline = timeline.transpose()?;
     args.client.output.start_log_with(timeline.as_ref());
     let destination = args.client.store.destination()?;
-    let wanted = parse_wanted(&args.paths, destination.config())?;
+    let wanted = wanted_or_named(&args.paths, &destination, &args.client)?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
     // Before anything is fetched: the location may be unusable.
     let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
@@ -174,7 +177,8 @@ impl ExpectedDeltas {
     }
 }
 
-fn sums(report: &Report) -> (u64, u64) {
+/// What is downloaded and unpacked, in bytes.
+pub(super) fn sums(report: &Report) -> (u64, u64) {
     let download = report.planned.iter().map(|one| one.file_size.unwrap_or(one.nar_size)).sum();
     (download, report.planned.iter().map(|one| one.nar_size).sum())
 }

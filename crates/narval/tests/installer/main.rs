@@ -12,6 +12,7 @@ mod daemon;
 mod disks;
 mod lab;
 mod looking;
+mod named;
 mod network;
 #[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;
