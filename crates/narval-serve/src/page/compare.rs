@@ -5,7 +5,6 @@ use std::io;
 
 use narval_nix::listing::Node;
 use narval_nix::{HashPart, Sha256, Sha256Hasher};
-use serde::Serialize;
 
 use super::Places;
 use super::inside::{Frames, Inside, Reader};
@@ -21,75 +20,71 @@ const READ_BYTES_MAX: u64 = 64 << 20;
 /// The maximum number of files whose contents are read.
 const READ_FILES_MAX: usize = 20_000;
 
-/// The answer to `compare/<hash part>/<hash part>`.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
+/// What differs.
+#[derive(Debug)]
 pub(super) struct Comparison {
-    before: Side,
-    after: Side,
+    pub(super) before: Side,
+    pub(super) after: Side,
     /// `None` if one of them has no listing.
-    files: Option<Files>,
-    closure: Closures,
+    pub(super) files: Option<Files>,
+    pub(super) closure: Closures,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Side {
-    hash: String,
-    name: String,
-    nar_size: u64,
-    file_size: Option<u64>,
-    closure_paths: usize,
-    closure_size: u64,
+#[derive(Debug)]
+pub(super) struct Side {
+    pub(super) hash: String,
+    pub(super) name: String,
+    pub(super) nar_size: u64,
+    pub(super) file_size: Option<u64>,
+    pub(super) closure_paths: usize,
+    pub(super) closure_size: u64,
 }
 
-#[derive(Debug, Default, Serialize)]
-struct Files {
+#[derive(Debug, Default)]
+pub(super) struct Files {
     /// The first of those that differ, in the order of the NARs.
-    list: Vec<File>,
-    added: usize,
-    removed: usize,
-    changed: usize,
-    same: usize,
+    pub(super) list: Vec<File>,
+    pub(super) added: usize,
+    pub(super) removed: usize,
+    pub(super) changed: usize,
+    pub(super) same: usize,
     /// Files of the same size whose contents were not compared.
-    unread: usize,
+    pub(super) unread: usize,
 }
 
-#[derive(Debug, Serialize)]
-struct File {
-    path: String,
-    change: Change,
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) path: String,
+    pub(super) change: Change,
     /// Before and after: `file`, `executable`, `symlink` or `directory`, and its size in bytes or its target.
-    before: Option<Entry>,
-    after: Option<Entry>,
+    pub(super) before: Option<Entry>,
+    pub(super) after: Option<Entry>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Change {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
     Added,
     Removed,
     Changed,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Entry {
-    kind: &'static str,
-    size: Option<u64>,
-    target: Option<String>,
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) kind: &'static str,
+    pub(super) size: Option<u64>,
+    pub(super) target: Option<String>,
 }
 
 /// The paths that only one of the closures has, the largest first.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Closures {
-    only_before: Vec<paths::WithSize>,
-    only_after: Vec<paths::WithSize>,
-    paths_before: usize,
-    paths_after: usize,
-    size_before: u64,
-    size_after: u64,
-    both: usize,
+#[derive(Debug)]
+pub(super) struct Closures {
+    pub(super) only_before: Vec<paths::WithSize>,
+    pub(super) only_after: Vec<paths::WithSize>,
+    pub(super) paths_before: usize,
+    pub(super) paths_after: usize,
+    pub(super) size_before: u64,
+    pub(super) size_after: u64,
+    pub(super) both: usize,
 }
 
 pub(super) fn compare(

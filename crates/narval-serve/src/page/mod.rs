@@ -57,8 +57,6 @@ pub(crate) enum PageRoute<'a> {
     File(HashPart, &'a str),
     /// `tar/<hash part>/<path in it>`: a folder as an archive.
     Tar(HashPart, &'a str),
-    /// `compare/<hash part>/<hash part>`: what differs.
-    Compare(HashPart, HashPart),
     /// `session`: GET, whether this browser has signed in; POST to sign in, DELETE to sign out.
     Session,
     /// `manage/…`: for browsers that have signed in.
@@ -79,10 +77,6 @@ impl<'a> PageRoute<'a> {
                 let (hash, path) = rest.split_once('/').unwrap_or((rest, ""));
                 let hash = hash_part(hash)?;
                 Some(if kind == "file" { Self::File(hash, path) } else { Self::Tar(hash, path) })
-            }
-            Some(("compare", rest)) => {
-                let (one, other) = rest.split_once('/')?;
-                Some(Self::Compare(hash_part(one)?, hash_part(other)?))
             }
             _ => None,
         }
@@ -186,10 +180,6 @@ impl Page {
                     tar::answer(&Inside::open(&places, &frames, hash_part)?, path.as_bytes())
                 })
             }
-            PageRoute::Compare(one, other) => self.on_a_thread(request, move |request| {
-                let is_wanted = || request.is_connected();
-                json(&compare::compare(&places, &frames, [one, other], &is_wanted)?).map(Answered::Whole)
-            }),
             // A server that accepts no uploads has no tokens. The page asks all the same: browsers log every answer with an error.
             PageRoute::Session => session::none(),
             PageRoute::Manage(_) => Err(ServeError::NoRoute),

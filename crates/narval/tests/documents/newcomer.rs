@@ -123,7 +123,7 @@ fn the_tutorial_works_as_it_is_written() {
         ("/#/now", "Requests per second"),
         // The window of before, that nobody has touched.
         ("/#/now", "3 NARs taken"),
-        ("/#/find/greeting", "greeting-for-world"),
+        ("/?q=greeting", "greeting-for-world"),
     ]);
     newcomer.follow(&page);
     // Everything is as it was before.

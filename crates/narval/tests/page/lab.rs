@@ -45,9 +45,18 @@ impl Lab {
         self.push_with(path, &[]);
     }
 
+    /// The same with a token that has these scopes.
+    pub fn push_as(&self, path: &str, scopes: &[&str]) {
+        self.push_by(path, scopes, &[]);
+    }
+
     pub fn push_with(&self, path: &str, args: &[&str]) {
+        self.push_by(path, &["--push"], args);
+    }
+
+    fn push_by(&self, path: &str, scopes: &[&str], args: &[&str]) {
         let netrc = self.store.path("netrc");
-        let token = self.token(&["--push"]);
+        let token = self.token(scopes);
         std::fs::write(&netrc, format!("machine 127.0.0.1 password {token}\n")).unwrap();
         let mut command = Command::new(NARVAL);
         command.args(["push", "--quiet", "--store", &self.store.uri(), "--to", &self.server.url(), "--netrc-file"]);

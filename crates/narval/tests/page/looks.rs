@@ -54,6 +54,8 @@ const CHECK: &str = r#"(() => {
   if (!document.documentElement.lang || !document.title) wrong.push('no language or no title');
   for (const cell of document.querySelectorAll('th:not([scope])')) wrong.push('a header without a scope: ' + cell.textContent);
   const width = document.documentElement.clientWidth;
+  const header = document.querySelector('header:has(.brand)')?.getBoundingClientRect().height;
+  if (header > 96) wrong.push('the header is ' + header + ' px high');
   if (document.documentElement.scrollWidth > width) {
     const wide = [...document.querySelectorAll('body *')].filter((node) => node.getBoundingClientRect().right > width + 0.5 && !node.closest('.scroll,pre,.hidden-text,.skip'));
     wrong.push('wider than the window: ' + wide.slice(0, 3).map((node) => node.outerHTML.slice(0, 80)).join(' '));

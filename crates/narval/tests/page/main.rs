@@ -8,6 +8,8 @@ mod inside;
 mod lab;
 mod looks;
 mod manage;
+mod plain;
+mod states;
 mod status;
 #[path = "../support/mod.rs"]
 mod support;
@@ -91,7 +93,7 @@ fn paths_are_found_and_shown_in_full() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let absent = "0".repeat(32);
-    for route in ["page/closure", "page/file", "path", "files"] {
+    for route in ["page/closure", "page/file", "path", "files", &format!("compare/{absent}")] {
         assert_eq!(server.get(&format!("/_narval/{route}/{absent}")).status, 404, "{route}");
     }
     for below in ["path/x", "path/../status", "page/closure/../check", "manage"] {

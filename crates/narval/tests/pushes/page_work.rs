@@ -148,7 +148,7 @@ fn routes() -> [String; 4] {
         format!("/_narval/page/file/{large}/b-small"),
         format!("/_narval/page/tar/{large}/b-small"),
         format!("/_narval/page/closure/{first}"),
-        format!("/_narval/page/compare/{first}/{second}"),
+        format!("/_narval/compare/{first}/{second}"),
     ]
 }
 

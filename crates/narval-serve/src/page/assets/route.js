@@ -22,7 +22,6 @@ async function route() {
   const [, first = '', ...rest] = location.pathname.slice(views.length).split('/').map(decoded);
   try {
     if (which === 'sign-in') await signInView(mine);
-    else if (which === 'compare') await compareView(mine, first, rest[0]);
     else if (which === 'status') statusView(mine);
     else if (which === 'manage') await manageView(mine, first);
   } catch (error) {

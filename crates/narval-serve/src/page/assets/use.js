@@ -29,11 +29,11 @@ async function check(result) {
     const found = await get(api + 'check');
     const dir = /^StoreDir: *(.*)$/m.exec(info)?.[1];
     if (dir !== found.storeDir) throw new Failure(0, 'nix-cache-info is for ' + dir + '.');
-    const these = (found.checked < found.paths ? 'the newest ' : 'all ') + many(found.checked, 'path');
+    const these = many(found.checked, 'path'), all = (found.checked < found.paths ? 'the newest ' : 'all ') + these;
     const lacking = found.checked - found.signed - found.byContents;
     result.className = lacking ? 'bad' : 'good';
     result.textContent = !found.paths ? '✓ It responds for ' + dir + ', and has no paths yet.'
-      : lacking ? '✗ It responds for ' + dir + ', but ' + number(lacking) + ' of ' + these + ' lack a valid signature of this server: clients refuse them.'
-        : '✓ It works: it responds for ' + dir + ', and ' + these + ' have a valid signature of this server' + (found.byContents ? ', but for ' + number(found.byContents) + ' whose contents prove themselves.' : '.');
+      : lacking ? '✗ It responds for ' + dir + ', but ' + number(lacking) + ' of ' + (found.checked < found.paths ? all : these) + (lacking === 1 ? ' lacks' : ' lack') + ' a valid signature of this server: clients refuse ' + (lacking === 1 ? 'it.' : 'them.')
+        : '✓ It works: it responds for ' + dir + ', and ' + (found.checked === 1 ? 'its only path has' : all + ' have') + ' a valid signature of this server' + (found.byContents ? ', but for ' + number(found.byContents) + ' whose contents prove themselves.' : '.');
   } catch (error) { result.className = 'bad'; result.textContent = '✗ ' + error.message; }
 }

@@ -23,7 +23,6 @@ const SCRIPT: &str = concat!(
     include_str!("../assets/ways.js"),
     include_str!("../assets/search.js"),
     include_str!("../assets/map.js"),
-    include_str!("../assets/compare.js"),
     include_str!("../assets/status.js"),
     include_str!("../assets/manage.js"),
     include_str!("../assets/route.js"),

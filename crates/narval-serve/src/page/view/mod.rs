@@ -5,6 +5,7 @@
 //! files come from whoever built them: [`words::name`] also isolates their direction. [`layout`] puts a view between header and footer. Data goes into
 //! the document only, never into style or script, so the policy has constant hashes.
 
+mod compare;
 mod files;
 pub(super) mod layout;
 mod overview;
@@ -189,8 +190,9 @@ fn render(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Resul
         View::Overview => overview::overview(parts, visit),
         View::Packages => packages::packages(parts, visit, request.query()),
         View::Path(hash_part) => package::package(parts, visit, *hash_part, request),
+        View::Compare(one, other) => compare::compared(parts, visit, [*one, *other], request),
         View::Files(hash_part, path) => files::files(parts, visit, (*hash_part, path), request),
         View::Status => Ok(status::status(&*parts.service(&visit.cache).ok_or(ServeError::NoPath)?, visit)),
-        view => Ok(shell::shell(view)),
+        View::Manage(_) => Ok(shell::manage()),
     }
 }

@@ -23,7 +23,8 @@ pub(super) fn overview(parts: &Parts, visit: &Visit) -> Result<(String, Markup),
     // Reading the names of a million paths takes seconds; everything else is here at once.
     let groups = parts.catalog.soon(places, &Asked::default())?;
     let main = html! {
-        (sentence(parts, visit, groups.as_ref())?)
+        @if is_empty { h1.lead { b { (visit.cache) } " is a new binary cache for Linux packages of " code { (places.store_dir) } ": it is empty." } (description(parts)) }
+        @else { (sentence(parts, visit, groups.as_ref())?) (description(parts)) }
         @if is_empty { (steps(parts, visit)?) }
         @if places.sign_keys.is_empty() { @if !is_empty { (no_key(visit)) } } @else { (use_it(parts, visit)) }
         @if !is_empty { (newest(visit, groups.as_ref())) }
@@ -63,8 +64,12 @@ fn sentence(parts: &Parts, visit: &Visit, groups: Option<&Groups>) -> Result<Mar
                 }
             }
         }
-        @if let Some(description) = &places.description { p.soft { (name(description)) } }
     })
+}
+
+/// What the operator says about it.
+fn description(parts: &Parts) -> Markup {
+    html! { @if let Some(text) = &parts.places.description { p.soft { (name(text)) } } }
 }
 
 /// Nothing is offered that clients would not accept.
@@ -77,8 +82,15 @@ fn no_key(visit: &Visit) -> Markup {
     }
 }
 
+/// The host without its port, as netrc files have it.
+fn host_name(visit: &Visit) -> &str {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = visit.host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(&*visit.host, |(name, _)| name);
+    name.trim_matches(['[', ']'])
+}
+
 fn key_command(visit: &Visit) -> String {
-    format!("narval key generate {}-1 --out cache.sec", visit.host.split(':').next().unwrap_or_default())
+    format!("narval key generate {}-1 --out cache.sec", host_name(visit))
 }
 
 fn use_it(parts: &Parts, visit: &Visit) -> Markup {
@@ -122,7 +134,7 @@ fn use_it(parts: &Parts, visit: &Visit) -> Markup {
         @if !visit.is_public {
             p {
                 b { "You need a token" } " from its operator. " code { "narval use" } " takes it from the file " code { "token" } "; Nix reads it from a netrc file, as the password for "
-                code { (visit.host) } ". It does not belong into a flake or a NixOS configuration: these are copied to the store, which everybody on the machine can read."
+                code { (host_name(visit)) } ". It does not belong into a flake or a NixOS configuration: these are copied to the store, which everybody on the machine can read."
             }
         }
         (ways("use", "Ways to use it", &all))
@@ -148,7 +160,7 @@ fn newest(visit: &Visit, groups: Option<&Groups>) -> Markup {
 }
 
 fn push(parts: &Parts, visit: &Visit, is_open: bool) -> Markup {
-    let (url, host) = (&visit.url, visit.host.split(':').next().unwrap_or_default());
+    let (url, host) = (&visit.url, host_name(visit));
     let has_key = !parts.places.sign_keys.is_empty();
     html! {
         details.push open[is_open] {
@@ -195,15 +207,24 @@ fn steps(parts: &Parts, visit: &Visit) -> Result<Markup, ServeError> {
         }
     };
     Ok(html! {
-        h2 { "It is empty: what is left to do" }
+        h2 { "What is left to do" }
         ol.steps data-refresh {
             (step(true, html! { "The server runs." }, html! {}))
-            (step(has_key, html! { "It has a key" @if !has_key { ": without one, clients refuse what it serves. On its machine, then start it with " code { "--sign-key cache.sec" } ":" } @else { "." } },
-                copied("command for a key", key_command(visit))))
-            (step(has_token, html! { "There is a token to push with" @if !has_token { ". On its machine, with its data folder for DIR:" } @else { "." } },
-                copied("command for a token", format!("narval token create --data DIR --push --pull --sign{of_cache} --out token ci"))))
-            (step(false, html! { "Somebody has pushed. With that token:" },
-                copied("command for the first push", format!("narval push ./result --to {} --token-file token", visit.url))))
+            (step(
+                has_key,
+                html! { @if has_key { "It has a key." } @else { "Give it a key: clients refuse what has no signature. On its machine, and then start it with " code { "--sign-key cache.sec" } ":" } },
+                copied("command for a key", key_command(visit)),
+            ))
+            (step(
+                has_token,
+                html! { @if has_token { "There is a token to push with." } @else { "Create a token to push with. On its machine, with its data folder for DIR:" } },
+                copied("command for a token", format!("narval token create --data DIR --push --pull --sign{of_cache} --out token ci")),
+            ))
+            (step(
+                false,
+                html! { "Push something. With that token, from any machine:" },
+                copied("command for the first push", format!("narval push ./result --to {} --token-file token", visit.url)),
+            ))
         }
     })
 }

@@ -175,7 +175,8 @@ fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&Found>, 
             @if is_kept { dt { "Kept" } dd { (kept(parts, &details.pins, used)) } }
             dt { "Signatures" }
             dd {
-                @if details.signatures.is_empty() { span.bad { "none" } }
+                @if details.signatures.is_empty() && info.ca.is_some() { span.soft { "none: its contents prove themselves" } }
+                @if details.signatures.is_empty() && info.ca.is_none() { span.bad { "none" } }
                 @for signature in &details.signatures {
                     div {
                         code { (plain(&signature.key)) } " "
@@ -298,13 +299,14 @@ fn other_versions(
 
 fn list(visit: &Visit, paths: &[Named]) -> Markup {
     html! {
-        @if paths.is_empty() { p.soft { "None." } }
-        ul.rows {
-            @for Named { path, size } in paths {
-                li {
-                    @match size {
-                        Some(size) => (sized(&visit.path(path.hash_part()), path.name(), Some(*size))),
-                        None => { (name(path.name())) span.side { "not here" } },
+        @if paths.is_empty() { p.soft { "None." } } @else {
+            ul.rows {
+                @for Named { path, size } in paths {
+                    li {
+                        @match size {
+                            Some(size) => (sized(&visit.path(path.hash_part()), path.name(), Some(*size))),
+                            None => { (name(path.name())) span.side { "not here" } },
+                        }
                     }
                 }
             }

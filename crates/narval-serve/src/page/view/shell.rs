@@ -2,18 +2,13 @@
 
 use maud::{Markup, html};
 
-use super::{View, Visit};
+use super::Visit;
 
-/// The title and the contents of a view that the script renders.
-pub(super) fn shell(view: &View) -> (String, Markup) {
-    let (title, name) = match view {
-        View::Compare(..) => ("Compared", "compare"),
-        _ => ("Manage", "manage"),
-    };
-    (
-        title.to_owned(),
-        html! { div #view data-view=(name) { h1 { (title) } noscript { p { "This view needs JavaScript." } } } },
-    )
+/// The title and the contents of the view to manage the cache, which the script renders.
+pub(super) fn manage() -> (String, Markup) {
+    let main =
+        html! { div #view data-view="manage" { h1 { "Manage" } noscript { p { "This view needs JavaScript." } } } };
+    ("Manage".to_owned(), main)
 }
 
 /// What is not here.

@@ -1,0 +1,146 @@
+//! The overview in each state, and what a keyboard alone can do.
+
+use std::process::Command;
+
+use crate::browser::Browser;
+use crate::lab::Lab;
+use crate::looks::check;
+use crate::support::{Store, hash_part};
+
+/// A new cache says what is left to do, and ticks it as it is done. It offers nothing that clients would refuse.
+#[test]
+fn a_new_cache_shows_the_steps_that_are_left() {
+    let Some(mut browser) = Browser::start() else { return };
+    let lab = Lab::new(&[]);
+    browser.open(&lab.server.url(), "What is left to do");
+    for text in [
+        "✓ The server runs",
+        "○ Give it a key",
+        "narval key generate",
+        "○ Create a token",
+        "narval push ./result --to http://",
+    ] {
+        browser.shows(text);
+    }
+    assert_eq!(browser.eval("document.querySelectorAll('.ways').length"), 0, "no text for clients without a key");
+    check(&mut browser, "empty-without-key");
+    drop(lab);
+
+    let lab = Lab::signing(&[]);
+    browser.open(&lab.server.url(), "✓ It has a key");
+    browser.shows("○ Create a token");
+    check(&mut browser, "empty");
+    // Without a reload.
+    browser.eval("window.mark = 1");
+    let path = lab.store.add_file("first-1.0", "x");
+    lab.token(&["--push"]);
+    browser.shows("✓ There is a token");
+    lab.push(&path);
+    browser.shows("Newest packages");
+    assert_eq!(browser.eval("window.mark"), 1);
+    assert_eq!(browser.eval("document.querySelector('.steps')"), serde_json::Value::Null);
+    browser.shows("first");
+}
+
+/// What clients refuse is said first, on the overview, in the list, for the path, and by the check, which looks at all paths.
+#[test]
+fn what_is_not_signed_is_seen_everywhere() {
+    let Some(mut browser) = Browser::start() else { return };
+    let store = Store::new();
+    let (key, _) = store.key("own-1");
+    let [signed, unsigned] = ["signed-1.0", "unsigned-1.0"].map(|name| store.add_file(name, name));
+    // By no content address, or clients would take it without a signature.
+    let statement = "update ValidPaths set ca = null";
+    let database = store.path("root/nix/var/nix/db/db.sqlite");
+    assert!(Command::new("sqlite3").arg(database).arg(statement).status().unwrap().success());
+    let server = Lab::serve(&store, &["--sign-key", key.to_str().unwrap()]);
+    let lab = Lab { store, server };
+    lab.push_as(&signed, &["--push", "--sign"]);
+    browser.open(&lab.server.url(), "Does it work from here?");
+    browser.click("button", "Does it work from here?");
+    browser.shows("✓ It works: it responds for /nix/store, and its only path has a valid signature of this server.");
+    lab.push(&unsigned);
+    browser.open(&lab.server.url(), "Does it work from here?");
+    // The list of paths may be a moment old.
+    let said =
+        "✗ It responds for /nix/store, but 1 of 2 paths lacks a valid signature of this server: clients refuse it.";
+    let check_again = "document.querySelector('#check button').click()";
+    browser.wait(&format!("document.querySelector('#check [role=status]').textContent === '{said}' || {check_again}"));
+    browser.open(&format!("{}/?q=&filter=unsigned", lab.server.url()), "✗ not signed");
+    assert_eq!(browser.eval("document.querySelectorAll('.packages > li').length"), 1);
+    let path = format!("{}/_narval/path", lab.server.url());
+    browser.open(
+        &format!("{path}/{}", hash_part(&unsigned)),
+        "✗ 1 of 1 path is not signed by this server: clients will refuse this.",
+    );
+    browser.open(&format!("{path}/{}", hash_part(&signed)), "✓ Can be installed: it is signed by own-1.");
+    check(&mut browser, "trouble-path");
+    // The count of the overview is up to half a minute old.
+    browser.open(&format!("{}/?q=", lab.server.url()), "✗ not signed");
+    check(&mut browser, "trouble");
+}
+
+/// Whoever has signed in sees how to give clients the token.
+#[test]
+fn a_private_cache_says_that_a_token_is_needed() {
+    let Some(mut browser) = Browser::start() else { return };
+    let lab = Lab::signing(&["--private"]);
+    lab.push(&lab.store.add_file("inside-1.0", "x"));
+    browser.open(&lab.server.url(), "This cache is private");
+    check(&mut browser, "private-sign-in");
+    browser.fill("#token", &lab.token(&["--pull"]));
+    browser.press("Enter", 13);
+    browser.shows("You need a token");
+    browser.shows("--token-file token");
+    check(&mut browser, "private");
+    // A link of another site brings no cookie: the document finds out by itself.
+    browser.open(&format!("{}/_narval/status", lab.server.url()), "");
+    browser.wait("!document.body.innerText.includes('This cache is private')");
+}
+
+#[test]
+fn a_keyboard_alone_searches_opens_and_copies() {
+    let Some(mut browser) = Browser::start() else { return };
+    let lab = Lab::signing(&[]);
+    for name in ["alpha-1.0", "beta-2.0", "beta-2.1"] {
+        lab.push(&lab.store.add_file(name, name));
+    }
+    let url = lab.server.url();
+    browser.open(&url, "Newest packages");
+    browser.press("/", 191);
+    assert_eq!(browser.eval("document.activeElement.id + document.activeElement.value"), "q");
+    browser.call("Input.insertText", serde_json::json!({ "text": "bet" }));
+    browser.shows("1 of 2 packages");
+    assert_eq!(browser.eval("location.search"), "?q=bet");
+    let tab_to = |browser: &mut Browser, selector: &str| {
+        for _ in 0..40 {
+            browser.press("Tab", 9);
+            if browser.eval(&format!("document.activeElement.matches('{selector}')")) == true {
+                return;
+            }
+        }
+        panic!("the keyboard does not reach {selector}");
+    };
+    tab_to(&mut browser, ".packages a.name");
+    browser.press("Enter", 13);
+    browser.wait("location.pathname.startsWith('/_narval/path/')");
+    browser.shows("Can be installed");
+    tab_to(&mut browser, "button.copier");
+    browser.press("Enter", 13);
+    browser.wait("document.getElementById('said').textContent === 'Copied'");
+    // The arrows choose another way to get it.
+    tab_to(&mut browser, ".choice input");
+    browser.press("ArrowRight", 39);
+    browser.wait("document.querySelector('[aria-label=\"command for nix-store\"]').checkVisibility()");
+    // Back to what was typed, and before that to the overview.
+    browser.eval("history.back()");
+    browser.shows("1 of 2 packages");
+    browser.eval("history.back()");
+    browser.shows("Newest packages");
+    assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+    // Old addresses.
+    for (old, new) in [("#/find/beta", "/?q=beta"), ("#/now", "/_narval/status"), ("#/use", "/")] {
+        browser.open(&format!("{url}/{old}"), "");
+        browser.wait(&format!("location.pathname + location.search === '{new}'"));
+    }
+}
