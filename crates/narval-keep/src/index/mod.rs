@@ -2,24 +2,29 @@
 //!
 //! It is a trait because one machine keeps it in SQLite, while many machines share one in PostgreSQL. Each method is one transaction:
 //! it has taken effect completely when it returns, or not at all. Durable changes also survive a power failure.
+//!
+//! What both databases do by the same statements is in [`sql`].
 
 mod error;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod snapshot;
+mod sql;
 mod sqlite;
 #[cfg(test)]
 mod tests;
+mod tx;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
+use self::tx::{How, Reading, Tx, TxError, Work};
 use super::nodes::{Members, PeerSecret};
 use super::receipt_key::ReceiptKey;
 use super::survey::Counted;
-use super::{AuditLine, CacheName, NarFileName};
+use super::{CacheName, NarFileName};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
 
@@ -306,6 +311,11 @@ pub(crate) struct MayStore {
 
 /// The index. Times are seconds since 1970.
 pub(crate) trait Index: Send + Sync {
+    /// Asks something that changes nothing, by statements that both databases run.
+    fn ask(&self, how: Reading, work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>) -> Result<(), IndexError>;
+    /// Does a transaction of such statements.
+    fn change(&self, how: How, work: Work) -> Result<(), IndexError>;
+
     /// Makes this process one of the nodes that share disk caches, at this address: from now on, `members` is kept up to date. Returns the
     /// secret of the nodes; `None` if no other process can use this index.
     fn join(&self, _members: &Arc<Members>, _url: &str) -> Result<Option<PeerSecret>, IndexError> {
@@ -328,18 +338,6 @@ pub(crate) trait Index: Send + Sync {
     fn keeps_audit(&self) -> bool {
         false
     }
-    /// Adds lines to the audit log.
-    fn add_audit(&self, _lines: &[AuditLine]) -> Result<(), IndexError> {
-        Ok(())
-    }
-    /// At most this many lines of the audit log with their numbers, in their order, after this number and not before this time.
-    fn audit(&self, _after: i64, _since: u64, _max: usize) -> Result<Vec<(i64, AuditLine)>, IndexError> {
-        Ok(Vec::new())
-    }
-    /// Removes the lines of the audit log before this time.
-    fn forget_audit(&self, _before: u64) -> Result<(), IndexError> {
-        Ok(())
-    }
 
     /// A number that changes with every change that a reader can see: at once for changes by this process, within
     /// [`Index::noticed_after`] for others. It does not change while the index cannot be reached.
@@ -361,27 +359,12 @@ pub(crate) trait Index: Send + Sync {
     /// Whether other processes may add paths at any time, so that an absence must be looked up again.
     fn is_shared(&self) -> bool;
 
-    /// All caches.
-    fn caches(&self) -> Result<Vec<CacheRecord>, IndexError>;
-    /// Creates a cache. An existing one of this name is left unchanged, and returned.
-    fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError>;
-    /// Changes the settings of a cache.
-    fn set_settings(&self, cache: CacheId, settings: &str) -> Result<(), IndexError>;
-    /// The totals of a cache.
-    fn usage(&self, cache: CacheId) -> Result<Usage, IndexError>;
-
-    /// A stored NAR, from any cache.
-    fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError>;
     /// The stored NAR that a name below `nar/` refers to in a cache. If it is doomed, it no longer is.
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
     /// As [`file`](Self::file), for each of these names.
     fn files_named(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Option<NarRecord>>, IndexError> {
         names.iter().map(|name| self.file(cache, name)).collect()
     }
-    /// All names below `nar/`.
-    fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError>;
-    /// The names of a NAR in a cache, in any compression.
-    fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError>;
     /// Adds a name for a stored NAR, and a pending entry, whose number is returned. It is durable with the next commit. Waits while the
     /// bytes of one with this name are removed.
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
@@ -398,20 +381,6 @@ pub(crate) trait Index: Send + Sync {
     /// Forgets such paths, and all that are too old.
     fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
 
-    /// The narinfo of a path, and when it was last used as far as the index knows.
-    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError>;
-    /// The narinfos of paths, in the given order.
-    fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError>;
-    /// The record of a path.
-    fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError>;
-    /// The records of paths, in the given order.
-    fn paths(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<PathRecord>>, IndexError> {
-        hash_parts.iter().map(|part| self.path(cache, part)).collect()
-    }
-    /// Which of these paths exist.
-    fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError>;
-    /// For each path that exists, the name of its NAR's file and the expected length of that file.
-    fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError>;
     /// Makes paths visible, durably, and either all or none: each must still have the version of its record, the paths in
     /// `needed` must be there, and the files in `placed` must not have been removed and recorded again since they were looked for.
     /// Returns the greatest number of their pending entries; `None` if another writer has changed something meanwhile.
@@ -445,21 +414,11 @@ pub(crate) trait Index: Send + Sync {
         old: &str,
         orphaned: u64,
     ) -> Result<Option<i64>, IndexError>;
-    /// The paths whose narinfo names this file.
-    fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError>;
-    /// NAR files that paths have and that are not zstd, by name: at most this many, after the given name.
-    fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError>;
     /// Protects those of these paths that are there from garbage collection until then, and returns them.
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError>;
 
     /// Records when paths were last used.
     fn used(&self, used: &[Used]) -> Result<(), IndexError>;
-    /// All paths, pins and leases of a cache, as one snapshot; with the number of a path, if one is wanted.
-    fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError>;
-    /// The paths with these ids, in any order. Those that are gone since are left out.
-    fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError>;
-    /// For each path, in the order of their ids: its id, its stored NAR, and the bytes of that and of its listing.
-    fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError>;
     /// Counts at most this many paths, sorted by hash part, after the given one, and returns the last of them. A path counts as unsigned if its
     /// narinfo lacks one of these lines.
     fn count(
@@ -469,8 +428,6 @@ pub(crate) trait Index: Send + Sync {
         after: &str,
         max: usize,
     ) -> Result<Option<(Counted, String)>, IndexError>;
-    /// At most this many paths, sorted by hash part, after the given one.
-    fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError>;
     /// Takes the lease for collections; `None` while another process has it. Each transaction with its number renews it for
     /// [`collection_lease`].
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError>;
@@ -497,8 +454,6 @@ pub(crate) trait Index: Send + Sync {
     /// Removes paths, their pins and leases, unless another path refers to one of them. The names of their NARs that no other path has
     /// are gone, too, and can be condemned at once.
     fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError>;
-    /// The names of NARs that are to be removed, with the bytes of those NARs.
-    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError>;
     /// Dooms a limited number of names of NARs that no path has; also removes expired leases and pins. Returns how many. A commit, an
     /// upload or a request of a NAR ends its doom.
     fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError>;
@@ -513,15 +468,6 @@ pub(crate) trait Index: Send + Sync {
     ) -> Result<Condemned, IndexError>;
     /// Removes the rows of names that this collection has condemned. Their bytes are gone.
     fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError>;
-    /// The referrers of a path, without itself.
-    fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError>;
-    /// Pins a path, and removes surplus pins of this name. With `only_present`, nothing is changed if the path is not in the cache, and
-    /// the result is `false`: a collection may have hidden it since the caller looked.
-    fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError>;
-    /// Removes the pins of a name, of all paths or of one. Returns how many.
-    fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError>;
-    /// All pins, sorted by name, the newest first.
-    fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError>;
 
     /// Pending entries with a greater number than this, the oldest first.
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError>;
@@ -597,19 +543,4 @@ pub(crate) trait Index: Send + Sync {
     fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError>;
     /// The greatest number of a pending entry.
     fn pending_max(&self) -> Result<Option<i64>, IndexError>;
-
-    /// Records a token. Returns `false` if there is one with its id.
-    fn add_token(&self, token: TokenRecord) -> Result<bool, IndexError>;
-    /// A token.
-    fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError>;
-    /// All tokens, the oldest first.
-    fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError>;
-    /// Changes the caches and the scopes of a token that is not revoked. Returns `false` if there is none with this id.
-    fn change_token(&self, id: &str, caches: &str, scopes: &str) -> Result<bool, IndexError>;
-    /// Revokes a token. Returns `false` if there is none with this id.
-    fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError>;
-    /// Removes tokens that expired before this time.
-    fn forget_tokens(&self, before: u64) -> Result<(), IndexError>;
-    /// Records when tokens were last used.
-    fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError>;
 }

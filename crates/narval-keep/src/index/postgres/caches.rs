@@ -6,39 +6,9 @@ use narval_nix::{HashPart, Sha256};
 use tokio_postgres::{Client, Row};
 
 use super::failed::Failed;
-use super::sql::{execute, get, int, p, parsed, query, query_opt, texts};
+use super::sql::{execute, get, p, parsed, query, query_opt, texts};
 use super::transaction::Change;
-use crate::CacheName;
-use crate::index::{CacheId, CacheRecord, Pending, Placed};
-
-fn record(row: &Row) -> Result<CacheRecord, Failed> {
-    Ok(CacheRecord { id: CacheId(get(row, 0)?), name: parsed(row, 1)?, settings: get(row, 2)? })
-}
-
-pub(super) async fn all(client: &Client) -> Result<Vec<CacheRecord>, Failed> {
-    let rows = query(client, "select id, name, settings from narval.caches order by name", &[]).await?;
-    rows.iter().map(record).collect()
-}
-
-pub(super) async fn create(
-    change: &Change<'_>,
-    name: &CacheName,
-    settings: &str,
-    now: u64,
-) -> Result<CacheRecord, Failed> {
-    let name = name.as_str();
-    let add = "insert into narval.caches (name, settings, created) values ($1, $2, $3) on conflict (name) do nothing";
-    execute(change.client, add, &[p(&name), p(&settings), p(&int(now))]).await?;
-    change.is_visible().await?;
-    let find = "select id, name, settings from narval.caches where name = $1";
-    record(&query_opt(change.client, find, &[p(&name)]).await?.ok_or(Failed::Changed)?)
-}
-
-pub(super) async fn set_settings(change: &Change<'_>, cache: CacheId, settings: &str) -> Result<(), Failed> {
-    execute(change.client, "update narval.caches set settings = $1 where id = $2", &[p(&settings), p(&cache.0)])
-        .await?;
-    change.is_visible().await
-}
+use crate::index::{CacheId, Pending, Placed};
 
 /// Notes that files may not be as the index says from now on.
 pub(super) async fn add_pending(change: &Change<'_>, cache: CacheId, kind: &str, names: &[&str]) -> Result<(), Failed> {

@@ -6,6 +6,7 @@ use tokio_postgres::Error as SqlError;
 use tokio_postgres::error::SqlState;
 
 use crate::index::IndexError;
+use crate::index::tx::TxError;
 
 /// Why a statement or a transaction failed.
 #[derive(Debug)]
@@ -34,7 +35,32 @@ impl From<SqlError> for Failed {
     }
 }
 
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.reason())
+    }
+}
+
+impl std::error::Error for Failed {}
+
 impl Failed {
+    /// That of a transaction.
+    pub(super) fn of(error: TxError) -> Self {
+        match error.downcast() {
+            Ok(failed) => *failed,
+            Err(error) => Self::Row(error.to_string()),
+        }
+    }
+
+    /// After a rollback, the connection is as before: the server says that it has done nothing, or it was not asked.
+    pub(super) fn leaves_usable(&self) -> bool {
+        match self {
+            Self::Sql(_) => self.is_collision() || self.is_locked() || self.state() == Some(&SqlState::QUERY_CANCELED),
+            Self::Deadline(_) => false,
+            _ => true,
+        }
+    }
+
     fn state(&self) -> Option<&SqlState> {
         match self {
             Self::Sql(error) => error.code(),

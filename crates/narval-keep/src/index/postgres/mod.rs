@@ -5,7 +5,6 @@
 //! Locks end with their transactions, so poolers of connections do no harm. What others change is noticed within [`watch::LOOK_EVERY`].
 
 mod address;
-mod audit;
 mod caches;
 mod failed;
 mod lease;
@@ -20,8 +19,8 @@ mod retention;
 mod schema;
 mod sql;
 mod together;
-mod tokens;
 mod transaction;
+mod tx;
 mod uploads;
 mod watch;
 mod writers;
@@ -31,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use narval_nix::{Compression, HashPart, NarHash, nix32};
+use narval_nix::{HashPart, nix32};
 use quick_cache::sync::Cache as Remembered;
 use tokio_postgres_rustls::MakeRustlsConnect;
 use zeroize::Zeroizing;
@@ -44,16 +43,16 @@ use self::nodes::Nodes;
 use self::pool::Pool;
 use self::recorded::RecordedNames;
 use self::together::Together;
-use self::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, Database, How, NOTE, NOTE_LATER, REMOVE};
+use self::transaction::{ADD_LATER, Database};
+use super::tx::{ADD, DEADLINE, DEADLINE_LARGE, How, NOTE, NOTE_LATER, REMOVE, Reading, Tx, TxError, Work};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, LostPath,
-    MayStore, NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord,
-    Usage, Used, collection_lease,
+    COLLECTION, CacheId, Commit, Condemned, Cutoff, Fence, Index, IndexError, Lost, LostPath, MayStore, NarRecord,
+    NarWriter, PathRecord, Pending, Placed, Placing, Replaced, Used, collection_lease,
 };
+use crate::NarFileName;
 use crate::nodes::{Members, PeerSecret};
 use crate::receipt_key::ReceiptKey;
 use crate::survey::Counted;
-use crate::{AuditLine, CacheName, NarFileName};
 
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;
@@ -147,6 +146,14 @@ impl Index for Postgres {
         Ok(Some(PeerSecret::new(secret)))
     }
 
+    fn ask(&self, how: Reading, work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>) -> Result<(), IndexError> {
+        self.database.ask(how, work)
+    }
+
+    fn change(&self, how: How, mut work: Work) -> Result<(), IndexError> {
+        self.database.change(how, &mut *work)
+    }
+
     fn begin_rebuild(&self) -> Result<bool, IndexError> {
         self.database.write(REMOVE, schema::begin_rebuild)
     }
@@ -186,39 +193,6 @@ impl Index for Postgres {
 
     fn keeps_audit(&self) -> bool {
         true
-    }
-
-    fn add_audit(&self, lines: &[AuditLine]) -> Result<(), IndexError> {
-        self.database.write(NOTE_LATER, async |change| audit::add(change, lines).await)
-    }
-
-    fn audit(&self, after: i64, since: u64, max: usize) -> Result<Vec<(i64, AuditLine)>, IndexError> {
-        self.database.read(DEADLINE, async |client| audit::after(client, after, since, max).await)
-    }
-
-    fn forget_audit(&self, before: u64) -> Result<(), IndexError> {
-        self.database
-            .write(How { deadline: DEADLINE_LARGE, ..NOTE_LATER }, async |change| audit::forget(change, before).await)
-    }
-
-    fn caches(&self) -> Result<Vec<CacheRecord>, IndexError> {
-        self.database.read(DEADLINE, caches::all)
-    }
-
-    fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError> {
-        self.database.write(ADD, async |change| caches::create(change, name, settings, now).await)
-    }
-
-    fn set_settings(&self, cache: CacheId, settings: &str) -> Result<(), IndexError> {
-        self.database.write(NOTE, async |change| caches::set_settings(change, cache, settings).await)
-    }
-
-    fn usage(&self, cache: CacheId) -> Result<Usage, IndexError> {
-        self.database.read(DEADLINE_LARGE, async |client| nars::usage(client, cache).await)
-    }
-
-    fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError> {
-        self.database.read(DEADLINE, async |client| nars::nar(client, nar_hash, compression).await)
     }
 
     /// What was found once is remembered while nothing changes, and while the database is away.
@@ -261,14 +235,6 @@ impl Index for Postgres {
         Ok(found)
     }
 
-    fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
-        self.database.read(DEADLINE_LARGE, async |client| nars::files(client, cache).await)
-    }
-
-    fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError> {
-        self.database.read(DEADLINE, async |client| nars::files_of(client, cache, nar_hash).await)
-    }
-
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
         let removing = || Failed::Condemned.at(self.database.pool.name());
         self.add(cache, name, nar, (now, Replaced::Removed))?.ok_or_else(removing)
@@ -300,33 +266,6 @@ impl Index for Postgres {
 
     fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
         self.database.write(NOTE_LATER, async |change| lost::forget(change, cache, hash_parts).await)
-    }
-
-    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError> {
-        self.database.read(DEADLINE, async |client| paths::narinfo(client, cache, hash_part).await)
-    }
-
-    fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
-        self.database.read(DEADLINE, async |client| paths::narinfos(client, cache, hash_parts).await)
-    }
-
-    fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError> {
-        Ok(self.paths(cache, &[*hash_part])?.pop().flatten())
-    }
-
-    fn paths(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<PathRecord>>, IndexError> {
-        self.database.read(DEADLINE, async |client| paths::paths(client, cache, hash_parts).await)
-    }
-
-    fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError> {
-        if hash_parts.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.database.read(DEADLINE, async |client| paths::present(client, cache, hash_parts).await)
-    }
-
-    fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError> {
-        self.database.read(DEADLINE, async |client| paths::located(client, cache, hash_parts).await)
     }
 
     fn commit_numbered(
@@ -375,32 +314,12 @@ impl Index for Postgres {
         })
     }
 
-    fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError> {
-        self.database.read(DEADLINE, async |client| paths::of_file(client, cache, name).await)
-    }
-
-    fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError> {
-        self.database.read(DEADLINE, async |client| nars::not_zstd(client, cache, after, max).await)
-    }
-
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError> {
         self.database.write(ADD_LATER, async |change| paths::lease(change, cache, hash_parts, until).await)
     }
 
     fn used(&self, used: &[Used]) -> Result<(), IndexError> {
         self.database.write(NOTE_LATER, async |change| retention::used(change, used).await)
-    }
-
-    fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError> {
-        self.database.read(DEADLINE_LARGE, async |client| retention::snapshot(client, cache, wanted).await)
-    }
-
-    fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
-        self.database.read(DEADLINE, async |client| retention::names(client, cache, ids).await)
-    }
-
-    fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
-        self.database.read(DEADLINE_LARGE, async |client| retention::sizes(client, cache).await)
     }
 
     fn count(
@@ -411,10 +330,6 @@ impl Index for Postgres {
         max: usize,
     ) -> Result<Option<(Counted, String)>, IndexError> {
         self.database.read(DEADLINE_LARGE, async |client| retention::count(client, cache, lines, after, max).await)
-    }
-
-    fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
-        self.database.read(DEADLINE, async |client| retention::list(client, cache, after, max).await)
     }
 
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
@@ -472,10 +387,6 @@ impl Index for Postgres {
         self.database.write(REMOVE, async |change| retention::delete(change, cache, paths, now).await)
     }
 
-    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError> {
-        self.database.read(DEADLINE_LARGE, async |client| retention::orphans(client, cache, cutoff).await)
-    }
-
     fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError> {
         self.database.write_fenced(REMOVE, fence, async |change| retention::doom(change, cache, cutoff, max, now).await)
     }
@@ -494,25 +405,6 @@ impl Index for Postgres {
     fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
         let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
         self.database.write_fenced(REMOVE, fence, async |change| nars::forget(change, cache, fence.0, &names).await)
-    }
-
-    fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {
-        self.database.read(DEADLINE, async |client| retention::referrers(client, cache, hash_part).await)
-    }
-
-    fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
-        // Two of one name at once would leave too many.
-        self.database.write(REMOVE, async |change| retention::pin(change, cache, &pin, only_present).await)
-    }
-
-    fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {
-        let removed =
-            self.database.write(NOTE, async |change| retention::unpin(change, cache, name, hash_part).await)?;
-        Ok(usize::try_from(removed).unwrap_or(usize::MAX))
-    }
-
-    fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError> {
-        self.database.read(DEADLINE, async |client| retention::pins(client, cache).await)
     }
 
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
@@ -622,33 +514,14 @@ impl Index for Postgres {
         // Numbers are given out before transactions end: alone, none is on its way with a smaller one.
         self.database.write(How { deadline: DEADLINE, ..REMOVE }, async |change| caches::pending_max(change).await)
     }
+}
 
-    fn add_token(&self, token: TokenRecord) -> Result<bool, IndexError> {
-        self.database.write(NOTE, async |change| tokens::add(change, &token).await)
-    }
+#[cfg(test)]
+impl std::ops::Deref for Postgres {
+    type Target = dyn Index;
 
-    fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError> {
-        self.database.read(DEADLINE, async |client| tokens::find(client, id).await)
-    }
-
-    fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError> {
-        self.database.read(DEADLINE, tokens::all)
-    }
-
-    fn change_token(&self, id: &str, caches: &str, scopes: &str) -> Result<bool, IndexError> {
-        self.database.write(NOTE, async |change| tokens::change(change, (id, caches, scopes)).await)
-    }
-
-    fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError> {
-        self.database.write(NOTE, async |change| tokens::revoke(change, id, now).await)
-    }
-
-    fn forget_tokens(&self, before: u64) -> Result<(), IndexError> {
-        self.database.write(NOTE_LATER, async |change| tokens::forget(change, before).await)
-    }
-
-    fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError> {
-        self.database.write(NOTE_LATER, async |change| tokens::used(change, &used).await)
+    fn deref(&self) -> &Self::Target {
+        self
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use narval_nix::{Compression, HashPart, NarHash, Sha256};
+use narval_nix::{HashPart, Sha256};
 use tokio_postgres::{Client, Row};
 
 use super::caches::add_pending;
@@ -11,7 +11,8 @@ use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query
 use super::together::Addition;
 use super::transaction::Change;
 use crate::NarFileName;
-use crate::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
+use crate::index::tx::split;
+use crate::index::{COLLECTION, CacheId, NarRecord, Replaced};
 
 pub(super) const COLUMNS: &str =
     "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found";
@@ -34,23 +35,6 @@ pub(super) fn record(row: &Row) -> Result<NarRecord, Failed> {
 
 fn named(row: &Row) -> Result<(String, NarRecord), Failed> {
     Ok((get(row, 7)?, record(row)?))
-}
-
-/// Hash parts that stand one after another.
-fn split(text: &str) -> Vec<HashPart> {
-    let parts = text.as_bytes().chunks(narval_nix::store_path::HASH_PART_LEN);
-    parts.filter_map(|part| HashPart::parse(part).ok()).collect()
-}
-
-pub(super) async fn nar(
-    client: &Client,
-    nar_hash: &NarHash,
-    compression: Compression,
-) -> Result<Option<NarRecord>, Failed> {
-    let query =
-        format!("select {COLUMNS} from narval.nars n where nar_hash = $1 and compression = $2 and fence is null");
-    let (nar_hash, compression): (&[u8], _) = (nar_hash.as_bytes(), compression.name());
-    query_opt(client, &query, &[p(&nar_hash), p(&compression)]).await?.map(|row| record(&row)).transpose()
 }
 
 pub(super) async fn file(client: &Client, cache: CacheId, name: &str) -> Result<Option<NarRecord>, Failed> {
@@ -92,27 +76,6 @@ async fn keep(client: &Client, cache: CacheId, name: &str) -> Result<bool, Faile
          where cache = $1 and name = $2 and not {CONDEMNED} and (doomed is null or doomed > 0)"
     );
     Ok(execute(client, &keep, &[p(&cache.0), p(&name)]).await? > 0)
-}
-
-pub(super) async fn files(client: &Client, cache: CacheId) -> Result<Vec<(String, NarRecord)>, Failed> {
-    let all = format!(
-        "select {COLUMNS}, f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
-         and not {CONDEMNED} order by f.name"
-    );
-    query(client, &all, &[p(&cache.0)]).await?.iter().map(named).collect()
-}
-
-pub(super) async fn files_of(
-    client: &Client,
-    cache: CacheId,
-    nar_hash: &NarHash,
-) -> Result<Vec<(String, NarRecord)>, Failed> {
-    let all = format!(
-        "select {COLUMNS}, f.name from narval.nars n join narval.files f on f.nar = n.id and f.cache = $1 \
-         where n.nar_hash = $2 and f.doomed is null and not {CONDEMNED} order by f.name"
-    );
-    let nar_hash: &[u8] = nar_hash.as_bytes();
-    query(client, &all, &[p(&cache.0), p(&nar_hash)]).await?.iter().map(named).collect()
 }
 
 /// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before.
@@ -354,23 +317,4 @@ async fn drop_nars(change: &Change<'_>, cache: CacheId, nars: &[i64], removed_by
     }
     let left: Vec<&str> = left.iter().map(String::as_str).collect();
     add_pending(change, cache, "blob", &left).await
-}
-
-pub(super) async fn not_zstd(client: &Client, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, Failed> {
-    let some = "select f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
-         and f.name > $2 and f.orphaned is null and n.compression <> $3 order by f.name limit $4";
-    let (zstd, max) = (Compression::Zstd.name(), int(max as u64));
-    let rows = query(client, some, &[p(&cache.0), p(&after), p(&zstd), p(&max)]).await?;
-    rows.iter().map(|row| get(row, 0)).collect()
-}
-
-pub(super) async fn usage(client: &Client, cache: CacheId) -> Result<Usage, Failed> {
-    let count = "select (select count(*) from narval.paths where cache = $1), \
-         (select count(*) from narval.files where cache = $1), coalesce((select bytes from narval.caches where id = $1), 0)";
-    match query_opt(client, count, &[p(&cache.0)]).await? {
-        Some(row) => {
-            Ok(Usage { paths: number(&row, 0)?, files: number(&row, 1)?, bytes: number(&row, 2)?, small_bytes: 0 })
-        }
-        None => Ok(Usage::default()),
-    }
 }

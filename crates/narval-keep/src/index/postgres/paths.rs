@@ -8,34 +8,12 @@ use tokio_postgres::Client;
 use super::caches::add_pending;
 use super::failed::Failed;
 use super::nars::CONDEMNED;
-use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
+use super::sql::{execute, get, int, p, parsed, query, texts};
 use super::transaction::Change;
 use crate::index::{CacheId, Commit, PathRecord};
 
 /// Paths in one statement: a statement is in memory as a whole, here and in the database.
 const STEP: usize = 4096;
-
-pub(super) async fn narinfo(
-    client: &Client,
-    cache: CacheId,
-    hash_part: &HashPart,
-) -> Result<Option<(Vec<u8>, u64)>, Failed> {
-    let find = "select narinfo, used from narval.paths where cache = $1 and hash_part = $2";
-    let row = query_opt(client, find, &[p(&cache.0), p(&hash_part.as_str())]).await?;
-    row.map(|row| Ok((get(&row, 0)?, number(&row, 1)?))).transpose()
-}
-
-pub(super) async fn narinfos(
-    client: &Client,
-    cache: CacheId,
-    hash_parts: &[HashPart],
-) -> Result<Vec<Option<Vec<u8>>>, Failed> {
-    let all = "select hash_part, narinfo from narval.paths where cache = $1 and hash_part = any($2)";
-    let rows = query(client, all, &[p(&cache.0), p(&texts(hash_parts))]).await?;
-    let found: HashMap<HashPart, &[u8]> =
-        rows.iter().map(|row| Ok((parsed(row, 0)?, get(row, 1)?))).collect::<Result<_, Failed>>()?;
-    Ok(hash_parts.iter().map(|part| found.get(part).map(|text| text.to_vec())).collect())
-}
 
 pub(super) async fn present(client: &Client, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, Failed> {
     if hash_parts.is_empty() {
@@ -45,50 +23,6 @@ pub(super) async fn present(client: &Client, cache: CacheId, hash_parts: &[HashP
     let rows = query(client, all, &[p(&cache.0), p(&texts(hash_parts))]).await?;
     let found: BTreeSet<HashPart> = rows.iter().map(|row| parsed(row, 0)).collect::<Result<_, _>>()?;
     Ok(hash_parts.iter().map(|part| found.contains(part)).collect())
-}
-
-pub(super) async fn located(
-    client: &Client,
-    cache: CacheId,
-    hash_parts: &[HashPart],
-) -> Result<Vec<Option<(String, u64)>>, Failed> {
-    let all = "select p.hash_part, p.file, n.file_size from narval.paths p \
-         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \
-         where p.cache = $1 and p.hash_part = any($2)";
-    let rows = query(client, all, &[p(&cache.0), p(&texts(hash_parts))]).await?;
-    let found: HashMap<HashPart, (String, u64)> =
-        rows.iter().map(|row| Ok((parsed(row, 0)?, (get(row, 1)?, number(row, 2)?)))).collect::<Result<_, Failed>>()?;
-    Ok(hash_parts.iter().map(|part| found.get(part).cloned()).collect())
-}
-
-pub(super) async fn paths(
-    client: &Client,
-    cache: CacheId,
-    hash_parts: &[HashPart],
-) -> Result<Vec<Option<PathRecord>>, Failed> {
-    let all = "select path, nar_hash, file, narinfo, listing_size, version, \
-         array(select reference::text from narval.refs where referrer = p.id order by reference), hash_part \
-         from narval.paths p where cache = $1 and hash_part = any($2)";
-    let mut found = HashMap::new();
-    for step in hash_parts.chunks(STEP) {
-        for row in query(client, all, &[p(&cache.0), p(&texts(step))]).await? {
-            let references: Vec<&str> = get(&row, 6)?;
-            let reference =
-                |text: &&str| HashPart::parse(text.as_bytes()).map_err(|error| Failed::Row(error.to_string()));
-            let record = PathRecord {
-                hash_part: parsed(&row, 7)?,
-                path: get(&row, 0)?,
-                nar_hash: hash(&row, 1)?,
-                file: get(&row, 2)?,
-                narinfo: get(&row, 3)?,
-                references: references.iter().map(reference).collect::<Result<_, _>>()?,
-                listing_size: maybe_number(&row, 4)?,
-                version: get(&row, 5)?,
-            };
-            found.insert(record.hash_part, record);
-        }
-    }
-    Ok(hash_parts.iter().map(|part| found.get(part).cloned()).collect())
 }
 
 /// Makes paths visible.
@@ -241,11 +175,6 @@ pub(super) async fn rename(
     orphan(change, cache, &[old], orphaned).await?;
     change.is_visible().await?;
     Ok(Commit::Done)
-}
-
-pub(super) async fn of_file(client: &Client, cache: CacheId, name: &str) -> Result<Vec<HashPart>, Failed> {
-    let all = "select hash_part from narval.paths where cache = $1 and file = $2 order by path";
-    query(client, all, &[p(&cache.0), p(&name)]).await?.iter().map(|row| parsed(row, 0)).collect()
 }
 
 /// Notes that no narinfo names these files any more, where that is so. Their rows are locked.

@@ -62,8 +62,17 @@ impl Connection {
         }
     }
 
-    /// Does something, within a deadline. After any error, whatever was begun is rolled back; if that fails, the connection is not used again.
+    /// Does something, within a deadline. After any error, whatever was begun is undone.
     pub(super) fn run<T>(
+        &mut self,
+        deadline: Duration,
+        work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        self.ask(deadline, work).inspect_err(|error| self.undo(error))
+    }
+
+    /// As [`run`](Self::run), as a part of something that is undone by the caller.
+    pub(super) fn ask<T>(
         &mut self,
         deadline: Duration,
         work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
@@ -71,15 +80,19 @@ impl Connection {
         let Self { runtime, client, used, is_idle } = self;
         let mut done = None;
         drive(runtime, deadline, pin!(async { done = Some(work(client).await) }));
-        let done = done.unwrap_or(Err(Failed::Deadline(deadline)));
-        if let Err(error) = &done {
-            *is_idle = false;
-            if !error.breaks_connection() {
-                drive(runtime, ROLLBACK_MAX, pin!(async { *is_idle = client.batch_execute("rollback").await.is_ok() }));
-            }
-        }
         *used = Instant::now();
+        let done = done.unwrap_or(Err(Failed::Deadline(deadline)));
+        *is_idle &= done.is_ok();
         done
+    }
+
+    /// Rolls back whatever was begun before this error. What is not known to leave a connection in order ends its use.
+    pub(super) fn undo(&mut self, error: &Failed) {
+        let Self { runtime, client, is_idle, .. } = self;
+        *is_idle = false;
+        if error.leaves_usable() {
+            drive(runtime, ROLLBACK_MAX, pin!(async { *is_idle = client.batch_execute("rollback").await.is_ok() }));
+        }
     }
 
     /// Whether it may still be used: the server has not closed it, as far as is known here.

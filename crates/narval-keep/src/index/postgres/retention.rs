@@ -1,9 +1,6 @@
 //! Uses, pins, and what is forgotten.
 
 use std::collections::{BTreeSet, HashMap};
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
 
 use narval_nix::HashPart;
 use tokio_postgres::Client;
@@ -14,12 +11,8 @@ use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::sql::{execute, get, hash, int, maybe_number, number, p, parsed, query, query_opt, texts};
 use super::transaction::Change;
-use crate::index::snapshot::SnapshotBuilder;
-use crate::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
+use crate::index::{CacheId, Commit, Condemned, Cutoff, Used};
 use crate::survey::Counted;
-
-/// How many rows of a whole table come at a time. Twice as many are in memory.
-const FETCH: &str = "fetch forward 8192 from each";
 
 pub(super) async fn used(change: &Change<'_>, used: &[Used]) -> Result<(), Failed> {
     let latest = |subject: fn(&Used) -> Option<&str>| {
@@ -57,110 +50,6 @@ pub(super) async fn used(change: &Change<'_>, used: &[Used]) -> Result<(), Faile
     Ok(())
 }
 
-/// Begins to read whole tables. Cursors are made to be read to their ends.
-const BEGIN: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1";
-
-/// As [`BEGIN`], for tables in the order of their indices. Without statistics, or before the first vacuum, PostgreSQL would sort
-/// them, on disk, and nothing would come before that is done.
-pub(super) const BEGIN_IN_ORDER: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1; \
-     set local enable_sort = off";
-
-/// The paths of a cache.
-pub(super) fn all_paths(cache: CacheId) -> String {
-    format!("select id, hash_part, used from narval.paths where cache = {} order by id", cache.0)
-}
-
-/// The references of all paths. One row for each referrer takes less time than one for each reference.
-pub(super) const ALL_REFERENCES: &str =
-    "select referrer, string_agg(reference, '') from narval.refs group by referrer order by referrer";
-
-/// All of a cache, at one moment.
-pub(super) async fn snapshot(client: &Client, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, Failed> {
-    client.batch_execute(BEGIN_IN_ORDER).await?;
-    let snapshot = snapshot_within(client, cache, wanted).await;
-    client.batch_execute("commit").await?;
-    snapshot
-}
-
-async fn snapshot_within(client: &Client, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, Failed> {
-    let too_many = || Failed::Row("there are more than 4 billion paths or references".to_owned());
-    let mut builder = SnapshotBuilder::new();
-    each(client, &all_paths(cache), |row| {
-        let part: HashPart = parsed(row, 1)?;
-        if builder.path(get(row, 0)?, &part, number(row, 2)?) { Ok(()) } else { Err(too_many()) }
-    })
-    .await?;
-    builder.end_paths();
-    each(client, ALL_REFERENCES, |row| {
-        if builder.references(get(row, 0)?, get::<&str>(row, 1)?.as_bytes()) { Ok(()) } else { Err(too_many()) }
-    })
-    .await?;
-    let leases = format!("select hash_part, until from narval.leases where cache = {}", cache.0);
-    each(client, &leases, |row| {
-        builder.lease(&parsed(row, 0)?, number(row, 1)?);
-        Ok(())
-    })
-    .await?;
-    pins(client, cache).await?.into_iter().for_each(|pin| builder.pin(pin));
-    Ok(builder.finish(wanted))
-}
-
-/// Reads the rows of a query a few thousand at a time, within a transaction. While some are taken, the database looks for the next.
-async fn each(
-    client: &Client,
-    select: &str,
-    mut take: impl FnMut(&tokio_postgres::Row) -> Result<(), Failed>,
-) -> Result<(), Failed> {
-    client.batch_execute(&format!("declare each no scroll cursor for {select}")).await?;
-    let mut rows = query(client, FETCH, &[]).await?;
-    while !rows.is_empty() {
-        let mut next = pin!(query(client, FETCH, &[]));
-        // Hands the request to the connection, which sends it while this task yields.
-        let early = poll_fn(|context| Poll::Ready(next.as_mut().poll(context))).await;
-        tokio::task::yield_now().await;
-        rows.iter().try_for_each(&mut take)?;
-        rows = match early {
-            Poll::Ready(rows) => rows?,
-            Poll::Pending => next.await?,
-        };
-    }
-    Ok(client.batch_execute("close each").await?)
-}
-
-pub(super) async fn names(client: &Client, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, Failed> {
-    let all = format!("{LISTED}, p.id {LISTED_FROM} where p.cache = $1 and p.id = any($2)");
-    let rows = query(client, &all, &[p(&cache.0), p(&ids.to_vec())]).await?;
-    rows.iter().map(|row| Ok((get(row, 4)?, listed(row)?))).collect()
-}
-
-const LISTED: &str = "select p.hash_part, p.path, p.used, coalesce(n.file_size, 0)";
-
-const LISTED_FROM: &str = "from narval.paths p left join narval.files f on f.cache = p.cache and f.name = p.file \
-     left join narval.nars n on n.id = f.nar";
-
-fn listed(row: &tokio_postgres::Row) -> Result<ListedPath, Failed> {
-    let (hash_part, path, used, file_size) = (parsed(row, 0)?, get(row, 1)?, number(row, 2)?, number(row, 3)?);
-    Ok(ListedPath { hash_part, path, used, file_size })
-}
-
-pub(super) async fn sizes(client: &Client, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, Failed> {
-    client.batch_execute(BEGIN).await?;
-    let all = format!(
-        "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from narval.paths p \
-         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \
-         where p.cache = {} order by p.id",
-        cache.0
-    );
-    let mut sizes = Vec::new();
-    let read = each(client, &all, |row| {
-        sizes.push((get(row, 0)?, get(row, 1)?, number(row, 2)?));
-        Ok(())
-    });
-    let read = read.await;
-    client.batch_execute("commit").await?;
-    read.map(|()| sizes)
-}
-
 pub(super) async fn count(
     client: &Client,
     cache: CacheId,
@@ -184,12 +73,6 @@ pub(super) async fn count(
         oldest_use: maybe_number(&row, 3)?,
     };
     Ok(Some((counted, last)))
-}
-
-pub(super) async fn list(client: &Client, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, Failed> {
-    let some = format!("{LISTED} {LISTED_FROM} where p.cache = $1 and p.hash_part > $2 order by p.hash_part limit $3");
-    let rows = query(client, &some, &[p(&cache.0), p(&after), p(&int(max as u64))]).await?;
-    rows.iter().map(listed).collect()
 }
 
 pub(super) async fn hide(
@@ -257,14 +140,6 @@ pub(super) async fn delete(
 
 fn named(rows: &[tokio_postgres::Row]) -> Result<Vec<(String, u64)>, Failed> {
     rows.iter().map(|row| Ok((get(row, 0)?, number(row, 1)?))).collect()
-}
-
-pub(super) async fn orphans(client: &Client, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, Failed> {
-    let all = "select f.name, n.file_size from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
-         and f.orphaned is not null and (f.fence is not null or f.doomed = 0 or (f.orphaned <= $2 and f.used <= $3)) \
-         order by f.name";
-    let (orphaned, used) = (int(cutoff.orphaned), int(cutoff.used));
-    named(&query(client, all, &[p(&cache.0), p(&orphaned), p(&used)]).await?)
 }
 
 pub(super) async fn doom(
@@ -343,66 +218,4 @@ pub(super) async fn note_collected(client: &Client, cache: CacheId) -> Result<()
     let note =
         "insert into narval.collected (cache, at) values ($1, now()) on conflict (cache) do update set at = now()";
     execute(client, note, &[p(&cache.0)]).await.map(drop)
-}
-
-pub(super) async fn referrers(client: &Client, cache: CacheId, part: &HashPart) -> Result<Vec<HashPart>, Failed> {
-    let all = "select p.hash_part from narval.refs r join narval.paths p on p.id = r.referrer \
-         where r.reference = $1 and p.cache = $2 and p.hash_part <> $1 order by p.path";
-    let rows = query(client, all, &[p(&part.as_str()), p(&cache.0)]).await?;
-    rows.iter().map(|row| parsed(row, 0)).collect()
-}
-
-pub(super) async fn pin(
-    change: &Change<'_>,
-    cache: CacheId,
-    pin: &PinRecord,
-    only_present: bool,
-) -> Result<bool, Failed> {
-    let present = "select from narval.paths where cache = $1 and hash_part = $2";
-    let part = pin.hash_part.as_str();
-    if only_present && query_opt(change.client, present, &[p(&cache.0), p(&part)]).await?.is_none() {
-        return Ok(false);
-    }
-    unpin(change, cache, &pin.name, Some(pin.hash_part)).await?;
-    let add = "insert into narval.pins (cache, name, hash_part, path, created, until, keep) \
-         values ($1, $2, $3, $4, $5, $6, $7)";
-    let PinRecord { name, hash_part, path, created, until, keep } = pin;
-    let (part, created, until) = (hash_part.as_str(), int(*created), until.map(int));
-    let keep = keep.map(i64::from);
-    let params = [p(&cache.0), p(name), p(&part), p(path), p(&created), p(&until), p(&keep)];
-    execute(change.client, add, &params).await?;
-    if keep.is_some() {
-        let surplus = "delete from narval.pins where cache = $1 and name = $2 and id not in \
-             (select id from narval.pins where cache = $1 and name = $2 order by id desc limit $3)";
-        execute(change.client, surplus, &[p(&cache.0), p(name), p(&keep)]).await?;
-    }
-    Ok(true)
-}
-
-pub(super) async fn unpin(
-    change: &Change<'_>,
-    cache: CacheId,
-    name: &str,
-    part: Option<HashPart>,
-) -> Result<u64, Failed> {
-    let part = part.as_ref().map(HashPart::as_str);
-    let delete = "delete from narval.pins where cache = $1 and name = $2 and hash_part = coalesce($3, hash_part)";
-    execute(change.client, delete, &[p(&cache.0), p(&name), p(&part)]).await
-}
-
-pub(super) async fn pins(client: &Client, cache: CacheId) -> Result<Vec<PinRecord>, Failed> {
-    let all = "select name, hash_part, path, created, until, keep from narval.pins where cache = $1 \
-         order by name, id desc";
-    let rows = query(client, all, &[p(&cache.0)]).await?;
-    let record = |row: &tokio_postgres::Row| {
-        Ok(PinRecord {
-            name: get(row, 0)?,
-            hash_part: parsed(row, 1)?,
-            path: get(row, 2)?,
-            created: number(row, 3)?,
-            until: maybe_number(row, 4)?,
-            keep: maybe_number(row, 5)?.map(|keep| u32::try_from(keep).unwrap_or(u32::MAX)),
-        })
-    };
-    rows.iter().map(record).collect()
 }

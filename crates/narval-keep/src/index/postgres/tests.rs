@@ -2,11 +2,16 @@
 
 mod clocks;
 mod locks;
+mod plans;
 mod suspended;
 
 use std::time::Instant;
 
+use narval_nix::Compression;
+
 use super::*;
+use crate::CacheName;
+use crate::index::Usage;
 use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
 fn path(name: &str, file: &str) -> PathRecord {
@@ -56,11 +61,11 @@ fn soon(mut is_so: impl FnMut() -> bool) {
 fn a_collection_reads_tables_in_the_order_of_their_indices() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
-    let index = Postgres::open(&address).unwrap();
-    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    drop(Postgres::open(&address).unwrap());
     let name = address.split(['/', '?']).nth(3).unwrap();
-    for query in [&*retention::all_paths(cache), retention::ALL_REFERENCES] {
-        let plan = format!("{}; explain declare each no scroll cursor for {query}", retention::BEGIN_IN_ORDER);
+    for query in crate::index::sql::snapshot::IN_ORDER {
+        let query = query.postgres().replace("$1", "1");
+        let plan = format!("{}; explain declare each no scroll cursor for {query}", tx::BEGIN_IN_ORDER);
         let plan = server.sql(name, &plan).unwrap();
         assert!(plan.contains("Index") && !plan.contains("Sort"), "{plan}");
     }
@@ -365,7 +370,7 @@ fn a_paused_transaction_blocks_others_only_briefly() {
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let mut paused = one.database.pool.open().unwrap();
-    paused.run(DEADLINE, async |client| Ok(client.batch_execute(&REMOVE.begin()).await?)).unwrap();
+    paused.run(DEADLINE, async |client| Ok(client.batch_execute(&transaction::begin(REMOVE)).await?)).unwrap();
     other.add_file(cache, "file", &nar("file"), 1).unwrap();
     let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));
     assert!(done.unwrap_err().breaks_connection());

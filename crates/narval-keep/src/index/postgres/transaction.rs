@@ -11,15 +11,11 @@ use tokio_postgres::Client;
 use super::failed::Failed;
 use super::lease::Lease;
 use super::node::Node;
-use super::pool::Pool;
+use super::pool::{Connection, Pool};
 use super::sql::{execute, p};
+use super::tx::{self, PostgresTx};
+use crate::index::tx::{ADD, DEADLINE, DEADLINE_LARGE, How, Lock, Reading, Tx, TxError};
 use crate::index::{COLLECTION, Fence, IndexError, collection_lease};
-
-/// How long a statement or a transaction may take.
-pub(super) const DEADLINE: Duration = Duration::from_secs(20);
-
-/// The same for those that read or write a whole cache.
-pub(super) const DEADLINE_LARGE: Duration = Duration::from_secs(600);
 
 /// How long a transaction waits for the locks of others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -37,57 +33,31 @@ const ATTEMPTS_MAX: u32 = 8;
 /// The lock that whoever adds something shares. PostgreSQL's advisory locks are numbers: `nar` and `val` in ASCII.
 pub(super) const LOCK: &str = "7233906, 7758188";
 
-/// Who must not be in the middle of something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lock {
-    /// Nobody is in the way.
-    None,
-    /// Whoever removes something.
-    Shared,
-    /// Whoever adds or removes something.
-    Alone,
-}
-
-/// How a transaction is done.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct How {
-    pub(super) lock: Lock,
-    /// A crash of the database may undo it, as long as no durable transaction came after it.
-    pub(super) is_durable: bool,
-    pub(super) deadline: Duration,
-}
-
-pub(super) const ADD: How = How { lock: Lock::Shared, is_durable: true, deadline: DEADLINE };
 pub(super) const ADD_LATER: How = How { is_durable: false, ..ADD };
-pub(super) const REMOVE: How = How { lock: Lock::Alone, deadline: DEADLINE_LARGE, ..ADD };
-pub(super) const NOTE: How = How { lock: Lock::None, is_durable: true, deadline: DEADLINE };
-pub(super) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
 
-impl How {
-    pub(super) fn begin(self) -> String {
-        let function = match self.lock {
-            Lock::None => None,
-            Lock::Shared => Some("pg_advisory_xact_lock_shared"),
-            Lock::Alone => Some("pg_advisory_xact_lock"),
-        };
-        let slice = LOCK_SLICE.as_millis();
-        let lock = function.map_or_else(String::new, |function| {
-            format!("set local lock_timeout = {slice}; select {function}({LOCK});")
-        });
-        // The user may have another one set, for itself, the database or the server.
-        let synchronous = if self.is_durable {
-            "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') <> 'remote_apply';"
-        } else {
-            "set local synchronous_commit = off;"
-        };
-        format!(
-            "begin isolation level read committed; set local statement_timeout = {}; \
-             set local idle_in_transaction_session_timeout = {}; {synchronous} {lock} set local lock_timeout = {};",
-            self.deadline.as_millis(),
-            IDLE_TIMEOUT.as_millis(),
-            LOCK_TIMEOUT.as_millis(),
-        )
-    }
+/// What begins a transaction.
+pub(super) fn begin(how: How) -> String {
+    let function = match how.lock {
+        Lock::None => None,
+        Lock::Shared => Some("pg_advisory_xact_lock_shared"),
+        Lock::Alone => Some("pg_advisory_xact_lock"),
+    };
+    let slice = LOCK_SLICE.as_millis();
+    let lock = function
+        .map_or_else(String::new, |function| format!("set local lock_timeout = {slice}; select {function}({LOCK});"));
+    // The user may have another one set, for itself, the database or the server.
+    let synchronous = if how.is_durable {
+        "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') <> 'remote_apply';"
+    } else {
+        "set local synchronous_commit = off;"
+    };
+    format!(
+        "begin isolation level read committed; set local statement_timeout = {}; \
+         set local idle_in_transaction_session_timeout = {}; {synchronous} {lock} set local lock_timeout = {};",
+        how.deadline.as_millis(),
+        IDLE_TIMEOUT.as_millis(),
+        LOCK_TIMEOUT.as_millis(),
+    )
 }
 
 /// A transaction that is under way.
@@ -132,9 +102,23 @@ impl Database {
         deadline: Duration,
         ask: impl AsyncFn(&Client) -> Result<T, Failed>,
     ) -> Result<T, IndexError> {
+        self.read_on(|connection| connection.run(deadline, &ask))
+    }
+
+    /// As [`read`](Self::read), by the statements that both databases run.
+    pub(super) fn ask(
+        &self,
+        how: Reading,
+        work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>,
+    ) -> Result<(), IndexError> {
+        let deadline = if how == Reading::Some { DEADLINE } else { DEADLINE_LARGE };
+        self.read_on(|connection| tx::ask(connection, how, deadline, work))
+    }
+
+    fn read_on<T>(&self, mut ask: impl FnMut(&mut Connection) -> Result<T, Failed>) -> Result<T, IndexError> {
         loop {
             let (mut connection, was_used) = self.pool.take()?;
-            match connection.run(deadline, &ask) {
+            match ask(&mut connection) {
                 Ok(answer) => {
                     self.pool.give_back(connection);
                     return Ok(answer);
@@ -184,23 +168,46 @@ impl Database {
     /// Does a transaction. `None`: others have changed what it is about, and nothing was done.
     pub(super) fn try_write<T>(
         &self,
-        mut how: How,
+        how: How,
         work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
+    ) -> Result<Option<T>, IndexError> {
+        self.write_on(how, |connection, how, (visible, stage), node| {
+            connection.run(how.deadline, async |client| {
+                client.batch_execute(&begin(how)).await?;
+                stage.set(Stage::Work);
+                let change = Change { client, node, is_alone: how.lock == Lock::Alone, visible };
+                let done = work(&change).await?;
+                stage.set(Stage::Commit);
+                client.batch_execute("commit").await?;
+                Ok(done)
+            })
+        })
+    }
+
+    /// Does a transaction of the statements that both databases run, which others cannot make impossible.
+    pub(super) fn change(
+        &self,
+        how: How,
+        work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>,
+    ) -> Result<(), IndexError> {
+        let done = self.write_on(how, |connection, how, (visible, stage), node| {
+            let tx = PostgresTx::new(connection, how.deadline, (node, visible));
+            tx::change(tx, how, work, (|| stage.set(Stage::Work), || stage.set(Stage::Commit)))
+        })?;
+        done.ok_or_else(|| Failed::Changed.at(self.pool.name()))
+    }
+
+    fn write_on<T>(
+        &self,
+        mut how: How,
+        mut attempt: impl FnMut(&mut Connection, How, (&Cell<bool>, &Cell<Stage>), &str) -> Result<T, Failed>,
     ) -> Result<Option<T>, IndexError> {
         let (mut attempts, until) = (0, Instant::now() + LOCK_TIMEOUT);
         loop {
             attempts += 1;
             let (mut connection, was_used) = self.pool.take()?;
             let (visible, stage, node) = (Cell::new(false), Cell::new(Stage::Begin), self.node.name());
-            let done = connection.run(how.deadline, async |client| {
-                client.batch_execute(&how.begin()).await?;
-                stage.set(Stage::Work);
-                let change = Change { client, node: &node, is_alone: how.lock == Lock::Alone, visible: &visible };
-                let done = work(&change).await?;
-                stage.set(Stage::Commit);
-                client.batch_execute("commit").await?;
-                Ok(done)
-            });
+            let done = attempt(&mut connection, how, (&visible, &stage), &node);
             if stage.get() == Stage::Commit && visible.get() {
                 self.stamp.fetch_add(1, Ordering::AcqRel);
             }

@@ -10,8 +10,9 @@ use super::caches;
 use super::failed::Failed;
 use super::nars::{self, Entry};
 use super::together::Addition;
-use super::transaction::{ADD, ADD_LATER, DEADLINE, DEADLINE_LARGE, How, NOTE_LATER};
+use super::transaction::ADD_LATER;
 use super::writers;
+use crate::index::tx::{ADD, DEADLINE, DEADLINE_LARGE, How, NOTE_LATER};
 use crate::index::{CacheId, Fence, Index, IndexError, NarRecord, Placing, Replaced};
 
 /// How long an upload waits for a collection to have removed what it sends again.

@@ -10,7 +10,7 @@ mod retention;
 mod schema;
 #[cfg(test)]
 mod simulated;
-mod tokens;
+mod tx;
 mod writer;
 mod writers;
 
@@ -19,20 +19,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_nix::{Compression, HashPart, NarHash};
+use narval_nix::HashPart;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use self::nars::Added;
+use self::tx::SqliteTx;
 use self::writer::{Durability, Writer};
+use super::tx::{How, Reading, Tx, TxError, Work};
 use super::{
-    COLLECTION, CacheId, CacheRecord, Commit, Condemned, Cutoff, Fence, Index, IndexError, ListedPath, Lost, LostPath,
-    MayStore, NarRecord, NarWriter, PathRecord, Pending, PinRecord, Placed, Placing, Replaced, Snapshot, TokenRecord,
-    Usage, Used, collection_lease,
+    COLLECTION, CacheId, Commit, Condemned, Cutoff, Fence, Index, IndexError, Lost, LostPath, MayStore, NarRecord,
+    NarWriter, PathRecord, Pending, Placed, Placing, Replaced, Used, collection_lease,
 };
+use crate::NarFileName;
 use crate::receipt_key::ReceiptKey;
 use crate::rule::{Rule, holds};
 use crate::survey::Counted;
-use crate::{CacheName, NarFileName};
 use narval_client::clock;
 
 /// Idle connections kept for readers.
@@ -189,6 +190,19 @@ impl Sqlite {
 }
 
 impl Index for Sqlite {
+    fn ask(&self, how: Reading, work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>) -> Result<(), IndexError> {
+        self.read(|connection| {
+            let moment = (how == Reading::Snapshot).then(|| connection.unchecked_transaction()).transpose()?;
+            work(&mut SqliteTx(connection)).map_err(tx::error)?;
+            moment.map_or(Ok(()), |moment| moment.commit())
+        })
+    }
+
+    fn change(&self, how: How, mut work: Work) -> Result<(), IndexError> {
+        let durability = if how.is_durable { Durability::Full } else { Durability::Later };
+        self.write(durability, move |connection| work(&mut SqliteTx(connection)).map_err(tx::error))
+    }
+
     /// One machine has one clock.
     #[cfg(test)]
     fn now(&self) -> u64 {
@@ -233,28 +247,6 @@ impl Index for Sqlite {
         false
     }
 
-    fn caches(&self) -> Result<Vec<CacheRecord>, IndexError> {
-        self.read(schema::caches)
-    }
-
-    fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError> {
-        let (name, settings) = (name.clone(), settings.to_owned());
-        self.write(Durability::Full, move |connection| schema::create_cache(connection, &name, &settings, now))
-    }
-
-    fn set_settings(&self, cache: CacheId, settings: &str) -> Result<(), IndexError> {
-        let settings = settings.to_owned();
-        self.write(Durability::Full, move |connection| schema::set_settings(connection, cache, &settings))
-    }
-
-    fn usage(&self, cache: CacheId) -> Result<Usage, IndexError> {
-        self.read(|connection| nars::usage(connection, cache))
-    }
-
-    fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError> {
-        self.read(|connection| nars::nar(connection, nar_hash, compression))
-    }
-
     fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError> {
         match self.read(|connection| nars::file(connection, cache, name))? {
             Some((nar, false)) => Ok(Some(nar)),
@@ -265,14 +257,6 @@ impl Index for Sqlite {
             }
             None => Ok(None),
         }
-    }
-
-    fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
-        self.read(|connection| nars::files(connection, cache))
-    }
-
-    fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError> {
-        self.read(|connection| nars::files_of(connection, cache, nar_hash))
     }
 
     fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
@@ -306,29 +290,6 @@ impl Index for Sqlite {
     fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
         let hash_parts = hash_parts.to_vec();
         self.write(Durability::Later, move |connection| lost::forget(connection, cache, &hash_parts))
-    }
-
-    fn narinfo(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError> {
-        self.read(|connection| paths::narinfo(connection, cache, hash_part))
-    }
-
-    fn narinfos(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
-        let text = |found: Option<(Vec<u8>, u64)>| found.map(|(text, _)| text);
-        self.read(|connection| {
-            hash_parts.iter().map(|part| paths::narinfo(connection, cache, part).map(text)).collect()
-        })
-    }
-
-    fn path(&self, cache: CacheId, hash_part: &HashPart) -> Result<Option<PathRecord>, IndexError> {
-        self.read(|connection| paths::path(connection, cache, hash_part))
-    }
-
-    fn present(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<bool>, IndexError> {
-        self.read(|connection| hash_parts.iter().map(|part| paths::is_present(connection, cache, part)).collect())
-    }
-
-    fn located(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError> {
-        self.read(|connection| hash_parts.iter().map(|part| paths::located(connection, cache, part)).collect())
     }
 
     fn commit_numbered(
@@ -370,14 +331,6 @@ impl Index for Sqlite {
         })
     }
 
-    fn paths_of_file(&self, cache: CacheId, name: &str) -> Result<Vec<HashPart>, IndexError> {
-        self.read(|connection| paths::of_file(connection, cache, name))
-    }
-
-    fn not_zstd(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<String>, IndexError> {
-        self.read(|connection| nars::not_zstd(connection, cache, after, max))
-    }
-
     fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError> {
         let hash_parts = hash_parts.to_vec();
         self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))
@@ -388,18 +341,6 @@ impl Index for Sqlite {
         self.write(Durability::Later, move |connection| retention::used(connection, &used))
     }
 
-    fn snapshot(&self, cache: CacheId, wanted: Option<&HashPart>) -> Result<Snapshot, IndexError> {
-        self.read(|connection| retention::snapshot(connection, cache, wanted))
-    }
-
-    fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
-        self.read(|connection| retention::names(connection, cache, ids))
-    }
-
-    fn sizes(&self, cache: CacheId) -> Result<Vec<(i64, i64, u64)>, IndexError> {
-        self.read(|connection| retention::sizes(connection, cache))
-    }
-
     fn count(
         &self,
         cache: CacheId,
@@ -408,10 +349,6 @@ impl Index for Sqlite {
         max: usize,
     ) -> Result<Option<(Counted, String)>, IndexError> {
         self.read(|connection| retention::count(connection, cache, lines, after, max))
-    }
-
-    fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
-        self.read(|connection| retention::list(connection, cache, after, max))
     }
 
     fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
@@ -459,10 +396,6 @@ impl Index for Sqlite {
         self.write(Durability::Full, move |connection| retention::delete(connection, cache, &paths, now))
     }
 
-    fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError> {
-        self.read(|connection| retention::orphans(connection, cache, cutoff))
-    }
-
     fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError> {
         self.write_fenced(fence, move |connection| retention::doom(connection, cache, cutoff, max, now))
     }
@@ -482,23 +415,6 @@ impl Index for Sqlite {
         self.write_fenced(fence, move |connection| {
             names.iter().try_for_each(|(name, _)| nars::forget(connection, fence.0, cache, name))
         })
-    }
-
-    fn referrers(&self, cache: CacheId, hash_part: &HashPart) -> Result<Vec<HashPart>, IndexError> {
-        self.read(|connection| retention::referrers(connection, cache, hash_part))
-    }
-
-    fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
-        self.write(Durability::Full, move |connection| retention::pin(connection, cache, &pin, only_present))
-    }
-
-    fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {
-        let name = name.to_owned();
-        self.write(Durability::Full, move |connection| retention::unpin(connection, cache, &name, hash_part))
-    }
-
-    fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError> {
-        self.read(|connection| retention::pins(connection, cache))
     }
 
     fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
@@ -613,36 +529,6 @@ impl Index for Sqlite {
     fn pending_max(&self) -> Result<Option<i64>, IndexError> {
         self.read(schema::pending_max)
     }
-
-    fn add_token(&self, token: TokenRecord) -> Result<bool, IndexError> {
-        self.write(Durability::Full, move |connection| tokens::add(connection, &token))
-    }
-
-    fn token(&self, id: &str) -> Result<Option<TokenRecord>, IndexError> {
-        self.read(|connection| tokens::get(connection, id))
-    }
-
-    fn tokens(&self) -> Result<Vec<TokenRecord>, IndexError> {
-        self.read(tokens::all)
-    }
-
-    fn change_token(&self, id: &str, caches: &str, scopes: &str) -> Result<bool, IndexError> {
-        let (id, caches, scopes) = (id.to_owned(), caches.to_owned(), scopes.to_owned());
-        self.write(Durability::Full, move |connection| tokens::change(connection, &id, &caches, &scopes))
-    }
-
-    fn revoke_token(&self, id: &str, now: u64) -> Result<bool, IndexError> {
-        let id = id.to_owned();
-        self.write(Durability::Full, move |connection| tokens::revoke(connection, &id, now))
-    }
-
-    fn forget_tokens(&self, before: u64) -> Result<(), IndexError> {
-        self.write(Durability::Later, move |connection| tokens::forget(connection, before))
-    }
-
-    fn tokens_used(&self, used: Vec<(String, u64)>) -> Result<(), IndexError> {
-        self.write(Durability::Later, move |connection| tokens::used(connection, &used))
-    }
 }
 
 fn connect(path: &Path) -> Result<Connection, IndexError> {
@@ -666,6 +552,15 @@ fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
 fn sql_error(path: &Path, error: &rusqlite::Error) -> IndexError {
     let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
     IndexError::Database { index: path.display().to_string(), reason: error.to_string(), full }
+}
+
+#[cfg(test)]
+impl std::ops::Deref for Sqlite {
+    type Target = dyn Index;
+
+    fn deref(&self) -> &Self::Target {
+        self
+    }
 }
 
 #[cfg(test)]

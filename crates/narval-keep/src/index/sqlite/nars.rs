@@ -1,11 +1,12 @@
 //! Stored NARs and their names.
 
-use narval_nix::{Compression, NarHash, Sha256};
+use narval_nix::Sha256;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::schema::{add_pending, is_visible, join, parsed, split};
+use super::schema::{add_pending, is_visible, join, parsed};
 use crate::NarFileName;
-use crate::index::{COLLECTION, CacheId, NarRecord, Replaced, Usage};
+use crate::index::tx::split;
+use crate::index::{COLLECTION, CacheId, NarRecord, Replaced};
 use crate::rule::{Rule, holds};
 
 pub(super) const COLUMNS: &str =
@@ -27,16 +28,6 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<NarRecord> {
     })
 }
 
-pub(super) fn nar(
-    connection: &Connection,
-    nar_hash: &NarHash,
-    compression: Compression,
-) -> rusqlite::Result<Option<NarRecord>> {
-    let query = format!("select {COLUMNS} from nars n where nar_hash = ? and compression = ? and fence is null");
-    let mut statement = connection.prepare_cached(&query)?;
-    statement.query_row(params![nar_hash.as_bytes(), compression.name()], record).optional()
-}
-
 /// The NAR of a name, and whether it is doomed.
 pub(super) fn file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Option<(NarRecord, bool)>> {
     let query = format!(
@@ -54,28 +45,6 @@ pub(super) fn keep(connection: &Connection, cache: CacheId, name: &str) -> rusql
          and not {CONDEMNED} and (doomed is null or doomed > 0)"
     );
     Ok(connection.prepare_cached(&keep)?.execute(params![cache.0, name])? > 0)
-}
-
-pub(super) fn files(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<(String, NarRecord)>> {
-    let query = format!(
-        "select {COLUMNS}, f.name from files f join nars n on n.id = f.nar where f.cache = ? and not {CONDEMNED} order by f.name"
-    );
-    let mut statement = connection.prepare_cached(&query)?;
-    statement.query_map([cache.0], |row| Ok((row.get(7)?, record(row)?)))?.collect()
-}
-
-pub(super) fn files_of(
-    connection: &Connection,
-    cache: CacheId,
-    nar_hash: &NarHash,
-) -> rusqlite::Result<Vec<(String, NarRecord)>> {
-    let query = format!(
-        "select {COLUMNS}, f.name from nars n join files f on f.nar = n.id and f.cache = ? where n.nar_hash = ? \
-         and f.doomed is null and not {CONDEMNED} order by f.name"
-    );
-    let mut statement = connection.prepare_cached(&query)?;
-    let rows = statement.query_map(params![cache.0, nar_hash.as_bytes()], |row| Ok((row.get(7)?, record(row)?)))?;
-    rows.collect()
 }
 
 /// What became of a name that was to be added.
@@ -268,25 +237,4 @@ pub(super) fn forget(connection: &Connection, fence: i64, cache: CacheId, name: 
     let bytes = "select file_size + coalesce(listing_size, 0) from nars where id = ?";
     let bytes = connection.prepare_cached(bytes)?.query_row([nar], |row| row.get(0))?;
     drop_nar(connection, cache, (nar, bytes), Some(fence))
-}
-
-pub(super) fn not_zstd(
-    connection: &Connection,
-    cache: CacheId,
-    after: &str,
-    max: usize,
-) -> rusqlite::Result<Vec<String>> {
-    let query = "select f.name from files f join nars n on n.id = f.nar \
-         where f.cache = ? and f.name > ? and f.orphaned is null and n.compression <> ? order by f.name limit ?";
-    let max = i64::try_from(max).unwrap_or(i64::MAX);
-    let mut statement = connection.prepare_cached(query)?;
-    statement.query_map(params![cache.0, after, Compression::Zstd.name(), max], |row| row.get(0))?.collect()
-}
-
-pub(super) fn usage(connection: &Connection, cache: CacheId) -> rusqlite::Result<Usage> {
-    let count = "select (select count(*) from paths where cache = ?1), (select count(*) from files where cache = ?1), \
-         (select bytes from caches where id = ?1)";
-    let usage =
-        |row: &Row<'_>| Ok(Usage { paths: row.get(0)?, files: row.get(1)?, bytes: row.get(2)?, small_bytes: 0 });
-    connection.prepare_cached(count)?.query_row([cache.0], usage)
 }

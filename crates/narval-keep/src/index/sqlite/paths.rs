@@ -1,62 +1,15 @@
 //! Paths, their references, and leases.
 
-use narval_nix::{HashPart, Sha256};
+use narval_nix::HashPart;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::nars::CONDEMNED;
-use super::schema::{add_pending, is_visible, parsed};
+use super::schema::{add_pending, is_visible};
 use crate::index::{CacheId, Commit, PathRecord};
-
-pub(super) fn narinfo(
-    connection: &Connection,
-    cache: CacheId,
-    hash_part: &HashPart,
-) -> rusqlite::Result<Option<(Vec<u8>, u64)>> {
-    let query = "select narinfo, used from paths where cache = ? and hash_part = ?";
-    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], row).optional()
-}
 
 pub(super) fn is_present(connection: &Connection, cache: CacheId, hash_part: &HashPart) -> rusqlite::Result<bool> {
     let query = "select 1 from paths where cache = ? and hash_part = ?";
     connection.prepare_cached(query)?.exists(params![cache.0, hash_part.as_str()])
-}
-
-pub(super) fn located(
-    connection: &Connection,
-    cache: CacheId,
-    hash_part: &HashPart,
-) -> rusqlite::Result<Option<(String, u64)>> {
-    let query = "select p.file, n.file_size from paths p join files f on f.cache = p.cache and f.name = p.file \
-         join nars n on n.id = f.nar where p.cache = ? and p.hash_part = ?";
-    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], row).optional()
-}
-
-pub(super) fn path(
-    connection: &Connection,
-    cache: CacheId,
-    hash_part: &HashPart,
-) -> rusqlite::Result<Option<PathRecord>> {
-    let query = "select id, path, nar_hash, file, narinfo, listing_size, version from paths \
-         where cache = ? and hash_part = ?";
-    let found = connection.prepare_cached(query)?.query_row(params![cache.0, hash_part.as_str()], |row| {
-        let record = PathRecord {
-            hash_part: *hash_part,
-            path: row.get(1)?,
-            nar_hash: Sha256::from_bytes(row.get(2)?),
-            file: row.get(3)?,
-            narinfo: row.get(4)?,
-            references: Vec::new(),
-            listing_size: row.get(5)?,
-            version: row.get(6)?,
-        };
-        Ok((row.get::<_, i64>(0)?, record))
-    });
-    let Some((id, mut record)) = found.optional()? else { return Ok(None) };
-    let mut references = connection.prepare_cached("select reference from refs where referrer = ? order by 1")?;
-    record.references = references.query_map([id], |row| parsed(row, 0))?.collect::<Result<_, _>>()?;
-    Ok(Some(record))
 }
 
 pub(super) fn commit(
@@ -124,12 +77,6 @@ pub(super) fn rename(
     orphan(connection, cache, old, orphaned)?;
     is_visible(connection)?;
     Ok(Commit::Done)
-}
-
-pub(super) fn of_file(connection: &Connection, cache: CacheId, name: &str) -> rusqlite::Result<Vec<HashPart>> {
-    let query = "select hash_part from paths where cache = ? and file = ? order by path";
-    let mut statement = connection.prepare_cached(query)?;
-    statement.query_map(params![cache.0, name], |row| parsed(row, 0))?.collect()
 }
 
 fn write(connection: &Connection, cache: CacheId, path: &PathRecord, now: u64) -> rusqlite::Result<()> {

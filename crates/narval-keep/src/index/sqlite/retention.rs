@@ -3,15 +3,12 @@
 use std::collections::HashSet;
 
 use narval_nix::{HashPart, Sha256};
-use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 
 use super::nars::CONDEMNED;
 use super::paths::orphan;
 use super::schema::{add_pending, forget_pending_file, is_visible, parsed};
-use crate::index::snapshot::SnapshotBuilder;
-use crate::index::{CacheId, Commit, Condemned, Cutoff, ListedPath, PinRecord, Snapshot, Used};
-use crate::rule::{Rule, holds};
+use crate::index::{CacheId, Commit, Condemned, Cutoff, Used};
 use crate::survey::Counted;
 
 pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<()> {
@@ -31,78 +28,6 @@ pub(super) fn used(connection: &Connection, used: &[Used]) -> rusqlite::Result<(
         }
     }
     Ok(())
-}
-
-pub(super) fn snapshot(
-    connection: &Connection,
-    cache: CacheId,
-    wanted: Option<&HashPart>,
-) -> rusqlite::Result<Snapshot> {
-    let check = |fits: bool| if fits { Ok(()) } else { Err(rusqlite::Error::IntegralValueOutOfRange(0, i64::MAX)) };
-    // A read transaction, for a consistent snapshot.
-    let transaction = connection.unchecked_transaction()?;
-    let mut builder = SnapshotBuilder::new();
-    each(&transaction, "select id, hash_part, used from paths where cache = ? order by id", [cache.0], |row| {
-        check(builder.path(row.get(0)?, &text(row, 1)?, row.get(2)?))
-    })?;
-    builder.end_paths();
-    each(&transaction, "select referrer, reference from refs order by referrer", [], |row| {
-        check(builder.references(row.get(0)?, row.get_ref(1)?.as_bytes()?))
-    })?;
-    each(&transaction, "select hash_part, until from leases where cache = ?", [cache.0], |row| {
-        builder.lease(&text(row, 0)?, row.get(1)?);
-        Ok(())
-    })?;
-    pins(&transaction, cache)?.into_iter().for_each(|pin| builder.pin(pin));
-    transaction.commit()?;
-    Ok(builder.finish(wanted))
-}
-
-/// Takes the rows of a query one by one.
-fn each(
-    connection: &Connection,
-    query: &str,
-    params: impl rusqlite::Params,
-    mut take: impl FnMut(&Row<'_>) -> rusqlite::Result<()>,
-) -> rusqlite::Result<()> {
-    let mut statement = connection.prepare_cached(query)?;
-    let mut rows = statement.query(params)?;
-    while let Some(row) = rows.next()? {
-        take(row)?;
-    }
-    Ok(())
-}
-
-/// A hash part, without a copy of its text.
-fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<HashPart> {
-    HashPart::parse(row.get_ref(column)?.as_bytes()?)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
-}
-
-pub(super) fn names(connection: &Connection, cache: CacheId, ids: &[i64]) -> rusqlite::Result<Vec<(i64, ListedPath)>> {
-    let query = format!("{LISTED} where p.cache = ? and p.id = ?");
-    let mut statement = connection.prepare_cached(&query)?;
-    let name =
-        |id: &i64| statement.query_row(params![cache.0, id], |row| Ok((*id, listed(row)?))).optional().transpose();
-    ids.iter().filter_map(name).collect()
-}
-
-const LISTED: &str = "select p.hash_part, p.path, p.used, coalesce(n.file_size, 0) from paths p \
-     left join files f on f.cache = p.cache and f.name = p.file left join nars n on n.id = f.nar";
-
-fn listed(row: &Row<'_>) -> rusqlite::Result<ListedPath> {
-    Ok(ListedPath { hash_part: text(row, 0)?, path: row.get(1)?, used: row.get(2)?, file_size: row.get(3)? })
-}
-
-pub(super) fn sizes(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<(i64, i64, u64)>> {
-    let query = "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from paths p \
-         join files f on f.cache = p.cache and f.name = p.file join nars n on n.id = f.nar where p.cache = ? order by p.id";
-    let mut sizes = Vec::new();
-    each(connection, query, [cache.0], |row| {
-        sizes.push((row.get(0)?, row.get(1)?, row.get(2)?));
-        Ok(())
-    })?;
-    Ok(sizes)
 }
 
 pub(super) fn count(
@@ -126,18 +51,6 @@ pub(super) fn count(
             Counted { paths: row.get(0)?, unsigned: row.get(1)?, listing_bytes: row.get(2)?, oldest_use: row.get(3)? };
         Ok(row.get::<_, Option<String>>(4)?.map(|last| (counted, last)))
     })
-}
-
-pub(super) fn list(
-    connection: &Connection,
-    cache: CacheId,
-    after: &str,
-    max: usize,
-) -> rusqlite::Result<Vec<ListedPath>> {
-    let query = format!("{LISTED} where p.cache = ? and p.hash_part > ? order by p.hash_part limit ?");
-    let mut statement = connection.prepare_cached(&query)?;
-    let max = i64::try_from(max).unwrap_or(i64::MAX);
-    statement.query_map(params![cache.0, after, max], listed)?.collect()
 }
 
 pub(super) fn hide(
@@ -201,15 +114,6 @@ pub(super) fn delete(
     }
     is_visible(connection)?;
     Ok(Commit::Done)
-}
-
-pub(super) fn orphans(connection: &Connection, cache: CacheId, cutoff: Cutoff) -> rusqlite::Result<Vec<(String, u64)>> {
-    let query = "select f.name, n.file_size from files f join nars n on n.id = f.nar where f.cache = ? \
-         and f.orphaned is not null and (f.fence is not null or f.doomed = 0 or (f.orphaned <= ? and f.used <= ?))";
-    connection
-        .prepare_cached(query)?
-        .query_map(params![cache.0, cutoff.orphaned, cutoff.used], |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect()
 }
 
 pub(super) fn doom(
@@ -324,62 +228,9 @@ fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-pub(super) fn referrers(connection: &Connection, cache: CacheId, part: &HashPart) -> rusqlite::Result<Vec<HashPart>> {
+fn referrers(connection: &Connection, cache: CacheId, part: &HashPart) -> rusqlite::Result<Vec<HashPart>> {
     let query = "select p.hash_part from refs r join paths p on p.id = r.referrer \
          where r.reference = ?1 and p.cache = ?2 and p.hash_part <> ?1 order by p.path";
     let mut statement = connection.prepare_cached(query)?;
     statement.query_map(params![part.as_str(), cache.0], |row| parsed(row, 0))?.collect()
-}
-
-pub(super) fn pin(
-    connection: &Connection,
-    cache: CacheId,
-    pin: &PinRecord,
-    only_present: bool,
-) -> rusqlite::Result<bool> {
-    if only_present && holds(Rule::PinPresent) {
-        let present = "select exists (select 1 from paths where cache = ? and hash_part = ?)";
-        if !connection.query_row(present, params![cache.0, pin.hash_part.as_str()], |row| row.get::<_, bool>(0))? {
-            return Ok(false);
-        }
-    }
-    unpin(connection, cache, &pin.name, Some(pin.hash_part))?;
-    let add = "insert into pins (cache, name, hash_part, path, created, until, keep) values (?, ?, ?, ?, ?, ?, ?)";
-    let PinRecord { name, hash_part, path, created, until, keep } = pin;
-    connection.execute(add, params![cache.0, name, hash_part.as_str(), path, created, until, keep])?;
-    if let Some(keep) = keep {
-        let surplus = "delete from pins where cache = ?1 and name = ?2 and id not in \
-             (select id from pins where cache = ?1 and name = ?2 order by id desc limit ?3)";
-        connection.execute(surplus, params![cache.0, name, keep])?;
-    }
-    Ok(true)
-}
-
-pub(super) fn unpin(
-    connection: &Connection,
-    cache: CacheId,
-    name: &str,
-    part: Option<HashPart>,
-) -> rusqlite::Result<usize> {
-    let part = part.map(|part| part.to_string());
-    connection.execute(
-        "delete from pins where cache = ?1 and name = ?2 and hash_part = coalesce(?3, hash_part)",
-        params![cache.0, name, part],
-    )
-}
-
-pub(super) fn pins(connection: &Connection, cache: CacheId) -> rusqlite::Result<Vec<PinRecord>> {
-    let query = "select name, hash_part, path, created, until, keep from pins where cache = ? order by name, id desc";
-    let mut statement = connection.prepare_cached(query)?;
-    let rows = statement.query_map([cache.0], |row| {
-        Ok(PinRecord {
-            name: row.get(0)?,
-            hash_part: parsed(row, 1)?,
-            path: row.get(2)?,
-            created: row.get(3)?,
-            until: row.get(4)?,
-            keep: row.get(5)?,
-        })
-    })?;
-    rows.collect()
 }

@@ -8,8 +8,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::sql_error;
-use crate::CacheName;
-use crate::index::{CacheId, CacheRecord, Commit, IndexError, Pending};
+use crate::index::{CacheId, Commit, IndexError, Pending};
 use crate::rule::{Rule, holds};
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
@@ -154,34 +153,6 @@ pub(super) fn is_visible(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached("update meta set value = value + 1 where key = 'stamp'")?.execute([]).map(drop)
 }
 
-pub(super) fn caches(connection: &Connection) -> rusqlite::Result<Vec<CacheRecord>> {
-    let mut statement = connection.prepare_cached("select id, name, settings from caches order by name")?;
-    statement.query_map([], cache)?.collect()
-}
-
-fn cache(row: &Row<'_>) -> rusqlite::Result<CacheRecord> {
-    Ok(CacheRecord { id: CacheId(row.get(0)?), name: parsed(row, 1)?, settings: row.get(2)? })
-}
-
-pub(super) fn create_cache(
-    connection: &Connection,
-    name: &CacheName,
-    settings: &str,
-    now: u64,
-) -> rusqlite::Result<CacheRecord> {
-    connection.execute(
-        "insert into caches (name, settings, created) values (?, ?, ?) on conflict do nothing",
-        params![name.as_str(), settings, now],
-    )?;
-    is_visible(connection)?;
-    connection.query_row("select id, name, settings from caches where name = ?", [name.as_str()], cache)
-}
-
-pub(super) fn set_settings(connection: &Connection, id: CacheId, settings: &str) -> rusqlite::Result<()> {
-    connection.execute("update caches set settings = ? where id = ?", params![settings, id.0])?;
-    is_visible(connection)
-}
-
 /// Records that files may differ from the index from now on.
 pub(super) fn add_pending(connection: &Connection, cache: CacheId, kind: &str, name: &str) -> rusqlite::Result<i64> {
     let mut statement = connection.prepare_cached("insert into pending (cache, kind, name) values (?, ?, ?)")?;
@@ -314,12 +285,4 @@ where
 /// Concatenates hash parts.
 pub(super) fn join(parts: &[HashPart]) -> String {
     parts.iter().map(HashPart::as_str).collect()
-}
-
-/// The reverse of [`join`].
-pub(super) fn split(text: &str) -> Vec<HashPart> {
-    text.as_bytes()
-        .chunks(narval_nix::store_path::HASH_PART_LEN)
-        .filter_map(|part| HashPart::parse(part).ok())
-        .collect()
 }

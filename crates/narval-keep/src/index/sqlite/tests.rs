@@ -1,6 +1,7 @@
 //! The writer's transactions.
 
 use super::*;
+use crate::CacheName;
 
 fn index() -> (tempfile::TempDir, Sqlite) {
     let folder = tempfile::tempdir().unwrap();

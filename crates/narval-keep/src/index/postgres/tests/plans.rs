@@ -1,0 +1,20 @@
+//! How PostgreSQL carries out the statements that both databases run.
+
+use super::*;
+use crate::index::sql::plans;
+
+#[test]
+fn postgres_reads_no_whole_table() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    drop(Postgres::open(&address).unwrap());
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let fill = plans::fill()
+        .replace("{text}", "lpad(i::text, 32, '0')")
+        .replace("{bytes}", "decode(lpad(i::text, 32, '0'), 'hex')");
+    server.sql(name, &format!("set search_path to narval; {fill}; {}; analyze", plans::fill_audit())).unwrap();
+    for (title, sql) in plans::statements() {
+        let plan = server.sql(name, &format!("explain {}", plans::explained(sql))).unwrap();
+        assert!(!plan.contains("Seq Scan") || plans::may_read_all(&title), "{title}: {plan}");
+    }
+}

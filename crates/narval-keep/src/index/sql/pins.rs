@@ -1,0 +1,70 @@
+//! Pins.
+
+use narval_nix::HashPart;
+
+use crate::index::tx::{NOTE, REMOVE, Reading, Row, Tx, TxError, args, statements};
+use crate::index::{CacheId, Index, IndexError, PinRecord};
+use crate::rule::{Rule, holds};
+
+statements! {
+    IS_PRESENT(Int, Text) = "select 1 from narval.paths where cache = $1 and hash_part = $2";
+    ADD(Int, Text, Text, Text, Int, Int, Int) = "insert into narval.pins (cache, name, hash_part, path, created, until, keep) \
+         values ($1, $2, $3, $4, $5, $6, $7)";
+    SURPLUS(Int, Text, Int) = "delete from narval.pins where cache = $1 and name = $2 and id not in \
+         (select id from narval.pins where cache = $1 and name = $2 order by id desc limit $3)";
+    UNPIN(Int, Text, Text) = "delete from narval.pins where cache = $1 and name = $2 and hash_part = coalesce($3, hash_part)";
+    ALL(Int) = "select name, hash_part, path, created, until, keep from narval.pins where cache = $1 order by name, id desc";
+}
+
+fn record(row: &dyn Row) -> Result<PinRecord, TxError> {
+    Ok(PinRecord {
+        name: row.get(0)?,
+        hash_part: row.parsed(1)?,
+        path: row.get(2)?,
+        created: row.get(3)?,
+        until: row.get(4)?,
+        keep: row.get(5)?,
+    })
+}
+
+fn unpin(tx: &mut dyn Tx, cache: CacheId, name: &str, part: Option<&HashPart>) -> Result<u64, TxError> {
+    tx.execute(&UNPIN, &args![cache, name, part.map(HashPart::as_str)])
+}
+
+/// All pins, sorted by name, the newest first.
+pub(in crate::index) fn all(tx: &mut dyn Tx, cache: CacheId) -> Result<Vec<PinRecord>, TxError> {
+    tx.all(&ALL, &args![cache], record)
+}
+
+impl dyn Index + '_ {
+    /// Pins a path, and removes surplus pins of this name. With `only_present`, nothing is changed if the path is not in the cache, and
+    /// the result is `false`: a collection may have hidden it since the caller looked.
+    pub(crate) fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
+        // Two of one name at once would leave too many.
+        self.write(REMOVE, move |tx| {
+            let PinRecord { name, hash_part, path, created, until, keep } = &pin;
+            let is_present = |tx: &mut dyn Tx| tx.first(&IS_PRESENT, &args![cache, hash_part], |_| Ok(()));
+            if only_present && holds(Rule::PinPresent) && is_present(tx)?.is_none() {
+                return Ok(false);
+            }
+            unpin(tx, cache, name, Some(hash_part))?;
+            tx.execute(&ADD, &args![cache, name, hash_part, path, *created, *until, *keep])?;
+            if keep.is_some() {
+                tx.execute(&SURPLUS, &args![cache, name, *keep])?;
+            }
+            Ok(true)
+        })
+    }
+
+    /// Removes the pins of a name, of all paths or of one. Returns how many.
+    pub(crate) fn unpin(&self, cache: CacheId, name: &str, hash_part: Option<HashPart>) -> Result<usize, IndexError> {
+        let name = name.to_owned();
+        let removed = self.write(NOTE, move |tx| unpin(tx, cache, &name, hash_part.as_ref()))?;
+        Ok(usize::try_from(removed).unwrap_or(usize::MAX))
+    }
+
+    /// All pins, sorted by name, the newest first.
+    pub(crate) fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError> {
+        self.read(Reading::Some, |tx| all(tx, cache))
+    }
+}

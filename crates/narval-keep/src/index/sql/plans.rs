@@ -1,0 +1,114 @@
+//! How the databases carry out the statements: by their indices, whatever is in the tables.
+
+use rusqlite::types::Null;
+use rusqlite::{Connection, params_from_iter};
+
+use super::{audit, caches, nars, paths, pins, snapshot, tokens};
+use crate::index::Sqlite;
+use crate::index::tx::{Kind, Sql};
+
+/// Rows of each table.
+const ROWS: u32 = 20_000;
+
+/// Statements that read a whole table: it is small, or everything in it is wanted.
+const WHOLE: [&str; 9] = [
+    "caches ALL",
+    "nars FILES",
+    "nars USAGE",
+    "snapshot LEASES",
+    "snapshot PATHS",
+    "snapshot REFERENCES",
+    "snapshot SIZES",
+    "tokens ALL",
+    "tokens FORGET",
+];
+
+/// The statements of all modules.
+pub(in crate::index) fn statements() -> Vec<(String, &'static Sql)> {
+    let modules = [
+        ("audit", audit::STATEMENTS),
+        ("caches", caches::STATEMENTS),
+        ("nars", nars::STATEMENTS),
+        ("paths", paths::STATEMENTS),
+        ("pins", pins::STATEMENTS),
+        ("snapshot", snapshot::STATEMENTS),
+        ("tokens", tokens::STATEMENTS),
+    ];
+    let all = modules.into_iter().flat_map(|(module, all)| all.iter().map(move |one| (module, one)));
+    all.map(|(module, (name, sql))| (format!("{module} {name}"), *sql)).collect()
+}
+
+/// Whether a statement may read a whole table.
+pub(in crate::index) fn may_read_all(name: &str) -> bool {
+    WHOLE.contains(&name)
+}
+
+/// Rows for the tables that grow, in SQL that both databases know but for `{text}`: 32 characters from `i`.
+pub(in crate::index) fn fill() -> String {
+    let from = format!(
+        "from (with recursive s(i) as (select 1 union all select i + 1 from s where i < {ROWS}) select i from s) s"
+    );
+    [
+        "insert into caches (name, settings, created) values ('main', '{}', 1)".to_owned(),
+        format!("insert into caches (name, settings, created) select {{text}}, '', 1 {from}"),
+        format!("insert into nars (nar_hash, compression, nar_size, file_hash, file_size, found) select {{bytes}}, 'zstd', 1, {{bytes}}, 1, '' {from}"),
+        format!("insert into files (cache, name, nar, added, used) select 1, {{text}}, i, 1, 1 {from}"),
+        format!(
+            "insert into paths (cache, hash_part, path, nar_hash, file, narinfo, version, added, used) \
+             select 1, {{text}}, {{text}}, {{bytes}}, {{text}}, {{bytes}}, 1, 1, i {from}"
+        ),
+        format!("insert into refs (referrer, reference) select i, {{text}} {from}"),
+        format!("insert into leases (cache, hash_part, until) select 1, {{text}}, i {from}"),
+        format!("insert into pins (cache, name, hash_part, path, created) select 1, {{text}}, {{text}}, {{text}}, i {from}"),
+        format!("insert into pending (cache, kind, name) select 1, 'path', {{text}} {from}"),
+        format!(
+            "insert into tokens (id, hash, label, scopes, caches, created) select {{text}}, {{bytes}}, '', '', '', i {from}"
+        ),
+    ]
+    .join("; ")
+}
+
+/// Rows of the audit log, which SQLite does not have.
+pub(in crate::index) fn fill_audit() -> String {
+    format!(
+        "insert into audit (time, token, label, action, subject, result, detail) \
+         select i, '', '', '', '', '', '' from generate_series(1, {ROWS}) i"
+    )
+}
+
+#[test]
+fn sqlite_reads_no_whole_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("index.sqlite");
+    drop(Sqlite::open(&file).unwrap());
+    let connection = Connection::open(&file).unwrap();
+    let fill = fill().replace("{text}", "printf('%032d', i)").replace("{bytes}", "cast(printf('%032d', i) as blob)");
+    connection.execute_batch(&format!("{fill}; analyze")).unwrap();
+    // Its audit log is a file.
+    for (name, sql) in statements().into_iter().filter(|(name, _)| !name.starts_with("audit")) {
+        let mut statement = connection.prepare(&format!("explain query plan {}", sql.sqlite())).unwrap();
+        assert_eq!(statement.parameter_count(), sql.args.len() + sql.rows.len(), "{name}");
+        let nulls = vec![Null; statement.parameter_count()];
+        let steps = statement.query_map(params_from_iter(nulls), |row| row.get::<_, String>(3)).unwrap();
+        let steps: Vec<String> = steps.collect::<Result<_, _>>().unwrap();
+        let is_whole =
+            |step: &&String| step.starts_with("SCAN ") && !["SCAN CONSTANT ROW", "SCAN r"].contains(&step.as_str());
+        let whole: Vec<&String> = steps.iter().filter(is_whole).collect();
+        assert!(whole.is_empty() || may_read_all(&name), "{name}: {steps:?}");
+    }
+}
+
+/// Parameters that a statement can be explained with, as PostgreSQL reads them in a text.
+pub(in crate::index) fn explained(sql: &Sql) -> String {
+    let value = |kind: &Kind| match kind {
+        Kind::Int => "7::bigint",
+        Kind::Text => "'00000000000000000000000000000007'::text",
+        Kind::Bytes => "'\\x07'::bytea",
+    };
+    let single = sql.args.iter().map(|kind| value(kind).to_owned());
+    let all = single.chain(sql.rows.iter().map(|(_, kind)| format!("array[{}]", value(kind))));
+    let text = sql.postgres().to_owned();
+    // The greatest number first: `$1` begins `$10`.
+    let all: Vec<String> = all.collect();
+    all.iter().enumerate().rev().fold(text, |text, (at, value)| text.replace(&format!("${}", at + 1), value))
+}

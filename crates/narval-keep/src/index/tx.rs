@@ -1,0 +1,351 @@
+//! Transactions as the statements of [`sql`](super::sql) see them. Both databases run the same ones.
+//!
+//! Statements are written for PostgreSQL. What is different in SQLite is translated ([`Sql::sqlite`]) or stands in its driver.
+
+use std::error::Error;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use narval_nix::{HashPart, Sha256};
+
+use super::{CacheId, Index, IndexError};
+
+/// Why a transaction failed: an error of a driver, which recognizes it, or a row that cannot be read.
+pub(crate) type TxError = Box<dyn Error + Send + Sync>;
+
+/// What is done within a transaction. It is done again if others get in the way.
+pub(crate) type Work = Box<dyn FnMut(&mut dyn Tx) -> Result<(), TxError> + Send>;
+
+/// How long a statement or a transaction may take on PostgreSQL.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The same for those that read or write a whole cache.
+pub(crate) const DEADLINE_LARGE: Duration = Duration::from_secs(600);
+
+/// Who must not be in the middle of something. SQLite has one writer at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// Nobody is in the way.
+    None,
+    /// Whoever removes something.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no locks"))]
+    Shared,
+    /// Whoever adds or removes something.
+    Alone,
+}
+
+/// How a transaction is done.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no locks"))]
+pub(crate) struct How {
+    pub(crate) lock: Lock,
+    /// Otherwise a crash may undo it, as long as no durable transaction came after it.
+    pub(crate) is_durable: bool,
+    pub(crate) deadline: Duration,
+}
+
+pub(crate) const ADD: How = How { lock: Lock::Shared, is_durable: true, deadline: DEADLINE };
+pub(crate) const REMOVE: How = How { lock: Lock::Alone, deadline: DEADLINE_LARGE, ..ADD };
+pub(crate) const NOTE: How = How { lock: Lock::None, is_durable: true, deadline: DEADLINE };
+pub(crate) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
+
+/// How something is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// A few rows.
+    Some,
+    /// All rows of a cache.
+    Many,
+    /// The same, by [`Tx::scan`].
+    Whole,
+    /// All rows of a cache, by several statements that see the same moment, in the order of their indices.
+    Snapshot,
+}
+
+/// A type that values have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Int,
+    Text,
+    Bytes,
+}
+
+/// A parameter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arg<'a> {
+    Int(Option<i64>),
+    Text(Option<&'a str>),
+    Bytes(&'a [u8]),
+}
+
+/// A value of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Value<'a> {
+    Null,
+    Int(i64),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+}
+
+/// A statement.
+pub(crate) struct Sql {
+    text: &'static str,
+    pub(crate) args: &'static [Kind],
+    /// The columns of `{rows}`, which stands for a table `r` of rows that are given with the parameters.
+    pub(crate) rows: &'static [(&'static str, Kind)],
+    postgres: OnceLock<String>,
+    sqlite: OnceLock<String>,
+}
+
+impl Sql {
+    pub(crate) const fn new(text: &'static str, args: &'static [Kind], rows: &'static [(&'static str, Kind)]) -> Self {
+        Self { text, args, rows, postgres: OnceLock::new(), sqlite: OnceLock::new() }
+    }
+
+    /// Whether it has rows as its result.
+    pub(crate) fn is_query(&self) -> bool {
+        self.text.starts_with("select") || self.text.contains(" returning ")
+    }
+
+    /// As PostgreSQL reads it. The given rows are one array for each column.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for PostgreSQL"))]
+    pub(crate) fn postgres(&self) -> &str {
+        self.postgres.get_or_init(|| {
+            let numbers = (1..).skip(self.args.len()).take(self.rows.len());
+            let arrays: Vec<String> = numbers.map(|number| format!("${number}")).collect();
+            let names: Vec<&str> = self.rows.iter().map(|(name, _)| *name).collect();
+            let rows = format!("unnest({}) as r ({})", arrays.join(", "), names.join(", "));
+            self.text.replace("{rows}", &rows).replace("{now}", "extract(epoch from now())::bigint")
+        })
+    }
+
+    /// As SQLite reads it: once for each given row.
+    pub(crate) fn sqlite(&self) -> &str {
+        self.sqlite.get_or_init(|| {
+            let column = |(number, (name, _)): (usize, &(&str, Kind))| format!("${number} as {name}");
+            let columns: Vec<String> = (self.args.len() + 1..).zip(self.rows).map(column).collect();
+            let rows = format!("(select {}) as r", columns.join(", "));
+            let text = self.text.replace("{rows}", &rows).replace("{now}", "unixepoch()");
+            text.replace("narval.", "").replace("greatest(", "max(").replace('$', "?")
+        })
+    }
+}
+
+/// Declares statements: their names, the types of their parameters, the columns of `{rows}`, and their texts.
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident),*) $({ $($column:ident: $kind:ident),* })? = $text:expr;)*) => {
+        $($(#[$doc])* static $name: $crate::index::tx::Sql = $crate::index::tx::Sql::new(
+            $text,
+            &[$($crate::index::tx::Kind::$arg),*],
+            &[$($((stringify!($column), $crate::index::tx::Kind::$kind)),*)?],
+        );)*
+        /// All of them, for the test of their plans.
+        #[cfg(test)]
+        pub(super) static STATEMENTS: &[(&str, &$crate::index::tx::Sql)] = &[$((stringify!($name), &$name)),*];
+    };
+}
+
+/// Parameters of a statement.
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => { [$($crate::index::tx::Arg::from($arg)),*] };
+}
+
+pub(crate) use {args, statements};
+
+/// Hash parts that stand one after another.
+pub(crate) fn split(text: &str) -> Vec<HashPart> {
+    let parts = text.as_bytes().chunks(narval_nix::store_path::HASH_PART_LEN);
+    parts.filter_map(|part| HashPart::parse(part).ok()).collect()
+}
+
+/// A row of a result.
+pub(crate) trait Row {
+    fn value(&self, column: usize) -> Result<Value<'_>, TxError>;
+}
+
+/// A transaction, or a single statement.
+pub(crate) trait Tx {
+    /// Does a statement with these parameters and the values of `{rows}`, one row after another. Each row of the result is handed over. Returns
+    /// how many there were, or how many rows were changed.
+    fn query(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        rows: &[Arg<'_>],
+        take: &mut dyn FnMut(&dyn Row) -> Result<(), TxError>,
+    ) -> Result<u64, TxError>;
+
+    /// As [`query`](Self::query), of a whole table, for [`Reading::Whole`] or [`Reading::Snapshot`]: a part of the result is in memory at a time.
+    fn scan(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        take: &mut dyn FnMut(&dyn Row) -> Result<(), TxError>,
+    ) -> Result<(), TxError>;
+
+    /// Must be done in every transaction that changes what a reader can see, or what names mean.
+    fn is_visible(&mut self) -> Result<(), TxError>;
+}
+
+impl dyn Tx + '_ {
+    /// All rows of a result.
+    pub(crate) fn all<T>(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        row: impl Fn(&dyn Row) -> Result<T, TxError>,
+    ) -> Result<Vec<T>, TxError> {
+        self.all_of(sql, args, &[], row)
+    }
+
+    /// As [`all`](Self::all), with given rows.
+    pub(crate) fn all_of<T>(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        rows: &[Arg<'_>],
+        row: impl Fn(&dyn Row) -> Result<T, TxError>,
+    ) -> Result<Vec<T>, TxError> {
+        let mut all = Vec::new();
+        let mut take = |found: &dyn Row| row(found).map(|value| all.push(value));
+        self.query(sql, args, rows, &mut take)?;
+        Ok(all)
+    }
+
+    /// The row of a result that has one at most.
+    pub(crate) fn first<T>(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        row: impl Fn(&dyn Row) -> Result<T, TxError>,
+    ) -> Result<Option<T>, TxError> {
+        Ok(self.all(sql, args, row)?.pop())
+    }
+
+    /// How many rows were changed.
+    pub(crate) fn execute(&mut self, sql: &'static Sql, args: &[Arg<'_>]) -> Result<u64, TxError> {
+        self.query(sql, args, &[], &mut |_| Ok(()))
+    }
+}
+
+/// What a transaction has returned.
+fn returned<T>(done: Option<T>) -> Result<T, IndexError> {
+    done.ok_or_else(|| IndexError::Database {
+        index: "index".to_owned(),
+        reason: "a transaction has returned nothing".to_owned(),
+        full: false,
+    })
+}
+
+impl dyn Index + '_ {
+    /// Asks something that changes nothing.
+    pub(super) fn read<T>(
+        &self,
+        how: Reading,
+        ask: impl Fn(&mut dyn Tx) -> Result<T, TxError>,
+    ) -> Result<T, IndexError> {
+        let mut answer = None;
+        self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)))?;
+        returned(answer)
+    }
+
+    /// Does a transaction.
+    pub(super) fn write<T: Send + 'static>(
+        &self,
+        how: How,
+        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
+    ) -> Result<T, IndexError> {
+        let done = Arc::new(Mutex::new(None));
+        let result = Arc::clone(&done);
+        self.change(
+            how,
+            Box::new(move |tx| {
+                *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(work(tx)?);
+                Ok(())
+            }),
+        )?;
+        let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+        returned(done)
+    }
+}
+
+/// A number as the databases have it: they all have eight bytes with a sign.
+fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+macro_rules! args_from {
+    ($($value:ident: $type:ty => $arg:expr,)*) => {
+        $(impl<'a> From<$type> for Arg<'a> {
+            fn from($value: $type) -> Self {
+                $arg
+            }
+        })*
+    };
+}
+
+args_from! {
+    value: i64 => Self::Int(Some(value)),
+    value: u64 => Self::Int(Some(int(value))),
+    value: usize => Self::Int(Some(int(value as u64))),
+    value: Option<u64> => Self::Int(value.map(int)),
+    value: Option<u32> => Self::Int(value.map(i64::from)),
+    value: CacheId => Self::Int(Some(value.0)),
+    value: &'a str => Self::Text(Some(value)),
+    value: &'a String => Self::Text(Some(value)),
+    value: Option<&'a str> => Self::Text(value),
+    value: &'a HashPart => Self::Text(Some(value.as_str())),
+    value: &'a Sha256 => Self::Bytes(value.as_bytes()),
+    value: &'a [u8; 32] => Self::Bytes(value),
+}
+
+/// What a value of a row can be.
+pub(crate) trait FromValue<'a>: Sized {
+    /// `None` if it is of another type.
+    fn from_value(value: Value<'a>) -> Option<Self>;
+}
+
+macro_rules! from_value {
+    ($($type:ty { $($pattern:pat => $result:expr),* })*) => {
+        $(impl<'a> FromValue<'a> for $type {
+            fn from_value(value: Value<'a>) -> Option<Self> {
+                match value {
+                    $($pattern => $result,)*
+                    _ => None,
+                }
+            }
+        })*
+    };
+}
+
+from_value! {
+    i64 { Value::Int(number) => Some(number) }
+    u64 { Value::Int(number) => Some(u64::try_from(number).unwrap_or(0)) }
+    u32 { Value::Int(number) => Some(u32::try_from(number).unwrap_or(u32::MAX)) }
+    bool { Value::Int(number) => Some(number != 0) }
+    &'a str { Value::Text(text) => Some(text) }
+    String { Value::Text(text) => Some(text.to_owned()) }
+    Vec<u8> { Value::Bytes(bytes) => Some(bytes.to_vec()) }
+    [u8; 32] { Value::Bytes(bytes) => bytes.try_into().ok() }
+    Sha256 { Value::Bytes(bytes) => bytes.try_into().ok().map(Sha256::from_bytes) }
+}
+
+impl<'a, T: FromValue<'a>> FromValue<'a> for Option<T> {
+    fn from_value(value: Value<'a>) -> Option<Self> {
+        if value == Value::Null { Some(None) } else { T::from_value(value).map(Some) }
+    }
+}
+
+impl dyn Row + '_ {
+    pub(crate) fn get<'a, T: FromValue<'a>>(&'a self, column: usize) -> Result<T, TxError> {
+        let value = self.value(column)?;
+        T::from_value(value).ok_or_else(|| format!("column {column} of a row cannot be {value:?}").into())
+    }
+
+    /// A column that holds the text of something.
+    pub(crate) fn parsed<T: FromStr<Err: std::fmt::Display>>(&self, column: usize) -> Result<T, TxError> {
+        let text: &str = self.get(column)?;
+        text.parse().map_err(|error| format!("'{text}' in a table cannot be read: {error}").into())
+    }
+}
