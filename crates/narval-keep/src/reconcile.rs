@@ -1,17 +1,23 @@
 //! Makes files consistent with the index after a process was killed between updating both.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use narval_nix::HashPart;
+
 use super::data::Data;
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Lost, Pending};
+use super::index::{CacheId, Lost, PathRecord, Pending};
 use super::pending::WhichPending;
 use super::storage::VALID_FOR;
 use super::{Cache, Refusal, RefusalKind};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
+
+/// Pending entries that are looked up at a time.
+const STEP: usize = 4096;
 
 impl Data {
     /// Checks everything that is pending in the index. Waits for current writers, so that their unfinished files are
@@ -34,12 +40,29 @@ impl Data {
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
         let done = &self.shared().reconciled;
-        for (number, id, pending) in self.shared().index.pending(done.load(Ordering::Acquire))? {
-            if let Some(cache) = cache_of(id) {
-                cache.reconcile(&pending, number, clock::instant() + VALID_FOR)?;
+        for step in self.shared().index.pending(done.load(Ordering::Acquire))?.chunks(STEP) {
+            // Others wait meanwhile: one question for all paths, after a commit of many.
+            let mut records = HashMap::new();
+            for cache in &caches {
+                let of_cache = step.iter().filter(|(_, id, _)| *id == cache.id());
+                let parts = of_cache.filter_map(|(.., pending)| pending.path().copied()).collect::<Vec<_>>();
+                let found = self.shared().index.paths(cache.id(), &parts)?;
+                records.extend(parts.into_iter().zip(found).map(|(part, record)| ((cache.id(), part), record)));
             }
-            // Nobody else is writing: later changes have greater numbers.
-            done.fetch_max(number, Ordering::AcqRel);
+            for (number, id, pending) in step {
+                let until = clock::instant() + VALID_FOR;
+                match (cache_of(*id), pending.path()) {
+                    // One that changed twice has been looked at.
+                    (Some(cache), Some(part)) => {
+                        let record = records.remove(&(*id, *part));
+                        record.map_or(Ok(()), |record| cache.reconcile_path(part, record, until))?;
+                    }
+                    (Some(cache), None) => cache.reconcile(pending, *number, until)?,
+                    (None, _) => {}
+                }
+                // Nobody else is writing: later changes have greater numbers.
+                done.fetch_max(*number, Ordering::AcqRel);
+            }
         }
         Ok(())
     }
@@ -58,16 +81,22 @@ impl Cache {
         })
     }
 
+    /// Makes the narinfo of a path consistent with its record.
+    fn reconcile_path(&self, part: &HashPart, record: Option<PathRecord>, until: Instant) -> Result<(), DataError> {
+        let published = match record {
+            Some(record) => self.files().publish(&record, None, until),
+            None => self.files().withdraw(part, until),
+        };
+        published.map_err(|source| io_error("repair", self.files().place(), source))
+    }
+
     /// Makes one file consistent with the index. In a bucket, nothing takes effect after `until`, which is counted from before the index
     /// is read: what it said before a pause may be different now. `number` is that of the pending entry.
     pub(super) fn reconcile(&self, pending: &Pending, number: i64, until: Instant) -> Result<(), DataError> {
         let path = self.files().place();
         let fail = |source: io::Error| io_error("repair", path, source);
         match pending {
-            Pending::Path(part) => match self.index().path(self.id(), part)? {
-                Some(record) => self.files().publish(&record, None, until).map_err(fail),
-                None => self.files().withdraw(part, until).map_err(fail),
-            },
+            Pending::Path(part) => self.reconcile_path(part, self.index().path(self.id(), part)?, until),
             Pending::File(name) => {
                 let Some(nar) = self.index().file(self.id(), name)? else {
                     // A bucket has no lock: others may have stored it again when a request takes effect. Collections remove it.

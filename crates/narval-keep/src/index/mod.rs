@@ -251,6 +251,14 @@ pub(crate) enum Pending {
 }
 
 impl Pending {
+    /// The path that it is of.
+    pub(crate) fn path(&self) -> Option<&HashPart> {
+        match self {
+            Self::Path(part) => Some(part),
+            _ => None,
+        }
+    }
+
     /// Its kind and name in a table.
     fn row(&self) -> (&'static str, String) {
         match self {
