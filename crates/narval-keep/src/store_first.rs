@@ -175,12 +175,9 @@ impl Shared {
             }
         }
         // With the oldest of the numbers: if they differ, a collection has begun since.
-        let are_added = index.add_stored(state.id, &objects, epoch, now)?;
-        let left: Vec<(String, NarRecord)> =
-            objects.iter().zip(are_added).filter(|(_, is_added)| !is_added).map(|(object, _)| object.clone()).collect();
-        if !left.is_empty() {
-            let numbers = index.add_objects(state.id, &left, now)?;
-            rest.extend(left.iter().zip(numbers).filter(|(_, number)| number.is_none()).map(|((_, nar), _)| nar));
+        if !index.add_stored(state.id, &objects, epoch, now)? {
+            let numbers = index.add_objects(state.id, &objects, now)?;
+            rest.extend(objects.iter().zip(numbers).filter(|(_, number)| number.is_none()).map(|((_, nar), _)| nar));
         }
         for nar in rest {
             let [first, ..] = nar.nar_hash.as_bytes();

@@ -6,6 +6,7 @@
 //! What both databases do by the same statements is in [`sql`].
 
 mod error;
+mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod snapshot;
@@ -20,11 +21,12 @@ use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
+use self::memory::Memory;
 use self::tx::{How, Reading, Tx, TxError, Work};
+use super::CacheName;
 use super::nodes::{Members, PeerSecret};
 use super::receipt_key::ReceiptKey;
 use super::survey::Counted;
-use super::{CacheName, NarFileName};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
 
@@ -179,7 +181,7 @@ pub(crate) fn collection_lease() -> Duration {
 /// The lease of collections.
 const COLLECTION: &str = "collection";
 
-/// NARs whose bytes are to be removed. Nobody can use their names until [`Index::forget`].
+/// NARs whose bytes are to be removed. Nobody can use their names until [`forget`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Condemned {
     /// Names below `nar/`, and the bytes of the NARs.
@@ -275,7 +277,6 @@ pub(crate) enum Placing {
     /// Nothing is pending.
     Done,
     /// This process has stored it; the entry with this number is still pending.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite's entries are removed at once"))]
     Stored(i64),
     /// It may be on its way. The number of the oldest entry.
     Pending(i64),
@@ -317,12 +318,22 @@ pub(crate) struct MayStore {
     pub(crate) are_new: Vec<bool>,
 }
 
-/// The index. Times are seconds since 1970.
+/// The index. Times are seconds since 1970. What can be asked and changed is in [`sql`].
 pub(crate) trait Index: Send + Sync {
     /// Asks something that changes nothing, by statements that both databases run.
     fn ask(&self, how: Reading, work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>) -> Result<(), IndexError>;
     /// Does a transaction of such statements.
     fn change(&self, how: How, work: Work) -> Result<(), IndexError>;
+    /// The next transaction of this task is one of a collection.
+    #[cfg(test)]
+    fn is_fenced(&self, _: Fence) {}
+
+    /// Its file, or its address without the password.
+    fn name(&self) -> String;
+    /// What is remembered of names below `nar/`, if transactions are dear.
+    fn memory(&self) -> Option<&Memory> {
+        None
+    }
 
     /// Makes this process one of the nodes that share disk caches, at this address: from now on, `members` is kept up to date. Returns the
     /// secret of the nodes; `None` if no other process can use this index.
@@ -367,66 +378,6 @@ pub(crate) trait Index: Send + Sync {
     /// Whether other processes may add paths at any time, so that an absence must be looked up again.
     fn is_shared(&self) -> bool;
 
-    /// The stored NAR that a name below `nar/` refers to in a cache. If it is doomed, it no longer is.
-    fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError>;
-    /// As [`file`](Self::file), for each of these names.
-    fn files_named(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Option<NarRecord>>, IndexError> {
-        names.iter().map(|name| self.file(cache, name)).collect()
-    }
-    /// Adds a name for a stored NAR, and a pending entry, whose number is returned. It is durable with the next commit. Waits while the
-    /// bytes of one with this name are removed.
-    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError>;
-    /// As [`add_file`](Self::add_file), in a bucket. If another file of the NAR is recorded and in use, nothing is added, and the result is
-    /// `None`. If it is not in use, this one takes its place: its names stay, without paths, until a collection has removed the objects
-    /// that they may have.
-    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError>;
-    /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
-    fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError>;
-
-    /// Paths that [`remove_file`](Self::remove_file) has removed within the last day because their NARs were not there, the oldest first, and at
-    /// most a limited number of them.
-    fn lost(&self, cache: CacheId) -> Result<Vec<LostPath>, IndexError>;
-    /// Forgets such paths, and all that are too old.
-    fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError>;
-
-    /// Makes paths visible, durably, and either all or none: each must still have the version of its record, the paths in
-    /// `needed` must be there, and the files in `placed` must not have been removed and recorded again since they were looked for.
-    /// Returns the greatest number of their pending entries; `None` if another writer has changed something meanwhile.
-    fn commit_numbered(
-        &self,
-        cache: CacheId,
-        paths: Vec<PathRecord>,
-        needed: &[HashPart],
-        placed: &[Placed],
-        now: u64,
-    ) -> Result<Option<i64>, IndexError>;
-    /// As [`commit_numbered`](Self::commit_numbered).
-    fn commit(
-        &self,
-        cache: CacheId,
-        paths: Vec<PathRecord>,
-        needed: &[HashPart],
-        placed: &[Placed],
-        now: u64,
-    ) -> Result<Commit, IndexError> {
-        let number = self.commit_numbered(cache, paths, needed, placed, now)?;
-        Ok(number.map_or(Commit::Changed, |_| Commit::Done))
-    }
-    /// Points paths to another file of their NAR, durably, and either all or none: each must still have the version of its record.
-    /// This does not count as a use. Nothing names the old file afterwards, and it counts as orphaned since `orphaned`.
-    /// Returns the same as [`commit_numbered`](Self::commit_numbered).
-    fn rename(
-        &self,
-        cache: CacheId,
-        paths: Vec<PathRecord>,
-        old: &str,
-        orphaned: u64,
-    ) -> Result<Option<i64>, IndexError>;
-    /// Protects those of these paths that are there from garbage collection until then, and returns them.
-    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError>;
-
-    /// Records when paths were last used.
-    fn used(&self, used: &[Used]) -> Result<(), IndexError>;
     /// Counts at most this many paths, sorted by hash part, after the given one, and returns the last of them. A path counts as unsigned if its
     /// narinfo lacks one of these lines.
     fn count(
@@ -436,119 +387,4 @@ pub(crate) trait Index: Send + Sync {
         after: &str,
         max: usize,
     ) -> Result<Option<(Counted, String)>, IndexError>;
-    /// Takes the lease for collections; `None` while another process has it. Each transaction with its number renews it for
-    /// [`collection_lease`].
-    fn begin_collection(&self) -> Result<Option<Fence>, IndexError>;
-    /// Takes the lease for collections from whoever has it, if a collection has left condemned names or those of deleted paths in a
-    /// cache. Only for a caller with the folder's lock, which shows that the collection has been interrupted.
-    fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError>;
-    /// Who has the lease for collections, in words for a message.
-    fn collector(&self) -> Result<Option<String>, IndexError>;
-    /// Renews the lease for collections.
-    fn continue_collection(&self, fence: Fence) -> Result<(), IndexError>;
-    /// Ends the lease for collections. With `collected`, that cache has been collected completely.
-    fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError>;
-    /// How long ago a cache was last collected completely, by whichever process.
-    fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError>;
-    /// Hides paths, in the given order, that were not used later than given and that no other path, pin or lease holds.
-    /// Returns those that were hidden. Their NARs are kept.
-    fn hide(
-        &self,
-        fence: Fence,
-        cache: CacheId,
-        paths: &[(HashPart, u64)],
-        now: u64,
-    ) -> Result<Vec<HashPart>, IndexError>;
-    /// Removes paths, their pins and leases, unless another path refers to one of them. The names of their NARs that no other path has
-    /// are gone, too, and can be condemned at once.
-    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError>;
-    /// Dooms a limited number of names of NARs that no path has; also removes expired leases and pins. Returns how many. A commit, an
-    /// upload or a request of a NAR ends its doom.
-    fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError>;
-    /// Condemns a limited number of names of NARs that no path has: those of deleted paths, those that an interrupted collection has
-    /// left, and those for which the cutoff holds. From now on they are absent for everybody. Their pending entries are removed.
-    fn condemn(
-        &self,
-        fence: Fence,
-        cache: CacheId,
-        cutoff: Option<Cutoff>,
-        max: usize,
-    ) -> Result<Condemned, IndexError>;
-    /// Removes the rows of names that this collection has condemned. Their bytes are gone.
-    fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError>;
-
-    /// Pending entries with a greater number than this, the oldest first.
-    fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError>;
-    /// As [`add_object`](Self::add_object), for several names and NARs, all different, in one transaction. Returns the numbers of their
-    /// pending entries; `None` for those of which something is in the way: they have to be added one by one.
-    fn add_objects(
-        &self,
-        cache: CacheId,
-        objects: &[(String, NarRecord)],
-        now: u64,
-    ) -> Result<Vec<Option<i64>>, IndexError>;
-    /// As [`add_objects`](Self::add_objects), for objects that were stored when `epoch` was the number of the last collection, and that
-    /// nobody was at work. They count as placed. Returns which were added: none if a collection has begun since, durably.
-    fn add_stored(
-        &self,
-        cache: CacheId,
-        objects: &[(String, NarRecord)],
-        epoch: Fence,
-        now: u64,
-    ) -> Result<Vec<bool>, IndexError>;
-    /// Whether these NARs may be stored under their names before those are recorded, by the writer with this number.
-    fn may_store(&self, cache: CacheId, writer: i64, objects: &[(String, NarRecord)]) -> Result<MayStore, IndexError>;
-    /// Which of these names below `nar/` have a row, of whatever kind.
-    fn have_rows(&self, cache: CacheId, names: &[&str]) -> Result<Vec<bool>, IndexError>;
-    /// Notes, durably, that this process stores objects before it records their names. Returns its number.
-    fn begin_writer(&self, cache: CacheId, key: &ReceiptKey) -> Result<i64, IndexError>;
-    /// Notes that a writer is alive. Returns `false` if it is not known any more.
-    fn renew_writer(&self, number: i64) -> Result<bool, IndexError>;
-    /// Forgets a writer: all names of its objects are recorded.
-    fn end_writer(&self, number: i64) -> Result<(), IndexError>;
-    /// The writers of a cache.
-    fn writers(&self, cache: CacheId) -> Result<Vec<NarWriter>, IndexError>;
-    /// Condemns names below `nar/` that have no row. Returns them. They can be removed then, as those of [`condemn`](Self::condemn).
-    fn condemn_strays(
-        &self,
-        fence: Fence,
-        cache: CacheId,
-        strays: &[NarFileName],
-        now: u64,
-    ) -> Result<Vec<String>, IndexError>;
-    /// Adds a pending entry for a file that may not be as the index says: of a narinfo, or of a name below `nar/`. Returns its number.
-    fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError>;
-    /// Gives pending entries of narinfos new numbers, durably, and one for all of the same narinfo. Returns them. Those that are gone, or
-    /// that another process has taken over meanwhile, are left out.
-    fn take_over(&self, numbers: &[i64]) -> Result<Vec<(i64, CacheId, HashPart)>, IndexError>;
-    /// Removes pending entries up to this number: their files are durable.
-    fn settle(&self, up_to: i64) -> Result<(), IndexError>;
-    /// Removes these pending entries, unless there is another one for the same narinfo: others are changing the same path.
-    fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError>;
-    /// Removes the pending entries of these narinfos, which are published, up to this number. Keeps those of paths that have more than one:
-    /// others are changing the same path.
-    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart], up_to: i64) -> Result<(), IndexError>;
-    /// Removes the pending entries of a name below `nar/`, whose file is stored. Returns `false` and removes none if the one with this
-    /// number is gone: then the name may have been condemned since, and its file removed.
-    fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError>;
-    /// As [`settle_file`](Self::settle_file). Here, it has taken effect when this returns; for other processes, with the next commit or
-    /// [`settle_stored_files`](Self::settle_stored_files).
-    fn settle_file_soon(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
-        self.settle_file(cache, name, number)
-    }
-    /// As [`settle_file_soon`](Self::settle_file_soon), for several names with their numbers.
-    fn settle_files_soon(&self, cache: CacheId, files: &[(String, i64)]) -> Result<Vec<bool>, IndexError> {
-        files.iter().map(|(name, number)| self.settle_file_soon(cache, name, *number)).collect()
-    }
-    /// Carries out what [`settle_file_soon`](Self::settle_file_soon) has left.
-    fn settle_stored_files(&self) -> Result<(), IndexError> {
-        Ok(())
-    }
-    /// Whether there is such an entry, other than one whose file this process has stored.
-    fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError>;
-    /// As [`is_unplaced`](Self::is_unplaced), for the names of a commit: what this process remembers may be out of date, and
-    /// [`commit`](Self::commit) finds that out.
-    fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError>;
-    /// The greatest number of a pending entry.
-    fn pending_max(&self) -> Result<Option<i64>, IndexError>;
 }

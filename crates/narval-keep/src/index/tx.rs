@@ -8,11 +8,30 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use narval_nix::{HashPart, Sha256};
+use thiserror::Error as ThisError;
 
-use super::{CacheId, Index, IndexError};
+use super::sql::work;
+use super::{CacheId, Fence, Index, IndexError};
 
 /// Why a transaction failed: an error of a driver, which recognizes it, or a row that cannot be read.
 pub(crate) type TxError = Box<dyn Error + Send + Sync>;
+
+/// Why a transaction does nothing, whatever the database is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
+pub(crate) enum Refused {
+    /// Another process changed the same rows.
+    #[error("others change the same paths")]
+    Changed,
+    /// The lease of its collection has ended, or another process has it.
+    #[error("another process has taken over")]
+    Superseded,
+    /// The bytes of this NAR are being removed.
+    #[error("the NAR is being removed")]
+    Removing,
+    /// It must be done again with [`Lock::Alone`].
+    #[error("others change the same paths")]
+    NeedsLock,
+}
 
 /// What is done within a transaction. It is done again if others get in the way.
 pub(crate) type Work = Box<dyn FnMut(&mut dyn Tx) -> Result<(), TxError> + Send>;
@@ -29,7 +48,6 @@ pub(crate) enum Lock {
     /// Nobody is in the way.
     None,
     /// Whoever removes something.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no locks"))]
     Shared,
     /// Whoever adds or removes something.
     Alone,
@@ -49,6 +67,8 @@ pub(crate) const ADD: How = How { lock: Lock::Shared, is_durable: true, deadline
 pub(crate) const REMOVE: How = How { lock: Lock::Alone, deadline: DEADLINE_LARGE, ..ADD };
 pub(crate) const NOTE: How = How { lock: Lock::None, is_durable: true, deadline: DEADLINE };
 pub(crate) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
+pub(crate) const ADD_LATER: How = How { is_durable: false, ..ADD };
+pub(crate) const REMOVE_LATER: How = How { is_durable: false, ..REMOVE };
 
 /// How something is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +136,8 @@ impl Sql {
             let arrays: Vec<String> = numbers.map(|number| format!("${number}")).collect();
             let names: Vec<&str> = self.rows.iter().map(|(name, _)| *name).collect();
             let rows = format!("unnest({}) as r ({})", arrays.join(", "), names.join(", "));
-            self.text.replace("{rows}", &rows).replace("{now}", "extract(epoch from now())::bigint")
+            let text = self.text.replace("{rows}", &rows).replace("{now}", "extract(epoch from now())::bigint");
+            text.replace("{clock}", "extract(epoch from clock_timestamp())::bigint").replace("{lock}", " for update")
         })
     }
 
@@ -127,6 +148,7 @@ impl Sql {
             let columns: Vec<String> = (self.args.len() + 1..).zip(self.rows).map(column).collect();
             let rows = format!("(select {}) as r", columns.join(", "));
             let text = self.text.replace("{rows}", &rows).replace("{now}", "unixepoch()");
+            let text = text.replace("{clock}", "unixepoch()").replace("{lock}", "");
             text.replace("narval.", "").replace("greatest(", "max(").replace('$', "?")
         })
     }
@@ -186,6 +208,9 @@ pub(crate) trait Tx {
 
     /// Must be done in every transaction that changes what a reader can see, or what names mean.
     fn is_visible(&mut self) -> Result<(), TxError>;
+
+    /// Whether nobody else adds or removes anything before it ends.
+    fn is_alone(&self) -> bool;
 }
 
 impl dyn Tx + '_ {
@@ -223,6 +248,34 @@ impl dyn Tx + '_ {
         Ok(self.all(sql, args, row)?.pop())
     }
 
+    /// The row of a result that has one.
+    pub(crate) fn one<T>(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        row: impl Fn(&dyn Row) -> Result<T, TxError>,
+    ) -> Result<T, TxError> {
+        self.first(sql, args, row)?.ok_or_else(|| "a statement has no result".into())
+    }
+
+    /// Whether a result has rows.
+    pub(crate) fn is_there(&mut self, sql: &'static Sql, args: &[Arg<'_>]) -> Result<bool, TxError> {
+        Ok(self.first(sql, args, |_| Ok(()))?.is_some())
+    }
+
+    /// With given rows. How many were changed.
+    pub(crate) fn execute_all(
+        &mut self,
+        sql: &'static Sql,
+        args: &[Arg<'_>],
+        rows: &[Arg<'_>],
+    ) -> Result<u64, TxError> {
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        self.query(sql, args, rows, &mut |_| Ok(()))
+    }
+
     /// How many rows were changed.
     pub(crate) fn execute(&mut self, sql: &'static Sql, args: &[Arg<'_>]) -> Result<u64, TxError> {
         self.query(sql, args, &[], &mut |_| Ok(()))
@@ -250,23 +303,64 @@ impl dyn Index + '_ {
         returned(answer)
     }
 
-    /// Does a transaction.
+    /// Does a transaction that others cannot make impossible.
     pub(super) fn write<T: Send + 'static>(
         &self,
         how: How,
         work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
     ) -> Result<T, IndexError> {
+        let reason = Refused::Changed.to_string();
+        self.try_write(how, work)?.ok_or_else(|| IndexError::Database { index: self.name(), reason, full: false })
+    }
+
+    /// Does a transaction. `None`: others have changed what it is about, and nothing was done.
+    pub(super) fn try_write<T: Send + 'static>(
+        &self,
+        how: How,
+        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
+    ) -> Result<Option<T>, IndexError> {
         let done = Arc::new(Mutex::new(None));
         let result = Arc::clone(&done);
-        self.change(
+        let ended = self.change(
             how,
             Box::new(move |tx| {
-                *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(work(tx)?);
+                // That of another attempt does not count.
+                let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+                *result = None;
+                let made = work(tx).map_err(|error| match error.downcast_ref() {
+                    Some(refused) => {
+                        *result = Some(Err(*refused));
+                        error
+                    }
+                    None => error,
+                })?;
+                *result = Some(Ok(made));
                 Ok(())
             }),
-        )?;
+        );
         let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
-        returned(done)
+        match done {
+            Some(Err(Refused::Changed | Refused::NeedsLock)) => Ok(None),
+            Some(Err(Refused::Superseded)) => Err(IndexError::Superseded { index: self.name() }),
+            Some(Err(Refused::Removing)) => Err(IndexError::Removing { index: self.name() }),
+            Some(Ok(done)) => ended.map(|()| Some(done)),
+            None => ended.and_then(|()| returned(None)),
+        }
+    }
+
+    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
+    pub(super) fn write_fenced<T: Send + 'static>(
+        &self,
+        how: How,
+        fence: Fence,
+        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
+    ) -> Result<T, IndexError> {
+        #[cfg(test)]
+        self.is_fenced(fence);
+        self.write(how, move |tx| {
+            work::renew(tx, fence)?;
+            work(tx)
+        })
     }
 }
 
@@ -295,6 +389,7 @@ args_from! {
     value: &'a str => Self::Text(Some(value)),
     value: &'a String => Self::Text(Some(value)),
     value: Option<&'a str> => Self::Text(value),
+    value: &'a [u8] => Self::Bytes(value),
     value: &'a HashPart => Self::Text(Some(value.as_str())),
     value: &'a Sha256 => Self::Bytes(value.as_bytes()),
     value: &'a [u8; 32] => Self::Bytes(value),

@@ -3,8 +3,12 @@
 use narval_files::Work;
 use std::fs;
 use std::io::Read;
+use std::time::Duration;
 
 use super::*;
+use crate::index::{NarRecord, Pending};
+use crate::rule::{Rule, WITHOUT};
+use narval_client::clock;
 use narval_s3::Objects;
 
 fn in_bucket() -> Option<Fixture> {
@@ -223,6 +227,30 @@ fn other_nodes_finish_what_a_dead_node_began() {
     assert_eq!(refusal.kind, RefusalKind::Conflict);
     path.send(cache, Compression::Zstd).unwrap().unwrap();
     assert!(cache.nar_head(&name).unwrap().is_some());
+}
+
+/// The NAR of an upload that was interrupted is stored in another encoding since. The object of the first name may come late, so its name stays for a
+/// collection to remove both: without it, nobody would ever look for that object.
+#[test]
+fn the_name_of_an_interrupted_upload_stays_if_its_nar_is_stored_in_another_encoding() {
+    for (without, stays) in [(&[][..], true), (&[Rule::Encoding][..], false)] {
+        let Some(fixture) = in_bucket() else { return };
+        let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
+        path.send(cache, Compression::Zstd).unwrap().unwrap();
+        let name = path.file_name(Compression::Zstd);
+        let nar = cache.index().file(cache.id(), &name).unwrap().unwrap();
+        // Its object is on its way.
+        fs::remove_file(folder_of(cache).join("nar").join(&name)).unwrap();
+        let number = cache.index().note_pending(cache.id(), &Pending::File(name.clone())).unwrap();
+        let other = NarRecord { file_hash: Sha256::of(b"another encoding"), ..nar };
+        let other_name = NarFileName::new(other.file_hash, Compression::Zstd).to_string();
+        assert!(cache.index().add_object(cache.id(), &other_name, &other, 1).unwrap().is_some(), "it takes its place");
+        WITHOUT.set(without);
+        let until = clock::instant() + Duration::from_secs(60);
+        cache.reconcile(&Pending::File(name.clone()), number, until).unwrap();
+        WITHOUT.set(&[]);
+        assert_eq!(cache.index().have_rows(cache.id(), &[&name]).unwrap(), [stays]);
+    }
 }
 
 #[test]

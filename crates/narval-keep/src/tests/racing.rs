@@ -91,7 +91,7 @@ fn push_and_pin(cache: &Cache, round: usize, pusher_number: usize) -> Option<Tes
 
 /// How many leases for collections there have been.
 fn leases(fixture: &Fixture) -> u64 {
-    let fence = fixture.folder.query("select fence from leases_of_work where name = 'collection'");
+    let fence = fixture.folder.query("select fence from work where name = 'collection'");
     fence.parse().unwrap_or(0)
 }
 

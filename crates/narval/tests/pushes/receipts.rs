@@ -138,7 +138,7 @@ fn what_a_killed_server_has_stored_is_collected() {
     place.narval(other, &["cache", "gc"]);
     assert!(two.is_object(&lost));
     // Four hours pass.
-    two.sql("update narval.writers set begun = begun - interval '4 hours', seen = seen - interval '4 hours'");
+    two.sql("update narval.writers set begun = begun - 4 * 3600, seen = seen - 4 * 3600");
     for nar in [&lost, &kept] {
         let object = place.s3.root().join("the-cache/a/prefix").join(nar.url().trim_start_matches('/'));
         assert!(Command::new("touch").args(["-d", "4 hours ago"]).arg(object).status().unwrap().success());

@@ -6,7 +6,7 @@ use tokio_postgres::Error as SqlError;
 use tokio_postgres::error::SqlState;
 
 use crate::index::IndexError;
-use crate::index::tx::TxError;
+use crate::index::tx::{Refused, TxError};
 
 /// Why a statement or a transaction failed.
 #[derive(Debug)]
@@ -48,7 +48,13 @@ impl Failed {
     pub(super) fn of(error: TxError) -> Self {
         match error.downcast() {
             Ok(failed) => *failed,
-            Err(error) => Self::Row(error.to_string()),
+            Err(error) => match error.downcast_ref() {
+                Some(Refused::Changed) => Self::Changed,
+                Some(Refused::Superseded) => Self::Superseded,
+                Some(Refused::Removing) => Self::Condemned,
+                Some(Refused::NeedsLock) => Self::NeedsLock,
+                None => Self::Row(error.to_string()),
+            },
         }
     }
 

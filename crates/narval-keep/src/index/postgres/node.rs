@@ -42,9 +42,3 @@ impl Node {
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
-
-/// This process, for messages on other machines.
-pub(super) fn this_process() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("process {} on {host}", std::process::id())
-}

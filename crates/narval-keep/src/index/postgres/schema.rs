@@ -13,10 +13,10 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 8;
+pub(super) const VERSION: u32 = 9;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
-const COMPATIBLE: u32 = 1;
+const COMPATIBLE: u32 = 9;
 
 /// PostgreSQL 13: `pg_current_snapshot`, and transaction ids that never come again.
 const SERVER_MIN: i32 = 130_000;
@@ -34,7 +34,7 @@ const CHANGE_MAX: Duration = Duration::from_secs(600);
 /// whoever wants it waits for the end of that.
 const LEASE: Duration = Duration::from_secs(15);
 
-/// What leases need.
+/// What the lease of a change needs.
 const FIRST: &str = "
 create schema if not exists narval;
 create table if not exists narval.meta (key text primary key, value text not null);
@@ -175,6 +175,19 @@ alter table narval.writers drop constraint if exists writers_cache_fkey;
 alter table narval.lost drop constraint if exists lost_cache_fkey;
 ";
 
+/// From version 8: times are seconds, as in the tables of SQLite. Nodes of versions before cannot read them.
+const FROM_8: &str = "
+create table narval.work (name text primary key, owner text not null, fence bigint not null, until bigint not null);
+insert into narval.work select name, owner, fence, case when isfinite(until) then extract(epoch from until)::bigint else 0 end
+  from narval.leases_of_work where name <> 'schema';
+delete from narval.leases_of_work where name <> 'schema';
+create index pins_by_path on narval.pins (cache, hash_part);
+alter table narval.collected alter column at type bigint using extract(epoch from at)::bigint;
+alter table narval.lost alter column at drop default, alter column at type bigint using extract(epoch from at)::bigint;
+alter table narval.writers alter column begun drop default, alter column begun type bigint using extract(epoch from begun)::bigint,
+  alter column seen drop default, alter column seen type bigint using extract(epoch from seen)::bigint;
+";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -292,25 +305,11 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
         if found >= VERSION {
             return Ok(());
         }
-        if found < 2 {
-            client.batch_execute(FROM_1).await?;
+        // What the version of the same number is brought up to date by.
+        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8];
+        for step in steps.iter().skip(found as usize) {
+            client.batch_execute(step).await?;
         }
-        if found < 3 {
-            client.batch_execute(FROM_2).await?;
-        }
-        if found < 4 {
-            client.batch_execute(FROM_3).await?;
-        }
-        if found < 5 {
-            client.batch_execute(FROM_4).await?;
-        }
-        if found < 6 {
-            client.batch_execute(FROM_5).await?;
-        }
-        if found < 7 {
-            client.batch_execute(FROM_6).await?;
-        }
-        client.batch_execute(FROM_7).await?;
         for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
             let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
             execute(client, set, &[p(&key), p(&value.to_string())]).await?;

@@ -1,6 +1,5 @@
 //! Statements: parameters with their types, so that a statement needs one round trip and nothing prepared, and values of rows.
 
-use narval_nix::{HashPart, Sha256};
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Client, Row};
 
@@ -67,14 +66,4 @@ where
 {
     let text: &str = get(row, column)?;
     text.parse().map_err(|error| Failed::Row(format!("'{text}' in a table cannot be read: {error}")))
-}
-
-pub(super) fn hash(row: &Row, column: usize) -> Result<Sha256, Failed> {
-    let bytes: &[u8] = get(row, column)?;
-    let bytes = bytes.try_into().map_err(|_| Failed::Row(format!("a hash in a table has {} bytes", bytes.len())))?;
-    Ok(Sha256::from_bytes(bytes))
-}
-
-pub(super) fn texts(parts: &[HashPart]) -> Vec<&str> {
-    parts.iter().map(HashPart::as_str).collect()
 }

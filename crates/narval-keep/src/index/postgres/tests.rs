@@ -7,12 +7,18 @@ mod suspended;
 
 use std::time::Instant;
 
-use narval_nix::Compression;
+use narval_nix::{Compression, HashPart};
 
+use super::lease::Lease;
 use super::*;
 use crate::CacheName;
-use crate::index::Usage;
+use crate::index::{Commit, Condemned, Cutoff, NarRecord, PathRecord, Usage, Used};
 use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
+
+/// Makes the tables those of version 1.
+const BEFORE: &str = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
+     drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop table work; \
+     drop index pending_by_name; drop index pins_by_path; update meta set value = '1' where key = 'version'";
 
 fn path(name: &str, file: &str) -> PathRecord {
     let digest = narval_nix::Sha256::of(name.as_bytes());
@@ -94,9 +100,8 @@ fn a_node_that_was_killed_while_it_created_the_tables_is_not_waited_for_long() {
     let name = address.split(['/', '?']).nth(3).unwrap();
     drop(Postgres::open(&address).unwrap());
     let claim = "insert into narval.leases_of_work values ('schema', 'process 1 on a', 1, now() + interval '15 seconds') \
-         on conflict (name) do update set owner = excluded.owner, fence = leases_of_work.fence + 1, until = excluded.until; \
-         update narval.meta set value = '6' where key = 'version'; drop table narval.lost; drop index narval.pending_by_name";
-    server.sql(name, claim).unwrap();
+         on conflict (name) do update set owner = excluded.owner, fence = leases_of_work.fence + 1, until = excluded.until";
+    server.sql(name, &format!("{claim}; {BEFORE}")).unwrap();
     let address_of = Address::parse(&address).unwrap();
     let tls = MakeRustlsConnect::new(narval_client::tls_config(&[b"postgresql"], None).unwrap());
     let mut waiting = Pool::new(address_of, tls).open().unwrap();
@@ -293,7 +298,7 @@ fn a_collection_that_lost_its_lease_changes_nothing() {
     let collector = other.collector().unwrap().unwrap();
     assert!(collector.starts_with(&format!("process {} on ", std::process::id())), "{collector}");
     let name = address.split(['/', '?']).nth(3).unwrap();
-    server.sql(name, "update narval.leases_of_work set until = now() - interval '1 second'").unwrap();
+    server.sql(name, "update narval.work set until = 1").unwrap();
     let next = other.begin_collection().unwrap().unwrap();
     assert!(next > slow);
     let (cutoff, part) = (Cutoff { orphaned: 5, used: 5, doomed: None }, path("a", "file").hash_part);
@@ -460,10 +465,7 @@ fn tables_of_the_previous_version_are_upgraded() {
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
     index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
     drop(index);
-    let before = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
-         drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop index pending_by_name; \
-         update meta set value = '1' where key = 'version'";
-    server.sql(name, before).unwrap();
+    server.sql(name, BEFORE).unwrap();
     let index = Postgres::open(&address).unwrap();
     assert!(
         index.file(cache, "file").unwrap().is_some() && index.path(cache, &path("a", "").hash_part).unwrap().is_some()

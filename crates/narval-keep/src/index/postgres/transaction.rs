@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 
 use super::failed::Failed;
-use super::lease::Lease;
 use super::node::Node;
 use super::pool::{Connection, Pool};
 use super::sql::{execute, p};
 use super::tx::{self, PostgresTx};
-use crate::index::tx::{ADD, DEADLINE, DEADLINE_LARGE, How, Lock, Reading, Tx, TxError};
-use crate::index::{COLLECTION, Fence, IndexError, collection_lease};
+use crate::index::IndexError;
+use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Lock, Reading, Tx, TxError};
 
 /// How long a transaction waits for the locks of others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -32,8 +31,6 @@ const ATTEMPTS_MAX: u32 = 8;
 
 /// The lock that whoever adds something shares. PostgreSQL's advisory locks are numbers: `nar` and `val` in ASCII.
 pub(super) const LOCK: &str = "7233906, 7758188";
-
-pub(super) const ADD_LATER: How = How { is_durable: false, ..ADD };
 
 /// What begins a transaction.
 pub(super) fn begin(how: How) -> String {
@@ -64,8 +61,6 @@ pub(super) fn begin(how: How) -> String {
 pub(super) struct Change<'a> {
     pub(super) client: &'a Client,
     node: &'a str,
-    /// Whether nobody else adds or removes anything.
-    pub(super) is_alone: bool,
     visible: &'a Cell<bool>,
 }
 
@@ -139,20 +134,6 @@ impl Database {
         }
     }
 
-    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
-    pub(super) fn write_fenced<T>(
-        &self,
-        how: How,
-        fence: Fence,
-        work: impl AsyncFn(&Change<'_>) -> Result<T, Failed>,
-    ) -> Result<T, IndexError> {
-        let lease = Lease::of(COLLECTION, fence.0);
-        self.write(how, async |change| {
-            lease.renew(change.client, collection_lease()).await?;
-            work(change).await
-        })
-    }
-
     /// Does a transaction that others cannot make impossible.
     pub(super) fn write<T>(
         &self,
@@ -175,7 +156,7 @@ impl Database {
             connection.run(how.deadline, async |client| {
                 client.batch_execute(&begin(how)).await?;
                 stage.set(Stage::Work);
-                let change = Change { client, node, is_alone: how.lock == Lock::Alone, visible };
+                let change = Change { client, node, visible };
                 let done = work(&change).await?;
                 stage.set(Stage::Commit);
                 client.batch_execute("commit").await?;

@@ -12,7 +12,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::failed::Failed;
 use super::pool::Connection;
 use super::sql::{execute, get, p, query};
-use crate::index::tx::{Arg, How, Kind, Reading, Row, Sql, Tx, TxError, Value};
+use crate::index::tx::{Arg, How, Kind, Lock, Reading, Row, Sql, Tx, TxError, Value};
 
 /// How many rows of a whole table come at a time. Twice as many are in memory.
 const FETCH: &str = "fetch forward 8192 from each";
@@ -32,6 +32,7 @@ pub(super) struct PostgresTx<'a> {
     deadline: Duration,
     node: &'a str,
     visible: &'a Cell<bool>,
+    is_alone: bool,
     has_failed: bool,
 }
 
@@ -41,7 +42,15 @@ impl<'a> PostgresTx<'a> {
         deadline: Duration,
         (node, visible): (&'a str, &'a Cell<bool>),
     ) -> Self {
-        Self { connection, until: Instant::now() + deadline, deadline, node, visible, has_failed: false }
+        Self {
+            connection,
+            until: Instant::now() + deadline,
+            deadline,
+            node,
+            visible,
+            is_alone: false,
+            has_failed: false,
+        }
     }
 
     /// Does something within the transaction's deadline.
@@ -112,6 +121,10 @@ impl Tx for PostgresTx<'_> {
             Ok(client.batch_execute("close each").await?)
         })?;
         refused
+    }
+
+    fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     fn is_visible(&mut self) -> Result<(), TxError> {
@@ -192,6 +205,7 @@ pub(super) fn change(
     work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>,
     (has_begun, is_ending): (impl FnOnce(), impl FnOnce()),
 ) -> Result<(), Failed> {
+    tx.is_alone = how.lock == Lock::Alone;
     let begun = tx.batch(&super::transaction::begin(how));
     let done = begun.and_then(|()| {
         has_begun();

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use narval_nix::HashPart;
 
-use crate::index::tx::{Arg, Reading, Row, Sql, TxError, args, split, statements};
+use crate::index::tx::{Arg, Reading, Row, Sql, Tx, TxError, args, split, statements};
 use crate::index::{CacheId, Index, IndexError, ListedPath, PathRecord};
 
 /// Paths in one statement: its result is in memory as a whole, here and in the database.
-const STEP: usize = 4096;
+pub(super) const STEP: usize = 4096;
 
 macro_rules! listed {
     () => {
@@ -61,24 +61,29 @@ fn listed(row: &dyn Row) -> Result<ListedPath, TxError> {
     Ok(ListedPath { hash_part: row.parsed(0)?, path: row.get(1)?, used: row.get(2)?, file_size: row.get(3)? })
 }
 
-impl dyn Index + '_ {
-    /// What a statement finds for each of these paths.
-    fn of_each<T: Clone>(
-        &self,
-        sql: &'static Sql,
-        cache: CacheId,
-        parts: &[HashPart],
-        row: impl Fn(&dyn Row) -> Result<T, TxError>,
-    ) -> Result<Vec<Option<T>>, IndexError> {
-        let mut found = HashMap::new();
-        for step in parts.chunks(STEP) {
-            let rows: Vec<Arg<'_>> = step.iter().map(Arg::from).collect();
-            let pair = |found: &dyn Row| Ok((found.parsed::<HashPart>(0)?, row(found)?));
-            found.extend(self.read(Reading::Some, |tx| tx.all_of(sql, &args![cache], &rows, pair))?);
-        }
-        Ok(parts.iter().map(|part| found.get(part).cloned()).collect())
+/// What a statement finds for each of these paths.
+fn of_each<T: Clone>(
+    tx: &mut dyn Tx,
+    sql: &'static Sql,
+    cache: CacheId,
+    parts: &[HashPart],
+    row: impl Fn(&dyn Row) -> Result<T, TxError>,
+) -> Result<Vec<Option<T>>, TxError> {
+    let mut found = HashMap::new();
+    for step in parts.chunks(STEP) {
+        let rows: Vec<Arg<'_>> = step.iter().map(Arg::from).collect();
+        let pair = |found: &dyn Row| Ok((found.parsed::<HashPart>(0)?, row(found)?));
+        found.extend(tx.all_of(sql, &args![cache], &rows, pair)?);
     }
+    Ok(parts.iter().map(|part| found.get(part).cloned()).collect())
+}
 
+/// Which of these paths exist.
+pub(super) fn are_present(tx: &mut dyn Tx, cache: CacheId, parts: &[HashPart]) -> Result<Vec<bool>, TxError> {
+    Ok(of_each(tx, &PRESENT, cache, parts, |_| Ok(()))?.iter().map(Option::is_some).collect())
+}
+
+impl dyn Index + '_ {
     /// The narinfo of a path, and when it was last used as far as the index knows.
     pub(crate) fn narinfo(&self, cache: CacheId, part: &HashPart) -> Result<Option<(Vec<u8>, u64)>, IndexError> {
         self.read(Reading::Some, |tx| tx.first(&NARINFO, &args![cache, part], |row| Ok((row.get(0)?, row.get(1)?))))
@@ -86,7 +91,7 @@ impl dyn Index + '_ {
 
     /// The narinfos of paths, in the given order.
     pub(crate) fn narinfos(&self, cache: CacheId, parts: &[HashPart]) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
-        self.of_each(&NARINFOS, cache, parts, |row| row.get(1))
+        self.read(Reading::Some, |tx| of_each(tx, &NARINFOS, cache, parts, |row| row.get(1)))
     }
 
     /// The record of a path.
@@ -96,17 +101,17 @@ impl dyn Index + '_ {
 
     /// The records of paths, in the given order.
     pub(crate) fn paths(&self, cache: CacheId, parts: &[HashPart]) -> Result<Vec<Option<PathRecord>>, IndexError> {
-        self.of_each(&PATHS, cache, parts, record)
+        self.read(Reading::Some, |tx| of_each(tx, &PATHS, cache, parts, record))
     }
 
     /// Which of these paths exist.
     pub(crate) fn present(&self, cache: CacheId, parts: &[HashPart]) -> Result<Vec<bool>, IndexError> {
-        Ok(self.of_each(&PRESENT, cache, parts, |_| Ok(()))?.iter().map(Option::is_some).collect())
+        self.read(Reading::Some, |tx| are_present(tx, cache, parts))
     }
 
     /// For each path that exists, the name of its NAR's file and the expected length of that file.
     pub(crate) fn located(&self, cache: CacheId, parts: &[HashPart]) -> Result<Vec<Option<(String, u64)>>, IndexError> {
-        self.of_each(&LOCATED, cache, parts, |row| Ok((row.get(1)?, row.get(2)?)))
+        self.read(Reading::Some, |tx| of_each(tx, &LOCATED, cache, parts, |row| Ok((row.get(1)?, row.get(2)?))))
     }
 
     /// The paths whose narinfo names this file.

@@ -3,7 +3,7 @@
 use rusqlite::types::Null;
 use rusqlite::{Connection, params_from_iter};
 
-use super::{audit, caches, nars, paths, pins, snapshot, tokens};
+use super::{audit, caches, commit, lost, nars, paths, pending, pins, retention, snapshot, tokens, work, writers};
 use crate::index::Sqlite;
 use crate::index::tx::{Kind, Sql};
 
@@ -11,16 +11,19 @@ use crate::index::tx::{Kind, Sql};
 const ROWS: u32 = 20_000;
 
 /// Statements that read a whole table: it is small, or everything in it is wanted.
-const WHOLE: [&str; 9] = [
+const WHOLE: [&str; 12] = [
     "caches ALL",
+    "lost FORGET_OLD",
     "nars FILES",
     "nars USAGE",
+    "retention END_PINS",
     "snapshot LEASES",
     "snapshot PATHS",
     "snapshot REFERENCES",
     "snapshot SIZES",
     "tokens ALL",
     "tokens FORGET",
+    "writers ALL",
 ];
 
 /// The statements of all modules.
@@ -28,11 +31,17 @@ pub(in crate::index) fn statements() -> Vec<(String, &'static Sql)> {
     let modules = [
         ("audit", audit::STATEMENTS),
         ("caches", caches::STATEMENTS),
+        ("commit", commit::STATEMENTS),
+        ("lost", lost::STATEMENTS),
         ("nars", nars::STATEMENTS),
         ("paths", paths::STATEMENTS),
+        ("pending", pending::STATEMENTS),
         ("pins", pins::STATEMENTS),
+        ("retention", retention::STATEMENTS),
         ("snapshot", snapshot::STATEMENTS),
         ("tokens", tokens::STATEMENTS),
+        ("work", work::STATEMENTS),
+        ("writers", writers::STATEMENTS),
     ];
     let all = modules.into_iter().flat_map(|(module, all)| all.iter().map(move |one| (module, one)));
     all.map(|(module, (name, sql))| (format!("{module} {name}"), *sql)).collect()
@@ -61,6 +70,13 @@ pub(in crate::index) fn fill() -> String {
         format!("insert into leases (cache, hash_part, until) select 1, {{text}}, i {from}"),
         format!("insert into pins (cache, name, hash_part, path, created) select 1, {{text}}, {{text}}, {{text}}, i {from}"),
         format!("insert into pending (cache, kind, name) select 1, 'path', {{text}} {from}"),
+        format!("insert into writers (cache, key, begun, seen) select i, {{bytes}}, i, i {from}"),
+        format!("insert into work (name, owner, fence, until) select {{text}}, '', 1, i {from}"),
+        format!("insert into collected (cache, at) select i, i {from}"),
+        format!(
+            "insert into lost (cache, hash_part, narinfo, file, nar_hash, nar_size, compression, file_hash, file_size, found, at) \
+             select i, {{text}}, {{bytes}}, {{text}}, {{bytes}}, 1, 'zstd', {{bytes}}, 1, '', i {from}"
+        ),
         format!(
             "insert into tokens (id, hash, label, scopes, caches, created) select {{text}}, {{bytes}}, '', '', '', i {from}"
         ),
@@ -84,6 +100,7 @@ fn sqlite_reads_no_whole_table() {
     let connection = Connection::open(&file).unwrap();
     let fill = fill().replace("{text}", "printf('%032d', i)").replace("{bytes}", "cast(printf('%032d', i) as blob)");
     connection.execute_batch(&format!("{fill}; analyze")).unwrap();
+    let mut found = Vec::new();
     // Its audit log is a file.
     for (name, sql) in statements().into_iter().filter(|(name, _)| !name.starts_with("audit")) {
         let mut statement = connection.prepare(&format!("explain query plan {}", sql.sqlite())).unwrap();
@@ -94,8 +111,11 @@ fn sqlite_reads_no_whole_table() {
         let is_whole =
             |step: &&String| step.starts_with("SCAN ") && !["SCAN CONSTANT ROW", "SCAN r"].contains(&step.as_str());
         let whole: Vec<&String> = steps.iter().filter(is_whole).collect();
-        assert!(whole.is_empty() || may_read_all(&name), "{name}: {steps:?}");
+        if !whole.is_empty() && !may_read_all(&name) {
+            found.push(format!("{name}: {steps:?}"));
+        }
     }
+    assert!(found.is_empty(), "{found:#?}");
 }
 
 /// Parameters that a statement can be explained with, as PostgreSQL reads them in a text.

@@ -3,37 +3,27 @@
 //! Callers send a function to the writer thread and wait. It runs all waiting functions in one transaction, so that one `fsync` makes
 //! many commits durable. Other processes (administration commands) may write to the same database, one transaction at a time.
 
-mod lost;
-mod nars;
-mod paths;
-mod retention;
 mod schema;
 #[cfg(test)]
 mod simulated;
 mod tx;
 mod writer;
-mod writers;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use narval_nix::HashPart;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql};
 
-use self::nars::Added;
 use self::tx::SqliteTx;
 use self::writer::{Durability, Writer};
+#[cfg(test)]
+use super::Fence;
 use super::tx::{How, Reading, Tx, TxError, Work};
-use super::{
-    COLLECTION, CacheId, Commit, Condemned, Cutoff, Fence, Index, IndexError, Lost, LostPath, MayStore, NarRecord,
-    NarWriter, PathRecord, Pending, Placed, Placing, Replaced, Used, collection_lease,
-};
-use crate::NarFileName;
-use crate::receipt_key::ReceiptKey;
-use crate::rule::{Rule, holds};
+use super::{CacheId, Index, IndexError};
 use crate::survey::Counted;
+#[cfg(test)]
 use narval_client::clock;
 
 /// Idle connections kept for readers.
@@ -62,12 +52,6 @@ pub(crate) struct Sqlite {
     #[cfg(test)]
     simulated: Option<simulated::Node>,
 }
-
-/// How long an upload waits for a collection to have removed what it sends again.
-const CONDEMNED_MAX: Duration = Duration::from_secs(5);
-
-/// How often it looks.
-const CONDEMNED_EVERY: Duration = Duration::from_millis(100);
 
 /// Detects changes of the index by other processes.
 struct Others {
@@ -145,48 +129,6 @@ impl Sqlite {
         }
         self.writer.write(durability, change)
     }
-
-    fn add(
-        &self,
-        cache: CacheId,
-        name: &str,
-        nar: &NarRecord,
-        how: (u64, Replaced),
-    ) -> Result<Option<i64>, IndexError> {
-        let until = clock::instant() + CONDEMNED_MAX;
-        loop {
-            let (name, nar) = (name.to_owned(), nar.clone());
-            let add = move |connection: &Connection| nars::add_file(connection, cache, &name, &nar, how);
-            match self.write(Durability::Later, add)? {
-                Added::As(number) => return Ok(Some(number)),
-                Added::InUse => return Ok(None),
-                Added::Removing if clock::instant() >= until => return Err(self.removing()),
-                Added::Removing => clock::sleep(CONDEMNED_EVERY),
-            }
-        }
-    }
-
-    fn removing(&self) -> IndexError {
-        IndexError::Removing { index: self.path.display().to_string() }
-    }
-
-    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
-    fn write_fenced<T: Send + 'static>(
-        &self,
-        fence: Fence,
-        change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, IndexError> {
-        #[cfg(test)]
-        if let Some(node) = &self.simulated {
-            node.is_fenced(fence);
-        }
-        let lasts = collection_lease().as_secs();
-        let done = self.write(Durability::Full, move |connection| {
-            let is_mine = retention::renew_work(connection, COLLECTION, fence.0, lasts)?;
-            if is_mine || !holds(Rule::Fence) { change(connection).map(Some) } else { Ok(None) }
-        });
-        done?.ok_or_else(|| IndexError::Superseded { index: self.path.display().to_string() })
-    }
 }
 
 impl Index for Sqlite {
@@ -196,6 +138,17 @@ impl Index for Sqlite {
             work(&mut SqliteTx(connection)).map_err(tx::error)?;
             moment.map_or(Ok(()), |moment| moment.commit())
         })
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    #[cfg(test)]
+    fn is_fenced(&self, fence: Fence) {
+        if let Some(node) = &self.simulated {
+            node.is_fenced(fence);
+        }
     }
 
     fn change(&self, how: How, mut work: Work) -> Result<(), IndexError> {
@@ -247,100 +200,6 @@ impl Index for Sqlite {
         false
     }
 
-    fn file(&self, cache: CacheId, name: &str) -> Result<Option<NarRecord>, IndexError> {
-        match self.read(|connection| nars::file(connection, cache, name))? {
-            Some((nar, false)) => Ok(Some(nar)),
-            Some((nar, true)) => {
-                let name = name.to_owned();
-                let is_kept = self.write(Durability::Later, move |connection| nars::keep(connection, cache, &name))?;
-                Ok(Some(nar).filter(|_| is_kept))
-            }
-            None => Ok(None),
-        }
-    }
-
-    fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<i64, IndexError> {
-        self.add(cache, name, nar, (now, Replaced::Removed))?.ok_or_else(|| self.removing())
-    }
-
-    fn add_object(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<Option<i64>, IndexError> {
-        let replaced = if holds(Rule::Replaced) { Replaced::Kept } else { Replaced::Removed };
-        self.add(cache, name, nar, (now, replaced))
-    }
-
-    fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
-        let (name, entry) = (name.to_owned(), lost.entry());
-        self.write(Durability::Later, move |connection| {
-            if let Some(entry) = entry
-                && !schema::is_still_lost(connection, cache, &name, entry)?
-            {
-                return Ok(false);
-            }
-            if matches!(lost, Lost::Doubted(_)) {
-                lost::remember(connection, cache, &name)?;
-            }
-            nars::remove_file(connection, cache, &name).map(|()| true)
-        })
-    }
-
-    fn lost(&self, cache: CacheId) -> Result<Vec<LostPath>, IndexError> {
-        self.read(|connection| lost::all(connection, cache))
-    }
-
-    fn forget_lost(&self, cache: CacheId, hash_parts: &[HashPart]) -> Result<(), IndexError> {
-        let hash_parts = hash_parts.to_vec();
-        self.write(Durability::Later, move |connection| lost::forget(connection, cache, &hash_parts))
-    }
-
-    fn commit_numbered(
-        &self,
-        cache: CacheId,
-        paths: Vec<PathRecord>,
-        needed: &[HashPart],
-        placed: &[Placed],
-        now: u64,
-    ) -> Result<Option<i64>, IndexError> {
-        let (needed, placed) = (needed.to_vec(), placed.to_vec());
-        self.write(Durability::Full, move |connection| {
-            for part in needed.iter().filter(|_| holds(Rule::Needed)) {
-                if !paths::is_present(connection, cache, part)? {
-                    return Ok(None);
-                }
-            }
-            for file in placed.iter().filter(|_| holds(Rule::Placed)) {
-                if schema::oldest_pending(connection, cache, &file.name)?.is_some_and(|oldest| oldest > file.entry) {
-                    return Ok(None);
-                }
-            }
-            let done = paths::commit(connection, cache, &paths, now)?;
-            schema::number_of(connection, done)
-        })
-    }
-
-    fn rename(
-        &self,
-        cache: CacheId,
-        paths: Vec<PathRecord>,
-        old: &str,
-        orphaned: u64,
-    ) -> Result<Option<i64>, IndexError> {
-        let old = old.to_owned();
-        self.write(Durability::Full, move |connection| {
-            let done = paths::rename(connection, cache, &paths, &old, orphaned)?;
-            schema::number_of(connection, done)
-        })
-    }
-
-    fn lease(&self, cache: CacheId, hash_parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError> {
-        let hash_parts = hash_parts.to_vec();
-        self.write(Durability::Later, move |connection| paths::lease(connection, cache, &hash_parts, until))
-    }
-
-    fn used(&self, used: &[Used]) -> Result<(), IndexError> {
-        let used = used.to_vec();
-        self.write(Durability::Later, move |connection| retention::used(connection, &used))
-    }
-
     fn count(
         &self,
         cache: CacheId,
@@ -348,187 +207,31 @@ impl Index for Sqlite {
         after: &str,
         max: usize,
     ) -> Result<Option<(Counted, String)>, IndexError> {
-        self.read(|connection| retention::count(connection, cache, lines, after, max))
+        self.read(|connection| count(connection, cache, lines, after, max))
     }
+}
 
-    fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
-        let lasts = collection_lease().as_secs();
-        let take = move |connection: &Connection| retention::begin_work(connection, COLLECTION, lasts);
-        Ok(self.write(Durability::Later, take)?.map(Fence))
-    }
-
-    fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
-        let lasts = collection_lease().as_secs();
-        let take = move |connection: &Connection| retention::take_over_work(connection, COLLECTION, cache, lasts);
-        Ok(self.write(Durability::Later, take)?.map(Fence))
-    }
-
-    fn collector(&self) -> Result<Option<String>, IndexError> {
-        let is_at_work = self.read(|connection| retention::is_at_work(connection, COLLECTION))?;
-        Ok(is_at_work.then(|| "another process".to_owned()))
-    }
-
-    fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
-        self.write_fenced(fence, |_| Ok(()))
-    }
-
-    fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError> {
-        self.write(Durability::Later, move |connection| retention::end_work(connection, COLLECTION, fence.0, collected))
-    }
-
-    fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError> {
-        Ok(self.read(|connection| retention::collected(connection, cache))?.map(Duration::from_secs))
-    }
-
-    fn hide(
-        &self,
-        fence: Fence,
-        cache: CacheId,
-        paths: &[(HashPart, u64)],
-        now: u64,
-    ) -> Result<Vec<HashPart>, IndexError> {
-        let paths = paths.to_vec();
-        self.write_fenced(fence, move |connection| retention::hide(connection, cache, &paths, now))
-    }
-
-    fn delete(&self, cache: CacheId, paths: &[HashPart], now: u64) -> Result<Commit, IndexError> {
-        let paths = paths.to_vec();
-        self.write(Durability::Full, move |connection| retention::delete(connection, cache, &paths, now))
-    }
-
-    fn doom(&self, fence: Fence, cache: CacheId, cutoff: Cutoff, max: usize, now: u64) -> Result<usize, IndexError> {
-        self.write_fenced(fence, move |connection| retention::doom(connection, cache, cutoff, max, now))
-    }
-
-    fn condemn(
-        &self,
-        fence: Fence,
-        cache: CacheId,
-        cutoff: Option<Cutoff>,
-        max: usize,
-    ) -> Result<Condemned, IndexError> {
-        self.write_fenced(fence, move |connection| retention::condemn(connection, fence.0, cache, cutoff, max))
-    }
-
-    fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
-        let names = names.to_vec();
-        self.write_fenced(fence, move |connection| {
-            names.iter().try_for_each(|(name, _)| nars::forget(connection, fence.0, cache, name))
-        })
-    }
-
-    fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
-        self.read(|connection| schema::pending(connection, after))
-    }
-
-    fn add_objects(
-        &self,
-        cache: CacheId,
-        objects: &[(String, NarRecord)],
-        now: u64,
-    ) -> Result<Vec<Option<i64>>, IndexError> {
-        let objects = objects.to_vec();
-        self.write(Durability::Later, move |connection| {
-            let add = |(name, nar): &(String, NarRecord)| {
-                Ok(match nars::add_file(connection, cache, name, nar, (now, Replaced::Kept))? {
-                    Added::As(number) => Some(number),
-                    Added::Removing | Added::InUse => None,
-                })
-            };
-            objects.iter().map(add).collect()
-        })
-    }
-
-    fn add_stored(
-        &self,
-        cache: CacheId,
-        objects: &[(String, NarRecord)],
-        epoch: Fence,
-        now: u64,
-    ) -> Result<Vec<bool>, IndexError> {
-        let objects = objects.to_vec();
-        self.write(Durability::Full, move |connection| writers::add_stored(connection, cache, &objects, (epoch, now)))
-    }
-
-    fn may_store(&self, cache: CacheId, writer: i64, objects: &[(String, NarRecord)]) -> Result<MayStore, IndexError> {
-        self.read(|connection| writers::may_store(connection, cache, writer, objects))
-    }
-
-    fn have_rows(&self, cache: CacheId, names: &[&str]) -> Result<Vec<bool>, IndexError> {
-        self.read(|connection| writers::have_rows(connection, cache, names))
-    }
-
-    fn begin_writer(&self, cache: CacheId, key: &ReceiptKey) -> Result<i64, IndexError> {
-        let key = key.clone();
-        self.write(Durability::Full, move |connection| writers::begin(connection, cache, &key))
-    }
-
-    fn renew_writer(&self, number: i64) -> Result<bool, IndexError> {
-        self.write(Durability::Full, move |connection| writers::renew(connection, number))
-    }
-
-    fn end_writer(&self, number: i64) -> Result<(), IndexError> {
-        self.write(Durability::Later, move |connection| writers::end(connection, number))
-    }
-
-    fn writers(&self, cache: CacheId) -> Result<Vec<NarWriter>, IndexError> {
-        self.read(|connection| writers::all(connection, cache))
-    }
-
-    fn condemn_strays(
-        &self,
-        fence: Fence,
-        cache: CacheId,
-        strays: &[NarFileName],
-        now: u64,
-    ) -> Result<Vec<String>, IndexError> {
-        let strays = strays.to_vec();
-        self.write_fenced(fence, move |connection| writers::condemn_strays(connection, fence, cache, &strays, now))
-    }
-
-    fn note_pending(&self, cache: CacheId, pending: &Pending) -> Result<i64, IndexError> {
-        let (kind, name) = pending.row();
-        self.write(Durability::Later, move |connection| schema::add_pending(connection, cache, kind, &name))
-    }
-
-    fn take_over(&self, numbers: &[i64]) -> Result<Vec<(i64, CacheId, HashPart)>, IndexError> {
-        let numbers = numbers.to_vec();
-        self.write(Durability::Full, move |connection| schema::take_over(connection, &numbers))
-    }
-
-    fn settle(&self, up_to: i64) -> Result<(), IndexError> {
-        self.write(Durability::Later, move |connection| schema::settle(connection, up_to))
-    }
-
-    fn settle_these(&self, numbers: &[i64]) -> Result<(), IndexError> {
-        let numbers = numbers.to_vec();
-        self.write(Durability::Later, move |connection| schema::settle_these(connection, &numbers))
-    }
-
-    fn settle_alone(&self, cache: CacheId, hash_parts: &[HashPart], up_to: i64) -> Result<(), IndexError> {
-        let hash_parts = hash_parts.to_vec();
-        self.write(Durability::Later, move |connection| schema::settle_alone(connection, cache, &hash_parts, up_to))
-    }
-
-    fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
-        let name = name.to_owned();
-        self.write(Durability::Later, move |connection| schema::settle_file(connection, cache, &name, number))
-    }
-
-    fn is_unplaced(&self, cache: CacheId, name: &str) -> Result<bool, IndexError> {
-        Ok(self.read(|connection| schema::oldest_pending(connection, cache, name))?.is_some())
-    }
-
-    fn placings(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Placing>, IndexError> {
-        self.read(|connection| {
-            let oldest = names.iter().map(|name| schema::oldest_pending(connection, cache, name));
-            oldest.map(|oldest| Ok(oldest?.map_or(Placing::Done, Placing::Pending))).collect()
-        })
-    }
-
-    fn pending_max(&self) -> Result<Option<i64>, IndexError> {
-        self.read(schema::pending_max)
-    }
+fn count(
+    connection: &Connection,
+    cache: CacheId,
+    lines: &[Vec<u8>],
+    after: &str,
+    max: usize,
+) -> rusqlite::Result<Option<(Counted, String)>> {
+    let lacks: Vec<_> = (0..lines.len()).map(|at| format!("instr(narinfo, ?{}) = 0", at + 4)).collect();
+    let lacks = if lacks.is_empty() { "0".to_owned() } else { lacks.join(" or ") };
+    let query = format!(
+        "select count(*), coalesce(sum({lacks}), 0), coalesce(sum(listing_size), 0), min(used), max(hash_part) from \
+         (select hash_part, narinfo, listing_size, used from paths where cache = ?1 and hash_part > ?2 order by hash_part limit ?3)"
+    );
+    let max = i64::try_from(max).unwrap_or(i64::MAX);
+    let mut params: Vec<&dyn ToSql> = vec![&cache.0, &after, &max];
+    params.extend(lines.iter().map(|line| line as &dyn ToSql));
+    connection.prepare_cached(&query)?.query_row(params.as_slice(), |row| {
+        let counted =
+            Counted { paths: row.get(0)?, unsigned: row.get(1)?, listing_bytes: row.get(2)?, oldest_use: row.get(3)? };
+        Ok(row.get::<_, Option<String>>(4)?.map(|last| (counted, last)))
+    })
 }
 
 fn connect(path: &Path) -> Result<Connection, IndexError> {

@@ -71,11 +71,11 @@ fn a_lease_that_the_database_has_forgotten_is_not_that_of_another() {
     let index = Postgres::open(&address).unwrap();
     let first = index.begin_collection().unwrap().unwrap();
     index.end_collection(first, None).unwrap();
-    let kept = "create table kept as select * from narval.leases_of_work";
+    let kept = "create table kept as select * from narval.work";
     server.sql(name, kept).unwrap();
     let paused = index.begin_collection().unwrap().unwrap();
     assert!(paused > first);
-    let restore = "delete from narval.leases_of_work; insert into narval.leases_of_work select * from kept";
+    let restore = "delete from narval.work; insert into narval.work select * from kept";
     server.sql(name, restore).unwrap();
     let other = index.begin_collection().unwrap().unwrap();
     assert!(other > first && other != paused, "{first:?} {paused:?} {other:?}");

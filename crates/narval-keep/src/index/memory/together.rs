@@ -10,16 +10,16 @@ const TOGETHER_MAX: usize = 64;
 
 /// A name that is to be recorded.
 #[derive(Debug, Clone)]
-pub(super) struct Addition {
-    pub(super) cache: CacheId,
-    pub(super) name: String,
-    pub(super) nar: NarRecord,
-    pub(super) now: u64,
+pub(in crate::index) struct Addition {
+    pub(in crate::index) cache: CacheId,
+    pub(in crate::index) name: String,
+    pub(in crate::index) nar: NarRecord,
+    pub(in crate::index) now: u64,
 }
 
 /// Those that wait. One of the waiting threads does the transaction for all.
 #[derive(Default)]
-pub(super) struct Together {
+pub(in crate::index) struct Together {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -60,7 +60,7 @@ impl Together {
 
     /// Has an addition recorded with those of other threads. `record` records all or none of them, and returns which. Returns `false`
     /// if it was not recorded: then it has to be done alone. If the index is busy or away, that is so for all of them.
-    pub(super) fn add(
+    pub(in crate::index) fn add(
         &self,
         addition: Addition,
         record: impl Fn(&[Addition]) -> Result<bool, IndexError>,

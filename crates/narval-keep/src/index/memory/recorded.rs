@@ -1,3 +1,5 @@
+//! Names that this process has recorded.
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +10,7 @@ const RECORDED_MAX: usize = 4096;
 
 /// Names of NARs that this process has recorded, until the index knows that their files are stored.
 #[derive(Default)]
-pub(super) struct RecordedNames(Mutex<HashMap<(CacheId, String), Recorded>>);
+pub(in crate::index) struct RecordedNames(Mutex<HashMap<(CacheId, String), Recorded>>);
 
 /// A name whose file is being stored.
 struct Recorded {
@@ -24,7 +26,7 @@ impl RecordedNames {
     }
 
     /// Remembers under which numbers names are pending.
-    pub(super) fn remember(&self, cache: CacheId, names: Vec<(String, i64)>) {
+    pub(in crate::index) fn remember(&self, cache: CacheId, names: Vec<(String, i64)>) {
         let mut recorded = self.lock();
         if recorded.len() + names.len() > RECORDED_MAX {
             // Uploads that failed are among them. The others are settled one by one.
@@ -38,42 +40,42 @@ impl RecordedNames {
     }
 
     /// The number of a name, if it is remembered.
-    pub(super) fn number(&self, cache: CacheId, name: &str) -> Option<i64> {
+    pub(in crate::index) fn number(&self, cache: CacheId, name: &str) -> Option<i64> {
         self.lock().get(&(cache, name.to_owned())).map(|name| name.number)
     }
 
-    pub(super) fn remove(&self, cache: CacheId, name: &str) {
+    pub(in crate::index) fn remove(&self, cache: CacheId, name: &str) {
         self.lock().remove(&(cache, name.to_owned()));
     }
 
     /// Notes that the file of a name is stored. Returns `false` if the name is not pending under this number.
-    pub(super) fn set_stored(&self, cache: CacheId, name: &str, number: i64) -> bool {
+    pub(in crate::index) fn set_stored(&self, cache: CacheId, name: &str, number: i64) -> bool {
         let mut recorded = self.lock();
         let mine = recorded.get_mut(&(cache, name.to_owned())).filter(|name| name.number == number);
         mine.map(|name| name.is_stored = true).is_some()
     }
 
     /// The caches that have names whose files are stored, which the index does not know yet.
-    pub(super) fn caches_with_stored(&self) -> HashSet<CacheId> {
+    pub(in crate::index) fn caches_with_stored(&self) -> HashSet<CacheId> {
         let stored = |((cache, _), name): (&(CacheId, String), &Recorded)| name.is_stored.then_some(*cache);
         self.lock().iter().filter_map(stored).collect()
     }
 
     /// These names of a cache, with their numbers.
-    pub(super) fn stored_of(&self, cache: CacheId) -> Vec<(String, i64)> {
+    pub(in crate::index) fn stored_of(&self, cache: CacheId) -> Vec<(String, i64)> {
         let recorded = self.lock();
         let stored = recorded.iter().filter(|((of, _), name)| *of == cache && name.is_stored);
         stored.map(|((_, name), recorded)| (name.clone(), recorded.number)).collect()
     }
 
     /// The number of such a name.
-    pub(super) fn stored_number(&self, cache: CacheId, name: &str) -> Option<i64> {
+    pub(in crate::index) fn stored_number(&self, cache: CacheId, name: &str) -> Option<i64> {
         let recorded = self.lock();
         recorded.get(&(cache, name.to_owned())).filter(|name| name.is_stored).map(|name| name.number)
     }
 
     /// The index knows that these are stored.
-    pub(super) fn forget_stored(&self, cache: CacheId, names: Vec<(String, i64)>) {
+    pub(in crate::index) fn forget_stored(&self, cache: CacheId, names: Vec<(String, i64)>) {
         let mut recorded = self.lock();
         for (name, number) in names {
             let key = (cache, name);

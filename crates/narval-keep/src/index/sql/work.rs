@@ -1,0 +1,108 @@
+//! Work that one process does at a time: a row with an end, and a number that grows.
+//!
+//! A process that was paused may go on after its lease has ended. It finds out before it changes anything: within its transaction it renews the
+//! row of its number ([`renew`]), and until the end of that nobody else can take it.
+
+use std::time::Duration;
+
+use super::nars;
+use crate::index::tx::{NOTE, Reading, Refused, Tx, TxError, args, statements};
+use crate::index::{COLLECTION, CacheId, Fence, Index, IndexError, collection_lease};
+use crate::rule::{Rule, holds};
+
+statements! {
+    /// The number is a count and 31 random bits. The count alone would be given out twice if the database has lost its last transactions, when a
+    /// standby has taken over.
+    TAKE(Text, Text, Int, Int) = "insert into narval.work as l (name, owner, fence, until) values ($1, $2, $3, {now} + $4) \
+         on conflict (name) do update set owner = excluded.owner, fence = (((l.fence >> 31) + 1) << 31) + excluded.fence, \
+         until = excluded.until where l.until < {now} returning fence";
+    END_ANY(Text) = "update narval.work set until = 0 where name = $1";
+    OWNER(Text) = "select owner from narval.work where name = $1 and until > {now}";
+    /// One that has run out cannot be renewed: even if nobody has taken it, others count what it stood for as interrupted.
+    RENEW(Text, Int, Int) = "update narval.work set until = {now} + $3 where name = $1 and fence = $2 and until > {clock}";
+    END(Text, Int) = "update narval.work set until = 0 where name = $1 and fence = $2";
+    STATE(Text) = "select fence, until > 0 from narval.work where name = $1";
+    COLLECTED(Int) = "select greatest(0, {now} - at) from narval.collected where cache = $1";
+    NOTE_COLLECTED(Int) = "insert into narval.collected (cache, at) values ($1, {now}) on conflict (cache) do update set at = excluded.at";
+}
+
+/// Takes the lease of collections, if nobody has it.
+fn take(tx: &mut dyn Tx, owner: &str, random: u64) -> Result<Option<Fence>, TxError> {
+    let args = args![COLLECTION, owner, random, collection_lease().as_secs()];
+    tx.first(&TAKE, &args, |row| row.get(0).map(Fence))
+}
+
+/// To be called within a transaction of a collection: until its end, nobody else can take the lease, which is renewed.
+pub(in crate::index) fn renew(tx: &mut dyn Tx, fence: Fence) -> Result<(), TxError> {
+    let renewed = tx.execute(&RENEW, &args![COLLECTION, fence.0, collection_lease().as_secs()])?;
+    if renewed > 0 || !holds(Rule::Fence) { Ok(()) } else { Err(Refused::Superseded.into()) }
+}
+
+/// The number of the last collection, 0 if there was none, and whether one is at work, or has not ended its lease.
+pub(super) fn state(tx: &mut dyn Tx) -> Result<(Fence, bool), TxError> {
+    let state = tx.first(&STATE, &args![COLLECTION], |row| Ok((Fence(row.get(0)?), row.get(1)?)))?;
+    Ok(state.unwrap_or((Fence(0), false)))
+}
+
+/// This process, for messages on other machines.
+pub(in crate::index) fn this_process() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("process {} on {host}", std::process::id())
+}
+
+impl dyn Index + '_ {
+    /// Takes the lease for collections; `None` while another process has it. Each transaction with its number renews it for [`collection_lease`].
+    pub(crate) fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
+        let (owner, random) = (this_process(), self.random()?);
+        self.write(NOTE, move |tx| take(tx, &owner, random))
+    }
+
+    /// Takes the lease for collections from whoever has it, if a collection has left condemned names or those of deleted paths in a cache. Only
+    /// for a caller with the folder's lock, which shows that the collection has been interrupted.
+    pub(crate) fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
+        let (owner, random) = (this_process(), self.random()?);
+        self.write(NOTE, move |tx| {
+            if !nars::is_anything_left(tx, cache)? {
+                return Ok(None);
+            }
+            tx.execute(&END_ANY, &args![COLLECTION])?;
+            take(tx, &owner, random)
+        })
+    }
+
+    /// 31 random bits.
+    fn random(&self) -> Result<u64, IndexError> {
+        let reason = |error| IndexError::Database {
+            index: self.name(),
+            reason: format!("no random numbers: {error}"),
+            full: false,
+        };
+        getrandom::u32().map(|random| u64::from(random >> 1)).map_err(reason)
+    }
+
+    /// Who has the lease for collections, in words for a message.
+    pub(crate) fn collector(&self) -> Result<Option<String>, IndexError> {
+        self.read(Reading::Some, |tx| tx.first(&OWNER, &args![COLLECTION], |row| row.get(0)))
+    }
+
+    /// Renews the lease for collections.
+    pub(crate) fn continue_collection(&self, fence: Fence) -> Result<(), IndexError> {
+        self.write_fenced(NOTE, fence, |_| Ok(()))
+    }
+
+    /// Ends the lease for collections. With `collected`, that cache has been collected completely.
+    pub(crate) fn end_collection(&self, fence: Fence, collected: Option<CacheId>) -> Result<(), IndexError> {
+        self.write(NOTE, move |tx| {
+            if let Some(cache) = collected {
+                tx.execute(&NOTE_COLLECTED, &args![cache])?;
+            }
+            tx.execute(&END, &args![COLLECTION, fence.0]).map(drop)
+        })
+    }
+
+    /// How long ago a cache was last collected completely, by whichever process.
+    pub(crate) fn collected(&self, cache: CacheId) -> Result<Option<Duration>, IndexError> {
+        let ago = self.read(Reading::Some, |tx| tx.first(&COLLECTED, &args![cache], |row| row.get(0)))?;
+        Ok(ago.map(Duration::from_secs))
+    }
+}
