@@ -70,7 +70,7 @@ fn a_damaged_object_is_never_served() {
         assert!(progress.readable < head.len);
     }
     // It is fetched once more, and then not for a minute.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let until = std::time::Instant::now() + Duration::from_secs(60);
     while cache.nar_file(&name).unwrap_err().message.is_empty() && std::time::Instant::now() < until {}
     assert_eq!(cache.nar_file(&name).unwrap_err().kind, RefusalKind::Failed);
     assert!(cache.narinfo(&path.part()).unwrap().is_some(), "it is repaired by fsck, or by another push");
@@ -267,9 +267,9 @@ fn the_disk_cache_answers_while_the_bucket_is_unreachable() {
     cache.nar_file(&name).unwrap().unwrap();
     // As if it were away: an object that is gone is asked for nowhere.
     let object = folder_of(&cache).join("nar").join(&name);
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let until = std::time::Instant::now() + Duration::from_secs(60);
     while !folder.path().join("nar").join(&name).exists() && std::time::Instant::now() < until {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     fs::remove_file(&object).unwrap();
     assert_eq!(read_all(cache.nar_file(&name).unwrap().unwrap().file), kept.file(Compression::Zstd));
