@@ -33,8 +33,16 @@ fn packages_are_found_by_name() {
     assert!(lines[0]["size"].as_u64().unwrap() > 0 && lines[0]["time"].as_u64().unwrap() > 0, "{json}");
     assert_eq!((&lines[1]["type"], &lines[1]["paths"]), (&"summary".into(), &1.into()));
     assert!(lab.fails(3, &["search", "--from", &server.url(), "nowhere"]).contains("no cache has a path"));
-    let said = lab.fails(3, &["search", "--from", &lab.cache_url(), "hello"]);
-    assert!(said.contains("cannot be searched by name: https://search.nixos.org/packages"), "{said}");
+    // A folder, and a server that knows no names, as cache.nixos.org.
+    let plain = Server::nix_serve(&lab.store, &[], &[]);
+    for cache in [lab.cache_url(), plain.url()] {
+        let said = lab.fails(3, &["search", "--from", &cache, "hello"]);
+        assert!(said.contains("cannot be searched by name: https://search.nixos.org/packages"), "{said}");
+    }
+    let both = lab.run(&["search", "--from", &plain.url(), "--from", &server.url(), "other"]);
+    let said = String::from_utf8_lossy(&both.stderr).into_owned();
+    assert!(said.contains(&format!("not searched, because they cannot be: {}", plain.url())), "{said}");
+    assert!(stdout(both).contains(base(&other)));
 }
 
 #[test]
@@ -91,4 +99,21 @@ fn newer_versions_make_one_generation() {
     let again = lab.run(&[&["upgrade"], &usual[..]].concat());
     assert!(String::from_utf8_lossy(&again.stderr).contains("nothing newer") && again.status.success());
     assert_eq!(generations(), before + 1);
+}
+
+/// Two packages have a program of one name: which of them is shown was said when they were installed.
+#[test]
+fn a_newer_version_has_the_priority_of_the_one_that_it_replaces() {
+    let (lab, server, [newer, ..]) = lab();
+    let rival = add_program(&lab.store, "rival-1.0", "hello", "echo rival");
+    let (root, profile, from) = (lab.folder("mine"), lab.folder("profile"), server.url());
+    let usual = ["--from", &from, "--store", &root, "--profile", &profile];
+    lab.done(&[&["install"], &usual[..], &[&newer]].concat());
+    lab.done(&[&["install", "--priority", "9"], &usual[..], &[&rival]].concat());
+    let rival = add_program(&lab.store, "rival-2.0", "hello", "echo newer rival");
+    lab.done(&[&["upgrade"], &usual[..], &["rival"]].concat());
+    let listed = lab.done(&["profiles", "--store", &root]);
+    assert!(listed.lines().last().unwrap().contains(base(&rival)), "{listed}");
+    let program = std::fs::read_to_string(format!("{profile}/bin/hello")).unwrap();
+    assert!(program.contains(base(&newer)), "{program}");
 }
