@@ -108,6 +108,52 @@ fn installing_without_nix() {
     reader.follow(&read("docs/installing.md"));
 }
 
+/// Another cache server that is replaced, for which Narval stands in: private, with a key of its own.
+fn replaced(page: &str, host: &str, cache: &str, key_name: &str) {
+    let shared = tempfile::tempdir().unwrap();
+    let Some(mut reader) = with_a_team_cache(shared.path()) else { return };
+    let old = format!("https://{host}/{cache}");
+    let old = old.trim_end_matches('/');
+    let name = if cache.is_empty() { "default" } else { cache };
+    reader.machine.run(&format!(
+        "mkdir -p /shared/{host} && cd /shared/{host} && narval key generate {key_name} --out key.sec > key.pub
+        printf 'data = \"data\"\\npublic = false\\n[[cache]]\\nname = \"{name}\"\\nsign-keys = \"key.sec\"\\n' > serve.toml"
+    ));
+    reader.stand_in(host, "serve --config serve.toml");
+    let key = reader.machine.run(&format!("cat /shared/{host}/key.pub")).trim().to_owned();
+    reader.replace(&format!("{key_name}:…"), &key);
+    // Two paths are in the old cache, and one of them matters for long. The laptop is its client.
+    let (kept, passing) = (reader.path("git-2.47"), reader.path("emacs-29.4"));
+    reader.machine.run(&format!(
+        "cd /shared/{host} && narval token create --data data --cache {name} --push --pull --sign old --out token
+        narval push {kept} {passing} --to {old} --token-file token --require-signed
+        cp token ~/attic.token && cp token ~/cachix.token && cp token /shared/laptop/old.token && echo {kept} > /shared/laptop/paths
+        mkdir -p /var/lib/atticd
+        sqlite3 /var/lib/atticd/server.db \"create table cache (name text, keypair text); insert into cache values ('team', '$(cat key.sec)')\""
+    ));
+    reader.prepare("laptop", &format!("narval use {old} --token-file old.token --yes"));
+    reader.follow(&read(page));
+    let new_key = reader.key(CACHE);
+    reader.installs(CACHE, &new_key, &passing);
+    reader.ends(host);
+    reader.installs(CACHE, &new_key, &kept);
+    // Where the old key has been taken along, clients need not trust another one.
+    if page.contains("attic") {
+        reader.installs(CACHE, &key, &kept);
+        reader.installs(CACHE, &key, &reader.path("app"));
+    }
+}
+
+#[test]
+fn replacing_attic() {
+    replaced("docs/replacing-attic.md", "attic.example.org", "team", "team");
+}
+
+#[test]
+fn replacing_cachix() {
+    replaced("docs/replacing-cachix.md", "mycache.cachix.org", "", "mycache.cachix.org-1");
+}
+
 #[test]
 fn serving_a_store() {
     let shared = tempfile::tempdir().unwrap();

@@ -93,9 +93,15 @@ impl Reader {
             "ip -n internet addr add {address}/24 dev wan; echo {address} {host} >> /etc/hosts; mkdir -p /shared/{host} && cd /shared/{host}
              [ -e key.sec ] || {narval} key generate {host}-1 --out key.sec > key.pub
              ip netns exec internet setsid {narval} {arguments} --listen {address}:443 --tls-cert /shared/authority/fullchain.pem \
-               --tls-key /shared/authority/privkey.pem > log 2>&1 &"
+               --tls-key /shared/authority/privkey.pem > log 2>&1 &
+             echo $! > pid"
         ));
         self.machine.wait_for(&format!("grep -q 'listening on' /shared/{host}/log"));
+    }
+
+    /// Ends what [`stand_in`](Self::stand_in) has started for a host.
+    pub(crate) fn ends(&self, host: &str) {
+        self.machine.run(&format!("kill $(cat /shared/{host}/pid)"));
     }
 
     /// Has a text of the pages stand for another one.
