@@ -5,8 +5,9 @@ use std::io::Write;
 use crate::page::{Mark, blocks, read};
 
 /// The pages whose commands are run.
-const PAGES: [&str; 17] = [
+const PAGES: [&str; 21] = [
     "README.md",
+    "docs/introduction.md",
     "docs/tutorial.md",
     "docs/team-cache.md",
     "docs/cache.md",
@@ -16,7 +17,10 @@ const PAGES: [&str; 17] = [
     "docs/operating.md",
     "docs/backup.md",
     "docs/upgrades.md",
+    "docs/configuration.md",
     "docs/security.md",
+    "docs/tls.md",
+    "docs/static.md",
     "docs/scale-out.md",
     "docs/replacing.md",
     "docs/replacing-nix-serve.md",

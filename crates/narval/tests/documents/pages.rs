@@ -87,6 +87,17 @@ fn operating_a_server() {
     reader.machine.wait_for(&narinfo);
     reader.installs(CACHE, &reader.key(CACHE), &path);
     reader.follow(&read("docs/upgrades.md"));
+    reader.follow(&read("docs/configuration.md"));
+}
+
+#[test]
+fn https_alone() {
+    let shared = tempfile::tempdir().unwrap();
+    let Some(mut reader) = Reader::new(shared.path()) else { return };
+    reader.install();
+    reader.prepare("server", "cp /shared/authority/*.pem ~");
+    reader.follow(&read("docs/tls.md"));
+    reader.machine.run("curl -sSf https://cache.example.org/nix-cache-info");
 }
 
 /// On a machine without Nix, from the caches that the page names.

@@ -37,5 +37,6 @@ mod sources;
 #[path = "../support/mod.rs"]
 mod support;
 mod trust;
+mod upgrades;
 mod versions;
 mod windows;

@@ -50,7 +50,10 @@ impl Machine {
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.pid, "-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w", program]).env_clear();
-        command.env("PATH", "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/root");
+        // Last, what the tests were given: tools of the checkout.
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:{path}");
+        command.env("PATH", path).env("HOME", "/root");
         command.env("LC_ALL", "C.UTF-8").stdin(Stdio::null());
         command
     }
