@@ -94,6 +94,7 @@ fn every_write_needs_the_session_its_proof_and_our_page() {
     done("pins", &pin, "keep &lt;b&gt;this&lt;/b&gt;");
     let pins = view(&lab, "pins", &fields);
     assert!(pins.contains("keep &lt;b&gt;this&lt;/b&gt;") && pins.contains("the newest 2"), "{pins}");
+    assert!(view(&lab, "space", &fields).contains(">pinned<"));
     // With the size of its closure.
     assert!(pins.contains(">1 path<"), "{pins}");
     assert!(stdout(lab.run(&["pin", "list"])).contains("keep <b>this</b>"));
@@ -209,6 +210,14 @@ fn tokens_are_made_shown_once_and_revoked() {
     let listed = view(&lab, "tokens", &fields);
     let row = listed.split("<tr>").find(|row| row.contains(id)).unwrap();
     assert!(row.contains("just now") && row.contains("from 127.0.0.1"), "{row}");
+    // One that nobody has used for long is marked.
+    assert!(!listed.contains("unused for 90 days"), "{listed}");
+    lab.token(&["--pull"]);
+    let statement = "update tokens set last_used = null, created = created - 91 * 86400 where scopes = 'pull'";
+    let index = lab.store.path("data/index.sqlite");
+    assert!(std::process::Command::new("sqlite3").arg(index).arg(statement).status().unwrap().success());
+    let marked = view(&lab, "tokens", &fields);
+    assert_eq!(marked.matches("unused for 90 days").count(), 1, "{marked}");
     let revoked = lab.form("tokens", &fields, &session.form(&format!("do=revoke&id={id}")));
     assert!(revoked.text().contains("refused from now on"), "{}", revoked.text());
     assert_eq!(lab.ask("GET", "paths", &[&theirs.cookie], "").status, 401);

@@ -1,5 +1,7 @@
 //! Space: what can go?
 
+use std::collections::HashSet;
+
 use maud::{Markup, html};
 use narval_client::clock;
 use narval_keep::{CollectOptions, Grant, Listed, Scope};
@@ -38,6 +40,7 @@ impl Manage<'_> {
         listed.sort_by(|one, other| (one.used, &one.path).cmp(&(other.used, &other.path)));
         let (count, size) = (listed.len(), listed.iter().map(|path| path.file_size).sum());
         listed.truncate(DELETED_MAX);
+        let pinned: HashSet<String> = self.cache.pins()?.into_iter().map(|pin| pin.path).collect();
         let may_delete = self.who.may(Scope::Delete);
         let is_all = self.asked.value("all").is_some();
         let here = format!("name={}&unused={unused}", encoded(wanted.as_bytes()));
@@ -64,7 +67,7 @@ impl Manage<'_> {
             }
             @if !listed.is_empty() {
                 form #choose action=(self.link(super::DELETE)) {
-                    (self.paths(&listed, now, may_delete, is_all))
+                    (self.paths(&listed, &pinned, may_delete, is_all))
                     @if may_delete { p { button.danger { "Delete the chosen…" } } }
                 }
             }
@@ -77,7 +80,7 @@ impl Manage<'_> {
         })
     }
 
-    fn paths(&self, listed: &[Listed], now: u64, may_delete: bool, is_all: bool) -> Markup {
+    fn paths(&self, listed: &[Listed], pinned: &HashSet<String>, may_delete: bool, is_all: bool) -> Markup {
         html! {
             div.scroll tabindex="0" role="region" aria-label="Paths" {
                 table aria-label="Paths" {
@@ -94,8 +97,8 @@ impl Manage<'_> {
                                             aria-label=(format!("Choose {}", name_of(path)));
                                     }
                                 }
-                                td { a href=(self.visit.path(hash_of(path))) { (name(name_of(path))) } " " code.soft { (hash_of(path).get(..8).unwrap_or_default()) } }
-                                td.s { (ago(path.used.min(now))) }
+                                td { a href=(self.visit.path(hash_of(path))) { (name(name_of(path))) } " " code.soft { (hash_of(path).get(..8).unwrap_or_default()) } @if pinned.contains(&path.path) { " " span.soft { "pinned" } } }
+                                td.s { (ago(path.used)) }
                                 td.n { (bytes(path.file_size)) }
                             }
                         }
@@ -177,7 +180,7 @@ impl Manage<'_> {
         Ok(html! {
             h2 { (if listed.len() == 1 { "Delete this path?" } else { "Delete these paths?" }) }
             p { "They and their NARs are deleted at once, whatever pins them. Nobody can get them from here then." }
-            (self.paths(&listed, clock::now(), false, false))
+            (self.paths(&listed, &HashSet::new(), false, false))
             (self.form(super::DELETE, "delete", "", &contents))
         })
     }
