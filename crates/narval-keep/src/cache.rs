@@ -78,6 +78,8 @@ pub struct KeptNarinfo {
 pub struct Listed {
     /// Base name.
     pub path: String,
+    /// When it was pushed first, in seconds since 1970.
+    pub added: u64,
     /// When it was last pushed or requested, in seconds since 1970.
     pub used: u64,
     /// The size of its stored NAR in bytes.
@@ -180,6 +182,14 @@ impl Cache {
         self.index().used(&[Used { cache: self.id(), path: Some(*hash_part), file: None, time: self.now() }])?;
         // It may have been collected before.
         find()
+    }
+
+    /// The narinfo of a path for somebody who only looks: it is no use of the path.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn narinfo_to_look_at(&self, hash_part: &HashPart) -> Result<Option<Vec<u8>>, IndexError> {
+        Ok(self.index().narinfo(self.id(), hash_part)?.map(|(text, _)| text))
     }
 
     /// Notes that a narinfo was answered from memory, which [`narinfo_until`](Self::narinfo_until) has returned with this time. Returns `false` if it must
@@ -305,7 +315,7 @@ impl Cache {
         self.record_uses();
         let mut listed = Vec::new();
         self.each_path(|path| {
-            listed.push(Listed { path: path.path, used: path.used, file_size: path.file_size });
+            listed.push(Listed { path: path.path, added: path.added, used: path.used, file_size: path.file_size });
             Ok::<(), IndexError>(())
         })?;
         // By hash part, and so by base name.

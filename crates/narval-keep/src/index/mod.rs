@@ -129,6 +129,8 @@ pub(crate) struct ListedPath {
     pub(crate) hash_part: HashPart,
     /// Base name.
     pub(crate) path: String,
+    /// When it was pushed first.
+    pub(crate) added: u64,
     pub(crate) used: u64,
     /// The size of its stored NAR.
     pub(crate) file_size: u64,

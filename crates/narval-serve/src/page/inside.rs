@@ -88,15 +88,26 @@ impl Inside {
         Self::stored(places, cache, frames, hash_part)
     }
 
+    /// The listing of a path alone: the NAR is not opened, which would be a use of it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn listing(places: &Places, hash_part: HashPart) -> Result<Listing, ServeError> {
+        if let (Some(planner), Some(store)) = (&places.planner, &places.store)
+            && store.path_from_hash_part(&hash_part)?.is_some()
+        {
+            let (planned, _) = planner.plan(hash_part)?;
+            return planned.layout.listing().map_err(|error| ServeError::of_files(&planned.path, &error));
+        }
+        let cache = places.written.as_ref().ok_or(ServeError::NoPath)?;
+        let info = paths::look_up(places, hash_part)?.ok_or(ServeError::NoPath)?;
+        kept_listing(cache, hash_part, &info.path)
+    }
+
     fn stored(places: &Places, cache: &Cache, frames: &Frames, hash_part: HashPart) -> Result<Self, ServeError> {
         let info = paths::look_up(places, hash_part)?.ok_or(ServeError::NoPath)?;
         let damaged = |reason: String| ServeError::damaged(&info.path, reason);
-        let (file, len) = cache.small_file(SmallKind::Listing, hash_part.as_str())?.ok_or(ServeError::NoPath)?;
-        let mut json = Vec::new();
-        file.take(len.min(LISTING_LEN_MAX as u64))
-            .read_to_end(&mut json)
-            .map_err(|error| damaged(error.to_string()))?;
-        let listing = Listing::parse(&json).map_err(|error| damaged(error.to_string()))?;
+        let listing = kept_listing(cache, hash_part, &info.path)?;
         let name = info.url.strip_prefix("nar/").unwrap_or_default();
         let nar = cache.nar_file(name)?.ok_or(ServeError::NoPath)?;
         let index = match nar.compression {
@@ -156,6 +167,16 @@ impl Inside {
             }),
         }
     }
+}
+
+/// The listing that a writable cache has of a path.
+fn kept_listing(cache: &Cache, hash_part: HashPart, path: &StorePath) -> Result<Listing, ServeError> {
+    let damaged = |reason: String| ServeError::damaged(path, reason);
+    let (file, len) = cache.small_file(SmallKind::Listing, hash_part.as_str())?.ok_or(ServeError::NoPath)?;
+    let mut json = Vec::new();
+    let read = file.take(len.min(LISTING_LEN_MAX as u64)).read_to_end(&mut json);
+    read.map_err(|error| damaged(error.to_string()))?;
+    Listing::parse(&json).map_err(|error| damaged(error.to_string()))
 }
 
 /// Reads one range of the NAR after another.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use narval_http::{BodySource, Fill, SegmentBuf};
 use narval_keep::{Pin, SmallKind};
@@ -23,6 +24,8 @@ const PATHS_OF_PIECE: usize = 200;
 const REFERRERS_MAX: usize = 200;
 /// The maximum number of paths of a closure that a document is made of.
 const TREE_MAX: usize = 5_000;
+/// How long reading it may take: upstreams may be slow, and others wait for the thread.
+const TREE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What is known about a path, besides its narinfo.
 pub(super) struct Details {
@@ -232,7 +235,9 @@ impl Tree {
         let mut nodes: Vec<TreeNode> = Vec::new();
         // Of those that were found and are not read yet.
         let mut before = vec![(0, None)];
+        let began = Instant::now();
         while nodes.len() < TREE_MAX
+            && began.elapsed() < TREE_TIME_MAX
             && let Some(next) = walk.next(places)?
         {
             if !is_wanted() {

@@ -76,9 +76,9 @@ impl Narinfos {
         }
     }
 
-    /// As [`look_up`](Self::look_up), for the page: viewing a path does not prefetch its closure.
+    /// As [`look_up`](Self::look_up), for the page: viewing a path is no use of it, and does not prefetch its closure.
     pub(crate) fn look_at(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        let answer = self.look_up_own(hash_part)?;
+        let answer = self.own(hash_part, |written| written.look_at(&hash_part))?;
         match (&answer, &self.upstream) {
             (Answer::Absent, Some(upstream)) => {
                 upstream.remembered(&hash_part).map_or_else(|| upstream.look_at(&hash_part), Ok)
@@ -98,12 +98,20 @@ impl Narinfos {
 
     /// Looks up the live store and the writable cache.
     fn look_up_own(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        self.own(hash_part, |written| written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok))
+    }
+
+    fn own(
+        &self,
+        hash_part: HashPart,
+        of_cache: impl FnOnce(&WrittenNarinfos) -> Result<Answer, ServeError>,
+    ) -> Result<Answer, ServeError> {
         let mut answer = Answer::Absent;
         if let Some(live) = &self.live {
             answer = live.remembered(&hash_part).map_or_else(|| live.read(hash_part), Ok)?;
         }
         if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
-            answer = written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok)?;
+            answer = of_cache(written)?;
         }
         Ok(answer)
     }

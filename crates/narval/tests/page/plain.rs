@@ -191,3 +191,32 @@ fn a_private_cache_looks_like_none_and_a_session_reads_it() {
     let text = lab.server.ask("GET", "/", &["Accept: */*"]);
     assert!(text.text().starts_with("This is a Nix binary cache") && text.field("cache-control").is_none());
 }
+
+/// Looking is no use of a path: what nobody installs is not kept because somebody looks at the list.
+#[test]
+fn looking_at_paths_is_no_use_of_them() {
+    let lab = Lab::signing(&[]);
+    let tree = crate::add_tree(&lab.store, "tree-1.0");
+    lab.push(&tree);
+    let Lab { store, server } = lab;
+    assert_eq!(server.terminate(), Some(0));
+    let index = |statement: &str| {
+        let output = std::process::Command::new("sqlite3").arg(store.path("data/index.sqlite")).arg(statement).output();
+        crate::support::stdout(output.unwrap()).trim().to_owned()
+    };
+    index("update paths set used = used - 4000000");
+    let days = "select (unixepoch() - used) / 86400 from paths";
+    let server = Lab::serve(&store, &[]);
+    for view in ["/", "/?q=tree", &format!("/_narval/path/{}", hash_part(&tree)), "/_narval/page/check"] {
+        assert_eq!(server.ask("GET", view, HTML).status, 200, "{view}");
+    }
+    assert!(server.ask("GET", "/?q=&filter=unused", HTML).text().contains("<bdi>tree</bdi>"));
+    // Uses are recorded when it ends, at the latest.
+    assert_eq!(server.terminate(), Some(0));
+    assert_eq!(index(days), "46");
+    // A client's question is a use.
+    let server = Lab::serve(&store, &[]);
+    assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&tree))).status, 200);
+    assert_eq!(server.terminate(), Some(0));
+    assert_eq!(index(days), "0");
+}

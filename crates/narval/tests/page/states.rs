@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::browser::Browser;
 use crate::lab::Lab;
 use crate::looks::check;
-use crate::support::{Store, hash_part};
+use crate::support::{Nix, Store, hash_part};
 
 /// A new cache says what is left to do, and ticks it as it is done. It offers nothing that clients would refuse.
 #[test]
@@ -143,4 +143,48 @@ fn a_keyboard_alone_searches_opens_and_copies() {
         browser.open(&format!("{url}/{old}"), "");
         browser.wait(&format!("location.pathname + location.search === '{new}'"));
     }
+}
+
+/// The closure of a path can be read as a table and looked at as a map, which has one hue, and says why a path is needed.
+#[test]
+fn a_closure_is_a_table_and_a_map() {
+    let Some(mut browser) = Browser::start() else { return };
+    let lab = Lab::signing(&[]);
+    let refer = |name: &str, path: &str| {
+        let expression = format!("builtins.toFile \"{name}\" (builtins.storePath \"{path}\")");
+        let args = ["eval", "--raw", "--impure", "--store", &lab.store.uri(), "--expr", &expression];
+        crate::support::stdout(Nix::Newest.nix(lab.store.dir.path(), &args))
+    };
+    let base = lab.store.add_file("base-1.0", "x".repeat(700));
+    let middle = refer("middle-1.0", &base);
+    let top = refer("top-1.0", &middle);
+    let database = lab.store.path("root/nix/var/nix/db/db.sqlite");
+    let statement = "update ValidPaths set ca = null";
+    assert!(Command::new("sqlite3").arg(database).arg(statement).status().unwrap().success());
+    lab.push_as(&base, &["--push", "--sign"]);
+    lab.push(&top);
+    let url = format!("{}/_narval/path/{}", lab.server.url(), hash_part(&top));
+    browser.open(&url, "✗ 2 of 3 paths are not signed by this server: clients will refuse this.");
+    assert_eq!(
+        browser.eval("[...document.querySelectorAll('.closure tbody tr')].map((row) => row.cells[0].textContent)")[0],
+        "base-1.0"
+    );
+    check(&mut browser, "closure");
+    browser.click("tr a", "why");
+    browser.shows("Why base-1.0 is needed");
+    let chain = browser.eval("[...document.querySelectorAll('.chain a')].map((link) => link.textContent).join(' ')");
+    assert_eq!(chain, "top-1.0 middle-1.0 base-1.0");
+    browser.open(&url, "Map");
+    browser.click("label", "Map");
+    browser.eval("document.querySelector('#as-map input').click()");
+    browser.wait("document.querySelectorAll('#map rect').length === 3");
+    let hues = browser
+        .eval("[...document.querySelectorAll('#map rect')].map((rect) => rect.getAttribute('class')).sort().join(' ')");
+    assert_eq!(hues, "d0 d1 d2");
+    check(&mut browser, "map");
+    // Both directions have sizes.
+    browser.open(&format!("{}/_narval/path/{}", lab.server.url(), hash_part(&middle)), "Referred to by (1)");
+    let sizes =
+        browser.eval("[...document.querySelectorAll('.split .side')].every((size) => /\\d B$/.test(size.textContent))");
+    assert_eq!(sizes, true);
 }

@@ -12,7 +12,7 @@ pub(super) const STEP: usize = 4096;
 
 macro_rules! listed {
     () => {
-        "select p.hash_part, p.path, p.used, coalesce(n.file_size, 0)"
+        "select p.hash_part, p.path, p.added, p.used, coalesce(n.file_size, 0)"
     };
 }
 
@@ -58,7 +58,8 @@ fn record(row: &dyn Row) -> Result<PathRecord, TxError> {
 }
 
 fn listed(row: &dyn Row) -> Result<ListedPath, TxError> {
-    Ok(ListedPath { hash_part: row.parsed(0)?, path: row.get(1)?, used: row.get(2)?, file_size: row.get(3)? })
+    let (hash_part, path, added) = (row.parsed(0)?, row.get(1)?, row.get(2)?);
+    Ok(ListedPath { hash_part, path, added, used: row.get(3)?, file_size: row.get(4)? })
 }
 
 /// What a statement finds for each of these paths.
@@ -122,7 +123,7 @@ impl dyn Index + '_ {
     /// The paths with these ids, in any order. Those that are gone since are left out.
     pub(crate) fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
         let rows: Vec<Arg<'_>> = ids.iter().copied().map(Arg::from).collect();
-        let pair = |row: &dyn Row| Ok((row.get(4)?, listed(row)?));
+        let pair = |row: &dyn Row| Ok((row.get(5)?, listed(row)?));
         self.read(Reading::Some, |tx| tx.all_of(&NAMES, &args![cache], &rows, pair))
     }
 

@@ -3,8 +3,13 @@ function enlivenMap() {
   const map = document.getElementById('map'), choice = document.getElementById('as-map');
   if (!map || !choice?.hidden) return;
   choice.hidden = false;
-  choice.parentElement.addEventListener('change', () => { if (map.checkVisibility()) drawMap(map); });
+  choice.parentElement.addEventListener('change', () => redraw());
 }
+function redraw() {
+  const map = document.getElementById('map');
+  if (map?.checkVisibility()) drawMap(map);
+}
+addEventListener('resize', redraw);
 // A squarified treemap: rectangles as near to squares as they get.
 function drawMap(box) {
   const width = box.clientWidth || 800, height = box.clientHeight || 350;

@@ -28,6 +28,8 @@ const IDLE_MAX: Duration = Duration::from_secs(300);
 const WAIT_MAX: Duration = Duration::from_millis(30);
 /// How long the first table may take to be built for a view that can do without.
 const SOON: Duration = Duration::from_millis(700);
+/// An older table is outdated: when paths were used changes all the time.
+const AGE_MAX: Duration = Duration::from_secs(60);
 /// An outdated table is rebuilt, but at most one twentieth of the time is spent on that.
 const REST_FACTOR: u32 = 20;
 
@@ -157,7 +159,8 @@ impl Catalog {
         let building = loop {
             if let Some(known) = state.made.as_mut() {
                 known.used = Instant::now();
-                let is_known = known.stamps == stamps && !matches!(known.stamps.0, Some(None));
+                let is_new = known.at.elapsed() < AGE_MAX;
+                let is_known = is_new && known.stamps == stamps && !matches!(known.stamps.0, Some(None));
                 let is_slow = known.took > WAIT_MAX;
                 let table = Arc::clone(&known.table);
                 if is_known || known.at.elapsed() < known.took * REST_FACTOR || (is_slow && state.is_building) {

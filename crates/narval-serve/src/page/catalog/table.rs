@@ -33,8 +33,11 @@ pub(in crate::page) struct Found {
     pub(in crate::page) name: String,
     /// Size in bytes: of the NAR in a live store, of its file in a writable cache.
     pub(in crate::page) size: u64,
-    /// When it was registered, or last pushed or requested, in seconds since 1970.
+    /// When it was registered or pushed first, in seconds since 1970.
     pub(in crate::page) time: u64,
+    /// When it was last pushed or requested; `None` for those of a live store.
+    #[serde(skip)]
+    pub(in crate::page) used: Option<u64>,
     #[serde(skip_serializing_if = "is_false")]
     pub(in crate::page) pinned: bool,
     /// Whether it lacks a signature of this server, which has a key.
@@ -100,8 +103,8 @@ struct Row {
     start: usize,
     size: u64,
     time: u64,
-    /// Whether it is of the writable cache, which knows when it was used.
-    is_pushed: bool,
+    /// When it was used. Only the writable cache knows.
+    used: Option<u64>,
 }
 
 impl Table {
@@ -109,27 +112,28 @@ impl Table {
         let mut paths = Vec::new();
         if let Some(database) = places.store.as_ref().and_then(|store| store.database()) {
             let listed = database.newest_listed(PATHS_MAX)?;
-            paths.extend(listed.into_iter().map(|path| (path.path, path.nar_size, path.registration_time, false)));
+            paths.extend(listed.into_iter().map(|path| (path.path, path.nar_size, path.registration_time, None)));
         } else if let Some(store) = &places.store {
             let valid = store.all_valid_paths()?;
-            paths.extend(valid.into_iter().map(|path| (path.base_name().to_owned(), 0, 0, false)));
+            paths.extend(valid.into_iter().map(|path| (path.base_name().to_owned(), 0, 0, None)));
         }
         if let Some(cache) = &places.written {
-            paths.extend(cache.list()?.into_iter().map(|path| (path.path, path.file_size, path.used, true)));
+            paths
+                .extend(cache.list()?.into_iter().map(|path| (path.path, path.file_size, path.added, Some(path.used))));
         }
         Ok(Self::of(paths))
     }
 
-    fn of(mut paths: Vec<(String, u64, u64, bool)>) -> Self {
+    fn of(mut paths: Vec<(String, u64, u64, Option<u64>)>) -> Self {
         // If two sources have a path, that of the first is kept.
         paths.sort_by(|one, other| one.0.cmp(&other.0));
         paths.dedup_by(|later, first| later.0 == first.0);
         paths.sort_by_key(|path| std::cmp::Reverse(path.2));
         paths.truncate(PATHS_MAX);
         let mut table = Self::default();
-        for (at, (path, size, time, is_pushed)) in paths.into_iter().enumerate() {
+        for (at, (path, size, time, used)) in paths.into_iter().enumerate() {
             table.names.push(b'\n');
-            table.rows.push(Row { start: table.names.len(), size, time, is_pushed });
+            table.rows.push(Row { start: table.names.len(), size, time, used });
             let lower = path.to_ascii_lowercase();
             table.names.extend_from_slice(lower.as_bytes());
             if lower != path {
@@ -256,7 +260,7 @@ impl Table {
     /// The hash part, the size and the time of a row; the time only if it is that of its last use.
     pub(super) fn row(&self, at: usize) -> Option<(&str, u64, Option<u64>)> {
         let hash = std::str::from_utf8(self.name(at).get(..HASH_LEN - 1)?).ok()?;
-        self.rows.get(at).map(|row| (hash, row.size, row.is_pushed.then_some(row.time)))
+        self.rows.get(at).map(|row| (hash, row.size, row.used))
     }
 
     /// Names of packages that differ little from what was searched for, the most similar first.
@@ -327,6 +331,7 @@ impl Table {
             name: name.to_owned(),
             size: row.size,
             time: row.time,
+            used: row.used,
             pinned: false,
             unsigned: false,
         })
@@ -372,7 +377,7 @@ mod tests {
 
     fn table(names: &[&str]) -> Table {
         let paths = names.iter().enumerate();
-        Table::of(paths.map(|(at, name)| (format!("{}-{name}", hash(at as u64)), 1, at as u64, true)).collect())
+        Table::of(paths.map(|(at, name)| (format!("{}-{name}", hash(at as u64)), 1, at as u64, None)).collect())
     }
 
     fn names(table: &Table, query: &str) -> Vec<String> {
@@ -435,10 +440,18 @@ mod tests {
     #[test]
     fn a_path_in_two_sources_is_found_once() {
         let path = format!("{}-twice", hash(1));
-        let table = Table::of(vec![(path.clone(), 5, 10, false), (path, 3, 20, true)]);
+        let table = Table::of(vec![(path.clone(), 5, 10, None), (path, 3, 20, Some(30))]);
         assert_eq!(
             table.search(&Asked::default()).paths,
-            [Found { hash: hash(1), name: "twice".into(), size: 5, time: 10, pinned: false, unsigned: false }]
+            [Found {
+                hash: hash(1),
+                name: "twice".into(),
+                size: 5,
+                time: 10,
+                used: None,
+                pinned: false,
+                unsigned: false
+            }]
         );
     }
 

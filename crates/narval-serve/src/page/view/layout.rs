@@ -60,16 +60,17 @@ pub(super) struct Frame<'a> {
 
 impl Frame<'_> {
     /// The answer, which is stored nowhere: it may depend on the session, and paths come and go.
-    pub(super) fn respond(self, status: StatusCode, query: Option<&str>, accepts_zstd: bool) -> Response {
-        let html = self.render(query).into_string().into_bytes();
-        let zstd = accepts_zstd.then(|| zstd::bulk::compress(&html, LEVEL).ok()).flatten();
+    pub(super) fn respond(self, status: StatusCode, head: &HeadRef<'_>) -> Response {
+        let html = self.render(head).into_string().into_bytes();
+        let zstd = accepts_zstd(head).then(|| zstd::bulk::compress(&html, LEVEL).ok()).flatten();
         with_body(guarded(Response::new(status), "no-store"), html, zstd)
     }
 
-    fn render(self, query: Option<&str>) -> Markup {
+    fn render(self, head: &HeadRef<'_>) -> Markup {
         let Self { parts, visit, view, title, main } = self;
         let (cache, root) = (visit.cache.as_str(), visit.root.as_str());
-        let query = if *view == View::Packages { crate::page::catalog::text_of(query, "q") } else { String::new() };
+        let query =
+            if *view == View::Packages { crate::page::catalog::text_of(head.query(), "q") } else { String::new() };
         let header = html! {
             a.brand #brand href=(root) { (mark()) strong { (cache) } " " span.soft { (visit.host) } }
             @if visit.may_read {
@@ -187,17 +188,17 @@ impl SignIn {
     }
 }
 
-pub(in crate::page) fn accepts_zstd(head: &HeadRef<'_>) -> bool {
+fn accepts_zstd(head: &HeadRef<'_>) -> bool {
     negotiate_coding(head, &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd)
 }
 
-/// Adds the fields that every document has. Without a referrer, browsers would send forms with the origin `null`.
+/// Adds the fields that every document has.
 fn guarded(response: Response, cache_control: &'static str) -> Response {
     let response = response
         .header(header::CACHE_CONTROL, HeaderValue::from_static(cache_control))
         .header(header::VARY, HeaderValue::from_static("accept, accept-encoding, cookie"))
         .header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
-        .header(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+        .header(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     match POLICY.as_ref() {
         Some(policy) => response.header(header::CONTENT_SECURITY_POLICY, policy.clone()),
         None => response,

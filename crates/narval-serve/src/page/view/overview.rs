@@ -50,7 +50,7 @@ fn sentence(parts: &Parts, visit: &Visit, groups: Option<&Groups>) -> Result<Mar
             @if let Some(usage) = usage.filter(|usage| usage.paths > 0) { ", " (bytes(usage.bytes)) " pushed" }
             @if places.store.is_some() { ", with this machine’s store" }
             @if places.has_upstreams { ", and what its upstreams have" }
-            @if let Some(newest) = newest { "; the newest " (ago(newest)) }
+            @if let Some(newest) = newest { @if usage.is_some() { "; last push " } @else { "; the newest " } (ago(newest)) }
             "."
             @match counted {
                 Some((paths, lacking)) if lacking > 0 => {

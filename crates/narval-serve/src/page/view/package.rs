@@ -35,8 +35,8 @@ pub(super) fn package(
     let details = paths::details(places, hash_part)?;
     let tree = Tree::read(places, hash_part, &|| request.is_connected())?;
     let listed = parts.catalog.find(places, hash_part)?;
-    let inside = match Inside::open(places, &parts.frames, hash_part) {
-        Ok(inside) => Some(inside),
+    let listing = match Inside::listing(places, hash_part) {
+        Ok(listing) => Some(listing),
         Err(ServeError::NoPath) => None,
         Err(error) => return Err(error),
     };
@@ -56,12 +56,9 @@ pub(super) fn package(
         (copied("store path", plain(&store_path)))
         (verdict(visit, parts, &tree))
         @if details.source == Source::Cache && (visit.may(Scope::Pin) || visit.may(Scope::Delete)) {
-            p.actions {
-                @if visit.may(Scope::Pin) { a href=(visit.link(&format!("_narval/manage/pins?path={hash_part}"))) { "Pin" } }
-                @if visit.may(Scope::Delete) { a href=(visit.link(&format!("_narval/manage/delete?path={hash_part}"))) { "Delete" } }
-            }
+            div #actions data-hash=(hash_part) data-path=(store_path) data-name=(full) data-referrers=(details.referrers.len()) {}
         }
-        (get_it(visit, &store_path, &full, hash_part, inside.is_some()))
+        (get_it(visit, &store_path, &full, hash_part, listing.is_some()))
         h2 { "Facts" }
         (facts(parts, &details, &tree, listed.as_ref(), visit))
         (closure(visit, &tree, why.as_ref()))
@@ -74,8 +71,8 @@ pub(super) fn package(
             }
         }
         h2 #files { "Files" }
-        @match &inside {
-            Some(inside) => (files::tree(visit, hash_part, &inside.listing)),
+        @match &listing {
+            Some(listing) => (files::tree(visit, hash_part, listing)),
             None => p.soft { (no_listing(details.source)) },
         }
     };
@@ -160,7 +157,8 @@ fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&Found>, 
     let info = &details.info;
     let total: u64 = tree.nodes.iter().map(|node| node.path.size).sum();
     let is_kept = details.source == Source::Cache;
-    let used = listed.map(|found| found.time).filter(|time| is_kept && *time > 0);
+    let used = listed.and_then(|found| found.used).filter(|_| is_kept);
+    let pushed = listed.map(|found| found.time).filter(|_| used.is_some());
     html! {
         dl.facts {
             dt { "Size" }
@@ -174,7 +172,7 @@ fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&Found>, 
             dd { (many(tree.nodes.len() as u64, "path")) @if tree.more { "+" } ", " (bytes(total)) }
             dt { "From" }
             dd { (match details.source { Source::Store => "this machine’s store", Source::Cache => "pushed to this cache", Source::Upstream => "an upstream cache" }) }
-            @if let Some(used) = used { dt { "Last used" } dd { (ago(used)) } }
+            @if let (Some(pushed), Some(used)) = (pushed, used) { dt { "Pushed" } dd { (ago(pushed)) ", last used " (ago(used)) } }
             @if is_kept { dt { "Kept" } dd { (kept(parts, &details.pins, used)) } }
             dt { "Signatures" }
             dd {
