@@ -6,11 +6,10 @@ use narval_http::{HeadRef, Method, Request};
 use narval_keep::{CacheName, Grant, Refusal, RefusalKind, Scope};
 use narval_nix::HashPart;
 
-use crate::auth::sessions::{Session, is_own_page};
-use crate::auth::{Auth, Caller, client_text, unauthorized};
+use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
+use crate::auth::{Auth, Caller, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::page::manage::Managing;
 use crate::page::{PageRoute, View, Visit};
 use crate::routes::table::{PushRoute, Route};
 
@@ -43,8 +42,8 @@ pub(crate) enum Allowed<'a> {
         session: Option<Session>,
         may_read: bool,
     },
-    /// A browser that has signed in, and manages the cache.
-    Manage(Managing<'a>, Grant),
+    /// A browser that has signed in, and sends a form of this part of Manage. The form has to have the session's proof.
+    Form(String, Session),
     Read(Route<'a>),
 }
 
@@ -94,9 +93,8 @@ impl Gate<'_> {
         let head = request.head();
         match route {
             Route::Page(PageRoute::Session) => return self.session(request),
-            Route::Page(PageRoute::Manage(path)) => {
-                let asked = Managing::of(request.method(), path, request.query())?;
-                return Ok(Allowed::Manage(asked, self.may_manage(&asked, request)?));
+            Route::View(View::Manage(part)) if *request.method() == Method::POST => {
+                return Ok(Allowed::Form(part, self.form_session(&head)?));
             }
             _ => {}
         }
@@ -149,13 +147,16 @@ impl Gate<'_> {
         }
     }
 
-    /// The grant of a browser that may do this. Only sessions can: other clients have the routes of the push protocol.
-    fn may_manage(&self, asked: &Managing<'_>, request: &Request) -> Result<Grant, ServeError> {
-        let head = request.head();
-        let session = if is_read(request.method()) { self.any_session(&head)? } else { self.writing_session(&head)? };
-        let grant = Grant::clone(&session.grant).from_peer(client_text(&head));
-        grant.require(self.cache, asked.scope())?;
-        Ok(grant)
+    /// The session of a form. Browsers would ask for a password if it were answered 401.
+    fn form_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
+        let message = "you are not signed in any more: go back, reload the page and sign in";
+        let session = self.auth.session(head)?.ok_or_else(|| Refusal::new(RefusalKind::Forbidden, message))?;
+        from_own_page(head)?;
+        // Others are refused alike whether the cache exists or not; what each form needs is asked for when it is read.
+        if ![Scope::Admin, Scope::Delete].into_iter().any(|scope| session.grant.allows(self.cache, scope)) {
+            session.grant.require(self.cache, Scope::Pin)?;
+        }
+        Ok(session)
     }
 
     fn any_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
@@ -167,7 +168,7 @@ impl Gate<'_> {
     fn writing_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
         let session = self.any_session(head)?;
         from_own_page(head)?;
-        if !session.is_proved_by(head) {
+        if !session.is_proved_by(head.header_bytes(PROOF_FIELD).unwrap_or_default()) {
             return Err(
                 Refusal::new(RefusalKind::Forbidden, "the request lacks the session's proof: reload the page").into()
             );

@@ -15,7 +15,7 @@ use narval_files::work_for;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
 };
-use narval_keep::{Cache, CacheName, Data, Redirect};
+use narval_keep::{Cache, CacheName, Data, Redirect, Scope};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
 
@@ -342,8 +342,7 @@ impl Shared {
             Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
             Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
             Allowed::Administer(asked, grant) => written.uploads.administer(asked, grant, request),
-            allowed
-            @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo { .. } | Allowed::Manage(..))
+            allowed @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo { .. } | Allowed::Form(..))
                 if self.page.is_none() =>
             {
                 drop(allowed);
@@ -354,9 +353,12 @@ impl Shared {
             Allowed::SessionInfo { session, may_read } => {
                 session::info(written.cache.name(), session.as_ref(), may_read)
             }
-            Allowed::Manage(asked, grant) => {
-                let command = asked.into_command();
-                written.uploads.run(request, move |data, cache, body| command.run(data, cache, &grant, body))
+            Allowed::Form(part, session) => {
+                let page = self.page.as_ref().ok_or(ServeError::NoRoute)?;
+                let visit = Visit::new(written.cache.name().clone(), &request, at);
+                let may_read = written.is_public || session.grant.allows(written.cache.name(), Scope::Pull);
+                let visit = visit.with_tokens(written.is_public, may_read, Some(&session));
+                page.submit(part, visit, session, &written.uploads, request)
             }
             Allowed::Read(route) if is_own => self.read_own(written, route, request),
             Allowed::Read(route) => self.read(route, request),

@@ -1,167 +1,129 @@
-//! Management of a cache by browsers that have signed in. It does what the commands `narval token`, `pin` and `cache` do, within the
-//! scopes of the token.
+//! What forms of the page change, for browsers that have signed in: what the commands `narval token`, `pin` and `cache` do, within the scopes of the
+//! token. Views of the same names show it (`view/manage/`).
 
 use std::io::Read;
 
 use narval_client::clock;
-use narval_http::{Method, Response};
+use narval_http::http1::path::query_pairs;
 use narval_keep::{
     Cache, CachePatterns, CollectOptions, Data, Grant, NewToken, PinFor, Refusal, RefusalKind, Scope, Scopes,
-    TokenError, TokenInfo,
+    TokenError,
 };
 use narval_nix::{HashPart, StorePath};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use super::{json, usage};
 use crate::error::ServeError;
 
-/// The maximum length of a request's body in bytes.
-const BODY_LEN_MAX: u64 = 64 * 1024;
-/// The maximum number of tokens, pins and paths in one answer.
-const LISTED_MAX: usize = 1_000;
+/// The maximum length of a form in bytes.
+const FORM_LEN_MAX: u64 = 64 * 1024;
+/// The maximum number of paths that are deleted at a time.
+pub(super) const DELETED_MAX: usize = 100;
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 
 /// Collections from the page run one at a time.
 static COLLECTING: Mutex<()> = Mutex::new(());
 
-/// A request below `manage/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Managing<'a> {
-    /// `GET tokens`
-    Tokens,
-    /// `POST tokens`
-    CreateToken,
-    /// `DELETE tokens/<id>`
-    RevokeToken(&'a str),
-    /// `GET pins`
-    Pins,
-    /// `POST pins`
-    Pin,
-    /// `DELETE pins/<hash part>/<name>`
-    Unpin(HashPart, &'a str),
-    /// `DELETE paths/<hash part>`, with `?referrers=1` also what refers to it
-    Delete(HashPart, bool),
-    /// `GET collection`: what a collection would remove. `POST`: run one
-    Collect {
-        /// Whether only to report.
-        dry_run: bool,
-    },
-    /// `GET usage`
-    Usage,
-}
+/// A form as it was sent: names and values.
+#[derive(Debug, Default)]
+pub(super) struct Form(Vec<(String, String)>);
 
-impl<'a> Managing<'a> {
-    /// # Errors
-    /// 404 for other paths, 405 for other methods.
-    pub(crate) fn of(method: &Method, path: &'a str, query: Option<&str>) -> Result<Self, ServeError> {
-        let hash_part = |text: &str| HashPart::parse(text.as_bytes()).map_err(|_| ServeError::Invalid);
-        let method = if *method == Method::HEAD { &Method::GET } else { method };
-        let (first, rest) = path.split_once('/').unwrap_or((path, ""));
-        let (found, allowed) = match (first, rest) {
-            ("tokens", "") => match *method {
-                Method::GET => (Some(Self::Tokens), ""),
-                Method::POST => (Some(Self::CreateToken), ""),
-                _ => (None, "GET, HEAD, POST"),
-            },
-            ("tokens", id) => ((*method == Method::DELETE).then_some(Self::RevokeToken(id)), "DELETE"),
-            ("pins", "") => match *method {
-                Method::GET => (Some(Self::Pins), ""),
-                Method::POST => (Some(Self::Pin), ""),
-                _ => (None, "GET, HEAD, POST"),
-            },
-            ("pins", rest) => {
-                let (hash, name) = rest.split_once('/').ok_or(ServeError::NoRoute)?;
-                let unpin = Self::Unpin(hash_part(hash)?, name);
-                ((*method == Method::DELETE).then_some(unpin), "DELETE")
-            }
-            ("paths", hash) => {
-                let delete = Self::Delete(hash_part(hash)?, query == Some("referrers=1"));
-                ((*method == Method::DELETE).then_some(delete), "DELETE")
-            }
-            ("collection", "") => match *method {
-                Method::GET => (Some(Self::Collect { dry_run: true }), ""),
-                Method::POST => (Some(Self::Collect { dry_run: false }), ""),
-                _ => (None, "GET, HEAD, POST"),
-            },
-            ("usage", "") => ((*method == Method::GET).then_some(Self::Usage), "GET, HEAD"),
-            _ => return Err(ServeError::NoRoute),
-        };
-        found.ok_or(ServeError::Method(allowed))
+impl Form {
+    pub(super) fn read(body: &mut dyn Read) -> Result<Self, ServeError> {
+        let mut text = Vec::new();
+        let read = body.take(FORM_LEN_MAX + 1).read_to_end(&mut text);
+        read.map_err(|error| malformed(&error))?;
+        if text.len() as u64 > FORM_LEN_MAX {
+            return Err(malformed(&"the form is too long"));
+        }
+        let text = String::from_utf8(text).map_err(|error| malformed(&error))?;
+        Ok(Self::parse(&text))
     }
 
-    /// The scope that it needs.
-    pub(crate) const fn scope(&self) -> Scope {
-        match self {
-            Self::Pins | Self::Pin | Self::Unpin(..) => Scope::Pin,
-            Self::Delete(..) => Scope::Delete,
-            Self::Tokens | Self::CreateToken | Self::RevokeToken(_) | Self::Collect { .. } | Self::Usage => {
-                Scope::Admin
-            }
-        }
+    /// Of a query, or of a body.
+    pub(super) fn parse(text: &str) -> Self {
+        Self(query_pairs(text).map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
-    /// The request with its own copy of the names.
-    pub(crate) fn into_command(self) -> Command {
-        match self {
-            Self::Tokens => Command::Tokens,
-            Self::CreateToken => Command::CreateToken,
-            Self::RevokeToken(id) => Command::RevokeToken(id.to_owned()),
-            Self::Pins => Command::Pins,
-            Self::Pin => Command::Pin,
-            Self::Unpin(hash_part, name) => Command::Unpin(hash_part, name.to_owned()),
-            Self::Delete(hash_part, referrers) => Command::Delete(hash_part, referrers),
-            Self::Collect { dry_run } => Command::Collect { dry_run },
-            Self::Usage => Command::Usage,
+    /// The first value of this name that is not empty.
+    pub(super) fn value<'a>(&'a self, name: &str) -> Option<&'a str> {
+        let mut values = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.trim());
+        values.find(|value| !value.is_empty())
+    }
+
+    pub(super) fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.trim())
+    }
+
+    /// A number, if the field is filled in.
+    fn number(&self, name: &str) -> Result<Option<u32>, ServeError> {
+        let parse = |text: &str| text.parse().map_err(|_| malformed(&format!("'{text}' is not a number")));
+        self.value(name).map(parse).transpose()
+    }
+
+    /// The hash parts of the paths that it names.
+    pub(super) fn paths(&self) -> Result<Vec<HashPart>, ServeError> {
+        let mut paths = self.values("path").map(hash_part_of).collect::<Result<Vec<_>, _>>()?;
+        paths.dedup();
+        if paths.len() > DELETED_MAX {
+            return Err(malformed(&format!("at most {DELETED_MAX} paths at a time")));
         }
+        Ok(paths)
     }
 }
 
-/// A request that can be sent to another thread.
+/// What came of a form.
 #[derive(Debug)]
-pub(crate) enum Command {
-    Tokens,
-    CreateToken,
-    RevokeToken(String),
-    Pins,
-    Pin,
-    Unpin(HashPart, String),
-    Delete(HashPart, bool),
-    Collect { dry_run: bool },
-    Usage,
+pub(super) enum Done {
+    /// In words.
+    Said(String),
+    /// A new token, which is not stored: it cannot be shown again.
+    Created { label: String, token: String, scopes: Scopes },
 }
 
-impl Command {
-    /// Runs the request with a grant that has its scope.
-    pub(crate) fn run(
-        self,
-        data: &Data,
-        cache: &Cache,
-        grant: &Grant,
-        body: &mut dyn Read,
-    ) -> Result<Response, ServeError> {
+/// What a form asks for, and the scope that it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Create,
+    Revoke,
+    Pin,
+    Unpin,
+    Delete,
+    Collect,
+}
+
+impl Action {
+    pub(super) fn of(form: &Form) -> Result<Self, ServeError> {
+        Ok(match form.value("do") {
+            Some("create") => Self::Create,
+            Some("revoke") => Self::Revoke,
+            Some("pin") => Self::Pin,
+            Some("unpin") => Self::Unpin,
+            Some("delete") => Self::Delete,
+            Some("collect") => Self::Collect,
+            _ => return Err(malformed(&"this form is not known")),
+        })
+    }
+
+    const fn scope(self) -> Scope {
         match self {
-            Self::Tokens => tokens(data, grant),
-            Self::CreateToken => create_token(data, grant, parse(body)?),
-            Self::RevokeToken(id) => revoke_token(data, grant, &id),
-            Self::Pins => pins(cache),
-            Self::Pin => pin(cache, grant, parse(body)?),
-            Self::Unpin(hash_part, name) => unpin(cache, grant, hash_part, &name),
-            Self::Delete(hash_part, referrers) => {
-                let deleted = cache.delete(&hash_part, referrers, grant)?;
-                json(&Removed { paths: deleted.paths.len(), files: deleted.files, bytes: deleted.bytes })
-            }
-            Self::Collect { dry_run } => collect(cache, grant, dry_run),
-            Self::Usage => json(&usage::usage(cache)?),
+            Self::Create | Self::Revoke | Self::Collect => Scope::Admin,
+            Self::Pin | Self::Unpin => Scope::Pin,
+            Self::Delete => Scope::Delete,
         }
     }
-}
 
-fn parse<T: for<'a> Deserialize<'a>>(body: &mut dyn Read) -> Result<T, ServeError> {
-    let mut text = Vec::new();
-    let read = body.take(BODY_LEN_MAX).read_to_end(&mut text);
-    read.map_err(|error| malformed(&error))?;
-    serde_json::from_slice(&text).map_err(|error| malformed(&error))
+    /// Does it with a grant that has its scope.
+    pub(super) fn run(self, form: &Form, data: &Data, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
+        grant.require(cache.name(), self.scope())?;
+        match self {
+            Self::Create => create_token(form, data, grant),
+            Self::Revoke => revoke_token(form, data, grant),
+            Self::Pin => pin(form, cache, grant),
+            Self::Unpin => unpin(form, cache, grant),
+            Self::Delete => delete(form, cache, grant),
+            Self::Collect => collect(cache, grant),
+        }
+    }
 }
 
 fn malformed(error: &dyn std::fmt::Display) -> ServeError {
@@ -173,102 +135,54 @@ fn in_days(days: u32) -> u64 {
     clock::now().saturating_add(u64::from(days).saturating_mul(DAY_SECONDS))
 }
 
-// -- tokens
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Token {
-    id: String,
-    label: String,
-    caches: Vec<String>,
-    scopes: String,
-    created: u64,
-    expires: Option<u64>,
-    last_used: Option<u64>,
-    revoked: Option<u64>,
-    /// Whether this session was opened with it.
-    is_own: bool,
-}
-
-impl Token {
-    fn of(info: TokenInfo, grant: &Grant) -> Self {
-        let TokenInfo { id, label, caches, scopes, created, expires, last_used, revoked } = info;
-        let is_own = id == grant.token;
-        Self { id, label, caches, scopes: scopes.to_string(), created, expires, last_used, revoked, is_own }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Tokens {
-    tokens: Vec<Token>,
-    /// The total number of tokens that the caller may see.
-    total: usize,
-}
-
-/// The body of `POST tokens`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TokenWanted {
-    label: String,
-    scopes: Vec<String>,
-    caches: Vec<String>,
-    /// How long it is valid; without a value, forever.
-    days: Option<u32>,
-}
-
-#[derive(Debug, Serialize)]
-struct Created {
-    id: String,
-    /// The token, which is not stored: it cannot be shown again.
-    token: String,
+/// A store path, its base name or its hash part.
+fn hash_part_of(text: &str) -> Result<HashPart, ServeError> {
+    let base = text.trim().rsplit('/').next().unwrap_or_default();
+    let hash_part = StorePath::parse(base).map(|path| path.hash_part()).ok();
+    let hash_part = hash_part.or_else(|| HashPart::parse(base.as_bytes()).ok());
+    hash_part.ok_or_else(|| malformed(&format!("'{text}' is not a store path")))
 }
 
 /// An administrator of some caches may manage only tokens that are limited to these.
-fn governs(grant: &Grant, caches: &[String]) -> bool {
+pub(super) fn governs(grant: &Grant, caches: &[String]) -> bool {
     caches.iter().all(|pattern| grant.caches.cover(pattern))
 }
 
-/// Sorts tokens: valid ones first, then the newest first.
-fn tokens(data: &Data, grant: &Grant) -> Result<Response, ServeError> {
-    let mut tokens = data.tokens().list().map_err(of_tokens)?;
-    tokens.retain(|token| governs(grant, &token.caches));
-    let now = clock::now();
-    let is_over = |token: &TokenInfo| token.revoked.is_some() || token.expires.is_some_and(|expires| expires <= now);
-    tokens.sort_by_key(|token| (is_over(token), std::cmp::Reverse(token.created)));
-    let total = tokens.len();
-    let tokens = tokens.into_iter().take(LISTED_MAX).map(|token| Token::of(token, grant)).collect();
-    json(&Tokens { tokens, total })
-}
-
-fn create_token(data: &Data, grant: &Grant, wanted: TokenWanted) -> Result<Response, ServeError> {
-    let scopes: Scopes = wanted.scopes.join(",").parse().map_err(|error| malformed(&error))?;
-    if wanted.caches.is_empty() {
+fn create_token(form: &Form, data: &Data, grant: &Grant) -> Result<Done, ServeError> {
+    let scopes: Vec<&str> = form.values("scope").collect();
+    let scopes: Scopes = scopes.join(",").parse().map_err(|error| malformed(&error))?;
+    let caches = form.value("caches").unwrap_or_default();
+    let caches: Vec<&str> = caches.split([' ', ',']).filter(|cache| !cache.is_empty()).collect();
+    if caches.is_empty() {
         return Err(malformed(&"a token needs at least one cache, or '*' for all"));
     }
-    let caches = CachePatterns::new(&wanted.caches).map_err(|error| malformed(&error))?;
+    let caches = CachePatterns::new(&caches).map_err(|error| malformed(&error))?;
     if !governs(grant, caches.texts()) {
         let message = format!("your token is only for {}", grant.caches.texts().join(", "));
         return Err(Refusal::new(RefusalKind::Forbidden, message).into());
     }
-    let new = NewToken { label: wanted.label, caches, scopes, expires: wanted.days.map(in_days) };
+    let label = form.value("label").unwrap_or_default().to_owned();
+    let new = NewToken { label, caches, scopes, expires: form.number("days")?.map(in_days) };
     let (info, token) = data.tokens().create(&new).map_err(of_tokens)?;
     let detail = format!("'{}' allows {} in {}", info.label, info.scopes, info.caches.join(", "));
     data.audit().note(grant, None, "create token", &info.id, &Ok(detail));
-    json(&Created { id: info.id, token: token.to_string() })
+    Ok(Done::Created { label: info.label, token: token.to_string(), scopes })
 }
 
-fn revoke_token(data: &Data, grant: &Grant, id: &str) -> Result<Response, ServeError> {
-    let tokens = data.tokens();
+fn revoke_token(form: &Form, data: &Data, grant: &Grant) -> Result<Done, ServeError> {
+    let (tokens, id) = (data.tokens(), form.value("id").unwrap_or_default());
     let listed = tokens.list().map_err(of_tokens)?;
-    let known = listed.iter().any(|token| token.id == id && governs(grant, &token.caches));
-    if !known || !tokens.revoke(id).map_err(of_tokens)? {
-        return Err(Refusal::new(RefusalKind::NotFound, "there is no such token").into());
+    let known = listed.iter().find(|token| token.id == id && governs(grant, &token.caches));
+    match known {
+        Some(token) if tokens.revoke(id).map_err(of_tokens)? => {
+            data.audit().note(grant, None, "revoke", id, &Ok("revoked".to_owned()));
+            Ok(Done::Said(format!("Revoked '{}'. Who uses it is refused from now on.", token.label)))
+        }
+        _ => Err(Refusal::new(RefusalKind::NotFound, "there is no such token").into()),
     }
-    data.audit().note(grant, None, "revoke", id, &Ok("revoked".to_owned()));
-    json(&serde_json::json!({}))
 }
 
-fn of_tokens(error: TokenError) -> ServeError {
+pub(super) fn of_tokens(error: TokenError) -> ServeError {
     match error {
         TokenError::Index(error) => error.into(),
         TokenError::Label | TokenError::NoScope => malformed(&error),
@@ -279,134 +193,66 @@ fn of_tokens(error: TokenError) -> ServeError {
     }
 }
 
-// -- pins
-
-#[derive(Debug, Serialize)]
-struct Pin {
-    name: String,
-    hash: String,
-    path: String,
-    created: u64,
-    keep: Option<u32>,
-    until: Option<u64>,
+fn pin(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
+    let hash_part = hash_part_of(form.value("path").unwrap_or_default())?;
+    let holds = PinFor { keep: form.number("keep")?, until: form.number("days")?.map(in_days) };
+    let pin = cache.pin(form.value("name").unwrap_or_default(), &hash_part, holds, grant)?;
+    Ok(Done::Said(format!("Pinned {} as '{}'.", pin.path, pin.name)))
 }
 
-#[derive(Debug, Serialize)]
-struct Pins {
-    pins: Vec<Pin>,
-    total: usize,
-}
-
-/// The body of `POST pins`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PinWanted {
-    name: String,
-    /// A store path, its base name or its hash part.
-    path: String,
-    keep: Option<u32>,
-    days: Option<u32>,
-}
-
-fn pins(cache: &Cache) -> Result<Response, ServeError> {
+fn unpin(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
+    let (hash_part, name) = (hash_part_of(form.value("path").unwrap_or_default())?, form.value("name"));
     let pins = cache.pins()?;
-    let total = pins.len();
-    let pin = |pin: narval_keep::Pin| Pin {
-        hash: pin.path.split_once('-').map_or("", |(hash, _)| hash).to_owned(),
-        name: pin.name,
-        path: pin.path,
-        created: pin.created,
-        keep: pin.holds.keep,
-        until: pin.holds.until,
-    };
-    json(&Pins { pins: pins.into_iter().take(LISTED_MAX).map(pin).collect(), total })
-}
-
-fn pin(cache: &Cache, grant: &Grant, wanted: PinWanted) -> Result<Response, ServeError> {
-    let base = wanted.path.trim().rsplit('/').next().unwrap_or_default();
-    let hash_part = StorePath::parse(base).map(|path| path.hash_part()).ok();
-    let hash_part = hash_part.or_else(|| HashPart::parse(base.as_bytes()).ok());
-    let hash_part = hash_part.ok_or_else(|| malformed(&"this is not a store path"))?;
-    let holds = PinFor { keep: wanted.keep, until: wanted.days.map(in_days) };
-    let pin = cache.pin(wanted.name.trim(), &hash_part, holds, grant)?;
-    json(&serde_json::json!({ "name": pin.name, "path": pin.path }))
-}
-
-fn unpin(cache: &Cache, grant: &Grant, hash_part: HashPart, name: &str) -> Result<Response, ServeError> {
-    let pins = cache.pins()?;
-    let pin = pins.iter().find(|pin| pin.name == name && pin.path.starts_with(hash_part.as_str()));
+    let pin = pins.iter().find(|pin| Some(&*pin.name) == name && pin.path.starts_with(hash_part.as_str()));
     let path = pin.and_then(|pin| StorePath::parse(&pin.path).ok());
-    let removed = path.map_or(Ok(0), |path| cache.unpin(name, Some(&path), grant))?;
+    let removed = path.map_or(Ok(0), |path| cache.unpin(name.unwrap_or_default(), Some(&path), grant))?;
     match removed {
         0 => Err(Refusal::new(RefusalKind::NotFound, "there is no such pin").into()),
-        _ => json(&serde_json::json!({})),
+        _ => Ok(Done::Said("Removed the pin.".to_owned())),
     }
 }
 
-// -- paths
-
-#[derive(Debug, Serialize)]
-struct Removed {
-    paths: usize,
-    files: usize,
-    bytes: u64,
+/// Deletes paths that may refer to each other: what is refused because of a referrer is tried again after that one.
+fn delete(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
+    let (mut left, with_referrers) = (form.paths()?, form.value("referrers").is_some());
+    let (mut paths, mut bytes) = (0, 0);
+    loop {
+        let mut refused: Vec<(HashPart, Refusal)> = Vec::new();
+        for path in &left {
+            match cache.delete(path, with_referrers, grant) {
+                Ok(deleted) => (paths, bytes) = (paths + deleted.paths.len(), bytes + deleted.bytes),
+                // One that referred to another one of these is gone with it.
+                Err(refusal) if with_referrers && paths > 0 && refusal.kind == RefusalKind::NotFound => {}
+                Err(refusal) => refused.push((*path, refusal)),
+            }
+        }
+        let Some((_, first)) = refused.first() else { break };
+        if refused.len() == left.len() {
+            let deleted = if paths == 0 { String::new() } else { format!("Deleted {}. ", many(paths)) };
+            let why = match first.kind {
+                RefusalKind::Conflict => "other paths refer to them, which have to be deleted, too",
+                _ => &first.message,
+            };
+            let message = format!("{deleted}Left {}: {why}", many(refused.len()));
+            return Err(Refusal::new(first.kind, message).into());
+        }
+        left = refused.into_iter().map(|(path, _)| path).collect();
+    }
+    let bytes = super::view::words::bytes(bytes);
+    Ok(Done::Said(format!("{} {} deleted, {bytes}.", many(paths), if paths == 1 { "was" } else { "were" })))
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Collected {
-    /// The largest of the paths that are removed.
-    paths: Vec<Forgotten>,
-    /// The number of paths that are removed, the size of their NARs, and the number of those that stay.
-    total: usize,
-    total_bytes: u64,
-    kept: usize,
-    /// NARs without a path that are deleted, and their bytes.
-    files: usize,
-    bytes: u64,
-    retention_days: Option<u32>,
-    size_max: Option<u64>,
+fn many(paths: usize) -> String {
+    super::view::words::many(paths, "path")
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Forgotten {
-    hash: String,
-    name: String,
-    used: u64,
-    size: u64,
-    for_size: bool,
-}
-
-fn collect(cache: &Cache, grant: &Grant, dry_run: bool) -> Result<Response, ServeError> {
+fn collect(cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
     let Some(_alone) = COLLECTING.try_lock() else {
         return Err(Refusal::new(RefusalKind::Conflict, "another collection is running: wait for it to end").into());
     };
-    let collected = cache.collect(&CollectOptions { dry_run, ..CollectOptions::default() }, grant)?;
-    let settings = cache.settings();
-    let mut paths = collected.forgotten;
-    let (total, total_bytes) = (paths.len(), paths.iter().map(|path| path.file_size).sum());
-    paths.sort_by_key(|path| std::cmp::Reverse(path.file_size));
-    let forgotten = |path: narval_keep::Forgotten| {
-        let (hash, name) = path.path.split_once('-').unwrap_or((&path.path, ""));
-        Forgotten {
-            hash: hash.to_owned(),
-            name: name.to_owned(),
-            used: path.used,
-            size: path.file_size,
-            for_size: path.for_size,
-        }
-    };
-    json(&Collected {
-        paths: paths.into_iter().take(LISTED_MAX).map(forgotten).collect(),
-        total,
-        total_bytes,
-        kept: collected.kept,
-        files: collected.files,
-        bytes: collected.bytes,
-        retention_days: settings.retention_days,
-        size_max: settings.size_max,
-    })
+    let done = cache.collect(&CollectOptions::default(), grant)?;
+    let bytes = super::view::words::bytes(done.bytes);
+    Ok(Done::Said(format!("Removed {}, and deleted {} NARs, {bytes}.", many(done.forgotten.len()), done.files)))
 }
 
 #[cfg(test)]
@@ -416,22 +262,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_the_scopes_they_need() {
-        let hash = "0i4073ldk2aplbmaarmp5c8gf3wmbl84";
-        let of = |method, path: &str| Managing::of(&method, path, None).map(|asked| asked.scope());
-        assert_eq!(of(Method::GET, "tokens").unwrap(), Scope::Admin);
-        assert_eq!(of(Method::DELETE, "tokens/x").unwrap(), Scope::Admin);
-        assert_eq!(of(Method::DELETE, &format!("pins/{hash}/a/b")).unwrap(), Scope::Pin);
-        assert_eq!(of(Method::DELETE, &format!("paths/{hash}")).unwrap(), Scope::Delete);
-        assert_eq!(of(Method::HEAD, "usage").unwrap(), Scope::Admin);
-        assert_eq!(Managing::of(&Method::POST, "collection", None).unwrap(), Managing::Collect { dry_run: false });
-        for (method, path) in [(Method::PUT, "tokens"), (Method::GET, "tokens/x"), (Method::POST, "usage")] {
-            assert!(matches!(of(method, path), Err(ServeError::Method(_))), "{path}");
+    fn forms_and_the_scopes_they_need() {
+        let of = |text: &str| Action::of(&Form::parse(text)).map(Action::scope);
+        for (name, scope) in [
+            ("create", Scope::Admin),
+            ("revoke", Scope::Admin),
+            ("collect", Scope::Admin),
+            ("pin", Scope::Pin),
+            ("unpin", Scope::Pin),
+            ("delete", Scope::Delete),
+        ] {
+            assert_eq!(of(&format!("x=y&do={name}")).unwrap(), scope);
         }
-        for path in ["", "x", "usage/x", "pins/x", "collection/x"] {
-            assert!(matches!(of(Method::GET, path), Err(ServeError::NoRoute)), "{path}");
-        }
-        assert!(matches!(of(Method::DELETE, "paths/../x"), Err(ServeError::Invalid)));
+        assert!(of("").is_err() && of("do=other").is_err());
+        let form = Form::parse("path=/nix/store/0i4073ldk2aplbmaarmp5c8gf3wmbl84-a+b&keep=&days=x&name=+a%26b+");
+        assert_eq!((form.value("name"), form.number("keep").unwrap()), (Some("a&b"), None));
+        assert!(form.number("days").is_err() && form.paths().is_err());
+        let form = Form::parse("path=0i4073ldk2aplbmaarmp5c8gf3wmbl84&path=0i4073ldk2aplbmaarmp5c8gf3wmbl84-x");
+        assert_eq!(form.paths().unwrap().len(), 1);
+        assert!(Form::read(&mut &vec![b'x'; 70_000][..]).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod check;
 mod compare;
 mod contents;
 mod inside;
-pub(crate) mod manage;
+mod manage;
 mod paths;
 pub(crate) mod session;
 mod tar;
@@ -19,11 +19,13 @@ mod view;
 use std::sync::Arc;
 
 use narval_http::{Body, HeadRef, HeaderValue, Request, Response, StatusCode, header};
-use narval_keep::{Cache, CacheName, Data};
+use narval_keep::{Cache, CacheName, Data, Grant, Refusal, RefusalKind};
 use narval_nix::{HashPart, PublicKey, StoreDir};
 use narval_store::Store;
 use serde::Serialize;
 
+use crate::auth::client_text;
+use crate::auth::sessions::Session;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::plan::Planner;
@@ -31,8 +33,10 @@ use crate::piecework::{Answered, Piecework};
 use crate::routes::narinfo::Narinfos;
 use crate::service::Shared;
 use crate::state::ServerState;
+use crate::upload::Uploads;
 use catalog::Catalog;
 use inside::{Frames, Inside};
+use manage::{Action, Form};
 pub(crate) use view::{View, Visit};
 
 /// The path of the page's requests.
@@ -59,8 +63,6 @@ pub(crate) enum PageRoute<'a> {
     Tar(HashPart, &'a str),
     /// `session`: GET, whether this browser has signed in; POST to sign in, DELETE to sign out.
     Session,
-    /// `manage/…`: for browsers that have signed in.
-    Manage(&'a str),
 }
 
 impl<'a> PageRoute<'a> {
@@ -71,7 +73,6 @@ impl<'a> PageRoute<'a> {
             None if rest == "check" => Some(Self::Check),
             None if rest == "paths" => Some(Self::Paths),
             None if rest == "session" => Some(Self::Session),
-            Some(("manage", rest)) => Some(Self::Manage(rest)),
             Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
             Some((kind @ ("file" | "tar"), rest)) => {
                 let (hash, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -151,6 +152,29 @@ impl Page {
         self.on_a_thread(request, move |request| view::answer(&parts, &view, &visit, request).map(Answered::Whole))
     }
 
+    /// Does what a form asks for, on the threads for small uploads, and answers with the view that has it.
+    pub(crate) fn submit(
+        &self,
+        part: String,
+        visit: Visit,
+        session: Session,
+        uploads: &Arc<Uploads>,
+        request: Request,
+    ) -> Result<Response, ServeError> {
+        let (parts, head) = (Arc::clone(&self.parts), request.head());
+        let (peer, accepts_zstd) = (client_text(&head), view::layout::accepts_zstd(&head));
+        let grant = Grant::clone(&session.grant).from_peer(peer);
+        uploads.run(request, move |data, cache, body| {
+            let form = Form::read(body)?;
+            if !session.is_proved_by(form.value("proof").unwrap_or_default().as_bytes()) {
+                let message = "the form lacks the session's proof: go back and reload the page";
+                return Err(Refusal::new(RefusalKind::Forbidden, message).into());
+            }
+            let done = Action::of(&form).and_then(|action| action.run(&form, data, cache, &grant));
+            Ok(view::after_form(&parts, part, &visit, (&form, done), accepts_zstd))
+        })
+    }
+
     /// Answers a request of the document. What decodes, walks or compares is answered by threads of the page's own.
     pub(crate) fn answer(&self, route: PageRoute<'_>, request: Request) -> Result<Response, ServeError> {
         let Parts { places, catalog, frames, .. } = &*self.parts;
@@ -182,7 +206,6 @@ impl Page {
             }
             // A server that accepts no uploads has no tokens. The page asks all the same: browsers log every answer with an error.
             PageRoute::Session => session::none(),
-            PageRoute::Manage(_) => Err(ServeError::NoRoute),
         }
     }
 

@@ -3,71 +3,30 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use narval_client::clock;
-use narval_keep::{Cache, Listed};
-use serde::Serialize;
+use narval_keep::Listed;
 
-use crate::error::ServeError;
-
-/// The maximum number of names in the answer; the others are added up.
-const NAMES_MAX: usize = 100;
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 /// The age groups: upper bounds in days. Older paths are in the last group.
 const AGES_DAYS: [u64; 5] = [1, 7, 30, 90, 365];
 
-/// The answer to `manage/usage`. Sizes are those of the NARs' files; one that several paths share counts for each.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct UsageAnswer {
-    /// The whole cache, in which shared files count once.
-    paths: u64,
-    files: u64,
-    bytes: u64,
-    small_bytes: u64,
-    quota: Option<u64>,
-    size_max: Option<u64>,
-    ages: Vec<Age>,
-    names: Vec<Name>,
-    /// How many names are not listed, and their size.
-    other_names: usize,
-    other_bytes: u64,
-}
-
-#[derive(Debug, Default, Serialize, PartialEq, Eq)]
-struct Age {
+/// Paths that were last used about then.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Age {
     /// Last used less than this many days ago; `None`: longer ago.
-    days: Option<u64>,
-    paths: u64,
-    bytes: u64,
+    pub(super) days: Option<u64>,
+    pub(super) paths: u64,
+    pub(super) bytes: u64,
 }
 
-#[derive(Debug, Serialize, PartialEq, Eq)]
-struct Name {
-    name: String,
-    paths: u64,
-    bytes: u64,
+/// All paths of a name. A NAR that several of them share counts for each.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) name: String,
+    pub(super) paths: u64,
+    pub(super) bytes: u64,
 }
 
-pub(super) fn usage(cache: &Cache) -> Result<UsageAnswer, ServeError> {
-    let (total, settings, listed) = (cache.usage()?, cache.settings(), cache.list()?);
-    let now = clock::now();
-    let mut names = by_name(&listed);
-    let others = names.split_off(names.len().min(NAMES_MAX));
-    Ok(UsageAnswer {
-        paths: total.paths,
-        files: total.files,
-        bytes: total.bytes,
-        small_bytes: total.small_bytes,
-        quota: settings.quota,
-        size_max: settings.size_max,
-        ages: by_age(&listed, now),
-        other_names: others.len(),
-        other_bytes: others.iter().map(|name| name.bytes).sum(),
-        names,
-    })
-}
-
-fn by_age(listed: &[Listed], now: u64) -> Vec<Age> {
+pub(super) fn by_age(listed: &[Listed], now: u64) -> Vec<Age> {
     let bounds = AGES_DAYS.into_iter().map(Some).chain([None]);
     let mut ages: Vec<_> = bounds.map(|days| Age { days, ..Age::default() }).collect();
     for path in listed {
@@ -82,7 +41,7 @@ fn by_age(listed: &[Listed], now: u64) -> Vec<Age> {
 }
 
 /// The largest first.
-fn by_name(listed: &[Listed]) -> Vec<Name> {
+pub(super) fn by_name(listed: &[Listed]) -> Vec<Name> {
     let mut sums: HashMap<&str, (u64, u64)> = HashMap::new();
     for path in listed {
         let (paths, bytes) = sums.entry(package_name(path.path.get(33..).unwrap_or_default())).or_default();

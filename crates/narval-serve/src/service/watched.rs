@@ -5,7 +5,7 @@ use std::time::Duration;
 use narval_cache::upstream::{Upstreams, UpstreamsFigures};
 use narval_client::clock;
 use narval_http::Snapshot;
-use narval_keep::{Cache, Fullness};
+use narval_keep::{Cache, Data, Fullness};
 use narval_nix::HashPart;
 use rustix::fs::statvfs;
 
@@ -100,6 +100,11 @@ impl Shared {
     /// The writable cache.
     pub(crate) fn cache(&self) -> Option<&Cache> {
         self.written.as_ref().map(|written| &written.cache)
+    }
+
+    /// The data folder of the writable cache.
+    pub(crate) fn data(&self) -> Option<&Data> {
+        self.written.as_ref().map(|written| &written.data)
     }
 
     /// What is counted of this cache.

@@ -65,11 +65,18 @@ impl Block {
 }
 
 pub(crate) fn is_installed(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where a program is on this machine: one of the checkout's tools, or in the path.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let ours = root().join("target/tools");
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Debian keeps the server's programs out of the path.
     let postgres = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let postgres = postgres.map(|entry| entry.path().join("bin"));
-    std::env::split_paths(&path).chain(postgres).any(|folder| folder.join(program).exists())
+    let folders = std::iter::once(ours).chain(std::env::split_paths(&path)).chain(postgres);
+    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 fn mark(line: &str) -> Option<Mark> {

@@ -1,6 +1,6 @@
 //! The pages, each on a machine of its own, and what is true afterwards.
 
-use crate::page::{is_installed, read, section};
+use crate::page::{find, is_installed, read, section};
 use crate::reader::Reader;
 
 const CACHE: &str = "https://cache.example.org";
@@ -197,11 +197,46 @@ fn scaling_out() {
         psql -h 127.0.0.1 -U narval -c 'create database moved' postgres
         narval token create --push --sign --data /var/lib/narval old --out /srv/old.token",
     );
-    reader.follow(&read("docs/scale-out.md"));
+    let page = read("docs/scale-out.md");
+    reader.follow(page.split("\n## A server over a bucket\n").next().unwrap());
     let cache = "http://cache.example.org:5000";
     reader.installs(cache, &reader.key(cache), &reader.path("app"));
     let moved = "narval token list --data /var/lib/narval --database postgres://narval@db.example.org/moved";
     assert!(reader.machine.run(moved).contains("old"));
+}
+
+/// The same page, with a bucket.
+#[test]
+fn a_server_over_a_bucket_and_a_bucket_alone() {
+    let shared = tempfile::tempdir().unwrap();
+    let Some(program) = find("versitygw") else {
+        eprintln!("note: skipped: there is no object store here; tools/setup-s3 installs versitygw");
+        return;
+    };
+    std::fs::copy(program, shared.path().join("versitygw")).unwrap();
+    let Some(mut reader) = Reader::new(shared.path()) else { return };
+    reader.build();
+    reader.install();
+    reader.cache_nixos_org();
+    let hello = reader.path("hello-2.12");
+    reader.machine.run(&format!(
+        "narval token create --push --sign all --data /shared/cache.nixos.org/data --out /srv/token
+        narval push {hello} --to https://cache.nixos.org --token-file /srv/token --require-signed
+        echo \"trusted-public-keys = $(cat /shared/cache.nixos.org/key.pub)\" >> /etc/nix/nix.conf
+        mkdir -p /srv/s3/root/cache /srv/s3/side && cd /srv/s3
+        ROOT_ACCESS_KEY=key ROOT_SECRET_KEY=secret setsid /shared/versitygw --region eu-central-1 --port 127.0.0.1:7070 -q posix --sidecar /srv/s3/side /srv/s3/root > log 2>&1 &"
+    ));
+    reader.machine.wait_for("curl -s -o /dev/null http://127.0.0.1:7070");
+    // The object store of the page is Amazon's.
+    reader.replace("?region=eu-central-1", "?region=eu-central-1&endpoint=127.0.0.1:7070&scheme=http");
+    for terminal in ["server", "laptop"] {
+        reader.prepare(terminal, "export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret");
+    }
+    let page = read("docs/scale-out.md");
+    reader.follow(&section(&page, "## A server over a bucket"));
+    let cache = "http://cache.example.org:5000";
+    reader.installs(cache, &reader.key(cache), &reader.path("app"));
+    reader.follow(&section(&page, "## Caches in buckets"));
 }
 
 /// From an empty machine to a cache that is backed up, lost, restored, has a new key, and is watched: with the commands of the pages.

@@ -82,6 +82,12 @@ impl Lab {
         Session { set_cookie: cookie, cookie: cookie_field, proof, info, origin, host }
     }
 
+    /// Sends a form of Manage, with exactly these fields of the head.
+    pub fn form(&self, part: &str, fields: &[&str], form: &str) -> Answer {
+        let fields = [fields, &["Content-Type: application/x-www-form-urlencoded"]].concat();
+        self.send("POST", &format!("/_narval/manage/{part}"), &fields, form)
+    }
+
     pub fn origin(&self) -> String {
         format!("Origin: http://{}", self.server.address)
     }
@@ -92,7 +98,11 @@ impl Lab {
 
     /// A request of the page, with exactly these fields.
     pub fn ask(&self, method: &str, path: &str, fields: &[&str], body: &str) -> Answer {
-        let mut request = format!("{method} /_narval/page/{path} HTTP/1.1\r\nConnection: close\r\n");
+        self.send(method, &format!("/_narval/page/{path}"), fields, body)
+    }
+
+    fn send(&self, method: &str, path: &str, fields: &[&str], body: &str) -> Answer {
+        let mut request = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
         if !fields.iter().any(|field| field.starts_with("Host:")) {
             request.push_str(&format!("Host: {}\r\n", self.server.address));
         }
@@ -114,6 +124,11 @@ pub struct Session {
 }
 
 impl Session {
+    /// A form with the session's proof.
+    pub fn form(&self, form: &str) -> String {
+        format!("proof={}&{form}", self.info["proof"].as_str().unwrap())
+    }
+
     pub fn fields(&self) -> [&str; 4] {
         [&self.cookie, &self.proof, &self.origin, &self.host]
     }

@@ -172,6 +172,29 @@ fn a_cache_shows_its_own_figures_and_the_server_is_for_its_operator() {
     assert!(of_server[..2].iter().all(|words| status(&live, STATUS, &[]).contains(words)));
 }
 
+/// Sizes of the last month, which the server has recorded.
+#[test]
+fn room_says_how_the_cache_grows_and_when_it_is_full() {
+    let store = Store::new();
+    let config = store.path("serve.toml");
+    std::fs::write(&config, "[[cache]]\nname = \"default\"\nquota = \"1G\"\n").unwrap();
+    std::fs::create_dir(store.path("data")).unwrap();
+    let today = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() / 86_400;
+    // Nothing of today: the server records that when it has run for a while.
+    let sizes: Vec<_> = (1..=31).map(|ago| format!("\"{}\":{}", today - ago, 400_000_000 - ago * 10_000_000)).collect();
+    std::fs::write(store.path("data/sizes.json"), format!("{{\"default\":{{{}}}}}", sizes.join(","))).unwrap();
+    let server = Lab::serve(&store, &["--config", config.to_str().unwrap()]);
+    let text = status(&server, STATUS, &[]);
+    assert!(
+        text.contains("It grew by 70.0 MB in 7 days and 300 MB in 30 days; at its limit in about 15 weeks."),
+        "{text}"
+    );
+    // The cache is empty.
+    wait_for(&server, STATUS, "It shrank by");
+    let sizes = std::fs::read_to_string(store.path("data/sizes.json")).unwrap();
+    assert!(sizes.contains(&format!("\"{today}\":0")) && !sizes.contains(&format!("\"{}\"", today - 32)), "{sizes}");
+}
+
 /// A quota that is nearly used up, paths that nobody can install and an upstream that is away: each with its section of the runbook.
 #[test]
 fn trouble_is_said_with_what_to_do() {

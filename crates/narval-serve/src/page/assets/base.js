@@ -21,10 +21,6 @@ function el(name, attributes, ...children) {
   node.append(...children.flat(9).filter((child) => child != null && child !== false));
   return node;
 }
-// Names come from whoever built the package: isolated, so that no mark in them turns what follows around.
-// Control characters, and marks that turn the text around even so, are shown as such.
-const plain = (text) => text.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, '\ufffd');
-const name = (text) => el('bdi', {}, plain(text));
 const show = (...children) => main.replaceChildren(...children.flat(9).filter(Boolean));
 const heading = (...text) => el('h1', { tabindex: -1 }, ...text);
 
@@ -37,7 +33,6 @@ function bytes(count) {
 }
 const number = (count) => count.toLocaleString('en');
 const many = (count, one) => number(count) + ' ' + one + (count === 1 ? '' : 's');
-const day = (seconds) => seconds ? new Date(seconds * 1000).toISOString().slice(0, 10) : '';
 
 class Failure extends Error {
   constructor(status, text) { super(text); this.status = status; }
@@ -49,50 +44,5 @@ async function ask(path, options) {
   return answer;
 }
 const get = async (path, as = 'json') => (await ask(path))[as]();
-// A write: the server wants the session's proof with it.
-async function write(method, path, body) {
-  const headers = { 'X-Narval-CSRF': session?.proof || '', ...(body && { 'Content-Type': 'application/json' }) };
-  return (await ask(api + path, { method, headers, body: body && JSON.stringify(body) })).json();
-}
 // A server of a store alone has no names.
 const cacheName = () => session?.cache || 'store';
-const may = (scope) => Boolean(session?.scopes.includes(scope));
-
-function copyable(text, label) {
-  const button = el('button', { type: 'button', 'aria-label': 'Copy: ' + label, onclick: () => copy(button, text) }, 'Copy');
-  return el('div', { class: 'copy' }, el('pre', { tabindex: 0, 'aria-label': label }, text), button);
-}
-
-// A table: head is a list of titles, [title, 'n'] for numbers; each row is a list of cells.
-function table(label, head, rows) {
-  const kind = (at) => Array.isArray(head[at]) ? head[at][1] : '';
-  return el('div', { class: 'scroll' }, el('table', { 'aria-label': label },
-    el('thead', {}, el('tr', {}, head.map((title, at) => el('th', { scope: 'col', class: kind(at) }, [title].flat()[0])))),
-    el('tbody', {}, rows.map((row) => el('tr', {}, row.map((cell, at) => el('td', { class: kind(at) }, cell)))))));
-}
-// A bar as long as a part of the whole. Its number is beside it.
-function bar(part, whole) {
-  return el('svg', { class: 'bar', viewBox: '0 0 100 8', preserveAspectRatio: 'none', 'aria-hidden': 'true' },
-    el('rect', { x: 0, y: 0, width: whole > 0 ? Math.max(100 * part / whole, part > 0 ? 0.7 : 0) : 0, height: 8 }));
-}
-function ago(seconds) {
-  const age = Date.now() / 1000 - seconds;
-  for (const [length, unit] of [[86400, 'day'], [3600, 'hour'], [60, 'minute']]) {
-    const count = Math.floor(age / length);
-    if (count >= 1) return count + ' ' + unit + (count === 1 ? '' : 's') + ' ago';
-  }
-  return 'just now';
-}
-// Asks before something is done. Escape and Cancel do nothing.
-function confirmed(title, text, action, extra) {
-  return new Promise((resolve) => {
-    const dialog = el('dialog', { 'aria-labelledby': 'question' }, el('h2', { id: 'question' }, title), el('p', {}, text), extra,
-      el('p', { class: 'actions' },
-        el('button', { type: 'button', onclick: () => dialog.close('') }, 'Cancel'),
-        el('button', { type: 'button', class: 'danger', onclick: () => dialog.close('yes') }, action)));
-    const before = document.activeElement;
-    dialog.addEventListener('close', () => { resolve(dialog.returnValue === 'yes'); dialog.remove(); before?.focus(); });
-    document.body.append(dialog);
-    dialog.showModal();
-  });
-}

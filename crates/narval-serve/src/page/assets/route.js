@@ -1,10 +1,5 @@
 let leave = () => {};
 const askToRead = () => askToken('Sign in', 'This cache is private: sign in with a token that has the scope pull.');
-function failed(error) {
-  if (error.status === 401) return askToRead();
-  show(heading(error.status === 404 ? 'Not found' : 'Request failed'), el('p', { role: 'alert' }, error.status === 404 ? 'This cache does not have it.' : error.message), el('p', {}, el('a', { href: base + '?q=' }, 'Search for something else')));
-}
-const decoded = (part) => { try { return decodeURIComponent(part); } catch { return part; } };
 // Addresses of before: '#/path/…'.
 function moved() {
   const [which, ...rest] = location.hash.replace(/^#\/?/, '').split('/');
@@ -14,29 +9,22 @@ function moved() {
   if (to != null) location.replace(base + to);
   return to != null;
 }
-// The document says which view it is, and whether the script fills it.
-async function route() {
-  const mine = ++view;
+// The document says which view it is, if the script has something to do in it.
+function route() {
+  const mine = ++view, which = document.getElementById('view')?.dataset.view;
   leave(); leave = () => {};
-  const which = main.dataset.view ||= document.getElementById('view')?.dataset.view || '';
-  const [, first = '', ...rest] = location.pathname.slice(views.length).split('/').map(decoded);
-  try {
-    if (which === 'sign-in') await signInView(mine);
-    else if (which === 'status') statusView(mine);
-    else if (which === 'manage') await manageView(mine, first);
-  } catch (error) {
-    if (mine === view) failed(error);
-  }
+  if (which === 'sign-in') signInView();
+  else if (which === 'status') statusView(mine);
 }
 async function start() {
   if (location.hash.startsWith('#/') && moved()) return;
   enliven();
   const isSignIn = document.getElementById('view')?.dataset.view === 'sign-in';
-  if (!document.getElementById('view') && !document.getElementById('actions')) return;
+  if (!document.getElementById('view') && !document.querySelector('[data-sign-out]')) return;
   await whoIsThere();
   enliven();
   if (isSignIn && session?.signedIn && (session.mayRead || location.pathname.startsWith(views + 'manage'))) return reload();
-  await route();
+  route();
 }
 addEventListener('hashchange', () => { if (location.hash.startsWith('#/')) moved(); });
 start();

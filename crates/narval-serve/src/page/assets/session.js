@@ -28,6 +28,7 @@ function signInView() {
   main.append(el('p', {}, el('a', { href: views + 'manage' }, 'What it allows')));
 }
 async function signOut() {
+  if (!session) await whoIsThere();
   try { await ask(api + 'session', { method: 'DELETE', headers: { 'X-Narval-CSRF': session.proof } }); } catch { /* it was over */ }
   await whoIsThere();
   await reload();
@@ -40,8 +41,7 @@ async function reload() {
   for (const part of ['header', 'main', 'footer']) document.querySelector(part).replaceChildren(...anew.querySelector(part).childNodes);
   document.title = anew.title;
   document.body.dataset.url = anew.body.dataset.url;
-  main.dataset.view = '';
   enliven();
-  await route();
+  route();
   main.querySelector('h1')?.focus();
 }

@@ -18,13 +18,9 @@ function enliven() {
       show();
     }
   }
-  const actions = document.getElementById('actions');
-  if (actions && !actions.hasChildNodes()) {
-    const { hash, path, name, referrers } = actions.dataset;
-    actions.append(...[pathActions({ hash, path, name, referrers: Array(Number(referrers)), source: 'cache' })].flat(9).filter(Boolean));
-  }
   enlivenMap();
   enlivenOverview();
+  enlivenManage();
 }
 async function copy(button, text) {
   if (text == null) return;

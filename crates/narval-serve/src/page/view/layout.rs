@@ -60,17 +60,16 @@ pub(super) struct Frame<'a> {
 
 impl Frame<'_> {
     /// The answer, which is stored nowhere: it may depend on the session, and paths come and go.
-    pub(super) fn respond(self, status: StatusCode, head: &HeadRef<'_>) -> Response {
-        let html = self.render(head).into_string().into_bytes();
-        let zstd = accepts_zstd(head).then(|| zstd::bulk::compress(&html, LEVEL).ok()).flatten();
+    pub(super) fn respond(self, status: StatusCode, query: Option<&str>, accepts_zstd: bool) -> Response {
+        let html = self.render(query).into_string().into_bytes();
+        let zstd = accepts_zstd.then(|| zstd::bulk::compress(&html, LEVEL).ok()).flatten();
         with_body(guarded(Response::new(status), "no-store"), html, zstd)
     }
 
-    fn render(self, head: &HeadRef<'_>) -> Markup {
+    fn render(self, query: Option<&str>) -> Markup {
         let Self { parts, visit, view, title, main } = self;
         let (cache, root) = (visit.cache.as_str(), visit.root.as_str());
-        let query =
-            if *view == View::Packages { crate::page::catalog::text_of(head.query(), "q") } else { String::new() };
+        let query = if *view == View::Packages { crate::page::catalog::text_of(query, "q") } else { String::new() };
         let header = html! {
             a.brand #brand href=(root) { (mark()) strong { (cache) } " " span.soft { (visit.host) } }
             @if visit.may_read {
@@ -188,17 +187,17 @@ impl SignIn {
     }
 }
 
-fn accepts_zstd(head: &HeadRef<'_>) -> bool {
+pub(in crate::page) fn accepts_zstd(head: &HeadRef<'_>) -> bool {
     negotiate_coding(head, &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd)
 }
 
-/// Adds the fields that every document has.
+/// Adds the fields that every document has. Without a referrer, browsers would send forms with the origin `null`.
 fn guarded(response: Response, cache_control: &'static str) -> Response {
     let response = response
         .header(header::CACHE_CONTROL, HeaderValue::from_static(cache_control))
         .header(header::VARY, HeaderValue::from_static("accept, accept-encoding, cookie"))
         .header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
-        .header(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        .header(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
     match POLICY.as_ref() {
         Some(policy) => response.header(header::CONTENT_SECURITY_POLICY, policy.clone()),
         None => response,

@@ -5,23 +5,27 @@
 //! files come from whoever built them: [`words::name`] also isolates their direction. [`layout`] puts a view between header and footer. Data goes into
 //! the document only, never into style or script, so the policy has constant hashes.
 
+mod absent;
 mod compare;
 mod files;
 pub(super) mod layout;
+mod manage;
 mod overview;
 mod package;
 mod packages;
 mod parts;
-mod shell;
 mod status;
 pub(super) mod words;
 
+use std::sync::Arc;
+
 use maud::Markup;
 use narval_http::{Request, Response, StatusCode};
-use narval_keep::{CacheName, Scope};
+use narval_keep::{CacheName, Grant, Scope};
 use narval_nix::HashPart;
 
 use super::Parts;
+use super::manage::{Done, Form};
 use crate::auth::sessions::Session;
 use crate::error::ServeError;
 use layout::Frame;
@@ -111,12 +115,21 @@ pub(crate) struct Who {
     pub(crate) label: String,
     /// What it allows in this cache.
     pub(crate) scopes: Vec<Scope>,
+    /// What it allows in all.
+    pub(super) grant: Arc<Grant>,
+    /// What its forms must have.
+    pub(super) proof: String,
 }
 
 impl Who {
     fn of(session: &Session, cache: &CacheName) -> Self {
         let scopes = Scope::ALL.into_iter().filter(|scope| session.grant.allows(cache, *scope)).collect();
-        Self { label: session.grant.label.clone(), scopes }
+        Self {
+            label: session.grant.label.clone(),
+            scopes,
+            grant: Arc::clone(&session.grant),
+            proof: session.proof.clone(),
+        }
     }
 
     /// Whether the token allows this here.
@@ -177,10 +190,25 @@ impl Visit {
 pub(super) fn answer(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Result<Response, ServeError> {
     let (title, main, status) = match render(parts, view, visit, request) {
         Ok((title, main)) => (title, main, StatusCode::OK),
-        Err(ServeError::NoPath) => ("Not found".to_owned(), shell::absent(visit), StatusCode::NOT_FOUND),
+        Err(ServeError::NoPath) => ("Not found".to_owned(), absent::absent(visit), StatusCode::NOT_FOUND),
         Err(error) => return Err(error),
     };
-    Ok(Frame { parts, visit, view, title: &title, main }.respond(status, &request.head()))
+    let head = request.head();
+    let frame = Frame { parts, visit, view, title: &title, main };
+    Ok(frame.respond(status, head.query(), layout::accepts_zstd(&head)))
+}
+
+/// Answers with the part of Manage that has a form, and says what came of it.
+pub(super) fn after_form(
+    parts: &Parts,
+    part: String,
+    visit: &Visit,
+    (form, done): (&Form, Result<Done, ServeError>),
+    accepts_zstd: bool,
+) -> Response {
+    let (main, status) = manage::after(parts, &part, visit, form, done);
+    let view = View::Manage(part);
+    Frame { parts, visit, view: &view, title: "Manage", main }.respond(status, None, accepts_zstd)
 }
 
 /// The title and the contents of a view.
@@ -193,6 +221,6 @@ fn render(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Resul
         View::Compare(one, other) => compare::compared(parts, visit, [*one, *other], request),
         View::Files(hash_part, path) => files::files(parts, visit, (*hash_part, path), request),
         View::Status => Ok(status::status(&*parts.service(&visit.cache).ok_or(ServeError::NoPath)?, visit)),
-        View::Manage(_) => Ok(shell::manage()),
+        View::Manage(part) => manage::manage(parts, part, visit, request.query()),
     }
 }

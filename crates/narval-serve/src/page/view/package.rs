@@ -56,7 +56,10 @@ pub(super) fn package(
         (copied("store path", plain(&store_path)))
         (verdict(visit, parts, &tree))
         @if details.source == Source::Cache && (visit.may(Scope::Pin) || visit.may(Scope::Delete)) {
-            div #actions data-hash=(hash_part) data-path=(store_path) data-name=(full) data-referrers=(details.referrers.len()) {}
+            p.actions {
+                @if visit.may(Scope::Pin) { a href=(visit.link(&format!("_narval/manage/pins?path={hash_part}"))) { "Pin" } }
+                @if visit.may(Scope::Delete) { a href=(visit.link(&format!("_narval/manage/delete?path={hash_part}"))) { "Delete" } }
+            }
         }
         (get_it(visit, &store_path, &full, hash_part, listing.is_some()))
         h2 { "Facts" }

@@ -8,7 +8,7 @@ const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
 /// A size: three digits and a unit of 1000.
-pub(super) fn bytes(count: u64) -> String {
+pub(in crate::page) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if count < 1000 {
         return format!("{count} B");
@@ -39,7 +39,7 @@ pub(super) fn number(count: impl TryInto<u64>) -> String {
 }
 
 /// `1 path`, `2 paths`.
-pub(super) fn many(count: impl TryInto<u64>, one: &str) -> String {
+pub(in crate::page) fn many(count: impl TryInto<u64>, one: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     format!("{} {one}{}", number(count), if count == 1 { "" } else { "s" })
 }

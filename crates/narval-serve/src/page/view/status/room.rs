@@ -81,7 +81,7 @@ impl Status<'_> {
             p.says {
                 @if usage.paths == 0 { b { "No path yet" } } @else { b { (bytes(used)) } " in " (many(usage.paths, "path")) }
                 @if let Some(limit) = limit {
-                    " of at most " (bytes(limit))
+                    (if usage.paths == 0 { "; at most " } else { " of at most " }) (bytes(limit))
                     @if settings.size_max == Some(limit) { ", beyond which those unused for longest are removed" }
                 }
                 @if full.pins > 0 { "; " (bytes(full.pinned_bytes)) " are pinned" }
@@ -99,7 +99,9 @@ impl Status<'_> {
                 p {
                     @for (at, grown) in growth.iter().enumerate() {
                         (if at == 0 { "It " } else { " and " })
-                        (if grown.bytes < 0 { "shrank by " } else { "grew by " })
+                        @if at == 0 || (grown.bytes < 0) != growth.first().is_some_and(|first| first.bytes < 0) {
+                            (if grown.bytes < 0 { "shrank by " } else { "grew by " })
+                        }
                         (bytes(grown.bytes.unsigned_abs())) " in " (many(grown.days, "day"))
                     }
                     @if let Some(left) = left { "; at its limit in about " (duration(left)) }
