@@ -12,7 +12,7 @@ use base64::Engine;
 use serde_json::{Value, json};
 
 /// How long the browser may take for one thing.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A browser with one page. It ends when dropped.
 pub struct Browser {
@@ -185,8 +185,8 @@ impl Browser {
             json!(selector),
             json!(text)
         );
-        self.wait(&find);
-        self.eval(&format!("{find}.click()"));
+        // At once: the page may put another document in the place of this one.
+        self.wait(&format!("(() => {{ const one = {find}; one?.click(); return one; }})()"));
     }
 
     /// Types into a field.

@@ -364,6 +364,8 @@ fn a_browser_signs_in_creates_a_token_pins_looks_and_deletes() {
     browser.eval(&format!("document.querySelector('#choose input[value=\"{}\"]').click()", hash_part(&two)));
     browser.wait("/^Delete 1 path, .*B…$/.test(document.querySelector('#choose button').textContent)");
     browser.click("#choose button", "Delete 1 path");
+    // The button of before has the same words.
+    browser.shows("Delete this path?");
     browser.click("form button", "Delete 1 path, ");
     browser.shows("1 path was deleted");
     assert!(has(&one) && !has(&two));
