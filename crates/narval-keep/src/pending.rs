@@ -66,7 +66,7 @@ impl Data {
     /// are then removed.
     pub(super) fn publish_pending(&self, which: WhichPending) -> Result<(), DataError> {
         let shared = self.shared();
-        let pending = shared.index.pending(0)?;
+        let pending = shared.index.pending()?;
         let mut seen = clock::lock(&shared.seen_pending.0);
         let numbers: HashSet<i64> = pending.iter().map(|(number, ..)| *number).collect();
         seen.retain(|number, _| numbers.contains(number));
@@ -187,7 +187,7 @@ impl Cache {
             return Ok(true);
         }
         self.reconcile_now()?;
-        let pending = shared.index.pending(0)?;
+        let pending = shared.index.pending()?;
         let mut left = Vec::new();
         {
             let seen = clock::lock(&shared.seen_pending.0);

@@ -16,8 +16,8 @@ use super::{Cache, Refusal, RefusalKind};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
 
-/// Pending entries that are looked up at a time.
-const STEP: usize = 4096;
+/// Pending entries that are carried out while others wait.
+const STEP: usize = 1024;
 
 impl Data {
     /// Checks everything that is pending in the index. Waits for current writers, so that their unfinished files are
@@ -28,8 +28,15 @@ impl Data {
             return Ok(());
         }
         let path = shared.storage.place();
-        let _alone = shared.storage.lock_exclusive().map_err(|source| io_error("lock", path, source))?;
-        self.reconcile_locked()
+        loop {
+            let _alone = shared.storage.lock_exclusive().map_err(|source| io_error("lock", path, source))?;
+            if shared.storage.publishes_later() {
+                return self.reconcile_locked();
+            }
+            if !self.reconcile_some()? {
+                return Ok(());
+            }
+        }
     }
 
     /// Like [`Data::reconcile`], with the exclusive lock held.
@@ -37,34 +44,39 @@ impl Data {
         if self.shared().storage.publishes_later() {
             return self.publish_pending(WhichPending::Removed);
         }
+        while self.reconcile_some()? {}
+        Ok(())
+    }
+
+    /// Carries out the next entries, with the exclusive lock held. Returns whether there may be more.
+    fn reconcile_some(&self) -> Result<bool, DataError> {
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
         let done = &self.shared().reconciled;
-        for step in self.shared().index.pending(done.load(Ordering::Acquire))?.chunks(STEP) {
-            // Others wait meanwhile: one question for all paths, after a commit of many.
-            let mut records = HashMap::new();
-            for cache in &caches {
-                let of_cache = step.iter().filter(|(_, id, _)| *id == cache.id());
-                let parts = of_cache.filter_map(|(.., pending)| pending.path().copied()).collect::<Vec<_>>();
-                let found = self.shared().index.paths(cache.id(), &parts)?;
-                records.extend(parts.into_iter().zip(found).map(|(part, record)| ((cache.id(), part), record)));
-            }
-            for (number, id, pending) in step {
-                let until = clock::instant() + VALID_FOR;
-                match (cache_of(*id), pending.path()) {
-                    // One that changed twice has been looked at.
-                    (Some(cache), Some(part)) => {
-                        let record = records.remove(&(*id, *part));
-                        record.map_or(Ok(()), |record| cache.reconcile_path(part, record, until))?;
-                    }
-                    (Some(cache), None) => cache.reconcile(pending, *number, until)?,
-                    (None, _) => {}
-                }
-                // Nobody else is writing: later changes have greater numbers.
-                done.fetch_max(*number, Ordering::AcqRel);
-            }
+        let some = self.shared().index.pending_after(done.load(Ordering::Acquire), STEP)?;
+        // One question for all paths, after a commit of many.
+        let mut records = HashMap::new();
+        for cache in &caches {
+            let of_cache = some.iter().filter(|(_, id, _)| *id == cache.id());
+            let parts = of_cache.filter_map(|(.., pending)| pending.path().copied()).collect::<Vec<_>>();
+            let found = self.shared().index.paths(cache.id(), &parts)?;
+            records.extend(parts.into_iter().zip(found).map(|(part, record)| ((cache.id(), part), record)));
         }
-        Ok(())
+        for (number, id, pending) in &some {
+            let until = clock::instant() + VALID_FOR;
+            match (cache_of(*id), pending.path()) {
+                // One that changed twice has been looked at.
+                (Some(cache), Some(part)) => {
+                    let record = records.remove(&(*id, *part));
+                    record.map_or(Ok(()), |record| cache.reconcile_path(part, record, until))?;
+                }
+                (Some(cache), None) => cache.reconcile(pending, *number, until)?,
+                (None, _) => {}
+            }
+            // Nobody else is writing: later changes have greater numbers.
+            done.fetch_max(*number, Ordering::AcqRel);
+        }
+        Ok(some.len() == STEP)
     }
 }
 

@@ -23,7 +23,7 @@ fn nar(contents: &str, file: &str, file_size: u64) -> (String, NarRecord) {
 pub(super) fn entries_are_taken_over([one, other]: [&dyn Index; 2]) {
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let note = |name: &str| one.note_pending(cache, &Pending::Path(part(name))).unwrap();
-    let numbers = || one.pending(0).unwrap().into_iter().map(|(number, ..)| number).collect::<Vec<_>>();
+    let numbers = || one.pending().unwrap().into_iter().map(|(number, ..)| number).collect::<Vec<_>>();
     let old = [note("a"), note("a"), note("b")];
     let file = one.note_pending(cache, &Pending::File("file".to_owned())).unwrap();
     let mut taken = one.take_over(&[old[0], old[1], old[2], file, i64::MAX]).unwrap();

@@ -202,7 +202,7 @@ fn other_nodes_finish_what_a_dead_node_began() {
     let Some(fixture) = in_bucket() else { return };
     let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
     path.push(cache).unwrap();
-    assert_eq!(cache.index().pending(0).unwrap(), [], "who publishes what it has changed leaves nothing");
+    assert_eq!(cache.index().pending().unwrap(), [], "who publishes what it has changed leaves nothing");
     let narinfo = folder_of(cache).join(format!("{}.narinfo", path.part()));
     fs::remove_file(&narinfo).unwrap();
     let pend = |kind: &str, name: &str| {
@@ -215,7 +215,7 @@ fn other_nodes_finish_what_a_dead_node_began() {
     let other = fixture.folder.open();
     assert_eq!(fs::read(&narinfo).unwrap(), *cache.narinfo(&path.part()).unwrap().unwrap());
     // It may still be on its way from the first one: it is looked at again later.
-    assert_eq!(other.cache(&CacheName::default()).unwrap().unwrap().index().pending(0).unwrap().len(), 1);
+    assert_eq!(other.cache(&CacheName::default()).unwrap().unwrap().index().pending().unwrap().len(), 1);
     // A name that is recorded, and not placed: nobody believes that it is there.
     let name = path.file_name(Compression::Zstd);
     pend("file", &name);

@@ -19,7 +19,7 @@ statements! {
     ADD() { cache: Int, kind: Text, name: Text } = "insert into narval.pending (cache, kind, name) select r.cache, r.kind, r.name from {rows} \
          returning name, id";
     ADD_PATHS(Int) { part: Text } = "insert into narval.pending (cache, kind, name) select $1, 'path', r.part from {rows}";
-    AFTER(Int) = "select id, cache, kind, name from narval.pending where id > $1 order by id";
+    AFTER(Int, Int) = "select id, cache, kind, name from narval.pending where id > $1 order by id limit $2";
     SETTLE(Int) = "delete from narval.pending where id <= $1";
     SETTLE_THESE(Int) { id: Int } = concat!(
         "delete from narval.pending as p where p.id in (select r.id from {rows}) and ", if_alone!()
@@ -136,9 +136,14 @@ pub(super) fn last(tx: &mut dyn Tx) -> Result<Option<i64>, TxError> {
 }
 
 impl dyn Index + '_ {
-    /// Pending entries with a greater number than this, the oldest first.
-    pub(crate) fn pending(&self, after: i64) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
-        self.read(Reading::Many, |tx| tx.all(&AFTER, &args![after], entry))
+    /// All pending entries, the oldest first.
+    pub(crate) fn pending(&self) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
+        self.pending_after(0, usize::MAX)
+    }
+
+    /// At most this many pending entries with a greater number than this, the oldest first.
+    pub(crate) fn pending_after(&self, after: i64, max: usize) -> Result<Vec<(i64, CacheId, Pending)>, IndexError> {
+        self.read(Reading::Many, |tx| tx.all(&AFTER, &args![after, max], entry))
     }
 
     /// Adds a pending entry for a file that may not be as the index says: of a narinfo, or of a name below `nar/`. Returns its number.
