@@ -99,7 +99,7 @@ fn a_private_cache_says_that_a_token_is_needed() {
 }
 
 #[test]
-fn a_keyboard_alone_searches_opens_and_copies() {
+fn a_keyboard_alone_searches_opens_copies_and_signs_in() {
     let Some(mut browser) = Browser::start() else { return };
     let lab = Lab::signing(&[]);
     for name in ["alpha-1.0", "beta-2.0", "beta-2.1"] {
@@ -137,7 +137,21 @@ fn a_keyboard_alone_searches_opens_and_copies() {
     browser.shows("1 of 2 packages");
     browser.eval("history.back()");
     browser.shows("Newest packages");
+    tab_to(&mut browser, "a.account");
+    browser.press("Enter", 13);
+    browser.wait("document.activeElement.id === 'token'");
+    browser.call("Input.insertText", serde_json::json!({ "text": lab.token(&["--admin"]) }));
+    browser.press("Enter", 13);
+    browser.shows("Sign out");
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
+    // Whoever may administer the cache finds who has pushed a path.
+    browser.open(&format!("{url}/?q=alpha"), "alpha");
+    tab_to(&mut browser, ".packages a.name");
+    browser.press("Enter", 13);
+    browser.shows("by whom");
+    browser.eval("Array.from(document.links).find((link) => link.textContent === 'by whom').click()");
+    browser.shows("alpha-1.0");
+    browser.wait("location.pathname === '/_narval/manage/audit' && document.querySelectorAll('tbody tr').length >= 1");
     // Old addresses.
     for (old, new) in [("#/find/beta", "/?q=beta"), ("#/now", "/_narval/status"), ("#/use", "/")] {
         browser.open(&format!("{url}/{old}"), "");

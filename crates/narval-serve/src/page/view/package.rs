@@ -175,7 +175,16 @@ fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&Found>, 
             dd { (many(tree.nodes.len() as u64, "path")) @if tree.more { "+" } ", " (bytes(total)) }
             dt { "From" }
             dd { (match details.source { Source::Store => "this machine’s store", Source::Cache => "pushed to this cache", Source::Upstream => "an upstream cache" }) }
-            @if let (Some(pushed), Some(used)) = (pushed, used) { dt { "Pushed" } dd { (ago(pushed)) ", last used " (ago(used)) } }
+            @if let (Some(pushed), Some(used)) = (pushed, used) {
+                dt { "Pushed" }
+                dd {
+                    (ago(pushed)) ", last used " (ago(used))
+                    // Labels of tokens are for who administers the cache.
+                    @if visit.may(Scope::Admin) {
+                        ", " a href=(visit.link(&format!("_narval/manage/audit?path={}", info.path.hash_part()))) { "by whom" }
+                    }
+                }
+            }
             @if is_kept { dt { "Kept" } dd { (kept(parts, &details.pins, used)) } }
             dt { "Signatures" }
             dd {
