@@ -206,6 +206,7 @@ fn a_first_visit_to_a_private_cache_asks_for_a_token_and_nothing_else() {
     browser.click("a", "What it allows");
     browser.shows("which allows push");
     browser.click("button", "Sign out");
+    browser.shows("This cache is private");
     // One that can shows what was asked for.
     browser.open(&format!("{url}/#/find/inside"), "This cache is private");
     browser.fill("#token", &lab.token(&["--pull"]));
