@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
 
-use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage, Used};
 use super::lost::Finder;
+use super::push::elsewhere::Elsewhere;
 use super::retention::RESOLUTION_SECONDS;
 use super::shared::{CacheState, Shared};
-use super::small_bytes::SmallBytes;
+use super::small::bytes::SmallBytes;
 use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 

@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
-use super::audit::AUDIT_KEPT_FOR;
 use super::error::{DataError, io_error};
 use super::index::CacheRecord;
 use super::shared::{CacheState, Shared};
+use super::tokens::audit::AUDIT_KEPT_FOR;
 
 use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, PeerFigures, Stamp, Tokens};
 use narval_codec::decode::WindowMemory;

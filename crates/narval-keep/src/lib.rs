@@ -1,9 +1,28 @@
 //! The writable cache: a data folder with named caches, the tokens for them, and an index of it all.
 //!
-//! Knows nothing of HTTP. [`Data`] is an open folder, [`Cache`] one of its caches: [`Cache::begin_nar`] and
+//! Knows nothing of HTTP. [`Data`] is an open folder or bucket, [`Cache`] one of its caches: [`Cache::begin_nar`] and
 //! [`Cache::commit_narinfos`] write, [`Cache::narinfo`] and [`Cache::nar_file`] read. [`Tokens`] turns what a client presents
 //! into a [`Grant`]; every write needs one. Errors are a [`Refusal`], with a message for the client.
 //!
+//! It promises: a narinfo is visible only when its NAR is durable and verified and its references are visible. What was
+//! answered with success stays until it is deleted or collected, also if processes are killed at any moment. The files are the
+//! truth: the index can be made from them.
+//!
+//! ```text
+//! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   place.rs, database.rs, in_use.rs
+//! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, refusal.rs
+//! receive/           a NAR arrives: one pass decodes, verifies and hashes it          receipts of those not recorded yet
+//! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
+//! small/             logs, realisations, listings
+//! storage/           where bytes are: folder.rs, bucket/
+//! index/             what is known of them: sql/ the statements, tx.rs what runs them, sqlite/ and postgres/, memory/
+//! retention/         collect.rs, delete.rs hide paths and remove bytes; pins.rs, used.rs say what stays
+//! tokens/, oidc/     who may do what, and the audit log
+//! nodes/             several servers over one bucket
+//! figures/           how large caches are
+//! upkeep/            fsck, rebuild, migrate, recompress, export
+//! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs names what it takes out
+//! ```
 //! ```text
 //! DIR/index.sqlite               the index (SQLite, WAL), unless it is in a database ([`Database`])
 //! DIR/audit.jsonl                who wrote what
@@ -11,7 +30,6 @@
 //! DIR/caches/<name>/             the standard layout of a binary cache: nginx can serve it
 //! DIR/incoming/                  what is being received
 //! ```
-//! A narinfo is visible only when its NAR is durable and verified. The files are the truth: the index can be made from them.
 //!
 //! ```
 //! use narval_keep::{Begin, CacheName, CacheSettings, Data, DataOptions, Grant};
@@ -34,93 +52,60 @@
 #[cfg(test)]
 extern crate self as narval_keep;
 
-mod audit;
-mod batch;
 mod cache;
-mod commit;
-mod contents;
 mod data;
 mod database;
-mod elsewhere;
 mod error;
-mod export;
 mod figures;
-mod fsck;
-mod grant;
-mod growth;
 mod in_use;
 mod index;
-mod join;
 mod lost;
-mod migrate;
 mod name;
 mod nodes;
 pub mod oidc;
 mod open;
-mod oversized;
-mod pending;
 mod place;
-mod publish;
-mod rebuild;
-mod receipt;
-mod receipt_key;
+mod push;
 mod receive;
-mod recompress;
-mod reconcile;
 mod refusal;
 mod retention;
 mod rule;
 mod settings;
 mod shared;
-mod sign;
 mod small;
-mod small_bytes;
 mod storage;
-mod store_first;
-mod survey;
 mod tokens;
-mod tokens_used;
-mod traces;
-mod trust;
-mod unrecorded;
+mod upkeep;
 
-pub use audit::{Audit, AuditLine};
-pub use batch::{NARS_MAX, read_commit, read_nars};
 pub use cache::{Cache, KeptNarinfo, Listed, NarFile, NarHead, Stamp};
-pub use commit::{COMMIT_MAX, Committed, Outcome};
 pub use data::Data;
 pub use database::Database;
-pub use elsewhere::Elsewhere;
 pub use error::DataError;
-pub use export::Imported;
-pub use figures::CacheFigures;
-pub use fsck::{FsckOptions, FsckReport};
-pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};
-pub use growth::SizeOfDay;
+pub use figures::{CacheFigures, CollectionFigures, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use index::{IndexError, Usage};
-pub use migrate::{MigrateError, Migrated};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
 pub use nodes::{PEER_PATH, PeerFigures};
 pub use open::DataOptions;
 pub use place::Place;
-pub use receipt::RECEIPT_KEY;
+pub use push::{COMMIT_MAX, Committed, Elsewhere, NARS_MAX, Outcome, read_commit, read_nars};
 #[doc(hidden)]
 pub use receive::verify_anything;
-pub use receive::{Begin, Receipts, Stored, Upload};
-pub use recompress::RECOMPRESSED_GRACE;
+pub use receive::{Begin, RECEIPT_KEY, Receipts, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,
     UNFINISHED_GRACE, Why,
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
-pub use sign::SignReport;
 pub use small::{Put, SmallKind};
 pub use storage::{NarBytes, Redirect};
-pub use survey::{CollectionFigures, Fullness, Survey, TokenEnd};
-pub use tokens::{EXCHANGED_FOR, LABEL_LEN_MAX, NewToken, TOKEN_PREFIX, TokenError, TokenInfo, Tokens};
+pub use tokens::{
+    Audit, AuditLine, CachePatterns, EXCHANGED_FOR, Grant, LABEL_LEN_MAX, NewToken, PATTERNS_MAX, PatternError, Scope,
+    Scopes, TOKEN_PREFIX, TokenError, TokenInfo, Tokens, UnknownScope,
+};
+pub use upkeep::{FsckOptions, FsckReport, Imported, MigrateError, Migrated, RECOMPRESSED_GRACE, SignReport};
 
 use narval_client::clock::now;
 

@@ -10,22 +10,25 @@ use std::time::{Duration, Instant};
 
 use narval_client::Url;
 
-use super::contents::FileHashes;
 use super::data::Data;
 use super::database::{self, Database, Opening};
 use super::error::{DataError, io_error};
-use super::growth::Growth;
+use super::figures::growth::Growth;
+use super::figures::survey::Surveys;
 use super::in_use::InUse;
 use super::index::Index;
 use super::lost::Losses;
-use super::oversized::Oversized;
-use super::pending::{SeenPending, WhichPending};
+use super::nodes::join;
+use super::push::pending::{SeenPending, WhichPending};
+use super::receive::contents::FileHashes;
+use super::retention::oversized::Oversized;
 use super::retention::{Shortage, Uses};
 use super::shared::{NAR_LOCKS, Shared};
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
-use super::survey::Surveys;
-use super::tokens_used::TokensUsed;
-use super::{Audit, Place, audit, join, recompress};
+use super::tokens::audit;
+use super::tokens::used::TokensUsed;
+use super::upkeep::recompress;
+use super::{Audit, Place};
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 
 /// How often collected uses are written.

@@ -8,20 +8,20 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use narval_nix::SecretKey;
 
-use super::contents::FileHashes;
-use super::elsewhere::Elsewhere;
 use super::error::{DataError, io_error};
-use super::growth::Growth;
+use super::figures::growth::Growth;
+use super::figures::survey::{Collections, Surveys};
 use super::in_use::InUse;
 use super::index::{CacheId, Index};
 use super::lost::Losses;
-use super::pending::SeenPending;
+use super::push::elsewhere::Elsewhere;
+use super::push::pending::SeenPending;
+use super::receive::contents::FileHashes;
+use super::receive::unrecorded::Unrecorded;
 use super::retention::{Shortage, Uses};
-use super::small_bytes::SmallBytes;
+use super::small::bytes::SmallBytes;
 use super::storage::{CacheStorage, Storage};
-use super::survey::{Collections, Surveys};
-use super::tokens_used::TokensUsed;
-use super::unrecorded::Unrecorded;
+use super::tokens::used::TokensUsed;
 use super::{Audit, CacheName, CacheSettings};
 use narval_codec::decode::WindowMemory;
 

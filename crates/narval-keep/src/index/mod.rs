@@ -24,9 +24,9 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use self::memory::Memory;
 use self::tx::{How, Reading, Tx, TxError, Work};
 use super::CacheName;
+use super::figures::survey::Counted;
 use super::nodes::{Members, PeerSecret};
-use super::receipt_key::ReceiptKey;
-use super::survey::Counted;
+use super::receive::receipt_key::ReceiptKey;
 use crate::rule::{Rule, holds};
 use narval_client::clock;
 

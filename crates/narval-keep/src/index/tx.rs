@@ -164,7 +164,7 @@ macro_rules! statements {
         );)*
         /// All of them, for the test of their plans.
         #[cfg(test)]
-        pub(super) static STATEMENTS: &[(&str, &$crate::index::tx::Sql)] = &[$((stringify!($name), &$name)),*];
+        pub(in crate::index) static STATEMENTS: &[(&str, &$crate::index::tx::Sql)] = &[$((stringify!($name), &$name)),*];
     };
 }
 

@@ -4,11 +4,16 @@
 //! grammar, SHA-256 of the NAR, its listing, the store paths that it mentions. A valid upload is made durable, recorded
 //! and linked to its names, in this order; an invalid one leaves nothing. The thread with the body does all of this.
 
+pub(crate) mod contents;
 mod listing;
 mod many;
 mod pass;
+pub(crate) mod receipt;
+pub(crate) mod receipt_key;
 mod scan;
+pub(crate) mod store_first;
 mod tee;
+pub(crate) mod unrecorded;
 
 use std::io::{self, Read, Seek, Write};
 
@@ -17,6 +22,7 @@ use narval_nix::{Compression, NarHash, Sha256};
 
 pub(super) use self::pass::no_window;
 use self::pass::{Claims, Verified, file_size_max, verify};
+pub use self::receipt::RECEIPT_KEY;
 use super::index::NarRecord;
 use super::storage::{Incoming, Keep};
 use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};

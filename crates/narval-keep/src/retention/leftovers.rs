@@ -1,4 +1,4 @@
-//! Objects without a name, which a server has stored and not recorded before it was killed ([`unrecorded`](crate::unrecorded)).
+//! Objects without a name, which a server has stored and not recorded before it was killed ([`unrecorded`](crate::receive::unrecorded)).
 //!
 //! A server that may have stored some has a row, and says every hour that it is alive. The rows of those that say nothing are found by the next
 //! collection: it lists the NARs, and removes those without a name that were stored at that time. Their names are condemned first, so a
@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use super::lease::{Collection, keep_while};
 use crate::index::{Condemned, WRITER_FRESH_FOR};
+use crate::receive::unrecorded::{RECORD_AFTER, RENEW_EVERY};
 use crate::rule::{Rule, holds};
 use crate::storage::StoredFile;
-use crate::unrecorded::{RECORD_AFTER, RENEW_EVERY};
 use crate::{Cache, NarFileName, Refusal, RefusalKind};
 
 /// A server that has said nothing for this long is dead.

@@ -10,6 +10,7 @@ mod grace;
 mod lease;
 mod leftovers;
 mod mark;
+pub(crate) mod oversized;
 mod pins;
 mod room;
 mod shortage;

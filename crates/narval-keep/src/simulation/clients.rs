@@ -7,7 +7,7 @@ use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir};
 
 use super::state::{Op, Phase};
 use super::task::Task;
-use crate::pending::WhichPending;
+use crate::push::pending::WhichPending;
 use crate::tests::{TestPath, pusher};
 use crate::{
     Begin, Cache, CollectOptions, Data, Grant, NarFileName, NarTarget, PinFor, RECEIPT_KEY, Receipts, Stored,

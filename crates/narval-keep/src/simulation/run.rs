@@ -15,7 +15,7 @@ use super::state::{Op, Phase, State, TaskState};
 use super::task::{CURRENT, Sim, Task};
 use crate::index::Sqlite;
 use crate::open::Local;
-use crate::pending::WhichPending;
+use crate::push::pending::WhichPending;
 use crate::rule::{Rule, WITHOUT};
 use crate::storage::Bucket;
 use crate::{Cache, CacheName, CacheSettings, CollectOptions, Data, Grant};

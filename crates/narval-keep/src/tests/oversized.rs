@@ -1,7 +1,7 @@
 //! Caches that are larger than they may be.
 
 use super::{Fixture, TestPath};
-use crate::oversized::Oversized;
+use crate::retention::oversized::Oversized;
 use crate::{Cache, CacheSettings};
 
 fn paths(cache: &Cache) -> u64 {

@@ -37,8 +37,8 @@ use super::memory::Memory;
 use super::sql::work::this_process;
 use super::tx::{DEADLINE, DEADLINE_LARGE, How, NOTE, NOTE_LATER, REMOVE, Reading, Tx, TxError, Work};
 use super::{CacheId, Index, IndexError};
+use crate::figures::survey::Counted;
 use crate::nodes::{Members, PeerSecret};
-use crate::survey::Counted;
 
 /// The number of random bytes of the secret of nodes.
 const PEER_SECRET_LEN: usize = 32;

@@ -2,17 +2,12 @@
 
 mod audit;
 mod caches;
-mod commit;
-mod lost;
 mod nars;
 mod paths;
 mod pending;
-mod pins;
 #[cfg(test)]
 pub(super) mod plans;
 mod retention;
 pub(super) mod snapshot;
 mod tokens;
-mod uploads;
 pub(super) mod work;
-mod writers;

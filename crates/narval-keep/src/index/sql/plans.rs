@@ -3,7 +3,9 @@
 use rusqlite::types::Null;
 use rusqlite::{Connection, params_from_iter};
 
-use super::{audit, caches, commit, lost, nars, paths, pending, pins, retention, snapshot, tokens, work, writers};
+use super::nars::{lost, writers};
+use super::paths::{commit, pins};
+use super::{audit, caches, nars, paths, pending, retention, snapshot, tokens, work};
 use crate::index::Sqlite;
 use crate::index::tx::{Kind, Sql};
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use narval_nix::{HashPart, Sha256};
 
-use super::commit::orphan;
 use super::nars::condemned;
+use super::paths::commit::orphan;
 use super::pending;
 use crate::index::tx::{ADD_LATER, Arg, NOTE_LATER, REMOVE, Row, Sql, args, statements};
 use crate::index::{CacheId, Commit, Condemned, Cutoff, Fence, Index, IndexError, Used};

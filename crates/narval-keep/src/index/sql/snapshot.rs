@@ -2,7 +2,7 @@
 
 use narval_nix::HashPart;
 
-use super::pins;
+use super::paths::pins;
 use crate::index::snapshot::SnapshotBuilder;
 use crate::index::tx::{Reading, args, statements};
 use crate::index::{CacheId, Index, IndexError, Snapshot};

@@ -22,7 +22,7 @@ use self::writer::{Durability, Writer};
 use super::Fence;
 use super::tx::{How, Reading, Tx, TxError, Work};
 use super::{CacheId, Index, IndexError};
-use crate::survey::Counted;
+use crate::figures::survey::Counted;
 #[cfg(test)]
 use narval_client::clock;
 

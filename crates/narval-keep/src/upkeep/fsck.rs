@@ -1,0 +1,239 @@
+//! Checks the index against the files.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+
+use narval_nix::HashPart;
+
+use crate::index::PathRecord;
+use crate::lost::Finder;
+use crate::storage::{Below, StoredFile, VALID_FOR, hash_of};
+use crate::{Cache, Data, DataError, NarFileName, Refusal, RefusalKind};
+use narval_client::clock;
+use narval_files::Work;
+
+/// Options of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FsckOptions {
+    /// Whether to read every NAR's file and compare its hash; otherwise only the lengths are compared.
+    pub contents: bool,
+    /// Whether to remove lost paths from the index, restore what can be restored, and delete stray files.
+    pub repair: bool,
+}
+
+/// The result of a check.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FsckReport {
+    /// The number of checked paths.
+    pub paths: usize,
+    /// The number of checked NAR files.
+    pub files: usize,
+    /// The problems, one line each.
+    pub problems: Vec<String>,
+    /// Whether it was stopped before its end.
+    pub is_stopped: bool,
+}
+
+impl Data {
+    /// Checks all caches, and the files that they share.
+    ///
+    /// # Errors
+    /// If the index or a folder cannot be read.
+    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Refusal> {
+        let mut report = FsckReport::default();
+        match self.fsck_all(options, work, &mut report) {
+            Err(_) if work.is_stopped() => report.is_stopped = true,
+            result => result?,
+        }
+        Ok(report)
+    }
+
+    fn fsck_all(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+        for cache in self.caches().map_err(failed)? {
+            if options.repair {
+                cache.restore_lost()?;
+            }
+            cache.fsck_nars(options, work, report)?;
+            cache.fsck_paths(options, work, report)?;
+            cache.fsck_strays(options, work, report)?;
+        }
+        self.fsck_shared(options, report)
+    }
+
+    /// Files of NARs that no cache has.
+    fn fsck_shared(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
+        let (storage, index) = (&self.shared().storage, &self.shared().index);
+        let fail = |error: io::Error| Refusal::of_file("list the files of", storage.place().display(), &error);
+        for file in storage.shared_files().map_err(fail)? {
+            let is_stray = || -> Result<bool, Refusal> {
+                for form in &file.forms {
+                    if index.nar(&file.nar_hash, *form)?.is_some() {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            };
+            if !is_stray()? {
+                continue;
+            }
+            let _alone = storage.lock_exclusive().map_err(|error| Refusal::of_file("lock", "storage", &error))?;
+            if is_stray()? {
+                report.problems.push(format!("'{}' is a file that no cache has", file.path.display()));
+                if options.repair {
+                    let removed = storage.remove_shared(&file);
+                    removed.map_err(|error| Refusal::of_file("remove", file.path.display(), &error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Cache {
+    /// The name of a file of this cache, for messages.
+    pub(crate) fn named(&self, name: &str) -> String {
+        self.files().place().join(name).display().to_string()
+    }
+
+    fn fsck_nars(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+        let stored = self.files().list(Below::Folder("nar")).map_err(fail)?;
+        let stored: HashMap<String, u64> = stored.into_iter().map(|file| (file.name, file.len)).collect();
+        let files = self.index().files(self.id())?;
+        let bytes = files.iter().map(|(_, nar)| nar.file_size).sum();
+        work.begin("checking", "NARs", files.len() as u64, if options.contents { bytes } else { 0 });
+        for (name, nar) in files {
+            report.files += 1;
+            work.count(1);
+            let stored_name = format!("nar/{}", self.files().served_name(&name, &nar));
+            let named = self.named(&stored_name);
+            let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
+            work.check().map_err(fail)?;
+            let is_good = |file: &mut dyn Read| Ok(hash_of(file)? == nar.file_hash);
+            let has_length = stored.get(&stored_name) == Some(&nar.file_size);
+            let is_fine = match has_length && options.contents {
+                true => match self.files().read(&stored_name).map_err(fail)? {
+                    Some(file) => is_good(&mut work.reading(file)).map_err(fail)?,
+                    None => false,
+                },
+                false => has_length,
+            };
+            if is_fine {
+                continue;
+            }
+            // It may have been removed, or not renamed yet.
+            let alone = self.storage().lock_exclusive().map_err(fail)?;
+            if self.index().file(self.id(), &name)?.as_ref() != Some(&nar) {
+                continue;
+            }
+            let is_there = self.files().check_nar(&name, &nar).map_err(fail)?;
+            let is_on_its_way = || self.files().is_placed(self.index(), self.id(), &name, &nar).map(|placed| !placed);
+            if (is_there && !options.contents) || (self.storage().publishes_later() && is_on_its_way()?) {
+                continue;
+            }
+            let problem = if is_there { "damaged" } else { "missing or truncated" };
+            report.problems.push(format!("'{named}' is {problem}"));
+            if options.repair && !self.files().repair_nar(&name, &nar, &is_good).map_err(fail)? {
+                drop(alone);
+                self.lost(&name, Finder::Fsck { is_damaged: is_there })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fsck_paths(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+        work.begin("checking", "narinfos", self.index().usage(self.id())?.paths, 0);
+        self.each_path(|listed| {
+            report.paths += 1;
+            work.count(1);
+            let name = format!("{}.narinfo", listed.hash_part);
+            let fail = |error: io::Error| Refusal::of_file("write", self.named(&name), &error);
+            work.check().map_err(fail)?;
+            let is_same = |record: &PathRecord| self.text(&name).is_ok_and(|text| text == record.narinfo);
+            if self.index().path(self.id(), &listed.hash_part)?.is_none_or(|record| is_same(&record)) {
+                return Ok(());
+            }
+            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let until = clock::instant() + VALID_FOR;
+            if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
+                report.problems.push(format!("'{}' does not match the index", self.named(&name)));
+                if options.repair {
+                    // A bucket has no lock: others may publish the same narinfo.
+                    match self.storage().publishes_later() {
+                        true => self.publish_again(record.hash_part).map_err(|error| {
+                            Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", self.named(&name)))
+                        })?,
+                        false => self.files().publish(&record, None, until).map_err(fail)?,
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The contents of a small file; empty if there is none.
+    pub(crate) fn text(&self, name: &str) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        if let Some((mut file, _)) = self.files().open(name)? {
+            file.read_to_end(&mut text)?;
+        }
+        Ok(text)
+    }
+
+    /// The cache's narinfos and listings, and its NARs.
+    pub(crate) fn named_files(&self) -> Result<Vec<StoredFile>, Refusal> {
+        let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+        let mut files = self.files().list(Below::Root).map_err(fail)?;
+        files.extend(self.files().list(Below::Folder("nar")).map_err(fail)?);
+        Ok(files)
+    }
+
+    /// Narinfos, listings and NARs among the cache's files that the index does not have.
+    fn fsck_strays(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+        let mut stray_nars = Vec::new();
+        let files = self.named_files()?;
+        work.begin("looking for strays among", "files", files.len() as u64, 0);
+        for StoredFile { name, modified, .. } in files {
+            work.count(1);
+            work.check().map_err(|error| Refusal::of_file("look at", self.named(&name), &error))?;
+            let nar = name.strip_prefix("nar/");
+            let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
+            let part = part.and_then(|part| part.parse::<HashPart>().ok());
+            let is_stray = || -> Result<bool, Refusal> {
+                Ok(match (nar, part) {
+                    (Some(nar), _) => self.index().file(self.id(), nar)?.is_none(),
+                    (None, Some(part)) => self.index().path(self.id(), &part)?.is_none(),
+                    (None, None) => false,
+                })
+            };
+            if !is_stray()? {
+                continue;
+            }
+            if let Some(Ok(stray)) = nar.filter(|_| self.storage().publishes_later()).map(NarFileName::parse) {
+                stray_nars.push((stray, modified));
+                continue;
+            }
+            let fail = |error: io::Error| Refusal::of_file("remove", self.named(&name), &error);
+            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            if is_stray()? {
+                report.problems.push(format!("'{}' is a file that the index does not have", self.named(&name)));
+                if options.repair {
+                    self.files().remove(&name).map_err(fail)?;
+                }
+            }
+        }
+        // In a bucket, a server may have stored them, and record them soon.
+        let stray_nars = self.strays_of_nobody(&stray_nars)?;
+        let problem =
+            |stray| format!("'{}' is a file that the index does not have", self.named(&format!("nar/{stray}")));
+        report.problems.extend(stray_nars.iter().map(problem));
+        if options.repair && !stray_nars.is_empty() {
+            self.remove_strays_of_fsck(&stray_nars)?;
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: DataError) -> Refusal {
+    Refusal::new(RefusalKind::Failed, error)
+}

@@ -1,0 +1,172 @@
+//! Recompresses NARs in the background: xz, bzip2 and uncompressed files become zstd in frames.
+//!
+//! The new file is an upload like any other: it is decoded again and verified before it is stored. Then one transaction
+//! changes all paths of the NAR to it. The old file keeps its name for as long as clients remember the old narinfo, so
+//! they still get the file that it describes. A killed process leaves either the old or the new state.
+
+use std::collections::HashSet;
+use std::io::{BufReader, Write};
+use std::sync::Weak;
+use std::time::Duration;
+
+use narval_nix::{Compression, NarInfo};
+
+use crate::data::Data;
+use crate::index::{Commit, NarRecord, PathRecord};
+use crate::receive::{Stored, Upload};
+use crate::shared::Shared;
+use crate::{Cache, Grant, NarTarget, Refusal, RefusalKind};
+use narval_client::clock;
+use narval_codec::decode::Decoder;
+use narval_codec::encode::FrameEncoder;
+
+/// How long the old file of a recompressed NAR is kept, in seconds: the 30 days for which Nix remembers a narinfo.
+pub const RECOMPRESSED_GRACE: u64 = 30 * 24 * 60 * 60;
+
+/// The zstd level: the size matters more than the time.
+const LEVEL: i32 = 9;
+
+/// How often a server looks for NARs to recompress.
+const LOOK_EVERY: Duration = Duration::from_secs(20);
+
+/// The number of NARs read from the index at a time.
+const STEP: usize = 64;
+
+/// The maximum number of failed NARs that this process remembers and does not try again.
+const FAILED_MAX: usize = 4096;
+
+/// How often paths are read again while others change them.
+const ATTEMPTS_MAX: usize = 4;
+
+impl Cache {
+    /// Recompresses all NARs of this cache's paths that are not zstd, one after the other. Returns how many; failed
+    /// ones are logged and left unchanged.
+    ///
+    /// # Errors
+    /// If the index fails, or the disk is full.
+    pub fn recompress(&self) -> Result<usize, Refusal> {
+        self.recompress_but(&mut HashSet::new(), &|| true)
+    }
+
+    /// Like [`Cache::recompress`], while `goes_on` returns `true`, and without NARs that have failed before.
+    fn recompress_but(&self, failed: &mut HashSet<String>, goes_on: &dyn Fn() -> bool) -> Result<usize, Refusal> {
+        let (mut after, mut done) = (String::new(), 0);
+        loop {
+            let names = self.index().not_zstd(self.id(), &after, STEP)?;
+            let Some(last) = names.last() else { return Ok(done) };
+            after.clone_from(last);
+            for name in names {
+                if !goes_on() {
+                    return Ok(done);
+                }
+                if failed.contains(&name) {
+                    continue;
+                }
+                match self.recompress_one(&name) {
+                    Ok(()) => done += 1,
+                    Err(refusal) if refusal.kind == RefusalKind::NoSpace => return Err(refusal),
+                    Err(refusal) => {
+                        tracing::warn!("cache '{}': 'nar/{name}' stays as it is: {refusal}", self.name());
+                        if failed.len() < FAILED_MAX {
+                            failed.insert(name);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn recompress_one(&self, name: &str) -> Result<(), Refusal> {
+        let Some(old) = self.index().file(self.id(), name)? else { return Ok(()) };
+        let known = self.index().files_of(self.id(), &old.nar_hash)?.into_iter().find(|(name, nar)| {
+            nar.compression == Compression::Zstd && self.files().has_nar(name, nar.file_size).unwrap_or(false)
+        });
+        let new = match known {
+            Some((name, nar)) => (name, nar),
+            None => self.make_zstd(&old)?,
+        };
+        for _ in 0..ATTEMPTS_MAX {
+            if self.rename_in_paths(name, &new)? == Commit::Done {
+                return Ok(());
+            }
+        }
+        Err(Refusal::new(RefusalKind::Conflict, "other clients are committing its paths"))
+    }
+
+    /// Stores a NAR again as zstd.
+    fn make_zstd(&self, old: &NarRecord) -> Result<(String, NarRecord), Refusal> {
+        let (nar_hash, compression) = (old.nar_hash, Compression::Zstd);
+        let fail = |error: std::io::Error| Refusal::of_file("recompress", nar_hash, &error);
+        let stored = self.files().open_stored(old).map_err(fail)?;
+        let mut nar = Decoder::new(&old.compression, BufReader::new(stored), 1)
+            .map_err(|error| Refusal::new(RefusalKind::Unprocessable, error))?;
+        let file = self.incoming_file()?;
+        let mut length = 0;
+        let mut encoder = FrameEncoder::new(LEVEL, old.nar_size, nar_hash, 1).map_err(fail)?;
+        while !encoder.is_complete() {
+            let written = encoder.advance(&mut nar, &mut |piece| {
+                length += piece.len() as u64;
+                file.file().write_all(piece)
+            });
+            written.map_err(|error| fail(error.into()))?;
+        }
+        let target = NarTarget::Nar { nar_hash, compression };
+        let upload = Upload::new(self, target, length, &Grant::administrator("recompression"));
+        let Stored { name, nar_size, file_hash, file_size, .. } = upload.adopt(file)?;
+        let NarRecord { listing_size, found, .. } = old.clone();
+        Ok((name.to_string(), NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found }))
+    }
+
+    /// Changes all paths with this file to another file of the same NAR.
+    fn rename_in_paths(&self, old: &str, (name, nar): &(String, NarRecord)) -> Result<Commit, Refusal> {
+        let fail = |error: std::io::Error| Refusal::of_file("write", "a narinfo", &error);
+        let _no_collection = self.storage().lock_shared().map_err(fail)?;
+        let settings = self.settings();
+        let mut records = Vec::new();
+        for part in self.index().paths_of_file(self.id(), old)? {
+            let Some(record) = self.index().path(self.id(), &part)? else { continue };
+            let mut info = NarInfo::parse(&record.narinfo, &settings.store_dir)
+                .map_err(|error| Refusal::new(RefusalKind::Failed, format_args!("'{part}.narinfo': {error}")))?;
+            if (info.nar_hash, record.file.as_str()) != (nar.nar_hash, old) {
+                return Ok(Commit::Changed);
+            }
+            info.url = format!("nar/{name}");
+            info.compression = nar.compression;
+            (info.file_hash, info.file_size) = (Some(nar.file_hash.into()), Some(nar.file_size));
+            let narinfo = info.render(&settings.store_dir).into_bytes();
+            records.push(PathRecord { file: name.clone(), narinfo, ..record });
+        }
+        self.files().sync_nars().map_err(fail)?;
+        // A collection removes the old file once nothing has used it for COLLECT_GRACE.
+        let orphaned = self.now().saturating_add(RECOMPRESSED_GRACE - crate::COLLECT_GRACE);
+        let began = clock::instant();
+        let Some(up_to) = self.index().rename(self.id(), records.clone(), old, orphaned)? else {
+            return Ok(Commit::Changed);
+        };
+        self.publish_committed(&records, Vec::new(), (began, up_to));
+        Ok(Commit::Done)
+    }
+}
+
+/// Recompresses the NARs of caches with that setting as long as the data folder is open. One NAR at a time, with the
+/// lowest priority.
+pub(crate) fn run(shared: &Weak<Shared>) {
+    // On Linux, this only affects this thread. If it fails, the work is still done.
+    rustix::process::nice(19).ok();
+    let mut failed = HashSet::new();
+    loop {
+        std::thread::sleep(LOOK_EVERY);
+        let Some(data) = shared.upgrade().map(Data::of) else { return };
+        if data.is_short_of_room() {
+            continue;
+        }
+        for cache in data.caches().unwrap_or_default().iter().filter(|cache| cache.settings().recompress) {
+            // Settings may change meanwhile, by a command or a reload.
+            match cache.recompress_but(&mut failed, &|| cache.settings().recompress) {
+                Ok(0) => {}
+                Ok(done) => tracing::info!("cache '{}': recompressed {done} NARs", cache.name()),
+                Err(refusal) => tracing::warn!("cache '{}': recompressing stopped: {refusal}", cache.name()),
+            }
+        }
+    }
+}
