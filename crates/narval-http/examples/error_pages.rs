@@ -1,34 +1,39 @@
-//! Custom responses for paths that are not found, methods that are not allowed, and errors.
+//! Custom responses for everything that goes wrong: pages for people, and problems (RFC 9457) for programs.
 //!
 //! `cargo run -p narval-http --example error_pages -- --port 8080`, then
-//! `curl -i http://localhost:8080/nowhere`
+//! `curl -i http://localhost:8080/nowhere` and `curl -i http://localhost:8080/api/nowhere`
 
 #[path = "arguments/mod.rs"]
 mod arguments;
 
 use std::error::Error;
 
-use narval_http::{Body, HeadRef, Response, Router, StatusCode};
+use narval_http::{Failure, Problems, Reject, Request, Response, Router, StatusCode};
 
-fn page(status: StatusCode, text: &str) -> Response {
-    let body = format!("<!doctype html><title>{status}</title><h1>{status}</h1><p>{text}\n");
-    Response::new(status).header("content-type", "text/html; charset=utf-8").body(Body::bytes(body))
+/// The details go to the log; the client only learns what it may know.
+fn page(failure: &Failure<'_>) -> Response {
+    let status = failure.status();
+    if status.is_server_error() {
+        eprintln!("{:?}: {}", failure.head().map(|head| head.target()), failure.error());
+    }
+    let reason = failure.reason();
+    Response::html(status, format!("<!doctype html><title>{status}</title><h1>{status}</h1><p>{reason}\n"))
 }
 
-/// The details go to the log; the client only learns that something went wrong.
-fn went_wrong(head: &HeadRef<'_>, error: &(dyn Error + 'static)) -> Response {
-    eprintln!("{} {}: {error}", head.method(), head.path());
-    page(StatusCode::INTERNAL_SERVER_ERROR, "Something went wrong. The error has been logged.")
+fn square(request: Request) -> Result<String, Reject> {
+    let number: u32 = request.params().parse("number")?;
+    let square = number.checked_mul(number).ok_or(Reject::new(StatusCode::BAD_REQUEST, "the square is too large"))?;
+    Ok(format!("{square}\n"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let api = Router::new().get("/squares/@number", square).errors(Problems::json());
     let app = Router::new()
         .get("/", || "hello\n")
         .get("/broken", || std::fs::read_to_string("/does/not/exist"))
         .get("/panics", || -> StatusCode { unreachable!("a handler's bug") })
-        .not_found(|| page(StatusCode::NOT_FOUND, "There is nothing here."))
-        .method_not_allowed(|| page(StatusCode::METHOD_NOT_ALLOWED, "This method is not allowed here."))
-        .on_error(went_wrong)
+        .nest("/api", api)
+        .errors(page)
         .build()?;
     arguments::serve(app)
 }

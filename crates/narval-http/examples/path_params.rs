@@ -8,14 +8,12 @@ mod arguments;
 
 use std::error::Error;
 
-use narval_http::{Request, Response, Router, StatusCode, route};
+use narval_http::{Reject, Request, Router, route};
 
-fn letter(request: Request) -> Response {
-    let parameter = |name| request.params().get(name).unwrap_or_default();
-    match parameter("number").parse::<u32>() {
-        Ok(number) => Response::text(StatusCode::OK, format!("letter {number} of {}\n", parameter("name"))),
-        Err(_) => Response::text(StatusCode::NOT_FOUND, "the letter must be a number\n"),
-    }
+fn letter(request: Request) -> Result<String, Reject> {
+    let number: u32 = request.params().parse("number")?;
+    let name: String = request.params().parse("name")?;
+    Ok(format!("letter {number} of {name}\n"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! Shared state, extra arguments for handlers, and a middleware around all of them.
+//! Shared state, and middlewares: one hands the user on to the handlers.
 //!
 //! `cargo run -p narval-http --example shared_state -- --port 8080`, then
 //! `curl -H 'Authorization: Bearer sesame' http://localhost:8080/count`
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use narval_http::{Compression, Cors, Handler, Next, Request, Response, Router, StatusCode};
+use narval_http::{Compression, Cors, Next, Request, Response, Router, StatusCode};
 
 #[derive(Default)]
 struct State {
@@ -19,23 +19,22 @@ struct State {
 }
 
 /// The authenticated user.
+#[derive(Clone)]
 struct User(String);
 
-/// Makes a handler of a function that takes the state, the user and the request.
-fn for_users<F>(state: &Arc<State>, handler: F) -> impl Handler + use<F>
-where
-    F: Fn(&State, User, Request) -> Response + Send + Sync + 'static,
-{
-    let state = state.clone();
-    move |request: Request| match request.header("authorization") {
-        Some("Bearer sesame") => handler(&state, User("Ali".to_owned()), request),
-        _ => Response::text(StatusCode::UNAUTHORIZED, "who are you?\n").header("www-authenticate", "Bearer"),
+/// A middleware that lets users pass, and tells the handlers who it is.
+fn sign_in(mut request: Request, next: Next<'_>) -> Response {
+    if request.header("authorization") != Some("Bearer sesame") {
+        return Response::text(StatusCode::UNAUTHORIZED, "who are you?\n").header("www-authenticate", "Bearer");
     }
+    request.extensions_mut().insert(User("Ali".to_owned()));
+    next.run(request)
 }
 
-fn count(state: &State, user: User, _: Request) -> Response {
+fn count(state: &State, request: Request) -> Option<String> {
+    let user = request.extension::<User>()?;
     let visits = state.visits.fetch_add(1, Ordering::Relaxed) + 1;
-    Response::text(StatusCode::OK, format!("{}, you are visitor {visits}\n", user.0))
+    Some(format!("{}, you are visitor {visits}\n", user.0))
 }
 
 /// A middleware that adds the time taken.
@@ -47,12 +46,13 @@ fn timed(request: Request, next: Next<'_>) -> Response {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let state = Arc::new(State::default());
     let app = Router::new()
+        .with(Arc::new(State::default()))
         .layer(timed)
         .layer(Cors::any_origin())
         .layer(Compression::default())
-        .get("/count", for_users(&state, count))
+        .layer(sign_in)
+        .get("/count", count)
         .build()?;
     arguments::serve(app)
 }

@@ -19,11 +19,14 @@
 //!
 //! # Where to look
 //!
-//! - [`Router`]: maps paths and methods to handlers, with [`Middleware`] around them ([`Compression`], [`Cors`]).
-//! - [`Handler`]: answers requests; [`IntoResponse`]: the types that a handler may return.
+//! - [`Router`]: maps paths and methods to handlers, with [`Middleware`] around them ([`Compression`], [`Cors`], [`Timeout`],
+//!   [`RateLimit`], [`BodyLimit`], [`SecurityHeaders`], [`SameOrigin`], [`BasicAuth`], [`BearerAuth`], [`Trace`]).
+//! - [`Handler`]: answers requests; [`IntoResponse`]: the types that a handler may return; [`Reject`]: early answers;
+//!   [`Router::errors`]: what clients get when something goes wrong.
+//! - [`mod@test`]: tests without sockets.
 //! - [`Body`]: from memory, from files, produced on demand ([`BodySource`]), or written while it is sent
-//!   ([`BodyWriter`]); [`EventStream`]: server-sent events; [`Responder`]: answers that follow later.
-//! - [`RequestBody`]: reads request bodies, in whole or as they arrive; [`Multipart`]: forms.
+//!   ([`BodyWriter`]); [`EventStream`]: server-sent events; [`Topic`]: the same to many; [`Responder`]: answers that follow later.
+//! - [`RequestBody`]: reads request bodies, in whole or as they arrive; [`Multipart`]: forms; [`Cookie`]: cookies.
 //! - [`files`]: static sites. [`ws`]: WebSockets.
 //! - `tls`: certificates. A server with TLS also speaks HTTP/2; handlers need not know.
 //! - [`Limits`]: the maximum of every queue, buffer and timeout. The defaults suit servers on the open internet.
@@ -61,7 +64,7 @@ mod web;
 pub mod ws;
 
 pub use bytes::Bytes;
-pub use http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
+pub use http::{Extensions, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 pub use http1::head_parts::{HeadParts, HeadRef, Span};
 pub use http1::response_head::Prepared;
 pub use io::listen::{Listen, ListenAddress};
@@ -70,11 +73,13 @@ pub use limits::Limits;
 pub use message::body::Body;
 pub use message::body_source::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
 pub use message::body_writer::BodyWriter;
+pub use message::cookie::{Cookie, SameSite, SignedCookies};
 pub use message::departure::Departure;
 pub use message::handler::{Handler, IntoHandler};
-pub use message::into_response::IntoResponse;
+pub use message::into_response::{IntoResponse, Json};
 pub use message::invalid_header::InvalidHeader;
 pub use message::path_params::PathParams;
+pub use message::reject::Reject;
 pub use message::request::{Request, RequestBody};
 pub use message::responder::Responder;
 pub use message::response::Response;
@@ -90,6 +95,15 @@ pub use web::compress::Compression;
 pub use web::cors::Cors;
 pub use web::events::{Event, EventOptions, EventStream};
 pub use web::files;
+pub use web::layers::auth::{BasicAuth, BearerAuth};
+pub use web::layers::body_limit::BodyLimit;
+pub use web::layers::rate_limit::RateLimit;
+pub use web::layers::same_origin::SameOrigin;
+pub use web::layers::security_headers::SecurityHeaders;
+pub use web::layers::timeout::Timeout;
+pub use web::layers::trace::Trace;
 pub use web::middleware::{Middleware, Next, Wrapped, wrap};
 pub use web::multipart_reader::{Multipart, PartReader};
-pub use web::router::{HandlerPanicked, Pattern, PatternError, RouteError, Router, RoutingTable};
+pub use web::router::{Failure, HandlerPanicked, Pattern, PatternError, Problems, RouteError, Router, RoutingTable};
+pub use web::test;
+pub use web::topic::{Member, Topic};

@@ -186,6 +186,14 @@ pub(crate) const COMPLAINTS_MAX: usize = 64;
 /// streamed bodies are free: it may not need the body for its answer.
 pub(crate) const BODY_AWAITED: Duration = Duration::from_millis(100);
 
+/// Clients that a [`RateLimit`](crate::RateLimit) tells apart at a time.
+pub(crate) const RATE_KEYS_MAX: usize = 65_536;
+/// How often those that may ask again are forgotten, when there are so many.
+pub(crate) const RATE_TIDY: Duration = Duration::from_secs(1);
+
+/// The longest response that a server without room has ready, in bytes.
+pub(crate) const PREPARED_MAX: usize = 64 << 10;
+
 /// Requests for [paths of checks](crate::Builder::checks) that wait for their thread. Further ones are answered 503.
 pub(crate) const CHECKS_MAX: usize = 64;
 

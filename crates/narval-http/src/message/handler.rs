@@ -1,4 +1,7 @@
+use std::sync::Arc;
+
 use super::into_response::IntoResponse;
+use super::reject::Reject;
 use super::request::Request;
 use super::response::Response;
 use crate::http1::head_parts::HeadRef;
@@ -25,6 +28,12 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers on a worker thread. It may block.
     fn handle(&self, request: Request) -> Response;
 
+    /// Answers what the server rejects before a handler runs: malformed and oversized heads, bodies that are too large, and
+    /// requests it has no room for. Called on the shard's own thread: see [`inline`](Self::inline).
+    fn rejected(&self, reject: Reject) -> Response {
+        Response::failure(reject)
+    }
+
     /// Whether WebSockets over HTTP/2 are offered to clients (RFC 8441), which then open them on their existing connection.
     /// Asked once per connection. A handler without WebSockets returns `false`.
     fn accepts_websockets(&self) -> bool {
@@ -42,10 +51,10 @@ where
     }
 }
 
-/// What [`Router`](crate::Router) and [`Server`](crate::Server) accept as a handler: a [`Handler`], or a function without
-/// arguments.
+/// What [`Router`](crate::Router) and [`Server`](crate::Server) accept as a handler: a [`Handler`], a function without
+/// arguments, or, in a router with a [state](crate::Router::with), a function of the state and the request.
 ///
-/// `Form` is inferred; it tells the two apart. A closure that takes the request names its type, as in `|request: Request| …`.
+/// `Form` is inferred; it tells them apart. A closure that takes the request names its type, as in `|request: Request| …`.
 ///
 /// ```
 /// use narval_http::{Handler, Request, Response, Router, StatusCode};
@@ -87,11 +96,11 @@ where
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
-    note = "a handler is an `Fn(Request) -> R` or `Fn() -> R`, `Send + Sync + 'static`, where `R: IntoResponse`; or it implements `Handler`"
+    note = "a handler is an `Fn(Request) -> R`, an `Fn() -> R` or, after `Router::with`, an `Fn(&State, Request) -> R`, all of them `Send + Sync + 'static`, where `R: IntoResponse`; or it implements `Handler`"
 )]
-pub trait IntoHandler<Form> {
+pub trait IntoHandler<Form, S = ()> {
     /// The handler.
-    fn into_handler(self) -> impl Handler;
+    fn into_handler(self, state: Arc<S>) -> impl Handler;
 }
 
 /// Marks what is a [`Handler`] itself.
@@ -102,18 +111,33 @@ pub struct TakesRequest;
 #[derive(Debug)]
 pub struct TakesNothing;
 
-impl<H: Handler> IntoHandler<TakesRequest> for H {
-    fn into_handler(self) -> impl Handler {
+/// Marks functions of the state and the request.
+#[derive(Debug)]
+pub struct TakesState;
+
+impl<H: Handler, S> IntoHandler<TakesRequest, S> for H {
+    fn into_handler(self, _: Arc<S>) -> impl Handler {
         self
     }
 }
 
-impl<F, R> IntoHandler<TakesNothing> for F
+impl<F, R, S> IntoHandler<TakesNothing, S> for F
 where
     F: Fn() -> R + Send + Sync + 'static,
     R: IntoResponse,
 {
-    fn into_handler(self) -> impl Handler {
+    fn into_handler(self, _: Arc<S>) -> impl Handler {
         move |_: Request| self()
+    }
+}
+
+impl<F, R, S> IntoHandler<TakesState, S> for F
+where
+    F: Fn(&S, Request) -> R + Send + Sync + 'static,
+    R: IntoResponse,
+    S: Send + Sync + 'static,
+{
+    fn into_handler(self, state: Arc<S>) -> impl Handler {
+        move |request: Request| self(&state, request)
     }
 }

@@ -12,6 +12,11 @@ pub(crate) struct LateAnswer {
 }
 
 impl LateAnswer {
+    /// The answer if there is none.
+    pub(crate) fn failed() -> Self {
+        Self { response: Response::new(StatusCode::INTERNAL_SERVER_ERROR), changes: Changes::default() }
+    }
+
     /// Worker: applies the recorded changes, and returns the response to send. The changes may panic, as handlers may.
     pub(crate) fn take(&mut self) -> Response {
         let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);

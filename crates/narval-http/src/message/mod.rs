@@ -2,9 +2,12 @@
 
 pub(crate) mod body;
 pub(crate) mod body_pipe;
+pub(crate) mod body_reader;
 pub(crate) mod body_source;
 pub(crate) mod body_writer;
+pub(crate) mod cookie;
 pub(crate) mod departure;
+pub(crate) mod form_values;
 pub(crate) mod handler;
 pub(crate) mod informational;
 pub(crate) mod into_response;
@@ -13,6 +16,7 @@ pub(crate) mod late_answer;
 pub(crate) mod panic_guard;
 pub(crate) mod path_params;
 pub(crate) mod query;
+pub(crate) mod reject;
 pub(crate) mod request;
 pub(crate) mod responder;
 pub(crate) mod response;

@@ -3,14 +3,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 
 use serde::de::DeserializeOwned;
 
 use super::body_pipe::BodyPipe;
 use super::departure::Departure;
+use super::form_values;
 use super::informational::{self, Informational};
 use super::path_params::PathParams;
+use super::reject::Reject;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
@@ -28,6 +30,7 @@ pub struct Request {
     pub(crate) params: PathParams,
     pub(crate) id: RequestId,
     pub(crate) departure: Departure,
+    extensions: Extensions,
 }
 
 impl Request {
@@ -41,11 +44,12 @@ impl Request {
             params: PathParams::default(),
             id: RequestId::NONE,
             departure: Departure::default(),
+            extensions: Extensions::new(),
         }
     }
 
-    /// Creates a request from the text of its head and its body, with a unix socket as the peer: for testing handlers
-    /// without sockets.
+    /// Creates a request from the text of its head and its body, with a unix socket as the peer. For tests of more than one
+    /// function there is [`test`](mod@crate::test).
     ///
     /// ```
     /// use narval_http::{Bytes, Handler, Request, StatusCode};
@@ -53,12 +57,12 @@ impl Request {
     /// let handler = |request: Request| format!("you asked for {}", request.path());
     /// let request = Request::parse("GET /x HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::new())?;
     /// assert_eq!(handler.handle(request).status(), StatusCode::OK);
-    /// # Ok::<(), narval_http::http1::ProtoError>(())
+    /// # Ok::<(), narval_http::Reject>(())
     /// ```
     ///
     /// # Errors
     /// A malformed or incomplete head.
-    pub fn parse(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Result<Self, ProtoError> {
+    pub fn parse(head: impl Into<Bytes>, body: impl Into<Bytes>) -> Result<Self, Reject> {
         let head = head.into();
         let parsed =
             parse_head(&head, &HeadLimits::default())?.ok_or(ProtoError::bad_request("the head is incomplete"))?;
@@ -93,7 +97,7 @@ impl Request {
         &self.parts.method
     }
 
-    /// HTTP/1.0 or HTTP/1.1.
+    /// HTTP/1.0, HTTP/1.1 or HTTP/2.
     pub fn version(&self) -> Version {
         self.parts.version
     }
@@ -122,7 +126,7 @@ impl Request {
     /// let request = Request::parse(head, Bytes::new())?;
     /// assert_eq!(request.header("x-text"), Some("café"));
     /// assert_eq!((request.header("x-latin"), request.header_bytes("x-latin")), (None, Some(&b"caf\xe9"[..])));
-    /// # Ok::<(), narval_http::http1::ProtoError>(())
+    /// # Ok::<(), narval_http::Reject>(())
     /// ```
     pub fn header_bytes(&self, name: &str) -> Option<&[u8]> {
         self.head().header_bytes(name)
@@ -211,7 +215,44 @@ impl Request {
 
     /// The body.
     pub fn body(&mut self) -> &mut RequestBody {
+        if self.body.content_type.is_empty()
+            && let Some(value) = HeadRef::new(&self.head, &self.parts, &self.remote).header_bytes("content-type")
+        {
+            self.body.content_type = self.head.slice_ref(value);
+        }
         &mut self.body
+    }
+
+    /// What a middleware has found out about the request.
+    ///
+    /// ```
+    /// use narval_http::{Next, Reject, Request, Response, Router, StatusCode};
+    ///
+    /// #[derive(Clone)]
+    /// struct User(String);
+    ///
+    /// fn sign_in(mut request: Request, next: Next<'_>) -> Response {
+    ///     let Some(name) = request.header("x-user").map(str::to_owned) else {
+    ///         return Response::failure(Reject::new(StatusCode::UNAUTHORIZED, "who are you?"));
+    ///     };
+    ///     request.extensions_mut().insert(User(name));
+    ///     next.run(request)
+    /// }
+    ///
+    /// fn me(request: Request) -> Option<String> {
+    ///     request.extension::<User>().map(|user| user.0.clone())
+    /// }
+    ///
+    /// let app = Router::new().layer(sign_in).get("/me", me).build()?;
+    /// # Ok::<(), narval_http::RouteError>(())
+    /// ```
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&T> {
+        self.extensions.get()
+    }
+
+    /// Values for the handlers and middlewares further inside, one of each type; see [`extension`](Self::extension).
+    pub fn extensions_mut(&mut self) -> &mut Extensions {
+        &mut self.extensions
     }
 }
 
@@ -228,6 +269,10 @@ pub struct RequestBody {
     /// The trailers of a buffered body.
     trailers: HeaderMap,
     pipe: Option<Arc<BodyPipe>>,
+    /// As the head says; empty if it does not.
+    content_type: Bytes,
+    /// How many more bytes may be read, and the limit that was set.
+    limit: Option<(u64, u64)>,
 }
 
 impl RequestBody {
@@ -236,7 +281,7 @@ impl RequestBody {
     }
 
     pub(crate) fn buffered(body: Buffered, trailers: HeaderMap) -> Self {
-        Self { buffered: body.bytes.into(), _share: Some(body.share), trailers, pipe: None }
+        Self { buffered: body.bytes.into(), _share: Some(body.share), trailers, ..Self::default() }
     }
 
     /// The trailer fields of a chunked body (RFC 9110 section 6.5); empty until the body has been read to its end. They
@@ -264,7 +309,7 @@ impl RequestBody {
     /// assert_eq!(note(post("hello")?).unwrap(), "5 bytes");
     /// let long = Box::leak("x".repeat(1001).into_boxed_str());
     /// assert_eq!(note.handle(post(long)?).status(), StatusCode::PAYLOAD_TOO_LARGE);
-    /// # Ok::<(), narval_http::http1::ProtoError>(())
+    /// # Ok::<(), narval_http::Reject>(())
     /// ```
     ///
     /// # Errors
@@ -272,17 +317,30 @@ impl RequestBody {
     /// error.
     pub fn bytes(&mut self, bytes_max: usize) -> io::Result<Bytes> {
         let body = match &self.pipe {
-            None => std::mem::take(&mut self.buffered),
-            Some(_) => {
+            None if self.limit.is_none() => std::mem::take(&mut self.buffered),
+            _ => {
                 let mut body = Vec::new();
                 self.by_ref().take((bytes_max as u64).saturating_add(1)).read_to_end(&mut body)?;
                 body.into()
             }
         };
         if body.len() > bytes_max {
-            return Err(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large").into());
+            return Err(too_large(bytes_max as u64).into());
         }
         Ok(body)
+    }
+
+    /// Whatever reads it: no more than this.
+    pub(crate) fn limit(&mut self, bytes_max: u64) {
+        if self.limit.is_none_or(|(left, _)| left > bytes_max) {
+            self.limit = Some((bytes_max, bytes_max));
+        }
+    }
+
+    /// Whether the media type, without its parameters, fits.
+    fn is_of_type(&self, fits: impl FnOnce(&str) -> bool) -> bool {
+        let essence = self.content_type.split(|byte| *byte == b';').next().unwrap_or_default();
+        std::str::from_utf8(essence.trim_ascii()).is_ok_and(|essence| fits(&essence.to_ascii_lowercase()))
     }
 
     /// Reads the rest of the body as UTF-8.
@@ -294,26 +352,53 @@ impl RequestBody {
         String::from_utf8(self.bytes(bytes_max)?.into()).map_err(malformed)
     }
 
-    /// Reads the rest of the body as JSON.
+    /// Reads the rest of the body as JSON: of the media type `application/json`, or one that ends in `+json`. Pages of other
+    /// sites cannot send these without the server's consent ([`Cors`](crate::Cors)).
     ///
     /// ```
-    /// use narval_http::{Bytes, Request, StatusCode};
+    /// use narval_http::{Request, Router, StatusCode, test};
     ///
     /// fn sum(mut request: Request) -> std::io::Result<String> {
     ///     let numbers: Vec<i64> = request.body().json(10_000)?;
     ///     Ok(numbers.iter().sum::<i64>().to_string())
     /// }
     ///
-    /// let request = Request::parse("POST / HTTP/1.1\r\nHost: h\r\n\r\n", Bytes::from("[1, 2, 39]"))?;
-    /// assert_eq!(sum(request).unwrap(), "42");
-    /// # Ok::<(), narval_http::http1::ProtoError>(())
+    /// let app = test::client(Router::new().post("/sum", sum).build()?);
+    /// assert_eq!(app.post("/sum").json(&[1, 2, 39]).send().text(), "42");
+    /// assert_eq!(app.post("/sum").body("[1, 2, 39]").send().status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    /// # Ok::<(), narval_http::RouteError>(())
     /// ```
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes), and 400 if it is not JSON of this type.
+    /// As [`bytes`](Self::bytes), 415 if it is of another media type, and 400 with the reason and its place if it is not JSON of
+    /// this form.
     pub fn json<T: DeserializeOwned>(&mut self, bytes_max: usize) -> io::Result<T> {
-        let malformed = |_| ProtoError::bad_request("the request body is not JSON of the expected form").into();
-        serde_json::from_slice(&self.bytes(bytes_max)?).map_err(malformed)
+        if !self.is_of_type(|essence| essence == "application/json" || essence.ends_with("+json")) {
+            return Err(unsupported("the request body must be of the type application/json").into());
+        }
+        self.json_of_any_type(bytes_max)
+    }
+
+    /// Reads the rest of the body as JSON, whatever its media type.
+    ///
+    /// # Errors
+    /// As [`json`](Self::json), without the 415.
+    pub fn json_of_any_type<T: DeserializeOwned>(&mut self, bytes_max: usize) -> io::Result<T> {
+        let malformed = |error| Reject::new(StatusCode::BAD_REQUEST, format!("the request body: {error}"));
+        Ok(serde_json::from_slice(&self.bytes(bytes_max)?).map_err(malformed)?)
+    }
+
+    /// Reads the rest of the body as a form, `application/x-www-form-urlencoded`, into a struct with a field for each name, as
+    /// [`Request::query_as`] does. Forms with files are [`multipart`](Request::multipart).
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), 415 if it is of another media type, and 400 with the name and the reason.
+    pub fn form<T: DeserializeOwned>(&mut self, bytes_max: usize) -> io::Result<T> {
+        if !self.is_of_type(|essence| essence == "application/x-www-form-urlencoded") {
+            return Err(unsupported("the request body must be of the type application/x-www-form-urlencoded").into());
+        }
+        let malformed = |reason| Reject::new(StatusCode::BAD_REQUEST, reason);
+        Ok(form_values::parse(&self.text(bytes_max)?).map_err(malformed)?)
     }
 }
 
@@ -325,11 +410,25 @@ impl From<Bytes> for RequestBody {
 
 impl Read for RequestBody {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if let Some(pipe) = &self.pipe {
-            return pipe.read(out);
+        let n = match &self.pipe {
+            Some(pipe) => pipe.read(out)?,
+            None => {
+                let n = self.buffered.len().min(out.len());
+                out[..n].copy_from_slice(&self.buffered.split_to(n));
+                n
+            }
+        };
+        if let Some((left, limit)) = &mut self.limit {
+            *left = left.checked_sub(n as u64).ok_or_else(|| too_large(*limit))?;
         }
-        let n = self.buffered.len().min(out.len());
-        out[..n].copy_from_slice(&self.buffered.split_to(n));
         Ok(n)
     }
+}
+
+fn too_large(bytes_max: u64) -> Reject {
+    Reject::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the request body has more than {bytes_max} bytes"))
+}
+
+fn unsupported(reason: &'static str) -> Reject {
+    Reject::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason)
 }

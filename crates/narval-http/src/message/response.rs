@@ -167,6 +167,29 @@ impl Response {
         self
     }
 
+    /// Sets the status. The response for an error keeps its own.
+    #[must_use]
+    pub fn with_status(mut self, new: StatusCode) -> Self {
+        if self.late.is_some() {
+            return self.map(move |answer| answer.with_status(new));
+        }
+        if self.failure.is_none() {
+            self.plain();
+            if let ResponseKind::Plain { status, .. } = &mut self.kind {
+                *status = new;
+            }
+        }
+        self
+    }
+
+    /// All field lines, without those that the engine adds.
+    pub fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
+        match &self.kind {
+            ResponseKind::Plain { headers, .. } => headers.clone(),
+            ResponseKind::Prepared(prepared) => prepared.fields(),
+        }
+    }
+
     /// The value of the first field line with this name.
     pub fn header_value(&self, name: &HeaderName) -> Option<HeaderValue> {
         let first = |headers: &[(HeaderName, HeaderValue)]| {
@@ -264,14 +287,6 @@ impl From<&'static Prepared> for Response {
 
 /// The type of what is made of a Rust string. Without a charset, browsers guess one.
 pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-
-/// A response with a one-line reason for rejecting a request, which closes the connection.
-pub(crate) fn reason_response(status: StatusCode, reason: &str) -> Response {
-    Response::new(status)
-        .header(header::CONTENT_TYPE, TEXT)
-        .header(header::CONNECTION, HeaderValue::from_static("close"))
-        .body(Body::bytes(format!("{reason}\n")))
-}
 
 #[cfg(test)]
 mod tests {

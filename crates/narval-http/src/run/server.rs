@@ -332,7 +332,7 @@ impl Server {
     /// ```
     pub fn builder<Form>(handler: impl IntoHandler<Form>) -> Builder {
         Builder {
-            handler: Arc::new(handler.into_handler()),
+            handler: Arc::new(handler.into_handler(Arc::new(()))),
             listen: Vec::new(),
             workers: None,
             shards: None,

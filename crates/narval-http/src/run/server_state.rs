@@ -1,13 +1,15 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode, header};
 
+use crate::http1::ProtoError;
 use crate::http1::conn::Answer as _;
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::io::clock::Clock;
 use crate::io::output_memory::OutputMemory;
-use crate::limits::{CHECKS_MAX, Limits};
+use crate::limits::{CHECKS_MAX, Limits, PREPARED_MAX};
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::complaints::Complaints;
 use crate::observe::counters::{Counters, ThreadCounters};
@@ -16,7 +18,7 @@ use crate::run::admission::Admission;
 use crate::run::pool::Pool;
 use crate::run::transmit::Outgoing;
 use crate::tls::Acceptor;
-use crate::{Bytes, Handler, HeadRef, Peer, Prepared, RequestId};
+use crate::{Handler, HeadRef, Peer, Prepared, Reject, RequestId, Response};
 
 /// What all threads of a server share.
 pub(crate) struct ServerState {
@@ -58,10 +60,11 @@ pub(crate) struct ServerState {
 impl ServerState {
     /// The state of a server without TLS, log and proxies.
     pub(crate) fn new(handler: Arc<dyn Handler>, limits: Limits, clock: Clock) -> Self {
-        let retry_after = [(header::RETRY_AFTER, HeaderValue::from(limits.retry_after_seconds))];
+        let retry_after = HeaderValue::from(limits.retry_after_seconds);
         let overloaded =
-            Prepared::new(StatusCode::SERVICE_UNAVAILABLE, &retry_after, Bytes::from_static(b"overloaded\n"));
-        let failed = Prepared::new(StatusCode::INTERNAL_SERVER_ERROR, &[], Bytes::from_static(b"internal error\n"));
+            Reject::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded").header(header::RETRY_AFTER, retry_after);
+        let overloaded = prepared(rejected(&*handler, overloaded));
+        let failed = prepared(rejected(&*handler, Reject::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error")));
         Self {
             handler,
             pool: Pool::new(limits.queue_max),
@@ -85,6 +88,11 @@ impl ServerState {
             failed: Arc::new(failed),
             limits,
         }
+    }
+
+    /// The response for what is wrong with a request itself; it closes the connection.
+    pub(crate) fn reject(&self, error: ProtoError) -> Response {
+        rejected(&*self.handler, error.into()).header(header::CONNECTION, HeaderValue::from_static("close"))
     }
 
     /// Whether a connection from `peer` is a TLS connection.
@@ -168,4 +176,18 @@ impl std::fmt::Debug for ServerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ServerState").field("limits", &self.limits).finish_non_exhaustive()
     }
+}
+
+/// What the handler makes of a rejected request. It must not panic on a shard's thread, nor answer later.
+fn rejected(handler: &dyn Handler, reject: Reject) -> Response {
+    let answered = catch_unwind(AssertUnwindSafe(|| handler.rejected(reject.clone())));
+    let answered = answered.ok().filter(|response| response.late.is_none() && response.upgrade.is_none());
+    answered.unwrap_or_else(|| Response::failure(reject))
+}
+
+/// A response that is made once, and sent often.
+fn prepared(response: Response) -> Prepared {
+    let (status, fields) = (response.status(), response.headers());
+    // A body that is no memory of this size is nothing for an overloaded server to send.
+    Prepared::new(status, &fields, response.into_bytes(PREPARED_MAX).unwrap_or_default())
 }

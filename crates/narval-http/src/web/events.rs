@@ -121,6 +121,18 @@ impl EventStream {
         self.handle.shared.lock().is_open()
     }
 
+    /// Calls `call` when the response has ended, at once if it has: the client has gone, or everything is sent after a
+    /// [`close`](Self::close). It runs on the thread that serves the connection: it must not block.
+    pub fn on_close(&self, call: impl FnOnce() + Send + 'static) {
+        let mut state = self.handle.shared.lock();
+        if state.gone {
+            drop(state);
+            call();
+        } else {
+            state.on_close.0.push(Box::new(call));
+        }
+    }
+
     /// The number of bytes queued for the client.
     pub fn queued_bytes(&self) -> usize {
         self.handle.shared.lock().queued_bytes
@@ -228,6 +240,17 @@ struct State {
     last: Instant,
     /// The connection waits for events.
     waker: Option<BodyWaker>,
+    on_close: Calls,
+}
+
+/// Called when the response has ended.
+#[derive(Default)]
+struct Calls(Vec<Box<dyn FnOnce() + Send>>);
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Calls({})", self.0.len())
+    }
 }
 
 impl Shared {
@@ -244,7 +267,8 @@ impl Shared {
 
 impl State {
     fn new() -> Self {
-        Self { queue: VecDeque::new(), queued_bytes: 0, ended: false, gone: false, last: Instant::now(), waker: None }
+        let (queue, on_close) = (VecDeque::new(), Calls::default());
+        Self { queue, queued_bytes: 0, ended: false, gone: false, last: Instant::now(), waker: None, on_close }
     }
 
     fn is_open(&self) -> bool {
@@ -313,6 +337,9 @@ impl Drop for Source {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         (state.gone, state.queue, state.queued_bytes, state.waker) = (true, VecDeque::new(), 0, None);
+        let calls = std::mem::take(&mut state.on_close);
+        drop(state);
+        calls.0.into_iter().for_each(|call| call());
     }
 }
 
@@ -374,7 +401,16 @@ mod tests {
     #[test]
     fn where_nobody_listens_any_more_sending_says_so() {
         let (events, source) = open(EventOptions::default());
+        let (sender, closed) = std::sync::mpsc::channel();
+        let tell = |who| {
+            let sender = sender.clone();
+            move || sender.send(who).expect("somebody waits")
+        };
+        events.on_close(tell("open"));
+        assert!(closed.try_recv().is_err());
         drop(source);
+        events.on_close(tell("closed"));
+        assert_eq!(closed.try_iter().collect::<Vec<_>>(), ["open", "closed"]);
         assert_eq!(events.send(&Event::new("x")), SendStatus::Closed);
         assert!(!events.is_open());
     }

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Handler, HeadRef, IntoHandler, Request, Response};
+use crate::{Handler, HeadRef, IntoHandler, Reject, Request, Response};
 
 /// Wraps handlers: it gets each request before they do, and their response, and may answer itself.
 ///
@@ -87,7 +87,7 @@ pub struct Wrapped<H> {
 
 /// Wraps `handler` in `middleware`, where there is no [`Router`](crate::Router) to do it.
 pub fn wrap<Form>(middleware: impl Middleware, handler: impl IntoHandler<Form>) -> Wrapped<impl Handler> {
-    Wrapped { layers: [Arc::new(middleware)], handler: handler.into_handler() }
+    Wrapped { layers: [Arc::new(middleware)], handler: handler.into_handler(Arc::new(())) }
 }
 
 impl<H: Handler> Handler for Wrapped<H> {
@@ -97,6 +97,10 @@ impl<H: Handler> Handler for Wrapped<H> {
 
     fn handle(&self, request: Request) -> Response {
         Next::new(&self.layers, &self.handler).run(request)
+    }
+
+    fn rejected(&self, reject: Reject) -> Response {
+        self.handler.rejected(reject)
     }
 
     fn accepts_websockets(&self) -> bool {

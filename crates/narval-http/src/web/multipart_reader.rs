@@ -2,9 +2,8 @@
 
 use std::io::{self, Read};
 
-use crate::Request;
-use crate::http1::ProtoError;
 use crate::http1::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, PartHead, Step, boundary};
+use crate::{Reject, Request};
 
 /// Bytes of a form that are in memory at a time.
 const WINDOW: usize = 64 * 1024;
@@ -48,7 +47,7 @@ impl Request {
     ///
     /// # Errors
     /// The request is not a form (415), or its boundary is missing or invalid (400).
-    pub fn multipart(&mut self) -> Result<Multipart<impl Read + '_>, ProtoError> {
+    pub fn multipart(&mut self) -> Result<Multipart<impl Read + '_>, Reject> {
         let boundary = boundary(self.header_bytes("content-type").unwrap_or_default())?.to_vec();
         Ok(Multipart::new(self.body(), &boundary, MultipartLimits::default()))
     }
@@ -65,7 +64,7 @@ impl<R: Read> Multipart<R> {
     /// Returns the next part; the unread rest of the previous one is skipped.
     ///
     /// # Errors
-    /// Those of the source, and [`io::ErrorKind::InvalidData`] with a [`ProtoError`] for a malformed form. If a handler
+    /// Those of the source, and [`io::ErrorKind::InvalidData`] with a [`Reject`] for a malformed form. If a handler
     /// returns the error, the response is a 400.
     pub fn next_part(&mut self) -> io::Result<Option<PartReader<'_, R>>> {
         while !self.finished {

@@ -6,6 +6,7 @@ use http::{HeaderValue, Method, StatusCode, Version, header};
 
 use super::codec::extension::{self, Agreement, MalformedExtensions};
 use crate::http1::head_parts::HeadRef;
+use crate::message::reject::Reject;
 use crate::message::response::Response;
 
 /// The GUID that the key is hashed with (RFC 6455 section 1.3).
@@ -49,20 +50,26 @@ impl From<MalformedExtensions> for UpgradeError {
     }
 }
 
-impl From<UpgradeError> for Response {
+impl From<UpgradeError> for Reject {
     fn from(error: UpgradeError) -> Self {
         let status = match error {
             UpgradeError::NotAnUpgrade | UpgradeError::Version => StatusCode::UPGRADE_REQUIRED,
             UpgradeError::Origin => StatusCode::FORBIDDEN,
             _ => StatusCode::BAD_REQUEST,
         };
-        let response = Self::text(status, format!("{error}\n"));
+        let reject = Self::new(status, error.to_string());
         if status != StatusCode::UPGRADE_REQUIRED {
-            return response;
+            return reject;
         }
-        response
+        reject
             .header(header::UPGRADE, HeaderValue::from_static("websocket"))
             .header(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"))
+    }
+}
+
+impl From<UpgradeError> for Response {
+    fn from(error: UpgradeError) -> Self {
+        Self::failure(error)
     }
 }
 

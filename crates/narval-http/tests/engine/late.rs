@@ -83,7 +83,7 @@ fn late_answers_go_through_the_middlewares() {
             .layer(check)
             .layer(Cors::any_origin())
             .layer(Compression::default())
-            .on_error(|_, error| Response::text(StatusCode::BAD_GATEWAY, error.to_string()))
+            .errors(|failure| Response::text(StatusCode::BAD_GATEWAY, failure.error().to_string()))
             .get("/@what/@when", later)
             .build()
             .unwrap();

@@ -22,7 +22,6 @@ use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_P
 use crate::message::body_pipe::BodyPipe;
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
-use crate::message::response::reason_response;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
@@ -331,7 +330,7 @@ impl Service<Streamed> for At<'_> {
 
     fn reject(&mut self, error: ProtoError, is_head: bool) -> Answer<Streamed> {
         self.local.counters.rejected.add(1);
-        http2::encode(reason_response(error.status, error.reason), is_head, None)
+        http2::encode(self.local.server.reject(error), is_head, None)
     }
 
     fn count_malformed(&self) {

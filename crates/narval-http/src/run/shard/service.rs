@@ -17,7 +17,7 @@ use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits, RECEIVE_BUFFER, RECEIVE_TIGHT};
 use crate::message::body_pipe::BodyPipe;
-use crate::message::response::{Held, reason_response};
+use crate::message::response::Held;
 use crate::observe::access_log::{Entry, Watch};
 use crate::observe::counters::ThreadCounters;
 use crate::observe::request_id::RequestIds;
@@ -230,11 +230,13 @@ impl Service<Exchanged> for At<'_> {
 
     fn reject(&mut self, error: ProtoError, is_head: bool) {
         self.local.counters.rejected.add(1);
-        self.local.answer_last(reason_response(error.status, error.reason), is_head);
+        let response = self.local.server.reject(error);
+        self.local.answer_last(response, is_head);
     }
 
     fn time_out(&mut self, error: ProtoError, is_head: bool) {
-        self.local.answer_last(reason_response(error.status, error.reason), is_head);
+        let response = self.local.server.reject(error);
+        self.local.answer_last(response, is_head);
     }
 
     fn refuse(&mut self, is_head: bool) {

@@ -1,6 +1,10 @@
 use bytes::Bytes;
+use http::StatusCode;
+use http::header::{ALLOW, LOCATION};
 
 use super::*;
+use crate::message::path_params::PathParams;
+use crate::{HeadRef, Next, Reject, Request};
 
 fn request(method: &str, target: &str) -> Request {
     let head = format!("{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -171,11 +175,11 @@ fn paths_are_utf_8() {
 }
 
 #[test]
-fn the_route_added_first_answers() {
+fn the_most_precise_route_answers() {
     let table = Router::new()
-        .get("/a", |_: Request| "first")
         .get("/*", |_: Request| "second")
         .post("/b", |_: Request| "post")
+        .get("/a", |_: Request| "first")
         .build()
         .expect("valid");
     let body = |method, target| table.handle(request(method, target)).body_bytes();
@@ -216,36 +220,99 @@ fn options_is_answered_by_itself() {
 }
 
 #[test]
-fn own_answers_for_what_is_not_found_or_not_allowed() {
-    let table = Router::new()
-        .get("/a", ok)
-        .not_found(|_: Request| Response::text(StatusCode::NOT_FOUND, "lost"))
-        .method_not_allowed(|_: Request| Response::text(StatusCode::METHOD_NOT_ALLOWED, "no"))
-        .build()
-        .expect("valid");
-    assert_eq!(table.handle(request("GET", "/x")).body_bytes(), "lost");
-    let response = table.handle(request("POST", "/a"));
-    assert_eq!(response.header_value(&ALLOW).expect("added"), "GET, HEAD, OPTIONS");
-    assert_eq!(response.body_bytes(), "no");
+fn own_answers_for_what_is_not_found() {
+    let lost = |text: &'static str| move || Response::text(StatusCode::NOT_FOUND, text);
+    let inner = Router::new().get("/a", ok).not_found(lost("inner"));
+    let table = Router::new().get("/a", ok).nest("/in", inner).not_found(lost("outer")).build().expect("valid");
+    for (target, text) in
+        [("/x", "outer"), ("/in/x", "inner"), ("/in", "inner"), ("/in/a/", "inner"), ("/inn", "outer")]
+    {
+        assert_eq!(table.handle(request("GET", target)).body_bytes(), text, "{target}");
+    }
 }
 
 #[test]
-fn errors_and_panics_reach_the_error_handler() {
+fn whatever_goes_wrong_is_answered_by_the_innermost_router_that_wants_to() {
     let routes = || {
         Router::new()
             .get("/fails", |_: Request| Err::<Response, _>(std::io::Error::other("disk on fire")))
             .get("/panics", |_: Request| -> Response { panic!("at the disco") })
+            .get("/rejects", |_: Request| Reject::new(StatusCode::CONFLICT, "twice"))
+            .get("/late", |_: Request| {
+                let (response, responder) = Response::later();
+                responder.respond(Response::failure("out of order"));
+                response
+            })
     };
-    let table = routes()
-        .on_error(|head, error| {
-            Response::text(StatusCode::IM_A_TEAPOT, format!("{} {}: {error}", head.method(), head.path()))
-        })
-        .build()
-        .expect("valid");
-    assert_eq!(table.handle(request("GET", "/fails")).body_bytes(), "GET /fails: disk on fire");
-    assert_eq!(table.handle(request("GET", "/panics")).body_bytes(), "GET /panics: a handler panicked: at the disco");
-    let table = routes().build().expect("valid");
-    assert_eq!(get(&table, "/fails"), 500);
+    let told = |name: &'static str| {
+        move |failure: &Failure<'_>| {
+            let path = failure.head().map_or_else(|| "?".to_owned(), |head| head.path().to_owned());
+            Response::text(failure.status(), format!("{name} {path}: {} ({})", failure.reason(), failure.error()))
+        }
+    };
+    fn limited(_: Request, _: Next<'_>) -> Response {
+        let wait = (http::header::RETRY_AFTER, http::HeaderValue::from_static("7"));
+        Response::failure(Reject::new(StatusCode::TOO_MANY_REQUESTS, "slowly").header(wait.0, wait.1))
+    }
+    let api = routes().nest("/limited", Router::new().layer(limited).get("/", ok)).errors(told("api"));
+    let own = Router::new().layer(limited).get("/", ok).errors(told("own"));
+    let table = routes().nest("/api", api).nest("/plain", routes()).nest("/own", own).errors(told("all"));
+    let table = table.build().expect("valid");
+    let internal = "internal server error";
+    for (target, status, text) in [
+        ("/rejects", 409, "all /rejects: twice (twice)"),
+        ("/plain/rejects", 409, "all /plain/rejects: twice (twice)"),
+        ("/api/rejects", 409, "api /api/rejects: twice (twice)"),
+        ("/x", 404, "all /x: not found (not found)"),
+        ("/api/x", 404, "api /api/x: not found (not found)"),
+        ("/api/fails", 500, &format!("api /api/fails: {internal} (disk on fire)")),
+        ("/api/panics", 500, &format!("api /api/panics: {internal} (a handler panicked: at the disco)")),
+        ("/api/limited", 429, "api /api/limited: slowly (slowly)"),
+        ("/own", 429, "own /own: slowly (slowly)"),
+        ("/api/late", 500, &format!("api /api/late: {internal} (out of order)")),
+    ] {
+        let response = table.handle(request("GET", target)).when_answered();
+        assert_eq!(response.status().as_u16(), status, "{target}");
+        assert_eq!(response.header_value(&http::header::RETRY_AFTER).is_some(), status == 429, "{target}");
+        assert_eq!(response.body_bytes(), text, "{target}");
+    }
+    let response = table.handle(request("POST", "/api/fails"));
+    assert_eq!(response.header_value(&ALLOW).expect("kept"), "GET, HEAD, OPTIONS");
+    assert_eq!(response.body_bytes(), "api /api/fails: method not allowed (method not allowed)");
+    let malformed = table.rejected(Reject::new(StatusCode::BAD_REQUEST, "malformed"));
+    assert_eq!(malformed.body_bytes(), "all ?: malformed (malformed)");
+    assert_eq!(get(&routes().build().expect("valid"), "/fails"), 500);
+}
+
+#[test]
+fn a_value_that_handlers_share() {
+    fn add(sum: &std::sync::Mutex<u32>, request: Request) -> Result<String, Reject> {
+        let mut sum = sum.lock().expect("no panic");
+        *sum += request.params().parse::<u32>("n")?;
+        Ok(sum.to_string())
+    }
+    let sum = Arc::new(std::sync::Mutex::new(1));
+    let inner = Router::new().with(sum.clone()).post("/@n", add).get("/", || "sum");
+    let table = Router::new().get("/", || "all").with(sum).post("/@n", add).nest("/in", inner).build().expect("valid");
+    let body = |method, target| table.handle(request(method, target)).body_bytes();
+    assert_eq!((body("POST", "/2"), body("POST", "/in/3")), ("3".into(), "6".into()));
+    assert_eq!((body("GET", "/"), body("GET", "/in")), ("all".into(), "sum".into()));
+}
+
+#[test]
+fn a_slash_too_much_or_too_little_is_redirected_if_wanted() {
+    let routes = || Router::new().get("/a", ok).post("/b/", ok).get("/c/@id", ok);
+    let table = routes().redirect_slashes().build().expect("valid");
+    let leads = |method, target| {
+        let response = table.handle(request(method, target));
+        (response.status().as_u16(), response.header_value(&LOCATION).map(|to| to.to_str().expect("ASCII").to_owned()))
+    };
+    assert_eq!(leads("GET", "/a/?x=y"), (308, Some("/a?x=y".to_owned())));
+    assert_eq!(leads("POST", "/b"), (308, Some("/b/".to_owned())));
+    assert_eq!(leads("GET", "/b"), (404, None));
+    assert_eq!(leads("GET", "/c/"), (404, None));
+    assert_eq!(leads("GET", "//a/"), (404, None));
+    assert_eq!(get(&routes().build().expect("valid"), "/a/"), 404);
 }
 
 fn mark(name: &'static str) -> impl Middleware {
@@ -272,7 +339,7 @@ fn nested_routes_and_layers() {
     assert_eq!(body("GET", "/a"), "outer(a)");
     assert_eq!(body("GET", "/api"), "outer(inner(root))");
     assert_eq!(body("GET", "/api/deep/v"), "outer(inner(deep(deeper(v))))");
-    assert_eq!(body("GET", "/api/deep"), "outer(not found\n)");
+    assert_eq!(body("GET", "/api/deep"), "outer(inner(deep(deeper(not found\n))))");
     assert_eq!(body("POST", "/api"), "outer(inner(method not allowed\n))");
     assert_eq!(body("OPTIONS", "/api"), "outer(inner())");
 }
@@ -281,7 +348,6 @@ fn nested_routes_and_layers() {
 fn what_can_not_be_nested() {
     let error = |prefix: &str, inner| Router::new().nest(prefix, inner).build().expect_err("refused");
     assert!(matches!(error("/api/", Router::new()), RouteError::PrefixSlash { .. }));
-    assert!(matches!(error("/api", Router::new().not_found(ok)), RouteError::NestedFallback { .. }));
     assert!(matches!(error("/**", Router::new().get("/@id", ok)), RouteError::Pattern { .. }));
     assert!(matches!(error("/api", Router::new().get("x", ok)), RouteError::Pattern { .. }));
 }
@@ -308,7 +374,7 @@ fn inline_answers_only_where_no_middleware_is_passed_by() {
     };
     let table = routes().build().expect("valid");
     assert_eq!(inline(&table, "/fast").expect("inline"), "inline");
-    assert!(inline(&table, "/plain").is_none(), "the route added first answers");
+    assert!(inline(&table, "/plain").is_none(), "it is more precise");
     assert!(inline(&table, "/none/such").is_none());
     assert!(inline(&routes().layer(mark("m")).build().expect("valid"), "/fast").is_none());
     let nested = Router::new().nest("/in", routes().layer(mark("m"))).build().expect("valid");
@@ -327,46 +393,57 @@ fn asterisk_form() {
 }
 
 #[test]
-fn a_route_that_is_never_reached_is_an_error() {
-    let build = |first: &str, second: &str| {
-        Router::new()
-            .get(first, || "first")
-            .get(second, || "second")
-            .build()
-            .map(|_| ())
-            .map_err(|error| error.to_string())
-    };
-    for (first, second) in [
-        ("/dup", "/dup"),
-        ("/people/@name", "/people/@other"),
-        ("/notes/@id", "/notes/events"),
-        ("/*", "/@id"),
-        ("/a*", "/ab*"),
-        ("/*z", "/yz"),
-        ("/*b*", "/abc*"),
-        ("/**", "/a/b/**"),
-        ("/a/**", "/a/b/@c"),
-        ("/**/z", "/a/b/z"),
-    ] {
-        let error = build(first, second).unwrap_err();
-        assert!(error.contains(&format!("'GET {second}'")) && error.contains(&format!("'GET {first}'")), "{error}");
+fn routes_that_match_the_same_are_an_error_and_others_go_by_precision() {
+    let build = |first: &str, second: &str| Router::new().get(first, || "first").get(second, || "second").build();
+    for (first, second) in
+        [("/dup", "/dup"), ("/people/@name", "/people/@other"), ("/a/*", "/a/*"), ("/a/**", "/a/@rest..")]
+    {
+        let error = build(first, second).expect_err("refused").to_string();
+        assert_eq!(error, format!("the routes 'GET {first}' and 'GET {second}' match the same paths"));
     }
-    for (first, second) in [
-        ("/notes/events", "/notes/@id"),
-        ("/a", "/a/"),
-        ("/ab*", "/a*"),
-        ("/a*", "/*a"),
-        ("/a*", "/*a*"),
-        ("/a/@b", "/a/**"),
-        ("/a/b/**", "/**"),
-        ("/**/z", "/**"),
-        ("/@a/x", "/x/@a"),
+    for (precise, other, target) in [
+        ("/notes/events", "/notes/@id", "/notes/events"),
+        ("/@id", "/*", "/x"),
+        ("/ab*", "/a*", "/abc"),
+        ("/*yz", "/*z", "/xyz"),
+        ("/a*", "/*a*", "/ab"),
+        ("/a/@b", "/a/**", "/a/b"),
+        ("/a/b/**", "/**", "/a/b/c"),
+        ("/**/z", "/**", "/a/z"),
+        ("/a/@x", "/@y/b", "/a/b"),
+        ("/a/@rest..", "/@rest..", "/a/b"),
     ] {
-        assert_eq!(build(first, second), Ok(()), "{first} {second}");
+        for (first, second) in [(precise, other), (other, precise)] {
+            let table = build(first, second).expect("both are reached");
+            let expected = if first == precise { "first" } else { "second" };
+            assert_eq!(table.handle(request("GET", target)).body_bytes(), expected, "{first} {second}");
+        }
     }
     // Another method is another route, and so is one with a different prefix.
     assert!(Router::new().get("/dup", || "a").post("/dup", || "b").head("/dup", || "").build().is_ok());
     let inner = || Router::new().get("/", || "x");
     assert!(Router::new().nest("/a", inner()).nest("/b", inner()).build().is_ok());
     assert!(Router::new().nest("/a", inner()).nest("/a", inner()).build().is_err());
+}
+
+#[test]
+fn parameters_are_not_empty_and_one_may_take_the_rest() {
+    let show =
+        |request: Request| request.params().iter().map(|(name, value)| format!("{name}={value};")).collect::<String>();
+    let table = Router::new().get("/notes/@id", show).get("/files/@path..", show).get("/x/**/y/@rest..", show);
+    let table = table.build().expect("valid");
+    let body = |target| table.handle(request("GET", target)).body_bytes();
+    assert_eq!(get(&table, "/notes/"), 404);
+    assert_eq!(body("/files/a"), "path=a;");
+    assert_eq!(body("/files/a/b%20c//d/"), "path=a/b c//d/;");
+    assert_eq!(body("/x/1/2/y/3/4"), "rest=3/4;");
+    for target in ["/files", "/files/", "/files//a", "/x/y/a", "/x/1/y/"] {
+        assert_eq!(get(&table, target), 404, "{target}");
+    }
+    assert_eq!(error("/@a/@a"), PatternError::NameTwice);
+    assert_eq!(error("/@a/x/@a.."), PatternError::NameTwice);
+    assert_eq!(error("/@a../x"), PatternError::RestNotLast);
+    assert_eq!(error("/@a../"), PatternError::RestNotLast);
+    assert_eq!(error("/**/@a.."), PatternError::WildcardAfterMany);
+    assert_eq!(Pattern::parse("/@a/@ab/@rest..").expect("valid").to_string(), "/@a/@ab/@rest..");
 }

@@ -1,0 +1,287 @@
+//! Reads the body of a response, instead of sending it: for middlewares and tests.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes};
+
+use super::body::{Body, BodyKind};
+use super::body_source::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf, Wakes};
+use super::informational::Informational;
+use super::late_answer::LateAnswer;
+use super::panic_guard::Kept;
+use super::responder::AwaitsAnswer;
+use super::response::{Response, ResponseKind};
+use crate::io::driver::Token;
+
+impl Response {
+    /// The whole body, of at most `bytes_max` bytes. This thread waits until it is there: for an answer that [follows
+    /// later](Self::later), and for a body that is produced while it is sent.
+    ///
+    /// ```
+    /// use narval_http::{Body, Next, Request, Response};
+    ///
+    /// fn with_a_checksum(request: Request, next: Next<'_>) -> Response {
+    ///     next.run(request).map(|mut response| match response.take_body().into_bytes(1 << 20) {
+    ///         Ok(bytes) => response.header("x-length", bytes.len()).body(Body::bytes(bytes)),
+    ///         Err(error) => Response::failure(error),
+    ///     })
+    /// }
+    /// # let _: &dyn narval_http::Middleware = &with_a_checksum;
+    /// ```
+    ///
+    /// # Errors
+    /// The body is longer, or its source fails or has another length than it said.
+    pub fn into_bytes(self, bytes_max: usize) -> io::Result<Bytes> {
+        self.when_answered().take_body().into_bytes(bytes_max)
+    }
+
+    /// Takes the body, and leaves an empty one. The body of an answer that [follows later](Self::later) is empty until then:
+    /// use [`map`](Self::map).
+    pub fn take_body(&mut self) -> Body {
+        match &self.kind {
+            ResponseKind::Prepared(prepared) => Body::bytes(prepared.body.clone()),
+            ResponseKind::Plain { .. } => std::mem::take(self.plain().1),
+        }
+    }
+
+    /// Waits for an answer that follows later.
+    pub(crate) fn when_answered(mut self) -> Self {
+        let Some(later) = self.late.take() else { return self };
+        let mut answer = later.try_take().unwrap_or_else(|later| {
+            let (sender, receiver) = mpsc::channel();
+            later.wait(Box::new(Waiting(sender)));
+            receiver.recv().unwrap_or_else(|_| LateAnswer::failed())
+        });
+        answer.take()
+    }
+}
+
+/// Waits for an answer that follows later.
+#[derive(Debug)]
+struct Waiting(mpsc::Sender<LateAnswer>);
+
+impl AwaitsAnswer for Waiting {
+    fn answer(self: Box<Self>, answer: LateAnswer) {
+        // Who waits is gone only if its thread has panicked.
+        let _ = self.0.send(answer);
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    fn inform(&self, _: &Informational<'_>) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+impl Body {
+    /// The whole body; see [`Response::into_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_bytes(self, bytes_max: usize) -> io::Result<Bytes> {
+        let length = self.length();
+        let too_long = || io::Error::other(format!("the body of the response has more than {bytes_max} bytes"));
+        if length.is_some_and(|length| length > bytes_max as u64) {
+            return Err(too_long());
+        }
+        if let BodyKind::Bytes(bytes) = self.kind {
+            return Ok(bytes);
+        }
+        let mut bytes = Vec::new();
+        BodyReader::new(self).take((bytes_max as u64).saturating_add(1)).read_to_end(&mut bytes)?;
+        if bytes.len() > bytes_max { Err(too_long()) } else { Ok(bytes.into()) }
+    }
+}
+
+/// Reads a body as its source produces it. Reading waits for a source that has nothing.
+pub(crate) struct BodyReader {
+    pieces: VecDeque<Piece>,
+    source: Option<Box<dyn BodySource>>,
+    /// Bytes to come, if their number was announced.
+    left: Option<u64>,
+    bell: Arc<Bell>,
+    /// Until when to wait for a source.
+    until: Option<Instant>,
+    _kept: Option<Kept>,
+}
+
+enum Piece {
+    Bytes(Bytes),
+    File(FileRange),
+}
+
+impl BodyReader {
+    pub(crate) fn new(body: Body) -> Self {
+        let left = body.length();
+        let (piece, source) = match body.kind {
+            BodyKind::Empty => (None, None),
+            BodyKind::Bytes(bytes) => (Some(Piece::Bytes(bytes)), None),
+            BodyKind::File(range) => (Some(Piece::File(range)), None),
+            BodyKind::Source { source, .. } => (None, Some(source)),
+        };
+        Self { pieces: piece.into_iter().collect(), source, left, bell: Arc::default(), until: None, _kept: body.kept }
+    }
+
+    /// Reading fails if the source has nothing for so long from now on.
+    pub(crate) fn wait_at_most(&mut self, time: Duration) {
+        self.until = Some(Instant::now() + time);
+    }
+
+    /// Asks the source for its next piece, and waits until there is one.
+    fn fill(&mut self) -> io::Result<()> {
+        let Some(source) = &mut self.source else { return Ok(()) };
+        let mut out = SegmentBuf::default();
+        let fill = source.fill(&mut out)?;
+        let mut memory = Bytes::from(std::mem::take(&mut out.memory));
+        let mut taken = 0;
+        for (at, range) in out.files {
+            self.pieces.push_back(Piece::Bytes(memory.split_to(at - taken)));
+            self.pieces.push_back(Piece::File(range));
+            taken = at;
+        }
+        self.pieces.push_back(Piece::Bytes(memory));
+        match fill {
+            Fill::More => {}
+            Fill::Done => self.source = None,
+            Fill::Wait if taken == 0 && self.pieces.iter().all(Piece::is_empty) => {
+                let token = Token::new(0, 0);
+                let mut at_most = source.wait(BodyWaker::new(self.bell.clone(), token));
+                if let Some(until) = self.until {
+                    let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+                    at_most = at_most.min(left);
+                }
+                self.bell.wait(at_most);
+            }
+            Fill::Wait => {}
+        }
+        Ok(())
+    }
+}
+
+impl Piece {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Bytes(bytes) => bytes.is_empty(),
+            Self::File(range) => range.length == 0,
+        }
+    }
+
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Bytes(bytes) => {
+                let n = bytes.len().min(out.len());
+                bytes.copy_to_slice(out.get_mut(..n).unwrap_or_default());
+                Ok(n)
+            }
+            Self::File(range) => {
+                let n = usize::try_from(range.length).unwrap_or(usize::MAX).min(out.len());
+                let n = range.file.read_at(out.get_mut(..n).unwrap_or_default(), range.offset)?;
+                if n == 0 && !out.is_empty() {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                range.offset += n as u64;
+                range.length -= n as u64;
+                Ok(n)
+            }
+        }
+    }
+}
+
+impl Read for BodyReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.pieces.front_mut() {
+                Some(piece) if piece.is_empty() => drop(self.pieces.pop_front()),
+                Some(piece) => {
+                    let n = piece.read(out)?;
+                    if let Some(left) = &mut self.left {
+                        let wrong = || io::Error::other("the body of the response is longer than announced");
+                        *left = left.checked_sub(n as u64).ok_or_else(wrong)?;
+                    }
+                    return Ok(n);
+                }
+                None if self.source.is_some() => self.fill()?,
+                None if self.left.is_some_and(|left| left > 0) => {
+                    return Err(io::Error::other("the body of the response is shorter than announced"));
+                }
+                None => return Ok(0),
+            }
+        }
+    }
+}
+
+/// Rings when a source has more data.
+#[derive(Debug, Default)]
+struct Bell {
+    has_rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Bell {
+    fn wait(&self, at_most: Duration) {
+        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.rings.wait_timeout_while(has_rung, at_most, |has_rung| !*has_rung);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+}
+
+impl Wakes for Bell {
+    fn body_is_ready(&self, _: Token) {
+        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.rings.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::thread;
+
+    use http::StatusCode;
+
+    use super::*;
+    use crate::{Event, EventOptions};
+
+    #[test]
+    fn bodies_are_read_to_their_end_and_to_their_limit() {
+        let (body, mut writer) = Body::writer(None);
+        let writing = thread::spawn(move || {
+            for _ in 0..1000 {
+                writer.write_all(&[b'x'; 1000])?;
+            }
+            writer.finish()
+        });
+        let bytes = Response::new(StatusCode::OK).body(body).into_bytes(1 << 20).expect("complete");
+        assert_eq!(bytes.len(), 1_000_000);
+        writing.join().expect("no panic").expect("read");
+        let (body, writer) = Body::writer(Some(5));
+        drop(writer);
+        assert!(body.into_bytes(10).is_err(), "it was aborted");
+        assert!(Body::bytes("too long").into_bytes(7).is_err());
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(b"0123456789").expect("written");
+        let range = |length| FileRange { file: Arc::new(file.try_clone().expect("cloned")), offset: 2, length };
+        assert_eq!(Body::file(range(3)).into_bytes(10).expect("read"), "234");
+        assert!(Body::file(range(9)).into_bytes(10).is_err(), "the file is shorter");
+    }
+
+    #[test]
+    fn late_answers_and_streams_are_waited_for() {
+        let (response, responder) = Response::later();
+        let later = thread::spawn(move || responder.respond(Response::text(StatusCode::OK, "late")));
+        assert_eq!(response.map(|late| late.header("x", "y")).into_bytes(10).expect("answered"), "late");
+        later.join().expect("no panic");
+        let (response, events) = Response::events(EventOptions::default());
+        let sending = thread::spawn(move || {
+            assert!(events.send(&Event::new("one")).is_accepted());
+        });
+        assert_eq!(response.into_bytes(100).expect("ended"), "data: one\n\n");
+        sending.join().expect("no panic");
+    }
+}
