@@ -64,6 +64,14 @@ impl CacheFile {
         }
     }
 
+    /// The file's entity tag, if a server has sent a strong one.
+    pub fn etag(&self) -> Option<&str> {
+        match &self.0 {
+            Kind::Http(body) => body.etag(),
+            Kind::Folder(_) => None,
+        }
+    }
+
     /// The file's length in bytes, if it is known.
     pub fn total_len(&self) -> Option<u64> {
         match &self.0 {

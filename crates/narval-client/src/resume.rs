@@ -124,6 +124,11 @@ impl ResumingBody {
         self.total
     }
 
+    /// The entity tag of the file, unless it is a weak one.
+    pub fn etag(&self) -> Option<&str> {
+        self.etag.as_deref()
+    }
+
     /// The number of bytes read.
     pub const fn position(&self) -> u64 {
         self.position

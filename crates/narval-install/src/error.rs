@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use narval_names::NamesError;
 use narval_nix::StorePath;
 use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError};
 
@@ -124,6 +125,23 @@ pub enum Error {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The names of a channel cannot be used.
+    #[error("{channel}: {source}{}", if .source.is_damaged() { "; 'narval update' makes it again" } else { "" })]
+    Names {
+        /// The channel.
+        channel: String,
+        /// Why.
+        source: NamesError,
+    },
+    /// No path, or not just one, is known for a name.
+    #[error("{0}")]
+    Unresolved(String),
+    /// A package is not installed without being told to.
+    #[error("{0}")]
+    NotAllowed(String),
+    /// A path is not what its name says.
+    #[error("{0}")]
+    WrongPath(String),
     /// An argument is not a valid store path, key, address or similar.
     #[error("{0}")]
     Usage(String),
@@ -181,7 +199,8 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Cache(error) => cache_exit_code(error),
-            Self::NotInStore { .. } | Self::NotInProfile { .. } => 3,
+            Self::NotInStore { .. } | Self::NotInProfile { .. } | Self::Unresolved(_) => 3,
+            Self::WrongPath(_) => 4,
             Self::Reference { .. } | Self::Unsigned { .. } | Self::Cycle { .. } | Self::Closure { .. } => 4,
             Self::Space { .. } => 6,
             Self::LocalStore { error: LocalStoreError::NoStore { .. } } => 3,
@@ -205,7 +224,12 @@ impl Error {
             Self::Store(error) if is_not_as_registered(error) => 4,
             Self::Interrupted => 130,
             Self::Several { first, .. } => first.exit_code(),
-            Self::Store(_) | Self::LocalStore { .. } | Self::Conflict { .. } | Self::Died => 1,
+            Self::Store(_)
+            | Self::LocalStore { .. }
+            | Self::Conflict { .. }
+            | Self::Names { .. }
+            | Self::NotAllowed(_)
+            | Self::Died => 1,
         }
     }
 

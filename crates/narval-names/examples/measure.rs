@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use narval_names::{Builder, Decision, Evidence, Index, SystemWalk, join, read_packages, read_store_paths};
 use narval_nix::StorePath;
+use narval_nix::store_path::StorePathError;
 
 struct Inputs(HashMap<StorePath, Vec<StorePath>>);
 
@@ -31,8 +32,8 @@ impl Evidence for Inputs {
     }
 }
 
-fn path(text: &str) -> StorePath {
-    StorePath::parse(text.trim_start_matches("/nix/store/")).expect("a store path")
+fn path(text: &str) -> Result<StorePath, StorePathError> {
+    StorePath::parse(text.trim_start_matches("/nix/store/"))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,7 +67,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for line in lines("references.tsv")? {
         let line = line?;
         let (of, to) = line.split_once('\t').unwrap_or((&line, ""));
-        inputs.0.insert(path(of), to.split(' ').filter(|text| !text.is_empty()).map(path).collect());
+        let to: Result<_, _> = to.split(' ').filter(|text| !text.is_empty()).map(path).collect();
+        inputs.0.insert(path(of)?, to?);
     }
     let (mut walk, mut counts) = (SystemWalk::default(), BTreeMap::<String, (usize, Vec<String>)>::new());
     let begun = Instant::now();
@@ -83,7 +85,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         let wanted = package.system.clone();
         let decision = join(&index, &package, (output, &wanted), &mut walk, &mut inputs)?;
-        let answer = path(answer);
+        let answer = path(answer)?;
         let mut said = match decision {
             Decision::One(path) if path == answer => "right",
             Decision::One(_) => "WRONG",

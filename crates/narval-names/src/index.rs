@@ -8,7 +8,7 @@ use narval_nix::{HashPart, StorePath, StorePathName};
 
 use crate::builder::{BY_NAME, BY_PNAME, BY_PROGRAM, MAGIC, key};
 use crate::fields::Fields;
-use crate::table::{Directory, read_compressed};
+use crate::table::{Directory, Take, read_compressed};
 use crate::{NamesError, Package};
 
 /// The bytes after the directory: its position, its two lengths, and the magic.
@@ -106,7 +106,7 @@ impl Index {
     }
 
     /// Passes on all attributes with their encoded packages.
-    pub(crate) fn rows(&self, take: &mut dyn FnMut(&str, &[u8]) -> Result<(), NamesError>) -> Result<(), NamesError> {
+    pub(crate) fn rows(&self, take: Take<'_, str, ()>) -> Result<(), NamesError> {
         self.packages.scan(&self.file, &[], &mut |key, value| {
             let key = std::str::from_utf8(key).map_err(|_| NamesError::Damaged("an attribute"))?;
             take(key, value).map(|()| true)

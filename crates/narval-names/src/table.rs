@@ -14,6 +14,9 @@ const BLOCK_LEN_MAX: usize = BLOCK_LEN + 4 * 1024 * 1024;
 /// The level of zstd: level 9 takes three times as long for 8 % less.
 const LEVEL: i32 = 3;
 
+/// Is given a key and a value.
+pub(crate) type Take<'a, K, T> = &'a mut dyn FnMut(&K, &[u8]) -> Result<T, NamesError>;
+
 /// Keys and values that are not sorted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
@@ -154,12 +157,7 @@ impl Directory {
     }
 
     /// Passes on all rows whose key has this prefix, in order, until `take` returns false.
-    pub(crate) fn scan(
-        &self,
-        file: &File,
-        prefix: &[u8],
-        take: &mut dyn FnMut(&[u8], &[u8]) -> Result<bool, NamesError>,
-    ) -> Result<(), NamesError> {
+    pub(crate) fn scan(&self, file: &File, prefix: &[u8], take: Take<'_, [u8], bool>) -> Result<(), NamesError> {
         // The last block that does not begin after the prefix has the first row.
         let begin = self.blocks.partition_point(|block| block.first.as_slice() <= prefix).saturating_sub(1);
         let mut key = Vec::new();

@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::{
     cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, install, key, ls, man, nar,
-    path_info, pin, profiles, push, remove, rollback, run, search, serve, shell, static_site, token, top, tree,
+    path_info, pin, profiles, push, remove, rollback, run, search, serve, shell, static_site, token, top, tree, update,
     upgrade, use_cache, verify, warm, watch_store, why,
 };
 use crate::ui::output::note;
@@ -33,7 +33,7 @@ Examples:
 /// The commands by purpose; clap would list them in one column.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
-    ("Install", &["search", "install", "run", "shell", "upgrade", "profiles", "rollback", "remove"]),
+    ("Install", &["search", "install", "run", "shell", "update", "upgrade", "profiles", "rollback", "remove"]),
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
     ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "cache"]),
     ("Maintain", &["verify", "gc", "doctor", "top"]),
@@ -106,6 +106,7 @@ enum Command {
     Why(why::Args),
     Ls(ls::Args),
     Cat(cat::Args),
+    Update(update::Args),
     Upgrade(upgrade::Args),
     Profiles(profiles::Args),
     Remove(remove::Args),
@@ -132,9 +133,8 @@ enum Command {
 }
 
 /// What does what a command of another package manager does.
-const ELSEWHERE: [(&str, &str); 6] = [
+const ELSEWHERE: [(&str, &str); 5] = [
     ("list", "'narval profiles' lists profiles and what is in them, 'narval cache list' the paths of a cache"),
-    ("update", "'narval upgrade --profile DIR' does that"),
     ("uninstall", "'narval remove --profile DIR NAME' does that"),
     ("build", "Narval builds nothing: 'nix build', then 'narval push ./result --to URL'"),
     ("login", "'narval use URL --token-file FILE' does that"),
@@ -199,6 +199,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Why(args) => why::run(&args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
+        Command::Update(args) => update::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Profiles(args) => profiles::run(args),
         Command::Remove(args) => remove::run(args),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 pub mod access_log;
 pub mod administered;
+pub mod channels;
 pub mod client;
 pub mod data;
 pub mod names;

@@ -1,19 +1,14 @@
 //! Names as arguments, in place of store paths.
 
 use narval_install::names::{self, Candidate};
-use narval_install::{Destination, Wanted};
-use narval_nix::{HashPart, StorePath, StorePathName};
-use serde_json::json;
+use narval_nix::{HashPart, StorePathName};
 
 use crate::Failure;
-use crate::args::client::{ClientArgs, human_bytes};
+use crate::args::client::human_bytes;
 use crate::args::data::ago;
-use crate::args::paths::parse_wanted;
-use crate::ui::json;
-use crate::ui::output::{note, out};
 
 /// Candidates that a message lists.
-const LISTED_MAX: usize = 20;
+pub(crate) const LISTED_MAX: usize = 20;
 
 /// Whether a text may be the name of a path, rather than a path that is not there.
 pub(crate) fn may_be_name(text: &str) -> bool {
@@ -56,71 +51,4 @@ pub(crate) fn cannot_search(caches: &[String], name: &str) -> Option<String> {
         "{who} {verb} searched by name: https://search.nixos.org/packages finds packages of nixpkgs, and 'nix eval --raw nixpkgs#{name}.outPath' prints a \
          path to install"
     ))
-}
-
-/// The paths that arguments name: store paths, or names that caches know.
-///
-/// # Errors
-/// Exit code 3 if no cache has a path of a name, or if several do, which are then listed.
-pub(crate) fn wanted_or_named(
-    texts: &[String],
-    destination: &Destination,
-    client: &ClientArgs,
-) -> Result<Vec<Wanted>, Failure> {
-    let mut all = Vec::with_capacity(texts.len());
-    for text in texts {
-        match parse_wanted(std::slice::from_ref(text), destination.config()) {
-            Err(unknown) if may_be_name(text) && !client.caches.offline => {
-                all.push(Wanted::Path(resolve(text, client, &unknown)?));
-            }
-            wanted => all.extend(wanted?),
-        }
-    }
-    Ok(all)
-}
-
-/// The one path of the caches with this name.
-fn resolve(name: &str, client: &ClientArgs, unknown: &Failure) -> Result<StorePath, Failure> {
-    let urls = client.caches.urls()?;
-    let found = names::find(&urls, &client.caches.client()?, name)?;
-    let output = client.output;
-    match found.candidates.as_slice() {
-        [] => match cannot_search(&found.cannot, name) {
-            Some(cannot) if found.cannot.len() == urls.len() => Err(Failure::usage(format!("{unknown}; {cannot}"))),
-            cannot => {
-                let cannot = cannot.map(|cannot| format!("; {cannot}")).unwrap_or_default();
-                Err(Failure::Coded(
-                    3,
-                    format!(
-                        "no cache has a path of the name '{name}': 'narval search {name}' looks for similar names{cannot}"
-                    ),
-                ))
-            }
-        },
-        [only] => {
-            if output.json {
-                json::event("named", json!({"name": name, "path": only.path.base_name(), "cache": only.cache}));
-            } else if !output.quiet {
-                note!("{name} is {} in {}", line(only), only.cache);
-            }
-            Ok(only.path.clone())
-        }
-        several => {
-            for candidate in several.iter().take(LISTED_MAX) {
-                if output.json {
-                    let (path, cache) = (candidate.path.base_name(), &candidate.cache);
-                    json::event("candidate", json!({"name": name, "path": path, "cache": cache}));
-                } else {
-                    out!("{}  {}", line(candidate), candidate.cache);
-                }
-            }
-            Err(Failure::Coded(
-                3,
-                format!(
-                    "'{name}' is the name of {} paths: install one of them by its version, or by HASH-NAME",
-                    several.len()
-                ),
-            ))
-        }
-    }
 }

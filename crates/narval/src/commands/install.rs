@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Added, Destination, Options, Profile, Progress, Report, install, plan};
+use narval_install::{Added, Destination, Error, Options, Profile, Progress, Report, Wanted, install, plan};
 use narval_nix::StorePath;
 use serde_json::json;
 
 use crate::Failure;
+use crate::args::channels::{Lookup, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
-use crate::args::names::wanted_or_named;
 use crate::args::paths::or_elsewhere;
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
@@ -24,12 +24,14 @@ use crate::ui::timeline::Timeline;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these; or names, such as git or git-2.47.2, that
-    /// one path of the caches has
+    /// Names of packages: ATTRIBUTE[@VERSION][^OUTPUT,…], such as git, python3Packages.numpy, nodejs@22 or git^man,doc; or store paths: in full,
+    /// HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     #[command(flatten)]
     client: ClientArgs,
+    #[command(flatten)]
+    names: NameArgs,
     #[command(flatten)]
     deltas: DeltaArgs,
     /// Show what would be fetched, with sizes, without fetching it
@@ -54,7 +56,8 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  narval install git-2.47.2
+  narval install ripgrep
+  narval install nodejs@22 git^man,doc
   narval install 00bgd045z0d4icpbc2yyz4gx48ak44la
   narval run …-hello-2.12
 
@@ -80,7 +83,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let timeline = timeline.transpose()?;
     args.client.output.start_log_with(timeline.as_ref());
     let destination = args.client.store.destination()?;
-    let wanted = wanted_or_named(&args.paths, &destination, &args.client)?;
+    let mut lookup = Lookup::new(&destination, &args.client, &args.names);
+    let meant = lookup.meant(&args.paths)?;
+    let wanted: Vec<Wanted> = meant.iter().map(|one| one.wanted.clone()).collect();
+    let failed = |error: Error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, &destination));
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
     // Before anything is fetched: the location may be unusable.
     let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
@@ -88,7 +94,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let options = Options { deltas: args.deltas.chosen(), delta_bases, ..options };
     if args.dry_run {
         let report = plan(&destination, &options, &client, &wanted);
-        let report = report.map_err(|error| or_elsewhere(error, &destination))?;
+        let report = report.map_err(failed)?;
         show_plan(&report, args.client.output);
         return Ok(());
     }
@@ -100,7 +106,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if let (Some(timeline), Some(path)) = (timeline, &args.trace) {
         timeline.finish().map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
-    let report = result.map_err(|error| or_elsewhere(error, &destination))?;
+    let report = result.map_err(failed)?;
     let is_kept = profile.is_some();
     let added =
         profile.map(|profile| profile.add(&destination, &report.roots, args.priority)).transpose()?.unwrap_or_default();

@@ -30,6 +30,7 @@ pub mod static_site;
 pub mod token;
 pub mod top;
 pub mod tree;
+pub mod update;
 pub mod upgrade;
 pub mod use_cache;
 pub mod verify;

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use narval_install::run::{Others, is_at_home, main_program, shell_variables};
 use narval_install::{Destination, Options, Progress, Wanted, install};
+use narval_names::Package;
 use narval_nix::StorePath;
 
 use crate::Failure;
+use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs};
-use crate::args::paths::{or_elsewhere, parse_wanted};
+use crate::args::paths::or_elsewhere;
 use crate::commands::follow::enter_and_follow;
 use crate::ui::output::note;
 use crate::ui::progress::{Display, FETCH};
@@ -24,10 +26,11 @@ use crate::ui::progress::{Display, FETCH};
 #[derive(Debug, clap::Args)]
 #[command(disable_version_flag = true)]
 #[command(
-    after_help = "Examples:\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi\n  narval run ~/p -- hello"
+    after_help = "Examples:\n  narval run ripgrep -- rg --version\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi\n  narval run ~/p -- hello"
 )]
 pub struct Args {
-    /// Store path (in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these), or a profile
+    /// Name of a package, such as ripgrep; store path (in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of
+    /// these); or a profile
     #[arg(value_name = "PATH")]
     path: String,
     /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
@@ -36,6 +39,8 @@ pub struct Args {
     /// Not ours: an argument of the program comes after `--`
     #[arg(long, short = 'V', hide = true)]
     version: bool,
+    #[command(flatten)]
+    names: NameArgs,
     #[command(flatten)]
     deltas: DeltaArgs,
     #[command(flatten)]
@@ -50,8 +55,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     refuse_version(args.version, "run")?;
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let paths = ensure_installed(&destination, &args.client, args.deltas, &[args.path])?;
+    let (paths, package) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &[args.path])?;
+    let program =
+        package.map(|package| package.program).filter(|program| !program.is_empty() && !program.contains('/'));
     let command = match (args.command.is_empty(), &*paths) {
+        // The package says what its main program is.
+        (true, _) if let Some(program) = program => vec![program.into()],
         (true, [path]) => vec![main_program(destination.config(), path)?.into_os_string()],
         (true, _) => {
             return Err(Failure::usage("a profile of several paths has no main program: say what to run after --"));
@@ -69,17 +78,21 @@ pub(crate) fn refuse_version(given: bool, command: &str) -> Result<(), Failure> 
     if given { Err(Failure::usage(advice)) } else { Ok(()) }
 }
 
-/// Installs the missing paths, and returns all of them.
+/// Installs the missing paths, and returns all of them, and the package of the first one if a channel has told what its name means.
 pub(crate) fn ensure_installed(
     destination: &Destination,
     client: &ClientArgs,
     deltas: DeltaArgs,
+    names: &NameArgs,
     texts: &[String],
-) -> Result<Vec<StorePath>, Failure> {
-    let wanted = parse_wanted(texts, destination.config())?;
+) -> Result<(Vec<StorePath>, Option<Package>), Failure> {
+    let mut lookup = Lookup::new(destination, client, names);
+    let meant = lookup.meant(texts)?;
+    let package = meant.first().and_then(|one: &Meant| one.package.clone());
+    let wanted: Vec<Wanted> = meant.iter().map(|one| one.wanted.clone()).collect();
     let there: Vec<_> = wanted.iter().map(|one| destination.find_and_keep(one)).collect::<Result<_, _>>()?;
     if there.iter().all(Option::is_some) {
-        return Ok(there.into_iter().flatten().collect());
+        return Ok((there.into_iter().flatten().collect(), package));
     }
     let progress = Arc::new(Progress::default());
     let display = Display::start(&progress, client.output, FETCH);
@@ -87,10 +100,10 @@ pub(crate) fn ensure_installed(
     let client = client.caches.client()?;
     let report = install(destination, &options, &client, &wanted, &progress);
     display.finish();
-    report.map_err(|error| or_elsewhere(error, destination))?;
+    report.map_err(|error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, destination)))?;
     let find =
         |one: &Wanted| destination.find(one)?.ok_or_else(|| Failure::runtime("it was installed, but does not exist"));
-    wanted.iter().map(find).collect()
+    Ok((wanted.iter().map(find).collect::<Result<_, _>>()?, package))
 }
 
 /// Executes the program, in a namespace if one is needed. Only a process with one thread can enter a user namespace: if this one has

@@ -1,49 +1,65 @@
-//! `narval search`: finds paths of caches by name.
+//! `narval search`: finds paths of caches, and packages of channels, by name.
 
-use narval_install::names::{Candidate, Query, search};
+use narval_install::Error;
+use narval_install::names::{Candidate, Found, Query, search};
 use narval_nix::PackageName;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{CacheArgs, OutputArgs};
+use crate::args::channels::{Lookup, NameArgs, show_package};
+use crate::args::client::ClientArgs;
 use crate::args::names::{cannot_search, line};
 use crate::ui::json;
 use crate::ui::output::{note, out};
 
-/// Find packages in binary caches by name
+/// The most packages of a channel that are shown.
+const PACKAGES_MAX: usize = 100;
+
+/// Find packages by name
 ///
-/// Asks caches that Narval serves, which are the default ones as for `narval install`. Prints the paths whose names contain all words, packages of
-/// exactly this name first, the newest versions first, with their sizes in the cache and when they were last used.
+/// Asks the caches that Narval serves, which are the default ones as for `narval install`, for paths whose names contain all words: packages of
+/// exactly this name first, the newest versions first, with their sizes in the cache and when they were last used. Then looks in the channel, in
+/// attributes, names and descriptions: exact names first, then those that begin so, then words, then descriptions.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  narval search git
-  narval search python numpy --from https://cache.example.org
+  narval search ripgrep
+  narval search http server --json
+  narval search python numpy --from https://cache.example.org --channel none
 
 Exit codes: 0 found, 1 failed, 2 wrong usage, 3 nothing found, 5 network.")]
 pub struct Args {
-    /// Name, or words that the name contains
+    /// Name, or words that name or description contain
     #[arg(required = true, value_name = "NAME")]
     words: Vec<String>,
     #[command(flatten)]
-    caches: CacheArgs,
+    names: NameArgs,
     #[command(flatten)]
-    output: OutputArgs,
+    client: ClientArgs,
 }
 
 /// Runs `narval search`.
 ///
 /// # Errors
-/// If no cache can be asked, or nothing is found.
+/// If neither a cache nor a channel can be asked, or nothing is found.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    args.output.start_log();
-    let (urls, client) = (args.caches.urls()?, args.caches.client()?);
+    let (caches, output) = (&args.client.caches, args.client.output);
+    output.start_log();
+    let (urls, client) = (caches.urls()?, caches.client()?);
     let words = args.words.join(" ");
-    let mut found = search(&urls, &client, Query::Words(&words))?;
+    let has_channels = !args.names.channels()?.is_empty();
+    let mut found = match search(&urls, &client, Query::Words(&words)) {
+        Ok(found) => found,
+        Err(error) if has_channels => {
+            tracing::debug!("{error}");
+            Found::default()
+        }
+        Err(error) => return Err(error.into()),
+    };
     // What was asked for, before what has a similar name.
     found.candidates.sort_by_key(|candidate| PackageName::of(candidate.path.name()).package != words);
     for candidate in &found.candidates {
-        if args.output.json {
+        if output.json {
             show_json(candidate);
         } else if urls.len() > 1 {
             out!("{}  {}", line(candidate), candidate.cache);
@@ -51,31 +67,58 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             out!("{}", line(candidate));
         }
     }
+    let (packages, more) = match in_channels(args) {
+        Ok(found) => found,
+        Err(error) if !found.candidates.is_empty() => {
+            tracing::warn!("{error}");
+            (0, false)
+        }
+        Err(error) => return Err(error),
+    };
     let count = found.candidates.len();
-    if count == 0 {
-        let cannot = cannot_search(&found.cannot, &words);
+    if count + packages == 0 {
+        let cannot = cannot_search(&found.cannot, &words).filter(|_| !has_channels);
         return Err(Failure::Coded(
             3,
-            match found.cannot.len() == urls.len() {
-                true => cannot.unwrap_or_default(),
-                false => format!(
+            match (has_channels, found.cannot.len() == urls.len()) {
+                (true, _) => format!("neither a cache nor the channel has '{words}' in a name or description"),
+                (false, true) => cannot.unwrap_or_default(),
+                (false, false) => format!(
                     "no cache has a path with '{words}' in its name{}",
                     cannot.map(|cannot| format!("; {cannot}")).unwrap_or_default()
                 ),
             },
         ));
     }
-    if args.output.json {
-        json::summary(json!({"paths": count, "more": found.more, "notSearched": found.cannot}));
-    } else if !args.output.quiet {
-        if found.more {
+    let more = found.more || more;
+    if output.json {
+        json::summary(json!({"paths": count, "packages": packages, "more": more, "notSearched": found.cannot}));
+    } else if !output.quiet {
+        if more {
             note!("there are more: add a word");
         }
-        if !found.cannot.is_empty() {
+        if !found.cannot.is_empty() && !has_channels {
             note!("not searched, because they cannot be: {}", found.cannot.join(", "));
         }
     }
     Ok(())
+}
+
+/// Shows what channels have; returns how many packages that are, and whether there are more.
+fn in_channels(args: &Args) -> Result<(usize, bool), Failure> {
+    let destination = args.client.store.destination()?;
+    let mut lookup = Lookup::new(&destination, &args.client, &args.names);
+    let (mut shown, mut any_more) = (0, false);
+    for channel in lookup.channels()? {
+        let failed = |source| Error::Names { channel: channel.channel().name().to_owned(), source };
+        let (found, more) = channel.index().search(&args.words, PACKAGES_MAX).map_err(failed)?;
+        for one in &found {
+            show_package(&one.package, args.client.output);
+        }
+        shown += found.len();
+        any_more |= more;
+    }
+    Ok((shown, any_more))
 }
 
 fn show_json(candidate: &Candidate) {

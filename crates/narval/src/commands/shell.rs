@@ -3,15 +3,19 @@
 use std::ffi::OsString;
 
 use crate::Failure;
+use crate::args::channels::NameArgs;
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::commands::run::{become_program, ensure_installed, refuse_version};
 
 /// Start a shell with the programs of store paths on PATH
 #[derive(Debug, clap::Args)]
 #[command(disable_version_flag = true)]
-#[command(after_help = "Examples:\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version")]
+#[command(
+    after_help = "Examples:\n  narval shell git jq\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version"
+)]
 pub struct Args {
-    /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these; or profiles
+    /// Names of packages, such as git or nodejs@22; store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to
+    /// these; or profiles
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Command to run [default: $SHELL]
@@ -20,6 +24,8 @@ pub struct Args {
     /// Not ours: an argument of the program comes after `--`
     #[arg(long, short = 'V', hide = true)]
     version: bool,
+    #[command(flatten)]
+    names: NameArgs,
     #[command(flatten)]
     deltas: DeltaArgs,
     #[command(flatten)]
@@ -34,7 +40,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     refuse_version(args.version, "shell")?;
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let paths = ensure_installed(&destination, &args.client, args.deltas, &args.paths)?;
+    let (paths, _) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &args.paths)?;
     let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
     let command = if args.command.is_empty() { vec![shell()] } else { args.command };
     become_program(&destination, &paths, &command)

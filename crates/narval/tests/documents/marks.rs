@@ -5,7 +5,7 @@ use std::io::Write;
 use crate::page::{Mark, blocks, read};
 
 /// The pages whose commands are run.
-const PAGES: [&str; 21] = [
+const PAGES: [&str; 22] = [
     "README.md",
     "docs/introduction.md",
     "docs/tutorial.md",
@@ -13,6 +13,7 @@ const PAGES: [&str; 21] = [
     "docs/cache.md",
     "docs/pushing.md",
     "docs/installing.md",
+    "docs/names.md",
     "docs/serve-a-store.md",
     "docs/operating.md",
     "docs/backup.md",

@@ -170,7 +170,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 22] = [
+const JSON: [(&str, &str, &str); 23] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -182,6 +182,7 @@ const JSON: [(&str, &str, &str); 22] = [
     ("profiles", "profiles --store {root}", "profiles --store {root} --absent"),
     ("remove", "remove --store {root} --profile {root}/p hello", "remove --store {root} --profile {root}/p hello"),
     ("search", "search hello --from {url}", "search absent --from {url}"),
+    ("update", "update --channel none", "update --channel {new}"),
     ("upgrade", "upgrade --from {url} --store {root} --profile {root}/p", "upgrade --from {url} --profile {new}/p"),
     ("rollback", "rollback --profile {root}/p", "rollback --profile {new}/p"),
     ("gc", "gc --dry-run --store {root}", "gc --dry-run --store {new}"),

@@ -61,6 +61,8 @@ echo \"hello $* from $0\""
         let mut command = Command::new(NARVAL);
         command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", self.store.dir.path()).env("TMPDIR", self.store.dir.path());
+        // The channel that names are looked up in by default is in the internet.
+        command.env("NARVAL_CHANNEL", "none");
         command
     }
 

@@ -1,0 +1,444 @@
+//! Channels, and names of packages as arguments.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use narval_cache::{CacheError, Caches};
+use narval_client::{Client, Scheme, Url};
+use narval_install::names::{
+    self, Asked, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Refreshed, Resolution, Resolved,
+    SourceOfName, Variant, machine_system,
+};
+use narval_install::{Destination, Error, Wanted};
+use narval_names::{Package, Problem, Selector};
+use narval_nix::StorePath;
+use serde_json::json;
+
+use super::user_folder;
+use crate::Failure;
+use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
+use crate::args::data::ago;
+use crate::args::names::{LISTED_MAX, cannot_search, line, may_be_name};
+use crate::args::paths::parse_wanted;
+use crate::ui::json;
+use crate::ui::output::{note, out};
+use crate::ui::progress::watched;
+
+/// In place of a channel: none.
+const NONE: &str = "none";
+/// The most references that tell variants apart in a list.
+const REFERENCES_MAX: usize = 4;
+
+/// Where names are looked up.
+#[derive(Clone, Debug, clap::Args)]
+pub struct NameArgs {
+    /// Channel whose names are used: a name such as nixos-25.11, or the URL of a folder with packages.json.br and store-paths.xz; `none` for no
+    /// channel. Repeatable; the first one that has the name is used [default: nixos-unstable]
+    #[arg(
+        long,
+        value_name = "CHANNEL",
+        env = "NARVAL_CHANNEL",
+        hide_env_values = true,
+        value_delimiter = ' ',
+        help_heading = "Names"
+    )]
+    pub channel: Vec<String>,
+    /// System that names are for, such as aarch64-linux [default: this machine's]
+    #[arg(long, value_name = "SYSTEM", help_heading = "Names")]
+    pub system: Option<String>,
+    /// Never ask for the build records of a release, which decide names that the channel's files leave open
+    #[arg(long, env = "NARVAL_NO_BUILD_RECORDS", hide_env_values = true, help_heading = "Names")]
+    pub no_build_records: bool,
+}
+
+impl NameArgs {
+    /// The channels, in order.
+    pub(crate) fn channels(&self) -> Result<Vec<Channel>, Failure> {
+        if self.channel.is_empty() {
+            return Ok(vec![Channel::parse(CHANNEL_DEFAULT)?]);
+        }
+        let given = self.channel.iter().filter(|text| !text.is_empty() && *text != NONE);
+        Ok(given.map(|text| Channel::parse(text)).collect::<Result<_, _>>()?)
+    }
+
+    pub(crate) fn system(&self) -> String {
+        self.system.clone().unwrap_or_else(machine_system)
+    }
+}
+
+/// The user's folder of names: `$XDG_CACHE_HOME/narval/names`, which is `~/.cache/narval/names`.
+pub(crate) fn names_folder() -> Result<NamesFolder, Failure> {
+    user_folder("XDG_CACHE_HOME", ".cache")
+        .map(|cache| NamesFolder::at(cache.join("narval/names")))
+        .ok_or_else(|| Failure::usage("HOME is not set: names of channels are kept in ~/.cache/narval/names"))
+}
+
+/// Asks a channel for its names, with its progress shown.
+pub(crate) fn refresh(
+    folder: &NamesFolder,
+    channel: &Channel,
+    client: &Arc<Client>,
+    lock_timeout: Duration,
+    output: OutputArgs,
+) -> Result<Refreshed, Failure> {
+    let (refreshed, stopped) = watched(output, ("the names that were there stay", "begins again"), |work| {
+        Ok(folder.refresh(channel, client, lock_timeout, work)?)
+    })?;
+    stopped.map(|()| refreshed)
+}
+
+/// What nixpkgs' environment variables allow.
+pub(crate) fn allowed() -> Vec<Problem> {
+    let is_set = |problem: &Problem| std::env::var(problem.variable()).is_ok_and(|value| value == "1");
+    Problem::ALL.into_iter().filter(is_set).collect()
+}
+
+/// Looks up names: in caches and channels, which are opened when they are needed.
+pub(crate) struct Lookup<'a> {
+    destination: &'a Destination,
+    client: &'a ClientArgs,
+    args: &'a NameArgs,
+    opened: Option<(Arc<Client>, Caches)>,
+    channels: Option<Vec<ChannelNames>>,
+}
+
+/// What an argument stands for.
+pub(crate) struct Meant {
+    pub(crate) wanted: Wanted,
+    /// The package, if a channel has told what the name means.
+    pub(crate) package: Option<Package>,
+}
+
+impl From<Wanted> for Meant {
+    fn from(wanted: Wanted) -> Self {
+        Self { wanted, package: None }
+    }
+}
+
+impl<'a> Lookup<'a> {
+    pub(crate) const fn new(destination: &'a Destination, client: &'a ClientArgs, args: &'a NameArgs) -> Self {
+        Self { destination, client, args, opened: None, channels: None }
+    }
+
+    /// The HTTP client and the caches.
+    pub(crate) fn caches(&mut self) -> Result<(Arc<Client>, &Caches), Failure> {
+        if self.opened.is_none() {
+            let (caches, options) = (&self.client.caches, self.client.caches.options(None, false)?);
+            let (client, dir) = (caches.client()?, self.destination.store_dir());
+            let is_read = |url: &&Url| !caches.offline || url.scheme() == Scheme::File;
+            let urls: Vec<Url> = options.caches.iter().filter(is_read).cloned().collect();
+            let opened = Caches::open(&urls, &client, dir, options.keys, options.check_signatures)?;
+            self.opened = Some((client, opened));
+        }
+        match &self.opened {
+            Some((client, caches)) => Ok((Arc::clone(client), caches)),
+            None => Err(Error::Died.into()),
+        }
+    }
+
+    /// The names of the channels, which are fetched if they are not there.
+    pub(crate) fn channels(&mut self) -> Result<&mut Vec<ChannelNames>, Failure> {
+        if self.channels.is_none() {
+            let folder = names_folder()?;
+            let mut opened = Vec::new();
+            for channel in self.args.channels()? {
+                opened.push(self.channel(&folder, &channel)?);
+            }
+            self.channels = Some(opened);
+        }
+        self.channels.as_mut().ok_or_else(|| Error::Died.into())
+    }
+
+    fn channel(&self, folder: &NamesFolder, channel: &Channel) -> Result<ChannelNames, Failure> {
+        if let Some(names) = ChannelNames::open(folder, channel)? {
+            return Ok(names);
+        }
+        let (client, output) = (self.client.caches.client()?, self.client.output);
+        let refreshed = refresh(folder, channel, &client, self.destination.config().lock_timeout, output)?;
+        if !output.json && !output.quiet {
+            note!("{} has {} names: {}", channel.name(), refreshed.attributes, refreshed.release);
+        }
+        let absent = || Failure::runtime(format!("the names of {} are not there", channel.name()));
+        ChannelNames::open(folder, channel)?.ok_or_else(absent)
+    }
+
+    /// What arguments stand for: store paths, profiles, or names.
+    ///
+    /// # Errors
+    /// Exit code 3 if a name is unknown, or if it may mean several paths, which are then listed.
+    pub(crate) fn meant(&mut self, texts: &[String]) -> Result<Vec<Meant>, Failure> {
+        let mut all = Vec::with_capacity(texts.len());
+        for text in texts {
+            match parse_wanted(std::slice::from_ref(text), self.destination.config()) {
+                Ok(wanted) => all.extend(wanted.into_iter().map(Meant::from)),
+                Err(unknown) => all.extend(self.named(text, unknown)?),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The paths of a name. `unknown` is the error if it cannot be one.
+    fn named(&mut self, text: &str, unknown: Failure) -> Result<Vec<Meant>, Failure> {
+        let selector = Selector::parse(text).ok().filter(|_| !text.starts_with(['.', '/']));
+        let is_searched = self.args.channel.is_empty() || self.args.channels()?.is_empty();
+        let urls = self.client.caches.urls()?;
+        let (mut candidates, mut cannot, mut failure) = (Vec::new(), Vec::new(), None);
+        if is_searched && may_be_name(text) && !self.client.caches.offline {
+            match names::find(&urls, &self.client.caches.client()?, text) {
+                Ok(found) => (candidates, cannot) = (found.candidates, found.cannot),
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let [only] = candidates.as_slice() {
+            self.say_found(text, only);
+            return Ok(vec![Wanted::Path(only.path.clone()).into()]);
+        }
+        let has_channels = !self.args.channels()?.is_empty();
+        if let Some(selector) = selector.filter(|_| has_channels) {
+            return self.of_channels(text, &selector, &candidates, failure.map(Failure::from));
+        }
+        match (failure, candidates.is_empty()) {
+            _ if !may_be_name(text) || self.client.caches.offline => Err(unknown),
+            (Some(failure), _) => Err(failure.into()),
+            (None, false) => Err(self.several_candidates(text, &candidates)),
+            (None, true) if cannot.len() == urls.len() => {
+                let cannot = cannot_search(&cannot, text).unwrap_or_default();
+                Err(Failure::usage(format!("{unknown}; {cannot}")))
+            }
+            (None, true) => {
+                let cannot = cannot_search(&cannot, text).map(|cannot| format!("; {cannot}")).unwrap_or_default();
+                Err(Failure::Coded(
+                    3,
+                    format!(
+                        "no cache has a path of the name '{text}': 'narval search {text}' looks for similar names{cannot}"
+                    ),
+                ))
+            }
+        }
+    }
+
+    /// What the first channel that has a name says. Of several `candidates` of caches, it decides which one is meant.
+    fn of_channels(
+        &mut self,
+        text: &str,
+        selector: &Selector,
+        candidates: &[Candidate],
+        failure: Option<Failure>,
+    ) -> Result<Vec<Meant>, Failure> {
+        let resolutions = match self.resolve(text, selector) {
+            Ok(resolution) => resolution,
+            // What the caches know is more to the point.
+            Err(_) if !candidates.is_empty() => return Err(self.several_candidates(text, candidates)),
+            Err(error) => return Err(failure.unwrap_or(error)),
+        };
+        let (at, resolution) = resolutions;
+        let is_candidate = |path: &StorePath| candidates.is_empty() || candidates.iter().any(|one| one.path == *path);
+        match resolution {
+            Resolution::One(resolved) if resolved.outputs.iter().all(|output| is_candidate(&output.path)) => {
+                self.say_resolved(text, &resolved, at)?;
+                let meant = |path: &StorePath| Meant {
+                    wanted: Wanted::Path(path.clone()),
+                    package: Some(resolved.package.clone()),
+                };
+                Ok(resolved.outputs.iter().map(|output| meant(&output.path)).collect())
+            }
+            _ if !candidates.is_empty() => Err(self.several_candidates(text, candidates)),
+            resolution => Err(self.unresolved(text, &resolution, at)?),
+        }
+    }
+
+    /// What a name means, and in which of the channels.
+    pub(crate) fn resolve(&mut self, text: &str, selector: &Selector) -> Result<(usize, Resolution), Failure> {
+        self.channels()?;
+        let (client, _) = self.caches()?;
+        let system = self.args.system();
+        let output = self.client.output;
+        let on_records = |server: &str| {
+            if !output.json && !output.quiet {
+                note!("{text}: the channel's files do not tell which path it is; asking its build records at {server}");
+            }
+        };
+        let records = (!self.args.no_build_records).then_some(&*client);
+        let asked = Asked { system: &system, allowed: &allowed(), records, on_records: &on_records };
+        let (Some((_, caches)), Some(channels)) = (&self.opened, &mut self.channels) else {
+            return Err(Error::Died.into());
+        };
+        let mut last = None;
+        for (at, channel) in channels.iter_mut().enumerate() {
+            let resolution = channel.resolve(selector, text, caches, &asked)?;
+            let is_known = !matches!(resolution, Resolution::Unknown { .. });
+            // What a channel says is more than what an earlier one does not know.
+            if is_known && !(channel.is_exact() && matches!(resolution, Resolution::NotBuilt { .. })) {
+                return Ok((at, resolution));
+            }
+            last = Some((at, resolution));
+        }
+        last.ok_or_else(|| Failure::usage("no channel is given: --channel names one"))
+    }
+
+    fn say_found(&self, text: &str, found: &Candidate) {
+        if self.client.output.json {
+            json::event("named", json!({"name": text, "path": found.path.base_name(), "cache": found.cache}));
+        } else if !self.client.output.quiet {
+            note!("{text} is {} in {}", line(found), found.cache);
+        }
+    }
+
+    fn say_resolved(&mut self, text: &str, resolved: &Resolved, at: usize) -> Result<(), Failure> {
+        let output = self.client.output;
+        let Some(channel) = self.channels()?.get(at) else { return Ok(()) };
+        let (name, asked) = (channel.channel().name(), since(channel.age()));
+        let release = channel.index().fact("release").unwrap_or_default();
+        for one in &resolved.outputs {
+            let path = one.path.base_name();
+            if output.json {
+                json::event(
+                    "named",
+                    json!({"name": text, "path": path, "attribute": resolved.package.attribute, "output": one.name,
+                        "system": resolved.system, "source": one.source.word(), "channel": name, "release": release}),
+                );
+            } else if !output.quiet {
+                let how = match one.source {
+                    SourceOfName::Choice => ", as you have chosen",
+                    SourceOfName::Records => ", by its build record",
+                    SourceOfName::Exact | SourceOfName::Channel => "",
+                };
+                note!("{text} is {path} in {name} of {asked}{how}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Says why a name is not one path.
+    fn unresolved(&mut self, text: &str, resolution: &Resolution, at: usize) -> Result<Failure, Failure> {
+        let output = self.client.output;
+        let channels: Vec<_> = self.channels()?.iter().map(|channel| channel.channel().name().to_owned()).collect();
+        let channel = channels.get(at).cloned().unwrap_or_default();
+        let urls = self.client.caches.urls()?.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let message = match resolution {
+            Resolution::Several { package, variants, .. } if variants.iter().all(|one| one.nar_size.is_none()) => {
+                list_variants(text, variants, output);
+                format!("{channel} has {}, but no cache has a path of it; asked: {urls}", package.attribute)
+            }
+            Resolution::Several { package, output: wanted, variants, twins } => {
+                list_variants(text, variants, output);
+                let others = match twins.as_slice() {
+                    [] => String::new(),
+                    twins => format!(" (a path may be that of {})", twins.join(", ")),
+                };
+                let count = variants.len();
+                format!(
+                    "'{text}' may be {} of {channel}, output {wanted}, for {}{others}: choose one with '{}=HASH', which is remembered for this release",
+                    if count == 1 { "this path".to_owned() } else { format!("any of {count} paths") },
+                    self.args.system(),
+                    package.attribute
+                )
+            }
+            Resolution::Attributes(packages) => {
+                for package in packages.iter().take(LISTED_MAX) {
+                    show_package(package, output);
+                }
+                format!("'{text}' is the name of {} packages of {channel}: give the attribute of one", packages.len())
+            }
+            Resolution::Unknown { nearest } => {
+                let near = match nearest.as_slice() {
+                    [] => format!("'narval search {text}' looks in descriptions"),
+                    near => format!("did you mean {}?", near.join(", ")),
+                };
+                format!("{} has no package '{text}'; {near}", channels.join(" or "))
+            }
+            Resolution::NotBuilt { package, output: wanted, elsewhere } => {
+                let why = if *elsewhere { "its paths are for other systems" } else { "it was not built" };
+                format!(
+                    "{channel} has {} ({}, output {wanted}), but no path of it for {}: {why}; its caches were asked: {urls}",
+                    package.attribute,
+                    package.name,
+                    self.args.system()
+                )
+            }
+            Resolution::One(_) => return Err(Error::Died.into()),
+        };
+        Ok(Failure::Coded(3, message))
+    }
+
+    fn several_candidates(&self, text: &str, several: &[Candidate]) -> Failure {
+        for candidate in several.iter().take(LISTED_MAX) {
+            if self.client.output.json {
+                let (path, cache) = (candidate.path.base_name(), &candidate.cache);
+                json::event("candidate", json!({"name": text, "path": path, "cache": cache}));
+            } else {
+                out!("{}  {}", line(candidate), candidate.cache);
+            }
+        }
+        Failure::Coded(
+            3,
+            format!(
+                "'{text}' is the name of {} paths: install one of them by its version, or by HASH-NAME",
+                several.len()
+            ),
+        )
+    }
+
+    /// A failure to install, with what the channel says if no cache has a path that it named.
+    pub(crate) fn explained(&self, error: &Error, meant: &[Meant]) -> Option<Failure> {
+        let Error::Cache(CacheError::NotFound { what, caches }) = error else { return None };
+        let named =
+            meant.iter().find(|one| one.wanted.to_string() == *what || one.wanted.hash_part().as_str() == what)?;
+        let package = named.package.as_ref()?;
+        Some(Failure::Coded(
+            3,
+            format!("{} is {what} in its channel, but no cache has that path; asked: {caches}", package.attribute),
+        ))
+    }
+}
+
+/// A package in a list.
+pub(crate) fn show_package(package: &Package, output: OutputArgs) {
+    if output.json {
+        json::event("package", package_json(package));
+    } else {
+        out!("{}  {}  {}", package.attribute, package.version, package.description);
+    }
+}
+
+/// A package as JSON.
+pub(crate) fn package_json(package: &Package) -> serde_json::Value {
+    json!({"attribute": package.attribute, "name": package.name, "package": package.pname, "version": package.version,
+        "description": package.description, "homepage": package.homepage, "licence": package.licence,
+        "outputs": package.outputs, "program": package.program,
+        "problems": package.problems.iter().map(|problem| problem.word()).collect::<Vec<_>>()})
+}
+
+/// The paths that a name may mean, with what differs.
+fn list_variants(text: &str, variants: &[Variant], output: OutputArgs) {
+    for variant in variants {
+        let path = variant.path.base_name();
+        if output.json {
+            let closure = variant.closure.map(|(paths, size)| json!({"paths": paths, "size": size}));
+            json::event(
+                "candidate",
+                json!({"name": text, "path": path, "narSize": variant.nar_size, "closure": closure,
+                    "refersTo": variant.refers_to, "isSame": variant.is_same}),
+            );
+            continue;
+        }
+        let size = variant.nar_size.map_or_else(|| "in no cache".to_owned(), human_bytes);
+        let closure = variant.closure.map(|(paths, size)| format!("  with {paths} paths of {}", human_bytes(size)));
+        let refers = match variant.refers_to.as_slice() {
+            [] => String::new(),
+            all => {
+                let shown = all.iter().take(REFERENCES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+                let more = all.len().saturating_sub(REFERENCES_MAX);
+                format!("  refers to {shown}{}", if more > 0 { format!(" and {more} more") } else { String::new() })
+            }
+        };
+        let same = if variant.is_same { "  same contents as another" } else { "" };
+        out!("{path}  {size}{}{refers}{same}", closure.unwrap_or_default());
+    }
+}
+
+/// How old something is.
+pub(crate) fn since(age: Duration) -> String {
+    let time = SystemTime::now().checked_sub(age).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    ago(time.unwrap_or_default().as_secs())
+}

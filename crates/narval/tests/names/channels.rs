@@ -1,0 +1,120 @@
+//! The files of a channel become an index: conditionally, whole or not at all, and once.
+
+use crate::place::{Place, path};
+
+#[test]
+fn a_release_stays_until_the_names_are_updated() {
+    let mut place = Place::new();
+    assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
+    let asked = place.asked();
+    assert!(asked.contains(&"/releases/one/packages.json.br".to_owned()), "the redirect is followed: {asked:?}");
+    place.add(&path('a', "hello-2.13"), &[("bin/hello", "newer")], &[], None);
+    place.package("hello", "hello", "2.13", serde_json::json!({}));
+    place.publish("two");
+    place.lead_to("two");
+    assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
+    assert!(!place.asked().iter().any(|target| target.contains("packages.json")));
+    let said = place.run(&["update"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("/releases/two"), "{said:?}");
+    assert!(place.done(&["install", "hello"]).contains(&path('a', "hello-2.13")));
+    place.asked();
+    // The same release again: nothing is read but its revision.
+    let same = place.run(&["update"]);
+    assert!(String::from_utf8_lossy(&same.stderr).contains("nothing new"), "{same:?}");
+    assert!(!place.asked().iter().any(|target| target.contains("packages.json")));
+}
+
+#[test]
+fn a_channel_that_leads_nowhere_else_is_asked_by_its_tags() {
+    let place = Place::new();
+    let channel = format!("{}/releases/one", place.url);
+    let update = |place: &Place| String::from_utf8(place.run(&["update", "--channel", &channel]).stderr).unwrap();
+    assert!(update(&place).contains("names and"));
+    place.asked();
+    assert!(update(&place).contains("nothing new"));
+    let heads = place.site.lock().unwrap().heads.join("\n").to_lowercase();
+    assert_eq!(heads.matches("if-none-match").count(), 2, "{heads}");
+    let mut place = place;
+    place.package("new", "new", "1", serde_json::json!({}));
+    place.publish("one");
+    assert!(update(&place).contains("names and"));
+}
+
+#[test]
+fn what_was_resolved_needs_no_network() {
+    let place = Place::new();
+    let said = place.fails(5, &["install", "--offline", "hello"]);
+    assert!(said.contains("offline"), "{said}");
+    place.done(&["install", "hello"]);
+    place.asked();
+    assert!(place.done(&["install", "--offline", "hello"]).contains(&path('0', "hello-2.12")));
+    assert_eq!(place.asked(), Vec::<String>::new());
+}
+
+/// Each of these ends with one line, and the names that were there stay.
+#[test]
+fn a_torn_or_hostile_channel_changes_nothing() {
+    let place = Place::new();
+    place.done(&["update"]);
+    let before: Vec<_> = place.names();
+    let good = br#"{"packages":{},"version":"2"}"#;
+    let nested = format!(
+        r#"{{"packages":{{"a":{{"name":"a","meta":{{"license":{}{}}}}}}},"version":"2"}}"#,
+        "[".repeat(1000),
+        "]".repeat(1000)
+    );
+    let long = format!(
+        r#"{{"packages":{{"a":{{"name":"a","meta":{{"description":"{}"}}}}}},"version":"2"}}"#,
+        "x".repeat(4 << 20)
+    );
+    let list = "/nix/store/00000000000000000000000000000000-a\n";
+    for (what, packages, paths) in [
+        ("packages.json", &br#"{"packages":{"a":{"name":"a""#[..], list),
+        ("packages.json", nested.as_bytes(), list),
+        ("packages.json", long.as_bytes(), list),
+        ("packages.json", br#"{"packages":{"a":{"name":"../a"}},"version":"2"}"#, list),
+        ("packages.json", br#"{"packages":{"a\u0007":{"name":"a"}},"version":"2"}"#, list),
+        ("packages.json", br#"{"packages":{},"version":"3"}"#, list),
+        ("packages.json", br#"{"version":2}"#, list),
+        ("line 1 of the store paths", good, "/etc/passwd\n"),
+        (
+            "line 2 of the store paths",
+            good,
+            "/nix/store/00000000000000000000000000000000-a\n/nix/store/00000000000000000000000000000000-a/b\n",
+        ),
+    ] {
+        place.publish_files("bad", packages, paths.as_bytes());
+        place.lead_to("bad");
+        let said = place.fails(1, &["update"]);
+        assert!(said.contains(what) && said.lines().count() == 1, "{what}: {said}");
+    }
+    // Files that end too early.
+    for name in ["packages.json.br", "store-paths.xz"] {
+        place.publish("torn");
+        let key = format!("/releases/torn/{name}");
+        let mut site = place.site.lock().unwrap();
+        let half = site.files[&key].len() / 2;
+        site.files.get_mut(&key).unwrap().truncate(half);
+        drop(site);
+        place.lead_to("torn");
+        let said = place.fails(1, &["update"]);
+        assert!(said.lines().count() == 1, "{said}");
+    }
+    assert_eq!(place.names(), before, "no temporary files are left");
+    assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
+}
+
+#[test]
+fn two_at_once_are_right_and_a_damaged_index_is_made_again() {
+    let place = Place::new();
+    let children: Vec<_> = (0..4).map(|_| place.command(&["update", "--quiet"]).spawn().unwrap()).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let packages = place.asked().iter().filter(|target| target.ends_with("packages.json.br")).count();
+    assert_eq!(packages, 1, "the others have waited for the first");
+    let index = place.names().into_iter().find(|path| path.extension().is_some_and(|end| end == "names")).unwrap();
+    let bytes = std::fs::read(&index).unwrap();
+    std::fs::write(&index, &bytes[..bytes.len() / 2]).unwrap();
+    assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
+}

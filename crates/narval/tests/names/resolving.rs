@@ -1,0 +1,146 @@
+//! A name becomes a path, or it is said why not.
+
+use serde_json::Value;
+
+use crate::place::{GLIBC, Place, path};
+
+#[test]
+fn a_name_is_enough_to_install_and_to_run() {
+    let place = Place::new();
+    let output = place.run(&["install", "hello"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains(&format!("hello is {} in {}/channel of just now", path('0', "hello-2.12"), place.url)),
+        "{said}"
+    );
+    assert!(place.root().join("nix/store").join(path('0', "hello-2.12")).join("bin/hello").exists());
+    // The name of a derivation means what the attribute means.
+    assert!(place.done(&["install", "hello-2.12"]).contains(&path('0', "hello-2.12")));
+    let arm = place.done(&["install", "--system", "aarch64-linux", "hello"]);
+    assert!(arm.contains(&path('5', "hello-2.12")), "{arm}");
+    // Its main program is not named as it is.
+    assert!(place.done(&["run", "vim"]).starts_with("vim"));
+    assert!(place.done(&["shell", "hello", "vim", "--", "hello", "you"]).starts_with("hello you"));
+}
+
+#[test]
+fn outputs_are_those_of_one_derivation() {
+    let place = Place::new();
+    let listed = place.done(&["install", "vim^out,man"]);
+    for name in [path('3', "vim-9.1"), path('4', "vim-9.1-man")] {
+        assert!(listed.contains(&name), "{listed}");
+    }
+    let said = place.fails(3, &["install", "vim^doc"]);
+    assert!(said.contains("vim has no output 'doc'; it has: out, man"), "{said}");
+}
+
+/// There are two paths of the name for this system, and nothing tells them apart.
+#[test]
+fn what_is_ambiguous_is_not_guessed_and_a_choice_is_remembered() {
+    let place = Place::new();
+    let said = place.fails(3, &["install", "git"]);
+    let (one, other) = (path('1', "git-2.51.0"), path('2', "git-2.51.0"));
+    for text in [&one, &other, "refers to hello-2.12", "choose one with 'git=HASH'", "any of 2 paths"] {
+        assert!(said.contains(text), "{text}: {said}");
+    }
+    assert!(!said.contains(&path('6', "git-2.51.0")), "the other system's: {said}");
+    assert!(!place.root().join("nix/store").join(&one).exists());
+    let json = place.run(&["install", "--json", "git"]);
+    let lines: Vec<Value> =
+        String::from_utf8(json.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().filter(|line| line["type"] == "candidate").count(), 2, "{lines:?}");
+    assert!(place.fails(3, &["install", &format!("git={}", "z".repeat(32))]).contains("no path"));
+    assert!(place.done(&["install", &format!("git={}", "2".repeat(32))]).contains(&other));
+    let again = place.run(&["install", "git"]);
+    assert!(String::from_utf8_lossy(&again.stdout).contains(&other), "remembered");
+    assert!(String::from_utf8_lossy(&again.stderr).contains("as you have chosen"));
+}
+
+#[test]
+fn build_records_decide_once_and_can_be_switched_off() {
+    let place = Place::new();
+    place.record("nixpkgs.git.x86_64-linux", &path('1', "git-2.51.0"));
+    place.fails(3, &["install", "--no-build-records", "git"]);
+    assert!(!place.asked().iter().any(|target| target.starts_with("/eval/")));
+    let first = place.run(&["install", "git"]);
+    assert!(String::from_utf8_lossy(&first.stderr).contains("asking its build records at"), "{first:?}");
+    assert!(String::from_utf8_lossy(&first.stdout).contains(&path('1', "git-2.51.0")), "{first:?}");
+    assert_eq!(place.asked().iter().filter(|target| target.starts_with("/eval/")).count(), 1);
+    assert!(place.done(&["install", "git"]).contains(&path('1', "git-2.51.0")));
+    assert!(!place.asked().iter().any(|target| target.starts_with("/eval/")), "remembered");
+    // What it says for another name is not believed.
+    place.record("nixpkgs.gitMinimal.x86_64-linux", &path('0', "hello-2.12"));
+    place.fails(3, &["install", "gitMinimal"]);
+}
+
+/// The other attribute of the name is another package: the only path may be that of either.
+#[test]
+fn one_path_of_two_different_packages_is_not_guessed() {
+    let mut place = Place::new();
+    place.add(&path('a', "browser-1"), &[("bin/browser", "x")], &[GLIBC], None);
+    place.package("browser", "browser", "1", serde_json::json!({"description": "A browser (with plugins)"}));
+    place.package("browser-unwrapped", "browser", "1", serde_json::json!({"description": "A browser"}));
+    place.publish("one");
+    for attribute in ["browser", "browser-unwrapped"] {
+        place.fails(3, &["install", attribute]);
+    }
+    let said = place.fails(3, &["install", "browser-unwrapped"]);
+    assert!(said.contains("may be this path") && said.contains(&path('a', "browser-1")), "{said}");
+}
+
+#[test]
+fn what_is_not_free_unknown_or_not_built_is_said() {
+    let place = Place::new();
+    let said = place.fails(1, &["install", "unfree-thing"]);
+    assert!(
+        said.contains("thing-1 has an unfree licence (unfree); to accept that, set NIXPKGS_ALLOW_UNFREE=1"),
+        "{said}"
+    );
+    let mut allowed = place.command(&["install", "unfree-thing"]);
+    let allowed = allowed.env("NIXPKGS_ALLOW_UNFREE", "1").output().unwrap();
+    assert_eq!(allowed.status.code(), Some(3), "it was not built: {allowed:?}");
+    let said = place.fails(3, &["install", "hwllo"]);
+    assert!(said.contains("has no package 'hwllo'; did you mean hello?"), "{said}");
+    let said = place.fails(3, &["install", "absent"]);
+    assert!(said.contains("it was not built") && said.contains(&format!("{}/cache", place.url)), "{said}");
+    // The channel has a path that the cache lacks.
+    place.site.lock().unwrap().files.remove(&format!("/cache/{}.narinfo", "3".repeat(32)));
+    let said = place.fails(3, &["install", "vim"]);
+    assert!(said.contains("asked: ") && said.contains(&format!("{}/cache", place.url)), "{said}");
+}
+
+#[test]
+fn a_version_means_the_newest_that_begins_so() {
+    let mut place = Place::new();
+    for (attribute, version, digit) in
+        [("node_22", "22.9.1", 'a'), ("node_22_old", "22.10.0", 'b'), ("node", "24.1", 'c')]
+    {
+        place.package(attribute, "node", version, serde_json::json!({}));
+        place.add(&path(digit, &format!("node-{version}")), &[("bin/node", version)], &[GLIBC], None);
+    }
+    place.publish("one");
+    assert!(place.done(&["install", "node@22"]).contains("node-22.10.0"));
+    assert!(place.done(&["install", "node@22.9"]).contains("node-22.9.1"));
+    assert!(place.done(&["install", "node"]).contains("node-24.1"));
+    let said = place.fails(3, &["install", "node@23"]);
+    assert!(said.contains("node_22 (22.9.1)"), "{said}");
+}
+
+#[test]
+fn a_search_ranks_names_before_descriptions() {
+    let mut place = Place::new();
+    place.package("othello", "othello", "1", serde_json::json!({"description": "A game"}));
+    place.package("greeter", "greeter", "1", serde_json::json!({"description": "It says hello\nto all"}));
+    place.package("sets.hello", "other", "1", serde_json::json!({}));
+    place.package("hello-kitty", "hello-kitty", "1", serde_json::json!({}));
+    place.publish("one");
+    let found = place.done(&["search", "Hello"]);
+    let attributes: Vec<_> = found.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(attributes, ["hello", "sets.hello", "hello-kitty", "othello", "greeter"], "{found}");
+    let json = place.done(&["search", "--json", "editor"]);
+    let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["attribute"], &lines[0]["outputs"]), (&"vim".into(), &serde_json::json!(["out", "man"])));
+    assert_eq!(lines[1]["packages"], 1);
+    place.fails(3, &["search", "nowhere"]);
+}
