@@ -338,6 +338,17 @@ fn a_connection_ends_with_a_close_notify() {
 /// A client that half-closes the connection, in every way and at every stage: it gets its answers, and an end that can be
 /// distinguished from a truncation.
 #[test]
+fn plain_http_is_told_to_use_https() {
+    let server = Running::start(false, Limits::default());
+    let mut client = TcpStream::connect(server.address).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("https://"), "{answer}");
+}
+
+#[test]
 fn a_client_that_half_closes_gets_its_answer_and_a_close_notify() {
     let server = Running::start(false, Limits::default());
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {

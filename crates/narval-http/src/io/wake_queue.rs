@@ -11,13 +11,18 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::io::doorbell::Doorbell;
 
 /// A queue with many senders and one receiver. It wakes the receiver if that sleeps in a driver.
-#[derive(Debug)]
 pub(crate) struct WakeQueue<M> {
     queue: SegQueue<M>,
     doorbell: Doorbell,
     waker: Waker,
     /// The receiver has ended.
     closed: AtomicBool,
+}
+
+impl<M> std::fmt::Debug for WakeQueue<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WakeQueue").field("closed", &self.closed).finish_non_exhaustive()
+    }
 }
 
 /// Interrupts a driver's `wait`.

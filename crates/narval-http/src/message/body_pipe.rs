@@ -8,7 +8,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
@@ -18,35 +17,14 @@ use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::conn::{self, Receiver};
 use crate::io::sync;
 use crate::limits::{HANDLER_RECEIVES_MIN, HANDLER_SLOW, HANDLER_WAIT};
-
-/// The connection that a body comes from.
-pub(crate) trait Feeder: Send + Sync + std::fmt::Debug {
-    /// Sends `100 Continue` (RFC 9110 section 10.1.1). The caller's job holds the lease, and no response has started.
-    fn send_continue(&self);
-
-    /// Asks the connection to [check](conn::Pipe::receiver) who receives next.
-    fn want_body(&self);
-
-    /// Receives available bytes; 0 is the end of input. Only for pipes that [allow it](BodyPipe::with_rest).
-    ///
-    /// # Errors
-    /// Nothing is available ([`io::ErrorKind::WouldBlock`]), or the connection is broken.
-    fn receive(&self, _out: &mut [u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Waits until there may be something to receive, at most this long. Returns `false` if there is nothing.
-    fn await_bytes(&self, _at_most: Duration) -> bool {
-        false
-    }
-}
+use crate::message::carrier::{Carrier, Nudge};
 
 /// A request body between the shard that receives it and the handler that reads it.
 #[derive(Debug)]
 pub(crate) struct BodyPipe {
     state: Mutex<Pipe>,
     filled: Condvar,
-    feeder: Arc<dyn Feeder>,
+    carrier: Carrier,
     window: usize,
 }
 
@@ -93,7 +71,7 @@ const PIECE_MIN: usize = 4096;
 
 impl BodyPipe {
     /// A pipe that starts with the bytes received before.
-    pub(crate) fn new(feeder: Arc<dyn Feeder>, window: usize, continue_due: bool, begun: Buffered) -> Self {
+    pub(crate) fn new(carrier: Carrier, window: usize, continue_due: bool, begun: Buffered) -> Self {
         let Buffered { mut bytes, mut share } = begun;
         bytes.shrink_to_fit();
         share.give_back(share.bytes().saturating_sub(bytes.len()));
@@ -115,7 +93,7 @@ impl BodyPipe {
             answered: false,
         };
         // An empty window would never open.
-        Self { state: Mutex::new(pipe), filled: Condvar::new(), feeder, window: window.max(1) }
+        Self { state: Mutex::new(pipe), filled: Condvar::new(), carrier, window: window.max(1) }
     }
 
     /// The same, but the handler may receive the remaining `rest` bytes itself.
@@ -169,7 +147,7 @@ impl BodyPipe {
     fn give_back(&self, pipe: &mut Pipe) {
         if std::mem::replace(&mut pipe.receiver, Receiver::Connection) != Receiver::Connection {
             pipe.pushed = 0;
-            self.feeder.want_body();
+            self.carrier.address.nudge(Nudge::BodyRead);
         }
     }
 
@@ -179,10 +157,13 @@ impl BodyPipe {
         let would_block = |received: &io::Result<usize>| {
             received.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         };
-        let mut received = self.feeder.receive(out);
+        // Only bodies of plain connections are received by their handlers.
+        let Some(connection) = &self.carrier.link else { return (0, false) };
+        let socket = &connection.link().socket;
+        let mut received = socket.receive(out);
         let has_waited = would_block(&received);
-        if has_waited && self.feeder.await_bytes(HANDLER_WAIT) {
-            received = self.feeder.receive(out);
+        if has_waited && socket.await_readable(HANDLER_WAIT) {
+            received = socket.receive(out);
         }
         // An end or an error is left to the connection, which gets the same result.
         let bytes = received.unwrap_or(0);
@@ -240,8 +221,8 @@ impl BodyPipe {
             }
             if std::mem::take(&mut pipe.continue_due) {
                 // The handler's job holds the lease, and no response has started: this thread may write.
-                self.feeder.send_continue();
-                self.feeder.want_body();
+                self.carrier.send_continue();
+                self.carrier.address.nudge(Nudge::BodyRead);
             }
             pipe.is_awaited = true;
             pipe = sync::wait(&self.filled, &self.state, pipe);

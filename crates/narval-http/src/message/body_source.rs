@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use crate::io::driver::Token;
+use crate::message::carrier::{Address, Nudge};
 
 /// `length` bytes of an open file from `offset` on. They are read by position: the file's own offset is not used.
 #[derive(Clone, Debug)]
@@ -74,25 +74,12 @@ pub enum Fill {
 
 /// Wakes a body that returned [`Fill::Wait`], from any thread.
 #[derive(Debug)]
-pub struct BodyWaker {
-    // Not the connection: keeping a waker must not keep the socket open.
-    home: Arc<dyn Wakes>,
-    token: Token,
-}
-
-/// Notifies a connection that a source has more data.
-pub(crate) trait Wakes: Send + Sync + std::fmt::Debug {
-    fn body_is_ready(&self, token: Token);
-}
+pub struct BodyWaker(pub(crate) Address);
 
 impl BodyWaker {
-    pub(crate) fn new(home: Arc<dyn Wakes>, token: Token) -> Self {
-        Self { home, token }
-    }
-
     /// Wakes the body: it has data again.
     pub fn wake(self) {
-        self.home.body_is_ready(self.token);
+        self.0.nudge(Nudge::Source);
     }
 }
 
@@ -124,6 +111,11 @@ impl SegmentBuf {
     /// How many more bytes of memory fit into this piece.
     pub fn room(&self) -> usize {
         self.quantum.saturating_sub(self.memory.len())
+    }
+
+    /// The length of what it holds, files included.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files.iter().fold(self.memory.len() as u64, |sum, (_, range)| sum.saturating_add(range.length))
     }
 
     /// The bytes so far; append to them.

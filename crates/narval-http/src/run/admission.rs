@@ -134,7 +134,7 @@ mod tests {
         }
         // Nor is a permit lost if no thread takes the job.
         let permit = HandshakePermit::get(&admission).expect("there is room");
-        drop(Job::Handshake { lease: crate::run::connection::TxLease::none(), received: Vec::new(), permit });
+        drop(Job::Handshake { lease: crate::run::reply::Reply::none(), received: Vec::new(), permit });
         assert!(HandshakePermit::get(&admission).is_some());
     }
 }

@@ -1,22 +1,17 @@
-use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
-use crate::http1::conn::Close;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::output_memory::Holding;
 use crate::io::socket::{HasSocket, Socket};
-use crate::message::body_pipe::Feeder;
+use crate::message::carrier::{Address, Carrier};
 use crate::peer::Remote;
-use crate::run::lease::{Finish, Holder, Lease};
-use crate::run::mailbox::{Mailbox, Message};
-use crate::run::transmit::Outgoing;
+use crate::run::lease::Lease;
+use crate::run::mailbox::{Mailbox, Message, Note};
 use crate::tls::TlsChannel;
-use crate::tls::link::Link;
-use crate::ws;
+use crate::tls::link::{HasLink, Link};
 
 /// What a shard and the jobs share of a connection. The descriptor is closed when the last of them drops it, so nobody
 /// ever writes to a descriptor that has been reused for another connection.
@@ -77,14 +72,19 @@ impl Connection {
         }
     }
 
-    /// The mailbox of its shard.
-    pub(crate) fn home(&self) -> &Arc<Mailbox> {
-        &self.home
+    /// Its address, or (unless `stream` is 0) that of one of its streams.
+    pub(crate) fn address(&self, stream: u32) -> Address {
+        Address { home: self.home.clone(), token: self.token, stream }
     }
 
-    /// Sends a message about this connection to its shard.
-    pub(crate) fn post(&self, message: Message) {
-        self.home.post(message);
+    /// The connection, for whoever works for a request that came over HTTP/1.
+    pub(crate) fn carrier(self: &Arc<Self>) -> Carrier {
+        Carrier { address: self.address(0), link: Some(self.clone()) }
+    }
+
+    /// Sends its shard a note about it, or about one of its streams.
+    pub(crate) fn post(&self, stream: u32, note: Note) {
+        self.home.post(Message::Note { token: self.token, stream, note });
     }
 }
 
@@ -97,35 +97,9 @@ impl Deref for Connection {
     }
 }
 
-impl Feeder for Connection {
-    fn send_continue(&self) {
-        self.link.send_continue();
-    }
-
-    fn want_body(&self) {
-        self.post(Message::BodyWanted { token: self.token });
-    }
-
-    fn receive(&self, out: &mut [u8]) -> io::Result<usize> {
-        self.link.socket.receive(out)
-    }
-
-    fn await_bytes(&self, at_most: Duration) -> bool {
-        self.link.socket.await_readable(at_most)
-    }
-}
-
-impl ws::Carrier for Connection {
-    fn link(&self) -> Option<&Link> {
-        Some(&self.link)
-    }
-
-    fn holding(&self) -> &Arc<Holding> {
-        &self.holding
-    }
-
-    fn tell(&self) {
-        self.post(Message::WebSocket { token: self.token });
+impl HasLink for Connection {
+    fn link(&self) -> &Link {
+        &self.link
     }
 }
 
@@ -137,82 +111,3 @@ impl HasSocket for Connection {
 }
 
 const _: () = assert!(size_of::<Connection>() <= 256, "there are many of them, and most are idle");
-
-/// The right to write to a connection, held by a job. Dropping it without an answer aborts the connection.
-#[derive(Debug)]
-pub(crate) struct TxLease {
-    connection: Option<Arc<Connection>>,
-}
-
-impl TxLease {
-    /// Shard: moves the lease of `connection` into a job.
-    pub(crate) fn dispatch(connection: &Arc<Connection>) -> Self {
-        debug_assert_eq!(connection.lease.holder(), Holder::Shard, "only the shard dispatches");
-        connection.lease.dispatch();
-        Self { connection: Some(connection.clone()) }
-    }
-
-    /// A lease of no connection.
-    #[cfg(test)]
-    pub(crate) fn none() -> Self {
-        Self { connection: None }
-    }
-
-    /// The connection.
-    pub(crate) fn connection(&self) -> Option<&Arc<Connection>> {
-        self.connection.as_ref()
-    }
-
-    /// The response is sent, and the connection is ready for the next request. Sends a message only if the shard waits
-    /// for one.
-    pub(crate) fn finish(mut self, now: Millis, large: bool) {
-        if let Some(connection) = self.connection.take() {
-            connection.answered(now, large);
-            if connection.lease.finish() == Finish::Message {
-                connection.post(Message::Finished { token: connection.token, close: None });
-            }
-        }
-    }
-
-    /// The response is a 101: the connection becomes a WebSocket, whose lock replaces the lease. [Post](Self::upgraded)
-    /// the message once the response is being sent.
-    pub(crate) fn upgrade(mut self) -> Option<Arc<Connection>> {
-        self.connection.take()
-    }
-
-    /// The response is sent, and the shard must close the connection or handle the rest of the request.
-    pub(crate) fn finish_with(mut self, close: Option<Close>) {
-        if let Some(connection) = self.connection.take() {
-            connection.post(Message::Finished { token: connection.token, close });
-        }
-    }
-
-    /// The socket is full: the shard sends the rest.
-    pub(crate) fn hand_back(mut self, outgoing: Box<Outgoing>) {
-        if let Some(connection) = self.connection.take() {
-            connection.post(Message::Outgoing { token: connection.token, outgoing });
-        }
-    }
-
-    /// A step of a TLS handshake is done, or failed.
-    pub(crate) fn handshaken(mut self, plaintext: io::Result<Vec<u8>>) {
-        if let Some(connection) = self.connection.take() {
-            connection.post(Message::Handshaken { token: connection.token, plaintext });
-        }
-    }
-
-    /// Returns an unused lease to the shard. Only on the shard's own thread.
-    pub(crate) fn give_up(mut self) {
-        if let Some(connection) = self.connection.take() {
-            connection.lease.take_back();
-        }
-    }
-}
-
-impl Drop for TxLease {
-    fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            connection.post(Message::Finished { token: connection.token, close: Some(Close::Abort) });
-        }
-    }
-}

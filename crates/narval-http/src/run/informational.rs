@@ -8,11 +8,11 @@ use std::io;
 
 use crate::Request;
 use crate::message::informational::{self, Informational};
-use crate::run::http2::ReplyTo;
+use crate::run::reply::Reply;
 
 /// The right of a job whose handler runs on this thread.
 struct Kept {
-    reply_to: ReplyTo,
+    reply_to: Reply,
     /// Identifies the request: the address of its head.
     request: usize,
 }
@@ -22,13 +22,13 @@ thread_local! {
 }
 
 /// Worker: the handler of `request` is about to run.
-pub(crate) fn keep(reply_to: ReplyTo, request: &Request) {
+pub(crate) fn keep(reply_to: Reply, request: &Request) {
     informational::set_sender(send);
     KEPT.set(Some(Kept { reply_to, request: request.address() }));
 }
 
 /// Worker: the handler has returned. `None` if the connection broke meanwhile.
-pub(crate) fn take_back() -> Option<ReplyTo> {
+pub(crate) fn take_back() -> Option<Reply> {
     KEPT.take().map(|kept| kept.reply_to)
 }
 

@@ -4,8 +4,7 @@ use crate::Request;
 use crate::message::late_answer::LateAnswer;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
-use crate::run::connection::TxLease;
-use crate::run::http2::{MakeJob, ReplyTo};
+use crate::run::reply::{MakeJob, Reply};
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -15,7 +14,7 @@ pub(crate) enum Job {
     /// A request to answer.
     Answer(Box<Call>),
     /// A response to continue sending.
-    Continue { lease: TxLease, outgoing: Box<Outgoing> },
+    Continue { lease: Reply, outgoing: Box<Outgoing> },
     /// The next piece of a response body on a stream.
     Make(MakeJob),
     /// An answer that arrived after its handler had returned.
@@ -23,7 +22,7 @@ pub(crate) enum Job {
     /// Events of a WebSocket; at most one such job per socket.
     WebSocket(Arc<ws::Shared>),
     /// Received bytes of a TLS handshake.
-    Handshake { lease: TxLease, received: Vec<u8>, permit: HandshakePermit },
+    Handshake { lease: Reply, received: Vec<u8>, permit: HandshakePermit },
     /// Freed memory is to be given back to the system.
     GiveBack,
 }
@@ -31,7 +30,7 @@ pub(crate) enum Job {
 /// A request, with the right to answer it.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) reply_to: ReplyTo,
+    pub(crate) reply_to: Reply,
     pub(crate) request: Request,
     pub(crate) context: AnswerContext,
     /// Its client was there when it was queued. A stream that is reset along with its request counts until its handler has
@@ -42,7 +41,7 @@ pub(crate) struct Call {
 /// A late answer, with the right to send it.
 #[derive(Debug)]
 pub(crate) struct LateCall {
-    pub(crate) reply_to: ReplyTo,
+    pub(crate) reply_to: Reply,
     pub(crate) context: AnswerContext,
     pub(crate) answer: LateAnswer,
 }

@@ -7,14 +7,14 @@ use crate::message::informational::Informational;
 use crate::message::late_answer::LateAnswer;
 use crate::message::responder::{AwaitsAnswer, Later};
 use crate::run::answer_context::AnswerContext;
-use crate::run::http2::ReplyTo;
 use crate::run::job::{Job, LateCall};
+use crate::run::reply::Reply;
 use crate::run::server_state::ServerState;
 
 /// A request that waits for its answer.
 #[derive(Debug)]
 struct Waiting {
-    reply_to: ReplyTo,
+    reply_to: Reply,
     context: AnswerContext,
     server: Arc<ServerState>,
 }
@@ -22,7 +22,7 @@ struct Waiting {
 /// Leaves the right to answer with the pending answer; returns the answer if it is already there.
 pub(crate) fn wait(
     later: Later,
-    reply_to: ReplyTo,
+    reply_to: Reply,
     context: AnswerContext,
     server: &Arc<ServerState>,
 ) -> Option<LateCall> {

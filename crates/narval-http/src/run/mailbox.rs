@@ -4,55 +4,64 @@ use std::io;
 use std::sync::Arc;
 
 use crate::http1::conn::Close;
+use crate::http2::conn::Answer;
 use crate::io::driver::Token;
+use crate::io::output_memory::Share;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
-use crate::message::body_source::Wakes;
+use crate::message::carrier::{Home, Nudge};
 use crate::peer::Remote;
-use crate::run::http2::StreamEvent;
+use crate::run::http2::{Made, Streamed};
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
 /// The messages to a shard.
 ///
-/// Bounded by the work in flight: a connection has at most one job, so at most one message, besides `BodyWanted` (sent
-/// once per window), `BodyReady` (once per wait) and `WebSocket` (not sent again until it is handled). The same applies
+/// Bounded by the work in flight: a connection has at most one job, so at most one message, besides [nudges](Nudge):
+/// `BodyRead` is sent once per window, `Source` once per wait, and `WebSocket` not again until it is handled. The same applies
 /// to each HTTP/2 stream. Another shard sends `MakeRoom` when it closes connections to make room, and once besides.
 pub(crate) type Mailbox = WakeQueue<Message>;
 
-impl Wakes for Mailbox {
-    fn body_is_ready(&self, token: Token) {
-        self.post(Message::BodyReady { token });
+impl Home for Mailbox {
+    fn nudge(&self, token: Token, stream: u32, nudge: Nudge) {
+        self.post(Message::Note { token, stream, note: Note::Nudge(nudge) });
     }
 }
 
 /// A message to a shard.
-#[derive(Debug)]
 pub(crate) enum Message {
     /// A connection that another shard accepted.
     Accepted { socket: Socket, remote: Remote },
-    /// A job is done; returns the lease.
-    Finished { token: Token, close: Option<Close> },
-    /// A job could not send everything; returns the lease.
-    Outgoing { token: Token, outgoing: Box<Outgoing> },
-    /// A job has processed part of a TLS handshake: the data after it, if it is complete. Returns the lease.
-    Handshaken { token: Token, plaintext: io::Result<Vec<u8>> },
-    /// The buffer of a streamed request body has room again.
-    BodyWanted { token: Token },
-    /// The source of a waiting response body has data again.
-    BodyReady { token: Token },
-    /// A job has answered 101: the connection is a WebSocket. Returns the lease.
-    Upgraded { token: Token, socket: Arc<ws::Shared> },
-    /// The state of a WebSocket has changed: look at it.
-    WebSocket { token: Token },
-    /// An event on a stream of an HTTP/2 connection.
-    Stream { token: Token, stream: u32, event: StreamEvent },
+    /// For a connection, or (unless `stream` is 0) one of its streams.
+    Note { token: Token, stream: u32, note: Note },
     /// Connections hold too much for their clients, and those that hold most may be of this shard.
     MakeRoom,
     /// Stop accepting, and finish what is running.
     Stop,
     /// Stop now.
     Halt,
+}
+
+/// What a connection or a stream is told. The notes of an HTTP/1 connection's job return its lease.
+pub(crate) enum Note {
+    /// Something has changed that the shard cannot see.
+    Nudge(Nudge),
+    /// A job is done, and there will be no response.
+    Lost,
+    /// A job has sent its response.
+    Finished(Option<Close>),
+    /// A job could not send everything.
+    Handed(Box<Outgoing>),
+    /// A job has answered 101: the connection is a WebSocket.
+    Upgraded(Arc<ws::Shared>),
+    /// A job has processed part of a TLS handshake: the data after it, if it is complete.
+    Handshaken(io::Result<Vec<u8>>),
+    /// The response to a stream's request, and what it holds until the connection counts it.
+    Answer(Box<Answer<Streamed>>, Share),
+    /// The header block of an informational response on a stream.
+    Inform(Vec<u8>),
+    /// The next piece of a stream's response body; about `quantum` bytes were requested.
+    Made { made: io::Result<Made>, quantum: usize },
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub(crate) mod mailbox;
 pub(crate) mod pending_late;
 pub(crate) mod pool;
 pub(crate) mod queue;
+pub(crate) mod reply;
 pub(crate) mod send_piece;
 pub(crate) mod server;
 pub(crate) mod server_state;

@@ -17,13 +17,14 @@ use crate::limits::{BYTES_PER_TURN, COPY_BODY_MAX, SENDFILE_MIN};
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
-use crate::run::connection::{Connection, TxLease};
-use crate::run::http2::{self, ReplyTo, StreamReply};
+use crate::run::connection::Connection;
+use crate::run::http2;
 use crate::run::informational;
 use crate::run::job::{Call, Job, LateCall};
 use crate::run::late;
-use crate::run::mailbox::Message;
+use crate::run::mailbox::Note;
 use crate::run::pool::{Pool, Sleeper};
+use crate::run::reply::Reply;
 use crate::run::send_piece::send_piece;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
@@ -161,7 +162,7 @@ impl Worker {
     }
 
     /// Sends the response, or waits for it if it follows later.
-    fn reply(&mut self, reply_to: ReplyTo, mut response: Response, context: AnswerContext) {
+    fn reply(&mut self, reply_to: Reply, mut response: Response, context: AnswerContext) {
         if let Some(later) = response.late.take() {
             if let Some(late) = late::wait(*later, reply_to, context, &self.server) {
                 self.send_late(late);
@@ -172,9 +173,10 @@ impl Worker {
             Some(connection) => self.reserve(connection, &mut response),
             None => Share::default(),
         };
-        match reply_to {
-            ReplyTo::Connection(lease) => self.send(lease, response, context, held),
-            ReplyTo::Stream(reply) => Self::send_on_stream(reply, response, context, held),
+        if reply_to.is_on_stream() {
+            Self::send_on_stream(reply_to, response, context, held);
+        } else {
+            self.send(reply_to, response, context, held);
         }
     }
 
@@ -193,7 +195,7 @@ impl Worker {
     }
 
     /// Encodes a response, and posts it to the shard.
-    fn send_on_stream(reply: StreamReply, response: Response, context: AnswerContext, held: Share) {
+    fn send_on_stream(reply: Reply, response: Response, context: AnswerContext, held: Share) {
         if let Some(body) = &context.body {
             // The handler is done: the unread rest is discarded.
             body.answer_begins();
@@ -202,7 +204,7 @@ impl Worker {
     }
 
     /// Encodes and sends a response.
-    fn send(&mut self, lease: TxLease, mut response: Response, mut context: AnswerContext, held: Share) {
+    fn send(&mut self, lease: Reply, mut response: Response, mut context: AnswerContext, held: Share) {
         if let Some(accepted) = response.upgrade.take() {
             return self.upgrade(lease, response, context, accepted);
         }
@@ -243,7 +245,7 @@ impl Worker {
                 Outgoing::memory(std::mem::take(&mut self.out))
             }
             Rest::File(range) => Outgoing::file(std::mem::take(&mut self.out), range),
-            Rest::Stream(stream) => Outgoing::stream(std::mem::take(&mut self.out), stream),
+            Rest::Feed { feed, is_chunked } => Outgoing::feed(std::mem::take(&mut self.out), feed, is_chunked),
         };
         outgoing.keep_alive = encoded.keep_alive;
         outgoing.status = status;
@@ -261,7 +263,7 @@ impl Worker {
     }
 
     /// Answers 101, and turns the connection into a WebSocket.
-    fn upgrade(&mut self, lease: TxLease, response: Response, context: AnswerContext, accepted: ws::Accepted) {
+    fn upgrade(&mut self, lease: Reply, response: Response, context: AnswerContext, accepted: ws::Accepted) {
         self.out.clear();
         let encoded = encode(response, context.to, &mut self.out);
         if let Some(connection) = lease.connection() {
@@ -271,13 +273,13 @@ impl Worker {
         self.server.record(&self.counters, encoded.status.as_u16(), head.len() as u64, false, context.watch);
         drop(context.here);
         if let (Some(shared), Some(connection)) = (accepted.into_shared(), lease.upgrade()) {
-            ws::start(&shared, connection.clone(), head, &self.server.pool);
-            connection.post(Message::Upgraded { token: connection.token, socket: shared });
+            ws::start(&shared, connection.carrier(), connection.holding(), Some(head), &self.server.pool);
+            connection.post(0, Note::Upgraded(shared));
         }
     }
 
     /// Continues a response.
-    fn go_on(&mut self, lease: TxLease, mut outgoing: Box<Outgoing>) {
+    fn go_on(&mut self, lease: Reply, mut outgoing: Box<Outgoing>) {
         let Some(connection) = lease.connection() else { return };
         if connection.tls.is_some() {
             outgoing.lend(&mut self.wire);
@@ -317,20 +319,20 @@ impl Worker {
     }
 
     /// Performs a step of a TLS handshake, and sends its output.
-    fn shake_hands(&mut self, lease: TxLease, received: &[u8], permit: HandshakePermit) {
+    fn shake_hands(&mut self, lease: Reply, received: &[u8], permit: HandshakePermit) {
         let outcome = match lease.connection() {
             Some(connection) => shake_hands(connection, received, &mut self.out, &self.counters),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         drop(permit);
-        lease.handshaken(outcome);
+        lease.post(Note::Handshaken(outcome));
     }
 
     /// Returns the lease after a response.
-    fn end(&self, lease: TxLease, over: Over) {
+    fn end(&self, lease: Reply, over: Over) {
         match over.close {
             None => lease.finish(self.server.clock.now(), over.large),
-            close => lease.finish_with(close),
+            Some(close) => lease.finish_with(close),
         }
     }
 }

@@ -18,7 +18,7 @@ pub(crate) use self::world::Carried;
 use self::world::{Sending, World};
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::http1::conn::incoming_body::IncomingBody;
-use crate::http1::conn::{Act, Body, Close, Conn, Input, Next, Over, Request, Then, Wants};
+use crate::http1::conn::{Act, Body, Close, Closing, Conn, Input, Next, Over, Request, Then, Wants};
 use crate::http1::head::{Framing, HeadLimits, LastHead, parse_head};
 use crate::io::clock::Millis;
 use crate::io::sim::Random;
@@ -54,6 +54,8 @@ enum Job {
 /// A connection, and the shard's state of it.
 struct Run {
     conn: Option<Conn<Carried>>,
+    /// What it becomes once its output has ended.
+    closing: Option<Closing>,
     world: World,
     /// What the client has yet to send.
     input: VecDeque<u8>,
@@ -68,8 +70,6 @@ struct Run {
     /// The driver is sending.
     is_sending: bool,
     awaits_room: bool,
-    /// The connection was told to end: nothing more may be sent.
-    is_ending: bool,
     bodies: Vec<(usize, Vec<u8>, bool)>,
     events: usize,
 }
@@ -108,6 +108,7 @@ impl Run {
         };
         let mut run = Self {
             conn: Some(Conn::new(11_000)),
+            closing: None,
             world,
             input: input.iter().copied().collect(),
             has_ended: false,
@@ -119,7 +120,6 @@ impl Run {
             idle_since: 0,
             is_sending: false,
             awaits_room: false,
-            is_ending: false,
             bodies: Vec::new(),
             events: 0,
         };
@@ -128,7 +128,7 @@ impl Run {
     }
 
     fn is_over(&self) -> bool {
-        self.conn.is_none() && self.job.is_none()
+        self.conn.is_none() && self.closing.is_none() && self.job.is_none()
     }
 
     /// Triggers one of the possible events.
@@ -152,6 +152,15 @@ impl Run {
         // Right to the deadline if nothing else can happen.
         let is_idle = self.input.is_empty() && self.has_ended && self.job.is_none() && !self.is_sending;
         self.world.now = if is_idle { deadline.max(self.world.now + 1) } else { self.world.now + ahead };
+        if let Some(closing) = &mut self.closing
+            && self.wants.deadline <= self.world.now
+        {
+            let has_in_flight = self.world.now.is_multiple_of(4);
+            match closing.look(self.world.now, &self.world.limits, || has_in_flight) {
+                Some(deadline) => self.wants.deadline = deadline,
+                None => self.closing = None,
+            }
+        }
         let mut ticks = 0;
         while self.conn.is_some() && self.wants.deadline <= self.world.now {
             ticks += 1;
@@ -182,6 +191,12 @@ impl Run {
         let n = if self.world.random.one_in(3) { most } else { 1 + self.world.random.below(most.min(60)) };
         let bytes: Vec<u8> = self.input.drain(..n).collect();
         self.is_reading = false;
+        if let Some(closing) = &mut self.closing {
+            (self.is_reading, self.closing) = match closing.discard(&bytes, &self.world.limits) {
+                true => (true, self.closing.take()),
+                false => (false, None),
+            };
+        }
         let Some(conn) = &mut self.conn else { return };
         if conn.may_be_answered() && self.has_lease_back() {
             if let Some(conn) = &mut self.conn {
@@ -195,6 +210,7 @@ impl Run {
     fn receive_end(&mut self, reason: io::ErrorKind) {
         if self.is_reading {
             (self.is_reading, self.has_ended) = (false, true);
+            self.closing = None;
             self.event(|conn, _, world| conn.input_ended(reason, world));
         }
     }
@@ -355,9 +371,6 @@ impl Run {
         for acts in 0.. {
             assert!(acts < EVENTS_MAX, "an event has endless acts");
             assert!(!matches!(act, Act::Drive) || conn.answer().is_some(), "there is nothing to send");
-            if self.is_ending {
-                assert!(matches!(act, Act::Wait | Act::Drop), "something follows the end");
-            }
             act = match act {
                 Act::Wait => return true,
                 Act::Drop => return false,
@@ -365,14 +378,16 @@ impl Run {
                     self.awaits_room = true;
                     return true;
                 }
-                Act::End(close) => {
+                Act::End(mut end) => {
                     assert_eq!(self.world.collected, 0, "responses that were not sent");
-                    self.is_ending = true;
-                    if conn.may_close(close, input) {
-                        return false;
+                    assert!(self.job.is_none(), "an end during a job");
+                    end.is_read &= input.rest().is_empty();
+                    if end.close != Close::Abort && !end.may_close() {
+                        assert!(!self.has_ended, "waiting for a client that has ended its input");
+                        let (closing, deadline) = Closing::new(end, self.world.now, &self.world.limits);
+                        (self.closing, self.wants.deadline, self.is_reading) = (Some(closing), deadline, true);
                     }
-                    conn.linger(close, &self.world);
-                    Act::Wait
+                    return false;
                 }
                 Act::Write(then) => self.write(conn, then, input),
                 Act::Answer(mut answer) => {
@@ -430,7 +445,7 @@ impl Run {
             }
             1 => {
                 self.world.is_busy = true;
-                let rest = Sending { left: 1000, sent: 10, keep_alive: true, is_waiting: false, window: None };
+                let rest = Sending { left: 1000, sent: 10, keep_alive: true, is_waiting: false, progress: None };
                 conn.sending(Some(Box::new(rest)), then, &self.world)
             }
             2 if self.world.random.one_in(20) => Act::Drop,

@@ -21,11 +21,12 @@ use crate::http2::conn::{
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
 use crate::http2::hpack::{encode_field, encode_status};
 use crate::io::clock::Millis;
+use crate::io::driver::Token;
 use crate::io::output_memory::{Holding, OutputMemory};
 use crate::io::sim::Random;
 use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
+use crate::message::carrier::{Address, Carrier, Home, Nudge};
 use crate::message::departure::Departure;
-use crate::tls::link::Link;
 use crate::{Peer, ws};
 
 /// The upper bound of a connection's deadlines: longer than every timeout.
@@ -107,7 +108,7 @@ impl SimBody {
 }
 
 impl Body for SimBody {
-    type Maker = ();
+    type Maker = How;
     type Made = u64;
 
     fn ready(&self) -> u64 {
@@ -150,19 +151,15 @@ impl Body for SimBody {
         Ok(())
     }
 
-    fn maker(&mut self) -> Option<()> {
+    fn maker(&mut self) -> Option<How> {
         assert!(self.rest() == Rest::Worker);
         self.is_away = true;
-        Some(())
+        Some(self.how)
     }
 
-    fn made(&mut self, made: u64) -> io::Result<()> {
+    fn made(&mut self, made: u64) {
         assert!(std::mem::take(&mut self.is_away), "made twice");
-        if self.how == How::Fails {
-            return Err(io::Error::other("on purpose"));
-        }
         self.made += made.min(self.length - self.made);
-        Ok(())
     }
 
     fn resume(&mut self) {
@@ -182,7 +179,7 @@ enum Carried {}
 
 impl Exchange for Carried {
     type Body = SimBody;
-    type Maker = ();
+    type Maker = How;
     type Made = u64;
     type Later = u32;
     type Pipe = Arc<Mutex<Piped>>;
@@ -218,25 +215,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The stream of a WebSocket.
-#[derive(Debug)]
-struct SimCarrier {
-    sockets: Arc<Sockets>,
-    holding: Arc<Holding>,
-    stream: u32,
-}
-
-impl ws::Carrier for SimCarrier {
-    fn link(&self) -> Option<&Link> {
-        None
-    }
-
-    fn holding(&self) -> &Arc<Holding> {
-        &self.holding
-    }
-
-    fn tell(&self) {
-        lock(&self.sockets.told).push(self.stream);
+impl Home for Sockets {
+    fn nudge(&self, _: Token, stream: u32, nudge: Nudge) {
+        assert_eq!(nudge, Nudge::WebSocket);
+        lock(&self.told).push(stream);
     }
 }
 
@@ -329,14 +311,14 @@ impl Service<Carried> for World {
         &*self.sockets
     }
 
-    fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier> {
-        Arc::new(SimCarrier { sockets: self.sockets.clone(), holding: self.holding.clone(), stream })
+    fn carrier(&self, stream: u32) -> Carrier {
+        Carrier { address: Address { home: self.sockets.clone(), token: Token::new(0, 0), stream }, link: None }
     }
 
     fn over(&mut self, _: u16, _: u64, _: Option<()>, _: Ending<'_>) {}
 
-    fn at_once(&self, usually: usize) -> usize {
-        usually
+    fn holding(&self) -> &Arc<Holding> {
+        &self.holding
     }
 
     fn tell_departed(&self, departure: &Departure) {
@@ -497,9 +479,12 @@ impl Run {
                 }
             }
             Work::Later { stream, later, .. } => self.conn.answer(stream, answer(later), &mut self.world),
-            Work::Make { stream, quantum, .. } => {
-                let made = 1 + self.world.random.below(quantum) as u64;
-                self.conn.made(stream, Ok(made), quantum, &mut self.world);
+            Work::Make { stream, maker, quantum, .. } => {
+                let made = match maker {
+                    How::Fails => Err(io::Error::other("on purpose")),
+                    _ => Ok(1 + self.world.random.below(quantum) as u64),
+                };
+                self.conn.made(stream, made, quantum, &mut self.world);
             }
         }
         self.conn.body_ready(1 + 2 * self.world.random.below(20) as u32);

@@ -363,9 +363,10 @@ mod tests {
     use super::*;
     use crate::io::driver::Token;
     use crate::io::output_memory::{Holding, OutputMemory};
+    use crate::message::feed::Feed;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
-    use crate::run::transmit::{Outgoing, Step, Stream};
+    use crate::run::transmit::{Outgoing, Step};
     use crate::tls::{PemPair, TlsConfig};
     use crate::{BodySource, Fill, Peer, SegmentBuf};
 
@@ -397,8 +398,7 @@ mod tests {
     #[test]
     fn each_piece_that_the_kernel_is_given_counts_for_a_record() {
         let (connection, client) = by_the_kernel(10_000);
-        let stream = Stream::new(Box::new(Words(3000)), BodyFraming::Chunked);
-        let mut outgoing = Outgoing::stream(OutBuf::default(), stream);
+        let mut outgoing = Outgoing::feed(OutBuf::default(), Feed::new(Box::new(Words(3000)), None), true);
         let mut drained = [0; 64 * 1024];
         while outgoing.drive(&connection, 8 << 20).unwrap() != Step::Complete {
             assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);

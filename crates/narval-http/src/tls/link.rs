@@ -27,6 +27,11 @@ pub(crate) struct Link {
     has_begun: AtomicBool,
 }
 
+/// A connection.
+pub(crate) trait HasLink: Send + Sync + std::fmt::Debug {
+    fn link(&self) -> &Link;
+}
+
 impl Link {
     pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, remote: Remote) -> Self {
         Self {

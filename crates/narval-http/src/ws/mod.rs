@@ -42,8 +42,7 @@ pub use options::{Options, WsCompression};
 pub use socket::{SendStatus, SharedMessage, WebSocket};
 pub use upgrade::Upgrade;
 
-pub(crate) use outbox::Carrier;
 pub(crate) use run::Turn;
 pub(crate) use socket::Shared;
-pub(crate) use stream::{Runs, Stream, start, start_on_stream};
+pub(crate) use stream::{Runs, Stream, start};
 pub(crate) use upgrade::Accepted;

@@ -16,7 +16,8 @@ use super::options::Options;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::{Holding, Share};
 use crate::limits::SEAL_QUANTUM;
-use crate::tls::link::Link;
+use crate::message::carrier::{Carrier, Nudge};
+use crate::tls::link::HasLink;
 
 /// Payloads up to this size are copied after their header, so that a frame is one buffer.
 const COPY_PAYLOAD_MAX: usize = 4096;
@@ -49,18 +50,6 @@ impl From<Frame> for Encoded {
     }
 }
 
-/// The connection that carries a WebSocket, or the stream of one.
-pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
-    /// The socket that any thread may send on immediately. `None` if only the shard sends.
-    fn link(&self) -> Option<&Link>;
-
-    /// What the connection holds for its client.
-    fn holding(&self) -> &Arc<Holding>;
-
-    /// Notifies the shard of a change.
-    fn tell(&self);
-}
-
 /// The sending half of a WebSocket.
 ///
 /// Frames are compressed and sealed by one thread at a time, which has the turn, in pieces and without the lock of the
@@ -84,7 +73,7 @@ struct Turn {
 struct Sending {
     phase: Phase,
     /// The connection: from when the handshake's response goes out until it is closed.
-    carrier: Option<Arc<dyn Carrier>>,
+    carrier: Option<Carrier>,
     /// Bytes that wait for the connection, or to be sealed.
     plain: VecDeque<Bytes>,
     /// Bytes that wait for the socket, or the stream.
@@ -135,19 +124,19 @@ pub(super) struct State {
 
 impl Outbox {
     /// Sends the 101 response, whose head is `head`, and everything queued behind it.
-    pub(super) fn start(&self, connection: Arc<dyn Carrier>, head: Bytes) {
+    pub(super) fn start(&self, connection: Carrier, holding: &Arc<Holding>, head: Bytes) {
         let turn = self.turn();
         let mut state = self.state();
         state.queued_bytes += head.len();
         state.plain.push_front(head);
-        state.attach(connection);
+        state.attach(connection, holding);
         // The shard sends the rest when it is told of the upgrade.
         drop(self.end(turn, state));
     }
 
     /// Called when the head of the response is sent: from now on the shard [takes](Self::take) what is queued.
-    pub(super) fn start_on_stream(&self, stream: Arc<dyn Carrier>) {
-        self.state().attach(stream);
+    pub(super) fn start_on_stream(&self, stream: Carrier, holding: &Arc<Holding>) {
+        self.state().attach(stream, holding);
     }
 
     /// Shard: takes queued bytes to send them on a stream; returns how many.
@@ -312,11 +301,12 @@ impl Outbox {
         mut turn: MutexGuard<'a, Turn>,
         mut state: MutexGuard<'a, Sending>,
     ) -> MutexGuard<'a, Sending> {
-        while let Some((carrier, piece)) = state.next_piece() {
+        while let Some(piece) = state.next_piece() {
+            let connection = state.link().cloned();
             drop(state);
             let length = piece.len();
             let mut out = OutBuf { memory: piece, ..OutBuf::default() };
-            let sealed = carrier.link().map_or(Ok(()), |link| link.seal(&mut out));
+            let sealed = connection.map_or(Ok(()), |connection| connection.link().seal(&mut out));
             state = self.state();
             match sealed {
                 Ok(()) => state.hand_on(Encoded { head: out.memory.into(), tail: Bytes::new() }, length),
@@ -340,12 +330,17 @@ impl Sending {
         self.phase == Phase::Open && !self.broken
     }
 
-    fn attach(&mut self, carrier: Arc<dyn Carrier>) {
+    /// The connection, if any thread may send on it. On a stream, only the shard does.
+    fn link(&self) -> Option<&Arc<dyn HasLink>> {
+        self.carrier.as_ref()?.link.as_ref()
+    }
+
+    fn attach(&mut self, carrier: Carrier, holding: &Arc<Holding>) {
         if self.phase == Phase::Closed {
             return;
         }
-        self.held.attach(carrier.holding());
-        let is_sealed = carrier.link().is_some_and(|link| link.tls.is_some());
+        self.held.attach(holding);
+        let is_sealed = carrier.link.as_ref().is_some_and(|connection| connection.link().tls.is_some());
         self.carrier = Some(carrier);
         if !is_sealed {
             self.queue = std::mem::take(&mut self.plain);
@@ -418,11 +413,11 @@ impl Sending {
     }
 
     fn tell(&mut self) {
-        if let Some(connection) = &self.carrier
+        if let Some(carrier) = &self.carrier
             && !self.told
         {
             self.told = true;
-            connection.tell();
+            carrier.address.nudge(Nudge::WebSocket);
         }
     }
 
@@ -431,7 +426,9 @@ impl Sending {
         let length = frame.len();
         self.queued_bytes += length;
         match &self.carrier {
-            Some(carrier) if carrier.link().is_none_or(|link| link.tls.is_none()) => self.hand_on(frame, length),
+            Some(_) if self.link().is_none_or(|connection| connection.link().tls.is_none()) => {
+                self.hand_on(frame, length)
+            }
             _ => {
                 self.plain.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
                 self.count();
@@ -440,8 +437,10 @@ impl Sending {
     }
 
     /// The next bytes to be sealed.
-    fn next_piece(&mut self) -> Option<(Arc<dyn Carrier>, Vec<u8>)> {
-        let carrier = self.carrier.clone().filter(|_| !self.plain.is_empty())?;
+    fn next_piece(&mut self) -> Option<Vec<u8>> {
+        if self.carrier.is_none() || self.plain.is_empty() {
+            return None;
+        }
         let mut piece = Vec::new();
         while piece.len() < SEAL_QUANTUM
             && let Some(run) = self.plain.front_mut()
@@ -456,7 +455,7 @@ impl Sending {
             // An idle connection holds no buffer.
             self.plain = VecDeque::new();
         }
-        Some((carrier, piece))
+        Some(piece)
     }
 
     /// Sends bytes on the connection as much as it takes, and queues the rest. They counted as `length` queued bytes.
@@ -464,14 +463,13 @@ impl Sending {
         if self.broken || self.phase == Phase::Closed {
             return;
         }
-        let carrier = self.carrier.clone();
-        let link = carrier.as_ref().and_then(|carrier| carrier.link());
+        let connection = self.link().cloned();
         if self.queue.is_empty()
-            && let Some(link) = link
+            && let Some(connection) = &connection
         {
             let slices = [IoSlice::new(&frame.head), IoSlice::new(&frame.tail)];
             let slices = if frame.tail.is_empty() { slices.get(..1) } else { slices.get(..) };
-            match sent(link.socket.send_slices(slices.unwrap_or_default(), false)) {
+            match sent(connection.link().socket.send_slices(slices.unwrap_or_default(), false)) {
                 Ok(n) => {
                     let of_head = n.min(frame.head.len());
                     frame.head.advance(of_head);
@@ -482,7 +480,7 @@ impl Sending {
             }
         }
         self.queued_bytes = (self.queued_bytes + frame.len()).saturating_sub(length);
-        if frame.len() > 0 || link.is_none() {
+        if frame.len() > 0 || connection.is_none() {
             self.tell();
         }
         self.queue.extend([frame.head, frame.tail].into_iter().filter(|run| !run.is_empty()));
@@ -514,12 +512,11 @@ impl Sending {
 
     /// Sends as much of the queue as the socket takes.
     fn flush(&mut self) {
-        let Some(carrier) = self.carrier.clone() else { return };
-        let Some(link) = carrier.link() else { return };
+        let Some(connection) = self.link().cloned() else { return };
         while !self.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let runs = slices.iter_mut().zip(&self.queue).map(|(slice, run)| *slice = IoSlice::new(run)).count();
-            match sent(link.socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
+            match sent(connection.link().socket.send_slices(slices.get(..runs).unwrap_or_default(), false)) {
                 Ok(0) => return,
                 Ok(n) => self.advance(n),
                 Err(_) => return self.fail(),

@@ -10,11 +10,11 @@ use super::codec::frame::{Opcode, ServerHeader};
 use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
-use super::outbox::Carrier;
 use super::socket::Shared;
 use crate::http1::conn::Close;
 use crate::io::clock::Millis;
-use crate::io::output_memory::Share;
+use crate::io::output_memory::{Holding, Share};
+use crate::message::carrier::Carrier;
 
 /// A WebSocket as its shard sees it. The shard passes in bytes, writability and the time; the stream returns with
 /// [`Wants`] what it waits for.
@@ -245,22 +245,21 @@ impl Stream {
     }
 }
 
-/// Shard: a stream of an HTTP/2 connection is a WebSocket from now on. The head of the response goes out before what is queued.
-pub(crate) fn start_on_stream(shared: Arc<Shared>, carrier: Arc<dyn Carrier>, now: Millis, pool: &impl Runs) -> Stream {
-    shared.inbox().attach(carrier.holding());
+/// A connection whose worker sends the 101 response with this head, or a stream whose head goes out before what is queued,
+/// becomes a WebSocket.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    carrier: Carrier,
+    holding: &Arc<Holding>,
+    head: Option<Bytes>,
+    pool: &impl Runs,
+) {
+    shared.inbox().attach(holding);
     let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
-    shared.out().start_on_stream(carrier);
-    if needs_worker {
-        pool.run(shared.clone());
+    match head {
+        Some(head) => shared.out().start(carrier, holding, head),
+        None => shared.out().start_on_stream(carrier, holding),
     }
-    Stream::new(shared, now)
-}
-
-/// Worker: sends the 101 response, whose head is `head`, and makes the connection a WebSocket.
-pub(crate) fn start(shared: &Arc<Shared>, connection: Arc<dyn Carrier>, head: Bytes, pool: &impl Runs) {
-    shared.inbox().attach(connection.holding());
-    let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
-    shared.out().start(connection, head);
     if needs_worker {
         pool.run(shared.clone());
     }

@@ -1,13 +1,14 @@
 //! Bodies that are written while they are sent, event streams, trailers, and informational responses.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use narval_http::ws::SendStatus;
 use narval_http::{
-    Body, BodySource, BodyWriter, Compression, Event, EventOptions, EventStream, Fill, Handler, HeaderName,
+    Body, BodySource, BodyWaker, BodyWriter, Compression, Event, EventOptions, EventStream, Fill, Handler, HeaderName,
     HeaderValue, Request, Response, SegmentBuf, StatusCode, header, wrap,
 };
 
@@ -375,5 +376,41 @@ fn a_panic_after_an_informational_response_is_a_500() {
             assert_eq!(client.head(), "HTTP/1.1 103 Early Hints\r\n\r\n");
             assert_eq!(client.answer().status, 500);
         }
+    });
+}
+
+/// An endless body that keeps its wakers.
+struct Endless(Sender<BodyWaker>);
+
+impl BodySource for Endless {
+    fn fill(&mut self, _: &mut SegmentBuf) -> std::io::Result<Fill> {
+        Ok(Fill::Wait)
+    }
+
+    fn wait(&mut self, waker: BodyWaker) -> Duration {
+        self.0.send(waker).unwrap();
+        PATIENCE
+    }
+
+    fn hang_up(&mut self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_kept_waker_keeps_no_connection_open_and_the_end_of_an_endless_body_is_no_abort() {
+    on_each_driver(|driver| {
+        let (give, take) = channel();
+        let give = Mutex::new(give);
+        let server =
+            TestServer::start(driver, move |_: Request| ok(Body::source(Endless(give.lock().unwrap().clone()), None)));
+        let mut client = server.connect();
+        client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
+        let waker = take.recv_timeout(PATIENCE).unwrap();
+        client.stream.shutdown(Shutdown::Write).unwrap();
+        // Only closing the last descriptor of the connection ends it: nothing else is sent.
+        client.rest();
+        waker.wake();
+        assert_eq!(server.handle.counters().aborts, 0);
     });
 }

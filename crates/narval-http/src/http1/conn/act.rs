@@ -2,6 +2,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::body_memory::Buffered;
+use super::closing::End;
 use super::over::Close;
 use super::service::Exchange;
 use crate::http1::head::ParsedHead;
@@ -27,7 +28,7 @@ pub(crate) enum Act<X: Exchange> {
     /// Wait for those, and for the socket to become writable.
     AwaitRoom,
     /// End the connection.
-    End(Close),
+    End(End),
     /// Drop the connection at once.
     Drop,
 }

@@ -39,8 +39,7 @@ impl<X: Exchange> Conn<X> {
             service.reject(error, head.parts.method == Method::HEAD);
             return self.give_up_input();
         }
-        let window_end = service.now() + millis(limits.body_stall_timeout);
-        let incoming = Box::new(IncomingBody::new(head.framing, window_end));
+        let incoming = Box::new(IncomingBody::new(head.framing, service.now()));
         let mut body = service.buffer();
         if let Framing::Length(length) = head.framing {
             body.share.announce(length);
@@ -232,11 +231,10 @@ impl<X: Exchange> Conn<X> {
 
 /// Receives more of a body that nobody reads, while the response is sent or the connection ends. Input after it, or
 /// malformed input, is discarded too: the connection ends.
-pub(super) fn feed_unread(unread: &mut Unread, input: &mut Input<'_>, limits: &Limits) {
+pub(super) fn feed_unread(unread: &mut Unread, bytes: &[u8], limits: &Limits) {
     if let Some(incoming) = unread
-        && !incoming.feed(input.rest(), limits, |_| {}).is_ok_and(|fed| !fed.done)
+        && !incoming.feed(bytes, limits, |_| {}).is_ok_and(|fed| !fed.done)
     {
         *unread = None;
     }
-    input.use_all();
 }

@@ -3,12 +3,13 @@
 use std::io;
 
 use super::act::Act;
+use super::closing::End;
 use super::over::Close;
-use super::service::{Answer, Exchange, Service, Window};
-use super::state::{BodyLeft, Reading, Scan, State};
+use super::service::{Answer, Exchange, Service};
+use super::state::{BodyLeft, Reading, Scan, State, Unread};
 use super::{Conn, Input};
 use crate::io::clock::{Millis, millis};
-use crate::limits::{FIRST_REQUEST_GRACE, LAST_TRY, LINGER_LOOK};
+use crate::limits::{FIRST_REQUEST_GRACE, LAST_TRY};
 
 impl<X: Exchange> Conn<X> {
     /// The deadline has passed. `idle_since`: when its job ended, if it [may have ended](Self::may_be_answered) without
@@ -37,8 +38,6 @@ impl<X: Exchange> Conn<X> {
             State::Sending { blocked: Some(_), .. } | State::Draining { .. } => self.check_writing(service),
             State::Sending { blocked: None, .. } => self.stalled(service),
             State::Waiting { .. } => Act::Drive,
-            State::Ending { .. } => Act::Drop,
-            State::Lingering { .. } => self.check_lingering(service),
         }
     }
 
@@ -47,15 +46,14 @@ impl<X: Exchange> Conn<X> {
         let (now, limits) = (service.now(), service.limits());
         let Some((answer, _)) = self.answer() else { return Act::Wait };
         let sent = answer.sent();
-        let window = answer.window(now);
-        if sent.saturating_sub(window.had) >= limits.write_progress_min {
-            *window = Window { began: now, had: sent, had_last_try: false };
-            self.deadline = now + millis(limits.write_stall_timeout);
+        let progress = answer.progress(now);
+        let stall = millis(limits.write_stall_timeout);
+        if let Some(next) = progress.check(now, sent, limits.write_progress_min, stall) {
+            self.deadline = next;
             Act::Wait
-        } else if !window.had_last_try {
+        } else if progress.has_last_try() {
             // A socket counts as writable only when a third of its buffer is free, which takes a while with a slow
             // client. Trying to send shows what the client has taken meanwhile.
-            window.had_last_try = true;
             self.deadline = now + millis(LAST_TRY);
             Act::Drive
         } else {
@@ -69,70 +67,25 @@ impl<X: Exchange> Conn<X> {
         if let Some((answer, _)) = self.answer() {
             service.abandon(answer);
         }
-        self.state = State::Ending { unread: None };
-        Act::End(Close::Abort)
-    }
-
-    /// Everything is sent, and the client has not closed the connection yet.
-    fn check_lingering(&mut self, service: &mut impl Service<X>) -> Act<X> {
-        let (now, limits) = (service.now(), service.limits());
-        let State::Lingering { until, unread, .. } = &mut self.state else { return Act::Wait };
-        if let Some(incoming) = unread
-            && incoming.progresses(now, limits, false, false)
-        {
-            self.deadline = incoming.next_check(now, limits);
-        } else if now < *until && service.has_in_flight() {
-            self.deadline = (*until).min(now + millis(LINGER_LOOK));
-        } else {
-            return Act::Drop;
-        }
-        Act::Wait
+        self.state = State::Head(Scan::default());
+        self.end(Close::Abort, None)
     }
 
     /// Ends a connection whose last response is sent, or whose client has ended its input.
     pub(super) fn end_cleanly(&mut self, service: &impl Service<X>) -> Act<X> {
         let unread = self.state.take_unread();
-        self.state = State::Ending { unread };
-        Act::End(Close::Clean { large: service.last_was_large() })
+        self.end(Close::Clean { large: service.last_was_large() }, unread)
     }
 
-    /// Whether it is safe to close now, provided the client has sent nothing that is still unreceived.
-    pub(crate) fn may_close(&self, close: Close, input: &Input<'_>) -> bool {
-        match (close, self.reading) {
-            (Close::Clean { .. }, Reading::Ended) => true,
-            // All input was read, and the response fits into the kernel's buffer.
-            (Close::Clean { large: false }, Reading::Open) => input.rest().is_empty(),
-            (Close::Clean { .. }, _) => false,
-            (Close::Abort, _) => true,
-        }
+    /// Ends a connection.
+    pub(super) fn end(&self, close: Close, unread: Unread) -> Act<X> {
+        let has_ended = self.reading == Reading::Ended;
+        Act::End(End { close, has_ended, is_read: self.reading == Reading::Open, unread })
     }
 
     /// Whether the client has sent its last bytes.
     pub(crate) fn has_ended(&self) -> bool {
         self.reading == Reading::Ended
-    }
-
-    /// Output has ended; waits for the client to close. Closing now would reset the connection if the client has sent
-    /// anything more, or lose the send buffer if the client pauses for longer than the kernel keeps an orphaned socket.
-    pub(crate) fn linger(&mut self, close: Close, service: &impl Service<X>) {
-        let (now, limits) = (service.now(), service.limits());
-        let large = close == (Close::Clean { large: true });
-        let until = now + millis(if large { limits.write_stall_timeout } else { limits.linger_timeout });
-        let unread = self.state.take_unread();
-        self.state = State::Lingering { until, discarded: 0, unread };
-        // Check earlier for a large response: once the client has everything, there is no need to wait for it to close.
-        self.deadline = if large { until.min(now + millis(LINGER_LOOK)) } else { until };
-    }
-
-    /// A connection of another protocol that is about to end. `has_ended`: the client has ended its input;
-    /// `has_unread`: there may be input that nobody will read.
-    pub(crate) fn ending(has_ended: bool, has_unread: bool) -> Self {
-        let reading = match (has_ended, has_unread) {
-            (true, _) => Reading::Ended,
-            (false, true) => Reading::Unread,
-            (false, false) => Reading::Open,
-        };
-        Self { state: State::Ending { unread: None }, reading, ..Self::new(0) }
     }
 
     /// Ends an endless body, because the client has ended its input or the server stops.
@@ -157,7 +110,6 @@ impl<X: Exchange> Conn<X> {
             }
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
             State::Waiting { .. } => self.hang_up(service),
-            State::Lingering { .. } => self.check_lingering(service),
             _ => Act::Wait,
         }
     }
@@ -194,7 +146,6 @@ impl<X: Exchange> Conn<X> {
         match &self.state {
             State::Running(left) => !matches!(left, BodyLeft::Nothing),
             State::Draining { unread, .. } | State::Waiting { unread, .. } => unread.is_some(),
-            State::Lingering { .. } => true,
             _ => false,
         }
     }

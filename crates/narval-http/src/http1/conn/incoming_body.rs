@@ -7,6 +7,7 @@ use crate::http1::ProtoError;
 use crate::http1::chunked::ChunkedDecoder;
 use crate::http1::head::Framing;
 use crate::io::clock::{Millis, millis};
+use crate::io::progress::Progress;
 use crate::limits::Limits;
 
 /// A request body that is being received.
@@ -15,10 +16,7 @@ pub(crate) struct IncomingBody {
     decoder: Decoder,
     /// Bytes of the body so far.
     received: u64,
-    /// When the current window of the deadline ends.
-    window_end: Millis,
-    /// Bytes received before that window.
-    received_before: u64,
+    progress: Progress,
     /// Bytes received when the client's progress was last checked.
     received_at_check: u64,
     /// Receiving was paused since then, because the handler did not read.
@@ -42,8 +40,8 @@ pub(crate) struct Fed {
 }
 
 impl IncomingBody {
-    /// A body that has not started to arrive. `window_end`: when its first window ends.
-    pub(crate) fn new(framing: Framing, window_end: Millis) -> Self {
+    /// A body that has not started to arrive.
+    pub(crate) fn new(framing: Framing, now: Millis) -> Self {
         let decoder = match framing {
             Framing::Chunked => Decoder::Chunked(Box::default()),
             Framing::Length(length) => Decoder::Length(length),
@@ -52,8 +50,7 @@ impl IncomingBody {
         Self {
             decoder,
             received: 0,
-            window_end,
-            received_before: 0,
+            progress: Progress::new(now, 0),
             received_at_check: 0,
             was_paused: false,
             was_paused_in_window: false,
@@ -147,7 +144,7 @@ impl IncomingBody {
 
     /// When to check the client's progress next.
     pub(crate) fn next_check(&self, now: Millis, limits: &Limits) -> Millis {
-        self.window_end.min(now + millis(limits.body_busy_timeout).max(1))
+        self.progress.until(millis(limits.body_stall_timeout)).min(now + millis(limits.body_busy_timeout).max(1))
     }
 
     /// Whether the client has sent enough, or receiving was paused. `is_paused`: the handler must read before more is
@@ -159,12 +156,12 @@ impl IncomingBody {
         if is_in_demand && !paused && since_check < limits.body_busy_progress_min {
             return false;
         }
-        if now < self.window_end {
+        let stall = millis(limits.body_stall_timeout);
+        if now < self.progress.until(stall) {
             return true;
         }
-        let paused = std::mem::take(&mut self.was_paused_in_window);
-        let in_window = self.received - std::mem::replace(&mut self.received_before, self.received);
-        self.window_end = now + millis(limits.body_stall_timeout);
-        paused || in_window >= limits.body_progress_min
+        // A pause excuses the whole window.
+        let least = if std::mem::take(&mut self.was_paused_in_window) { 0 } else { limits.body_progress_min };
+        self.progress.check(now, self.received, least, stall).is_some()
     }
 }

@@ -11,12 +11,13 @@
 //!     │ inline answer                      │ handed_back         ↑
 //!     ├──→ Sending ────────────────────────┼─────────────────────┤ flushed
 //!     └────────────────────────────→ Draining ⇄ Waiting ─────────┘ drove
-//!                                    any of them: Act::End → Lingering
+//!                                    any of them: Act::End
 //! ```
 
 mod act;
 mod body;
 pub(crate) mod body_memory;
+mod closing;
 mod end;
 pub(crate) mod incoming_body;
 mod over;
@@ -31,8 +32,9 @@ use std::mem;
 use http::Method;
 
 pub(crate) use self::act::{Act, Body, Request, Then};
+pub(crate) use self::closing::{Closing, End};
 pub(crate) use self::over::{Close, Next, Over};
-pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Receiver, Service, Window};
+pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Receiver, Service};
 use self::state::{BodyLeft, Reading, Scan, State, Unread};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
@@ -106,14 +108,13 @@ impl<X: Exchange> Conn<X> {
             return false;
         }
         match &mut self.state {
-            State::Head(_) | State::Body(_) | State::Lingering { .. } => true,
+            State::Head(_) | State::Body(_) => true,
             State::Running(BodyLeft::Nothing) | State::Sending { .. } => self.input.is_empty(),
             State::Running(left) => {
                 left.catch_up();
                 if let BodyLeft::Nothing = left { self.input.is_empty() } else { left.is_received_here() }
             }
             State::Draining { unread, .. } | State::Waiting { unread, .. } => self.input.is_empty() || unread.is_some(),
-            State::Ending { .. } => false,
         }
     }
 
@@ -172,10 +173,8 @@ impl<X: Exchange> Conn<X> {
 
     /// Stores the part of `input` that an event did not use.
     pub(crate) fn keep(&mut self, mut input: Vec<u8>, used: usize) {
-        if self.reading == Reading::Open || !matches!(self.state, State::Lingering { .. } | State::Ending { .. }) {
-            input.drain(..used);
-            self.input = input;
-        }
+        input.drain(..used);
+        self.input = input;
     }
 
     /// Handles received bytes. If [`may_be_answered`](Self::may_be_answered), the caller has checked whether the job is
@@ -193,19 +192,12 @@ impl<X: Exchange> Conn<X> {
         match &mut self.state {
             State::Head(_) => return self.serve(input, service),
             State::Body(_) => return self.feed_buffer(input, service),
-            State::Running(BodyLeft::Nothing) | State::Sending { .. } | State::Ending { .. } => {}
+            State::Running(BodyLeft::Nothing) | State::Sending { .. } => {}
             State::Running(_) => self.feed_left(input, service),
             State::Draining { unread, .. } | State::Waiting { unread, .. } => {
                 if unread.is_some() {
-                    body::feed_unread(unread, input, service.limits());
-                }
-            }
-            State::Lingering { unread: unread @ Some(_), .. } => body::feed_unread(unread, input, service.limits()),
-            State::Lingering { discarded, .. } => {
-                *discarded += input.rest().len();
-                input.use_all();
-                if *discarded > service.limits().linger_bytes_max {
-                    return Act::Drop;
+                    body::feed_unread(unread, input.rest(), service.limits());
+                    input.use_all();
                 }
             }
         }
@@ -339,7 +331,7 @@ impl<X: Exchange> Conn<X> {
                 self.run(BodyLeft::Nothing, service);
                 Act::Later(later)
             }
-            Then::Close(close) => Act::End(close),
+            Then::Close(close) => self.end(close, None),
         }
     }
 
@@ -360,7 +352,7 @@ impl<X: Exchange> Conn<X> {
                 Act::Wait
             }
             Some(mut answer) => {
-                self.deadline = answer.window(service.now()).began + stall;
+                self.deadline = answer.progress(service.now()).until(stall);
                 self.state = State::Sending { blocked: Some(answer), then };
                 Act::AwaitRoom
             }
@@ -393,16 +385,12 @@ impl<X: Exchange> Conn<X> {
                 self.run(BodyLeft::Nothing, service);
                 Act::Later(later)
             }
-            Then::Close(close) => {
-                self.state = State::Ending { unread };
-                Act::End(close)
-            }
+            Then::Close(close) => self.end(close, unread),
             _ if service.is_stopping()
                 || self.reading == Reading::Unread
                 || (self.reading == Reading::Ended && input.rest().is_empty()) =>
             {
-                self.state = State::Ending { unread };
-                self.end_cleanly(service)
+                self.end(Close::Clean { large: service.last_was_large() }, unread)
             }
             _ => {
                 self.state = State::Head(Scan::default());
@@ -465,7 +453,7 @@ impl<X: Exchange> Conn<X> {
     ) -> Act<X> {
         match next {
             Next::Over(Over { close: None, .. }) => self.serve(input, service),
-            Next::Over(Over { close: Some(close), .. }) => Act::End(close),
+            Next::Over(Over { close: Some(close), .. }) => self.end(close, None),
             Next::AtRoom | Next::AtOnce | Next::AtSource => self.drain(answer, None, service),
         }
     }
@@ -473,7 +461,7 @@ impl<X: Exchange> Conn<X> {
     /// Makes a response wait for the socket.
     fn drain(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &impl Service<X>) -> Act<X> {
         // It may have passed already; then it is the next event.
-        self.deadline = answer.window(service.now()).began + millis(service.limits().write_stall_timeout);
+        self.deadline = answer.progress(service.now()).until(millis(service.limits().write_stall_timeout));
         self.state = State::Draining { answer, unread };
         Act::AwaitRoom
     }
@@ -514,7 +502,7 @@ impl<X: Exchange> Conn<X> {
 
     /// A piece of the [response](Self::answer) was sent, or failed.
     pub(crate) fn drove(&mut self, next: Next, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        match (next, mem::replace(&mut self.state, State::Ending { unread: None })) {
+        match (next, mem::replace(&mut self.state, State::Head(Scan::default()))) {
             (Next::Over(over), state) => {
                 let (then, unread) = match state {
                     State::Sending { then, .. } => (then, None),
@@ -537,7 +525,7 @@ impl<X: Exchange> Conn<X> {
 
     /// The next bytes of the [response](Self::answer) may block.
     pub(crate) fn go_on_by_worker(&mut self, service: &impl Service<X>) -> Act<X> {
-        match mem::replace(&mut self.state, State::Ending { unread: None }) {
+        match mem::replace(&mut self.state, State::Head(Scan::default())) {
             State::Draining { answer, unread } | State::Waiting { answer, unread } => {
                 self.run(unread.into(), service);
                 Act::Continue(answer)
@@ -562,9 +550,8 @@ impl<X: Exchange> Conn<X> {
         match self.state {
             _ if is_broken => Act::Drop,
             State::Head(_) | State::Body(_) => self.end_cleanly(service),
-            State::Lingering { .. } => Act::Drop,
             State::Waiting { .. } => self.hang_up(service),
-            State::Running(_) | State::Sending { .. } | State::Draining { .. } | State::Ending { .. } => Act::Wait,
+            State::Running(_) | State::Sending { .. } | State::Draining { .. } => Act::Wait,
         }
     }
 

@@ -8,6 +8,7 @@ use super::over::Close;
 use crate::http1::ProtoError;
 use crate::http1::head::{LastHead, ParsedHead};
 use crate::io::clock::Millis;
+use crate::io::progress::Progress;
 use crate::limits::Limits;
 
 /// Types that a connection carries for its server without looking into them.
@@ -80,9 +81,6 @@ pub(crate) trait Service<X: Exchange> {
 
     /// Whether much of the last response may still be in flight.
     fn last_was_large(&self) -> bool;
-
-    /// Whether sent bytes are not yet acknowledged by the client's kernel.
-    fn has_in_flight(&self) -> bool;
 }
 
 /// The result of [`Service::inline`].
@@ -107,23 +105,13 @@ pub(crate) trait Answer {
     fn sent(&self) -> u64;
 
     /// The window of the write deadline, which starts now if there is none.
-    fn window(&mut self, now: Millis) -> &mut Window;
+    fn progress(&mut self, now: Millis) -> &mut Progress;
 
     /// Whether everything available is sent, and the source has no data now.
     fn is_waiting(&self) -> bool;
 
     /// Asks it to end, for the client or the server; returns whether it does.
     fn hang_up(&mut self) -> bool;
-}
-
-/// A window of the write deadline.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
-    pub(crate) began: Millis,
-    /// Bytes sent by its start.
-    pub(crate) had: u64,
-    /// Whether sending was tried at its end although the socket did not count as writable.
-    pub(crate) had_last_try: bool,
 }
 
 /// A request body between the connection that receives it and the handler that reads it.

@@ -8,7 +8,6 @@ use super::body_memory::Buffered;
 use super::incoming_body::IncomingBody;
 use super::service::{Exchange, Pipe, Receiver};
 use crate::http1::head::{HeadScan, ParsedHead};
-use crate::io::clock::Millis;
 
 /// The client's side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +35,6 @@ pub(super) enum State<X: Exchange> {
     Draining { answer: Box<X::Answer>, unread: Unread },
     /// A response waits for its source.
     Waiting { answer: Box<X::Answer>, unread: Unread },
-    /// Everything is sent, and the connection must end.
-    Ending { unread: Unread },
-    /// The output has ended; remaining input is discarded, so that closing does not cause a reset before the client has
-    /// read everything.
-    Lingering { until: Millis, discarded: usize, unread: Unread },
 }
 
 /// The rest of the body of an answered request. It is received so that the client gets to reading the response.
@@ -79,10 +73,7 @@ impl<X: Exchange> State<X> {
     /// Takes the rest of a request body that nobody will read.
     pub(super) fn take_unread(&mut self) -> Unread {
         match self {
-            Self::Draining { unread, .. }
-            | Self::Waiting { unread, .. }
-            | Self::Ending { unread }
-            | Self::Lingering { unread, .. } => unread.take(),
+            Self::Draining { unread, .. } | Self::Waiting { unread, .. } => unread.take(),
             Self::Running(left) => left.abort(io::ErrorKind::Other),
             Self::Head(_) | Self::Body(_) | Self::Sending { .. } => None,
         }
@@ -97,8 +88,6 @@ impl<X: Exchange> State<X> {
             Self::Sending { .. } => "Sending",
             Self::Draining { .. } => "Draining",
             Self::Waiting { .. } => "Waiting",
-            Self::Ending { .. } => "Ending",
-            Self::Lingering { .. } => "Lingering",
         }
     }
 }

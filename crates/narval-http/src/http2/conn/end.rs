@@ -9,6 +9,7 @@ use super::{Conn, ConnError, Going};
 use crate::http1::conn::{Close, Pipe};
 use crate::http2::frame::{self, ErrorCode, STREAM_MAX};
 use crate::io::clock::{Millis, millis};
+use crate::io::progress::Progress;
 use crate::limits::{HTTP2_GOAWAY_GRACE, HTTP2_STREAM_WINDOW};
 
 impl<X: Exchange> Conn<X> {
@@ -195,12 +196,9 @@ impl<X: Exchange> Conn<X> {
                 Sending::Waiting(_, until) => self.deadline = self.deadline.min(*until),
                 // The client keeps this stream's window closed.
                 Sending::Body(_) if stream.window.is_closed() => {
-                    let (had, began) = stream.progress;
-                    if began + stall > now {
-                        self.deadline = self.deadline.min(began + stall);
-                    } else if stream.sent.saturating_sub(had) >= service.limits().write_progress_min {
-                        stream.progress = (stream.sent, now);
-                        self.look_at(now + stall);
+                    let least = service.limits().write_progress_min;
+                    if let Some(next) = stream.progress.check(now, stream.sent, least, stall) {
+                        self.look_at(next);
                     } else {
                         service.count_timeout();
                         frame::push_reset(&mut self.out, id, ErrorCode::Cancel);
@@ -208,7 +206,7 @@ impl<X: Exchange> Conn<X> {
                     }
                 }
                 Sending::Body(_) => {
-                    stream.progress = (stream.sent, now);
+                    stream.progress = Progress::new(now, stream.sent);
                     self.look_at(now + stall);
                 }
                 Sending::WebSocket(_) => self.look_at_websocket(id, service),
@@ -220,17 +218,13 @@ impl<X: Exchange> Conn<X> {
     /// A client that reads nothing of what is queued for it is disconnected.
     fn check_writing(&mut self, now: Millis, service: &mut impl Service<X>) {
         let limits = service.limits();
-        let (had, began) = self.progress;
         let waits = self.is_blocked
             || (self.window.is_closed() && self.streams.values().any(|s| matches!(s.sending, Sending::Body(_))));
-        let until = began + millis(limits.write_stall_timeout);
+        let stall = millis(limits.write_stall_timeout);
         if !waits {
-            self.progress = (self.gathered, now);
-        } else if now < until {
-            self.look_at(until);
-        } else if self.gathered.saturating_sub(had) >= limits.write_progress_min {
-            self.progress = (self.gathered, now);
-            self.look_at(now + millis(limits.write_stall_timeout));
+            self.progress = Progress::new(now, self.gathered);
+        } else if let Some(next) = self.progress.check(now, self.gathered, limits.write_progress_min, stall) {
+            self.look_at(next);
         } else {
             service.count_timeout();
             self.abandon_all(service);

@@ -36,6 +36,7 @@ use super::hpack::Decoder;
 use super::settings::{self, PeerSettings};
 use crate::http1::conn::Close;
 use crate::io::clock::{Millis, millis};
+use crate::io::progress::Progress;
 use crate::limits::{HTTP2_CONNECTION_WINDOW, HTTP2_QUEUED_MAX, Limits, SEAL_IN_PLACE_QUANTUM};
 
 /// The size of the decoder's table: HPACK's initial one, which we do not change.
@@ -98,9 +99,9 @@ pub(crate) struct Conn<X: Exchange> {
     idle_since: Millis,
     /// When the current frame or header block must be complete; 0 if none has started.
     frame_until: Millis,
-    /// Bytes gathered so far; those at the start of the write deadline's window, and when it started.
+    /// Bytes gathered so far, and the write deadline's window.
     gathered: u64,
-    progress: (u64, Millis),
+    progress: Progress,
     /// The bytes gathered last wait for the socket.
     is_blocked: bool,
 }
@@ -201,7 +202,7 @@ impl<X: Exchange> Conn<X> {
             idle_since: now,
             frame_until: until,
             gathered: 0,
-            progress: (0, now),
+            progress: Progress::new(now, 0),
             is_blocked: false,
         }
     }

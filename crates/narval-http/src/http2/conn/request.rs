@@ -15,6 +15,7 @@ use crate::http2::head::{HeadBuilder, HeadError, is_field_value};
 use crate::http2::hpack::HpackError;
 use crate::http2::response;
 use crate::io::clock::{Millis, millis};
+use crate::io::progress::Progress;
 use crate::limits::{BODY_AWAITED, HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
 use crate::message::departure::Departure;
 
@@ -75,7 +76,7 @@ impl<X: Exchange> Conn<X> {
         } else if !is_last {
             stream.receiving = Receiving::Unread;
         }
-        stream.progress = (0, service.now());
+        stream.progress = Progress::new(service.now(), 0);
         stream.credited = service.now();
         match finished {
             Ok(parsed) => self.begin(id, stream, parsed, head, service),
@@ -145,7 +146,6 @@ impl<X: Exchange> Conn<X> {
     /// Starts a request with a body.
     fn begin_body(&mut self, id: u32, parsed: ParsedHead, head: &HeadBuilder, service: &mut impl Service<X>) {
         let limits = service.limits();
-        let window_end = service.now() + millis(limits.body_stall_timeout);
         if let Framing::Length(length) = parsed.framing
             && length > limits.body_max
         {
@@ -158,7 +158,7 @@ impl<X: Exchange> Conn<X> {
             Framing::Chunked | Framing::None => Framing::Length(u64::MAX),
             length => length,
         };
-        let incoming = IncomingBody::new(framing, window_end);
+        let incoming = IncomingBody::new(framing, service.now());
         let body_check = incoming.next_check(service.now(), service.limits());
         self.check_body_at(id, body_check);
         let bytes = Bytes::copy_from_slice(head.bytes());

@@ -12,6 +12,7 @@ use crate::http1::conn::Pipe;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
 use crate::io::clock::{Millis, millis};
+use crate::io::progress::Progress;
 use crate::limits::{
     HTTP2_COPY_MAX, HTTP2_HELD_MAX, HTTP2_PREFETCH_BELOW, HTTP2_QUANTUM, HTTP2_QUANTUM_MIN, HTTP2_QUEUED_MAX,
     HTTP2_SMALL_BODY, SOURCE_WAIT_MAX,
@@ -43,7 +44,7 @@ impl<X: Exchange> Conn<X> {
         }
         (stream.status, stream.note) = (answer.status, answer.note);
         stream.sent = (HEADER_LENGTH + answer.block.len()) as u64;
-        stream.progress = (stream.sent, service.now());
+        stream.progress = Progress::new(service.now(), stream.sent);
         if !stream.is_received() {
             // The unread rest of the request body is received and discarded. The client must learn that before the
             // response ends: some clients then stop reading until everything is sent (curl 7.88).
@@ -134,7 +135,7 @@ impl<X: Exchange> Conn<X> {
             return self.forget(id, service);
         }
         let Sending::Body(body) = &mut stream.sending else { return };
-        match made.and_then(|made| body.made(made)) {
+        match made.map(|made| body.made(made)) {
             Ok(()) => {
                 self.count_held(id);
                 self.queue(id);
@@ -159,7 +160,7 @@ impl<X: Exchange> Conn<X> {
     /// Sets whether the gathered bytes wait for the socket.
     pub(crate) fn set_blocked(&mut self, is_blocked: bool, now: Millis, service: &impl Service<X>) {
         if is_blocked && !self.is_blocked {
-            self.progress = (self.gathered, now);
+            self.progress = Progress::new(now, self.gathered);
             self.look_at(now + millis(service.limits().write_stall_timeout));
         }
         self.is_blocked = is_blocked;
@@ -281,7 +282,7 @@ impl<X: Exchange> Conn<X> {
         let window = stream.window.open().min(self.window.open());
         if window == 0 {
             // A WINDOW_UPDATE of the stream queues it again; for one of the connection it is queued now.
-            stream.progress = (stream.sent, service.now());
+            stream.progress = Progress::new(service.now(), stream.sent);
             self.look_at(service.now() + millis(service.limits().write_stall_timeout));
             return self.queue(id);
         }
@@ -340,7 +341,13 @@ impl<X: Exchange> Conn<X> {
             }
             return None;
         }
-        Some(stream.window.open().min(self.window.open()).clamp(HTTP2_QUANTUM_MIN, service.at_once(HTTP2_QUANTUM)))
+        Some(
+            stream
+                .window
+                .open()
+                .min(self.window.open())
+                .clamp(HTTP2_QUANTUM_MIN, service.holding().at_once(HTTP2_QUANTUM)),
+        )
     }
 
     /// Produces the next piece of a body that does not block.

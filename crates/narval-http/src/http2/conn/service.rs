@@ -10,7 +10,9 @@ use crate::http1::conn::Pipe;
 use crate::http1::conn::body_memory::Buffered;
 use crate::http1::head::ParsedHead;
 use crate::io::clock::Millis;
+use crate::io::output_memory::Holding;
 use crate::limits::Limits;
+use crate::message::carrier::Carrier;
 use crate::message::departure::Departure;
 use crate::ws;
 
@@ -64,10 +66,7 @@ pub(crate) trait Body {
     fn maker(&mut self) -> Option<Self::Maker>;
 
     /// The next piece was produced.
-    ///
-    /// # Errors
-    /// The body cannot be completed.
-    fn made(&mut self, made: Self::Made) -> io::Result<()>;
+    fn made(&mut self, made: Self::Made);
 
     /// Its source has more data.
     fn resume(&mut self);
@@ -178,8 +177,8 @@ pub(crate) trait Service<X: Exchange> {
     /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
 
-    /// How much of a body is produced at once, and then waits for the client; `usually` unless memory is tight.
-    fn at_once(&self, usually: usize) -> usize;
+    /// What the connection holds for its client.
+    fn holding(&self) -> &Arc<Holding>;
 
     /// Registers a waker with the source of a response; returns the longest wait.
     fn wait(&mut self, stream: u32, body: &mut X::Body) -> Duration;
@@ -187,8 +186,8 @@ pub(crate) trait Service<X: Exchange> {
     /// The threads that run the handlers of WebSockets.
     fn websocket_workers(&self) -> &impl ws::Runs;
 
-    /// Tells the shard of what happens to the WebSocket on a stream.
-    fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier>;
+    /// The stream, for whoever works for its request.
+    fn carrier(&self, stream: u32) -> Carrier;
 
     /// Records the end of a response of which this many bytes were sent.
     fn over(&mut self, status: u16, bytes: u64, note: Option<X::Note>, ending: Ending<'_>);

@@ -6,6 +6,7 @@ use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::head::ParsedHead;
 use crate::http2::flow::{ReceiveWindow, SendWindow};
 use crate::io::clock::Millis;
+use crate::io::progress::Progress;
 use crate::message::departure::{Departure, Here};
 use crate::ws;
 
@@ -42,8 +43,8 @@ pub(super) struct Stream<X: Exchange> {
     pub(super) in_memory: usize,
     /// Sent bytes of the response.
     pub(super) sent: u64,
-    /// The bytes sent by the start of the write deadline's window, and when it started.
-    pub(super) progress: (u64, Millis),
+    /// The write deadline's window.
+    pub(super) progress: Progress,
 }
 
 /// The client's side of a stream.
@@ -110,7 +111,7 @@ impl<X: Exchange> Stream<X> {
             held: 0,
             in_memory: 0,
             sent: 0,
-            progress: (0, 0),
+            progress: Progress::default(),
         }
     }
 

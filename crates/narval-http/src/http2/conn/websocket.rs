@@ -23,8 +23,8 @@ impl<X: Exchange> Conn<X> {
         };
         service.over(answer.status, answer.block.len() as u64, answer.note, Ending::Complete);
         self.push_block(id, answer.block, false);
-        let carrier = service.websocket_carrier(id);
-        let mut socket = ws::start_on_stream(shared, carrier, service.now(), service.websocket_workers());
+        ws::start(&shared, service.carrier(id), service.holding(), None, service.websocket_workers());
+        let mut socket = ws::Stream::new(shared, service.now());
         if service.is_stopping() {
             socket.stop();
         }

@@ -8,15 +8,16 @@ use bytes::{Buf, Bytes};
 use http::{HeaderName, HeaderValue};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::FileRange;
 use crate::http2::conn::{Body, Rest};
 use crate::http2::response;
-use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body_source::{BodyWaker, Fill, SegmentBuf};
+use crate::message::feed::Feed;
 use crate::message::panic_guard::Kept;
-use crate::run::transmit::{NOT_IN_TRAILERS, wrong_length};
-use crate::{FileRange, RequestId};
 
 /// The body of a response on a stream. The shard itself copies memory and cached parts of files into frames; workers
 /// produce the rest.
+#[derive(Default)]
 pub(crate) struct StreamBody {
     parts: VecDeque<Part>,
     /// Bytes in all parts.
@@ -26,15 +27,11 @@ pub(crate) struct StreamBody {
     /// Bytes of a part in memory that the handler supplied.
     supplied: usize,
     source: Source,
-    /// Bytes that the source still has to produce, if the length is known.
-    left: Option<u64>,
     trailers: Vec<(HeaderName, HeaderValue)>,
     /// Reading the next file would block.
     file_blocks: bool,
     /// The source produced nothing although there is more: it works for what comes later, which is left to workers.
     works: bool,
-    /// The request that it answers.
-    id: Option<RequestId>,
     /// What is kept until its end.
     pub(super) kept: Option<Kept>,
 }
@@ -45,12 +42,14 @@ enum Part {
 }
 
 /// Where the rest comes from.
+#[derive(Default)]
 enum Source {
     /// Nothing is left.
+    #[default]
     None,
-    Here(Box<dyn BodySource>),
+    Here(Feed),
     /// The source has no data now.
-    Waiting(Box<dyn BodySource>),
+    Waiting(Feed),
     /// A worker has the source.
     Away,
     /// A worker has the next file.
@@ -59,13 +58,13 @@ enum Source {
 
 /// Produces the next piece of a body, on a worker.
 pub(crate) enum Maker {
-    Source(Box<dyn BodySource>, Option<RequestId>),
+    Source(Feed),
     File(FileRange),
 }
 
 /// What it produced.
 pub(crate) enum Made {
-    Segments { source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf },
+    Segments { feed: Feed, fill: Fill, segments: SegmentBuf },
     File(Bytes),
 }
 
@@ -73,34 +72,18 @@ impl StreamBody {
     /// From memory.
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let supplied = bytes.len();
-        Self { parts: VecDeque::from([Part::Memory(bytes)]), ready: supplied as u64, supplied, ..Self::empty() }
+        Self { parts: VecDeque::from([Part::Memory(bytes)]), ready: supplied as u64, supplied, ..Self::default() }
     }
 
     /// From a file.
     pub(crate) fn file(range: FileRange) -> Self {
         let ready = range.length;
-        Self { parts: VecDeque::from([Part::File(range)]), ready, ..Self::empty() }
+        Self { parts: VecDeque::from([Part::File(range)]), ready, ..Self::default() }
     }
 
-    /// Produced while it is sent; `length` if it is known.
-    pub(crate) fn source(source: Box<dyn BodySource>, length: Option<u64>) -> Self {
-        Self { source: Source::Here(source), left: length, id: RequestId::current(), ..Self::empty() }
-    }
-
-    fn empty() -> Self {
-        Self {
-            parts: VecDeque::new(),
-            ready: 0,
-            held: 0,
-            supplied: 0,
-            source: Source::None,
-            left: None,
-            trailers: Vec::new(),
-            file_blocks: false,
-            works: false,
-            id: None,
-            kept: None,
-        }
+    /// Produced while it is sent.
+    pub(crate) fn feed(feed: Feed) -> Self {
+        Self { source: Source::Here(feed), ..Self::default() }
     }
 
     /// Registers `waker` for when the source has more data; returns the longest wait.
@@ -116,40 +99,27 @@ impl StreamBody {
     }
 
     /// Appends what a source produced.
-    fn append(&mut self, mut source: Box<dyn BodySource>, fill: Fill, segments: SegmentBuf) -> io::Result<()> {
+    fn append(&mut self, mut feed: Feed, fill: Fill, segments: SegmentBuf) {
+        let made = segments.bytes();
         let SegmentBuf { memory, files, .. } = segments;
-        let length = memory.len();
-        let (mut memory, mut taken, mut made) = (Bytes::from(memory), 0, 0);
-        for (at, range) in files {
-            let before = memory.split_to((at - taken).min(memory.len()));
-            taken = at;
-            made += before.len() as u64 + range.length;
-            self.push(Part::Memory(before));
-            self.push(Part::File(range));
-        }
-        made += memory.len() as u64;
-        self.push(Part::Memory(memory));
-        self.works = made == 0;
+        self.held += memory.len();
         self.ready += made;
-        self.held += length;
-        if let Some(left) = &mut self.left {
-            *left = left.checked_sub(made).ok_or_else(|| wrong_length("the body is longer than promised"))?;
+        self.works = made == 0;
+        let (mut memory, mut taken) = (Bytes::from(memory), 0);
+        for (at, range) in files {
+            self.push(Part::Memory(memory.split_to((at - taken).min(memory.len()))));
+            self.push(Part::File(range));
+            taken = at;
         }
+        self.push(Part::Memory(memory));
         self.source = match fill {
-            Fill::Done if self.left.is_some_and(|left| left > 0) => {
-                return Err(wrong_length("the body is shorter than promised"));
-            }
             Fill::Done => {
-                if self.left.is_none() {
-                    self.trailers = source.trailers();
-                    self.trailers.retain(|(name, _)| !NOT_IN_TRAILERS.contains(name));
-                }
+                self.trailers = feed.trailers();
                 Source::None
             }
-            Fill::More => Source::Here(source),
-            Fill::Wait => Source::Waiting(source),
+            Fill::More => Source::Here(feed),
+            Fill::Wait => Source::Waiting(feed),
         };
-        Ok(())
     }
 
     fn push(&mut self, part: Part) {
@@ -231,22 +201,23 @@ impl Body for StreamBody {
     }
 
     fn make(&mut self, quantum: usize) -> io::Result<()> {
-        let Source::Here(mut source) = mem::replace(&mut self.source, Source::None) else { return Ok(()) };
-        let mut segments = SegmentBuf::with_room(quantum);
-        let fill = source.fill(&mut segments)?;
-        self.append(source, fill, segments)
+        if let Some(maker) = self.maker() {
+            let made = maker.make(quantum)?;
+            self.made(made);
+        }
+        Ok(())
     }
 
     fn maker(&mut self) -> Option<Maker> {
         if self.is_at_blocked_file() {
             let Some(Part::File(range)) = self.parts.front() else { return None };
             let range = range.clone();
-            let source = mem::replace(&mut self.source, Source::None);
+            let source = mem::take(&mut self.source);
             self.source = Source::FileAway(Box::new(source));
             return Some(Maker::File(range));
         }
         match mem::replace(&mut self.source, Source::Away) {
-            Source::Here(source) => Some(Maker::Source(source, self.id.clone())),
+            Source::Here(feed) => Some(Maker::Source(feed)),
             other => {
                 self.source = other;
                 None
@@ -254,11 +225,11 @@ impl Body for StreamBody {
         }
     }
 
-    fn made(&mut self, made: Made) -> io::Result<()> {
+    fn made(&mut self, made: Made) {
         match made {
-            Made::Segments { source, fill, segments } => self.append(source, fill, segments),
+            Made::Segments { feed, fill, segments } => self.append(feed, fill, segments),
             Made::File(bytes) => {
-                if let Source::FileAway(source) = mem::replace(&mut self.source, Source::None) {
+                if let Source::FileAway(source) = mem::take(&mut self.source) {
                     self.source = *source;
                 }
                 if let Some(Part::File(range)) = self.parts.front_mut() {
@@ -272,13 +243,12 @@ impl Body for StreamBody {
                 self.file_blocks = false;
                 self.held += bytes.len();
                 self.parts.push_front(Part::Memory(bytes));
-                Ok(())
             }
         }
     }
 
     fn resume(&mut self) {
-        if let Source::Waiting(source) = mem::replace(&mut self.source, Source::None) {
+        if let Source::Waiting(source) = mem::take(&mut self.source) {
             self.source = Source::Here(source);
         }
     }
@@ -302,11 +272,10 @@ impl Maker {
     /// The body cannot be completed.
     pub(crate) fn make(self, quantum: usize) -> io::Result<Made> {
         match self {
-            Self::Source(mut source, id) => {
-                let _entered = id.map(RequestId::enter);
+            Self::Source(mut feed) => {
                 let mut segments = SegmentBuf::with_room(quantum);
-                let fill = source.fill(&mut segments)?;
-                Ok(Made::Segments { source, fill, segments })
+                let fill = feed.fill(&mut segments)?;
+                Ok(Made::Segments { feed, fill, segments })
             }
             Self::File(range) => {
                 let length = usize::try_from(range.length).unwrap_or(usize::MAX).min(quantum);

@@ -1,11 +1,12 @@
 use http::StatusCode;
 
+use super::Streamed;
 use super::body::StreamBody;
-use super::event::Streamed;
 use crate::http1::response_head::{BodyLength, has_content};
 use crate::http2::conn::Answer;
 use crate::http2::response::{block, prepared_block};
 use crate::message::body::BodyKind;
+use crate::message::feed::Feed;
 use crate::message::response::ResponseKind;
 use crate::observe::access_log::Watch;
 use crate::{Body, Response};
@@ -38,7 +39,7 @@ fn body_of(status: StatusCode, body: Body) -> Option<StreamBody> {
         BodyKind::Bytes(bytes) => Some(bytes).filter(|bytes| !bytes.is_empty()).map(StreamBody::memory),
         BodyKind::File(range) => Some(range).filter(|range| range.length > 0).map(StreamBody::file),
         BodyKind::Source { length: Some(0), .. } => None,
-        BodyKind::Source { source, length } => Some(StreamBody::source(source, length)),
+        BodyKind::Source { source, length } => Some(StreamBody::feed(Feed::new(source, length))),
     }?;
     streamed.kept = body.kept;
     Some(streamed)

@@ -1,12 +1,25 @@
-//! What requests on HTTP/2 streams need that HTTP/1.1 requests do not: the right to answer, and bodies that the shard
-//! sends frame by frame.
+//! What requests on HTTP/2 streams need that HTTP/1.1 requests do not: bodies that the shard sends frame by frame.
 
 mod body;
 mod encode;
-mod event;
-mod reply;
 
-pub(crate) use self::body::StreamBody;
+use std::sync::Arc;
+
+pub(crate) use self::body::{Made, Maker, StreamBody};
 pub(crate) use self::encode::encode;
-pub(crate) use self::event::{StreamEvent, Streamed};
-pub(crate) use self::reply::{MakeJob, ReplyTo, StreamCarrier, StreamFeeder, StreamReply, StreamWakes};
+use crate::http2::conn::Exchange;
+use crate::message::body_pipe::BodyPipe;
+use crate::observe::access_log::Watch;
+use crate::run::pending_late::PendingLate;
+
+/// What HTTP/2 connections carry for a shard.
+pub(crate) enum Streamed {}
+
+impl Exchange for Streamed {
+    type Body = StreamBody;
+    type Maker = Maker;
+    type Made = Made;
+    type Later = Box<PendingLate>;
+    type Pipe = Arc<BodyPipe>;
+    type Note = Box<Watch>;
+}

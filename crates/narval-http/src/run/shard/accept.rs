@@ -77,7 +77,8 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Protocol::Http1(conn) => conn.idle_since(&self.local.server.limits),
             Protocol::Http2(http2) => http2.conn.idle_since(),
-            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } | Protocol::WebSocket { .. } => None,
+            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => None,
+            Protocol::WebSocket { .. } | Protocol::Closing(_) => None,
         };
         since.is_some_and(|since| since + millis(IDLE_MIN) <= self.local.now)
     }

@@ -1,35 +1,47 @@
 //! How connections and the server end.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Shard;
 use super::slots::{Protocol, Slot};
-use crate::http1::conn::{Answer as _, Close, Input};
+use crate::http1::conn::{Answer as _, Close, Closing, End};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
 use crate::limits::FIRST_REQUEST_GRACE;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Message;
-use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Ends an HTTP/1 connection, over TLS with a `close_notify`. The shard holds its lease.
-    pub(super) fn end(&mut self, slot: &mut Slot, close: Close, input: &Input<'_>) {
-        let Protocol::Http1(conn) = &mut slot.protocol else { return };
+    /// Ends a connection whose output is sent, over TLS with a `close_notify`. The shard holds its lease.
+    pub(super) fn end(&mut self, slot: &mut Slot, end: End) {
         let connection = &slot.connection;
-        if let (Close::Clean { .. }, Some(tls)) = (close, &connection.tls)
-            && !tls.is_handshaking()
-        {
-            tls.end_output(&connection.socket);
-        }
-        if close == Close::Abort {
+        if end.close == Close::Abort {
             connection.socket.abort();
             slot.is_gone = true;
-        } else if conn.may_close(close, input) && (conn.has_ended() || !connection.socket.has_unread()) {
+            return;
+        }
+        if let Some(tls) = connection.tls.as_ref().filter(|tls| !tls.is_handshaking()) {
+            tls.end_output(&connection.socket);
+        }
+        if end.may_close() && (end.has_ended || !connection.socket.has_unread()) {
             slot.is_gone = true;
-        } else {
-            connection.socket.end_output();
-            conn.linger(close, &self.local.at(&slot.connection));
+            return;
+        }
+        connection.socket.end_output();
+        let (closing, deadline) = Closing::new(end, self.local.now, &self.local.server.limits);
+        slot.deadline = deadline;
+        let ended = std::mem::replace(&mut slot.protocol, Protocol::Closing(Box::new(closing)));
+        self.release(ended, &slot.connection);
+    }
+
+    /// Closes a connection whose output has ended if its client has everything, or it is time.
+    pub(super) fn look_at_closing(&mut self, slot: &mut Slot) {
+        let Protocol::Closing(closing) = &mut slot.protocol else { return };
+        let has_in_flight = || slot.connection.socket.has_in_flight();
+        match closing.look(self.local.now, &self.local.server.limits, has_in_flight) {
+            Some(deadline) => slot.deadline = deadline,
+            None => slot.is_gone = true,
         }
     }
 
@@ -38,8 +50,18 @@ impl<D: Driver<Connection>> Shard<D> {
         let token = slot.token();
         self.tell_departed(&slot);
         let Slot { connection, protocol, .. } = slot;
+        self.release(protocol, &connection);
+        self.wheel.remove(token);
+        self.slots.remove(token);
+        self.driver.detach(token);
+        self.local.server.admission.leave(connection.remote());
+        self.local.counters.connections_closed.add(1);
+    }
+
+    /// Notifies whoever waits for what a connection was doing.
+    fn release(&mut self, protocol: Protocol, connection: &Arc<Connection>) {
         match protocol {
-            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => {}
+            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } | Protocol::Closing(_) => {}
             Protocol::Http1(conn) => {
                 if let Some(mut outgoing) = conn.release() {
                     // An endless stream ends when the client leaves: that is no abort.
@@ -47,14 +69,9 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.local.server.record_outgoing(&self.local.counters, &mut outgoing, aborted);
                 }
             }
-            Protocol::Http2(mut http2) => http2.conn.release(&mut self.local.at(&connection)),
+            Protocol::Http2(mut http2) => http2.conn.release(&mut self.local.at(connection)),
             Protocol::WebSocket { stream, .. } => stream.release(&self.local.server.pool),
         }
-        self.wheel.remove(token);
-        self.slots.remove(token);
-        self.driver.detach(token);
-        self.local.server.admission.leave(connection.remote());
-        self.local.counters.connections_closed.add(1);
     }
 
     /// The shard ends: all its connections are closed, and whoever waits for one of them is notified. Later messages to
@@ -79,9 +96,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.local.server.admission.leave(&remote);
                     self.local.counters.connections_closed.add(1);
                 }
-                Message::Upgraded { socket, .. } => {
-                    ws::Stream::new(socket, self.local.now).release(&self.local.server.pool);
-                }
+                Message::Note { note, .. } => self.on_late_note(note),
                 _ => {}
             }
         }
@@ -107,6 +122,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, input, at| conn.stop(input, at)),
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.stop(at)),
             Protocol::WebSocket { .. } => self.stop_websocket(slot),
+            Protocol::Closing(_) => self.look_at_closing(slot),
             Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => {
                 slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE));
             }

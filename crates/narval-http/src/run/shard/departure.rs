@@ -50,6 +50,7 @@ fn may_be_left(slot: &Slot) -> bool {
     match &slot.protocol {
         Protocol::Http1(conn) => conn.is_running(),
         Protocol::Http2(http2) => http2.conn.has_ended() && http2.conn.is_busy(),
-        Protocol::ProxyHeader(_) | Protocol::Handshake { .. } | Protocol::WebSocket { .. } => false,
+        Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => false,
+        Protocol::WebSocket { .. } | Protocol::Closing(_) => false,
     }
 }

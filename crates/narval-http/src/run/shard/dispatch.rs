@@ -9,9 +9,9 @@ use crate::observe::access_log::Watch;
 use crate::peer::network;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
-use crate::run::http2::ReplyTo;
 use crate::run::job::{Call, Job};
 use crate::run::pending_late::PendingLate;
+use crate::run::reply::Reply;
 use crate::run::{late, worker};
 
 /// One in this many requests that are not answered inline is timed.
@@ -23,7 +23,7 @@ impl<D: Driver<Connection>> Shard<D> {
     #[inline]
     pub(super) fn queue(
         &mut self,
-        reply_to: ReplyTo,
+        reply_to: Reply,
         mut request: Request,
         mut context: AnswerContext,
     ) -> Result<(), Box<Call>> {
@@ -52,7 +52,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Leaves the right to answer with an inline answer that follows later.
-    pub(super) fn wait_for_late(&mut self, reply_to: ReplyTo, late: PendingLate) {
+    pub(super) fn wait_for_late(&mut self, reply_to: Reply, late: PendingLate) {
         let PendingLate { later, context } = late;
         if let Some(late) = late::wait(later, reply_to, context, &self.local.server) {
             self.local.server.pool.push_continued(Job::Late(Box::new(late)));

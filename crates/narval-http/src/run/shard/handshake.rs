@@ -4,13 +4,14 @@ use std::io;
 
 use super::Shard;
 use super::slots::{Http2, Protocol, Slot};
-use crate::http1::conn::{Act, Close, Conn, Then};
+use crate::http1::conn::{Act, Close, Conn, End, Then};
 use crate::io::driver::Driver;
 use crate::limits::HTTP2_UNSENT_CROWDED;
 use crate::run::admission::HandshakePermit;
-use crate::run::connection::{Connection, TxLease};
+use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::lease::Holder;
+use crate::run::reply::Reply;
 use crate::run::worker;
 use crate::tls::Opened;
 
@@ -100,7 +101,7 @@ impl<D: Driver<Connection>> Shard<D> {
             return;
         };
         let received = std::mem::take(input);
-        let lease = TxLease::dispatch(&slot.connection);
+        let lease = Reply::dispatch(&slot.connection);
         self.local.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
@@ -119,8 +120,8 @@ impl<D: Driver<Connection>> Shard<D> {
             Err(error) => {
                 tracing::debug!("a TLS handshake failed: {error}");
                 // Closing immediately might lose the alert that was sent.
-                slot.protocol = Protocol::Http1(Conn::ending(has_ended, true));
-                self.http1(slot, &[], |_, _, _| Act::End(Close::Clean { large: false }));
+                let close = Close::Clean { large: false };
+                self.end(slot, End { close, has_ended, is_read: false, unread: None });
             }
             Ok(_) if is_handshaking && has_ended && input.is_empty() => slot.is_gone = true,
             Ok(_) if is_handshaking => self.shake_hands(slot),

@@ -14,10 +14,10 @@ use crate::limits::HANDSHAKE_INPUT_MAX;
 use crate::message::departure::Here;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
-use crate::run::connection::{Connection, TxLease};
-use crate::run::http2::ReplyTo;
+use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::lease::Holder;
+use crate::run::reply::Reply;
 use crate::run::transmit::{Outgoing, encode};
 
 const _: () = assert!(size_of::<Act<Exchanged>>() <= 64, "it is moved for every request");
@@ -57,6 +57,7 @@ impl<D: Driver<Connection>> Shard<D> {
             // No plaintext arrives before the handshake is complete.
             Protocol::Handshake { .. } => {}
             Protocol::WebSocket { .. } => self.on_websocket_bytes(slot, bytes),
+            Protocol::Closing(closing) => slot.is_gone |= !closing.discard(bytes, &self.local.server.limits),
         }
     }
 
@@ -81,7 +82,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.http2(slot, |conn, at| conn.input_ended(reason == io::ErrorKind::ConnectionReset, at));
             }
             Protocol::WebSocket { .. } => self.on_websocket_end(slot),
-            Protocol::ProxyHeader(_) => slot.is_gone = true,
+            Protocol::ProxyHeader(_) | Protocol::Closing(_) => slot.is_gone = true,
             Protocol::Handshake { has_ended, .. } => {
                 *has_ended = true;
                 slot.is_gone |= slot.connection.lease.wait_for() == Holder::Shard;
@@ -112,7 +113,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Protocol::Http1(_) => self.http1(slot, &[], |conn, _, _| conn.writable(source)),
             Protocol::Http2(_) => self.on_http2_writable(slot),
             Protocol::WebSocket { .. } if !source => self.look_at_websocket(slot, true),
-            Protocol::WebSocket { .. } | Protocol::Handshake { .. } | Protocol::ProxyHeader(_) => {}
+            Protocol::WebSocket { .. }
+            | Protocol::Handshake { .. }
+            | Protocol::ProxyHeader(_)
+            | Protocol::Closing(_) => {}
         }
     }
 
@@ -195,10 +199,13 @@ impl<D: Driver<Connection>> Shard<D> {
                 let here = slot.await_answer(late.context.to.version);
                 late.context = late.context.with(here);
                 // Until it comes, the connection counts as held by a job, although no worker has one.
-                self.wait_for_late(ReplyTo::Connection(TxLease::dispatch(&slot.connection)), *late);
+                self.wait_for_late(Reply::dispatch(&slot.connection), *late);
             }
             Act::AwaitRoom => self.submit(Op::AwaitWritable(slot.token())),
-            Act::End(close) => self.end(slot, close, input),
+            Act::End(mut end) => {
+                end.is_read &= input.rest().is_empty();
+                self.end(slot, end);
+            }
             Act::Drop => slot.is_gone = true,
         }
         Act::Wait
@@ -230,7 +237,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     slot.deadline = wants.deadline;
                     break wants.read;
                 }
-                Protocol::ProxyHeader(_) => break true,
+                Protocol::ProxyHeader(_) | Protocol::Closing(_) => break true,
                 Protocol::Handshake { input, has_ended } => break !*has_ended && input.len() < HANDSHAKE_INPUT_MAX,
                 Protocol::WebSocket { stream, .. } => break stream.wants_input(),
             }
@@ -264,7 +271,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let streamed = pipe.is_some();
         let context = AnswerContext::new(to, pipe).with(slot.await_answer(to.version));
         request.departure = slot.departure.clone();
-        let reply_to = ReplyTo::Connection(TxLease::dispatch(&slot.connection));
+        let reply_to = Reply::dispatch(&slot.connection);
         match self.queue(reply_to, request, context) {
             Ok(()) => {
                 let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
@@ -302,7 +309,7 @@ impl<D: Driver<Connection>> Shard<D> {
             slot.departure = here.departure().clone();
             outgoing.here = Some(here);
         }
-        let lease = TxLease::dispatch(&slot.connection);
+        let lease = Reply::dispatch(&slot.connection);
         self.local.server.pool.push_continued(Job::Continue { lease, outgoing });
     }
 

@@ -11,25 +11,27 @@ use super::service::{At, Local};
 use super::slots::{Http2, Protocol, Slot};
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::Buffered;
-use crate::http1::conn::{Act, Close, Conn as Http1Conn};
+use crate::http1::conn::{Close, End};
 use crate::http1::head::ParsedHead;
 use crate::http1::response_head::AnswerTo;
 use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Request, RequestBody, Service, Work};
 use crate::io::clock::Millis;
 use crate::io::driver::{Driver, Op};
 use crate::io::out_buf::OutBuf;
+use crate::io::output_memory::Holding;
 use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
 use crate::message::body_pipe::BodyPipe;
+use crate::message::carrier::{Carrier, Nudge};
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
-use crate::run::http2::{
-    self, MakeJob, ReplyTo, StreamBody, StreamCarrier, StreamEvent, StreamFeeder, StreamReply, StreamWakes, Streamed,
-};
+use crate::run::http2::{self, StreamBody, Streamed};
 use crate::run::job::Job;
+use crate::run::mailbox::Note;
 use crate::run::pending_late::PendingLate;
+use crate::run::reply::{MakeJob, Reply};
 use crate::tls::layout::Layout;
 use crate::{BodyWaker, HeadRef, Response, ws};
 
@@ -54,18 +56,20 @@ impl<D: Driver<Connection>> Shard<D> {
         self.look_at_http2(slot, false);
     }
 
-    /// Handles an event on a stream from another thread.
-    pub(super) fn on_stream_event(&mut self, slot: &mut Slot, stream: u32, event: StreamEvent) {
-        self.http2(slot, |conn, at| match event {
+    /// Handles a note on a stream from another thread.
+    pub(super) fn on_stream_note(&mut self, slot: &mut Slot, stream: u32, note: Note) {
+        self.http2(slot, |conn, at| match note {
             // What it holds is counted by the connection from now on.
-            StreamEvent::Answer(answer, _held) => conn.answer(stream, *answer, at),
-            StreamEvent::Lost => conn.lost(stream, at),
-            StreamEvent::Inform(block) => conn.inform(stream, &block),
-            StreamEvent::ContinueWanted => conn.continue_wanted(stream),
-            StreamEvent::BodyWanted => conn.body_wanted(stream),
-            StreamEvent::WebSocket => conn.look_at_websocket(stream, at),
-            StreamEvent::BodyReady => conn.body_ready(stream),
-            StreamEvent::Made { made, quantum } => conn.made(stream, made, quantum, at),
+            Note::Answer(answer, _held) => conn.answer(stream, *answer, at),
+            Note::Lost => conn.lost(stream, at),
+            Note::Inform(block) => conn.inform(stream, &block),
+            Note::Made { made, quantum } => conn.made(stream, made, quantum, at),
+            Note::Nudge(Nudge::Continue) => conn.continue_wanted(stream),
+            Note::Nudge(Nudge::BodyRead) => conn.body_wanted(stream),
+            Note::Nudge(Nudge::WebSocket) => conn.look_at_websocket(stream, at),
+            Note::Nudge(Nudge::Source) => conn.body_ready(stream),
+            // Those are for whole connections.
+            Note::Finished(_) | Note::Handed(_) | Note::Upgraded(_) | Note::Handshaken(_) => {}
         });
     }
 
@@ -145,7 +149,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 Written::InTurn if !aborts => self.await_turn(slot),
                 Written::All | Written::Blocked | Written::InTurn => {
                     if let Some(close) = wants.end {
-                        self.end_http2(slot, close);
+                        let has_ended = http2.conn.has_ended();
+                        self.end(slot, End { close, has_ended, is_read: false, unread: None });
                     }
                 }
             }
@@ -167,7 +172,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     }
                 }
                 Some(Work::Later { stream, mut later, departure }) => {
-                    let reply_to = ReplyTo::Stream(StreamReply::new(&connection, stream));
+                    let reply_to = Reply::on_stream(&connection, stream);
                     later.context.departure = departure;
                     self.wait_for_late(reply_to, *later);
                 }
@@ -196,7 +201,7 @@ impl<D: Driver<Connection>> Shard<D> {
         };
         let mut request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
         request.departure = departure;
-        let reply_to = ReplyTo::Stream(StreamReply::new(connection, stream));
+        let reply_to = Reply::on_stream(connection, stream);
         let context = AnswerContext { departure: request.departure.clone(), ..AnswerContext::new(to, pipe) };
         match self.queue(reply_to, request, context) {
             Ok(()) => true,
@@ -246,16 +251,6 @@ impl<D: Driver<Connection>> Shard<D> {
                 return Written::Broken;
             }
         }
-    }
-
-    /// Ends a connection whose output is sent completely.
-    fn end_http2(&mut self, slot: &mut Slot, close: Close) {
-        let Protocol::Http2(http2) = &slot.protocol else { return };
-        let ending = Protocol::Http1(Http1Conn::ending(http2.conn.has_ended(), true));
-        if let Protocol::Http2(mut http2) = std::mem::replace(&mut slot.protocol, ending) {
-            http2.conn.release(&mut self.local.at(&slot.connection));
-        }
-        self.http1(slot, &[], |_, _, _| Act::End(close));
     }
 }
 
@@ -348,8 +343,7 @@ impl Service<Streamed> for At<'_> {
 
     fn pipe(&self, stream: u32, begun: Buffered, continue_due: bool) -> Arc<BodyPipe> {
         let window = self.local.server.limits.body_window;
-        let feeder = Arc::new(StreamFeeder::new(self.connection, stream));
-        Arc::new(BodyPipe::new(feeder, window, continue_due, begun))
+        Arc::new(BodyPipe::new(self.carrier(stream), window, continue_due, begun))
     }
 
     fn has_spare_streams(&self) -> bool {
@@ -360,21 +354,20 @@ impl Service<Streamed> for At<'_> {
         self.local.server.is_short_for_bodies()
     }
 
-    fn at_once(&self, usually: usize) -> usize {
-        self.connection.holding().at_once(usually)
+    fn holding(&self) -> &Arc<Holding> {
+        self.connection.holding()
     }
 
     fn wait(&mut self, stream: u32, body: &mut StreamBody) -> Duration {
-        let home = Arc::new(StreamWakes::new(self.connection.home(), stream));
-        body.wait(BodyWaker::new(home, self.connection.token))
+        body.wait(BodyWaker(self.connection.address(stream)))
     }
 
     fn websocket_workers(&self) -> &impl ws::Runs {
         &self.local.server.pool
     }
 
-    fn websocket_carrier(&self, stream: u32) -> Arc<dyn ws::Carrier> {
-        Arc::new(StreamCarrier::new(self.connection, stream))
+    fn carrier(&self, stream: u32) -> Carrier {
+        Carrier { address: self.connection.address(stream), link: None }
     }
 
     fn over(&mut self, status: u16, bytes: u64, note: Option<Box<Watch>>, ending: Ending<'_>) {

@@ -253,7 +253,7 @@ impl Service<Exchanged> for At<'_> {
         let window = self.local.server.limits.body_window;
         // On a TLS connection only the shard may receive: other records may arrive between those of the body.
         let rest = rest.filter(|_| self.connection.tls.is_none());
-        Arc::new(BodyPipe::new(self.connection.clone(), window, continue_due, begun).with_rest(rest))
+        Arc::new(BodyPipe::new(self.connection.carrier(), window, continue_due, begun).with_rest(rest))
     }
 
     fn send_continue(&self) {
@@ -269,7 +269,7 @@ impl Service<Exchanged> for At<'_> {
     }
 
     fn wait(&mut self, answer: &mut Outgoing) -> Duration {
-        answer.wait(BodyWaker::new(self.connection.home().clone(), self.connection.token))
+        answer.wait(BodyWaker(self.connection.address(0)))
     }
 
     fn abandon(&mut self, answer: &mut Outgoing) {
@@ -283,10 +283,6 @@ impl Service<Exchanged> for At<'_> {
     fn last_was_large(&self) -> bool {
         self.connection.last_was_large()
     }
-
-    fn has_in_flight(&self) -> bool {
-        self.connection.socket.has_in_flight()
-    }
 }
 
 /// An inline response that is not only memory, after the gathered ones.
@@ -295,7 +291,7 @@ impl Service<Exchanged> for At<'_> {
 fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
     let mut outgoing = match encoded.rest {
         Rest::File(range) => Outgoing::file(collected, range),
-        Rest::Stream(stream) => Outgoing::stream(collected, stream),
+        Rest::Feed { feed, is_chunked } => Outgoing::feed(collected, feed, is_chunked),
         Rest::None => Outgoing::memory(collected),
     };
     (outgoing.keep_alive, outgoing.status) = (encoded.keep_alive, encoded.status.as_u16());

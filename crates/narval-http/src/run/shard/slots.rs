@@ -3,7 +3,7 @@ use std::sync::Arc;
 use http::Version;
 
 use super::service::Exchanged;
-use crate::http1::conn::Conn;
+use crate::http1::conn::{Closing, Conn};
 use crate::http2::conn::Conn as Http2Conn;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
@@ -48,6 +48,8 @@ pub(super) enum Protocol {
     Http2(Box<Http2>),
     /// WebSocket. `awaits_room`: the driver will report when the socket is writable.
     WebSocket { stream: Box<ws::Stream>, awaits_room: bool },
+    /// Any of them, after its last byte.
+    Closing(Box<Closing>),
 }
 
 /// An HTTP/2 connection and its output.
@@ -103,6 +105,7 @@ impl Slot {
             Protocol::Http1(conn) => conn.describe(),
             Protocol::Http2(http2) => http2.conn.describe(),
             Protocol::WebSocket { stream, .. } => format!("{stream:?}"),
+            Protocol::Closing(_) => "the end".to_owned(),
         }
     }
 }

@@ -48,6 +48,7 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.tick(at)),
             Protocol::WebSocket { .. } => self.look_at_websocket(slot, false),
+            Protocol::Closing(_) => self.look_at_closing(slot),
             Protocol::ProxyHeader(_) => {
                 self.local.counters.timeouts.add(1);
                 slot.is_gone = true;

@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use super::Shard;
 use super::slots::{Protocol, Slot};
-use crate::http1::conn::{Act, Close, Conn};
-use crate::io::driver::{Driver, Op, Token};
+use crate::http1::conn::End;
+use crate::io::driver::{Driver, Op};
 use crate::run::connection::Connection;
 use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// A job has answered 101: from now on the connection is a WebSocket.
-    pub(super) fn on_upgraded(&mut self, token: Token, shared: Arc<ws::Shared>) {
+    pub(super) fn on_upgraded(&mut self, slot: &mut Slot, shared: Arc<ws::Shared>) {
         let mut stream = Box::new(ws::Stream::new(shared, self.local.now));
-        let Some(mut slot) = self.slots.take(token) else { return stream.release(&self.local.server.pool) };
         // Senders take the outbox's lock from now on; the lease stays here.
         slot.connection.lease.take_back();
         if let Some(conn) = slot.http1() {
@@ -29,8 +28,7 @@ impl<D: Driver<Connection>> Shard<D> {
             stream.stop();
         }
         slot.protocol = Protocol::WebSocket { stream, awaits_room: false };
-        self.slots.put(slot);
-        self.with(token, |shard, slot| shard.look_at_websocket(slot, false));
+        self.look_at_websocket(slot, false);
     }
 
     /// Handles received bytes.
@@ -55,7 +53,8 @@ impl<D: Driver<Connection>> Shard<D> {
         *awaits_room &= !writable;
         let wants = stream.look(writable, self.local.now, &self.local.server.pool);
         if let Some(close) = wants.end {
-            return self.end_websocket(slot, close);
+            let (has_ended, is_read) = (stream.input_has_ended(), !stream.may_have_unread_input());
+            return self.end(slot, End { close, has_ended, is_read, unread: None });
         }
         let awaits = wants.writable && !std::mem::replace(awaits_room, wants.writable);
         slot.deadline = wants.deadline;
@@ -70,14 +69,5 @@ impl<D: Driver<Connection>> Shard<D> {
             stream.stop();
             self.look_at_websocket(slot, false);
         }
-    }
-
-    fn end_websocket(&mut self, slot: &mut Slot, close: Close) {
-        let Protocol::WebSocket { stream, .. } = &slot.protocol else { return };
-        let ending = Protocol::Http1(Conn::ending(stream.input_has_ended(), stream.may_have_unread_input()));
-        if let Protocol::WebSocket { stream, .. } = std::mem::replace(&mut slot.protocol, ending) {
-            stream.release(&self.local.server.pool);
-        }
-        self.http1(slot, &[], |_, _, _| Act::End(close));
     }
 }

@@ -1,11 +1,11 @@
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::Stream;
 use crate::http1::response_head::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
 use crate::io::out_buf::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;
+use crate::message::feed::Feed;
 use crate::message::panic_guard::Kept;
 use crate::message::response::{Held, ResponseKind};
 use crate::{FileRange, Response};
@@ -27,7 +27,7 @@ pub(crate) struct Encoded {
 pub(crate) enum Rest {
     None,
     File(FileRange),
-    Stream(Stream),
+    Feed { feed: Feed, is_chunked: bool },
 }
 
 /// Appends `response` to `out`, whose tail must be empty: the head, and the body if it is in memory.
@@ -66,7 +66,9 @@ pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Enco
             Rest::None
         }
         BodyKind::File(range) => Rest::File(range),
-        BodyKind::Source { source, .. } => Rest::Stream(Stream::new(source, head.framing)),
+        BodyKind::Source { source, length } => {
+            Rest::Feed { feed: Feed::new(source, length), is_chunked: head.framing == BodyFraming::Chunked }
+        }
     };
     Encoded { status, keep_alive: head.keep_alive, rest, spent: None, kept: body.kept }
 }

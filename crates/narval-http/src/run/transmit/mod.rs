@@ -8,5 +8,5 @@ mod outgoing;
 mod probes;
 
 pub(crate) use encode::{Encoded, Rest, encode};
-pub(crate) use outgoing::{NOT_IN_TRAILERS, Outgoing, Step, Stream, wrong_length};
+pub(crate) use outgoing::{Outgoing, Step};
 pub(crate) use probes::Probes;

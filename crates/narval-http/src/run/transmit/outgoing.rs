@@ -3,31 +3,27 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
-use http::header::{
-    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, SET_COOKIE, TRAILER, TRANSFER_ENCODING,
-};
-
 use super::Probes;
+use crate::FileRange;
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
-use crate::http1::conn::{Answer, Window};
-use crate::http1::response_head::BodyFraming;
+use crate::http1::conn::Answer;
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::{Holding, Share};
+use crate::io::progress::Progress;
 use crate::io::socket::Socket;
 use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
 };
-use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body_source::{BodyWaker, Fill, SegmentBuf};
 use crate::message::departure::Here;
+use crate::message::feed::Feed;
 use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
 use crate::run::connection::Connection;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 use crate::tls::link::Link;
-use crate::{FileRange, RequestId};
 
 /// A response being sent: encoded bytes that the socket has not taken yet, and the source of the rest.
 #[derive(Debug, Default)]
@@ -42,7 +38,10 @@ pub(crate) struct Outgoing {
     files_sent: usize,
     /// Bytes sent of the current file.
     file_sent: u64,
-    stream: Option<Stream>,
+    /// What produces the rest of the body.
+    feed: Option<Feed>,
+    /// The body is sent in chunks.
+    is_chunked: bool,
     /// Bytes that the socket has taken, or that are in `wire`.
     made: u64,
     /// The engine's counters already include it.
@@ -62,7 +61,7 @@ pub(crate) struct Outgoing {
     /// Something of it was sent, or may have been.
     has_begun: bool,
     /// The current window of the write deadline, while it waits for the socket.
-    window: Option<Window>,
+    progress: Option<Progress>,
     is_blocked: bool,
     /// Everything available is sent, and the source has no data now.
     is_waiting: bool,
@@ -101,9 +100,9 @@ impl Outgoing {
         Self { lead: out, segments, ..Self::default() }
     }
 
-    /// The rest of `out`, then what `stream` produces.
-    pub(crate) fn stream(out: OutBuf, stream: Stream) -> Self {
-        Self { lead: out, stream: Some(stream), ..Self::default() }
+    /// The rest of `out`, then what `feed` produces.
+    pub(crate) fn feed(out: OutBuf, feed: Feed, is_chunked: bool) -> Self {
+        Self { lead: out, feed: Some(feed), is_chunked, ..Self::default() }
     }
 
     /// The contents of `out`.
@@ -158,20 +157,20 @@ impl Outgoing {
         (self.lead, self.wire, self.segments) = Default::default();
         (self.memory_sent, self.files_sent) = (0, 0);
         self.held.set(0);
-        self.window = None;
-        self.stream.as_mut().map_or(Duration::ZERO, |stream| stream.source.wait(waker))
+        self.progress = None;
+        self.feed.as_mut().map_or(Duration::ZERO, |feed| feed.wait(waker))
     }
 
     /// Whether the rest is in memory and only needs to be sent, so it cannot block.
     pub(crate) fn is_quick(&self, connection: &Link) -> bool {
-        let never_blocks = self.stream.as_ref().is_none_or(|stream| stream.source.never_blocks());
+        let never_blocks = self.feed.as_ref().is_none_or(Feed::never_blocks);
         let is_in_memory = never_blocks && self.files_sent >= self.segments.files.len();
         is_in_memory && (connection.tls.is_none() || (self.lead.is_empty() && self.segments_sent()))
     }
 
     /// How much of a response (memory and at most one file) the shard may send itself. `None` if that may block.
     pub(crate) fn at_hand(&self, connection: &Link, probes: &mut Probes, now: Millis) -> Option<u64> {
-        let is_one_file = self.stream.is_none() && self.segments.files.len() == 1;
+        let is_one_file = self.feed.is_none() && self.segments.files.len() == 1;
         is_one_file.then(|| self.next_at_hand(connection, SHARD_FILE_MAX, probes, now)).flatten()
     }
 
@@ -206,17 +205,10 @@ impl Outgoing {
         let mut waits = false;
         loop {
             let mut is_more = false;
-            // The head and the first piece of a stream are sent together.
-            if self.segments_sent()
-                && let Some(stream) = &mut self.stream
-            {
-                self.segments.memory.clear();
-                self.segments.files.clear();
-                (self.memory_sent, self.files_sent, self.file_sent) = (0, 0, 0);
-                match stream.fill(&mut self.lead, &mut self.segments)? {
-                    Fill::Done => self.stream = None,
-                    fill => (waits, is_more) = (fill == Fill::Wait, fill == Fill::More),
-                }
+            // The head and the first piece of the body are sent together.
+            if self.segments_sent() && self.feed.is_some() {
+                let fill = self.fill()?;
+                (waits, is_more) = (fill == Fill::Wait, fill == Fill::More);
             }
             if is_more && self.segments_sent() && self.wire.is_empty() {
                 // It works for bytes that come later: whoever waits for this thread has its turn, and the client may
@@ -226,7 +218,7 @@ impl Outgoing {
             if self.send_pieces(connection, stop_at)? == Step::Blocked {
                 return Ok(Step::Blocked);
             }
-            if self.stream.is_none() && self.is_empty() {
+            if self.feed.is_none() && self.is_empty() {
                 self.uncork(connection);
                 return Ok(Step::Complete);
             }
@@ -239,6 +231,27 @@ impl Outgoing {
                 return Ok(Step::Yield);
             }
         }
+    }
+
+    /// Produces the next piece of the body, with its framing: a size before it, and an end after the last.
+    fn fill(&mut self) -> io::Result<Fill> {
+        self.segments.memory.clear();
+        self.segments.files.clear();
+        (self.memory_sent, self.files_sent, self.file_sent) = (0, 0, 0);
+        let Some(feed) = &mut self.feed else { return Ok(Fill::Done) };
+        let fill = feed.fill(&mut self.segments)?;
+        let bytes = self.segments.bytes();
+        if self.is_chunked && bytes > 0 {
+            encode_size(bytes, &mut self.lead.memory);
+            self.segments.memory.extend_from_slice(CHUNK_END);
+        }
+        if fill == Fill::Done {
+            if self.is_chunked {
+                encode_end(&feed.trailers(), &mut self.segments.memory);
+            }
+            self.feed = None;
+        }
+        Ok(fill)
     }
 
     /// Called when nothing follows for now, except the connection's end.
@@ -411,7 +424,7 @@ impl Outgoing {
         let socket = &connection.socket;
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
         let left = range.length - self.file_sent;
-        if self.pace.is_none() && self.left().saturating_add(self.stream.as_ref().map_or(0, Stream::left)) > CORK_MIN {
+        if self.pace.is_none() && self.left().saturating_add(self.feed.as_ref().map_or(0, Feed::left)) > CORK_MIN {
             self.pace = Some(if connection.tls.is_none() && connection.is_near() { Pace::Near } else { Pace::Corked });
             if self.pace == Some(Pace::Corked) {
                 socket.cork(true);
@@ -441,9 +454,9 @@ impl Answer for Outgoing {
         self.made.saturating_sub(self.wire.len() as u64)
     }
 
-    fn window(&mut self, now: Millis) -> &mut Window {
-        let had = self.sent();
-        self.window.get_or_insert(Window { began: now, had, had_last_try: false })
+    fn progress(&mut self, now: Millis) -> &mut Progress {
+        let sent = self.sent();
+        self.progress.get_or_insert(Progress::new(now, sent))
     }
 
     fn is_waiting(&self) -> bool {
@@ -452,74 +465,6 @@ impl Answer for Outgoing {
 
     /// It may end early if the client is gone.
     fn hang_up(&mut self) -> bool {
-        self.stream.as_mut().is_some_and(|stream| stream.source.hang_up())
+        self.feed.as_mut().is_some_and(Feed::hang_up)
     }
-}
-
-/// Fields that a client must know before the body (RFC 9110 section 6.5.1).
-pub(crate) const NOT_IN_TRAILERS: [HeaderName; 7] =
-    [CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TRAILER, CONTENT_ENCODING, CONTENT_TYPE, SET_COOKIE];
-
-/// A [`BodySource`] with the framing of its body.
-pub(crate) struct Stream {
-    source: Box<dyn BodySource>,
-    framing: BodyFraming,
-    /// The request that it answers.
-    id: Option<RequestId>,
-}
-
-impl std::fmt::Debug for Stream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("framing", &self.framing).finish_non_exhaustive()
-    }
-}
-
-impl Stream {
-    pub(crate) fn new(source: Box<dyn BodySource>, framing: BodyFraming) -> Self {
-        Self { source, framing, id: RequestId::current() }
-    }
-
-    /// Bytes still to be produced, if known.
-    fn left(&self) -> u64 {
-        match self.framing {
-            BodyFraming::Length(left) => left,
-            BodyFraming::Chunked | BodyFraming::UntilClose | BodyFraming::None => 0,
-        }
-    }
-
-    /// Produces one piece: framing is appended to `lead`, the body goes to `segments`, which must be empty.
-    fn fill(&mut self, lead: &mut OutBuf, segments: &mut SegmentBuf) -> io::Result<Fill> {
-        let _entered = self.id.clone().map(RequestId::enter);
-        let fill = self.source.fill(segments)?;
-        let length = segments
-            .files
-            .iter()
-            .fold(segments.memory.len() as u64, |sum, (_, range)| sum.saturating_add(range.length));
-        match &mut self.framing {
-            BodyFraming::Length(left) => {
-                *left = left.checked_sub(length).ok_or_else(|| wrong_length("the body is longer than promised"))?;
-                if fill == Fill::Done && *left > 0 {
-                    return Err(wrong_length("the body is shorter than promised"));
-                }
-            }
-            BodyFraming::Chunked => {
-                if length > 0 {
-                    encode_size(length, &mut lead.memory);
-                    segments.memory.extend_from_slice(CHUNK_END);
-                }
-                if fill == Fill::Done {
-                    let mut trailers = self.source.trailers();
-                    trailers.retain(|(name, _)| !NOT_IN_TRAILERS.contains(name));
-                    encode_end(&trailers, &mut segments.memory);
-                }
-            }
-            BodyFraming::UntilClose | BodyFraming::None => {}
-        }
-        Ok(fill)
-    }
-}
-
-/// The error for a body of the wrong length.
-pub(crate) fn wrong_length(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 use super::piped::Piped;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{BodyMemory, Buffered};
-use crate::http1::conn::{Answer, Close, Exchange, Inline, Service, Window};
+use crate::http1::conn::{Answer, Close, Exchange, Inline, Service};
 use crate::http1::head::{Framing, LastHead, ParsedHead};
 use crate::io::clock::Millis;
+use crate::io::progress::Progress;
 use crate::io::sim::Random;
 use crate::limits::Limits;
 
@@ -25,7 +26,7 @@ pub(crate) struct Sending {
     pub(super) sent: u64,
     pub(super) keep_alive: bool,
     pub(super) is_waiting: bool,
-    pub(super) window: Option<Window>,
+    pub(super) progress: Option<Progress>,
 }
 
 impl Answer for Sending {
@@ -33,9 +34,9 @@ impl Answer for Sending {
         self.sent
     }
 
-    fn window(&mut self, now: Millis) -> &mut Window {
-        let had = self.sent;
-        self.window.get_or_insert(Window { began: now, had, had_last_try: false })
+    fn progress(&mut self, now: Millis) -> &mut Progress {
+        let sent = self.sent;
+        self.progress.get_or_insert(Progress::new(now, sent))
     }
 
     fn is_waiting(&self) -> bool {
@@ -73,7 +74,7 @@ impl World {
 
     pub(super) fn answer(&mut self) -> Sending {
         let (left, keep_alive) = (self.random.below(100_000) as u64, !self.random.one_in(8));
-        Sending { left, sent: 0, keep_alive, is_waiting: false, window: None }
+        Sending { left, sent: 0, keep_alive, is_waiting: false, progress: None }
     }
 }
 
@@ -168,7 +169,7 @@ impl Service<Carried> for World {
     }
 
     fn wait(&mut self, answer: &mut Sending) -> Duration {
-        answer.window = None;
+        answer.progress = None;
         Duration::from_millis(self.random.below(3) as u64 * 50)
     }
 
@@ -180,9 +181,5 @@ impl Service<Carried> for World {
 
     fn last_was_large(&self) -> bool {
         self.now.is_multiple_of(7)
-    }
-
-    fn has_in_flight(&self) -> bool {
-        self.now.is_multiple_of(4)
     }
 }

@@ -1,0 +1,73 @@
+//! How connections of every protocol end.
+
+use super::body::feed_unread;
+use super::over::Close;
+use super::state::Unread;
+use crate::io::clock::{Millis, millis};
+use crate::limits::{LINGER_LOOK, Limits};
+
+/// The end of a connection whose output is sent.
+pub(crate) struct End {
+    pub(crate) close: Close,
+    /// The client has ended its input.
+    pub(crate) has_ended: bool,
+    /// All that came was used, and nothing is expected to follow it.
+    pub(crate) is_read: bool,
+    /// The rest of the body of the last request.
+    pub(crate) unread: Unread,
+}
+
+impl End {
+    /// Whether it is safe to close now, provided the client has sent nothing that is still unreceived: a small response fits into
+    /// the kernel's buffer.
+    pub(crate) fn may_close(&self) -> bool {
+        self.has_ended || (self.is_read && self.close == Close::Clean { large: false })
+    }
+}
+
+/// A connection whose output has ended. Remaining input is discarded until the client closes, too. Closing now would reset the
+/// connection if the client has sent anything more, or lose the send buffer if the client pauses for longer than the kernel
+/// keeps an orphaned socket.
+pub(crate) struct Closing {
+    until: Millis,
+    discarded: usize,
+    /// It is received so that the client gets to reading the response.
+    unread: Unread,
+}
+
+impl Closing {
+    /// Returns also when to [look](Self::look) at it first.
+    pub(crate) fn new(end: End, now: Millis, limits: &Limits) -> (Self, Millis) {
+        let large = end.close == (Close::Clean { large: true });
+        let until = now + millis(if large { limits.write_stall_timeout } else { limits.linger_timeout });
+        // Check earlier for a large response: once the client has everything, there is no need to wait for it to close.
+        let look_at = if large { until.min(now + millis(LINGER_LOOK)) } else { until };
+        (Self { until, discarded: 0, unread: end.unread }, look_at)
+    }
+
+    /// Discards received bytes; returns whether the connection remains.
+    pub(crate) fn discard(&mut self, bytes: &[u8], limits: &Limits) -> bool {
+        if self.unread.is_some() {
+            feed_unread(&mut self.unread, bytes, limits);
+            return true;
+        }
+        self.discarded += bytes.len();
+        self.discarded <= limits.linger_bytes_max
+    }
+
+    /// When to look at it again; `None` if it is to be closed. `has_in_flight`: whether sent bytes are not yet acknowledged by the
+    /// client's kernel.
+    pub(crate) fn look(
+        &mut self,
+        now: Millis,
+        limits: &Limits,
+        has_in_flight: impl FnOnce() -> bool,
+    ) -> Option<Millis> {
+        if let Some(incoming) = &mut self.unread
+            && incoming.progresses(now, limits, false, false)
+        {
+            return Some(incoming.next_check(now, limits));
+        }
+        (now < self.until && has_in_flight()).then(|| self.until.min(now + millis(LINGER_LOOK)))
+    }
+}
