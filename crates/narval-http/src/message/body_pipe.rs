@@ -140,7 +140,10 @@ impl BodyPipe {
         if pipe.ended.is_none() {
             self.give_back(&mut pipe);
         }
-        pipe.ended == Some(Ended::Complete)
+        let is_complete = pipe.ended == Some(Ended::Complete);
+        // Another thread than the handler's may still read.
+        self.wake(pipe);
+        is_complete
     }
 
     /// The connection receives from now on.

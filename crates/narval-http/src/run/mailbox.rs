@@ -61,8 +61,10 @@ pub(crate) enum Note {
     /// The header block of an informational response on a stream.
     Inform(Vec<u8>),
     /// The next piece of a stream's response body; about `quantum` bytes were requested.
-    Made { made: io::Result<Made>, quantum: usize },
+    Made { made: Box<io::Result<Made>>, quantum: usize },
 }
+
+const _: () = assert!(size_of::<Note>() <= 32, "it is moved several times");
 
 #[cfg(test)]
 mod tests {

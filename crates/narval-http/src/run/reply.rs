@@ -159,7 +159,7 @@ impl MakeJob {
     }
 
     fn post(&self, made: io::Result<Made>) {
-        self.connection.post(self.stream, Note::Made { made, quantum: self.quantum });
+        self.connection.post(self.stream, Note::Made { made: Box::new(made), quantum: self.quantum });
     }
 }
 

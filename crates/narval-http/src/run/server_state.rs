@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderValue, StatusCode, header};
 
 use crate::http1::ProtoError;
-use crate::http1::conn::Answer as _;
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::io::clock::Clock;
 use crate::io::output_memory::OutputMemory;

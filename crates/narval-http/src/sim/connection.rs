@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex};
 pub(crate) use self::piped::Piped;
 use self::piped::lock;
 pub(crate) use self::world::Carried;
-use self::world::{Sending, World};
+use self::world::World;
 use crate::http1::conn::body_memory::BodyMemory;
 use crate::http1::conn::incoming_body::IncomingBody;
-use crate::http1::conn::{Act, Body, Close, Closing, Conn, Input, Next, Over, Request, Then, Wants};
+use crate::http1::conn::{Act, Body, Close, Closing, Conn, Input, Request, Wants};
 use crate::http1::head::{Framing, HeadLimits, LastHead, parse_head};
 use crate::io::clock::Millis;
 use crate::io::sim::Random;
@@ -43,12 +43,20 @@ pub fn connection(seed: u64, input: &[u8]) {
     run.check_end();
 }
 
-/// The job that has the connection's lease.
+/// Whoever answers the last request.
 enum Job {
-    /// A request, with its body if that is streamed.
+    /// A handler, with the body if that is streamed.
     Request { pipe: Option<Arc<Mutex<Piped>>>, is_quick: bool },
-    /// The rest of a response.
-    Continue(Box<Sending>),
+    /// A response is being sent: by the shard, by a job, or by one after the other.
+    Send { is_job: bool, close: Option<Close> },
+    /// The same for gathered responses, and what follows them.
+    Flush(After),
+}
+
+/// What follows gathered responses.
+enum After {
+    Next(Option<Close>),
+    Late,
 }
 
 /// A connection, and the shard's state of it.
@@ -62,14 +70,14 @@ struct Run {
     has_ended: bool,
     expected: Vec<Expected>,
     wants: Wants,
+    /// Received bytes that the connection has not used.
+    held: Vec<u8>,
     is_reading: bool,
     job: Option<Job>,
     /// The connection has asked to be notified when the job ends.
     is_awaited: bool,
+    /// When the last job ended.
     idle_since: Millis,
-    /// The driver is sending.
-    is_sending: bool,
-    awaits_room: bool,
     bodies: Vec<(usize, Vec<u8>, bool)>,
     events: usize,
 }
@@ -104,7 +112,6 @@ impl Run {
             served: Vec::new(),
             is_busy: false,
             has_rejected: false,
-            has_timed_out: false,
         };
         let mut run = Self {
             conn: Some(Conn::new(11_000)),
@@ -114,12 +121,11 @@ impl Run {
             has_ended: false,
             expected,
             wants: Wants { read: false, answer: false, deadline: 11_000 },
+            held: Vec::new(),
             is_reading: false,
             job: None,
             is_awaited: false,
             idle_since: 0,
-            is_sending: false,
-            awaits_room: false,
             bodies: Vec::new(),
             events: 0,
         };
@@ -139,9 +145,9 @@ impl Run {
             0 => self.pass(),
             1 if self.world.random.one_in(40) => self.stop(),
             2 => self.work(),
-            3 | 4 => self.room(),
+            3 | 4 => self.send(),
             5 if self.world.random.one_in(100) => self.receive_end(io::ErrorKind::ConnectionReset),
-            6 => self.event(|conn, _, _| conn.writable(true)),
+            6 => self.event(|conn, input, world| conn.tick(input, world)),
             _ => self.receive(),
         }
     }
@@ -150,7 +156,7 @@ impl Run {
         let deadline = self.wants.deadline;
         let ahead = [1, 60, 3000, 40_000][self.world.random.below(4)];
         // Right to the deadline if nothing else can happen.
-        let is_idle = self.input.is_empty() && self.has_ended && self.job.is_none() && !self.is_sending;
+        let is_idle = self.input.is_empty() && self.has_ended && self.job.is_none();
         self.world.now = if is_idle { deadline.max(self.world.now + 1) } else { self.world.now + ahead };
         if let Some(closing) = &mut self.closing
             && self.wants.deadline <= self.world.now
@@ -165,9 +171,7 @@ impl Run {
         while self.conn.is_some() && self.wants.deadline <= self.world.now {
             ticks += 1;
             assert!(ticks <= 4, "an expired deadline does not move");
-            let is_back = self.conn.as_ref().is_some_and(Conn::may_be_answered) && self.job.is_none();
-            let idle_since = is_back.then_some(self.idle_since);
-            self.event(|conn, input, world| conn.tick(idle_since, input, world));
+            self.event(|conn, input, world| conn.tick(input, world));
         }
     }
 
@@ -197,13 +201,6 @@ impl Run {
                 false => (false, None),
             };
         }
-        let Some(conn) = &mut self.conn else { return };
-        if conn.may_be_answered() && self.has_lease_back() {
-            if let Some(conn) = &mut self.conn {
-                conn.answered_quietly(&self.world);
-            }
-            self.world.is_busy = false;
-        }
         self.event_with(&bytes, |conn, input, world| conn.received(input, world));
     }
 
@@ -215,74 +212,79 @@ impl Run {
         }
     }
 
-    /// The socket is writable again, or the driver has sent.
-    fn room(&mut self) {
-        if self.is_sending {
-            self.is_sending = false;
-            let Some(conn) = &mut self.conn else { return };
-            let then = conn.take_then();
-            if self.world.random.one_in(3) {
-                self.is_sending = true;
-                self.event(|conn, _, world| conn.sending(None, then, world));
-            } else {
-                self.world.is_busy = false;
-                self.event(|conn, input, world| conn.flushed(then, input, world));
+    /// A response is sent further.
+    fn send(&mut self) {
+        match self.job.take() {
+            Some(Job::Flush(After::Late)) => self.start(Job::Request { pipe: None, is_quick: false }),
+            Some(Job::Flush(After::Next(close))) => self.answered(close),
+            Some(Job::Send { is_job, close }) if self.world.random.one_in(2) => {
+                // The lease passes from the shard to a job, and back.
+                self.job = Some(Job::Send { is_job: !is_job, close });
             }
-        } else if std::mem::take(&mut self.awaits_room) {
-            self.event(|conn, _, _| conn.writable(false));
+            Some(Job::Send { is_job: true, close }) => self.job_ends(close),
+            Some(Job::Send { is_job: false, close }) => self.answered(close),
+            other => self.job = other,
         }
     }
 
-    /// The job reads, or ends.
+    /// The handler reads, or ends.
     fn work(&mut self) {
         let Some(job) = self.job.take() else { return };
+        let Job::Request { pipe, is_quick } = job else {
+            self.job = Some(job);
+            return;
+        };
         let mut close = self.world.random.one_in(8).then_some(Close::Clean { large: false });
-        match job {
-            Job::Request { pipe: Some(pipe), is_quick } if !is_quick && !lock(&pipe).is_over => {
-                if lock(&pipe).is_received_by_handler {
-                    return self.receive_as_handler(pipe);
-                }
-                let mut state = lock(&pipe);
-                let left = state.received.len() - state.read;
-                state.read += self.world.random.below(left + 1);
-                let has_room = std::mem::take(&mut state.is_paused) && state.received.len() < state.read + state.window;
-                drop(state);
-                let is_quick = self.world.random.one_in(20);
-                self.job = Some(Job::Request { pipe: Some(pipe), is_quick });
-                if has_room {
-                    self.event(|_, _, _| Act::Wait);
-                }
-                return;
+        if let Some(pipe) = pipe {
+            if !is_quick && !lock(&pipe).is_over {
+                return self.read(pipe);
             }
-            Job::Request { pipe, .. } => {
-                if let Some(pipe) = pipe {
-                    let mut pipe = lock(&pipe);
-                    pipe.is_received_by_handler = false;
-                    if !pipe.is_complete {
-                        close = Some(Close::Clean { large: false });
-                    }
-                    self.bodies.push((self.world.served.len() - 1, pipe.received.clone(), pipe.is_complete));
-                }
-                if self.world.random.one_in(3) {
-                    let mut answer = self.world.answer();
-                    answer.keep_alive &= close.is_none();
-                    answer.is_waiting = self.world.random.one_in(3);
-                    return self.hand_back(Box::new(answer));
-                }
+            let mut state = lock(&pipe);
+            let gave_back = std::mem::take(&mut state.is_received_by_handler);
+            state.is_answered = true;
+            if !state.is_complete {
+                close = Some(Close::Clean { large: false });
             }
-            Job::Continue(mut answer) => {
-                answer.sent += answer.left / 2;
-                answer.left -= answer.left / 2;
-                if answer.left > 100 {
-                    return self.hand_back(answer);
-                }
-                close = (!answer.keep_alive).then_some(Close::after(answer.sent));
+            self.bodies.push((self.world.served.len() - 1, state.received.clone(), state.is_complete));
+            drop(state);
+            if gave_back {
+                self.job = Some(Job::Send { is_job: true, close });
+                return self.event(|_, _, _| Act::Wait);
             }
         }
-        self.idle_since = self.world.now;
-        if close.is_none() && !self.is_awaited {
+        if self.world.random.one_in(3) {
+            self.job = Some(Job::Send { is_job: self.world.random.one_in(2), close });
+            self.is_awaited &= matches!(self.job, Some(Job::Send { is_job: true, .. }));
             return;
         }
+        self.job_ends(close);
+    }
+
+    fn read(&mut self, pipe: Arc<Mutex<Piped>>) {
+        if lock(&pipe).is_received_by_handler {
+            return self.receive_as_handler(pipe);
+        }
+        let mut state = lock(&pipe);
+        let left = state.received.len() - state.read;
+        state.read += self.world.random.below(left + 1);
+        let has_room = std::mem::take(&mut state.is_paused) && state.received.len() < state.read + state.window;
+        drop(state);
+        let is_quick = self.world.random.one_in(20);
+        self.job = Some(Job::Request { pipe: Some(pipe), is_quick });
+        if has_room {
+            self.event(|_, _, _| Act::Wait);
+        }
+    }
+
+    /// A job ends: with a message if that is awaited, or the connection must end.
+    fn job_ends(&mut self, close: Option<Close>) {
+        self.idle_since = self.world.now;
+        if close.is_some() || self.is_awaited {
+            self.answered(close);
+        }
+    }
+
+    fn answered(&mut self, close: Option<Close>) {
         self.is_awaited = false;
         self.world.is_busy = false;
         self.event(|conn, input, world| conn.answered(close, input, world));
@@ -311,15 +313,15 @@ impl Run {
         }
     }
 
-    fn hand_back(&mut self, answer: Box<Sending>) {
-        self.is_awaited = false;
-        self.event(|conn, _, world| conn.handed_back(answer, world));
-    }
-
-    /// Whether no job has the lease. Otherwise the connection will be notified of the job's end.
-    fn has_lease_back(&mut self) -> bool {
-        self.is_awaited = self.job.is_some();
-        !self.is_awaited
+    /// Before each event: a job may have ended without a message.
+    fn find_quiet_end(&mut self) {
+        if self.world.is_busy
+            && self.job.is_none()
+            && let Some(conn) = &mut self.conn
+        {
+            (self.world.is_busy, self.is_awaited) = (false, false);
+            conn.answered_quietly(self.idle_since, &self.world);
+        }
     }
 
     fn event(&mut self, event: impl FnOnce(&mut Conn<Carried>, &mut Input<'_>, &mut World) -> Act<Carried>) {
@@ -331,38 +333,42 @@ impl Run {
         bytes: &[u8],
         event: impl FnOnce(&mut Conn<Carried>, &mut Input<'_>, &mut World) -> Act<Carried>,
     ) {
+        self.find_quiet_end();
         let Some(mut conn) = self.conn.take() else { return };
-        let mut kept = conn.take_input();
-        kept.extend_from_slice(bytes);
-        let mut input = Input::new(&kept);
+        let mut held = std::mem::take(&mut self.held);
+        held.extend_from_slice(bytes);
+        let mut input = Input::new(&held);
         let act = event(&mut conn, &mut input, &mut self.world);
         let is_alive = self.perform(&mut conn, act, &mut input);
         let used = input.used();
         if !is_alive {
-            drop(conn.release());
+            conn.release();
             return;
         }
-        conn.keep(kept, used);
-        self.conn = Some(conn);
+        held.drain(..used);
+        (self.held, self.conn) = (held, Some(conn));
         self.settle();
     }
 
     /// What a shard does after each event.
     fn settle(&mut self) {
         let Some(conn) = &mut self.conn else { return };
-        self.wants = conn.wants(self.is_reading, self.world.stopping);
+        let held = self.held.len();
+        self.wants = conn.wants(self.is_reading, held > 0, self.world.stopping);
         let Wants { read, answer, deadline } = self.wants;
         assert!(deadline > 0 && deadline < self.world.now + WAIT_MAX, "a connection without a deadline");
         assert!(!read || !self.has_ended, "reading after the client's end");
-        let held = conn.held();
         assert!(held <= self.world.limits.head.bytes_max + 2 * PIECE_MAX, "{held} bytes are held");
         if read && self.world.is_busy && held > 0 {
             assert!(conn.reads_body(), "reading more while input is waiting");
         }
         self.is_reading |= read;
-        if answer && self.has_lease_back() {
-            self.world.is_busy = false;
-            self.event(|conn, input, world| conn.answered(None, input, world));
+        if answer {
+            match self.job {
+                Some(Job::Request { .. } | Job::Send { is_job: true, .. }) => self.is_awaited = true,
+                None if self.world.is_busy => self.event(|conn, input, world| conn.go_on(input, world)),
+                _ => {}
+            }
         }
     }
 
@@ -370,14 +376,16 @@ impl Run {
     fn perform(&mut self, conn: &mut Conn<Carried>, mut act: Act<Carried>, input: &mut Input<'_>) -> bool {
         for acts in 0.. {
             assert!(acts < EVENTS_MAX, "an event has endless acts");
-            assert!(!matches!(act, Act::Drive) || conn.answer().is_some(), "there is nothing to send");
+            if self.world.collected > 0 {
+                match self.flush(conn, act) {
+                    Some(next) => act = next,
+                    None => return true,
+                }
+            }
             act = match act {
                 Act::Wait => return true,
                 Act::Drop => return false,
-                Act::AwaitRoom => {
-                    self.awaits_room = true;
-                    return true;
-                }
+                Act::Again => conn.go_on(input, &mut self.world),
                 Act::End(mut end) => {
                     assert_eq!(self.world.collected, 0, "responses that were not sent");
                     assert!(self.job.is_none(), "an end during a job");
@@ -389,29 +397,17 @@ impl Run {
                     }
                     return false;
                 }
-                Act::Write(then) => self.write(conn, then, input),
-                Act::Answer(mut answer) => {
+                Act::Answer(close) => {
                     self.begin_exchange();
                     if self.world.random.one_in(3) {
-                        let act = conn.handed_over(&self.world);
-                        self.start(Job::Continue(answer));
-                        act
+                        self.world.is_busy = false;
+                        conn.answered(close.then_some(Close::after(9)), input, &mut self.world)
                     } else {
-                        let next = self.send(&mut answer, false);
-                        conn.began(next, answer, input, &mut self.world)
+                        let close = close.then_some(Close::after(9));
+                        let is_job = self.world.random.one_in(2);
+                        self.start(Job::Send { is_job, close });
+                        Act::Wait
                     }
-                }
-                Act::Drive => match conn.answer() {
-                    None => Act::Drop,
-                    Some((_, false)) if self.world.random.one_in(3) => conn.go_on_by_worker(&self.world),
-                    Some((answer, is_memory)) => {
-                        let next = self.send(answer, is_memory);
-                        conn.drove(next, input, &mut self.world)
-                    }
-                },
-                Act::Continue(answer) => {
-                    self.start(Job::Continue(answer));
-                    Act::Wait
                 }
                 Act::Later(()) => {
                     self.begin_exchange();
@@ -429,48 +425,30 @@ impl Run {
     }
 
     fn start(&mut self, job: Job) {
-        assert!(self.job.is_none() && !self.is_sending, "two jobs at once");
+        assert!(self.job.is_none(), "two jobs at once");
         assert_eq!(self.world.collected, 0, "a job begins before what was answered is sent");
         self.job = Some(job);
         self.is_awaited = false;
     }
 
-    fn write(&mut self, conn: &mut Conn<Carried>, then: Then<Carried>, input: &mut Input<'_>) -> Act<Carried> {
-        assert!(self.job.is_none() && !self.world.is_busy && !self.is_sending, "two writers at once");
+    /// Sends the gathered responses. Returns what follows them, unless they wait for the socket.
+    fn flush(&mut self, conn: &mut Conn<Carried>, act: Act<Carried>) -> Option<Act<Carried>> {
+        assert!(self.job.is_none() && !self.world.is_busy, "two writers at once");
+        assert!(!matches!(act, Act::Answer(_) | Act::Job(_)), "this includes what was gathered, or comes after it");
         self.world.collected = 0;
-        match self.world.random.below(8) {
-            0 => {
-                (self.is_sending, self.world.is_busy) = (true, true);
-                conn.sending(None, then, &self.world)
-            }
-            1 => {
-                self.world.is_busy = true;
-                let rest = Sending { left: 1000, sent: 10, keep_alive: true, is_waiting: false, progress: None };
-                conn.sending(Some(Box::new(rest)), then, &self.world)
-            }
-            2 if self.world.random.one_in(20) => Act::Drop,
-            _ => conn.sent(then, input, &mut self.world),
+        if !self.world.random.one_in(4) {
+            return Some(act);
         }
-    }
-
-    /// Sends a part of a response.
-    fn send(&mut self, answer: &mut Sending, is_memory: bool) -> Next {
-        let random = &mut self.world.random;
-        let n = answer.left.min(random.below(50_000) as u64);
-        answer.left -= n;
-        answer.sent += n;
-        let next = match random.below(6) {
-            _ if answer.left == 0 => Next::Over(Over::complete(answer.keep_alive, answer.sent)),
-            0 if random.one_in(10) => Next::Over(Over::ABORTED),
-            1 if !is_memory => Next::AtSource,
-            2 => Next::AtOnce,
-            _ => Next::AtRoom,
+        let after = match act {
+            Act::Wait | Act::Again => After::Next(None),
+            Act::End(end) => After::Next(Some(end.close)),
+            Act::Later(()) => After::Late,
+            other => return Some(other),
         };
-        if let Next::Over(_) = next {
-            self.world.is_busy = false;
-            self.idle_since = self.world.now;
-        }
-        next
+        self.begin_exchange();
+        conn.suspend(self.world.now + 300_000);
+        self.start(Job::Flush(after));
+        None
     }
 
     fn dispatch(&mut self, conn: &mut Conn<Carried>, request: Request<Carried>, input: &mut Input<'_>) -> Act<Carried> {

@@ -5,7 +5,7 @@ use std::io;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 
-use super::act::{Act, Body, Request, Then};
+use super::act::{Act, Body, Request};
 use super::body_memory::NextStep;
 use super::incoming_body::{Fed, IncomingBody};
 use super::service::{Exchange, Pipe, Service};
@@ -82,7 +82,7 @@ impl<X: Exchange> Conn<X> {
 
     /// A worker will answer the last request.
     pub(crate) fn dispatched(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        if let State::Running(BodyLeft::Streamed { incoming, .. }) = &self.state {
+        if let State::Answering(BodyLeft::Streamed { incoming, .. }) = &self.state {
             self.deadline = incoming.next_check(service.now(), service.limits());
             self.feed_left(input, service);
         }
@@ -95,17 +95,16 @@ impl<X: Exchange> Conn<X> {
             return self.give_up_input();
         }
         self.state = State::Head(Scan::default());
-        Act::Write(Then::Next)
+        Act::Again
     }
 
     /// Passes input to the streamed body of a running job.
     pub(super) fn feed_left(&mut self, input: &mut Input<'_>, service: &impl Service<X>) {
-        let State::Running(left) = &mut self.state else { return };
+        let State::Answering(left) = &mut self.state else { return };
         left.catch_up();
         let limits = service.limits();
         let fed = match left {
             BodyLeft::Nothing => return,
-            BodyLeft::Unread(incoming) => incoming.feed(input.rest(), limits, |_| {}),
             BodyLeft::Streamed { incoming, pipe } => {
                 let fed = incoming.feed(input.rest(), limits, |data| pipe.push(data));
                 match &fed {
@@ -195,16 +194,18 @@ impl<X: Exchange> Conn<X> {
             let is_late = !request.incoming.has_begun() && service.has_spare_streams();
             return if is_late { self.stream_rest(service) } else { Act::Wait };
         }
-        if let State::Running(left) = &mut self.state {
+        if let State::Answering(left) = &mut self.state {
             left.catch_up();
         }
         let (incoming, is_paused, is_in_demand) = match &mut self.state {
             // It waits for a thread from now on, and is not received meanwhile.
             State::Body(request) if !request.body.share.is_fair() => return self.stream_rest(service),
             State::Body(request) => (&mut request.incoming, false, short && request.body.bytes.len() > BODY_SMALL),
-            State::Running(BodyLeft::Streamed { incoming, pipe }) => (incoming, pipe.is_paused(), short),
-            State::Running(BodyLeft::Unread(incoming)) => (incoming, false, false),
-            _ => return Act::Wait,
+            State::Answering(BodyLeft::Streamed { incoming, pipe }) => (incoming, pipe.is_paused(), short),
+            _ => {
+                self.deadline = now + service.keep_alive();
+                return Act::Wait;
+            }
         };
         if incoming.progresses(now, limits, is_paused, is_in_demand) {
             self.deadline = incoming.next_check(now, limits);
@@ -218,7 +219,7 @@ impl<X: Exchange> Conn<X> {
                 service.time_out(error, is_head);
                 self.give_up_input()
             }
-            State::Running(left) => {
+            State::Answering(left) => {
                 drop(left.abort(io::ErrorKind::TimedOut));
                 self.read_no_more();
                 self.deadline = now + service.keep_alive();

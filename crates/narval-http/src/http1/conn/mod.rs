@@ -6,13 +6,14 @@
 //! alone.
 //!
 //! ```text
-//!          received            Act::Job            answered
-//!   Head ───────────→ Body ───────────→ Running ─────────────→ Head
-//!     │ inline answer                      │ handed_back         ↑
-//!     ├──→ Sending ────────────────────────┼─────────────────────┤ flushed
-//!     └────────────────────────────→ Draining ⇄ Waiting ─────────┘ drove
-//!                                    any of them: Act::End
+//!          received            Act::Job
+//!   Head ───────────→ Body ───────────→ Answering
+//!     │ ↑             Act::Job, Act::Answer, Act::Later ↑ │ answered
+//!     │ └───────────────────────────────────────────────│─┘
+//!     └─────────────────────────────────────────────────┘      Head, Body, answered: Act::End
 //! ```
+//!
+//! Whoever performs the acts first sends the responses that were gathered meanwhile, and sees to answers until they are sent.
 
 mod act;
 mod body;
@@ -31,22 +32,20 @@ use std::mem;
 
 use http::Method;
 
-pub(crate) use self::act::{Act, Body, Request, Then};
+pub(crate) use self::act::{Act, Body, Request};
 pub(crate) use self::closing::{Closing, End};
 pub(crate) use self::over::{Close, Next, Over};
-pub(crate) use self::service::{Answer, Exchange, Inline, Pipe, Receiver, Service};
+pub(crate) use self::service::{Exchange, Inline, Pipe, Receiver, Service};
 use self::state::{BodyLeft, Reading, Scan, State, Unread};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
 use crate::io::clock::{Millis, millis};
-use crate::limits::{Limits, SOURCE_WAIT_MAX};
+use crate::limits::Limits;
 
 /// An HTTP/1 connection. An idle one holds no buffer.
 pub(crate) struct Conn<X: Exchange> {
     state: State<X>,
     reading: Reading,
-    /// Received bytes that are not used yet: part of a head, or pipelined requests.
-    input: Vec<u8>,
     /// When to call [`tick`](Self::tick).
     deadline: Millis,
     /// There was no request yet.
@@ -92,60 +91,25 @@ impl<'a> Input<'a> {
 impl<X: Exchange> Conn<X> {
     /// A connection whose first head must be complete by `deadline`.
     pub(crate) fn new(deadline: Millis) -> Self {
-        Self { state: State::Head(Scan::default()), reading: Reading::Open, input: Vec::new(), deadline, is_new: true }
+        Self { state: State::Head(Scan::default()), reading: Reading::Open, deadline, is_new: true }
     }
 
-    /// What it waits for now. `is_reading`: a receive is already in progress.
+    /// What it waits for now. `is_reading`: a receive is already in progress; `has_input`: there is input that it has not used.
     #[inline(always)]
-    pub(crate) fn wants(&mut self, is_reading: bool, stopping: bool) -> Wants {
-        let answer = self.wants_answer(stopping);
-        Wants { read: !is_reading && self.wants_read(), answer, deadline: self.deadline }
+    pub(crate) fn wants(&mut self, is_reading: bool, has_input: bool, stopping: bool) -> Wants {
+        let answer =
+            matches!(self.state, State::Answering(_)) && (stopping || self.reading != Reading::Open || has_input);
+        Wants { read: !is_reading && self.wants_read(has_input), answer, deadline: self.deadline }
     }
 
     #[inline(always)]
-    fn wants_read(&mut self) -> bool {
+    fn wants_read(&mut self, has_input: bool) -> bool {
         if self.reading == Reading::Ended {
             return false;
         }
-        match &mut self.state {
-            State::Head(_) | State::Body(_) => true,
-            State::Running(BodyLeft::Nothing) | State::Sending { .. } => self.input.is_empty(),
-            State::Running(left) => {
-                left.catch_up();
-                if let BodyLeft::Nothing = left { self.input.is_empty() } else { left.is_received_here() }
-            }
-            State::Draining { unread, .. } | State::Waiting { unread, .. } => self.input.is_empty() || unread.is_some(),
-        }
-    }
-
-    /// Whether something waits for the end of a job.
-    #[inline(always)]
-    fn wants_answer(&self, stopping: bool) -> bool {
-        matches!(self.state, State::Running(_)) && (stopping || self.reading != Reading::Open || !self.input.is_empty())
-    }
-
-    /// Whether a job works on a request that was received completely. Its end is not reported unless the connection
-    /// [wants](Wants::answer) that.
-    #[inline(always)]
-    pub(crate) fn may_be_answered(&self) -> bool {
-        matches!(self.state, State::Running(BodyLeft::Nothing))
-    }
-
-    /// Its job has [ended](Self::may_be_answered), and the connection is kept.
-    #[inline(always)]
-    pub(crate) fn answered_quietly(&mut self, service: &impl Service<X>) {
-        self.state = State::Head(Scan::default());
-        self.deadline = service.now() + service.keep_alive();
-    }
-
-    /// Whether a job has the request.
-    pub(crate) fn is_running(&self) -> bool {
-        matches!(self.state, State::Running(_))
-    }
-
-    /// When to call [`tick`](Self::tick).
-    pub(crate) fn deadline(&self) -> Millis {
-        self.deadline
+        let State::Answering(left) = &mut self.state else { return true };
+        left.catch_up();
+        if let BodyLeft::Nothing = left { !has_input } else { left.is_received_here() }
     }
 
     /// Whether it waits for a request, and nothing is being sent.
@@ -153,32 +117,13 @@ impl<X: Exchange> Conn<X> {
         matches!(self.state, State::Head(_))
     }
 
-    /// Since when it waits for the first byte of a request; `None` if it does not.
+    /// Since when it waits for a request; `None` if it does not.
     pub(crate) fn idle_since(&self, limits: &Limits) -> Option<Millis> {
-        let is_waiting = self.is_idle() && self.input.is_empty();
         let timeout = if self.is_new { limits.head_timeout } else { limits.keep_alive_timeout };
-        is_waiting.then(|| self.deadline.saturating_sub(millis(timeout)))
+        self.is_idle().then(|| self.deadline.saturating_sub(millis(timeout)))
     }
 
-    /// Whether something is being sent.
-    pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.state, State::Sending { .. } | State::Draining { .. } | State::Waiting { .. })
-    }
-
-    /// Takes the unused input. Each event takes it, and [keeps](Self::keep) the rest.
-    #[inline(always)]
-    pub(crate) fn take_input(&mut self) -> Vec<u8> {
-        mem::take(&mut self.input)
-    }
-
-    /// Stores the part of `input` that an event did not use.
-    pub(crate) fn keep(&mut self, mut input: Vec<u8>, used: usize) {
-        input.drain(..used);
-        self.input = input;
-    }
-
-    /// Handles received bytes. If [`may_be_answered`](Self::may_be_answered), the caller has checked whether the job is
-    /// done.
+    /// Handles received bytes.
     #[inline(always)]
     pub(crate) fn received(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         if let State::Head(_) = self.state {
@@ -189,17 +134,10 @@ impl<X: Exchange> Conn<X> {
 
     #[inline(never)]
     fn received_otherwise(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        match &mut self.state {
+        match &self.state {
             State::Head(_) => return self.serve(input, service),
             State::Body(_) => return self.feed_buffer(input, service),
-            State::Running(BodyLeft::Nothing) | State::Sending { .. } => {}
-            State::Running(_) => self.feed_left(input, service),
-            State::Draining { unread, .. } | State::Waiting { unread, .. } => {
-                if unread.is_some() {
-                    body::feed_unread(unread, input.rest(), service.limits());
-                    input.use_all();
-                }
-            }
+            State::Answering(_) => self.feed_left(input, service),
         }
         Act::Wait
     }
@@ -249,24 +187,26 @@ impl<X: Exchange> Conn<X> {
                 Inline::Answered => input.used += length,
                 Inline::Enough => {
                     input.used += length;
-                    return Act::Write(Then::Next);
+                    return Act::Again;
                 }
                 Inline::Last(close) => {
                     input.used += length;
-                    return Act::Write(Then::Close(close));
+                    return self.end(close, None);
                 }
                 Inline::Answer(answer) => {
                     input.used += length;
+                    self.run(BodyLeft::Nothing, service);
                     return Act::Answer(answer);
                 }
                 Inline::Later(later) => {
                     input.used += length;
-                    return Act::Write(Then::Later(later));
+                    self.run(BodyLeft::Nothing, service);
+                    return Act::Later(later);
                 }
             }
         }
         self.await_head(input.used > from, !input.rest().is_empty(), service);
-        if service.has_output() { Act::Write(Then::Wait) } else { self.waiting(service) }
+        if self.reading == Reading::Ended { self.end_cleanly(service) } else { Act::Wait }
     }
 
     /// Waits for a head, or the rest of it. `has_answered`: a request was just answered. `has_begun`: part of the next
@@ -285,15 +225,9 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    /// All input is used.
-    #[inline(always)]
-    fn waiting(&mut self, service: &impl Service<X>) -> Act<X> {
-        if self.reading == Reading::Ended { self.end_cleanly(service) } else { Act::Wait }
-    }
-
-    /// A request that is not answered inline: the responses before it are sent first.
+    /// A request that is not answered inline: the responses before it are sent first, and then its head is read again.
     fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        if service.has_output() { Act::Write(Then::Begin(head)) } else { self.begin(head, input, service) }
+        if service.has_output() { Act::Again } else { self.begin(head, input, service) }
     }
 
     /// Rejects a malformed request. Later input cannot be parsed; it is only discarded so that the response is not lost
@@ -309,255 +243,92 @@ impl<X: Exchange> Conn<X> {
     fn give_up_input(&mut self) -> Act<X> {
         self.state = State::Head(Scan::default());
         self.read_no_more();
-        Act::Write(Then::Close(Close::Clean { large: false }))
+        self.end(Close::Clean { large: false }, None)
     }
 
-    /// The gathered responses were sent immediately.
-    #[inline(always)]
-    pub(crate) fn sent(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        match then {
-            Then::Wait => self.waiting(service),
-            then => self.sent_before(then, input, service),
-        }
-    }
-
-    #[inline(never)]
-    fn sent_before(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        match then {
-            Then::Wait => self.waiting(service),
-            Then::Next => self.serve(input, service),
-            Then::Begin(head) => self.begin(head, input, service),
-            Then::Later(later) => {
-                self.run(BodyLeft::Nothing, service);
-                Act::Later(later)
-            }
-            Then::Close(close) => self.end(close, None),
-        }
-    }
-
-    /// The gathered responses are being sent: by the driver, or as `blocked` once the socket is writable.
-    pub(crate) fn sending(
-        &mut self,
-        blocked: Option<Box<X::Answer>>,
-        then: Then<X>,
-        service: &impl Service<X>,
-    ) -> Act<X> {
-        // A head that is still in the input is parsed again.
-        let then = if let Then::Begin(_) | Then::Wait = then { Then::Next } else { then };
-        let stall = millis(service.limits().write_stall_timeout);
-        match blocked {
-            None => {
-                self.state = State::Sending { blocked: None, then };
-                self.deadline = service.now() + stall;
-                Act::Wait
-            }
-            Some(mut answer) => {
-                self.deadline = answer.progress(service.now()).until(stall);
-                self.state = State::Sending { blocked: Some(answer), then };
-                Act::AwaitRoom
-            }
-        }
-    }
-
-    /// Takes what follows the send in progress.
-    pub(crate) fn take_then(&mut self) -> Then<X> {
-        match &mut self.state {
-            State::Sending { then, .. } => mem::replace(then, Then::Next),
-            _ => Then::Next,
-        }
-    }
-
-    /// The send in progress has completed.
-    pub(crate) fn flushed(&mut self, then: Then<X>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        self.follow(then, None, input, service)
-    }
-
-    /// Everything for this connection is sent. `unread`: the unreceived rest of the body of the answered request.
-    fn follow(
-        &mut self,
-        then: Then<X>,
-        unread: Unread,
-        input: &mut Input<'_>,
-        service: &mut impl Service<X>,
-    ) -> Act<X> {
-        match then {
-            Then::Later(later) => {
-                self.run(BodyLeft::Nothing, service);
-                Act::Later(later)
-            }
-            Then::Close(close) => self.end(close, unread),
-            _ if service.is_stopping()
-                || self.reading == Reading::Unread
-                || (self.reading == Reading::Ended && input.rest().is_empty()) =>
-            {
-                self.end(Close::Clean { large: service.last_was_large() }, unread)
-            }
-            _ => {
-                self.state = State::Head(Scan::default());
-                self.deadline = service.now() + service.keep_alive();
-                if input.rest().is_empty() { Act::Wait } else { self.serve(input, service) }
-            }
-        }
-    }
-
-    /// A job has the lease from now on. Checked periodically: a job that ends without a message starts the idle time
-    /// itself.
+    /// The last request is being answered from now on. Whether its job has ended without a message is checked periodically.
     fn run(&mut self, left: BodyLeft<X::Pipe>, service: &impl Service<X>) {
-        self.state = State::Running(left);
+        self.state = State::Answering(left);
         self.deadline = service.now() + service.keep_alive();
     }
 
-    /// A job is done, and has returned the lease.
+    /// The gathered responses could not be sent completely: until they are, which is [reported](Self::answered), or it is that
+    /// time, nothing else is answered.
+    pub(crate) fn suspend(&mut self, until: Millis) {
+        self.state = State::Answering(BodyLeft::Nothing);
+        self.deadline = until;
+    }
+
+    /// The last request is answered, and the connection is kept unless it has to `close`.
     pub(crate) fn answered(
         &mut self,
         close: Option<Close>,
         input: &mut Input<'_>,
         service: &mut impl Service<X>,
     ) -> Act<X> {
-        let unread = self.take_back();
-        self.follow(close.map_or(Then::Next, Then::Close), unread, input, service)
-    }
-
-    /// A job could not send all of a response, and has returned the lease.
-    pub(crate) fn handed_back(&mut self, answer: Box<X::Answer>, service: &mut impl Service<X>) -> Act<X> {
-        let unread = self.take_back();
-        if answer.is_waiting() {
-            self.await_source(answer, unread, service)
-        } else {
-            self.drain(answer, unread, service)
+        let unread = self.take_unread();
+        match close {
+            Some(close) => self.end(close, unread),
+            None if unread.is_some() => self.end(Close::Clean { large: service.last_was_large() }, unread),
+            None => {
+                self.wait_for_head(service.now(), service);
+                self.go_on(input, service)
+            }
         }
     }
 
-    /// Takes the part of the request body that the handler left unread.
-    fn take_back(&mut self) -> Unread {
-        let unread = self.state.take_unread();
+    /// A job has answered the last request without a message, at that time.
+    #[inline(always)]
+    pub(crate) fn answered_quietly(&mut self, at: Millis, service: &impl Service<X>) {
+        drop(self.take_unread());
+        self.wait_for_head(at, service);
+    }
+
+    fn wait_for_head(&mut self, since: Millis, service: &impl Service<X>) {
+        self.state = State::Head(Scan::default());
+        self.deadline = since + service.keep_alive();
+    }
+
+    /// Takes the part of the request body that nobody has read.
+    fn take_unread(&mut self) -> Unread {
+        let State::Answering(left) = &mut self.state else { return None };
+        let unread = left.abort(io::ErrorKind::Other);
         if unread.is_some() {
             self.read_no_more();
         }
         unread
     }
 
-    /// A worker sends the [started](Act::Answer) response.
-    pub(crate) fn handed_over(&mut self, service: &impl Service<X>) -> Act<X> {
-        self.run(BodyLeft::Nothing, service);
-        Act::Wait
-    }
-
-    /// A piece of the [started](Act::Answer) response was sent, or failed.
-    pub(crate) fn began(
-        &mut self,
-        next: Next,
-        answer: Box<X::Answer>,
-        input: &mut Input<'_>,
-        service: &mut impl Service<X>,
-    ) -> Act<X> {
-        match next {
-            Next::Over(Over { close: None, .. }) => self.serve(input, service),
-            Next::Over(Over { close: Some(close), .. }) => self.end(close, None),
-            Next::AtRoom | Next::AtOnce | Next::AtSource => self.drain(answer, None, service),
+    /// Everything so far is sent.
+    pub(crate) fn go_on(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+        if !self.is_idle() {
+            return Act::Wait;
         }
-    }
-
-    /// Makes a response wait for the socket.
-    fn drain(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &impl Service<X>) -> Act<X> {
-        // It may have passed already; then it is the next event.
-        self.deadline = answer.progress(service.now()).until(millis(service.limits().write_stall_timeout));
-        self.state = State::Draining { answer, unread };
-        Act::AwaitRoom
-    }
-
-    /// Makes a response wait for its source.
-    fn await_source(&mut self, mut answer: Box<X::Answer>, unread: Unread, service: &mut impl Service<X>) -> Act<X> {
-        let at_most = service.wait(&mut answer);
-        self.state = State::Waiting { answer, unread };
-        self.deadline = service.now() + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
-        if at_most.is_zero() {
-            // Through the queue: a source that alternates all the time must not occupy the shard.
-            self.go_on_by_worker(service)
-        } else if service.is_stopping() || self.reading == Reading::Ended {
-            self.hang_up(service)
-        } else {
-            Act::Wait
+        let has_ended = self.reading == Reading::Ended && input.rest().is_empty();
+        if service.is_stopping() || self.reading == Reading::Unread || has_ended {
+            return self.end_cleanly(service);
         }
-    }
-
-    /// The socket is writable, or (`source`) the source has data.
-    pub(crate) fn writable(&mut self, source: bool) -> Act<X> {
-        match &self.state {
-            State::Waiting { .. } => Act::Drive,
-            State::Sending { blocked: Some(_), .. } | State::Draining { .. } if !source => Act::Drive,
-            _ => Act::Wait,
-        }
-    }
-
-    /// The response to continue. `true`: it is in memory, and only the connection knows what follows it, so no worker
-    /// may take it.
-    pub(crate) fn answer(&mut self) -> Option<(&mut X::Answer, bool)> {
-        match &mut self.state {
-            State::Sending { blocked: Some(answer), .. } => Some((answer, true)),
-            State::Draining { answer, .. } | State::Waiting { answer, .. } => Some((answer, false)),
-            _ => None,
-        }
-    }
-
-    /// A piece of the [response](Self::answer) was sent, or failed.
-    pub(crate) fn drove(&mut self, next: Next, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
-        match (next, mem::replace(&mut self.state, State::Head(Scan::default()))) {
-            (Next::Over(over), state) => {
-                let (then, unread) = match state {
-                    State::Sending { then, .. } => (then, None),
-                    State::Draining { unread, .. } | State::Waiting { unread, .. } => (Then::Next, unread),
-                    _ => (Then::Next, None),
-                };
-                self.follow(over.close.map_or(then, Then::Close), unread, input, service)
-            }
-            (Next::AtSource, State::Draining { answer, unread } | State::Waiting { answer, unread }) => {
-                self.await_source(answer, unread, service)
-            }
-            (_, State::Waiting { answer, unread }) => self.drain(answer, unread, service),
-            // The socket may have room: only a full one reports that it is writable again.
-            (_, state) => {
-                self.state = state;
-                Act::AwaitRoom
-            }
-        }
-    }
-
-    /// The next bytes of the [response](Self::answer) may block.
-    pub(crate) fn go_on_by_worker(&mut self, service: &impl Service<X>) -> Act<X> {
-        match mem::replace(&mut self.state, State::Head(Scan::default())) {
-            State::Draining { answer, unread } | State::Waiting { answer, unread } => {
-                self.run(unread.into(), service);
-                Act::Continue(answer)
-            }
-            state => {
-                self.state = state;
-                Act::Wait
-            }
-        }
+        if input.rest().is_empty() { Act::Wait } else { self.serve(input, service) }
     }
 
     /// The client has ended its input (`UnexpectedEof`; it may still read), or the connection broke.
     pub(crate) fn input_ended(&mut self, reason: io::ErrorKind, service: &mut impl Service<X>) -> Act<X> {
         self.reading = Reading::Ended;
-        let is_broken = reason != io::ErrorKind::UnexpectedEof;
-        if let State::Running(left) = &mut self.state {
-            // A running job gets the error when it sends.
-            drop(left.abort(reason));
-            return Act::Wait;
-        }
-        drop(self.state.take_unread());
-        match self.state {
-            _ if is_broken => Act::Drop,
-            State::Head(_) | State::Body(_) => self.end_cleanly(service),
-            State::Waiting { .. } => self.hang_up(service),
-            State::Running(_) | State::Sending { .. } | State::Draining { .. } => Act::Wait,
+        match &mut self.state {
+            // Its job gets the error when it sends.
+            State::Answering(left) => {
+                drop(left.abort(reason));
+                Act::Wait
+            }
+            State::Head(_) | State::Body(_) if reason == io::ErrorKind::UnexpectedEof => self.end_cleanly(service),
+            State::Head(_) | State::Body(_) => Act::Drop,
         }
     }
 
     /// The layer below can no longer decode the client's input, and has an alert to send.
     pub(crate) fn fail(&mut self) -> Act<X> {
-        self.give_up_input()
+        self.read_no_more();
+        if self.is_idle() { self.end(Close::Clean { large: false }, None) } else { Act::Wait }
     }
 
     /// Further input is discarded.

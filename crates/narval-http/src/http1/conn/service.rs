@@ -1,5 +1,4 @@
 use std::io;
-use std::time::Duration;
 
 use http::HeaderMap;
 
@@ -8,13 +7,12 @@ use super::over::Close;
 use crate::http1::ProtoError;
 use crate::http1::head::{LastHead, ParsedHead};
 use crate::io::clock::Millis;
-use crate::io::progress::Progress;
 use crate::limits::Limits;
 
 /// Types that a connection carries for its server without looking into them.
 pub(crate) trait Exchange {
-    /// A response being sent that is not only bytes in memory.
-    type Answer: Answer;
+    /// A response that is not only bytes in memory.
+    type Answer;
     /// An answer that follows later.
     type Later;
     /// The pipe from which a handler reads a streamed request body.
@@ -22,7 +20,7 @@ pub(crate) trait Exchange {
 }
 
 /// What a connection needs from its server. None of it is I/O: the service gathers inline responses, which are sent
-/// when the connection [asks for it](super::Act::Write).
+/// before its next [action](super::Act).
 pub(crate) trait Service<X: Exchange> {
     /// The current time.
     fn now(&self) -> Millis;
@@ -70,12 +68,6 @@ pub(crate) trait Service<X: Exchange> {
     /// Whether threads or memory are short, so that slow bodies delay others.
     fn is_short_for_bodies(&self) -> bool;
 
-    /// Registers a waker with the source of a response; returns the longest wait.
-    fn wait(&mut self, answer: &mut X::Answer) -> Duration;
-
-    /// A response is aborted because its client does not read it.
-    fn abandon(&mut self, answer: &mut X::Answer);
-
     /// A deadline was missed.
     fn count_timeout(&self);
 
@@ -97,21 +89,6 @@ pub(crate) enum Inline<X: Exchange> {
     Later(X::Later),
     /// A worker must answer it.
     Job(Box<ParsedHead>),
-}
-
-/// A response being sent.
-pub(crate) trait Answer {
-    /// Bytes that the socket has taken.
-    fn sent(&self) -> u64;
-
-    /// The window of the write deadline, which starts now if there is none.
-    fn progress(&mut self, now: Millis) -> &mut Progress;
-
-    /// Whether everything available is sent, and the source has no data now.
-    fn is_waiting(&self) -> bool;
-
-    /// Asks it to end, for the client or the server; returns whether it does.
-    fn hang_up(&mut self) -> bool;
 }
 
 /// A request body between the connection that receives it and the handler that reads it.

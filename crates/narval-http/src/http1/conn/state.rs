@@ -3,7 +3,6 @@ use std::mem;
 
 use bytes::Bytes;
 
-use super::act::Then;
 use super::body_memory::Buffered;
 use super::incoming_body::IncomingBody;
 use super::service::{Exchange, Pipe, Receiver};
@@ -27,14 +26,8 @@ pub(super) enum State<X: Exchange> {
     Head(Scan),
     /// Receiving a request body into memory.
     Body(Box<Receiving>),
-    /// A job holds the lease, or has returned it without a message.
-    Running(BodyLeft<X::Pipe>),
-    /// The gathered responses are being sent: by the driver, or (`blocked`) once the socket is writable.
-    Sending { blocked: Option<Box<X::Answer>>, then: Then<X> },
-    /// A response waits for the socket.
-    Draining { answer: Box<X::Answer>, unread: Unread },
-    /// A response waits for its source.
-    Waiting { answer: Box<X::Answer>, unread: Unread },
+    /// The last request is being answered.
+    Answering(BodyLeft<X::Pipe>),
 }
 
 /// The rest of the body of an answered request. It is received so that the client gets to reading the response.
@@ -59,35 +52,21 @@ pub(super) struct Receiving {
     pub(super) is_awaited: bool,
 }
 
-/// The unreceived part of the body of a running request.
+/// The unreceived part of the body of a request that is being answered.
 pub(super) enum BodyLeft<P> {
     /// Nothing: it is complete, or there is none.
     Nothing,
-    /// The handler reads it from a pipe.
+    /// The handler reads it from a pipe, until the response begins.
     Streamed { incoming: Box<IncomingBody>, pipe: P },
-    /// Nobody reads it any longer.
-    Unread(Box<IncomingBody>),
 }
 
 impl<X: Exchange> State<X> {
-    /// Takes the rest of a request body that nobody will read.
-    pub(super) fn take_unread(&mut self) -> Unread {
-        match self {
-            Self::Draining { unread, .. } | Self::Waiting { unread, .. } => unread.take(),
-            Self::Running(left) => left.abort(io::ErrorKind::Other),
-            Self::Head(_) | Self::Body(_) | Self::Sending { .. } => None,
-        }
-    }
-
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Head(_) => "Head",
             Self::Body(_) => "Body",
-            Self::Running(_) => "Running",
-            Self::Sending { .. } => "Sending",
-            Self::Draining { .. } => "Draining",
-            Self::Waiting { .. } => "Waiting",
+            Self::Answering(_) => "Answering",
         }
     }
 }
@@ -122,13 +101,6 @@ impl<P: Pipe> BodyLeft<P> {
                 pipe.abort(reason);
                 Some(incoming)
             }
-            Self::Unread(incoming) => Some(incoming),
         }
-    }
-}
-
-impl<P> From<Unread> for BodyLeft<P> {
-    fn from(unread: Unread) -> Self {
-        unread.map_or(Self::Nothing, Self::Unread)
     }
 }

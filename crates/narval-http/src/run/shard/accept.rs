@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shard;
+use super::delivery::Delivery;
 use super::slots::{Protocol, Slot};
 use crate::Peer;
 use crate::http1::conn::Conn;
@@ -72,10 +73,10 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Whether nothing has happened on a connection for a while.
     fn has_been_idle(&self, slot: &Slot) -> bool {
         let since = match &slot.protocol {
-            Protocol::Http1(conn) if conn.may_be_answered() => {
-                (slot.connection.lease.holder() == Holder::Shard).then(|| slot.connection.idle_since())
-            }
-            Protocol::Http1(conn) => conn.idle_since(&self.local.server.limits),
+            Protocol::Http1(conn) => match slot.delivery {
+                Delivery::Away if slot.connection.lease.holder() == Holder::Shard => Some(slot.connection.idle_since()),
+                _ => conn.idle_since(&self.local.server.limits).filter(|_| slot.input.is_empty()),
+            },
             Protocol::Http2(http2) => http2.conn.idle_since(),
             Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => None,
             Protocol::WebSocket { .. } | Protocol::Closing(_) => None,
@@ -151,6 +152,8 @@ impl<D: Driver<Connection>> Shard<D> {
             held: Share::of(&holding),
             connection: Arc::new(Connection::new(socket, tls, remote, token, home, holding)),
             protocol,
+            input: Box::default(),
+            delivery: Delivery::Idle,
             receiving: false,
             is_gone: false,
             deadline,

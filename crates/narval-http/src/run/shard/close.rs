@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Shard;
 use super::slots::{Protocol, Slot};
-use crate::http1::conn::{Answer as _, Close, Closing, End};
+use crate::http1::conn::{Close, Closing, End};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
 use crate::limits::FIRST_REQUEST_GRACE;
@@ -49,7 +49,8 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn close(&mut self, slot: Slot) {
         let token = slot.token();
         self.tell_departed(&slot);
-        let Slot { connection, protocol, .. } = slot;
+        let Slot { connection, protocol, delivery, .. } = slot;
+        self.release_delivery(delivery);
         self.release(protocol, &connection);
         self.wheel.remove(token);
         self.slots.remove(token);
@@ -59,16 +60,10 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Notifies whoever waits for what a connection was doing.
-    fn release(&mut self, protocol: Protocol, connection: &Arc<Connection>) {
+    pub(super) fn release(&mut self, protocol: Protocol, connection: &Arc<Connection>) {
         match protocol {
             Protocol::ProxyHeader(_) | Protocol::Handshake { .. } | Protocol::Closing(_) => {}
-            Protocol::Http1(conn) => {
-                if let Some(mut outgoing) = conn.release() {
-                    // An endless stream ends when the client leaves: that is no abort.
-                    let aborted = !outgoing.hang_up();
-                    self.local.server.record_outgoing(&self.local.counters, &mut outgoing, aborted);
-                }
-            }
+            Protocol::Http1(conn) => conn.release(),
             Protocol::Http2(mut http2) => http2.conn.release(&mut self.local.at(connection)),
             Protocol::WebSocket { stream, .. } => stream.release(&self.local.server.pool),
         }
@@ -80,7 +75,7 @@ impl<D: Driver<Connection>> Shard<D> {
         for token in self.slots.tokens() {
             let Some(slot) = self.slots.take(token) else { continue };
             let is_answering = match &slot.protocol {
-                Protocol::Http1(conn) => conn.is_answering(),
+                Protocol::Http1(_) => slot.delivery.is_here(),
                 Protocol::Http2(http2) => http2.conn.is_busy(),
                 _ => false,
             };
@@ -119,7 +114,10 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Closes a connection that is idle, and lets it finish otherwise. A new one may still send a request.
     pub(super) fn stop_connection(&mut self, slot: &mut Slot) {
         match &mut slot.protocol {
-            Protocol::Http1(_) => self.http1(slot, &[], |conn, input, at| conn.stop(input, at)),
+            Protocol::Http1(_) => {
+                self.http1(slot, &[], |conn, input, at| conn.stop(input, at));
+                self.hang_up(slot);
+            }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.stop(at)),
             Protocol::WebSocket { .. } => self.stop_websocket(slot),
             Protocol::Closing(_) => self.look_at_closing(slot),

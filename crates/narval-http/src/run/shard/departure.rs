@@ -1,6 +1,7 @@
 //! Finds out whether clients have left whose requests are being answered, and tells whoever works for them.
 
 use super::Shard;
+use super::delivery::Delivery;
 use super::slots::{Protocol, Slot};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
@@ -48,7 +49,7 @@ impl<D: Driver<Connection>> Shard<D> {
 /// Whether somebody may work for the client of a connection without noticing that it has left.
 fn may_be_left(slot: &Slot) -> bool {
     match &slot.protocol {
-        Protocol::Http1(conn) => conn.is_running(),
+        Protocol::Http1(_) => matches!(slot.delivery, Delivery::Away),
         Protocol::Http2(http2) => http2.conn.has_ended() && http2.conn.is_busy(),
         Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => false,
         Protocol::WebSocket { .. } | Protocol::Closing(_) => false,

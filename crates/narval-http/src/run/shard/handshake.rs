@@ -3,8 +3,9 @@
 use std::io;
 
 use super::Shard;
+use super::send::Sent;
 use super::slots::{Http2, Protocol, Slot};
-use crate::http1::conn::{Act, Close, Conn, End, Then};
+use crate::http1::conn::{Act, Close, Conn, End};
 use crate::io::driver::Driver;
 use crate::limits::HTTP2_UNSENT_CROWDED;
 use crate::run::admission::HandshakePermit;
@@ -56,15 +57,12 @@ impl<D: Driver<Connection>> Shard<D> {
     /// follows the alert, because whoever makes it is the only one who may write.
     fn on_bad_record(&mut self, slot: &mut Slot, error: &io::Error) {
         tracing::trace!(%error, "a TLS record cannot be decrypted");
-        if let Protocol::Http1(conn) = &mut slot.protocol
-            && conn.may_be_answered()
-            && slot.connection.lease.wait_for() == Holder::Shard
-        {
-            // The last response is sent, and its worker has returned the lease without a message.
-            conn.answered_quietly(&self.local.at(&slot.connection));
-        }
+        self.find_quiet_end(slot);
         match &slot.protocol {
-            Protocol::Http1(conn) if conn.is_idle() => self.http1(slot, &[], |conn, _, _| conn.fail()),
+            Protocol::Http1(conn) if conn.is_idle() => {
+                self.send_control(slot);
+                self.http1(slot, &[], |conn, _, _| conn.fail());
+            }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.fail_below(at)),
             _ => self.on_input_end(slot),
         }
@@ -75,9 +73,12 @@ impl<D: Driver<Connection>> Shard<D> {
         if let Protocol::Http2(_) = slot.protocol {
             return self.look_at_http2(slot, true);
         }
-        let is_idle = slot.http1().is_some_and(|conn| conn.is_idle());
-        if is_idle && slot.connection.lease.holder() == Holder::Shard {
-            self.http1(slot, &[], |_, _, _| Act::Write(Then::Wait));
+        self.find_quiet_end(slot);
+        if slot.http1().is_some_and(|conn| conn.is_idle()) {
+            match self.send(slot) {
+                Sent::All => {}
+                unsent => self.wait_to_send(slot, unsent, Act::Wait),
+            }
         }
     }
 

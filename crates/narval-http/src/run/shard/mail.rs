@@ -35,7 +35,7 @@ impl<D: Driver<Connection>> Shard<D> {
         match note {
             Note::Finished(close) => self.on_finished(slot, close),
             Note::Lost => self.on_finished(slot, Some(Close::Abort)),
-            Note::Handed(outgoing) => self.on_outgoing(slot, outgoing),
+            Note::Handed(outgoing) => self.on_handed(slot, outgoing),
             Note::Upgraded(socket) => self.on_upgraded(slot, socket),
             Note::Handshaken(plaintext) => self.on_handshaken(slot, plaintext),
             Note::Nudge(Nudge::Source) => self.on_writable(slot, true),

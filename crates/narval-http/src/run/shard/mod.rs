@@ -11,7 +11,8 @@
 //! | `slots.rs` | the connections |
 //! | `timers.rs`, `timer_wheel.rs` | their deadlines |
 //! | `mail.rs` | messages from workers and other shards |
-//! | `http1.rs`, `send.rs`, `service.rs` | HTTP/1: performs a connection's actions |
+//! | `http1.rs`, `service.rs` | HTTP/1: performs a connection's actions |
+//! | `delivery.rs`, `send.rs` | HTTP/1: answers until they are sent |
 //! | `http2.rs` | the same for HTTP/2 |
 //! | `dispatch.rs` | hands requests of both to workers |
 //! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
@@ -21,6 +22,7 @@
 
 mod accept;
 mod close;
+mod delivery;
 mod departure;
 mod dispatch;
 mod event_loop;

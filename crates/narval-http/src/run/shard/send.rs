@@ -3,11 +3,10 @@
 use std::io;
 
 use super::Shard;
-use super::slots::{Protocol, Slot};
-use crate::http1::conn::{Act, Answer as _, Next};
+use super::slots::Slot;
+use crate::http1::conn::Next;
 use crate::io::clock::Millis;
 use crate::io::driver::{Completion, Driver, Op};
-use crate::io::out_buf::OutBuf;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_PER_TURN};
 use crate::run::connection::Connection;
 use crate::run::send_piece::send_piece;
@@ -38,7 +37,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     #[inline(always)]
-    fn send_sealed(&mut self, slot: &mut Slot) -> Sent {
+    pub(super) fn send_sealed(&mut self, slot: &mut Slot) -> Sent {
         let token = slot.token();
         while !self.local.out.is_empty() {
             match self.driver.send_now(token, &mut self.local.out) {
@@ -66,7 +65,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// The socket took nothing: it is full, or broken.
     #[cold]
-    fn unsent(&mut self, slot: &Slot, error: &io::Error) -> Sent {
+    pub(super) fn unsent(&mut self, slot: &Slot, error: &io::Error) -> Sent {
         let buf = std::mem::take(&mut *self.local.out);
         if error.kind() != io::ErrorKind::WouldBlock {
             tracing::trace!(%error, "a connection broke while a response was sent");
@@ -79,37 +78,11 @@ impl<D: Driver<Connection>> Shard<D> {
         Sent::Blocked(Box::new(outgoing))
     }
 
-    /// An asynchronous send has completed, wholly or in part.
-    pub(super) fn on_sent(&mut self, slot: &mut Slot, result: io::Result<()>, buf: OutBuf) {
-        slot.held.set(0);
-        let Some(conn) = slot.http1() else { return };
-        let then = conn.take_then();
-        let sent = match result {
-            Ok(()) if buf.is_empty() => {
-                self.local.reuse(buf);
-                Sent::All
-            }
-            result => {
-                *self.local.out = buf;
-                match result {
-                    Ok(()) => self.send_sealed(slot),
-                    Err(error) => self.unsent(slot, &error),
-                }
-            }
-        };
-        self.http1(slot, &[], |conn, input, at| match sent {
-            Sent::All => conn.flushed(then, input, at),
-            Sent::Later => conn.sending(None, then, at),
-            Sent::Blocked(rest) => conn.sending(Some(rest), then, at),
-            Sent::Broken => Act::Drop,
-        });
-    }
-
     /// Sends a piece of a connection's response. `None` if the next bytes may block.
-    pub(super) fn send_next(&mut self, slot: &mut Slot) -> Option<Next> {
-        let Protocol::Http1(conn) = &mut slot.protocol else { return Some(Next::AtRoom) };
-        let Some((outgoing, is_memory)) = conn.answer() else { return Some(Next::AtRoom) };
+    pub(super) fn send_next(&mut self, slot: &Slot, outgoing: &mut Outgoing) -> Option<Next> {
         let (connection, now) = (&slot.connection, self.local.now);
+        // The rest of gathered responses is in memory.
+        let is_memory = outgoing.is_recorded;
         let budget = match is_memory {
             true => BYTES_PER_TURN,
             false => budget_of_shard(outgoing, connection, &mut self.probes, now).filter(|_| self.bytes_left > 0)?,

@@ -26,7 +26,7 @@ use crate::run::connection::Connection;
 use crate::run::pending_late::PendingLate;
 use crate::run::server_state::ServerState;
 use crate::run::transmit::{Encoded, Outgoing, Rest, encode};
-use crate::{BodyWaker, HeadRef, Response};
+use crate::{HeadRef, Response};
 
 /// One in this many inline calls is timed.
 const INLINE_SAMPLE: u64 = 64;
@@ -266,14 +266,6 @@ impl Service<Exchanged> for At<'_> {
 
     fn is_short_for_bodies(&self) -> bool {
         self.local.server.is_short_for_bodies()
-    }
-
-    fn wait(&mut self, answer: &mut Outgoing) -> Duration {
-        answer.wait(BodyWaker(self.connection.address(0)))
-    }
-
-    fn abandon(&mut self, answer: &mut Outgoing) {
-        self.local.server.record_outgoing(&self.local.counters, answer, true);
     }
 
     fn count_timeout(&self) {

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use http::Version;
 
+use super::delivery::Delivery;
 use super::service::Exchanged;
 use crate::http1::conn::{Closing, Conn};
 use crate::http2::conn::Conn as Http2Conn;
@@ -20,6 +21,9 @@ use crate::ws;
 pub(super) struct Slot {
     pub(super) connection: Arc<Connection>,
     pub(super) protocol: Protocol,
+    /// Received bytes that an HTTP/1 connection has not used yet: part of a head, or pipelined requests.
+    pub(super) input: Box<[u8]>,
+    pub(super) delivery: Delivery,
     /// A receive is in progress.
     pub(super) receiving: bool,
     /// It must be closed, and nothing else done.

@@ -38,13 +38,9 @@ impl<D: Driver<Connection>> Shard<D> {
     fn on_deadline(&mut self, slot: &mut Slot) {
         self.look_for_client(slot);
         match &mut slot.protocol {
-            // Only the client was to be looked at.
-            Protocol::Http1(conn) if conn.is_running() && conn.deadline() > self.local.now => {}
-            Protocol::Http1(conn) => {
-                let may_be_answered = conn.may_be_answered();
-                let is_back = may_be_answered && slot.connection.lease.holder() == Holder::Shard;
-                let idle_since = is_back.then(|| slot.connection.idle_since());
-                self.http1(slot, &[], |conn, input, at| conn.tick(idle_since, input, at));
+            Protocol::Http1(_) => {
+                self.look_at_delivery(slot);
+                self.http1(slot, &[], |conn, input, at| conn.tick(input, at));
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.tick(at)),
             Protocol::WebSocket { .. } => self.look_at_websocket(slot, false),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Shard;
+use super::delivery::Delivery;
 use super::slots::{Protocol, Slot};
 use crate::http1::conn::End;
 use crate::io::driver::{Driver, Op};
@@ -15,19 +16,20 @@ impl<D: Driver<Connection>> Shard<D> {
         let mut stream = Box::new(ws::Stream::new(shared, self.local.now));
         // Senders take the outbox's lock from now on; the lease stays here.
         slot.connection.lease.take_back();
-        if let Some(conn) = slot.http1() {
-            let (input, has_ended) = (conn.upgraded(), conn.has_ended());
-            if !input.is_empty() {
-                stream.receive(&input, self.local.now, &self.local.server.pool);
-            }
-            if has_ended {
-                stream.receive_end(&self.local.server.pool);
-            }
+        slot.delivery = Delivery::Idle;
+        let has_ended = slot.http1().is_some_and(|conn| conn.has_ended());
+        let input = std::mem::take(&mut slot.input);
+        if !input.is_empty() {
+            stream.receive(&input, self.local.now, &self.local.server.pool);
+        }
+        if has_ended {
+            stream.receive_end(&self.local.server.pool);
         }
         if self.stopping {
             stream.stop();
         }
-        slot.protocol = Protocol::WebSocket { stream, awaits_room: false };
+        let upgraded = std::mem::replace(&mut slot.protocol, Protocol::WebSocket { stream, awaits_room: false });
+        self.release(upgraded, &slot.connection);
         self.look_at_websocket(slot, false);
     }
 

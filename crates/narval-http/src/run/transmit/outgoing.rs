@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::Probes;
 use crate::FileRange;
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
-use crate::http1::conn::Answer;
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::{Holding, Share};
@@ -21,6 +20,7 @@ use crate::message::feed::Feed;
 use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
 use crate::run::connection::Connection;
+use crate::run::pending_late::PendingLate;
 use crate::tls::TlsChannel;
 use crate::tls::layout::{Gather, Layout};
 use crate::tls::link::Link;
@@ -58,10 +58,14 @@ pub(crate) struct Outgoing {
     pub(crate) here: Option<Here>,
     /// What it holds in memory, between two calls of [`drive`](Self::drive).
     pub(crate) held: Share,
+    /// The answer that follows later, to the request behind those that it answers.
+    pub(crate) late: Option<Box<PendingLate>>,
     /// Something of it was sent, or may have been.
     has_begun: bool,
     /// The current window of the write deadline, while it waits for the socket.
     progress: Option<Progress>,
+    /// When its shard looks at it again, while it waits.
+    pub(crate) until: Millis,
     is_blocked: bool,
     /// Everything available is sent, and the source has no data now.
     is_waiting: bool,
@@ -448,23 +452,25 @@ impl Outgoing {
     }
 }
 
-impl Answer for Outgoing {
-    /// The TLS overhead of bytes that the socket has not taken yet is subtracted.
-    fn sent(&self) -> u64 {
+impl Outgoing {
+    /// Bytes that the socket has taken. The TLS overhead of those that it has not taken yet is subtracted.
+    pub(crate) fn sent(&self) -> u64 {
         self.made.saturating_sub(self.wire.len() as u64)
     }
 
-    fn progress(&mut self, now: Millis) -> &mut Progress {
+    /// The window of the write deadline, which starts now if there is none.
+    pub(crate) fn progress(&mut self, now: Millis) -> &mut Progress {
         let sent = self.sent();
         self.progress.get_or_insert(Progress::new(now, sent))
     }
 
-    fn is_waiting(&self) -> bool {
+    /// Whether everything available is sent, and the source has no data now.
+    pub(crate) fn is_waiting(&self) -> bool {
         self.is_waiting
     }
 
-    /// It may end early if the client is gone.
-    fn hang_up(&mut self) -> bool {
+    /// Asks it to end, for the client or the server; returns whether it does.
+    pub(crate) fn hang_up(&mut self) -> bool {
         self.feed.as_mut().is_some_and(Feed::hang_up)
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Piped {
     pub(super) is_paused: bool,
     pub(super) is_complete: bool,
     pub(super) is_over: bool,
+    /// The response has begun: the rest is discarded.
+    pub(super) is_answered: bool,
     /// Bytes that are still to come, where that is known.
     pub(super) rest: Option<u64>,
     /// The handler receives them itself, from time to time: where the bits of this are set, one after the other.
@@ -37,6 +39,9 @@ impl Pipe for Arc<Mutex<Piped>> {
         let mut pipe = lock(self);
         assert!(!pipe.is_over, "a body continues after its end");
         assert!(!pipe.is_received_by_handler, "two receive");
+        if pipe.is_answered {
+            return;
+        }
         if let Some(rest) = &mut pipe.rest {
             *rest -= data.len() as u64;
         }
@@ -67,11 +72,11 @@ impl Pipe for Arc<Mutex<Piped>> {
             return Receiver::Handler;
         }
         pipe.choices = pipe.choices.rotate_left(1);
-        if !pipe.is_over && pipe.rest.is_some_and(|rest| rest > 0) && pipe.choices & 1 == 1 {
+        if !pipe.is_over && !pipe.is_answered && pipe.rest.is_some_and(|rest| rest > 0) && pipe.choices & 1 == 1 {
             pipe.is_received_by_handler = true;
             return Receiver::Handler;
         }
-        pipe.is_paused = pipe.received.len() >= pipe.read + pipe.window;
+        pipe.is_paused = !pipe.is_answered && pipe.received.len() >= pipe.read + pipe.window;
         if pipe.is_paused { Receiver::Nobody } else { Receiver::Connection }
     }
 

@@ -1,13 +1,11 @@
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use super::piped::Piped;
 use crate::http1::ProtoError;
 use crate::http1::conn::body_memory::{BodyMemory, Buffered};
-use crate::http1::conn::{Answer, Close, Exchange, Inline, Service};
+use crate::http1::conn::{Close, Exchange, Inline, Service};
 use crate::http1::head::{Framing, LastHead, ParsedHead};
 use crate::io::clock::Millis;
-use crate::io::progress::Progress;
 use crate::io::sim::Random;
 use crate::limits::Limits;
 
@@ -15,37 +13,10 @@ use crate::limits::Limits;
 pub(crate) enum Carried {}
 
 impl Exchange for Carried {
-    type Answer = Sending;
+    /// Whether the connection ends after it.
+    type Answer = bool;
     type Later = ();
     type Pipe = Arc<Mutex<Piped>>;
-}
-
-/// A response that is being sent.
-pub(crate) struct Sending {
-    pub(super) left: u64,
-    pub(super) sent: u64,
-    pub(super) keep_alive: bool,
-    pub(super) is_waiting: bool,
-    pub(super) progress: Option<Progress>,
-}
-
-impl Answer for Sending {
-    fn sent(&self) -> u64 {
-        self.sent
-    }
-
-    fn progress(&mut self, now: Millis) -> &mut Progress {
-        let sent = self.sent;
-        self.progress.get_or_insert(Progress::new(now, sent))
-    }
-
-    fn is_waiting(&self) -> bool {
-        self.is_waiting
-    }
-
-    fn hang_up(&mut self) -> bool {
-        self.left.is_multiple_of(2)
-    }
 }
 
 /// The server around the connection.
@@ -63,18 +34,12 @@ pub(super) struct World {
     /// Whether a request is being answered.
     pub(super) is_busy: bool,
     pub(super) has_rejected: bool,
-    pub(super) has_timed_out: bool,
 }
 
 impl World {
     pub(super) fn serve(&mut self, head: &ParsedHead, bytes: &[u8]) {
         let target = head.parts.target;
         self.served.push(bytes.get(target.start as usize..target.end as usize).unwrap_or_default().to_vec());
-    }
-
-    pub(super) fn answer(&mut self) -> Sending {
-        let (left, keep_alive) = (self.random.below(100_000) as u64, !self.random.one_in(8));
-        Sending { left, sent: 0, keep_alive, is_waiting: false, progress: None }
     }
 }
 
@@ -111,7 +76,7 @@ impl Service<Carried> for World {
             0 if head.keep_alive => Inline::Later(()),
             1 => {
                 self.collected = 0;
-                Inline::Answer(Box::new(self.answer()))
+                Inline::Answer(Box::new(self.random.one_in(8)))
             }
             2 => {
                 self.collected += 1;
@@ -166,15 +131,6 @@ impl Service<Carried> for World {
 
     fn is_short_for_bodies(&self) -> bool {
         self.now.is_multiple_of(5)
-    }
-
-    fn wait(&mut self, answer: &mut Sending) -> Duration {
-        answer.progress = None;
-        Duration::from_millis(self.random.below(3) as u64 * 50)
-    }
-
-    fn abandon(&mut self, _: &mut Sending) {
-        self.has_timed_out = true;
     }
 
     fn count_timeout(&self) {}
