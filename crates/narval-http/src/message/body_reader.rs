@@ -3,19 +3,20 @@
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 
 use super::body::{Body, BodyKind};
-use super::body_source::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf, Wakes};
+use super::body_source::{BodyWaker, FileRange, Fill, SegmentBuf};
+use super::carrier::Bell;
+use super::feed::Feed;
 use super::informational::Informational;
 use super::late_answer::LateAnswer;
 use super::panic_guard::Kept;
 use super::responder::AwaitsAnswer;
 use super::response::{Response, ResponseKind};
-use crate::io::driver::Token;
 
 impl Response {
     /// The whole body, of at most `bytes_max` bytes. This thread waits until it is there: for an answer that [follows
@@ -102,9 +103,7 @@ impl Body {
 /// Reads a body as its source produces it. Reading waits for a source that has nothing.
 pub(crate) struct BodyReader {
     pieces: VecDeque<Piece>,
-    source: Option<Box<dyn BodySource>>,
-    /// Bytes to come, if their number was announced.
-    left: Option<u64>,
+    feed: Option<Feed>,
     bell: Arc<Bell>,
     /// Until when to wait for a source.
     until: Option<Instant>,
@@ -118,14 +117,13 @@ enum Piece {
 
 impl BodyReader {
     pub(crate) fn new(body: Body) -> Self {
-        let left = body.length();
-        let (piece, source) = match body.kind {
+        let (piece, feed) = match body.kind {
             BodyKind::Empty => (None, None),
             BodyKind::Bytes(bytes) => (Some(Piece::Bytes(bytes)), None),
             BodyKind::File(range) => (Some(Piece::File(range)), None),
-            BodyKind::Source { source, .. } => (None, Some(source)),
+            BodyKind::Source { source, length } => (None, Some(Feed::new(source, length))),
         };
-        Self { pieces: piece.into_iter().collect(), source, left, bell: Arc::default(), until: None, _kept: body.kept }
+        Self { pieces: piece.into_iter().collect(), feed, bell: Arc::default(), until: None, _kept: body.kept }
     }
 
     /// Reading fails if the source has nothing for so long from now on.
@@ -135,9 +133,9 @@ impl BodyReader {
 
     /// Asks the source for its next piece, and waits until there is one.
     fn fill(&mut self) -> io::Result<()> {
-        let Some(source) = &mut self.source else { return Ok(()) };
+        let Some(feed) = &mut self.feed else { return Ok(()) };
         let mut out = SegmentBuf::default();
-        let fill = source.fill(&mut out)?;
+        let fill = feed.fill(&mut out)?;
         let mut memory = Bytes::from(std::mem::take(&mut out.memory));
         let mut taken = 0;
         for (at, range) in out.files {
@@ -148,10 +146,9 @@ impl BodyReader {
         self.pieces.push_back(Piece::Bytes(memory));
         match fill {
             Fill::More => {}
-            Fill::Done => self.source = None,
+            Fill::Done => self.feed = None,
             Fill::Wait if taken == 0 && self.pieces.iter().all(Piece::is_empty) => {
-                let token = Token::new(0, 0);
-                let mut at_most = source.wait(BodyWaker::new(self.bell.clone(), token));
+                let mut at_most = feed.wait(BodyWaker(self.bell.address()));
                 if let Some(until) = self.until {
                     let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
                     at_most = at_most.min(left);
@@ -199,42 +196,12 @@ impl Read for BodyReader {
             match self.pieces.front_mut() {
                 Some(piece) if piece.is_empty() => drop(self.pieces.pop_front()),
                 Some(piece) => {
-                    let n = piece.read(out)?;
-                    if let Some(left) = &mut self.left {
-                        let wrong = || io::Error::other("the body of the response is longer than announced");
-                        *left = left.checked_sub(n as u64).ok_or_else(wrong)?;
-                    }
-                    return Ok(n);
+                    return piece.read(out);
                 }
-                None if self.source.is_some() => self.fill()?,
-                None if self.left.is_some_and(|left| left > 0) => {
-                    return Err(io::Error::other("the body of the response is shorter than announced"));
-                }
+                None if self.feed.is_some() => self.fill()?,
                 None => return Ok(0),
             }
         }
-    }
-}
-
-/// Rings when a source has more data.
-#[derive(Debug, Default)]
-struct Bell {
-    has_rung: Mutex<bool>,
-    rings: Condvar,
-}
-
-impl Bell {
-    fn wait(&self, at_most: Duration) {
-        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.rings.wait_timeout_while(has_rung, at_most, |has_rung| !*has_rung);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-    }
-}
-
-impl Wakes for Bell {
-    fn body_is_ready(&self, _: Token) {
-        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.rings.notify_one();
     }
 }
 

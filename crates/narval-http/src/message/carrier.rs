@@ -1,6 +1,7 @@
 //! The way from whoever works for a request to the shard of its connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::io::driver::Token;
 use crate::tls::link::HasLink;
@@ -55,5 +56,32 @@ impl Carrier {
             Some(connection) => connection.link().send_continue(),
             None => self.address.nudge(Nudge::Continue),
         }
+    }
+}
+
+/// A shard for whoever reads a response instead of sending it: it rings when there is news.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    has_rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Bell {
+    pub(crate) fn address(self: &Arc<Self>) -> Address {
+        Address { home: self.clone(), token: Token::new(0, 0), stream: 0 }
+    }
+
+    /// Waits until it rings, or has rung since the last time.
+    pub(crate) fn wait(&self, at_most: Duration) {
+        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.rings.wait_timeout_while(has_rung, at_most, |has_rung| !*has_rung);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+}
+
+impl Home for Bell {
+    fn nudge(&self, _: Token, _: u32, _: Nudge) {
+        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.rings.notify_all();
     }
 }

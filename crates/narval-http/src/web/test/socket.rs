@@ -1,6 +1,6 @@
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -8,10 +8,10 @@ use bytes::Bytes;
 use super::WAIT_MAX;
 use crate::io::clock::Millis;
 use crate::io::output_memory::{Holding, OutputMemory};
-use crate::tls::link::Link;
+use crate::message::carrier::{Bell, Carrier};
 use crate::ws::codec::frame::Opcode;
 use crate::ws::codec::mask;
-use crate::ws::{self, Carrier, CloseCode, CloseFrame, Message, Runs, Shared, Turn};
+use crate::ws::{self, CloseCode, CloseFrame, Message, Runs, Shared, Turn};
 
 /// Bytes that may wait to be received.
 const OUTPUT_MAX: usize = 256 << 20;
@@ -39,7 +39,7 @@ const OUTPUT_MAX: usize = 256 << 20;
 pub struct Socket {
     /// `None` once it is dropped.
     stream: Option<ws::Stream>,
-    line: Arc<Line>,
+    bell: Arc<Bell>,
     received: Vec<u8>,
     started: Instant,
 }
@@ -53,9 +53,11 @@ enum Frame {
 
 impl Socket {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let line = Arc::new(Line::new());
-        let stream = ws::start_on_stream(shared, line.clone(), 0, &Here);
-        Self { stream: Some(stream), line, received: Vec::new(), started: Instant::now() }
+        let bell = Arc::<Bell>::default();
+        let carrier = Carrier { address: bell.address(), link: None };
+        ws::start(&shared, carrier, &Holding::new(&OutputMemory::new(OUTPUT_MAX)), None, &Here);
+        let stream = ws::Stream::new(shared, 0);
+        Self { stream: Some(stream), bell, received: Vec::new(), started: Instant::now() }
     }
 
     /// Sends a message: text from `String` and `&str`, binary from `Bytes` and `Vec<u8>`. The server's handler has run when this
@@ -139,7 +141,10 @@ impl Socket {
             let wants = stream.look(true, now, &Here);
             match stream.take(&mut buffer) {
                 0 if wants.end.is_some() => return Ok(Frame::Close(None)),
-                0 => self.line.wait(until)?,
+                0 => {
+                    let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+                    self.bell.wait(left);
+                }
                 n => self.received.extend(buffer.get(..n).unwrap_or_default()),
             }
         }
@@ -198,43 +203,5 @@ struct Here;
 impl Runs for Here {
     fn run(&self, socket: Arc<Shared>) {
         while socket.run() == Turn::Again {}
-    }
-}
-
-/// What the WebSocket is told to be carried by.
-#[derive(Debug)]
-struct Line {
-    holding: Arc<Holding>,
-    has_news: Mutex<bool>,
-    news: Condvar,
-}
-
-impl Line {
-    fn new() -> Self {
-        let holding = Holding::new(&OutputMemory::new(OUTPUT_MAX));
-        Self { holding, has_news: Mutex::default(), news: Condvar::new() }
-    }
-
-    fn wait(&self, until: Instant) -> io::Result<()> {
-        let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-        let has_news = self.has_news.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.news.wait_timeout_while(has_news, left, |has_news| !*has_news);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-        Ok(())
-    }
-}
-
-impl Carrier for Line {
-    fn link(&self) -> Option<&Link> {
-        None
-    }
-
-    fn holding(&self) -> &Arc<Holding> {
-        &self.holding
-    }
-
-    fn tell(&self) {
-        *self.has_news.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.news.notify_all();
     }
 }
