@@ -231,12 +231,11 @@ impl Request {
     /// #[derive(Clone)]
     /// struct User(String);
     ///
-    /// fn sign_in(mut request: Request, next: Next<'_>) -> Response {
-    ///     let Some(name) = request.header("x-user").map(str::to_owned) else {
-    ///         return Response::failure(Reject::new(StatusCode::UNAUTHORIZED, "who are you?"));
-    ///     };
-    ///     request.extensions_mut().insert(User(name));
-    ///     next.run(request)
+    /// fn sign_in(mut request: Request, next: Next<'_>) -> Result<Response, Reject> {
+    ///     let name = request.header("x-user").ok_or(Reject::new(StatusCode::UNAUTHORIZED, "who are you?"))?;
+    ///     let user = User(name.to_owned());
+    ///     request.extensions_mut().insert(user);
+    ///     Ok(next.run(request))
     /// }
     ///
     /// fn me(request: Request) -> Option<String> {

@@ -1,21 +1,20 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Handler, HeadRef, IntoHandler, Reject, Request, Response};
+use crate::{Handler, HeadRef, IntoHandler, IntoResponse, Reject, Request, Response};
 
 /// Wraps handlers: it gets each request before they do, and their response, and may answer itself.
 ///
-/// Every `Fn(Request, Next<'_>) -> Response + Send + Sync` is a middleware.
+/// Every `Fn(Request, Next<'_>) -> R + Send + Sync` is a middleware, if `R` can become a response ([`IntoResponse`]).
 ///
 /// ```
-/// use narval_http::{Next, Request, Response, Router, StatusCode};
+/// use narval_http::{Next, Reject, Request, Response, Router, StatusCode};
 ///
-/// fn must_know_the_word(request: Request, next: Next<'_>) -> Response {
+/// fn must_know_the_word(request: Request, next: Next<'_>) -> Result<Response, Reject> {
 ///     if request.header("authorization") != Some("Bearer sesame") {
-///         return Response::text(StatusCode::UNAUTHORIZED, "who are you?\n")
-///             .header("www-authenticate", "Bearer");
+///         return Err(Reject::new(StatusCode::FORBIDDEN, "what is the word?"));
 ///     }
-///     next.run(request)
+///     Ok(next.run(request))
 /// }
 ///
 /// let app = Router::new().layer(must_know_the_word).get("/", || "welcome\n").build()?;
@@ -33,12 +32,13 @@ pub trait Middleware: Send + Sync + 'static {
     }
 }
 
-impl<F> Middleware for F
+impl<F, R> Middleware for F
 where
-    F: Fn(Request, Next<'_>) -> Response + Send + Sync + 'static,
+    F: Fn(Request, Next<'_>) -> R + Send + Sync + 'static,
+    R: IntoResponse,
 {
     fn handle(&self, request: Request, next: Next<'_>) -> Response {
-        self(request, next)
+        self(request, next).into_response()
     }
 }
 

@@ -72,21 +72,56 @@ fn the_library_is_a_dependency_as_its_page_says() {
     // Where the sources are now: cargo looks for a crate of this name in a repository as in a folder.
     let crates = root().join("crates/narval-http");
     let dependency = dependency.replace(&line, &format!("narval-http = {{ path = \"{}\" }}", crates.display()));
+    let package = "[package]\nname = \"mine\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n";
+    cargo(&["build"], &format!("{package}{dependency}"), &[("main.rs", block("rust,no_run"))]);
+}
+
+/// A project of its own, which the page shows, and the same with another library, which is longer.
+#[test]
+fn the_small_service_of_the_page_is_a_project_with_tests() {
+    let service = root().join("crates/narval-http/service");
+    let source = |path: &str| fs::read_to_string(service.join(path)).unwrap();
+    let (main, axum) = (source("narval/src/main.rs"), source("axum/src/main.rs"));
+    let page = read("docs/narval-http.md");
+    let shown: Vec<String> =
+        blocks(&page).into_iter().filter(|block| block.language == "rust,ignore").map(|block| block.text).collect();
+    let program = |main: &str| main.split("\n#[cfg(test)]").next().unwrap().to_owned();
+    let expected = [program(&main), program(&axum)];
+    for (shown, expected) in shown.iter().zip(&expected) {
+        assert_eq!(shown.trim_end(), expected.trim_end(), "the page shows the program as it is");
+    }
+    assert_eq!(shown.len(), expected.len());
+    let lines = |text: &str| text.lines().filter(|line| !line.is_empty() && !line.starts_with("//")).count();
+    assert!(lines(&expected[0]) <= 90 && lines(&expected[0]) < lines(&expected[1]));
+    let here = format!("path = \"{}\"", root().join("crates/narval-http").display());
+    let manifest = source("narval/Cargo.toml").replace("path = \"../..\"", &here);
+    let tests = source("narval/src/tests.rs");
+    cargo(&["test"], &manifest, &[("main.rs", &main), ("tests.rs", &tests)]);
+}
+
+/// Runs cargo in a folder elsewhere, with the profiles of this workspace and the versions of its lock file: what is compiled already is
+/// used.
+fn cargo(command: &[&str], manifest: &str, sources: &[(&str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("src")).unwrap();
-    let package = "[package]\nname = \"mine\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n";
-    // With the profiles of this workspace, what it has compiled already is used.
-    let manifest = read("Cargo.toml");
-    let profiles: String =
-        manifest.split("\n[").filter(|part| part.starts_with("profile.dev")).map(|part| format!("[{part}\n")).collect();
-    fs::write(folder.path().join("Cargo.toml"), format!("{package}{dependency}{profiles}")).unwrap();
-    fs::write(folder.path().join("src/main.rs"), block("rust,no_run")).unwrap();
-    // The versions that are here already.
+    let workspace = read("Cargo.toml");
+    let profiles: String = workspace
+        .split("\n[")
+        .filter(|part| part.starts_with("profile.dev"))
+        .map(|part| format!("[{part}\n"))
+        .collect();
+    fs::write(folder.path().join("Cargo.toml"), format!("{manifest}\n{profiles}")).unwrap();
+    for (name, source) in sources {
+        fs::write(folder.path().join("src").join(name), source).unwrap();
+    }
     fs::copy(root().join("Cargo.lock"), folder.path().join("Cargo.lock")).unwrap();
     let target = Path::new(env!("CARGO_BIN_EXE_narval")).ancestors().nth(2).unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--offline", "--target-dir"]).arg(target).current_dir(folder.path());
-    let output = build.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let _ = fs::remove_file(target.join("debug/mine"));
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(command).args(["--offline", "--target-dir"]).arg(target).current_dir(folder.path());
+    let output = cargo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+    for name in ["mine", "small-service"] {
+        // Only one of them is there, if any.
+        let _ = fs::remove_file(target.join("debug").join(name));
+    }
 }
