@@ -16,7 +16,6 @@ use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
-use crate::args::tls;
 use crate::values::listen::{Host, Listen};
 
 /// How long running requests may take after a SIGTERM.
@@ -25,6 +24,8 @@ pub const GRACE: Duration = Duration::from_secs(30);
 pub const NOTHING_TO_RELOAD: &str = "there is nothing to reload";
 /// The port of nix-serve.
 pub const PORT_DEFAULT: u16 = 5000;
+/// How often certificate and key files are checked.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// The sockets for a place to listen on.
 ///
@@ -207,7 +208,7 @@ pub fn run_reloading(
     let unstarted = |error: std::io::Error| Failure::runtime(format!("cannot wait for signals: {error}"));
     let scheme = if tls.is_some() { "https" } else { "http" };
     if let Some(tls) = tls {
-        tls::keep_fresh(tls)?;
+        keep_fresh(tls)?;
     }
     on_hangup(signals.hangup, reload).map_err(unstarted)?;
     handle.stop_on(signals.stop, GRACE).map_err(unstarted)?;
@@ -219,6 +220,34 @@ pub fn run_reloading(
     }
     notify_systemd(&[NotifyState::Ready]);
     handle.wait().map_err(Failure::runtime)
+}
+
+/// Reloads certificates and keys when their files change. If that fails, the old ones stay in use.
+///
+/// # Errors
+/// The thread cannot be started.
+fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::runtime(format!("cannot watch the certificates: {error}"));
+    thread::Builder::new()
+        .name("certificates".into())
+        .spawn(move || {
+            let mut said = String::new();
+            loop {
+                thread::sleep(LOOK_EVERY);
+                match tls.reload_if_changed() {
+                    Ok(true) => tracing::info!("the certificates have changed and were reloaded"),
+                    Ok(false) => {}
+                    // The files of a pair are often replaced one by one: an error is reported once.
+                    Err(error) if error.to_string() != said => {
+                        said = error.to_string();
+                        tracing::error!("{said}; the old certificates stay in use");
+                    }
+                    Err(_) => {}
+                }
+            }
+        })
+        .map_err(failed)?;
+    Ok(())
 }
 
 /// Runs `reload` at each SIGHUP, on its own thread, and notifies systemd (`Type=notify-reload`).

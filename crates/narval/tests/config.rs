@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::{fs, thread, time::Duration};
@@ -71,9 +70,7 @@ fn an_error_names_its_line_the_key_the_value_and_what_is_allowed() {
     }
     let unknown = errors("frobnicate = true");
     assert!(
-        unknown.starts_with(
-            "a.toml:1: unknown key 'frobnicate'; known here: listen, trusted-proxies, proxy-protocol, store, "
-        ),
+        unknown.starts_with("a.toml:1: unknown key 'frobnicate'; known here: listen, store, data, cache-dir, "),
         "{unknown}"
     );
 }
@@ -86,14 +83,14 @@ fn settings_of_the_cache_that_is_written() {
     );
     let config = ServeConfig::parse("a.toml", &text).unwrap();
     let mut settings = CacheSettings { strict_references: true, ..CacheSettings::default() };
-    config.caches[0].apply(&mut settings);
+    config.cache[0].apply(&mut settings);
     assert_eq!((settings.retention_days, settings.size_max, settings.quota), (Some(30), Some(1 << 30), Some(2 << 30)));
     assert_eq!((settings.trusted_keys[0].to_string().as_str(), settings.nar_size_max), (key, 3 << 20));
     assert!(settings.recompress);
     assert!(settings.required_keys.is_empty() && settings.strict_references, "left out, so left as it was");
     let config =
         ServeConfig::parse("a.toml", "[[cache]]\nname = 'default'\nretention = 'never'\ntrusted-keys = []").unwrap();
-    config.caches[0].apply(&mut settings);
+    config.cache[0].apply(&mut settings);
     assert!(settings.retention_days.is_none() && settings.trusted_keys.is_empty());
     for (text, want) in [
         (
@@ -197,35 +194,87 @@ fn values_arrive() {
         decode-memory = '1G'
     ";
     let config = ServeConfig::parse("/etc/narval/a.toml", text).unwrap();
-    let keys: Vec<_> = config.sign_keys.iter().map(|at| (at.value.to_str().unwrap(), at.line)).collect();
+    let keys: Vec<_> = config.sign_keys.iter().map(|at| (at.value.to_str().unwrap(), at.origin.line())).collect();
     assert_eq!(keys, [("/etc/narval/a.sec", 6), ("/b.sec", 6)]);
-    let proxies: Vec<_> = config.trusted_proxies.iter().map(|at| at.value.to_string()).collect();
-    assert_eq!((proxies.join(" ").as_str(), config.proxy_protocol), ("10.0.0.0/8 unix", Some(true)));
-    assert_eq!(config.listen[0].value.to_string(), "*:80");
-    assert_eq!((config.priority, config.verify_nars), (Some(16), Some(true)));
-    assert_eq!(config.tls.certificates[0].key, Path::new("/etc/narval/k"));
+    let proxies: Vec<_> = config.proxies.trusted_proxies.iter().map(ToString::to_string).collect();
+    assert_eq!((proxies.join(" ").as_str(), config.proxies.proxy_protocol.value), ("10.0.0.0/8 unix", true));
+    assert_eq!(config.listen[0].to_string(), "*:80");
+    assert_eq!((config.priority.value, config.verify_nars), (16, true));
+    assert_eq!(config.tls.certificate[0].key, Path::new("/etc/narval/k"));
     assert_eq!(config.access_log.file.unwrap().value, Path::new("-"));
-    assert_eq!((config.nar_cache.enabled, config.nar_cache.size), (Some(false), Some(1 << 30)));
-    let mut limits = narval_http::Limits::default();
-    config.limits.apply(&mut limits);
+    assert_eq!((config.nar_cache.store.enabled, config.nar_cache.store.size), (false, 1 << 30));
+    let limits = config.limits.of_engine();
     assert_eq!((limits.connections_max, limits.connections_per_ip_max, limits.queue_max), (7, Some(3), 9));
     assert_eq!((limits.backlog, limits.head_timeout), (11, Duration::from_secs(2)));
     assert_eq!(limits.keep_alive_timeout, Duration::from_secs(5));
     assert_eq!(limits.write_stall_timeout, Duration::from_millis(250));
-    assert_eq!((limits.output_memory_max, config.limits.narinfo_memory), (1 << 20, Some(4096)));
-    assert_eq!(config.limits.decode_memory, Some(1 << 30));
+    assert_eq!((limits.output_memory_max, config.limits.narinfo_memory), (1 << 20, 4096));
+    assert_eq!(config.limits.decode_memory, 1 << 30);
 }
 
-/// The page names the keys that there are, and no others; its example is one.
+/// Each key can be set in the file, and the example of the page is a file; what the engine does without a setting is what is said.
 #[test]
-fn the_page_and_the_code_name_the_same_keys() {
+fn the_example_of_the_page_is_a_file_and_the_defaults_are_those_of_the_engine() {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md")).unwrap();
-    let table = page.split("## Keys").nth(1).unwrap().split("\n## ").next().unwrap();
-    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
-    let documented: BTreeSet<_> = rows.map(str::to_owned).collect();
-    assert_eq!(documented, ServeConfig::keys());
     let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     ServeConfig::parse("example.toml", example).unwrap();
+    let (ours, engine) = (ServeConfig::parse("", "").unwrap().limits, narval_http::Limits::default());
+    let of_engine = narval_http::Limits { write_stall_timeout: ours.stall_timeout, ..engine };
+    assert_eq!(format!("{:?}", ours.of_engine()), format!("{of_engine:?}"));
+}
+
+/// An option is a key over the file: it is read like one, and named if it is wrong, together with all that is wrong in the file.
+#[test]
+fn options_are_keys_over_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.toml");
+    let refused = |text: &str, args: &[&str]| {
+        fs::write(&file, text).unwrap();
+        let output = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap().replace(&file.display().to_string(), "a.toml")
+    };
+    let known = ServeConfig::parse("", "frob-nicate = 1").unwrap_err().to_string();
+    let known = known.split("known here: ").nth(1).unwrap();
+    let options = ["--cache-size", "2X", "--priority", "9", "--nar-cache-level", "20"];
+    assert_eq!(
+        refused("priority = 'x'\nfrob-nicate = 1\n", &options),
+        format!(
+            "narval: option --cache-size: '2X': give a number of bytes, or a string with K, M, G or T, such as \"10G\"\n\
+             narval: option --nar-cache-level: '20': give a whole number from 1 to 19\n\
+             narval: a.toml:1: priority = 'x': give a whole number from 0 to 4294967295\n\
+             narval: a.toml:2: unknown key 'frob-nicate'; known here: {known}\n"
+        )
+    );
+    // Options of tables: the first values are the first table, and so on.
+    let half = refused("", &["--tls-cert", "a", "--tls-key", "b", "--tls-cert", "c"]);
+    assert_eq!(half, "narval: option --tls-cert: give one --tls-key for each\n");
+    // Those of `[[upstream]]` make no `[[cache]]`, which has such a table, too.
+    let cache = refused("[[cache]]\nname = 'a'\nhost-only = true\n", &["--upstream", "https://cache.nixos.org"]);
+    assert!(cache.starts_with("narval: a.toml:1: cache.host-only: the cache 'a' has no 'host'"), "{cache}");
+    let secret = refused("data = 'd'\n", &["--database", "host=h password=secret"]);
+    assert!(secret.starts_with("narval: option --database: '…': ") && !secret.contains("secret"), "{secret}");
+    // What contradicts each other is named where it stands.
+    for (text, args, says) in [
+        (
+            "[access-log]\n[tls]\nclient-ca = 'ca'\n",
+            &["--proxy-protocol"][..],
+            [
+                "option --proxy-protocol: needs trusted-proxies, which send it",
+                "a.toml:3: tls.client-ca: needs a certificate: give a [[tls.certificate]]",
+            ],
+        ),
+        (
+            "redirect = 'on'\n",
+            &["--private"],
+            [
+                "option --private: needs a data folder for the tokens that readers need: give --data DIR",
+                "a.toml:1: redirect: needs --data in a bucket (s3://…)",
+            ],
+        ),
+    ] {
+        assert_eq!(refused(text, args), says.map(|line| format!("narval: {line}\n")).concat());
+    }
 }
 
 fn check(file: &Path) -> Output {
@@ -510,8 +559,13 @@ fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
 
     // What takes effect at the next start only is named, each time.
     for _ in 0..2 {
-        fs::write(&file, format!("{base}priority = 14\n[limits]\nqueue = 5\n")).unwrap();
-        assert!(hang_up(&mut server).contains("restart for these keys to take effect: limits"));
+        fs::write(
+            &file,
+            format!("{base}priority = 14\ntrusted-proxies = 'unix'\n[limits]\nqueue = 5\nhead-timeout = 10\n"),
+        )
+        .unwrap();
+        let said = hang_up(&mut server);
+        assert!(said.ends_with("restart for these keys to take effect: limits.queue, trusted-proxies"), "{said}");
         assert_eq!(priority(&server), "14");
     }
     assert_eq!(server.terminate(), Some(0));

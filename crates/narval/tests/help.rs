@@ -9,6 +9,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use narval::config::{KeyInfo, ServeConfig};
+
 const COLUMNS: usize = 80;
 
 /// The words of every command, those of commands inside commands included.
@@ -86,15 +88,15 @@ fn examples_are_understood() {
     }
 }
 
-/// Compares a page with its generated text, or writes it.
+/// Compares a file with its generated text, or writes it.
 fn page_is(name: &str, text: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name);
     if std::env::var_os("NARVAL_UPDATE_HELP").is_some() {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, text).unwrap();
     }
     let before = fs::read_to_string(&file).unwrap_or_default();
-    assert!(before == text, "docs/reference/{name} is out of date: see the first lines of tests/help.rs");
+    assert!(before == text, "{name} is out of date: see the first lines of tests/help.rs");
 }
 
 #[test]
@@ -107,18 +109,67 @@ fn the_reference_of_commands_is_current() {
         text += &format!("\n{level} {name}\n\n```text\n{}```\n", help(&words));
     }
     text += &format!("\n## nix-serve\n\n```text\n{}```\n", help_of(env!("CARGO_BIN_EXE_nix-serve"), &[]));
-    page_is("cli.md", &text);
+    page_is("docs/reference/cli.md", &text);
+}
+
+/// What a key is about, in one paragraph.
+fn meaning(key: &KeyInfo) -> String {
+    key.paragraphs().iter().map(|paragraph| paragraph.trim_end_matches('.')).collect::<Vec<_>>().join(". ")
 }
 
 #[test]
 fn the_reference_of_the_configuration_file_is_current() {
-    let mut text = "# Values of the keys\n\nWhat each key of the [configuration file](../configuration.md#keys) accepts; that page has meanings and defaults. This \
-                    page is generated from the types of the file.\n\n| key | accepts |\n|---|---|\n"
+    let mut text = "# Keys of the configuration file\n\nAll keys of the [configuration file](../configuration.md). *Reload* says when a changed value takes \
+                    effect: `yes` on SIGHUP, `restart` after a restart. This page is generated from the tables in `crates/narval/src/config/`.\n\n\
+                    | key | meaning | accepts | default | option | reload |\n|---|---|---|---|---|---|\n"
         .to_owned();
-    for (key, accepts) in narval::config::ServeConfig::reference() {
-        text += &format!("| `{key}` | {accepts} |\n");
+    for key in ServeConfig::reference().iter().filter(|key| !key.is_table()) {
+        let linked = |word: &str| {
+            let Some(at) = word.find("docs/") else { return word.to_owned() };
+            let (before, page) = (&word[..at], &word[at + "docs/".len()..]);
+            let (page, after) = page.split_at(page.trim_end_matches(&[')', ',', ';', '.'][..]).len());
+            format!("{before}[{}](../{page}){after}", page.split('#').next().unwrap())
+        };
+        let meaning = meaning(key).split(' ').map(linked).collect::<Vec<_>>().join(" ");
+        let default = match (key.default, key.otherwise) {
+            (Some(default), _) => format!("`{default}`"),
+            (None, words) => words.unwrap_or(if key.is_required { "" } else { "none" }).to_owned(),
+        };
+        let option = key.option.map(|option| format!("`--{}`", option.name)).unwrap_or_default();
+        let reload = if key.needs_restart { "restart" } else { "yes" };
+        text += &format!("| `{}` | {meaning} | {} | {default} | {option} | {reload} |\n", key.path, key.accepts);
     }
-    page_is("configuration.md", &text);
+    page_is("docs/reference/configuration.md", &text);
+}
+
+/// The options of the NixOS module: the keys in the table with this path.
+fn options_of_nix(keys: &[KeyInfo], table: &str, indent: usize) -> String {
+    let mut text = String::new();
+    for key in keys {
+        let Some(name) = key.path.strip_prefix(table).filter(|name| !name.contains('.')) else { continue };
+        let quoted = meaning(key).replace('\\', "\\\\").replace('"', "\\\"").replace("${", "\\${");
+        let (space, list) =
+            (" ".repeat(indent), if key.is_list { format!("(oneOrMore {})", key.nix) } else { key.nix.clone() });
+        text += &match (key.is_table(), key.is_required) {
+            (true, _) => {
+                let inside = options_of_nix(keys, &format!("{}.", key.path), indent + 2);
+                format!("{space}{name} = {} \"{quoted}.\" {{\n{inside}{space}}};\n", key.nix)
+            }
+            (false, true) => format!("{space}{name} = required {list} \"{quoted}.\";\n"),
+            (false, false) => format!("{space}{name} = key {list} \"{quoted}.\";\n"),
+        };
+    }
+    text
+}
+
+#[test]
+fn the_options_of_the_nixos_module_are_current() {
+    let options = options_of_nix(&ServeConfig::reference(), "", 2);
+    let text = format!(
+        "# The keys of the configuration file of `narval serve`, for settings.nix. Generated from the tables in crates/narval/src/config/ by\n\
+         # `NARVAL_UPDATE_HELP=1 cargo test -p narval --test help`.\nkinds: with kinds; {{\n{options}}}\n"
+    );
+    page_is("nix/keys.nix", &text);
 }
 
 /// The codes that are named by `--help` are those of one table.

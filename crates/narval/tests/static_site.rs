@@ -308,7 +308,7 @@ fn https_for_a_first_try_and_wrong_options() {
     assert!(out.status.success() && out.stdout == big());
     for (args, said) in [
         (&["--tls-cert", "none.pem", "--tls-key", "none.key"][..], "cannot read certificate 'none.pem'"),
-        (&["--tls-cert", "none.pem"], "1 certificates and 0 keys"),
+        (&["--tls-cert", "none.pem"], "option --tls-cert: give one --tls-key for each"),
         (&["--cache-control", "no equals sign"], "has no '='"),
         (&["--listen", "127.0.0.1:99999"], "99999"),
     ] {

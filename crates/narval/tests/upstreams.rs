@@ -321,7 +321,12 @@ fn invalid_options_are_refused() {
         String::from_utf8(output.stderr).unwrap()
     };
     let without_data = run(&["--upstream", "https://cache.nixos.org"]);
-    assert!(without_data.contains("option --upstream: needs --data"), "{without_data}");
+    assert!(
+        without_data.contains(
+            "option --upstream: 'https://cache.nixos.org' needs a data folder for its files: give --data DIR"
+        ),
+        "{without_data}"
+    );
     let without_key = run(&["--data", data.to_str().unwrap(), "--upstream", "https://cache.example.org"]);
     assert!(without_key.contains("give its public key with --upstream-key"), "{without_key}");
     let file = store.path("narval.toml");

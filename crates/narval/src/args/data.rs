@@ -84,11 +84,13 @@ impl DataArgs {
     /// # Errors
     /// The file or a key cannot be read.
     pub fn sign_keys(&self, cache: &CacheName) -> Result<Vec<SecretKey>, Failure> {
-        let file = self.file()?;
-        let section = file.caches.iter().find(|section| section.name == *cache);
-        let own = section.and_then(|section| section.sign_keys.as_ref());
-        let keys = own.or((*cache == CacheName::default()).then_some(&file.sign_keys));
-        keys.into_iter().flatten().map(|at| read_secret_key(&at.value)).collect()
+        let keys = self
+            .file()?
+            .caches()
+            .into_iter()
+            .find(|section| section.name == *cache)
+            .and_then(|section| section.sign_keys);
+        keys.iter().flatten().map(|at| read_secret_key(&at.value)).collect()
     }
 
     /// The configuration file, if it is named or a usual one.
@@ -96,7 +98,7 @@ impl DataArgs {
         let usual = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|file| self.data.is_none() && file.exists());
         match self.config.clone().or_else(usual) {
             Some(file) => ServeConfig::load(&file).map_err(Failure::usage),
-            None => Ok(ServeConfig::default()),
+            None => ServeConfig::parse("", "").map_err(Failure::usage),
         }
     }
 
@@ -108,7 +110,7 @@ impl DataArgs {
         let data = self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
         let bytes = place_of(&data, self.cache_dir.clone().or(file.cache_dir), None)?;
         let database = database.or(file.database.map(|at| at.value));
-        Ok((Place { bytes, database }, file.share_data == Some(true)))
+        Ok((Place { bytes, database }, file.share_data))
     }
 
     /// Opens the folder, and creates it if it does not exist.

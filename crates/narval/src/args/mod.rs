@@ -2,23 +2,18 @@
 
 use std::path::PathBuf;
 
-pub mod access_log;
 pub mod administered;
 pub mod channels;
 pub mod client;
 pub mod data;
 pub mod names;
-pub mod nar_cache;
 pub mod paths;
-pub mod proxies;
 pub mod push;
 pub mod secret_key;
 pub mod state;
-pub mod tls;
-pub mod upstream;
 
 /// A folder of this user as the XDG base directory specification has it: `variable`, or `below` the home. Relative ones do not count.
-fn user_folder(variable: &str, below: &str) -> Option<PathBuf> {
+pub(crate) fn user_folder(variable: &str, below: &str) -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute(variable).or_else(|| Some(absolute("HOME")?.join(below)))
 }

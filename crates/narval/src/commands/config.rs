@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Failure;
 use crate::args::secret_key::read_secret_key;
-use crate::args::tls;
-use crate::args::upstream::UpstreamSettings;
-use crate::commands::serve::oidc::issuers;
-use crate::config::{At, CertificateSection, ConfigError, ConfigErrors, ServeConfig, UpstreamSection};
+use crate::config::{At, ConfigError, ConfigErrors, Options, ServeConfig};
 use crate::ui::output::out;
 
 /// Check a configuration file of `narval serve`
@@ -44,16 +41,14 @@ Example:
 /// A file that cannot be read, or has errors.
 pub fn run(args: Args) -> Result<(), Failure> {
     let Command::Check { file, no_files, data } = args.command;
-    let config = ServeConfig::load(&file).map_err(Failure::usage)?;
-    let (readable, waiting) = readable(&config, no_files);
-    let mut wrong = sections(&file, &config, &readable);
-    if config.data.is_none() && data.is_none() {
-        wrong.extend(config.needs_data(&file.display().to_string()));
-    }
+    let loaded = ServeConfig::read(&Options::default(), Some(&file)).map_err(Failure::usage)?;
+    let config = &loaded.settings;
+    let (readable, waiting) = readable(config, no_files);
+    let mut wrong = ServeConfig { tls: config.tls.clone(), ..readable.clone() }.check(data.is_some());
     if !no_files {
-        wrong.extend(files(&file, &readable));
+        wrong.extend(files(&readable));
     }
-    wrong.sort_by_key(|error| error.line);
+    wrong.sort_by_key(|error| error.origin.line());
     if !wrong.is_empty() {
         return Err(Failure::usage(ConfigErrors(wrong)));
     }
@@ -61,7 +56,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Some(at) if !no_files => read_secret_key(&at).ok().map(|key| key.name().to_owned()),
         _ => None,
     };
-    for line in config.summary(&name_of) {
+    for line in loaded.summary(&name_of) {
         out!("{line}");
     }
     for secret in waiting {
@@ -109,58 +104,23 @@ fn readable(config: &ServeConfig, no_files: bool) -> (ServeConfig, Vec<PathBuf>)
         }
     };
     readable.sign_keys.retain_mut(|key| find(&mut key.value));
-    readable.tls.certificates.retain_mut(|pair| {
+    readable.tls.certificate.retain_mut(|pair| {
         let are_there = [find(&mut pair.cert), find(&mut pair.key), pair.ocsp.as_mut().is_none_or(&mut find)];
         are_there == [true; 3]
     });
     readable.tls.client_ca = readable.tls.client_ca.and_then(|mut at| find(&mut at.value).then_some(at));
-    for cache in &mut readable.caches {
+    for cache in &mut readable.cache {
         cache.sign_keys.iter_mut().for_each(|keys| keys.retain_mut(|key| find(&mut key.value)));
     }
-    let of_caches = readable.caches.iter_mut().flat_map(|cache| &mut cache.upstreams);
-    for upstream in readable.upstreams.iter_mut().chain(of_caches) {
+    let of_caches = readable.cache.iter_mut().flat_map(|cache| &mut cache.upstream);
+    for upstream in readable.upstreams.upstream.iter_mut().chain(of_caches) {
         upstream.netrc_file = upstream.netrc_file.take().and_then(|mut at| find(&mut at.value).then_some(at));
     }
     (readable, waiting)
 }
 
 /// Checks the files that a configuration names.
-fn files(file: &Path, config: &ServeConfig) -> Vec<ConfigError> {
-    let error = |line, message| ConfigError { file: file.display().to_string(), line: Some(line), message };
-    let sign_key = |at: &At<PathBuf>| {
-        let failure = read_secret_key(&at.value).err()?;
-        Some(error(at.line, format!("sign-keys: {failure}")))
-    };
-    // Each on its own, to report its line; the server loads them together.
-    let certificate = |pair: &CertificateSection| {
-        let failure = tls::check_certificate(pair).err()?;
-        Some(error(pair.line, format!("tls.certificate: {failure}")))
-    };
-    let keys = config.all_sign_keys().filter_map(sign_key);
-    let certificates: Vec<_> = config.tls.certificates.iter().filter_map(certificate).collect();
-    // Only together with certificates that can be loaded is it known that an error is about the authorities.
-    let are_good = certificates.is_empty() && !config.tls.certificates.is_empty();
-    let authorities = config.tls.client_ca.as_ref().filter(|_| are_good).and_then(|at| {
-        let failure = tls::check_authorities(&config.tls).err()?;
-        Some(error(at.line, format!("tls.client-ca: {failure}")))
-    });
-    keys.chain(certificates).chain(authorities).collect()
-}
-
-/// Errors of the file itself, even if each of its keys is valid.
-fn sections(file: &Path, config: &ServeConfig, readable: &ServeConfig) -> Vec<ConfigError> {
-    let of_caches = readable.caches.iter().flat_map(|cache| &cache.upstreams);
-    // Each on its own, to report its line.
-    let upstream = |section: &UpstreamSection| {
-        let settings = UpstreamSettings::of_file(std::slice::from_ref(section), &file.display().to_string(), None);
-        settings.and_then(|settings| settings.check()).err()
-    };
-    let upstreams = readable.upstreams.iter().chain(of_caches).filter_map(upstream);
-    let oidc = issuers(&file.display().to_string(), &config.oidc).err();
-    let alone = config.tls.client_ca.as_ref().filter(|_| config.tls.certificates.is_empty()).map(|at| ConfigError {
-        file: file.display().to_string(),
-        line: Some(at.line),
-        message: "tls.client-ca: needs a certificate: give a [[tls.certificate]]".to_owned(),
-    });
-    upstreams.chain(oidc).chain(alone).collect()
+fn files(config: &ServeConfig) -> Vec<ConfigError> {
+    let sign_key = |at: &At<PathBuf>| Some(at.origin.error("sign-keys", read_secret_key(&at.value).err()?));
+    config.all_sign_keys().filter_map(sign_key).chain(config.tls.check_files()).collect()
 }

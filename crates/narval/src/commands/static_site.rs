@@ -12,16 +12,12 @@ use narval_http::http1::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 
-use crate::args::access_log::AccessLogArgs;
 use crate::args::client::OutputArgs;
-use crate::args::proxies::{ProxyArgs, ProxySettings};
-use crate::args::tls::TlsArgs;
-use crate::config::{AccessLogSection, saturated};
+use crate::config::{AccessLog, Nested, Options, Proxies, Tls, saturated, size, table, tls};
 use crate::ui::log;
 use crate::ui::output::out;
 use crate::ui::progress::watched;
 use crate::values::listen::Listen;
-use crate::values::size::parse_size;
 use crate::{Failure, server};
 
 /// Serve the files of a folder over HTTP or HTTPS
@@ -145,9 +141,9 @@ struct ServeArgs {
     #[arg(long, alias = "believe", value_name = "MS", default_value_t = 1000)]
     revalidate_after: u64,
     #[command(flatten)]
-    tls: TlsArgs,
+    settings: Options<StaticConfig>,
     /// Use a self-signed certificate made for this run; browsers will warn
-    #[arg(long, help_heading = "HTTPS", conflicts_with = "tls_cert")]
+    #[arg(long, help_heading = "HTTPS", conflicts_with = "tls-cert")]
     tls_self_signed: bool,
     /// Number of threads that multiplex connections [default: chosen by the number of processors]
     #[arg(long, value_name = "N", help_heading = "Tuning")]
@@ -158,16 +154,23 @@ struct ServeArgs {
     /// Kernel interface: auto, epoll or uring
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
     driver: DriverChoice,
-    #[command(flatten)]
-    access_log: AccessLogArgs,
-    /// Memory for answers that clients have yet to read, and for messages of WebSockets [default: 256M]
-    ///
-    /// Beyond it, larger answers from memory are refused with 503, and the connections that hold most are closed. Files are read
-    /// as their clients take them, and hardly count.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    output_memory: Option<u64>,
-    #[command(flatten)]
-    proxies: ProxyArgs,
+}
+
+table! {
+    /// The settings that it has in common with `narval serve`.
+    StaticConfig {
+        /// HTTPS.
+        tls: Tls = Nested::Table(Some("HTTPS")),
+        /// The access log.
+        access_log: AccessLog = Nested::Table(Some("Access log")),
+        /// Memory for answers that clients have yet to read, and for messages of WebSockets
+        ///
+        /// Beyond it, larger answers from memory are refused with 503, and the connections that hold most are closed. Files are read as
+        /// their clients take them, and hardly count.
+        output_memory: u64 = size().or("256M").option("output-memory", "SIZE"),
+        /// The proxies in front.
+        proxies: Proxies = Nested::Here(Some("Behind a proxy")),
+    }
 }
 
 /// Runs `narval static`.
@@ -190,7 +193,10 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
         }
     }
     let pairs = if args.tls_self_signed { vec![self_signed()?] } else { Vec::new() };
-    let tls = args.tls.acceptor_with(pairs)?;
+    let settings = args.settings.over(None).map_err(Failure::usage)?.settings;
+    settings.proxies.check().map_err(Failure::usage)?;
+    let tls = settings.tls.config(pairs).map_err(Failure::usage)?;
+    let tls = tls.map(|config| tls::accept(config, "option --tls-cert")).transpose()?;
     let options = SiteOptions {
         index: args.index,
         listing: args.listing,
@@ -214,8 +220,7 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
         let cors = if any { Cors::any_origin() } else { Cors::origins(args.cors) };
         handler = Box::new(wrap(cors.methods(&[Method::GET, Method::HEAD]), Boxed(handler)));
     }
-    let mut limits = Limits::default();
-    limits.output_memory_max = args.output_memory.map_or(limits.output_memory_max, saturated);
+    let limits = Limits { output_memory_max: saturated(settings.output_memory), ..Limits::default() };
     let mut builder = Server::builder(Boxed(handler)).driver(args.driver).limits(limits);
     if let Some(shards) = args.shards {
         builder = builder.shards(shards.get());
@@ -226,9 +231,8 @@ fn serve(args: ServeArgs) -> Result<(), Failure> {
     for listen in server::listen_or(&args.listen, PORT_DEFAULT)? {
         builder = builder.listen(listen);
     }
-    builder = args.proxies.over(&ProxySettings::default()).apply(builder);
-    builder = builder.trust_request_ids(args.access_log.trusts_request_ids(&AccessLogSection::default()));
-    if let Some(log) = args.access_log.open()? {
+    builder = settings.proxies.apply(builder).trust_request_ids(settings.access_log.trust_request_ids);
+    if let Some(log) = settings.access_log.open()? {
         builder = builder.access_log(log);
     }
     if let Some(tls) = &tls {

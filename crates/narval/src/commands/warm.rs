@@ -13,8 +13,8 @@ use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, War
 use narval_store::Store;
 
 use crate::args::client::{OutputArgs, human_bytes};
-use crate::args::nar_cache::NarCacheArgs;
 use crate::args::paths::parse_wanted;
+use crate::config::{Options, Warming};
 use crate::ui::log;
 use crate::ui::output::counted;
 use crate::ui::progress::watched;
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     #[command(flatten)]
-    nar_cache: NarCacheArgs,
+    settings: Options<Warming>,
 }
 
 /// Runs `narval warm`.
@@ -59,12 +59,13 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     let store = server::open_store(args.store.as_deref())?;
+    let settings = args.settings.over(None).map_err(Failure::usage)?.settings;
+    let nar_cache = settings.nar_cache.config(DeltaMode::On);
     if let Some(profile) = &args.deltas_from {
-        return warm_deltas(profile, store, args.nar_cache.config());
+        return warm_deltas(profile, store, nar_cache);
     }
     let paths =
         if args.all { store.all_valid_paths().map_err(Failure::runtime)? } else { closure(&store, &args.paths)? };
-    let nar_cache = args.nar_cache.config();
     if nar_cache.is_none() {
         return Err(Failure::usage("there is no folder for compressed NARs: give --nar-cache DIR"));
     }
@@ -110,7 +111,7 @@ fn warm_deltas(profile: &Path, store: Store, cache: Option<NarCacheConfig>) -> R
         let fits = |base: &PathInfo| delta_fits(base.nar_size, info.nar_size) && base.nar_hash != info.nar_hash;
         pairs.extend(bases.best(&info.path, &store, fits).map_err(Failure::runtime)?.map(|base| (base, info)));
     }
-    let nar_cache = Some(NarCacheConfig { deltas: DeltaMode::On, ..cache });
+    let nar_cache = Some(cache);
     let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
     let (mut made, mut present, mut large, mut failed) = (0, 0, 0, 0);
     let ((), ended) = watched(OUTPUT, ("the deltas that were made are kept", "continues"), |work| {

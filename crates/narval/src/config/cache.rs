@@ -6,164 +6,171 @@ use std::path::{Path, PathBuf};
 use narval_keep::{CacheName, CacheSettings};
 use narval_nix::{PublicKey, StoreDir};
 
-use super::section::Section;
+use super::key::{At, Key, Nested, table};
+use super::kinds::{boolean, cache_name, choice, host, integer, parsed, path, size, text};
 use super::summary::key_names;
-use super::values::Kind;
-use super::{At, ConfigError, Recompress, Retention, ServeConfig, UpstreamSection, upstream};
+use super::{ConfigError, Origin, Retention, ServeConfig, Upstream};
 use crate::ui::output::counted;
 
-/// `[[cache]]`. Settings that the file omits stay as in the data folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheSection {
-    /// Its line.
-    pub line: usize,
-    /// Its name: it is served below `/NAME`; the cache `default` is at `/`.
-    pub name: CacheName,
-    /// The hosts where it is served at `/`.
-    pub hosts: Vec<At<String>>,
-    /// What the page says about it.
-    pub description: Option<String>,
-    /// Whether it is only served at its hosts, not below `/NAME`.
-    pub host_only: bool,
-    /// The store directory of its paths.
-    pub store_dir: Option<StoreDir>,
-    /// Whether reading needs no token.
-    pub public: Option<bool>,
-    /// Secret keys to sign with; `None` if the file does not set them.
-    pub sign_keys: Option<Vec<At<PathBuf>>>,
-    /// `Priority` in `nix-cache-info`.
-    pub priority: Option<u32>,
-    /// `WantMassQuery` in `nix-cache-info`.
-    pub want_mass_query: Option<bool>,
-    /// `[[cache.upstream]]`: the caches to query for paths that it does not have.
-    pub upstreams: Vec<UpstreamSection>,
-    /// The limit of stored upstream files, in bytes.
-    pub upstream_size: Option<u64>,
-    /// Uploads signed by one of these are also signed by the cache.
-    pub trusted_keys: Option<Vec<PublicKey>>,
-    /// If set, uploads must be signed by one of these.
-    pub required_keys: Option<Vec<PublicKey>>,
-    /// Whether undeclared references are rejected.
-    pub strict_references: Option<bool>,
-    /// When unused paths are removed.
-    pub retention: Option<Retention>,
-    /// The size in bytes of NARs above which unused paths are removed.
-    pub max_size: Option<u64>,
-    /// The size in bytes of NARs above which uploads are refused.
-    pub quota: Option<u64>,
-    /// The largest accepted NAR, in bytes.
-    pub max_nar_size: Option<u64>,
-    /// Whether NARs that are not zstd are recompressed.
-    pub recompress: Option<Recompress>,
+fn public_key() -> Key<PublicKey> {
+    parsed("a public key, NAME:BASE64,").nix("publicKey")
 }
 
-pub(super) fn read(section: &Section<'_>, line: usize) -> Option<CacheSection> {
-    let keys = |key| {
-        let found = section.list(key, &Kind::parsed("a public key, NAME:BASE64,"));
-        section.has(key).then(|| found.into_iter().map(|at| at.value).collect())
-    };
-    let name = section.at("name", &Kind::cache_name());
-    let sign_keys = section.paths("sign-keys");
-    let read = CacheSection {
-        line,
-        // Replaced below: a section must have a name.
-        name: CacheName::default(),
-        hosts: section.list("host", &Kind::host()),
-        description: section.get("description", &Kind::text()),
-        host_only: section.get("host-only", &Kind::boolean()).unwrap_or(false),
-        store_dir: section.get("store-dir", &Kind::parsed("a store directory, such as \"/nix/store\",")),
-        public: section.get("public", &Kind::boolean()),
-        sign_keys: section.has("sign-keys").then_some(sign_keys),
-        priority: section.get("priority", &Kind::integer(0..=u32::MAX)),
-        want_mass_query: section.get("want-mass-query", &Kind::boolean()),
-        upstreams: section.tables("upstream", upstream).into_iter().flatten().collect(),
-        upstream_size: section.get("upstream-size", &Kind::size()),
-        trusted_keys: keys("trusted-keys"),
-        required_keys: keys("required-keys"),
-        strict_references: section.get("strict-references", &Kind::boolean()),
-        retention: section.get("retention", &Kind::parsed("a number of days, such as \"90d\", or \"never\",")),
-        max_size: section.get("max-size", &Kind::size()),
-        quota: section.get("quota", &Kind::size()),
-        max_nar_size: section.get("max-nar-size", &Kind::size()),
-        recompress: section.get("recompress", &Kind::parsed("\"zstd\" or \"never\",")),
-    };
-    Some(CacheSection { name: section.required("name", line, name)?.value, ..read })
+table! {
+    /// A cache that takes uploads. Settings that the file omits stay as in the data folder.
+    Cache {
+        /// Name of a cache that takes uploads; see docs/configuration.md#several-caches. The cache `default` is at `/`, others are below `/NAME`
+        name: CacheName = cache_name(),
+        /// Plain text that the page shows about the cache, such as who pushes to it
+        description: Option<String> = text(),
+        /// Host names at whose `/` the cache is also served
+        host: Vec<At<String>> = host(),
+        /// Whether the cache is not served below `/NAME`
+        host_only: bool = boolean().or("false"),
+        /// Store directory of its paths; for an existing cache it must not change
+        store_dir: Option<At<StoreDir>> = parsed::<StoreDir>("a store directory, such as \"/nix/store\",").or_else("that of the live store, otherwise `/nix/store`"),
+        /// As `public`, for this cache
+        public: Option<bool> = boolean().or_else("`public`"),
+        /// As `sign-keys`, for this cache
+        sign_keys: Option<Vec<At<PathBuf>>> = path().or_else("`sign-keys` for `default`, none for others").nix("secret"),
+        /// As `priority`, for this cache
+        priority: Option<u32> = integer::<u32>(0..=u32::MAX).or_else("`priority`"),
+        /// `WantMassQuery` in `nix-cache-info`, whether clients ask this cache for many paths at once
+        want_mass_query: Option<bool> = boolean().or_else("true"),
+        /// As `upstream`, for this cache.
+        upstream: Vec<Upstream> = Nested::Table(None),
+        /// As `upstream-size`: each cache has its own budget
+        upstream_size: Option<u64> = size().or_else("`upstream-size`"),
+        /// Public keys: paths signed by one of them are also signed with the cache's keys
+        trusted_keys: Option<Vec<PublicKey>> = public_key(),
+        /// Public keys: uploads must be signed by one of them
+        required_keys: Option<Vec<PublicKey>> = public_key(),
+        /// Whether uploads whose NAR contains references that the narinfo does not list are refused
+        strict_references: Option<bool> = boolean().or_else("false"),
+        /// How long paths that nobody requests are kept
+        retention: Option<Retention> = parsed::<Retention>("a number of days, such as \"90d\", or \"never\",").or_else("90d").nix("retention"),
+        /// Limit on the size of all NARs, listings, logs and other files; the least recently used are removed first
+        max_size: Option<u64> = size().or_else("no limit"),
+        /// Limit on the size of all NARs, listings, logs and other files; uploads that would exceed it are refused
+        quota: Option<u64> = size().or_else("no limit"),
+        /// Size of the largest NAR that is accepted, uncompressed
+        max_nar_size: Option<u64> = size().or_else("see `narval cache`"),
+        /// Whether NARs in other formats are recompressed to zstd in the background (docs/cache.md#recompressing)
+        recompress: Option<bool> = choice(&RECOMPRESS).or_else("never"),
+    }
 }
+
+const RECOMPRESS: [(&str, &str, bool); 2] = [("zstd", "To zstd", true), ("never", "They stay as uploaded", false)];
 
 /// Conflicts between the sections.
-pub(super) fn conflicts(file: &str, sections: &[CacheSection]) -> Vec<ConfigError> {
+pub(super) fn conflicts(sections: &[Cache]) -> Vec<ConfigError> {
     let (mut names, mut hosts, mut wrong) = (HashSet::new(), HashSet::new(), Vec::new());
-    let mut error = |line, message| wrong.push(ConfigError { file: file.to_owned(), line: Some(line), message });
-    for section in sections {
-        let name = &section.name;
+    for Cache { origin, name, host, host_only, .. } in sections {
         if !names.insert(name) {
-            error(section.line, format!("cache: the name '{name}' is used twice"));
+            wrong.push(origin.error("cache", format!("the name '{name}' is used twice")));
         }
-        for host in &section.hosts {
+        for host in host {
             if !hosts.insert(&host.value) {
-                error(host.line, format!("cache.host = \"{}\": another cache has this host already", host.value));
+                let key = format!("cache.host = \"{}\"", host.value);
+                wrong.push(host.origin.error(&key, "another cache has this host already"));
             }
         }
-        if section.host_only && section.hosts.is_empty() {
-            error(
-                section.line,
-                format!("cache.host-only: the cache '{name}' has no 'host', so it could not be reached"),
-            );
-        } else if section.host_only && *name == CacheName::default() {
-            error(
-                section.line,
-                format!("cache.host-only: the cache '{name}' is at '/', for all hosts without their own cache"),
-            );
-        }
+        let unreachable = match (host_only, host.as_slice()) {
+            (true, []) => "has no 'host', so it could not be reached",
+            (true, _) if *name == CacheName::default() => "is at '/', for all hosts without their own cache",
+            _ => continue,
+        };
+        wrong.push(origin.error("cache.host-only", format!("the cache '{name}' {unreachable}")));
     }
     wrong
 }
 
-impl CacheSection {
-    /// A human-readable line, with what it inherits from the top of the file.
-    pub(super) fn summary(&self, file: &ServeConfig, name_of: &dyn Fn(&Path) -> Option<String>) -> String {
-        let is_root = self.name == CacheName::default();
-        let path = if is_root { Some("/".to_owned()) } else { (!self.host_only).then(|| format!("/{}", self.name)) };
-        let places: Vec<_> = path.into_iter().chain(self.hosts.iter().map(|at| at.value.clone())).collect();
-        let readers = match (self.public, file.public.as_ref().map(|at| at.value)) {
-            (Some(false), _) => "readable only with a token",
-            (None, Some(false)) => "readable only with a token (inherited)",
-            _ => "publicly readable",
+impl Cache {
+    /// The cache at `/`, as if the file had a section with its name.
+    fn at_root() -> Option<Self> {
+        let mut file = ServeConfig::parse("", &format!("[[cache]]\nname = \"{}\"", CacheName::default())).ok()?;
+        file.cache.pop()
+    }
+
+    /// Whether it is the cache at `/`.
+    pub fn is_root(&self) -> bool {
+        self.name == CacheName::default()
+    }
+
+    /// A human-readable line; `effective` has what it inherits from the top of the file.
+    pub(super) fn summary(&self, effective: &Self, name_of: &dyn Fn(&Path) -> Option<String>) -> String {
+        let path =
+            if self.is_root() { Some("/".to_owned()) } else { (!self.host_only).then(|| format!("/{}", self.name)) };
+        let places: Vec<_> = path.into_iter().chain(self.host.iter().map(|at| at.value.clone())).collect();
+        let inherited = |is_inherited: bool| if is_inherited { " (inherited)" } else { "" };
+        let readers = match effective.public {
+            Some(false) => format!("readable only with a token{}", inherited(self.public.is_none())),
+            _ => "publicly readable".to_owned(),
         };
-        // The keys and upstreams at the top are those of the cache at `/`.
-        let keys = match &self.sign_keys {
-            Some(own) => (key_names(own, name_of), ""),
-            None if is_root => (key_names(&file.sign_keys, name_of), " (inherited)"),
-            None => (String::new(), ""),
+        let signs = match key_names(effective.sign_keys.as_deref().unwrap_or_default(), name_of) {
+            names if names.is_empty() => "signs nothing".to_owned(),
+            names => format!("signs with {names}{}", inherited(self.sign_keys.is_none())),
         };
-        let signs = match keys {
-            (names, _) if names.is_empty() => "signs nothing".to_owned(),
-            (names, inherited) => format!("signs with {names}{inherited}"),
-        };
-        let inherited = if is_root { file.upstreams.len() } else { 0 };
-        let mark = if inherited > 0 { " (inherited)" } else { "" };
-        let upstreams = counted(self.upstreams.len() + inherited, "upstream");
+        let upstreams = counted(effective.upstream.len(), "upstream");
+        let mark = inherited(effective.upstream.len() > self.upstream.len());
         format!("cache '{}': at {}, {readers}, {signs}, {upstreams}{mark}", self.name, places.join(" and "))
     }
 
     /// Overrides the settings of the cache with those of the file.
     pub fn apply(&self, settings: &mut CacheSettings) {
-        if let Some(keys) = &self.trusted_keys {
-            settings.trusted_keys.clone_from(keys);
+        fn set<T: Clone>(field: &mut T, value: Option<&T>) {
+            if let Some(value) = value {
+                field.clone_from(value);
+            }
         }
-        if let Some(keys) = &self.required_keys {
-            settings.required_keys.clone_from(keys);
-        }
-        settings.strict_references = self.strict_references.unwrap_or(settings.strict_references);
-        settings.want_mass_query = self.want_mass_query.unwrap_or(settings.want_mass_query);
-        settings.retention_days = match self.retention {
-            None => settings.retention_days,
-            Some(Retention::Days(days)) => Some(days),
-            Some(Retention::Never) => None,
-        };
+        set(&mut settings.trusted_keys, self.trusted_keys.as_ref());
+        set(&mut settings.required_keys, self.required_keys.as_ref());
+        set(&mut settings.strict_references, self.strict_references.as_ref());
+        set(&mut settings.want_mass_query, self.want_mass_query.as_ref());
+        set(&mut settings.public, self.public.as_ref());
+        set(&mut settings.priority, self.priority.as_ref());
+        set(&mut settings.nar_size_max, self.max_nar_size.as_ref());
+        set(&mut settings.recompress, self.recompress.as_ref());
         settings.size_max = self.max_size.or(settings.size_max);
         settings.quota = self.quota.or(settings.quota);
-        settings.nar_size_max = self.max_nar_size.unwrap_or(settings.nar_size_max);
-        settings.recompress = self.recompress.map_or(settings.recompress, |to| to == Recompress::Zstd);
+        settings.retention_days = self.retention.map_or(settings.retention_days, |retention| retention.0);
+    }
+}
+
+impl ServeConfig {
+    /// The caches to serve, with what they have from the top of the file. The first is the one at `/`.
+    pub fn caches(&self) -> Vec<Cache> {
+        let (mut all, others): (Vec<_>, Vec<_>) = self.cache.iter().cloned().partition(Cache::is_root);
+        if all.is_empty() {
+            all.extend(Cache::at_root());
+        }
+        all.extend(others);
+        for cache in &mut all {
+            let is_root = cache.is_root();
+            // Options are for the cache at `/`, and stand above its section.
+            let wins = |origin: &Origin| is_root && origin.is_option();
+            if cache.priority.is_none() || wins(&self.priority.origin) {
+                cache.priority = Some(self.priority.value);
+            }
+            if cache.upstream_size.is_none() || wins(&self.upstreams.upstream_size.origin) {
+                cache.upstream_size = Some(self.upstreams.upstream_size.value);
+            }
+            // All caches are private if one option says so.
+            if let Some(public) = self.public.as_ref().filter(|at| cache.public.is_none() || at.origin.is_option()) {
+                cache.public = Some(public.value);
+            }
+            // The keys and upstreams at the top are those of the cache at `/`: a key only vouches for its own uploads.
+            if !is_root {
+                continue;
+            }
+            if cache.sign_keys.is_none() || self.sign_keys.iter().any(|at| wins(&at.origin)) {
+                cache.sign_keys = Some(self.sign_keys.clone());
+            }
+            let own = std::mem::replace(&mut cache.upstream, self.upstreams.upstream.clone());
+            if !cache.upstream.iter().any(|upstream| wins(&upstream.origin)) {
+                cache.upstream.extend(own);
+            }
+        }
+        all
     }
 }

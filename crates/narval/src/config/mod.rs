@@ -13,244 +13,128 @@
 //! assert_eq!(errors.to_string(), "narval.toml:2: unknown key 'prioritty'; did you mean 'priority'?");
 //! ```
 
+mod access_log;
 mod cache;
 mod error;
-mod folder;
 mod foreign;
+mod key;
+mod kinds;
+mod limits;
+mod nar_cache;
+mod oidc;
+mod options;
+mod proxies;
 mod section;
 mod summary;
-mod values;
+pub(crate) mod tls;
+mod upstream;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use narval_client::{HostPattern, Url};
-use narval_http::{Limits, TrustedProxy};
-use narval_keep::{Database, Place};
-use narval_nix::PublicKey;
+use narval_client::{Scheme, Url};
+use narval_keep::{Database, Place, Redirect};
 
-pub use cache::CacheSection;
-pub use error::{ConfigError, ConfigErrors};
+pub use access_log::{AccessLog, BoxedLog, open as open_access_log};
+pub use cache::Cache;
+pub use error::{ConfigError, ConfigErrors, Origin};
 pub use foreign::FOREIGN;
-pub use section::At;
-use section::{Document, Section};
-use values::Kind;
-pub use values::Retention;
+pub use key::{At, CommandOption, KeyInfo, Table};
+pub(crate) use key::{Nested, table};
+pub use kinds::Retention;
+pub(crate) use kinds::size;
+use kinds::{boolean, choice, integer, parsed, path, path_unless, text};
+pub use limits::{Limits, saturated};
+pub use nar_cache::{NarCache, NarFolder, Warming};
+pub use oidc::{Oidc, OidcRule};
+pub use options::Options;
+pub use proxies::Proxies;
+pub use section::{Loaded, ReadKey, Section, needs_restart};
+pub use tls::{Certificate, KtlsMode, Tls};
+pub use upstream::{Upstream, Upstreams};
 
-use crate::values::delta_choice::DeltaChoice;
-use crate::values::ktls_mode::KtlsMode;
 use crate::values::listen::Listen;
-use crate::values::log_form::LogForm;
-use crate::values::redirect_choice::RedirectChoice;
 
-/// The maximum size of a configuration file in bytes.
-pub const CONFIG_LEN_MAX: u64 = 1024 * 1024;
-
-/// The contents of a configuration file. `None` and empty lists are keys that it does not set.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServeConfig {
-    /// Where to listen.
-    pub listen: Vec<At<Listen>>,
-    /// The proxies that are believed who their clients are.
-    pub trusted_proxies: Vec<At<TrustedProxy>>,
-    /// Whether they speak the PROXY protocol.
-    pub proxy_protocol: Option<bool>,
-    /// The store to serve, like `--store`.
-    pub store: Option<At<String>>,
-    /// The data folder of the caches that accept uploads.
-    pub data: Option<PathBuf>,
-    /// The database with the index of the data folder, if that is not in the folder.
-    pub database: Option<At<Database>>,
-    /// With `data` in a bucket: the folder on this machine.
-    pub cache_dir: Option<PathBuf>,
-    /// With `data` in a bucket: the size of the disk cache, in bytes.
-    pub cache_size: Option<u64>,
-    /// With `data` in a bucket and `database`: where other nodes reach this one, to share disk caches.
-    pub peer_url: Option<At<Url>>,
-    /// With `data` in a bucket: when clients get large NARs from the object store itself.
-    pub redirect: Option<RedirectChoice>,
-    /// Whether other users of the machine may read the data folder.
-    pub share_data: Option<bool>,
-    /// Whether reading that cache needs no token.
-    pub public: Option<At<bool>>,
-    /// `[[upstream]]`: the caches to query for paths that the cache at `/` does not have.
-    pub upstreams: Vec<UpstreamSection>,
-    /// `[[cache]]`: the caches that accept uploads. The one at `/` exists even without a section.
-    pub caches: Vec<CacheSection>,
-    /// `[[oidc]]`: the platforms whose jobs get tokens.
-    pub oidc: Vec<OidcSection>,
-    /// The limit of stored upstream files, in bytes.
-    pub upstream_size: Option<u64>,
-    /// Secret keys to sign with.
-    pub sign_keys: Vec<At<PathBuf>>,
-    /// `Priority` in `nix-cache-info`.
-    pub priority: Option<u32>,
-    /// Whether NARs are hashed while they are sent.
-    pub verify_nars: Option<bool>,
-    /// Whether browsers get a page at `/`.
-    pub web: Option<bool>,
-    /// HTTPS.
-    pub tls: TlsSection,
-    /// The access log.
-    pub access_log: AccessLogSection,
-    /// The cache of compressed NARs.
-    pub nar_cache: NarCacheSection,
-    /// Limits and timeouts.
-    pub limits: LimitsSection,
-}
-
-/// Whether NARs are recompressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompress {
-    /// Never: they stay as uploaded.
-    Never,
-    /// To zstd.
-    Zstd,
-}
-
-impl std::str::FromStr for Recompress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "never" => Ok(Self::Never),
-            "zstd" => Ok(Self::Zstd),
-            _ => Err("give \"zstd\" or \"never\"".to_owned()),
-        }
+table! {
+    /// The configuration of `narval serve`.
+    ServeConfig {
+        /// Address to listen on: HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket
+        listen: Vec<Listen> = parsed::<Listen>("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")
+            .or_else("the sockets passed by systemd, else :5000").option("listen", "WHERE").with(|arg| arg.short('l')).restart(),
+        /// Store to serve: `auto`, `daemon`, a folder that contains a store, or another Nix store URI
+        store: Option<String> = text().or_else("$NIX_REMOTE, else this machine's store; none with a data folder").option("store", "URI"),
+        /// Data folder of a cache that accepts uploads (`nix copy --to`); created if it does not exist
+        ///
+        /// Uploads need a token: create one with `narval token create`. Without a store, only this cache is served.
+        /// The caches can also be in a bucket of an object store, `s3://BUCKET/PREFIX?region=…&endpoint=…`; see docs/scale-out.md.
+        data: Option<PathBuf> = path_unless(is_bucket).option("data", "DIR|URL").restart().nix("dataPlace"),
+        /// With the data in a bucket: folder on this machine for the disk cache, and for the index unless a database has it
+        cache_dir: Option<PathBuf> = path().option("cache-dir", "DIR").with(|arg| arg.env("NARVAL_CACHE_DIR").hide_env_values(true)).restart().nix("stateFolder"),
+        /// With the data in a bucket: maximum size of the disk cache; the least recently used NARs are removed first
+        cache_size: u64 = size().or("20G").option("cache-size", "SIZE").restart(),
+        /// With the data in a bucket: when clients get NARs of 8 MiB and more from the object store itself
+        ///
+        /// They are sent there by a redirect to an address that is valid for five minutes; see docs/scale-out.md#redirects.
+        redirect: At<Redirect> = choice(&REDIRECTS).or("off").option("redirect", "WHEN"),
+        /// With the data in a bucket and a database: address at which other servers over the same bucket reach this one, to share disk caches
+        ///
+        /// Each NAR is then kept by one of the servers that have such an address, and the others read it from there: `http://10.0.0.3:5000`;
+        /// see docs/scale-out.md#sharing-disk-caches.
+        peer_url: Option<At<Url>> = parsed::<Url>("the address of this server for other nodes, http://HOST:PORT,")
+            .option("peer-url", "URL").with(|arg| arg.alias("peer-address").env("NARVAL_PEER_URL").hide_env_values(true)).restart().nix("webUrl"),
+        /// PostgreSQL database with the index of the data folder: `postgres://USER@HOST/DATABASE`
+        ///
+        /// Several servers can then share the folder. The password is better given by PGPASSWORD, or by the configuration file: everybody
+        /// on the machine can read command lines.
+        database: Option<At<Database>> = parsed::<Database>("the address of a database, postgres://USER@HOST/DATABASE,")
+            .option("database", "URL").with(|arg| arg.env("NARVAL_DATABASE").hide_env_values(true)).restart().secret().nix("database"),
+        /// Whether other users of the machine may read the data folder, such as nginx
+        ///
+        /// Without it, what a server and the commands on its data create is 0700 (folders) and 0600 (files), new access logs included, and the
+        /// server warns of an existing folder or file that allows more. With it, the umask decides; make what is there readable with
+        /// `chmod -R go+rX`.
+        share_data: bool = boolean().or("false").restart(),
+        /// Whether caches that take uploads may be read without a token
+        public: Option<At<bool>> = boolean().or_else("the data folder's setting, initially true").flag("private", "false", |arg| arg.help("Require a token for reading, too")),
+        /// Secret key to sign with
+        ///
+        /// Create one with `narval key generate`. Signatures stored with the paths are served as well.
+        sign_keys: Vec<At<PathBuf>> = path().option("sign-key", "FILE").with(|arg| arg.short('k')).nix("secret"),
+        /// Priority; clients query the cache with the lowest number first (cache.nixos.org: 40)
+        priority: At<u32> = integer(0..=u32::MAX).or("30").option("priority", "N"),
+        /// Compressed NARs of the live store.
+        nar_cache: NarCache = Nested::Table(None),
+        /// Whether every NAR is hashed while it is sent
+        verify_nars: bool = boolean().or("false").flag("verify-nars", "true", |arg| arg.help("Hash every NAR while it is sent, and abort the connection if it does not match the database")),
+        /// Whether browsers get a page at `/` (docs/web.md)
+        web: bool = boolean().or("true").flag("no-web", "false", |arg| arg.help("Do not serve the web page at /")),
+        /// What clients may cost.
+        limits: Limits = Nested::Table(None),
+        /// HTTPS.
+        tls: Tls = Nested::Table(Some("HTTPS")),
+        /// The upstreams of the cache at `/`.
+        upstreams: Upstreams = Nested::Here(Some("Upstreams")),
+        /// Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`.
+        cache: Vec<Cache> = Nested::Table(None),
+        /// CI platforms whose jobs get tokens.
+        oidc: Vec<Oidc> = Nested::Table(None),
+        /// The access log.
+        access_log: AccessLog = Nested::Table(Some("Access log")),
+        /// The proxies in front.
+        proxies: Proxies = Nested::Here(Some("Behind a proxy")),
     }
 }
 
-/// `[[upstream]]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UpstreamSection {
-    /// Its line.
-    pub line: usize,
-    /// Its address.
-    pub url: Url,
-    /// The trusted keys for its paths.
-    pub keys: Vec<PublicKey>,
-    /// Whether a signature by one of them is required.
-    pub require_signatures: Option<bool>,
-    /// Lower is queried first.
-    pub priority: Option<i64>,
-    /// A netrc file with its login and password.
-    pub netrc_file: Option<At<PathBuf>>,
-    /// Other hosts to which it may lead.
-    pub redirect_hosts: Vec<HostPattern>,
-    /// The timeout for connecting, and for each wait for a narinfo.
-    pub timeout: Option<Duration>,
-    /// How long a NAR may make no progress.
-    pub stall_timeout: Option<Duration>,
-}
+/// When clients get large NARs from the object store itself.
+const REDIRECTS: [(&str, &str, Redirect); 3] = [
+    ("off", "Never", Redirect::Off),
+    ("auto", "The first time that a NAR is requested which is not in the disk cache", Redirect::Auto),
+    ("on", "Always", Redirect::On),
+];
 
-/// `[[oidc]]`: a platform whose jobs get tokens (OpenID Connect).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OidcSection {
-    /// Its line.
-    pub line: usize,
-    /// Its name in logs.
-    pub name: Option<String>,
-    /// Its address.
-    pub issuer: String,
-    /// The required audience of its tokens.
-    pub audience: String,
-    /// The lifetime of the issued tokens.
-    pub token_lifetime: Option<Duration>,
-    /// Whether its tokens must have an id, with which each is exchanged once.
-    pub require_jti: Option<bool>,
-    /// `[[oidc.rule]]`: the first matching rule determines the permissions.
-    pub rules: Vec<OidcRuleSection>,
-}
-
-/// `[[oidc.rule]]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OidcRuleSection {
-    /// Its line.
-    pub line: usize,
-    /// The required claims, each with patterns of which one must match.
-    pub claims: Vec<(String, Vec<String>)>,
-    /// Names or patterns of caches; if empty, all.
-    pub caches: Vec<String>,
-    /// The scopes for these caches.
-    pub scopes: Vec<String>,
-}
-
-/// `[tls]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsSection {
-    /// `[[tls.certificate]]`: the first is for clients that request none of them by SNI.
-    pub certificates: Vec<CertificateSection>,
-    /// The authorities whose client certificates are accepted.
-    pub client_ca: Option<At<PathBuf>>,
-    /// When the kernel encrypts.
-    pub ktls: Option<KtlsMode>,
-    /// Whether HTTP/2 is offered.
-    pub http2: Option<bool>,
-}
-
-/// `[[tls.certificate]]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateSection {
-    /// Its line.
-    pub line: usize,
-    /// The certificate chain (PEM).
-    pub cert: PathBuf,
-    /// Its private key (PEM).
-    pub key: PathBuf,
-    /// An OCSP response (DER) to staple.
-    pub ocsp: Option<PathBuf>,
-}
-
-/// `[access-log]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AccessLogSection {
-    /// The file; `-` is standard output.
-    pub file: Option<At<PathBuf>>,
-    /// The format of a line.
-    pub format: Option<LogForm>,
-    /// Whether ids of requests that clients send are used.
-    pub trust_request_ids: Option<bool>,
-}
-
-/// `[nar-cache]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NarCacheSection {
-    /// Whether NARs are compressed at all.
-    pub enabled: Option<bool>,
-    /// Its folder.
-    pub folder: Option<PathBuf>,
-    /// Its size, in bytes.
-    pub size: Option<u64>,
-    /// The zstd level.
-    pub level: Option<i32>,
-    /// Whether deltas are sent.
-    pub deltas: Option<DeltaChoice>,
-}
-
-/// `[limits]`: see [`Limits`], which the fields are named after.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LimitsSection {
-    /// [`Limits::connections_max`].
-    pub connections: Option<usize>,
-    /// [`Limits::connections_per_ip_max`].
-    pub connections_per_address: Option<usize>,
-    /// [`Limits::queue_max`].
-    pub queue: Option<usize>,
-    /// [`Limits::backlog`].
-    pub backlog: Option<u32>,
-    /// [`Limits::head_timeout`].
-    pub head_timeout: Option<Duration>,
-    /// [`Limits::keep_alive_timeout`].
-    pub keep_alive_timeout: Option<Duration>,
-    /// [`Limits::write_stall_timeout`].
-    pub stall_timeout: Option<Duration>,
-    /// [`Limits::output_memory_max`], in bytes.
-    pub output_memory: Option<u64>,
-    /// The memory for remembered narinfos, in bytes.
-    pub narinfo_memory: Option<u64>,
-    /// The memory for the windows of uploads' decoders, in bytes.
-    pub decode_memory: Option<u64>,
+/// Whether `data` is the address of a bucket, not a folder.
+pub fn is_bucket(data: &str) -> bool {
+    Place::bucket_address(data).is_some()
 }
 
 impl ServeConfig {
@@ -259,15 +143,7 @@ impl ServeConfig {
     /// # Errors
     /// The file cannot be read, or has errors.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        let file = path.display().to_string();
-        let whole = |message: String| ConfigErrors(vec![ConfigError { file: file.clone(), line: None, message }]);
-        let length = std::fs::metadata(path).map(|meta| meta.len());
-        if length.is_ok_and(|length| length > CONFIG_LEN_MAX) {
-            return Err(whole(format!("the file is larger than {CONFIG_LEN_MAX} bytes")));
-        }
-        let bytes = std::fs::read(path).map_err(|error| whole(format!("cannot read the configuration: {error}")))?;
-        let text = String::from_utf8(bytes).map_err(|error| whole(format!("the file is not UTF-8 text: {error}")))?;
-        Self::parse(&file, &text)
+        Self::read(&Options::default(), Some(path)).map(|loaded| loaded.settings)
     }
 
     /// Parses a text. `file` is its name in messages, and paths are relative to its folder.
@@ -275,180 +151,82 @@ impl ServeConfig {
     /// # Errors
     /// The text has errors.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigErrors> {
-        let config = Document::new(file, text).read(top)?;
-        let wrong = cache::conflicts(file, &config.caches);
-        if wrong.is_empty() { Ok(config) } else { Err(ConfigErrors(wrong)) }
+        Self::without_duplicates(section::Document::new(file, text, &Vec::new()).read()?).map(|loaded| loaded.settings)
+    }
+
+    /// Reads options over a file, if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be read, or something is wrong.
+    pub fn read(options: &Options<Self>, file: Option<&Path>) -> Result<Loaded<Self>, ConfigErrors> {
+        Self::without_duplicates(options.over(file)?)
+    }
+
+    fn without_duplicates(loaded: Loaded<Self>) -> Result<Loaded<Self>, ConfigErrors> {
+        let wrong = cache::conflicts(&loaded.settings.cache);
+        if wrong.is_empty() { Ok(loaded) } else { Err(ConfigErrors(wrong)) }
     }
 
     /// The names of all keys, with the names of their tables: `limits.queue`.
     pub fn keys() -> BTreeSet<String> {
-        Self::reference().into_keys().collect()
+        Self::reference().into_iter().filter(|key| !key.is_table()).map(|key| key.path).collect()
     }
 
-    /// All keys, and what each accepts, in words.
-    pub fn reference() -> BTreeMap<String, String> {
-        let document = Document::new("", "");
-        // An empty document has no errors.
-        drop(document.read(top));
-        document.keys()
+    /// All keys and tables, and what is known of them.
+    pub fn reference() -> Vec<KeyInfo> {
+        section::describe::<Self>()
     }
-}
 
-fn top(top: &Section<'_>) -> ServeConfig {
-    ServeConfig {
-        listen: top.list("listen", &Kind::parsed("HOST:PORT, :PORT, [IPV6]:PORT or the path of a unix socket")),
-        trusted_proxies: top
-            .list("trusted-proxies", &Kind::parsed("an IP address, a network such as 10.0.0.0/8, or unix,")),
-        proxy_protocol: top.get("proxy-protocol", &Kind::boolean()),
-        store: top.at("store", &Kind::text()),
-        data: data(top),
-        database: top.at("database", &Kind::parsed("the address of a database, postgres://USER@HOST/DATABASE,")),
-        cache_dir: top.path("cache-dir").map(|at| at.value),
-        cache_size: top.get("cache-size", &Kind::size()),
-        peer_url: top.at("peer-url", &Kind::parsed("the address of this server for other nodes, http://HOST:PORT,")),
-        redirect: top.get("redirect", &Kind::choice()),
-        share_data: top.get("share-data", &Kind::boolean()),
-        public: top.at("public", &Kind::boolean()),
-        upstreams: top.tables("upstream", upstream).into_iter().flatten().collect(),
-        caches: top.tables("cache", cache::read).into_iter().flatten().collect(),
-        oidc: top.tables("oidc", oidc).into_iter().flatten().collect(),
-        upstream_size: top.get("upstream-size", &Kind::size()),
-        sign_keys: top.paths("sign-keys"),
-        priority: top.get("priority", &Kind::integer(0..=u32::MAX)),
-        verify_nars: top.get("verify-nars", &Kind::boolean()),
-        web: top.get("web", &Kind::boolean()),
-        tls: top.table("tls", tls),
-        access_log: top.table("access-log", access_log),
-        nar_cache: top.table("nar-cache", nar_cache),
-        limits: top.table("limits", limits),
+    /// Whether the caches that accept uploads are in a bucket.
+    pub fn is_in_bucket(&self) -> bool {
+        self.data.as_ref().and_then(|data| data.to_str()).is_some_and(is_bucket)
     }
-}
 
-/// A folder, or the address of a bucket.
-fn data(top: &Section<'_>) -> Option<PathBuf> {
-    let data = top.at("data", &Kind::path())?;
-    let is_bucket = data.value.to_str().is_some_and(|text| Place::bucket_address(text).is_some());
-    Some(if is_bucket { data.value } else { top.absolute(data).value })
-}
-
-fn upstream(section: &Section<'_>, line: usize) -> Option<UpstreamSection> {
-    let timeout = || Kind::<Duration>::duration(Duration::from_millis(100)..=Duration::from_secs(3600));
-    let url = section.get("url", &Kind::parsed("the address of a binary cache"));
-    let url = section.required("url", line, url);
-    let keys = section.list("keys", &Kind::parsed("a public key, NAME:BASE64,"));
-    let require_signatures = section.get("require-signatures", &Kind::boolean());
-    let priority = section.get("priority", &Kind::integer(0..=1_000_000));
-    let netrc_file = section.path("netrc-file");
-    let redirect_hosts =
-        section.list("redirect-hosts", &Kind::parsed("a host, such as cdn.example.org or *.example.org,"));
-    let redirect_hosts = redirect_hosts.into_iter().map(|at| at.value).collect();
-    let (timeout, stall_timeout) = (section.get("timeout", &timeout()), section.get("stall-timeout", &timeout()));
-    let keys = keys.into_iter().map(|at| at.value).collect();
-    Some(UpstreamSection {
-        line,
-        url: url?,
-        keys,
-        require_signatures,
-        priority,
-        netrc_file,
-        redirect_hosts,
-        timeout,
-        stall_timeout,
-    })
-}
-
-fn oidc(section: &Section<'_>, line: usize) -> Option<OidcSection> {
-    let lifetime = Kind::<Duration>::duration(Duration::from_secs(60)..=TIMEOUT_MAX);
-    let name = section.get("name", &Kind::text());
-    let issuer = section.required("issuer", line, section.get("issuer", &Kind::text()));
-    let audience = section.required("audience", line, section.get("audience", &Kind::text()));
-    let token_lifetime = section.get("token-lifetime", &lifetime);
-    let require_jti = section.get("require-jti", &Kind::boolean());
-    let rules = section.tables("rule", oidc_rule);
-    Some(OidcSection { line, name, issuer: issuer?, audience: audience?, token_lifetime, require_jti, rules })
-}
-
-fn oidc_rule(section: &Section<'_>, line: usize) -> OidcRuleSection {
-    let texts = |key| section.list(key, &Kind::text()).into_iter().map(|at| at.value).collect();
-    OidcRuleSection {
-        line,
-        claims: section.map("claims", &Kind::text()),
-        caches: texts("caches"),
-        scopes: texts("scopes"),
-    }
-}
-
-fn tls(tls: &Section<'_>) -> TlsSection {
-    TlsSection {
-        certificates: tls.tables("certificate", certificate).into_iter().flatten().collect(),
-        client_ca: tls.path("client-ca"),
-        ktls: tls.get("ktls", &Kind::choice()),
-        http2: tls.get("http2", &Kind::boolean()),
-    }
-}
-
-fn certificate(section: &Section<'_>, line: usize) -> Option<CertificateSection> {
-    let cert = section.required("cert", line, section.path("cert"));
-    let key = section.required("key", line, section.path("key"));
-    let ocsp = section.path("ocsp").map(|at| at.value);
-    Some(CertificateSection { line, cert: cert?.value, key: key?.value, ocsp })
-}
-
-fn access_log(section: &Section<'_>) -> AccessLogSection {
-    let file = section.at("file", &Kind::path());
-    // `-` is standard output, not a file name.
-    let file = file.map(|at| if at.value.as_os_str() == "-" { at } else { section.absolute(at) });
-    let trust_request_ids = section.get("trust-request-ids", &Kind::boolean());
-    AccessLogSection { file, format: section.get("format", &Kind::choice()), trust_request_ids }
-}
-
-fn nar_cache(section: &Section<'_>) -> NarCacheSection {
-    NarCacheSection {
-        enabled: section.get("enabled", &Kind::boolean()),
-        folder: section.path("folder").map(|at| at.value),
-        size: section.get("size", &Kind::size()),
-        level: section.get("level", &Kind::integer(1..=19)),
-        deltas: section.get("deltas", &Kind::choice()),
-    }
-}
-
-/// The maximum of a timeout.
-const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
-
-fn limits(section: &Section<'_>) -> LimitsSection {
-    let timeout = || Kind::<Duration>::duration(Duration::from_millis(100)..=TIMEOUT_MAX);
-    LimitsSection {
-        connections: section.get("connections", &Kind::integer(1..=1_000_000)),
-        connections_per_address: section.get("connections-per-address", &Kind::integer(1..=1_000_000)),
-        queue: section.get("queue", &Kind::integer(1..=1_000_000)),
-        backlog: section.get("backlog", &Kind::integer(1..=65_535)),
-        head_timeout: section.get("head-timeout", &timeout()),
-        keep_alive_timeout: section.get("keep-alive-timeout", &timeout()),
-        stall_timeout: section.get("stall-timeout", &timeout()),
-        output_memory: section.get("output-memory", &Kind::size()),
-        narinfo_memory: section.get("narinfo-memory", &Kind::size()),
-        decode_memory: section.get("decode-memory", &Kind::size()),
-    }
-}
-
-/// A size of memory.
-pub fn saturated(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-impl LimitsSection {
-    /// Overrides the engine's limits with those of the file.
-    pub fn apply(&self, limits: &mut Limits) {
-        fn set<T: Copy>(field: &mut T, value: Option<T>) {
-            *field = value.unwrap_or(*field);
+    /// What contradicts each other, even if each key is valid. `has_data`: a data folder is given otherwise.
+    pub fn check(&self, has_data: bool) -> Vec<ConfigError> {
+        let mut wrong = Vec::new();
+        if self.data.is_none() && !has_data {
+            self.needs_data(&mut wrong);
         }
-        set(&mut limits.connections_max, self.connections);
-        limits.connections_per_ip_max = self.connections_per_address.or(limits.connections_per_ip_max);
-        set(&mut limits.queue_max, self.queue);
-        set(&mut limits.backlog, self.backlog);
-        set(&mut limits.head_timeout, self.head_timeout);
-        set(&mut limits.keep_alive_timeout, self.keep_alive_timeout);
-        set(&mut limits.write_stall_timeout, self.stall_timeout);
-        set(&mut limits.output_memory_max, self.output_memory.map(saturated));
+        let caches = self.cache.iter().flat_map(|cache| &cache.upstream);
+        wrong.extend(self.upstreams.upstream.iter().chain(caches).filter_map(|upstream| upstream.options().err()));
+        wrong.extend(self.oidc.iter().filter_map(|oidc| oidc.issuer().err()));
+        wrong.extend(self.tls.check().err());
+        wrong.extend(self.proxies.check().err());
+        let in_bucket = self.is_in_bucket() || (self.data.is_none() && has_data);
+        if self.redirect.value != Redirect::Off && !in_bucket {
+            wrong.push(self.redirect.origin.error("redirect", "needs --data in a bucket (s3://…)"));
+        }
+        if let Some(At { value: url, origin }) = &self.peer_url {
+            if !in_bucket || self.database.is_none() {
+                wrong.push(origin.error("peer-url", "needs --data in a bucket (s3://…), and --database"));
+            } else if !matches!(url.scheme(), Scheme::Http | Scheme::Https) || url.userinfo().is_some() {
+                wrong.push(origin.error("peer-url", "give http://HOST:PORT or https://HOST:PORT, without a password"));
+            }
+        }
+        wrong.sort_by_key(|error| error.origin.line());
+        wrong
+    }
+
+    /// The keys that only work with a data folder: a server without one would ignore them, and `public = false` would be read by everybody.
+    fn needs_data(&self, wrong: &mut Vec<ConfigError>) {
+        let mut needs = |origin: &Origin, key: &str, what: String| {
+            wrong.push(origin.error(key, format!("{what}: give {}", origin.setting("data", "DIR"))));
+        };
+        for cache in &self.cache {
+            needs(&cache.origin, "cache", format!("'{}' needs a data folder for its files", cache.name));
+        }
+        for upstream in &self.upstreams.upstream {
+            needs(&upstream.origin, "upstream", format!("'{}' needs a data folder for its files", upstream.url));
+        }
+        for oidc in &self.oidc {
+            needs(&oidc.origin, "oidc", format!("'{}' needs a data folder for the tokens", oidc.issuer));
+        }
+        if let Some(public) = self.public.as_ref().filter(|public| !public.value) {
+            needs(&public.origin, "public = false", "needs a data folder for the tokens that readers need".to_owned());
+        }
+        if let Some(database) = &self.database {
+            needs(&database.origin, "database", "needs the data folder whose index it has".to_owned());
+        }
     }
 }

@@ -14,12 +14,11 @@ use narval_http::{Limits, Server};
 use narval_serve::{Config, Face, Service};
 use nix::unistd::{Gid, Group, Uid, User, daemon, initgroups, setgid, setuid};
 
-use crate::args::access_log::{self, BoxedLog};
 use crate::args::secret_key::read_secret_key;
+use crate::config::{BoxedLog, open_access_log};
 use crate::ui::log;
-use crate::values::log_form::LogForm;
 use crate::{Failure, server};
-use options::{Command, LogFormat, Options, TlsFiles};
+use options::{Command, Options, TlsFiles};
 
 /// Runs `nix-serve` with the arguments and the environment of this process.
 pub fn main() -> ExitCode {
@@ -86,14 +85,14 @@ fn serve(options: &Options) -> Result<(), Failure> {
         None => Vec::new(),
     };
     let store = server::open_store(options.store.as_deref())?;
-    let access_log = open_access_log(options)?;
+    let access_log = access_log(options)?;
     let config =
         Config { priority: options.priority, sign_keys, prefix: options.prefix.clone(), ..Config::new(Face::NixServe) };
     server::raise_descriptors();
     let service = Service::new(config, store).map_err(Failure::runtime)?;
     let limits = server::within_descriptors(limits(options), service.kept_files_max());
     let mut builder = Server::builder(service).limits(limits).http2(!options.no_http2);
-    builder = options.proxies.apply(builder);
+    builder = builder.trusted_proxies(options.trusted_proxies.iter().copied()).proxy_protocol(options.proxy_protocol);
     for listen in server::listen_or_default(&options.listen)? {
         builder = builder.listen(listen);
     }
@@ -147,17 +146,9 @@ fn limits(options: &Options) -> Limits {
 /// A timeout of zero would reject everybody.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
 
-fn open_access_log(options: &Options) -> Result<Option<BoxedLog>, Failure> {
-    let form = match options.access_log.format {
-        None => return Ok(None),
-        Some(LogFormat::Combined) => LogForm::Combined,
-        Some(LogFormat::CombinedRealIp) => LogForm::RealIp,
-        Some(LogFormat::Verbose) => LogForm::Verbose,
-    };
-    match &options.access_log.file {
-        None => Ok(Some(access_log::to_stdout(form))),
-        Some(path) => access_log::open(form, path).map(Some),
-    }
+fn access_log(options: &Options) -> Result<Option<BoxedLog>, Failure> {
+    let file = options.access_log.file.as_deref().unwrap_or(Path::new("-"));
+    options.access_log.format.map(|format| open_access_log(format, file)).transpose()
 }
 
 /// The user and group to switch to once the sockets are open.

@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::args::proxies::ProxySettings;
+use narval_http::{LogFormat, TrustedProxy};
+
 use crate::server::PORT_DEFAULT;
 use crate::values::listen::{Host, Listen, ListenError};
 
@@ -71,7 +72,9 @@ pub struct Options {
     /// HTTPS without HTTP/2.
     pub no_http2: bool,
     /// The proxies in front.
-    pub proxies: ProxySettings,
+    pub trusted_proxies: Vec<TrustedProxy>,
+    /// Whether they speak the PROXY protocol.
+    pub proxy_protocol: bool,
     /// One line for each accepted option without a meaning here.
     pub notes: Vec<String>,
 }
@@ -92,17 +95,6 @@ pub struct AccessLog {
     pub format: Option<LogFormat>,
     /// The file (`--access-log`); `None` is standard output.
     pub file: Option<PathBuf>,
-}
-
-/// The format of an access log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Apache's combined format, which starman's `--access-log` and nix-serve-ng's `default` write.
-    Combined,
-    /// The same with the address from `X-Forwarded-For` or `X-Real-IP`.
-    CombinedRealIp,
-    /// Method, path, status and time of each request.
-    Verbose,
 }
 
 /// An invalid command line.
@@ -262,7 +254,8 @@ struct Given {
     pid_file: Option<PathBuf>,
     daemonize: bool,
     no_http2: bool,
-    proxies: ProxySettings,
+    trusted_proxies: Vec<TrustedProxy>,
+    proxy_protocol: bool,
     notes: Vec<String>,
 }
 
@@ -307,8 +300,8 @@ impl Given {
             Meaning::PidFile => self.pid_file = Some(value.into()),
             Meaning::Daemonize => self.daemonize = true,
             Meaning::NoHttp2 => self.no_http2 = true,
-            Meaning::TrustedProxy => self.proxies.trusted.push(value.parse().map_err(|_| bad(&value))?),
-            Meaning::ProxyProtocol => self.proxies.proxy_protocol = true,
+            Meaning::TrustedProxy => self.trusted_proxies.push(value.parse().map_err(|_| bad(&value))?),
+            Meaning::ProxyProtocol => self.proxy_protocol = true,
             Meaning::Nothing if spec.allowed.is_some() => self.note(&format!("{shown} {value}"), "means nothing here"),
             Meaning::Nothing => self.note(shown, "means nothing here"),
             Meaning::Help | Meaning::Version => {}
@@ -348,7 +341,8 @@ impl Given {
             pid_file: self.pid_file,
             daemonize: self.daemonize,
             no_http2: self.no_http2,
-            proxies: self.proxies,
+            trusted_proxies: self.trusted_proxies,
+            proxy_protocol: self.proxy_protocol,
             notes: self.notes,
         })
     }
@@ -395,7 +389,7 @@ fn log_format(value: &str) -> Option<(bool, Option<LogFormat>)> {
     Some(match value {
         "quiet" => (true, None),
         "default" | "normal" => (false, Some(LogFormat::Combined)),
-        "real-ip" => (false, Some(LogFormat::CombinedRealIp)),
+        "real-ip" => (false, Some(LogFormat::RealIp)),
         "verbose" | "debug" => (false, Some(LogFormat::Verbose)),
         _ => return None,
     })

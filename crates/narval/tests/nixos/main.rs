@@ -164,9 +164,9 @@ fn the_file_has_what_was_set_and_passes_its_check_in_the_build() {
     let config = ServeConfig::parse("narval.toml", &file).unwrap();
     let keys: Vec<_> = config.sign_keys.iter().map(|at| at.value.to_str().unwrap()).collect();
     assert!(keys.len() == 1 && keys[0].starts_with(passed) && keys[0].ends_with("-cache.sec"), "{file}");
-    assert_eq!((config.priority, config.upstreams.len(), config.caches.len()), (Some(20), 1, 1), "{file}");
-    assert_eq!(config.caches[0].quota, Some(500 << 30), "{file}");
-    assert!(config.tls.certificates[0].key.starts_with(passed), "{file}");
+    assert_eq!((config.priority.value, config.upstreams.upstream.len(), config.cache.len()), (20, 1, 1), "{file}");
+    assert_eq!(config.cache[0].quota, Some(500 << 30), "{file}");
+    assert!(config.tls.certificate[0].key.starts_with(passed), "{file}");
     let systemd = nix.eval(&example("https"), "systemd");
     let service = &systemd["services"]["narval-serve"];
     let credentials: Vec<_> = service["serviceConfig"]["LoadCredential"]

@@ -11,8 +11,8 @@ use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
 use narval_store::Store;
 
-use super::oidc;
 use super::settings::{CacheToServe, ServerWide, Settings};
+use crate::config::Oidc;
 use crate::{Failure, server};
 
 /// How often the retention rules are applied.
@@ -62,14 +62,14 @@ impl Opened {
         }
         let options = DataOptions {
             collect_every: Some(COLLECT_EVERY),
-            database: settings.database.clone(),
-            peer_url: settings.peer_url.clone(),
-            decode_memory: Some(settings.decode_memory),
+            database: settings.config.database.as_ref().map(|at| at.value.clone()),
+            peer_url: settings.config.peer_url.as_ref().map(|at| at.value.clone()),
+            decode_memory: Some(settings.config.limits.decode_memory),
             unsafe_no_verify,
             ..DataOptions::default()
         };
         let data = settings.place()?.map(|place| Data::open(place, options).map_err(failed)).transpose()?;
-        if let Some(data) = data.as_ref().filter(|_| !settings.share_data) {
+        if let Some(data) = data.as_ref().filter(|_| !settings.config.share_data) {
             warn_if_shared(data.folder());
         }
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
@@ -84,20 +84,21 @@ impl Opened {
 
     /// The upstreams of a cache: those that are open already, or opened now.
     fn upstreams(&mut self, told: &CacheToServe, store_dir: &StoreDir) -> Result<Option<Upstreams>, Failure> {
-        let Some(data) = self.data.as_ref().filter(|_| !told.upstreams.is_empty()) else { return Ok(None) };
-        if let Some(open) = self.upstreams.get(&told.name) {
+        let Some(data) = self.data.as_ref().filter(|_| !told.cache.upstream.is_empty()) else { return Ok(None) };
+        if let Some(open) = self.upstreams.get(&told.cache.name) {
             return Ok(Some(open.clone()));
         }
-        let folder = upstream_folder(data.folder(), &told.name)?;
+        let folder = upstream_folder(data.folder(), &told.cache.name)?;
+        let (upstreams, bytes_max) = told.upstream_options()?;
         let opened = Upstreams::open(UpstreamsOptions {
             folder,
-            bytes_max: told.upstreams.size,
-            upstreams: told.upstreams.options()?,
+            bytes_max,
+            upstreams,
             store_dir: store_dir.clone(),
             waiting: self.waiting.clone(),
         });
         let opened = opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?;
-        self.upstreams.insert(told.name.clone(), opened.clone());
+        self.upstreams.insert(told.cache.name.clone(), opened.clone());
         Ok(Some(opened))
     }
 }
@@ -146,8 +147,8 @@ impl Services {
         let mut served = Vec::new();
         for told in &settings.caches {
             let last = before.and_then(|before| {
-                let served = before.served.iter().find(|served| served.told.name == told.name)?;
-                Some((served, before.wide.of(&told.name) == wide.of(&told.name)))
+                let served = before.served.iter().find(|served| served.told.cache.name == told.cache.name)?;
+                Some((served, before.wide.of(&told.cache.name) == wide.of(&told.cache.name)))
             });
             served.push(Served::prepare(told, &wide, exchange.as_ref(), opened, last)?);
         }
@@ -195,12 +196,17 @@ impl Services {
         // The first is the one at `/`.
         let root = served.next().ok_or_else(|| Failure::usage("there is no cache to serve"))?;
         let at_hosts = |caches: Caches, served: &Served| {
-            served.told.hosts.iter().fold(caches, |caches, host| caches.at_host(host, served.service.clone()))
+            served
+                .told
+                .cache
+                .host
+                .iter()
+                .fold(caches, |caches, host| caches.at_host(&host.value, served.service.clone()))
         };
         let mut caches = at_hosts(Caches::new(root.service.clone()), root);
         for served in served {
-            if !served.told.host_only {
-                caches = caches.at_path(&served.told.name, served.service.clone());
+            if !served.told.cache.host_only {
+                caches = caches.at_path(&served.told.cache.name, served.service.clone());
             }
             caches = at_hosts(caches, served);
         }
@@ -214,14 +220,15 @@ impl Services {
 
     /// Whether any cache has upstreams.
     pub(crate) fn have_upstreams(&self) -> bool {
-        self.served.iter().any(|served| !served.told.upstreams.is_empty())
+        self.served.iter().any(|served| !served.told.cache.upstream.is_empty())
     }
 
     /// The caches added and removed since `before`, for the log.
     pub(crate) fn differences(&self, before: &Self) -> Vec<String> {
-        let has = |services: &Self, name: &CacheName| services.served.iter().any(|served| served.told.name == *name);
+        let has =
+            |services: &Self, name: &CacheName| services.served.iter().any(|served| served.told.cache.name == *name);
         let missing = |from: &Self, to: &Self, word: &str| -> Vec<String> {
-            let names = from.served.iter().map(|served| &served.told.name).filter(|name| !has(to, name));
+            let names = from.served.iter().map(|served| &served.told.cache.name).filter(|name| !has(to, name));
             names.map(|name| format!("cache '{name}' {word}")).collect()
         };
         [missing(self, before, "added"), missing(before, self, "no longer served")].concat()
@@ -230,8 +237,7 @@ impl Services {
 
 /// The token exchange for the platforms in the file, if there are any.
 fn exchange(wide: &ServerWide, data: Option<&Data>) -> Result<Option<OidcExchange>, Failure> {
-    let (file, sections) = &wide.oidc;
-    let issuers = oidc::issuers(file, sections).map_err(Failure::usage)?;
+    let issuers = wide.oidc.iter().map(Oidc::issuer).collect::<Result<Vec<_>, _>>().map_err(Failure::usage)?;
     let data = data.filter(|_| !issuers.is_empty());
     Ok(data.map(|data| OidcExchange::new(issuers, data.clone())))
 }
@@ -245,10 +251,10 @@ impl Served {
         opened: &mut Opened,
         last: Option<(&Self, bool)>,
     ) -> Result<Self, Failure> {
-        let is_root = told.name == CacheName::default();
+        let (name, store_dir) = (&told.cache.name, told.cache.store_dir.as_ref().map(|at| &at.value));
         let data = opened.data.clone();
         // The live store is served at `/`; with a data folder, only if it is requested.
-        let wants_store = is_root && (wide.store.is_some() || data.is_none());
+        let wants_store = told.cache.is_root() && (wide.store.is_some() || data.is_none());
         let open_store = || server::open_store(wide.store.as_deref());
         let Some(data) = data else {
             if let Some((last, true)) = last.filter(|(last, _)| last.told == *told) {
@@ -267,27 +273,29 @@ impl Served {
             });
         };
         let mut store = None;
-        let mut cache = data.cache(&told.name).map_err(failed)?;
-        if cache.is_none() && wants_store && told.store_dir().is_none() {
+        let mut cache = data.cache(name).map_err(failed)?;
+        if cache.is_none() && wants_store && store_dir.is_none() {
             store = Some(open_store()?);
         }
         let cache = match cache.take() {
             Some(cache) => cache,
             None => {
                 let live = store.as_ref().map(|store: &Store| store.store_dir().clone());
-                let store_dir = told.store_dir().cloned().or(live).unwrap_or_default();
+                let store_dir = store_dir.cloned().or(live).unwrap_or_default();
                 let settings = CacheSettings { store_dir, ..CacheSettings::default() };
-                data.create_cache(&told.name, &settings).map_err(failed)?
+                data.create_cache(name, &settings).map_err(failed)?
             }
         };
         let before = cache.settings();
         let settings = told.settings(&before)?;
         let public = settings.public;
         let upstreams = opened.upstreams(told, &settings.store_dir)?;
-        let last_upstreams = last.as_ref().map(|(last, _)| &last.told.upstreams);
+        let of_upstreams = |told: &CacheToServe| (told.cache.upstream.clone(), told.cache.upstream_size);
+        let last_upstreams = last.as_ref().map(|(last, _)| of_upstreams(&last.told));
         let replaced = match &upstreams {
-            Some(upstreams) if last_upstreams != Some(&told.upstreams) => {
-                Some((upstreams.clone(), told.upstreams.options()?, told.upstreams.size))
+            Some(upstreams) if last_upstreams != Some(of_upstreams(told)) => {
+                let (options, size) = told.upstream_options()?;
+                Some((upstreams.clone(), options, size))
             }
             _ => None,
         };
@@ -308,7 +316,7 @@ impl Served {
     fn is_the_same(&self, told: &CacheToServe, public: bool) -> bool {
         self.public == public
             && self.told.answers_as(told)
-            && self.told.upstreams.is_empty() == told.upstreams.is_empty()
+            && self.told.cache.upstream.is_empty() == told.cache.upstream.is_empty()
     }
 
     /// The same service with other settings.
@@ -327,14 +335,14 @@ fn config(told: &CacheToServe, wide: &ServerWide) -> Config {
     let defaults = Config::new(Face::Narval);
     let nar_cache = wide.nar_cache.as_ref();
     Config {
-        priority: told.priority,
-        want_mass_query: told.want_mass_query(),
+        priority: told.cache.priority.unwrap_or(defaults.priority),
+        want_mass_query: told.cache.want_mass_query.unwrap_or(true),
         sign_keys: told.secret_keys().cloned().collect::<Vec<SecretKey>>(),
         scratch: nar_cache.map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
         nar_cache: nar_cache.cloned(),
         verify_nars: wide.verify_nars,
         page: wide.web,
-        description: told.description().map(str::to_owned),
+        description: told.cache.description.clone(),
         redirect: wide.redirect,
         narinfo_memo_bytes: wide.narinfo_memory,
         ..defaults

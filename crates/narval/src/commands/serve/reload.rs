@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::caches::{Opened, Services};
 use super::{Args, Settings};
 use crate::Failure;
-use crate::args::access_log::{self, BoxedLog};
+use crate::config::{BoxedLog, ReadKey, needs_restart};
 
 /// The current services. Running requests keep the ones that they started with.
 #[derive(Clone)]
@@ -70,7 +70,8 @@ impl AccessLog for CurrentLog {
 /// The running services and their settings.
 pub(super) struct Running {
     pub(super) args: Args,
-    pub(super) settings: Settings,
+    /// What it was started with.
+    pub(super) keys: Vec<ReadKey>,
     /// Opened once: uploads and fetches continue while a new service answers.
     pub(super) opened: Opened,
     pub(super) services: Services,
@@ -91,17 +92,15 @@ impl Running {
     fn try_reload(&mut self) -> Result<String, Failure> {
         let next = Settings::read(&self.args)?;
         let mut services = Services::prepare(&next, &mut self.opened, Some(&self.services))?;
-        let log = match (&self.log, &next.access_log) {
-            // Opened even if nothing has changed: the file may have been renamed by a log rotation.
-            (Some(log), (form, Some(path))) => Some((log, access_log::open(*form, path)?)),
-            _ => None,
-        };
+        // Opened even if nothing has changed: the file may have been renamed by a log rotation.
+        let log = self.log.as_ref().and_then(|log| Some((log, next.config.access_log.open().transpose()?)));
+        let log = log.map(|(log, new)| new.map(|new| (log, new))).transpose()?;
         if let (Some(tls), Some(config)) = (&self.tls, &next.tls) {
             tls.replace(config.clone()).map_err(|error| Failure::usage(format!("HTTPS: {error}")))?;
         }
         // The last step that can fail, only if the data folder is no longer writable.
         let caches = services.take_effect()?;
-        self.opened.set_decode_memory(next.decode_memory);
+        self.opened.set_decode_memory(next.config.limits.decode_memory);
         if let Some((log, new)) = log {
             log.replace(new);
         }
@@ -109,13 +108,16 @@ impl Running {
         let mut said = vec!["configuration, keys and certificates reloaded".to_owned()];
         said.extend(services.differences(&self.services));
         self.services = services;
-        let restart = next.needs_restart(&self.settings);
+        // The running settings are those of the start.
+        let mut restart = needs_restart(&self.keys, &next.keys);
+        let switched = [
+            ("tls (on or off)", self.tls.is_some() != next.tls.is_some()),
+            ("access-log.file (on or off)", self.log.is_some() != next.config.access_log.file.is_some()),
+        ];
+        restart.extend(switched.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key.to_owned()));
         if !restart.is_empty() {
             said.push(format!("restart for these keys to take effect: {}", restart.join(", ")));
         }
-        // The next reload is compared with the running settings.
-        let Settings { listen, limits, data, database, cache_dir, cache_size, peer_url, .. } = self.settings.clone();
-        self.settings = Settings { listen, limits, data, database, cache_dir, cache_size, peer_url, ..next };
         Ok(said.join("; "))
     }
 }

@@ -161,7 +161,7 @@ fn access_logs_of_both() {
     assert_eq!(log(&["--access-log", "/a"]), AccessLog { format: Some(LogFormat::Combined), file: Some("/a".into()) });
     assert_eq!(log(&["--log-format", "default"]).format, Some(LogFormat::Combined));
     assert_eq!(log(&["--log-format", "normal"]).format, Some(LogFormat::Combined));
-    assert_eq!(log(&["--log-format=real-ip"]).format, Some(LogFormat::CombinedRealIp));
+    assert_eq!(log(&["--log-format=real-ip"]).format, Some(LogFormat::RealIp));
     assert_eq!(log(&["--verbose"]).format, Some(LogFormat::Verbose));
     assert_eq!(log(&["--verbose", "--quiet"]).format, None);
     assert_eq!(log(&["--quiet", "--access-log", "/a"]).format, None);
