@@ -151,9 +151,7 @@ impl Rooms {
 
     fn names(&self) -> Response {
         let names: Vec<String> = self.lock().keys().cloned().collect();
-        Response::new(StatusCode::OK)
-            .header("content-type", "application/json")
-            .body(Body::bytes(json!(names).to_string()))
+        Response::json(StatusCode::OK, &names)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Room>> {

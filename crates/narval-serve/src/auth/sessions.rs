@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_client::clock;
-use narval_http::HeadRef;
+use narval_http::{Cookie, HeadRef, SameSite};
 use narval_keep::{Grant, Stamp};
 use narval_nix::{Sha256, nix32};
 use parking_lot::Mutex;
@@ -139,11 +139,10 @@ fn secrets<'a>(head: &HeadRef<'a>) -> impl Iterator<Item = &'a [u8]> {
     values.filter(|value| value.len() == nix32::encoded_len(SECRET_LEN)).take(COOKIES_MAX)
 }
 
-/// The `Set-Cookie` field of a new session, or with an empty secret, of one that has ended. `path` is that of the cache.
-pub(crate) fn set_cookie(secret: &str, path: &str, is_secure: bool) -> String {
-    let age = if secret.is_empty() { 0 } else { LASTS_MAX.as_secs() };
-    let secure = if is_secure { "; Secure" } else { "" };
-    format!("{COOKIE}={secret}; Path={path}; Max-Age={age}; HttpOnly; SameSite=Strict{secure}")
+/// The cookie of a new session, or with an empty secret, of one that has ended. `path` is that of the cache.
+pub(crate) fn cookie(secret: &str, path: String, is_secure: bool) -> Cookie {
+    let age = if secret.is_empty() { Duration::ZERO } else { LASTS_MAX };
+    Cookie::new(COOKIE, secret).max_age(age).path(path).same_site(SameSite::Strict).secure(is_secure)
 }
 
 /// Whether a request comes from a page of this server. Browsers send `Origin` with every request but GET and HEAD, and with WebSockets;
@@ -167,7 +166,7 @@ pub(crate) fn is_secure(head: &HeadRef<'_>) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
 
-    use narval_http::Request;
+    use narval_http::{Request, Response, StatusCode, header};
     use narval_keep::{CacheName, CacheSettings, Data, DataOptions};
 
     use super::*;
@@ -234,7 +233,11 @@ mod tests {
         ] {
             assert!(!own(fields), "{fields}");
         }
-        assert!(set_cookie("x", "/", true).ends_with("; HttpOnly; SameSite=Strict; Secure"));
-        assert!(set_cookie("", "/team/", false).contains("=; Path=/team/; Max-Age=0;"));
+        let set = |secret: &str, path: &str, is_secure| {
+            let response = Response::new(StatusCode::OK).cookie(cookie(secret, path.to_owned(), is_secure));
+            response.header_value(&header::SET_COOKIE).unwrap().to_str().unwrap().to_owned()
+        };
+        assert!(set("x", "/", true).ends_with("; Max-Age=28800; HttpOnly; Secure; SameSite=Strict"));
+        assert!(set("", "/team/", false).ends_with("=; Path=/team/; Max-Age=0; HttpOnly; SameSite=Strict"));
     }
 }

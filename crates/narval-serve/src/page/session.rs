@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::json;
 use crate::auth::Auth;
-use crate::auth::sessions::{Session, is_secure, set_cookie};
+use crate::auth::sessions::{Session, cookie, is_secure};
 use crate::error::ServeError;
 
 /// The answer to `session`.
@@ -69,12 +69,7 @@ pub(crate) fn sign_out(auth: &Auth, session: &Session, request: &Request, at: us
 fn with_cookie(secret: &str, request: &Request, at: usize) -> Response {
     // Other caches of the host, and what else is behind a proxy, do not get it.
     let below = request.path().get(..at).filter(|path| !path.contains([';', ',', ' ', '"', '\\'])).unwrap_or_default();
-    let cookie = set_cookie(secret, &format!("{below}/"), is_secure(&request.head()));
-    let response =
-        Response::new(StatusCode::NO_CONTENT).header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    match HeaderValue::from_str(&cookie) {
-        Ok(cookie) => response.header(header::SET_COOKIE, cookie),
-        // A path is visible ASCII.
-        Err(_) => response,
-    }
+    Response::new(StatusCode::NO_CONTENT)
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+        .cookie(cookie(secret, format!("{below}/"), is_secure(&request.head())))
 }
