@@ -363,6 +363,10 @@ pub(crate) trait Index: Send + Sync {
     /// A number that changes with every change that a reader can see: at once for changes by this process, within
     /// [`Index::noticed_after`] for others. It does not change while the index cannot be reached.
     fn stamp(&self) -> u64;
+    /// A number that changes when the index was away, or when another server answers for it: what was committed last may be lost.
+    fn server(&self) -> u64 {
+        0
+    }
     /// How long it takes until other processes notice a change by this one.
     fn noticed_after(&self) -> Duration;
     /// The time by which leases are measured: it also passes while the process is paused.

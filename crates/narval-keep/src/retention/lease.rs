@@ -3,7 +3,7 @@
 //! Each transaction of a collection has the lease's number and renews it, so a process that was paused for longer than its lease
 //! cannot change the index any more. Bytes have no such check. So no removal takes effect once half of the lease has passed since it was
 //! renewed, and nobody takes over before all of it has: the other half is for clocks that differ. A process that was paused finds the
-//! time over, wherever it was.
+//! time over, wherever it was. Nor is anything removed once the index was away: a standby that takes over may not know what was condemned last.
 
 use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::index::{CacheId, Fence, Index, IndexError, collection_lease};
 use crate::rule::{Rule, holds};
-use crate::{Cache, Refusal};
+use crate::{Cache, Refusal, RefusalKind};
 use narval_client::clock;
 
 /// How often a lease is renewed during work without transactions.
@@ -25,6 +25,8 @@ pub(super) struct Collection<'a> {
     fence: Fence,
     /// By the index's clock, and by the machine's: a machine that was paused by its host may have had its clock set since.
     renewed: Cell<(Duration, SystemTime)>,
+    /// Which server answered for the index when it began.
+    server: u64,
     /// Whether a removal has failed that may still take effect: then nobody takes over before the lease ends by itself.
     is_uncertain: Cell<bool>,
 }
@@ -32,20 +34,20 @@ pub(super) struct Collection<'a> {
 impl<'a> Collection<'a> {
     /// Takes the lease; `None` while another process has it.
     pub(super) fn begin(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
-        let index = cache.index();
+        let (index, server) = (cache.index(), cache.index().server());
         let renewed = Cell::new((index.clock(), clock::system_time()));
-        Ok(index.begin_collection()?.map(|fence| Self::new(index, fence, renewed)))
+        Ok(index.begin_collection()?.map(|fence| Self::new(index, fence, server, renewed)))
     }
 
     /// Takes the lease from a collection that was interrupted, if it has left something in this cache; with the folder's lock.
     pub(super) fn take_over(cache: &'a Cache) -> Result<Option<Self>, IndexError> {
-        let index = cache.index();
+        let (index, server) = (cache.index(), cache.index().server());
         let renewed = Cell::new((index.clock(), clock::system_time()));
-        Ok(index.take_over_collection(cache.id())?.map(|fence| Self::new(index, fence, renewed)))
+        Ok(index.take_over_collection(cache.id())?.map(|fence| Self::new(index, fence, server, renewed)))
     }
 
-    const fn new(index: &'a dyn Index, fence: Fence, renewed: Cell<(Duration, SystemTime)>) -> Self {
-        Self { index, fence, renewed, is_uncertain: Cell::new(false) }
+    const fn new(index: &'a dyn Index, fence: Fence, server: u64, renewed: Cell<(Duration, SystemTime)>) -> Self {
+        Self { index, fence, renewed, server, is_uncertain: Cell::new(false) }
     }
 
     /// Does a transaction, which renews the lease.
@@ -58,6 +60,11 @@ impl<'a> Collection<'a> {
 
     /// Until when a removal may take effect. To be asked before each removal, and before the index is read for it.
     pub(super) fn may_remove(&self) -> Result<Instant, Refusal> {
+        if self.index.server() != self.server {
+            let message =
+                "the index's database was away, or another server has taken over: the next collection goes on";
+            return Err(Refusal::new(RefusalKind::Conflict, message));
+        }
         if self.age() >= renew_after() && holds(Rule::HalfLease) {
             // The transaction says whether another has the lease.
             self.step(|fence| self.index.continue_collection(fence))?;
@@ -137,12 +144,36 @@ mod tests {
             assert!(collection.may_remove().is_ok(), "no time has passed, so it is not asked");
             let clock = if is_suspended { &clocks.elapsed } else { &clocks.shown };
             clock.set(collection_lease() / 2);
-            assert_eq!(collection.may_remove().unwrap_err().kind, crate::RefusalKind::Conflict);
+            assert_eq!(collection.may_remove().unwrap_err().kind, RefusalKind::Conflict);
             let until = other.may_remove().unwrap();
             assert!(until > clock::instant(), "it still has the lease, and knows it now");
             drop((collection, other));
             VIRTUAL.set(None);
         }
+    }
+
+    /// A standby may have taken over, which does not know what was condemned last: somebody may have what would be removed.
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn a_collection_removes_nothing_after_its_database_was_away() {
+        let Some(server) = crate::tests_on_postgres::postgres::PostgresServer::new() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let options = crate::DataOptions { database: Some(server.database().parse().unwrap()), ..Default::default() };
+        let data = crate::Data::open(&folder.path().join("data"), options).unwrap();
+        let cache = data.create_cache(&crate::CacheName::default(), &crate::CacheSettings::default()).unwrap();
+        let collection = Collection::begin(&cache).unwrap().unwrap();
+        assert!(collection.may_remove().is_ok());
+        let (before, until) = (cache.index().server(), Instant::now() + Duration::from_secs(60));
+        server.crash();
+        server.start();
+        while cache.index().server() == before || cache.index().caches().is_err() {
+            assert!(Instant::now() < until, "it is not noticed");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(collection.may_remove().unwrap_err().kind, RefusalKind::Conflict);
+        drop(collection);
+        let next = Collection::begin(&cache).unwrap().unwrap();
+        assert!(next.may_remove().is_ok());
     }
 
     #[test]

@@ -123,12 +123,7 @@ impl PostgresServer {
             eprintln!("note: skipped: there is no PostgreSQL here; the package 'postgresql' has it");
             return None;
         };
-        let folder = tempfile::tempdir().unwrap();
-        if let Some((user, group)) = user() {
-            chown(folder.path(), Some(user), Some(group)).unwrap();
-        }
-        let server =
-            Self { port: free_port(), folder, programs, child: Mutex::new(None), databases: AtomicU32::new(0) };
+        let server = Self::in_folder(programs);
         let made = server
             .command("initdb")
             .args(["-A", "trust", "-U", "narval", "--no-sync", "-E", "UTF8", "--locale=C", "-D"])
@@ -138,6 +133,15 @@ impl PostgresServer {
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         server.start();
         Some(server)
+    }
+
+    /// One that is not running, with a folder that is empty.
+    fn in_folder(programs: PathBuf) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        if let Some((user, group)) = user() {
+            chown(folder.path(), Some(user), Some(group)).unwrap();
+        }
+        Self { port: free_port(), folder, programs, child: Mutex::new(None), databases: AtomicU32::new(0) }
     }
 
     /// A program of PostgreSQL, as a user that is not root: the server refuses that one.
@@ -262,6 +266,48 @@ impl PostgresServer {
             true => Ok(String::from_utf8(said.stdout).unwrap().trim_end().to_owned()),
             false => Err(String::from_utf8_lossy(&said.stderr).into_owned()),
         }
+    }
+}
+
+/// Failovers.
+impl PostgresServer {
+    /// A standby of this server, which follows it without being waited for.
+    pub fn standby(&self) -> Self {
+        let standby = Self::in_folder(self.programs.clone());
+        let mut copy = standby.command("pg_basebackup");
+        copy.arg("-h").arg(self.folder.path()).args(["-p", &self.port.to_string(), "-U", "narval"]);
+        copy.args(["--checkpoint=fast", "--no-sync", "-R", "-D"]).arg(standby.folder.path().join("data"));
+        let made = copy.output().unwrap();
+        assert!(made.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&made.stderr));
+        standby.start();
+        standby
+    }
+
+    /// Waits until a standby has everything that is committed here.
+    pub fn wait_for(&self, standby: &Self) {
+        let written = self.sql("postgres", "select pg_current_wal_lsn()").unwrap();
+        let is_there = format!("select pg_last_wal_replay_lsn() >= '{written}'::pg_lsn");
+        let until = Instant::now() + PATIENCE;
+        while standby.sql("postgres", &is_there).unwrap() != "t" {
+            assert!(Instant::now() < until, "the standby does not follow");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// This standby receives nothing any more.
+    pub fn cut_off(&self) {
+        self.sql("postgres", "alter system set primary_conninfo = ''").unwrap();
+        self.sql("postgres", "select pg_reload_conf()").unwrap();
+        let until = Instant::now() + PATIENCE;
+        while self.sql("postgres", "select count(*) from pg_stat_wal_receiver").unwrap() != "0" {
+            assert!(Instant::now() < until, "the standby still receives");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// This standby becomes the primary.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("postgres", "select pg_promote()").unwrap(), "t");
     }
 }
 

@@ -11,6 +11,7 @@ mod contract;
 mod databases;
 mod durable;
 mod expiry;
+mod failover;
 mod figures;
 mod full_disk;
 mod in_bucket;

@@ -1,23 +1,26 @@
-//! The address of a database: `postgres://user@host:port/name?sslmode=…`.
+//! The address of a database: `postgres://user@host:port/name?sslmode=…`, with one host or several, of which one takes writes at a time.
 
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
 
 use super::failed::describe;
 use crate::index::IndexError;
 
-/// How long a connection may take, the name's look-up and TLS included.
+/// How long a connection may take, the name's look-up and TLS included. Several hosts share it, because the first may be a machine that is silent.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What each of many hosts has of it.
+const CONNECT_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// What the database sees of a connection in its list of activities.
 const APPLICATION: &str = "narval";
 
 /// A database, and what it is called in messages.
-#[derive(Clone)]
 pub(super) struct Address {
-    pub(super) config: Config,
+    /// One for each host.
+    pub(super) hosts: Vec<Config>,
     /// Without the password.
     pub(super) name: String,
 }
@@ -42,10 +45,44 @@ impl Address {
         {
             config.password(password.into_encoded_bytes());
         }
-        config.application_name(APPLICATION).connect_timeout(CONNECT_TIMEOUT);
-        let name = name(&config);
-        Ok(Self { config, name })
+        // A standby answers, too, and what it says is old.
+        config.application_name(APPLICATION).target_session_attrs(TargetSessionAttrs::ReadWrite);
+        let count = config.get_hosts().len().max(config.get_hostaddrs().len());
+        if ![0, 1, count].contains(&config.get_ports().len()) {
+            return Err(unusable("it has another number of ports than of hosts".to_owned()));
+        }
+        Ok(Self { hosts: (0..count).map(|at| one_of(&config, at)).collect(), name: name(&config) })
     }
+
+    /// How long a connection to one of the hosts may take.
+    pub(super) fn timeout(&self) -> Duration {
+        (CONNECT_TIMEOUT / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX)).max(CONNECT_TIMEOUT_MIN)
+    }
+}
+
+/// The same address with one of its hosts.
+fn one_of(all: &Config, at: usize) -> Config {
+    let mut one = Config::new();
+    match all.get_hosts().get(at) {
+        Some(Host::Tcp(name)) => drop(one.host(name)),
+        Some(Host::Unix(path)) => drop(one.host_path(path)),
+        None => {}
+    }
+    all.get_hostaddrs().get(at).map(|address| one.hostaddr(*address));
+    all.get_ports().get(at).or(all.get_ports().first()).map(|port| one.port(*port));
+    all.get_user().map(|user| one.user(user));
+    all.get_password().map(|password| one.password(password));
+    all.get_dbname().map(|name| one.dbname(name));
+    all.get_options().map(|options| one.options(options));
+    all.get_application_name().map(|name| one.application_name(name));
+    all.get_connect_timeout().map(|timeout| one.connect_timeout(*timeout));
+    all.get_tcp_user_timeout().map(|timeout| one.tcp_user_timeout(*timeout));
+    all.get_keepalives_interval().map(|interval| one.keepalives_interval(interval));
+    all.get_keepalives_retries().map(|retries| one.keepalives_retries(retries));
+    one.keepalives(all.get_keepalives()).keepalives_idle(all.get_keepalives_idle());
+    one.ssl_mode(all.get_ssl_mode()).ssl_negotiation(all.get_ssl_negotiation());
+    one.channel_binding(all.get_channel_binding()).target_session_attrs(all.get_target_session_attrs());
+    one
 }
 
 fn name(config: &Config) -> String {
@@ -81,6 +118,18 @@ fn without_password(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_hosts_differ_in_nothing_else() {
+        let address = "postgres://user:secret@a,[::1]:6432,c:5/cache?sslmode=require&keepalives_idle=7&options=-c%20x";
+        let hosts = Address::parse(address).unwrap().hosts;
+        let alone = |host: &str| Address::parse(&address.replace("a,[::1]:6432,c:5", host)).unwrap().hosts;
+        assert_eq!(hosts, ["a", "[::1]:6432", "c:5"].map(alone).concat());
+        assert_eq!(hosts[2].get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        let hosts = Address::parse("postgres:///cache?host=/run/a&host=/run/b&port=7").unwrap().hosts;
+        assert_eq!(hosts[1], Address::parse("postgres:///cache?host=/run/b&port=7").unwrap().hosts[0]);
+        assert!(Address::parse("postgres://a,b,c/cache?port=1").is_err());
+    }
 
     #[test]
     fn a_password_is_in_no_message() {

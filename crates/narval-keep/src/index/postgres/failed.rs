@@ -25,6 +25,8 @@ pub(super) enum Failed {
     Condemned,
     /// A rebuild of the index has not ended.
     Rebuilt,
+    /// The server is a standby, or has become one.
+    Standby,
     /// It must be done again with [`Lock::Alone`](super::transaction::Lock::Alone).
     NeedsLock,
 }
@@ -62,7 +64,7 @@ impl Failed {
     pub(super) fn leaves_usable(&self) -> bool {
         match self {
             Self::Sql(_) => self.is_collision() || self.is_locked() || self.state() == Some(&SqlState::QUERY_CANCELED),
-            Self::Deadline(_) => false,
+            Self::Deadline(_) | Self::Standby => false,
             _ => true,
         }
     }
@@ -77,13 +79,16 @@ impl Failed {
     /// The connection is of no use any more.
     pub(super) fn breaks_connection(&self) -> bool {
         match self {
-            Self::Deadline(_) => true,
+            Self::Deadline(_) | Self::Standby => true,
             Self::Sql(error) => match error.code() {
                 // The server ends it: 57P01 to 57P05, class 08, and 25P03 for a transaction in which nothing happened for too long. Or it is not
-                // in the transaction that it should be in: 25P01 and 25P02.
+                // in the transaction that it should be in: 25P01 and 25P02. Or the server is a standby.
                 Some(state) => {
                     let code = state.code();
-                    code.starts_with("57P") || code.starts_with("08") || code.starts_with("25P")
+                    code.starts_with("57P")
+                        || code.starts_with("08")
+                        || code.starts_with("25P")
+                        || *state == SqlState::READ_ONLY_SQL_TRANSACTION
                 }
                 // Closed, or broken. What the client finds wrong with values has a cause of another kind.
                 None => error.is_closed() || is_io(error),
@@ -115,7 +120,6 @@ impl Failed {
             &SqlState::LOCK_NOT_AVAILABLE,
             &SqlState::QUERY_CANCELED,
             &SqlState::TOO_MANY_CONNECTIONS,
-            &SqlState::READ_ONLY_SQL_TRANSACTION,
             &SqlState::OUT_OF_MEMORY,
             &SqlState::INSUFFICIENT_RESOURCES,
         ];
@@ -135,6 +139,7 @@ impl Failed {
             Self::Rebuilt => {
                 "a rebuild of its index was interrupted: run 'narval cache fsck --rebuild' again, or wait if it is under way".to_owned()
             }
+            Self::Standby => "it is a standby, which takes no writes".to_owned(),
             Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
         }
     }

@@ -154,6 +154,10 @@ impl Index for Postgres {
         self.database.stamp.load(Ordering::Acquire)
     }
 
+    fn server(&self) -> u64 {
+        self.database.pool.server()
+    }
+
     fn noticed_after(&self) -> Duration {
         2 * watch::LOOK_EVERY
     }

@@ -4,14 +4,15 @@
 //! `pgbouncer` may hand out connections by transaction.
 
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::address::{Address, CONNECT_TIMEOUT};
+use super::address::Address;
 use super::failed::{Failed, describe};
 use crate::index::IndexError;
 
@@ -34,16 +35,17 @@ pub(super) struct Connection {
     used: Instant,
     /// Whether it is known to be outside any transaction.
     is_idle: bool,
+    /// The number of the server when it was opened.
+    server: u64,
 }
 
 impl Connection {
-    fn open(address: &Address, tls: &MakeRustlsConnect) -> Result<Self, Failed> {
+    fn open(host: &Config, timeout: Duration, tls: &MakeRustlsConnect) -> Result<Self, Failed> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|error| Failed::Row(format!("no resources for a connection: {error}")))?;
         let connected = runtime.block_on(async {
-            let connect = address.config.connect(tls.clone());
-            let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
-            let (client, connection) = connected.map_err(|_| Failed::Deadline(CONNECT_TIMEOUT))??;
+            let connected = tokio::time::timeout(timeout, host.connect(tls.clone())).await;
+            let (client, connection) = connected.map_err(|_| Failed::Deadline(timeout))??;
             tokio::spawn(async move {
                 // Whoever uses the connection is told, too.
                 if let Err(error) = connection.await {
@@ -53,7 +55,7 @@ impl Connection {
             Ok(client)
         });
         match connected {
-            Ok(client) => Ok(Self { runtime, client, used: Instant::now(), is_idle: true }),
+            Ok(client) => Ok(Self { runtime, client, used: Instant::now(), is_idle: true, server: 0 }),
             Err(error) => {
                 // A look-up of the name may hang; it is not waited for.
                 runtime.shutdown_background();
@@ -77,7 +79,7 @@ impl Connection {
         deadline: Duration,
         work: impl AsyncFnOnce(&Client) -> Result<T, Failed>,
     ) -> Result<T, Failed> {
-        let Self { runtime, client, used, is_idle } = self;
+        let Self { runtime, client, used, is_idle, .. } = self;
         let mut done = None;
         drive(runtime, deadline, pin!(async { done = Some(work(client).await) }));
         *used = Instant::now();
@@ -113,6 +115,8 @@ fn drive(runtime: &Runtime, deadline: Duration, work: Pin<&mut dyn Future<Output
 /// The connections of a process.
 pub(super) struct Pool {
     address: Address,
+    /// The number of the host that was reached last: the others are tried after it.
+    host: AtomicUsize,
     tls: MakeRustlsConnect,
     state: Mutex<State>,
     returned: Condvar,
@@ -123,13 +127,15 @@ struct State {
     idle: Vec<Connection>,
     /// How many are in use.
     out: usize,
+    /// How often the server has changed, or was away.
+    server: u64,
     /// Why the database cannot be reached. Nobody tries until [`Pool::is_back`].
     away: Option<String>,
 }
 
 impl Pool {
     pub(super) fn new(address: Address, tls: MakeRustlsConnect) -> Self {
-        Self { address, tls, state: Mutex::default(), returned: Condvar::new() }
+        Self { address, host: AtomicUsize::new(0), tls, state: Mutex::default(), returned: Condvar::new() }
     }
 
     /// What the database is called in messages.
@@ -139,7 +145,20 @@ impl Pool {
 
     /// A connection beside those of the pool.
     pub(super) fn open(&self) -> Result<Connection, Failed> {
-        Connection::open(&self.address, &self.tls)
+        let (hosts, timeout) = (&self.address.hosts, self.address.timeout());
+        // Before it is opened: it may be one of the server that is not the primary any more.
+        let server = self.state().server;
+        let first = self.host.load(Ordering::Relaxed);
+        let mut opened = Err(Failed::Row("the address has no host".to_owned()));
+        for (at, host) in hosts.iter().enumerate().cycle().skip(first).take(hosts.len()) {
+            opened = Connection::open(host, timeout, &self.tls);
+            if let Ok(connection) = &mut opened {
+                connection.server = server;
+                self.host.store(at, Ordering::Relaxed);
+                break;
+            }
+        }
+        opened
     }
 
     /// A connection, and whether it was used before: it may turn out to be closed then.
@@ -186,7 +205,7 @@ impl Pool {
         let mut state = self.state();
         state.out = state.out.saturating_sub(1);
         // The next one would find itself in the middle of a transaction.
-        let broken = if connection.is_idle {
+        let broken = if connection.is_idle && connection.server == state.server {
             state.idle.push(connection);
             None
         } else {
@@ -215,6 +234,15 @@ impl Pool {
         drop(idle);
     }
 
+    /// Another server is the primary: connections to the former one, which may still answer, are of no use any more.
+    pub(super) fn has_another_server(&self) {
+        let mut state = self.state();
+        state.server += 1;
+        let idle = std::mem::take(&mut state.idle);
+        drop(state);
+        drop(idle);
+    }
+
     /// Nobody is to wait for the database until it is back.
     pub(super) fn is_away(&self, error: &Failed) {
         let reason = error.reason();
@@ -222,9 +250,16 @@ impl Pool {
         if state.away.is_none() {
             tracing::error!("the index '{}' cannot be reached: {reason}. What is in memory is served on", self.name());
         }
-        state.away = Some(reason);
+        if state.away.replace(reason).is_none() {
+            state.server += 1;
+        }
         drop(state);
         self.returned.notify_all();
+    }
+
+    /// Changes when the database was away, and when another server is the primary.
+    pub(super) fn server(&self) -> u64 {
+        self.state().server
     }
 
     /// The database answers.

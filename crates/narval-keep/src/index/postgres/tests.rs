@@ -1,6 +1,7 @@
 //! Several nodes, and a database that goes away.
 
 mod clocks;
+mod failover;
 mod locks;
 mod plans;
 mod suspended;

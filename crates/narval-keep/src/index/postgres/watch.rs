@@ -2,7 +2,8 @@
 //!
 //! Each transaction that readers can see adds a row to `changes`, and no transaction waits for another's. A node remembers the
 //! snapshot in which it last looked: a row that is visible now and was not in that snapshot is a change, whatever the order in which
-//! transactions began and ended.
+//! transactions began and ended. Numbers of transactions are those of one server: a standby that takes over gives out again those that it has
+//! lost. So what was seen counts only for the server that has said it, which is known by the time of its start.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -35,6 +36,26 @@ const TRUSTED_FOR: Duration = Duration::from_secs(1800);
 pub(super) struct Seen {
     snapshot: String,
     at: Instant,
+    server: Started,
+}
+
+/// When a server has started, in microseconds since 1970 by its clock. No two servers of a database have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Started(i64);
+
+impl Started {
+    /// Says that another server answers than before, or the same after a restart, and which of them it is: a standby was there when the former
+    /// one was last asked.
+    fn announce(self, last_asked: u64, name: &str) {
+        if u64::try_from(self.0 / 1_000_000).is_ok_and(|started| started < last_asked) {
+            tracing::warn!(
+                "a standby has taken over the index '{name}'. If it was not synchronous, what was committed last is lost: run 'narval cache fsck', \
+                 and revoke again what was revoked last (docs/scale-out.md, Failover)"
+            );
+        } else {
+            tracing::info!("the server of the index '{name}' was started again");
+        }
+    }
 }
 
 /// The state now, and whether another node has made a change since `before`. The node learns what time it is.
@@ -46,14 +67,21 @@ pub(super) async fn look(client: &Client, node: &Node, before: Option<&Seen>) ->
          and not pg_visible_in_snapshot(xid, $1::text::pg_snapshot)) or exists (select from narval.meta \
          where key = 'pruned' and not pg_visible_in_snapshot(value::xid8, $1::text::pg_snapshot)), \
          exists (select from narval.meta where key = 'rebuilding'), \
-         (extract(epoch from clock_timestamp()) * 1000)::bigint";
+         (extract(epoch from clock_timestamp()) * 1000)::bigint, \
+         (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint, pg_is_in_recovery()";
     let row = query_opt(client, query, &[p(&since), p(&node.name())]).await?;
     let row = row.ok_or_else(|| Failed::Row("no snapshot".to_owned()))?;
     node.set_time(get(&row, 3)?, elapsed);
     if get(&row, 2)? && !node.is_rebuild {
         return Err(Failed::Rebuilt);
     }
-    Ok((Seen { snapshot: get(&row, 0)?, at }, get(&row, 1)?))
+    // A pooler of connections may have been led to it meanwhile.
+    if get(&row, 5)? {
+        return Err(Failed::Standby);
+    }
+    let server = Started(get(&row, 4)?);
+    let is_another = before.is_some_and(|before| before.server != server);
+    Ok((Seen { snapshot: get(&row, 0)?, at, server }, is_another || get(&row, 1)?))
 }
 
 /// Removes old rows.
@@ -79,6 +107,7 @@ pub(super) fn run(
     seen: Seen,
     stopped: &Receiver<()>,
 ) {
+    let (mut server, mut asked) = (seen.server, node.now());
     let (mut connection, mut seen) = (Some(connection), Some(seen));
     let mut pruned = Instant::now();
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -91,7 +120,7 @@ pub(super) fn run(
             None => pool.open().and_then(|open| look_with(open, seen.as_ref())),
             Some(open) => match look_with(open, seen.as_ref()) {
                 // The database may have restarted and be back already: it is away only if a new connection fails, too.
-                Err(error @ Failed::Sql(_)) if error.breaks_connection() => {
+                Err(error @ (Failed::Sql(_) | Failed::Standby)) if error.breaks_connection() => {
                     pool.open().and_then(|open| look_with(open, None))
                 }
                 looked => looked,
@@ -100,6 +129,11 @@ pub(super) fn run(
         match looked {
             Ok((open, (now, changed))) => {
                 connection = Some(open);
+                if now.server != server {
+                    now.server.announce(asked, pool.name());
+                    pool.has_another_server();
+                }
+                (server, asked) = (now.server, node.now());
                 if changed {
                     stamp.fetch_add(1, Ordering::AcqRel);
                 }

@@ -49,7 +49,9 @@ statements! {
          and f.orphaned is not null and (f.fence is not null or f.doomed = 0 or (f.orphaned <= $2 and f.used <= $3)) \
          order by f.name";
     NAMED(Int) { name: Text } = concat!(
-        "select ", columns!(), ", f.name, f.doomed is not null from {rows} join narval.files f on f.cache = $1 and f.name = r.name \
+        "select ", columns!(), ", f.name, f.doomed is not null or (f.orphaned is not null and f.orphaned <= {now} - 600 \
+           and f.used <= {now} - 600 and not exists (select 1 from narval.pending p where p.cache = $1 and p.kind = 'file' and p.name = f.name)) \
+         from {rows} join narval.files f on f.cache = $1 and f.name = r.name \
          join narval.nars n on n.id = f.nar where not ", condemned!(), " and (f.doomed is null or f.doomed > 0)"
     );
     KEEP(Int) { name: Text } = concat!(
@@ -311,25 +313,27 @@ impl dyn Index + '_ {
         self.read(Reading::Some, |tx| tx.first(&NAR, &args![nar_hash, compression.name()], record))
     }
 
-    /// The stored NAR that each of these names below `nar/` refers to in a cache. Those that are doomed no longer are: somebody has asked for
-    /// them and may rely on the answer.
+    /// The stored NAR that each of these names below `nar/` refers to in a cache. Those that a collection could remove are kept, and are doomed no
+    /// longer: somebody has asked for them and may rely on the answer. Whether their bytes are there is not known: a database that has lost its last transactions does not know
+    /// what a collection has removed. So they are looked for, as those of an upload under way are, before anybody relies on them.
     pub(super) fn look_up(&self, cache: CacheId, names: &[&str]) -> Result<HashMap<String, NarRecord>, IndexError> {
         if names.is_empty() {
             return Ok(HashMap::new());
         }
         let row = |row: &dyn Row| Ok((named(row)?, row.get::<bool>(8)?));
         let found = self.read(Reading::Some, |tx| tx.all_of(&NAMED, &args![cache], &texts(names), row))?;
-        let doomed: Vec<String> =
-            found.iter().filter(|(_, is_doomed)| *is_doomed).map(|((name, _), _)| name.clone()).collect();
+        let due: Vec<String> = found.iter().filter(|(_, is_due)| *is_due).map(|((name, _), _)| name.clone()).collect();
         let mut found: HashMap<String, NarRecord> = found.into_iter().map(|(named, _)| named).collect();
-        if !doomed.is_empty() {
-            let names = doomed.clone();
+        if !due.is_empty() {
+            let names = due.clone();
             let kept = self.write(NOTE_LATER, move |tx| {
                 let names: Vec<Arg<'_>> = names.iter().map(Arg::from).collect();
-                tx.all_of(&KEEP, &args![cache], &names, |row| row.get::<String>(0))
+                let kept = tx.all_of(&KEEP, &args![cache], &names, |row| row.get::<String>(0))?;
+                pending::add(tx, cache, "file", &kept.iter().map(String::as_str).collect::<Vec<_>>())?;
+                Ok(kept)
             })?;
             // The others are condemned meanwhile.
-            found.retain(|name, _| !doomed.contains(name) || kept.contains(name));
+            found.retain(|name, _| !due.contains(name) || kept.contains(name));
         }
         Ok(found)
     }
