@@ -390,8 +390,7 @@ impl Run {
                     assert_eq!(self.world.collected, 0, "responses that were not sent");
                     assert!(self.job.is_none(), "an end during a job");
                     end.is_read &= input.rest().is_empty();
-                    if end.close != Close::Abort && !end.may_close() {
-                        assert!(!self.has_ended, "waiting for a client that has ended its input");
+                    if end.close != Close::Abort && !self.has_ended && !end.may_close() {
                         let (closing, deadline) = Closing::new(end, self.world.now, &self.world.limits);
                         (self.closing, self.wants.deadline, self.is_reading) = (Some(closing), deadline, true);
                     }

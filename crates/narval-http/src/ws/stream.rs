@@ -168,11 +168,6 @@ impl Stream {
         !self.input_ended && !self.shared.inbox().is_paused()
     }
 
-    /// Whether the client has ended its input.
-    pub(crate) fn input_has_ended(&self) -> bool {
-        self.input_ended
-    }
-
     /// Whether the client may still be sending: closing the connection with unread input would lose our Close frame to
     /// a reset.
     pub(crate) fn may_have_unread_input(&self) -> bool {

@@ -9,8 +9,6 @@ use crate::limits::{LINGER_LOOK, Limits};
 /// The end of a connection whose output is sent.
 pub(crate) struct End {
     pub(crate) close: Close,
-    /// The client has ended its input.
-    pub(crate) has_ended: bool,
     /// All that came was used, and nothing is expected to follow it.
     pub(crate) is_read: bool,
     /// The rest of the body of the last request.
@@ -19,9 +17,9 @@ pub(crate) struct End {
 
 impl End {
     /// Whether it is safe to close now, provided the client has sent nothing that is still unreceived: a small response fits into
-    /// the kernel's buffer.
+    /// the kernel's buffer. It is always safe if the client has ended its input.
     pub(crate) fn may_close(&self) -> bool {
-        self.has_ended || (self.is_read && self.close == Close::Clean { large: false })
+        self.is_read && self.close == Close::Clean { large: false }
     }
 }
 

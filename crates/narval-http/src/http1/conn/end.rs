@@ -36,13 +36,7 @@ impl<X: Exchange> Conn<X> {
 
     /// Ends a connection.
     pub(super) fn end(&self, close: Close, unread: Unread) -> Act<X> {
-        let has_ended = self.reading == Reading::Ended;
-        Act::End(End { close, has_ended, is_read: self.reading == Reading::Open, unread })
-    }
-
-    /// Whether the client has sent its last bytes.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.reading == Reading::Ended
+        Act::End(End { close, is_read: self.reading == Reading::Open, unread })
     }
 
     /// The server stops: an idle connection ends, others finish first. A new one may still send a request.

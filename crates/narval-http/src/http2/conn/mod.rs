@@ -259,11 +259,6 @@ impl<X: Exchange> Conn<X> {
         self.work.pop_front()
     }
 
-    /// Whether the client has sent its last bytes.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.has_ended
-    }
-
     /// Schedules [`tick`](Self::tick) no later than `at`.
     fn look_at(&mut self, at: Millis) {
         self.deadline = self.deadline.min(at);

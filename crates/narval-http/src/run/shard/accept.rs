@@ -78,8 +78,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 _ => conn.idle_since(&self.local.server.limits).filter(|_| slot.input.is_empty()),
             },
             Protocol::Http2(http2) => http2.conn.idle_since(),
-            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => None,
-            Protocol::WebSocket { .. } | Protocol::Closing(_) => None,
+            Protocol::ProxyHeader | Protocol::Handshake => None,
+            Protocol::WebSocket(_) | Protocol::Closing(_) => None,
         };
         since.is_some_and(|since| since + millis(IDLE_MIN) <= self.local.now)
     }
@@ -144,7 +144,7 @@ impl<D: Driver<Connection>> Shard<D> {
         };
         let deadline = self.first_deadline(tls.is_some());
         let protocol = match remote.proxies() {
-            Some(proxies) if proxies.send_proxy_header => Protocol::ProxyHeader(Vec::new()),
+            Some(proxies) if proxies.send_proxy_header => Protocol::ProxyHeader,
             _ => first_protocol(tls.is_some(), deadline),
         };
         let holding = Holding::new(&self.local.server.output_memory);
@@ -153,6 +153,8 @@ impl<D: Driver<Connection>> Shard<D> {
             connection: Arc::new(Connection::new(socket, tls, remote, token, home, holding)),
             protocol,
             input: Box::default(),
+            has_ended: false,
+            awaits_room: false,
             delivery: Delivery::Idle,
             receiving: false,
             is_gone: false,
@@ -173,9 +175,8 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Handles the first bytes from a proxy that names its client before anything else.
     pub(super) fn on_proxy_header(&mut self, slot: &mut Slot, bytes: &[u8]) {
-        let Protocol::ProxyHeader(input) = &mut slot.protocol else { return };
-        input.extend_from_slice(bytes);
-        let (source, len) = match proxy_header::parse(input) {
+        slot.keep(bytes);
+        let (source, len) = match proxy_header::parse(&slot.input) {
             Ok(None) => return,
             Ok(Some(header)) => header,
             Err(error) => {
@@ -186,7 +187,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 return;
             }
         };
-        let rest = input.split_off(len);
+        let rest = std::mem::take(&mut slot.input).into_vec().split_off(len);
         let remote = slot.connection.remote().after(source);
         if !self.local.server.admission.count(&remote) {
             self.refuse_connection(&slot.connection.socket, &remote, Full::Client);
@@ -207,9 +208,5 @@ impl<D: Driver<Connection>> Shard<D> {
 }
 
 fn first_protocol(is_secure: bool, deadline: Millis) -> Protocol {
-    if is_secure {
-        Protocol::Handshake { input: Vec::new(), has_ended: false }
-    } else {
-        Protocol::Http1(Conn::new(deadline))
-    }
+    if is_secure { Protocol::Handshake } else { Protocol::Http1(Conn::new(deadline)) }
 }

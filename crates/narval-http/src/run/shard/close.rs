@@ -24,7 +24,7 @@ impl<D: Driver<Connection>> Shard<D> {
         if let Some(tls) = connection.tls.as_ref().filter(|tls| !tls.is_handshaking()) {
             tls.end_output(&connection.socket);
         }
-        if end.may_close() && (end.has_ended || !connection.socket.has_unread()) {
+        if slot.has_ended || (end.may_close() && !connection.socket.has_unread()) {
             slot.is_gone = true;
             return;
         }
@@ -62,10 +62,10 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Notifies whoever waits for what a connection was doing.
     pub(super) fn release(&mut self, protocol: Protocol, connection: &Arc<Connection>) {
         match protocol {
-            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } | Protocol::Closing(_) => {}
+            Protocol::ProxyHeader | Protocol::Handshake | Protocol::Closing(_) => {}
             Protocol::Http1(conn) => conn.release(),
             Protocol::Http2(mut http2) => http2.conn.release(&mut self.local.at(connection)),
-            Protocol::WebSocket { stream, .. } => stream.release(&self.local.server.pool),
+            Protocol::WebSocket(stream) => stream.release(&self.local.server.pool),
         }
     }
 
@@ -119,9 +119,9 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.hang_up(slot);
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.stop(at)),
-            Protocol::WebSocket { .. } => self.stop_websocket(slot),
+            Protocol::WebSocket(_) => self.stop_websocket(slot),
             Protocol::Closing(_) => self.look_at_closing(slot),
-            Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => {
+            Protocol::ProxyHeader | Protocol::Handshake => {
                 slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE));
             }
         }

@@ -10,7 +10,7 @@ use super::slots::{Protocol, Slot};
 use crate::BodyWaker;
 use crate::http1::conn::{Act, Close, End, Next, Over};
 use crate::io::clock::{Millis, millis};
-use crate::io::driver::{Driver, Op};
+use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
 use crate::limits::{LAST_TRY, SOURCE_WAIT_MAX};
 use crate::message::departure::Here;
@@ -155,7 +155,7 @@ impl<D: Driver<Connection>> Shard<D> {
             // The deadline stays the same, and the socket may have room: only a full one reports that it is writable again.
             Some(Next::AtRoom | Next::AtOnce) if was_at_socket => {
                 slot.delivery = Delivery::AtSocket(outgoing);
-                return self.submit(Op::AwaitWritable(slot.token()));
+                return self.await_writable(slot);
             }
             Some(next) => self.after_piece(slot, outgoing, next),
         };
@@ -188,7 +188,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let stall = millis(self.local.server.limits.write_stall_timeout);
         outgoing.until = outgoing.progress(self.local.now).until(stall);
         slot.delivery = Delivery::AtSocket(outgoing);
-        self.submit(Op::AwaitWritable(slot.token()));
+        self.await_writable(slot);
     }
 
     /// Makes a response wait for its source.
@@ -200,7 +200,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
         outgoing.until = self.local.now + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
         slot.delivery = Delivery::AtSource(outgoing);
-        if self.stopping || slot.http1().is_some_and(|conn| conn.has_ended()) {
+        if self.stopping || slot.has_ended {
             self.hang_up(slot);
         }
     }
@@ -226,12 +226,11 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Ends an endless body, because the client has ended its input or the server stops.
     pub(super) fn hang_up(&mut self, slot: &mut Slot) {
-        let has_ended = slot.http1().is_some_and(|conn| conn.has_ended());
         let Delivery::AtSource(outgoing) = &mut slot.delivery else { return };
         if slot.is_gone || !outgoing.hang_up() {
             return;
         }
-        if has_ended {
+        if slot.has_ended {
             // Clients of endless streams do not end their side of the connection before they leave.
             slot.is_gone = true;
         } else if let Delivery::AtSource(outgoing) = mem::take(&mut slot.delivery) {
@@ -270,7 +269,7 @@ impl<D: Driver<Connection>> Shard<D> {
         if let Delivery::AtSocket(mut outgoing) = mem::take(&mut slot.delivery) {
             self.local.server.record_outgoing(&self.local.counters, &mut outgoing, true);
         }
-        self.end(slot, End { close: Close::Abort, has_ended: true, is_read: false, unread: None });
+        self.end(slot, End { close: Close::Abort, is_read: false, unread: None });
     }
 
     /// The connection is gone.

@@ -36,7 +36,7 @@ impl<D: Driver<Connection>> Shard<D> {
             return;
         }
         slot.look_at = 0;
-        let may_be_probed = slot.http1().is_some_and(|conn| conn.has_ended()) && slot.departure.looked();
+        let may_be_probed = slot.has_ended && slot.http1().is_some() && slot.departure.looked();
         if may_be_probed {
             slot.connection.probe();
         }
@@ -50,8 +50,8 @@ impl<D: Driver<Connection>> Shard<D> {
 fn may_be_left(slot: &Slot) -> bool {
     match &slot.protocol {
         Protocol::Http1(_) => matches!(slot.delivery, Delivery::Away),
-        Protocol::Http2(http2) => http2.conn.has_ended() && http2.conn.is_busy(),
-        Protocol::ProxyHeader(_) | Protocol::Handshake { .. } => false,
-        Protocol::WebSocket { .. } | Protocol::Closing(_) => false,
+        Protocol::Http2(http2) => slot.has_ended && http2.conn.is_busy(),
+        Protocol::ProxyHeader | Protocol::Handshake => false,
+        Protocol::WebSocket(_) | Protocol::Closing(_) => false,
     }
 }

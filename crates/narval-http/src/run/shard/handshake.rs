@@ -19,11 +19,11 @@ use crate::tls::Opened;
 impl<D: Driver<Connection>> Shard<D> {
     /// Handles bytes received on a TLS connection.
     pub(super) fn on_ciphertext(&mut self, slot: &mut Slot, bytes: &[u8]) {
-        if let Protocol::ProxyHeader(_) = slot.protocol {
+        if let Protocol::ProxyHeader = slot.protocol {
             return self.on_proxy_header(slot, bytes);
         }
-        if let Protocol::Handshake { input, .. } = &mut slot.protocol {
-            input.extend_from_slice(bytes);
+        if let Protocol::Handshake = slot.protocol {
+            slot.keep(bytes);
             return self.shake_hands(slot);
         }
         let connection = slot.connection.clone();
@@ -85,12 +85,11 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Hands received bytes of a handshake to a worker, unless one still processes the previous bytes. Cheap steps are
     /// done here.
     fn shake_hands(&mut self, slot: &mut Slot) {
-        let Protocol::Handshake { input, .. } = &mut slot.protocol else { return };
-        if input.is_empty() || slot.connection.lease.holder() == Holder::Job {
+        if slot.input.is_empty() || slot.connection.lease.holder() == Holder::Job {
             return;
         }
         if slot.connection.tls.as_ref().is_some_and(|tls| tls.rest_is_cheap()) {
-            let received = std::mem::take(input);
+            let received = std::mem::take(&mut slot.input);
             let local = &mut self.local;
             let outcome = worker::shake_hands(&slot.connection, &received, &mut local.out, &local.counters);
             local.clear_out();
@@ -101,7 +100,7 @@ impl<D: Driver<Connection>> Shard<D> {
             slot.is_gone = true;
             return;
         };
-        let received = std::mem::take(input);
+        let received = std::mem::take(&mut slot.input).into_vec();
         let lease = Reply::dispatch(&slot.connection);
         self.local.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
@@ -115,20 +114,19 @@ impl<D: Driver<Connection>> Shard<D> {
     /// A step of a handshake is done, or failed.
     fn go_on_after_handshake(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         let is_handshaking = slot.connection.tls.as_ref().is_some_and(|tls| tls.is_handshaking());
-        let Protocol::Handshake { input, has_ended } = &mut slot.protocol else { return };
-        let has_ended = *has_ended;
+        let Protocol::Handshake = slot.protocol else { return };
         match plaintext {
             Err(error) => {
                 tracing::debug!("a TLS handshake failed: {error}");
                 // Closing immediately might lose the alert that was sent.
                 let close = Close::Clean { large: false };
-                self.end(slot, End { close, has_ended, is_read: false, unread: None });
+                self.end(slot, End { close, is_read: false, unread: None });
             }
-            Ok(_) if is_handshaking && has_ended && input.is_empty() => slot.is_gone = true,
+            Ok(_) if is_handshaking && slot.has_ended && slot.input.is_empty() => slot.is_gone = true,
             Ok(_) if is_handshaking => self.shake_hands(slot),
             Ok(mut plaintext) => {
                 let connection = slot.connection.clone();
-                let input = std::mem::take(input);
+                let input = std::mem::take(&mut slot.input);
                 slot.protocol = match &connection.tls {
                     Some(tls) if tls.speaks_http2() => {
                         self.local.counters.connections_http2.add(1);
@@ -151,7 +149,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.look_at_http2(slot, false);
                 }
                 // The end of input may have arrived meanwhile, too.
-                if has_ended && !slot.is_gone {
+                if slot.has_ended && !slot.is_gone {
                     self.on_input_end(slot);
                 }
                 if self.stopping && !slot.is_gone {

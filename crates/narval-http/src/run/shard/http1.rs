@@ -50,10 +50,10 @@ impl<D: Driver<Connection>> Shard<D> {
         match &mut slot.protocol {
             Protocol::Http1(_) => self.http1(slot, bytes, |conn, input, at| conn.received(input, at)),
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.received(bytes, at)),
-            Protocol::ProxyHeader(_) => self.on_proxy_header(slot, bytes),
+            Protocol::ProxyHeader => self.on_proxy_header(slot, bytes),
             // No plaintext arrives before the handshake is complete.
-            Protocol::Handshake { .. } => {}
-            Protocol::WebSocket { .. } => self.on_websocket_bytes(slot, bytes),
+            Protocol::Handshake => {}
+            Protocol::WebSocket(_) => self.on_websocket_bytes(slot, bytes),
             Protocol::Closing(closing) => slot.is_gone |= !closing.discard(bytes, &self.local.server.limits),
         }
     }
@@ -73,6 +73,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     fn on_reading_over(&mut self, slot: &mut Slot, reason: io::ErrorKind) {
+        slot.has_ended = true;
         match &mut slot.protocol {
             Protocol::Http1(_) => {
                 self.http1(slot, &[], |conn, _, at| conn.input_ended(reason, at));
@@ -81,30 +82,35 @@ impl<D: Driver<Connection>> Shard<D> {
             Protocol::Http2(_) => {
                 self.http2(slot, |conn, at| conn.input_ended(reason == io::ErrorKind::ConnectionReset, at));
             }
-            Protocol::WebSocket { .. } => self.on_websocket_end(slot),
-            Protocol::ProxyHeader(_) | Protocol::Closing(_) => slot.is_gone = true,
-            Protocol::Handshake { has_ended, .. } => {
-                *has_ended = true;
-                slot.is_gone |= slot.connection.lease.wait_for() == Holder::Shard;
-            }
+            Protocol::WebSocket(_) => self.on_websocket_end(slot),
+            Protocol::ProxyHeader | Protocol::Closing(_) => slot.is_gone = true,
+            Protocol::Handshake => slot.is_gone |= slot.connection.lease.wait_for() == Holder::Shard,
         }
     }
 
     /// The socket is writable again, or (`source`) the source of a response has data again.
     pub(super) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
+        slot.awaits_room &= source;
         match (&slot.protocol, &slot.delivery) {
-            (Protocol::Http2(_), _) => self.on_http2_writable(slot),
-            (Protocol::WebSocket { .. }, _) if !source => self.look_at_websocket(slot, true),
+            (Protocol::Http2(_), _) => self.await_turn(slot),
+            (Protocol::WebSocket(_), _) if !source => self.look_at_websocket(slot, true),
             (_, Delivery::AtSource(_)) => self.drive(slot),
             (_, Delivery::AtSocket(_)) if !source => self.drive(slot),
             _ => {}
         }
     }
 
+    /// Has the driver report when the socket is writable.
+    pub(super) fn await_writable(&mut self, slot: &mut Slot) {
+        if !std::mem::replace(&mut slot.awaits_room, true) {
+            self.submit(Op::AwaitWritable(slot.token()));
+        }
+    }
+
     /// A job is done, and has returned the lease.
     pub(super) fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
         slot.connection.lease.take_back();
-        if let Protocol::Handshake { .. } = slot.protocol {
+        if let Protocol::Handshake = slot.protocol {
             // Its job panicked.
             slot.connection.socket.abort();
             slot.is_gone = true;
@@ -259,9 +265,9 @@ impl<D: Driver<Connection>> Shard<D> {
                     slot.deadline = wants.deadline;
                     break wants.read;
                 }
-                Protocol::ProxyHeader(_) | Protocol::Closing(_) => break true,
-                Protocol::Handshake { input, has_ended } => break !*has_ended && input.len() < HANDSHAKE_INPUT_MAX,
-                Protocol::WebSocket { stream, .. } => break stream.wants_input(),
+                Protocol::ProxyHeader | Protocol::Closing(_) => break true,
+                Protocol::Handshake => break !slot.has_ended && slot.input.len() < HANDSHAKE_INPUT_MAX,
+                Protocol::WebSocket(stream) => break stream.wants_input(),
             }
         };
         if slot.receiving {

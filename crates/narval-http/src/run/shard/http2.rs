@@ -16,7 +16,7 @@ use crate::http1::head::ParsedHead;
 use crate::http1::response_head::AnswerTo;
 use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Request, RequestBody, Service, Work};
 use crate::io::clock::Millis;
-use crate::io::driver::{Driver, Op};
+use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::Holding;
 use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
@@ -73,14 +73,6 @@ impl<D: Driver<Connection>> Shard<D> {
         });
     }
 
-    /// The socket is writable again.
-    pub(super) fn on_http2_writable(&mut self, slot: &mut Slot) {
-        if let Protocol::Http2(http2) = &mut slot.protocol {
-            http2.awaits_room = false;
-            self.await_turn(slot);
-        }
-    }
-
     /// Performs what an HTTP/2 connection wants. `has_control`: TLS has messages to send.
     pub(super) fn look_at_http2(&mut self, slot: &mut Slot, has_control: bool) {
         let Protocol::Http2(http2) = &slot.protocol else { return };
@@ -102,7 +94,8 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    fn await_turn(&mut self, slot: &mut Slot) {
+    /// The socket is writable again, or may be.
+    pub(super) fn await_turn(&mut self, slot: &mut Slot) {
         if let Protocol::Http2(http2) = &mut slot.protocol
             && !std::mem::replace(&mut http2.awaits_turn, true)
         {
@@ -142,15 +135,12 @@ impl<D: Driver<Connection>> Shard<D> {
             match written {
                 Written::Broken => slot.is_gone = true,
                 Written::Blocked if !aborts => {
-                    if !std::mem::replace(&mut http2.awaits_room, true) {
-                        self.submit(Op::AwaitWritable(slot.token()));
-                    }
+                    self.await_writable(slot);
                 }
                 Written::InTurn if !aborts => self.await_turn(slot),
                 Written::All | Written::Blocked | Written::InTurn => {
                     if let Some(close) = wants.end {
-                        let has_ended = http2.conn.has_ended();
-                        self.end(slot, End { close, has_ended, is_read: false, unread: None });
+                        self.end(slot, End { close, is_read: false, unread: None });
                     }
                 }
             }
@@ -216,8 +206,8 @@ impl<D: Driver<Connection>> Shard<D> {
     fn write_http2(&mut self, slot: &mut Slot, budget: &mut usize, mut must_write: bool) -> Written {
         let connection = &slot.connection;
         let Protocol::Http2(http2) = &mut slot.protocol else { return Written::All };
-        let Http2 { conn, wire, awaits_room, .. } = &mut **http2;
-        if *awaits_room {
+        let Http2 { conn, wire, .. } = &mut **http2;
+        if slot.awaits_room {
             return Written::Blocked;
         }
         loop {

@@ -37,7 +37,7 @@ impl<D: Driver<Connection>> Shard<D> {
             memory.count_closed();
             closed += 1;
             self.with(token, |shard, slot| {
-                if let Protocol::WebSocket { stream, .. } = &slot.protocol {
+                if let Protocol::WebSocket(stream) = &slot.protocol {
                     stream.discard(&shard.local.server.pool);
                 }
                 slot.connection.socket.abort();

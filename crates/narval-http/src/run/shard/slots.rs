@@ -21,8 +21,13 @@ use crate::ws;
 pub(super) struct Slot {
     pub(super) connection: Arc<Connection>,
     pub(super) protocol: Protocol,
-    /// Received bytes that an HTTP/1 connection has not used yet: part of a head, or pipelined requests.
+    /// Received bytes that are not used yet: part of a head, pipelined requests, what arrives while a job processes a part of a
+    /// handshake. An HTTP/2 connection keeps parts of frames itself.
     pub(super) input: Box<[u8]>,
+    /// The client has ended its input.
+    pub(super) has_ended: bool,
+    /// The driver will report when the socket is writable.
+    pub(super) awaits_room: bool,
     pub(super) delivery: Delivery,
     /// A receive is in progress.
     pub(super) receiving: bool,
@@ -43,15 +48,15 @@ const _: () = assert!(size_of::<Slot>() <= 128, "there are many of them, and mos
 /// The protocol of a connection.
 pub(super) enum Protocol {
     /// The header of the PROXY protocol is expected; it is incomplete so far.
-    ProxyHeader(Vec<u8>),
-    /// A TLS handshake. `input` holds bytes received while a job processes earlier ones.
-    Handshake { input: Vec<u8>, has_ended: bool },
+    ProxyHeader,
+    /// A TLS handshake.
+    Handshake,
     /// HTTP/1.
     Http1(Conn<Exchanged>),
     /// HTTP/2.
     Http2(Box<Http2>),
-    /// WebSocket. `awaits_room`: the driver will report when the socket is writable.
-    WebSocket { stream: Box<ws::Stream>, awaits_room: bool },
+    /// WebSocket.
+    WebSocket(Box<ws::Stream>),
     /// Any of them, after its last byte.
     Closing(Box<Closing>),
 }
@@ -61,20 +66,13 @@ pub(super) struct Http2 {
     pub(super) conn: Http2Conn<Streamed>,
     /// Sealed bytes that the socket has not taken.
     pub(super) wire: OutBuf,
-    /// The driver will report when the socket is writable.
-    pub(super) awaits_room: bool,
     /// It is among the connections that send in turn.
     pub(super) awaits_turn: bool,
 }
 
 impl Http2 {
     pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
-        Self {
-            conn: Http2Conn::new(now, websockets, limits),
-            wire: OutBuf::default(),
-            awaits_room: false,
-            awaits_turn: false,
-        }
+        Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_turn: false }
     }
 }
 
@@ -91,6 +89,13 @@ impl Slot {
         here
     }
 
+    /// Keeps received bytes behind those that it has.
+    pub(super) fn keep(&mut self, bytes: &[u8]) {
+        let mut input = std::mem::take(&mut self.input).into_vec();
+        input.extend_from_slice(bytes);
+        self.input = input.into_boxed_slice();
+    }
+
     /// The HTTP/1 connection, if it is one.
     #[inline(always)]
     pub(super) fn http1(&mut self) -> Option<&mut Conn<Exchanged>> {
@@ -104,11 +109,11 @@ impl Slot {
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn describe(&self) -> String {
         match &self.protocol {
-            Protocol::ProxyHeader(_) => "a PROXY header".to_owned(),
-            Protocol::Handshake { .. } => "a TLS handshake".to_owned(),
+            Protocol::ProxyHeader => "a PROXY header".to_owned(),
+            Protocol::Handshake => "a TLS handshake".to_owned(),
             Protocol::Http1(conn) => conn.describe(),
             Protocol::Http2(http2) => http2.conn.describe(),
-            Protocol::WebSocket { stream, .. } => format!("{stream:?}"),
+            Protocol::WebSocket(stream) => format!("{stream:?}"),
             Protocol::Closing(_) => "the end".to_owned(),
         }
     }

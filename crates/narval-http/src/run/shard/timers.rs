@@ -43,15 +43,15 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.http1(slot, &[], |conn, input, at| conn.tick(input, at));
             }
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.tick(at)),
-            Protocol::WebSocket { .. } => self.look_at_websocket(slot, false),
+            Protocol::WebSocket(_) => self.look_at_websocket(slot, false),
             Protocol::Closing(_) => self.look_at_closing(slot),
-            Protocol::ProxyHeader(_) => {
+            Protocol::ProxyHeader => {
                 self.local.counters.timeouts.add(1);
                 slot.is_gone = true;
             }
-            Protocol::Handshake { has_ended, .. } => {
+            Protocol::Handshake => {
                 self.local.counters.timeouts.add(1);
-                *has_ended = true;
+                slot.has_ended = true;
                 slot.deadline = self.local.now + millis(self.local.server.limits.keep_alive_timeout);
                 slot.is_gone = slot.connection.lease.wait_for() == Holder::Shard;
             }

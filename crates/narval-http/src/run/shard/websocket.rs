@@ -6,7 +6,7 @@ use super::Shard;
 use super::delivery::Delivery;
 use super::slots::{Protocol, Slot};
 use crate::http1::conn::End;
-use crate::io::driver::{Driver, Op};
+use crate::io::driver::Driver;
 use crate::run::connection::Connection;
 use crate::ws;
 
@@ -17,25 +17,24 @@ impl<D: Driver<Connection>> Shard<D> {
         // Senders take the outbox's lock from now on; the lease stays here.
         slot.connection.lease.take_back();
         slot.delivery = Delivery::Idle;
-        let has_ended = slot.http1().is_some_and(|conn| conn.has_ended());
         let input = std::mem::take(&mut slot.input);
         if !input.is_empty() {
             stream.receive(&input, self.local.now, &self.local.server.pool);
         }
-        if has_ended {
+        if slot.has_ended {
             stream.receive_end(&self.local.server.pool);
         }
         if self.stopping {
             stream.stop();
         }
-        let upgraded = std::mem::replace(&mut slot.protocol, Protocol::WebSocket { stream, awaits_room: false });
+        let upgraded = std::mem::replace(&mut slot.protocol, Protocol::WebSocket(stream));
         self.release(upgraded, &slot.connection);
         self.look_at_websocket(slot, false);
     }
 
     /// Handles received bytes.
     pub(super) fn on_websocket_bytes(&mut self, slot: &mut Slot, bytes: &[u8]) {
-        if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
+        if let Protocol::WebSocket(stream) = &mut slot.protocol {
             stream.receive(bytes, self.local.now, &self.local.server.pool);
             self.look_at_websocket(slot, false);
         }
@@ -43,7 +42,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// The client has ended its input, or the connection broke.
     pub(super) fn on_websocket_end(&mut self, slot: &mut Slot) {
-        if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
+        if let Protocol::WebSocket(stream) = &mut slot.protocol {
             stream.receive_end(&self.local.server.pool);
             self.look_at_websocket(slot, false);
         }
@@ -51,23 +50,21 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Performs what the stream wants. `writable`: the socket is writable again.
     pub(super) fn look_at_websocket(&mut self, slot: &mut Slot, writable: bool) {
-        let Protocol::WebSocket { stream, awaits_room } = &mut slot.protocol else { return };
-        *awaits_room &= !writable;
+        let Protocol::WebSocket(stream) = &mut slot.protocol else { return };
         let wants = stream.look(writable, self.local.now, &self.local.server.pool);
         if let Some(close) = wants.end {
-            let (has_ended, is_read) = (stream.input_has_ended(), !stream.may_have_unread_input());
-            return self.end(slot, End { close, has_ended, is_read, unread: None });
+            let is_read = !stream.may_have_unread_input();
+            return self.end(slot, End { close, is_read, unread: None });
         }
-        let awaits = wants.writable && !std::mem::replace(awaits_room, wants.writable);
         slot.deadline = wants.deadline;
-        if awaits {
-            self.submit(Op::AwaitWritable(slot.token()));
+        if wants.writable {
+            self.await_writable(slot);
         }
     }
 
     /// Starts the closing handshake because the server stops.
     pub(super) fn stop_websocket(&mut self, slot: &mut Slot) {
-        if let Protocol::WebSocket { stream, .. } = &mut slot.protocol {
+        if let Protocol::WebSocket(stream) = &mut slot.protocol {
             stream.stop();
             self.look_at_websocket(slot, false);
         }
