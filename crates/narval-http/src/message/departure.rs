@@ -98,6 +98,11 @@ impl Departure {
         left == 1
     }
 
+    /// Whether the client is there, and its answer is not sent.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is(HERE)
+    }
+
     fn is(&self, state: u8) -> bool {
         self.shared.as_ref().is_some_and(|shared| shared.state.load(Ordering::Acquire) == state)
     }

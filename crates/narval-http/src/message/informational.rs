@@ -1,27 +1,37 @@
 //! Informational responses (RFC 9110 section 15.2), sent before the answer.
 
-use std::cell::Cell;
 use std::io;
+use std::sync::Weak;
 
 use http::{HeaderName, HeaderValue, StatusCode, Version, header};
 
+use super::departure::Departure;
 use crate::http1::response_head::encode_informational;
 
-/// Sends an informational response on the connection of the request at this address, if its handler runs on this thread.
-type Sender = fn(request: usize, message: &Informational<'_>) -> io::Result<bool>;
-
-thread_local! {
-    static SENDER: Cell<Option<Sender>> = const { Cell::new(None) };
+/// A connection, as the requests that came over it see it.
+pub(crate) trait Informs: Send + Sync + std::fmt::Debug {
+    /// Sends an informational response to a request (unless `stream` is 0, on a stream) whose answer has not begun, if that does not
+    /// block. `is_due`: whether the client still waits for the answer to this request.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    fn inform(&self, stream: u32, message: &Informational<'_>, is_due: &dyn Fn() -> bool) -> io::Result<bool>;
 }
 
-/// Worker: how this thread sends them.
-pub(crate) fn set_sender(sender: Sender) {
-    SENDER.set(Some(sender));
+/// How a request reaches its client before its answer. A request that is kept keeps no connection open.
+#[derive(Clone, Debug)]
+pub(crate) struct Informer {
+    pub(crate) connection: Weak<dyn Informs>,
+    /// 0 for HTTP/1.
+    pub(crate) stream: u32,
 }
 
-/// Sends one through this thread's worker, if it has one.
-pub(crate) fn send(request: usize, message: &Informational<'_>) -> io::Result<bool> {
-    SENDER.get().map_or(Ok(false), |send| send(request, message))
+impl Informer {
+    /// Sends an informational response to the request with this departure.
+    pub(crate) fn send(&self, message: &Informational<'_>, departure: &Departure) -> io::Result<bool> {
+        let Some(connection) = self.connection.upgrade() else { return Ok(false) };
+        connection.inform(self.stream, message, &|| departure.is_awaited())
+    }
 }
 
 /// An informational response to be sent.

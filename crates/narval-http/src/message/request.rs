@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::body_pipe::BodyPipe;
 use super::departure::Departure;
 use super::form_values;
-use super::informational::{self, Informational};
+use super::informational::{Informational, Informer};
 use super::path_params::PathParams;
 use super::reject::Reject;
 use crate::http1::ProtoError;
@@ -30,6 +30,7 @@ pub struct Request {
     pub(crate) params: PathParams,
     pub(crate) id: RequestId,
     pub(crate) departure: Departure,
+    pub(crate) informer: Option<Informer>,
     extensions: Extensions,
 }
 
@@ -44,6 +45,7 @@ impl Request {
             params: PathParams::default(),
             id: RequestId::NONE,
             departure: Departure::default(),
+            informer: None,
             extensions: Extensions::new(),
         }
     }
@@ -180,9 +182,8 @@ impl Request {
     }
 
     /// Sends an informational response (RFC 9110 section 15.2), such as `103 Early Hints`, before the response. A
-    /// handler may send any number, on the thread it was called on. Returns `false` if it was not sent: to HTTP/1.0
-    /// clients, which do not know them, if the socket is full, and on another thread (see
-    /// [`Responder::informational`](crate::Responder::informational)).
+    /// handler may send any number, and so may any thread that has the request. Returns `false` if it was not sent: to HTTP/1.0
+    /// clients, which do not know them, if the socket is full, and once the response has begun.
     ///
     /// ```
     /// use narval_http::{HeaderValue, Request, Response, StatusCode, header};
@@ -201,16 +202,8 @@ impl Request {
     /// connection is broken.
     pub fn informational(&self, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) -> io::Result<bool> {
         let message = Informational::new(status, fields)?;
-        if Informational::is_known_to(self.version()) {
-            informational::send(self.address(), &message)
-        } else {
-            Ok(false)
-        }
-    }
-
-    /// Identifies this request among all others.
-    pub(crate) fn address(&self) -> usize {
-        self.head.as_ptr().addr()
+        let informer = self.informer.as_ref().filter(|_| Informational::is_known_to(self.version()));
+        informer.map_or(Ok(false), |informer| informer.send(&message, &self.departure))
     }
 
     /// The body.

@@ -1,12 +1,15 @@
+use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::http2::response::informational_block;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::output_memory::Holding;
 use crate::io::socket::{HasSocket, Socket};
 use crate::message::carrier::{Address, Carrier};
+use crate::message::informational::{Informational, Informer, Informs};
 use crate::peer::Remote;
 use crate::run::lease::Lease;
 use crate::run::mailbox::{Mailbox, Message, Note};
@@ -82,6 +85,12 @@ impl Connection {
         Carrier { address: self.address(0), link: Some(self.clone()) }
     }
 
+    /// For a request that came over it, or (unless `stream` is 0) over one of its streams.
+    pub(crate) fn informer(self: &Arc<Self>, stream: u32) -> Informer {
+        let connection = Arc::downgrade(self);
+        Informer { connection, stream }
+    }
+
     /// Sends its shard a note about it, or about one of its streams.
     pub(crate) fn post(&self, stream: u32, note: Note) {
         self.home.post(Message::Note { token: self.token, stream, note });
@@ -100,6 +109,19 @@ impl Deref for Connection {
 impl HasLink for Connection {
     fn link(&self) -> &Link {
         &self.link
+    }
+}
+
+impl Informs for Connection {
+    fn inform(&self, stream: u32, message: &Informational<'_>, is_due: &dyn Fn() -> bool) -> io::Result<bool> {
+        if stream == 0 {
+            return self.link.send_before(message.encode(), is_due);
+        }
+        let is_due = is_due();
+        if is_due {
+            self.post(stream, Note::Inform(informational_block(message.status(), message.fields())));
+        }
+        Ok(is_due)
     }
 }
 

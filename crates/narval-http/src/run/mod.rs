@@ -4,7 +4,6 @@ pub(crate) mod admission;
 pub(crate) mod answer_context;
 pub(crate) mod connection;
 pub(crate) mod http2;
-pub(crate) mod informational;
 pub(crate) mod job;
 pub(crate) mod late;
 pub(crate) mod lease;

@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use crate::http1::conn::Close;
 use crate::http2::conn::Answer;
-use crate::http2::response::informational_block;
 use crate::io::clock::Millis;
 use crate::io::output_memory::Share;
 use crate::message::departure::Departure;
-use crate::message::informational::Informational;
+use crate::message::informational::{Informational, Informs};
 use crate::run::connection::Connection;
 use crate::run::http2::{Made, Maker, Streamed};
 use crate::run::lease::{Finish, Holder};
@@ -100,12 +99,7 @@ impl Reply {
     /// # Errors
     /// The connection is broken; drop the right to answer.
     pub(crate) fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
-        let Some(connection) = &self.connection else { return Ok(false) };
-        if !self.is_on_stream() {
-            return connection.send_ahead(message.encode());
-        }
-        connection.post(self.stream, Note::Inform(informational_block(message.status(), message.fields())));
-        Ok(true)
+        self.connection.as_ref().map_or(Ok(false), |connection| connection.inform(self.stream, message, &|| true))
     }
 
     /// Returns an unused right. Only on the shard's own thread.

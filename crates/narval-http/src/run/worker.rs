@@ -19,7 +19,6 @@ use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::http2;
-use crate::run::informational;
 use crate::run::job::{Call, Job, LateCall};
 use crate::run::late;
 use crate::run::mailbox::Note;
@@ -137,7 +136,6 @@ impl Worker {
             return self.server.record(&self.counters, LEFT, 0, true, context.watch);
         }
         let _entered = request.id().clone().enter();
-        informational::keep(reply_to, &request);
         self.counters.requests_worker.add(1);
         let server = self.server.clone();
         let response = catch_unwind(AssertUnwindSafe(|| server.handler.handle(request))).unwrap_or_else(|_| {
@@ -145,10 +143,7 @@ impl Worker {
             tracing::error!("a handler panicked: answered 500");
             Response::from(server.failed.clone())
         });
-        match informational::take_back() {
-            Some(reply_to) => self.reply(reply_to, response, context),
-            None => self.server.record(&self.counters, response.status().as_u16(), 0, true, context.watch),
-        }
+        self.reply(reply_to, response, context);
     }
 
     /// Sends a late answer.

@@ -97,9 +97,9 @@ impl Link {
     }
 
     /// The shard hands a request to a job: until the job calls [`begin`](Self::begin), the shard may
-    /// [probe](Self::probe) the client.
+    /// [probe](Self::probe) the client. Whoever finds that out also finds out that earlier requests are answered.
     pub(crate) fn await_answer(&self) {
-        self.has_begun.store(false, Ordering::Relaxed);
+        self.has_begun.store(false, Ordering::Release);
     }
 
     /// A job begins to send the response.
@@ -108,14 +108,25 @@ impl Link {
         self.has_begun.store(true, Ordering::Relaxed);
     }
 
+    /// Sends something before the response of a request that is being answered, unless that has begun, or `is_due` returns
+    /// `false`: the connection is at another request by now. From any thread.
+    ///
+    /// # Errors
+    /// As [`send_ahead`](Self::send_ahead). The connection is aborted: the job gets the error when it answers, and nothing can
+    /// follow a partial message.
+    pub(crate) fn send_before(&self, message: Vec<u8>, is_due: impl FnOnce() -> bool) -> io::Result<bool> {
+        let turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.has_begun.load(Ordering::Acquire) || !is_due() {
+            return Ok(false);
+        }
+        self.send_in_turn(&turn, message).inspect_err(|_| self.socket.abort())
+    }
+
     /// Sends an HTTP/1.1 client something that it ignores, unless the response has begun. If the client is gone, its
     /// kernel resets the connection.
     pub(crate) fn probe(&self) {
-        let turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.has_begun.load(Ordering::Relaxed) && self.send_in_turn(&turn, CONTINUE.to_vec()).is_err() {
-            // The job gets the error when it answers, and nothing can follow a partial message.
-            self.socket.abort();
-        }
+        // The job gets the error when it answers.
+        drop(self.send_before(CONTINUE.to_vec(), || true));
     }
 
     /// Whether the client runs on this machine, on this thread's processor.

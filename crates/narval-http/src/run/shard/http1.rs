@@ -304,6 +304,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let streamed = pipe.is_some();
         let context = AnswerContext::new(to, pipe).with(slot.await_answer(to.version));
         request.departure = slot.departure.clone();
+        request.informer = Some(slot.connection.informer(0));
         let reply_to = self.give_lease(slot);
         match self.queue(reply_to, request, context) {
             Ok(()) => {

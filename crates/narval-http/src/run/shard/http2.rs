@@ -191,6 +191,7 @@ impl<D: Driver<Connection>> Shard<D> {
         };
         let mut request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
         request.departure = departure;
+        request.informer = Some(connection.informer(stream));
         let reply_to = Reply::on_stream(connection, stream);
         let context = AnswerContext { departure: request.departure.clone(), ..AnswerContext::new(to, pipe) };
         match self.queue(reply_to, request, context) {
