@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::http1::chunked::{ChunkedDecoder, TRAILER_FIELDS_MAX, encode_chunk, encode_end};
+use narval_http::codecs::chunked::{ChunkedDecoder, TRAILER_FIELDS_MAX, encode_chunk, encode_end};
 
 /// The body and the bytes consumed; `None` while incomplete, `Err` if refused.
 fn decode(input: &[u8], step: usize) -> Result<Option<(Vec<u8>, usize)>, ()> {

@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::http1::accept::{Coding, negotiate_coding, negotiate_media_type};
-use narval_http::http1::conditional::{Validators, evaluate, range_applies};
-use narval_http::http1::head::{Framing, HeadLimits, HeadScan, ParsedHead, parse_head};
+use narval_http::semantics::accept::{Coding, negotiate_coding, negotiate_media_type};
+use narval_http::semantics::conditional::{Validators, evaluate, range_applies};
+use narval_http::codecs::head::{Framing, HeadLimits, HeadScan, ParsedHead, parse_head};
 use narval_http::{HeadRef, HeaderValue, Peer, Version};
 
 fuzz_target!(|data: &[u8]| {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::http1::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, boundary, parts};
+use narval_http::codecs::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, boundary, parts};
 
 type Parts = Vec<(String, Option<String>, Vec<u8>)>;
 

@@ -5,7 +5,7 @@
 use std::path::Component;
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::http1::path::{FilePath, percent_decode, percent_decode_text, query_pairs};
+use narval_http::semantics::path::{FilePath, percent_decode, percent_decode_text, query_pairs};
 
 fuzz_target!(|text: &str| {
     if let Ok(decoded) = percent_decode(text) {

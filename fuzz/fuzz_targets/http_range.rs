@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::http1::range::{ByteRange, MultipartRanges, RANGES_MAX, Selection, select};
+use narval_http::semantics::range::{ByteRange, MultipartRanges, RANGES_MAX, Selection, select};
 
 fuzz_target!(|data: &[u8]| {
     let Some((size, value)) = data.split_first_chunk::<8>() else { return };

@@ -4,8 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::ws::codec::deflate::{Deflater, Inflater, Settings, compress, decompress};
-use narval_http::ws::codec::extension::negotiate;
+use narval_http::codecs::ws::deflate::{Deflater, Inflater, Settings, compress, decompress};
+use narval_http::codecs::ws::extension::negotiate;
 
 const LIMIT: usize = 64 * 1024;
 

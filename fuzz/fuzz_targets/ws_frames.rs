@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use narval_http::ws::codec::{Decoder, Incoming, ProtocolError, WsLimits};
+use narval_http::codecs::ws::{Decoder, Incoming, ProtocolError, WsLimits};
 
 const MESSAGE_BYTES_MAX: usize = 4096;
 

@@ -31,7 +31,7 @@
 //! - `tls`: certificates. A server with TLS also speaks HTTP/2; handlers need not know.
 //! - [`Limits`]: the maximum of every queue, buffer and timeout. The defaults suit servers on the open internet.
 //! - [`ServerHandle`]: counters, and a stop that lets running requests finish.
-//! - [`http1`]: HTTP/1.1 as functions over bytes.
+//! - [`semantics`]: ranges, conditions, content negotiation, paths and dates, as functions over bytes.
 //!
 //! # What blocks what
 //!
@@ -45,7 +45,7 @@
 //! - `tls` (default): TLS by rustls, and HTTP/2.
 //! - `brotli` (default): the content coding `br`.
 
-pub mod http1;
+mod http1;
 mod http2;
 mod io;
 mod limits;
@@ -62,6 +62,18 @@ mod tls;
 pub mod tls;
 mod web;
 pub mod ws;
+
+/// What handlers that serve their own representations need of HTTP (RFC 9110), as functions over bytes.
+pub mod semantics {
+    pub use crate::http1::{ProtoError, accept, conditional, date, path, range};
+}
+
+/// The codecs, for fuzz targets and tests. They change with the engine.
+#[doc(hidden)]
+pub mod codecs {
+    pub use crate::http1::{chunked, head, multipart};
+    pub use crate::ws::codec as ws;
+}
 
 pub use bytes::Bytes;
 pub use http::{Extensions, HeaderName, HeaderValue, Method, StatusCode, Version, header};

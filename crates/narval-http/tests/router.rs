@@ -126,9 +126,9 @@ fn large_forms_are_streamed() {
     assert_eq!(server.ask("POST", "/upload", &with_length, &form).1, b"big=700000;note=2;");
     let mut chunked = Vec::new();
     for chunk in form.chunks(10_007) {
-        narval_http::http1::chunked::encode_chunk(chunk, &mut chunked);
+        narval_http::codecs::chunked::encode_chunk(chunk, &mut chunked);
     }
-    narval_http::http1::chunked::encode_end(&[], &mut chunked);
+    narval_http::codecs::chunked::encode_end(&[], &mut chunked);
     let fields = format!("{content_type}Transfer-Encoding: chunked\r\n");
     assert_eq!(server.ask("POST", "/upload", &fields, &chunked).1, b"big=700000;note=2;");
     let cut = &form[..form.len() - 10];
@@ -143,7 +143,7 @@ fn responses_are_compressed_while_they_are_sent() {
     let (head, body) = server.ask("GET", "/long", "Accept-Encoding: gzip\r\n", b"");
     assert!(head.contains("content-encoding: gzip\r\n") && head.contains("vary: accept-encoding\r\n"), "{head}");
     assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
-    let mut decoder = narval_http::http1::chunked::ChunkedDecoder::new();
+    let mut decoder = narval_http::codecs::chunked::ChunkedDecoder::new();
     let (mut compressed, mut rest) = (Vec::new(), body.as_slice());
     while !decoder.is_done() {
         let step = decoder.decode(rest).expect("well-formed chunks");

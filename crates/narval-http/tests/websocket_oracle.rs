@@ -5,8 +5,8 @@
 use std::io::{self, Read, Write};
 
 use narval_http::Bytes;
-use narval_http::ws::codec::frame::Opcode;
-use narval_http::ws::codec::{Decoder, Frame, Incoming, Message, WsLimits};
+use narval_http::codecs::ws::frame::Opcode;
+use narval_http::codecs::ws::{Decoder, Frame, Incoming, Message, WsLimits};
 use proptest::prelude::*;
 use tungstenite::protocol::{Role, WebSocket, WebSocketConfig};
 

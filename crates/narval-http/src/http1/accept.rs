@@ -47,7 +47,7 @@ impl Coding {
 ///
 /// ```
 /// # use narval_http::HeadRef;
-/// use narval_http::http1::accept::{Coding, negotiate_coding};
+/// use narval_http::semantics::accept::{Coding, negotiate_coding};
 ///
 /// fn coding(head: &HeadRef<'_>) -> Coding {
 ///     negotiate_coding(head, &[Coding::Zstd, Coding::Gzip]).unwrap_or(Coding::Identity)

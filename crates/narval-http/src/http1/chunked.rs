@@ -31,7 +31,7 @@ pub struct Decoded<'a> {
 /// Decodes a chunked body, passed in pieces of any size.
 ///
 /// ```
-/// use narval_http::http1::chunked::ChunkedDecoder;
+/// use narval_http::codecs::chunked::ChunkedDecoder;
 ///
 /// let mut decoder = ChunkedDecoder::new();
 /// let (mut input, mut body) = (&b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\nGET /next"[..], Vec::new());
@@ -45,7 +45,7 @@ pub struct Decoded<'a> {
 /// }
 /// assert_eq!(body, b"hello world");
 /// assert_eq!(input, b"GET /next");
-/// # Ok::<(), narval_http::http1::ProtoError>(())
+/// # Ok::<(), narval_http::semantics::ProtoError>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct ChunkedDecoder {

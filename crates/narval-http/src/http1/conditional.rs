@@ -82,7 +82,7 @@ pub enum Outcome {
 ///
 /// ```
 /// # use narval_http::{HeadRef, Request, StatusCode, Response, HeaderValue, header};
-/// use narval_http::http1::conditional::{Outcome, Validators, evaluate};
+/// use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 ///
 /// fn answer(head: &HeadRef<'_>) -> Response {
 ///     let etag = HeaderValue::from_static("\"v1\"");

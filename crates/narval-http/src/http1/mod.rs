@@ -14,6 +14,6 @@ pub(crate) mod head_parts;
 pub mod multipart;
 pub mod path;
 pub mod range;
-pub mod response_head;
+pub(crate) mod response_head;
 
 pub use error::ProtoError;

@@ -52,10 +52,10 @@ impl PartHead {
 /// 415 for another media type, 400 for a boundary that is missing or malformed.
 ///
 /// ```
-/// use narval_http::http1::multipart::boundary;
+/// use narval_http::codecs::multipart::boundary;
 ///
 /// assert_eq!(boundary(b"multipart/form-data; boundary=\"x y\"")?, b"x y");
-/// # Ok::<(), narval_http::http1::ProtoError>(())
+/// # Ok::<(), narval_http::semantics::ProtoError>(())
 /// ```
 pub fn boundary(content_type: &[u8]) -> Result<&[u8], ProtoError> {
     const OTHER: ProtoError =
@@ -243,14 +243,14 @@ pub struct Part<'a> {
 /// The parts of a form that is completely in memory. After an error there are no more.
 ///
 /// ```
-/// use narval_http::http1::multipart::{MultipartLimits, parts};
+/// use narval_http::codecs::multipart::{MultipartLimits, parts};
 ///
 /// let form = b"--B\r\ncontent-disposition: form-data; name=\"greeting\"\r\n\r\nhello\r\n--B--\r\n";
 /// for part in parts(form, b"B", MultipartLimits::default()) {
 ///     let part = part?;
 ///     assert_eq!((part.head.name.as_str(), part.data), ("greeting", &b"hello"[..]));
 /// }
-/// # Ok::<(), narval_http::http1::ProtoError>(())
+/// # Ok::<(), narval_http::semantics::ProtoError>(())
 /// ```
 pub fn parts<'a>(
     form: &'a [u8],

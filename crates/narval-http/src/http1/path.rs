@@ -55,11 +55,11 @@ impl FilePath {
     /// 400 with the rule that is broken.
     ///
     /// ```
-    /// use narval_http::http1::path::FilePath;
+    /// use narval_http::semantics::path::FilePath;
     ///
     /// assert_eq!(FilePath::decode("/css/a%20b.css")?.relative(), "css/a b.css");
     /// assert!(FilePath::decode("/%2e%2e/etc/passwd").is_err());
-    /// # Ok::<(), narval_http::http1::ProtoError>(())
+    /// # Ok::<(), narval_http::semantics::ProtoError>(())
     /// ```
     pub fn decode(path: &str) -> Result<Self, ProtoError> {
         let mut relative = Vec::with_capacity(path.len());
@@ -92,7 +92,7 @@ impl FilePath {
 /// `=` has an empty value; bytes that are not UTF-8 are replaced by U+FFFD.
 ///
 /// ```
-/// use narval_http::http1::path::query_pairs;
+/// use narval_http::semantics::path::query_pairs;
 ///
 /// let pairs: Vec<_> = query_pairs("q=two+words&tag=a%26b&flag").collect();
 /// assert_eq!(pairs, [("q".into(), "two words".into()), ("tag".into(), "a&b".into()), ("flag".into(), "".into())]);

@@ -44,7 +44,7 @@ pub enum Selection {
 /// Parses the value of a `Range` field for a representation of `size` bytes. Only for GET (RFC 9110 section 14.2).
 ///
 /// ```
-/// use narval_http::http1::range::{ByteRange, Selection, select};
+/// use narval_http::semantics::range::{ByteRange, Selection, select};
 ///
 /// assert_eq!(select(b"bytes=-100", 1000), Selection::Single(ByteRange { start: 900, length: 100 }));
 /// assert_eq!(select(b"bytes=1000-", 1000), Selection::Unsatisfiable);

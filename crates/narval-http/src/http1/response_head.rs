@@ -13,7 +13,7 @@ use crate::http1::date;
 
 /// The properties of the request that determine how its response is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnswerTo {
+pub(crate) struct AnswerTo {
     /// The request's version.
     pub version: Version,
     /// Whether the request is a HEAD: the response has no body.
@@ -24,7 +24,7 @@ pub struct AnswerTo {
 
 /// The length of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyLength {
+pub(crate) enum BodyLength {
     /// This many bytes.
     Known(u64),
     /// Not known in advance.
@@ -33,7 +33,7 @@ pub enum BodyLength {
 
 /// How the body is to be sent after the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyFraming {
+pub(crate) enum BodyFraming {
     /// Nothing: the request is a HEAD, the status has no body, or the body is empty.
     None,
     /// Exactly this many bytes.
@@ -46,7 +46,7 @@ pub enum BodyFraming {
 
 /// How the body and the connection continue after an encoded head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EncodedHead {
+pub(crate) struct EncodedHead {
     /// How to send the body.
     pub framing: BodyFraming,
     /// Whether the connection is kept after this response.
@@ -59,7 +59,7 @@ pub struct EncodedHead {
 /// replaces the encoder's, and `Connection` only counts for its `close` (on a 101 it is sent as given).
 /// `Transfer-Encoding` and `Content-Length` are omitted, except that `Content-Length` is kept in response to a HEAD and
 /// on 304, which have no body.
-pub fn encode_head(
+pub(crate) fn encode_head(
     out: &mut Vec<u8>,
     status: StatusCode,
     fields: &[(HeaderName, HeaderValue)],
@@ -113,7 +113,7 @@ fn length_fields(out: &mut Vec<u8>, status: StatusCode, length: BodyLength, to: 
 
 /// Appends the head of a [`Prepared`] response, including the empty line.
 #[inline]
-pub fn encode_prepared(out: &mut Vec<u8>, prepared: &Prepared, to: AnswerTo) -> EncodedHead {
+pub(crate) fn encode_prepared(out: &mut Vec<u8>, prepared: &Prepared, to: AnswerTo) -> EncodedHead {
     out.extend_from_slice(&prepared.head);
     date_line(out);
     connection_line(out, to.version, to.keep_alive);
@@ -128,7 +128,7 @@ pub fn encode_prepared(out: &mut Vec<u8>, prepared: &Prepared, to: AnswerTo) -> 
 
 /// Appends an informational response (`100 Continue`, `103 Early Hints`), which precedes the final response. Not for
 /// HTTP/1.0 clients, which do not support them (RFC 9110 section 15.2).
-pub fn encode_informational(out: &mut Vec<u8>, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) {
+pub(crate) fn encode_informational(out: &mut Vec<u8>, status: StatusCode, fields: &[(HeaderName, HeaderValue)]) {
     debug_assert!(status.is_informational());
     status_line(out, status);
     for (name, value) in fields {
@@ -147,7 +147,7 @@ pub(crate) fn status_line(out: &mut Vec<u8>, status: StatusCode) {
 }
 
 /// Whether a response with this status has content, possibly empty (RFC 9112 section 6.3).
-pub fn has_content(status: StatusCode) -> bool {
+pub(crate) fn has_content(status: StatusCode) -> bool {
     !status.is_informational() && status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED
 }
 

@@ -22,8 +22,9 @@
 //! }
 //! ```
 //!
-//! The protocol itself is in [`codec`], which knows nothing of sockets and threads.
+//! The protocol itself is in `codec`, which knows nothing of sockets and threads.
 
+#[doc(hidden)]
 pub mod codec;
 mod handler;
 mod handshake;

@@ -8,8 +8,8 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use narval_http::codecs::ws::deflate;
 use narval_http::tls::{Identity, TlsAcceptor, TlsConfig};
-use narval_http::ws::codec::deflate;
 use narval_http::ws::{CloseCode, Options, Upgrade, UpgradeError, WebSocket, WsCompression, WsEvent, WsLimits};
 use narval_http::{
     Body, FileRange, Limits, Listen, ListenAddress, Request, Response, Server, Snapshot, StatusCode,

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use narval_http::files::{Site, SiteOptions};
-use narval_http::http1::date;
+use narval_http::semantics::date;
 use narval_http::{Listen, Server};
 
 use crate::harness::{Client, TestServer, on_each_driver};

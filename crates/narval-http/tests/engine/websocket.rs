@@ -250,7 +250,7 @@ fn rfc_7692_compressed_messages() {
         assert_eq!(head[0], 0xc1);
         let mut payload = vec![0; usize::from(head[1])];
         stream.read_exact(&mut payload).unwrap();
-        assert_eq!(narval_http::ws::codec::deflate::decompress(&payload, 600).unwrap(), long.as_bytes());
+        assert_eq!(narval_http::codecs::ws::deflate::decompress(&payload, 600).unwrap(), long.as_bytes());
     });
 }
 
@@ -264,8 +264,8 @@ fn a_bomb_closes_with_1009() {
             .unwrap();
         read_head(&mut stream);
         fixture.open();
-        let settings = narval_http::ws::codec::deflate::Settings { level: 9, window_bits: 15 };
-        let bomb = narval_http::ws::codec::deflate::compress(settings, &vec![0; 2 << 20]);
+        let settings = narval_http::codecs::ws::deflate::Settings { level: 9, window_bits: 15 };
+        let bomb = narval_http::codecs::ws::deflate::compress(settings, &vec![0; 2 << 20]);
         let length = u16::try_from(bomb.len()).unwrap().to_be_bytes();
         stream.write_all(&[b"\xc2\xfe", length.as_slice(), b"\0\0\0\0", &bomb].concat()).unwrap();
         assert_eq!(fixture.next(), WsEvent::Error(WsError::Protocol(narval_http::ws::ProtocolError::MessageTooBig)));

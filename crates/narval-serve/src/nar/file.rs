@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use narval_http::http1::range::ByteRange;
+use narval_http::semantics::range::ByteRange;
 use narval_http::{Body, FileRange, HeadRef, Response};
 
 use crate::error::ServeError;

@@ -1,7 +1,7 @@
 //! Answers conditional and range requests for something of a known size with an entity tag (RFC 9110 sections 13 and 14).
 
-use narval_http::http1::conditional::{Outcome, Validators, evaluate, range_applies};
-use narval_http::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
+use narval_http::semantics::conditional::{Outcome, Validators, evaluate, range_applies};
+use narval_http::semantics::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 
 use crate::error::ServeError;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use narval_http::http1::range::MultipartRanges;
+use narval_http::semantics::range::MultipartRanges;
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, NarStream, PackedNar, ReadAhead, Step};

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use narval_http::http1::conditional::range_applies;
-use narval_http::http1::range::{ByteRange, Selection, select, unsatisfied_content_range};
+use narval_http::semantics::conditional::range_applies;
+use narval_http::semantics::range::{ByteRange, Selection, select, unsatisfied_content_range};
 use narval_http::{BodySource, Fill, HeadRef, HeaderValue, Response, SegmentBuf, StatusCode, header};
 use narval_nix::listing::{Listing, Node};
 

@@ -4,7 +4,7 @@
 use std::io::Read;
 
 use narval_client::clock;
-use narval_http::http1::path::query_pairs;
+use narval_http::semantics::path::query_pairs;
 use narval_keep::{
     Cache, CachePatterns, CollectOptions, Data, Grant, NewToken, PinFor, Refusal, RefusalKind, Scope, Scopes,
     TokenError,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use narval_client::request_id;
-use narval_http::http1::accept::{Coding, negotiate_coding};
+use narval_http::semantics::accept::{Coding, negotiate_coding};
 use narval_http::{
     Body, BodySource, Bytes, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header,
 };

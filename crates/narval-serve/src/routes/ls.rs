@@ -1,6 +1,6 @@
 //! `/<hash part>.ls`: the file tree of a NAR, with the offset of each file in the NAR.
 
-use narval_http::http1::accept::{Coding, negotiate_coding};
+use narval_http::semantics::accept::{Coding, negotiate_coding};
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 use narval_nix::HashPart;
 

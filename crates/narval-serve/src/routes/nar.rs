@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use narval_http::http1::accept::{Coding, negotiate_coding};
+use narval_http::semantics::accept::{Coding, negotiate_coding};
 use narval_http::{Body, HeadRef, HeaderValue, Method, Response, SegmentBuf, StatusCode, header};
 use narval_nix::{NarHash, PathInfo};
 use narval_store::{NarStream, PackedNar, Stamp};

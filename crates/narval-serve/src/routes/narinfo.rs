@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use narval_http::http1::conditional::{Outcome, Validators, evaluate};
+use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
 use narval_nix::{HashPart, SecretKey};
 use narval_store::{Stamp, Store};

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
 use narval_http::files::{CacheRule, PREVIOUS_MAX, PathGlob, PrecompressOptions, Site, SiteOptions, precompress};
-use narval_http::http1::accept::Coding;
+use narval_http::semantics::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 

@@ -10,7 +10,7 @@ use super::{CloseCode, CloseFrame, Message, mask};
 /// and within one at most a header and the message so far.
 ///
 /// ```
-/// use narval_http::ws::codec::{Decoder, Incoming, Message, WsLimits};
+/// use narval_http::codecs::ws::{Decoder, Incoming, Message, WsLimits};
 ///
 /// let mut decoder = Decoder::new(WsLimits::default(), false);
 /// let mut input: &[u8] = b"\x81\x82\x00\x00\x00\x00hi\x89\x80\x00\x00\x00\x00";

@@ -54,12 +54,12 @@ pub struct MalformedExtensions;
 /// both sides compress each message separately.
 ///
 /// ```
-/// use narval_http::ws::codec::extension::negotiate;
+/// use narval_http::codecs::ws::extension::negotiate;
 ///
 /// let agreed = negotiate(["permessage-deflate; client_max_window_bits"], false)?;
 /// let answer = agreed.map(|agreed| agreed.to_string());
 /// assert_eq!(answer.as_deref(), Some("permessage-deflate; server_no_context_takeover; client_no_context_takeover"));
-/// # Ok::<(), narval_http::ws::codec::extension::MalformedExtensions>(())
+/// # Ok::<(), narval_http::codecs::ws::extension::MalformedExtensions>(())
 /// ```
 ///
 /// # Errors

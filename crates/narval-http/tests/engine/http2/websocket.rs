@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_http::ws::codec::deflate;
+use narval_http::codecs::ws::deflate;
 use narval_http::ws::{CloseCode, Message, Options, SendStatus, Upgrade, WebSocket, WsError, WsEvent};
 use narval_http::{Handler, Request, Response, StatusCode, Version};
 

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use narval_http::http1::accept::{Coding, negotiate_coding};
-use narval_http::http1::conditional::{Outcome, Validators, evaluate};
+use narval_http::semantics::accept::{Coding, negotiate_coding};
+use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 use narval_nix::Sha256;
 
