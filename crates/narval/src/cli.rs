@@ -6,9 +6,9 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::{
-    cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, install, key, ls, man, nar,
-    path_info, pin, profiles, push, remove, rollback, run, search, serve, shell, static_site, token, top, tree, update,
-    upgrade, use_cache, verify, warm, watch_store, why,
+    cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, info, install, key, ls, man, names,
+    nar, path_info, pin, profiles, push, remove, rollback, run, search, serve, shell, static_site, token, top, tree,
+    update, upgrade, use_cache, verify, warm, watch_store, which_package, why,
 };
 use crate::ui::output::note;
 use crate::ui::{json, log, output};
@@ -33,9 +33,24 @@ Examples:
 /// The commands by purpose; clap would list them in one column.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Serve", &["serve", "config", "warm", "static"]),
-    ("Install", &["search", "install", "run", "shell", "update", "upgrade", "profiles", "rollback", "remove"]),
+    (
+        "Install",
+        &[
+            "search",
+            "info",
+            "which-package",
+            "install",
+            "run",
+            "shell",
+            "update",
+            "upgrade",
+            "profiles",
+            "rollback",
+            "remove",
+        ],
+    ),
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
-    ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "cache"]),
+    ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "names", "cache"]),
     ("Maintain", &["verify", "gc", "doctor", "top"]),
     ("Tools", &["key", "nar", "demo", "completions", "man"]),
 ];
@@ -48,7 +63,7 @@ pub fn definition() -> clap::Command {
         template.push_str(&format!("\n{group}:\n"));
         for command in names.iter().filter_map(|name| definition.find_subcommand(name)) {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-            template.push_str(&format!("  {:<11}  {about}\n", command.get_name()));
+            template.push_str(&format!("  {:<13}  {about}\n", command.get_name()));
         }
     }
     template.push_str("\nOptions:\n{options}{after-help}");
@@ -91,6 +106,8 @@ fn parsed() -> Result<Cli, clap::Error> {
 #[derive(Debug, Subcommand)]
 enum Command {
     Search(search::Args),
+    Info(info::Args),
+    WhichPackage(which_package::Args),
     Install(install::Args),
     Run(run::Args),
     Shell(shell::Args),
@@ -126,6 +143,7 @@ enum Command {
     Static(static_site::Args),
     Token(token::Args),
     Pin(pin::Args),
+    Names(names::Args),
     Cache(cache::Args),
     Key(key::Args),
     Nar(nar::Args),
@@ -133,12 +151,11 @@ enum Command {
 }
 
 /// What does what a command of another package manager does.
-const ELSEWHERE: [(&str, &str); 5] = [
+const ELSEWHERE: [(&str, &str); 4] = [
     ("list", "'narval profiles' lists profiles and what is in them, 'narval cache list' the paths of a cache"),
     ("uninstall", "'narval remove --profile DIR NAME' does that"),
     ("build", "Narval builds nothing: 'nix build', then 'narval push ./result --to URL'"),
     ("login", "'narval use URL --token-file FILE' does that"),
-    ("info", "'narval path-info PATH' does that"),
 ];
 
 /// For a command that is unknown here and usual elsewhere, what to use.
@@ -185,6 +202,8 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Search(args) => search::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::WhichPackage(args) => which_package::run(&args),
         Command::Install(args) => install::run(args),
         Command::Run(args) => run::run(args),
         Command::Shell(args) => shell::run(args),
@@ -217,6 +236,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Static(args) => static_site::run(args),
         Command::Token(args) => token::run(args),
         Command::Pin(args) => pin::run(args),
+        Command::Names(args) => names::run(args),
         Command::Cache(args) => cache::run(args),
         Command::Key(args) => key::run(args),
         Command::Nar(args) => nar::run(args),

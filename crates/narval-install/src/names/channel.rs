@@ -36,7 +36,7 @@ const LINE_LEN_MAX: u64 = 4096;
 /// The largest compressed files: ten times those of 2026.
 const FILE_LEN_MAX: u64 = 256 * 1024 * 1024;
 /// The beginning of temporary names in the folder.
-const TEMPORARY: &str = ".narval-tmp-";
+pub(super) const TEMPORARY: &str = ".narval-tmp-";
 
 /// A channel: a short name such as `nixos-25.11`, or the URL of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,11 @@ impl Channel {
         Ok(Self { name: text.trim_end_matches('/').to_owned(), url })
     }
 
+    /// A cache that has published names.
+    pub(super) fn of_cache(cache: &Url) -> Self {
+        Self { name: cache.to_string(), url: cache.clone() }
+    }
+
     /// As it was given.
     pub fn name(&self) -> &str {
         &self.name
@@ -98,6 +103,10 @@ impl NamesFolder {
     /// The folder at this path, which is created when it is needed.
     pub const fn at(path: PathBuf) -> Self {
         Self(path)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 
     pub(crate) fn create(&self) -> Result<(), Error> {

@@ -7,6 +7,7 @@
 mod caches;
 mod channel;
 mod evidence;
+mod exact;
 mod learnt;
 mod records;
 mod resolve;
@@ -14,4 +15,5 @@ mod resolve;
 pub(crate) use caches::escaped;
 pub use caches::{Candidate, Found, Query, Upgrade, Upgrades, find, named, query_for, search, sort, upgrades};
 pub use channel::{CHANNEL_DEFAULT, Channel, NamesFolder, Refreshed};
+pub use exact::prepare_exact;
 pub use resolve::{Asked, ChannelNames, Output, Resolution, Resolved, SourceOfName, Variant, machine_system};

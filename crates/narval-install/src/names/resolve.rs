@@ -176,10 +176,31 @@ impl ChannelNames {
         Ok(Some(Self { channel, index, age, is_exact: false, learnt, walk }))
     }
 
-    /// The names that a cache has published, with the path of each.
-    pub fn exact(folder: &NamesFolder, cache: Channel, index: Index, age: Duration) -> Self {
-        let learnt = folder.learnt(&index);
-        Self { channel: cache, index, age, is_exact: true, learnt, walk: SystemWalk::default() }
+    /// The names that a cache has published, with the path of each, as they were fetched last; `None` if it has none. The outer `None`: the cache was
+    /// not asked yet.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn of_cache(folder: &NamesFolder, cache: &Url) -> Result<Option<Option<Self>>, Error> {
+        let opened = |(index, age): (Index, Duration)| {
+            let (channel, learnt) = (Channel::of_cache(cache), folder.learnt(&index));
+            Self { channel, index, age, is_exact: true, learnt, walk: SystemWalk::default() }
+        };
+        Ok(folder.exact(cache)?.map(|found| found.map(opened)))
+    }
+
+    /// Whether the channel's list has these paths.
+    ///
+    /// # Errors
+    /// If the index cannot be read.
+    pub fn lists(&self, outputs: &[Output]) -> Result<bool, Error> {
+        for output in outputs {
+            let listed = self.index.paths_named(output.path.name()).map_err(|source| self.fail(source))?;
+            if !listed.contains(&output.path) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether a cache has published it.

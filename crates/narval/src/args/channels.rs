@@ -100,6 +100,8 @@ pub(crate) struct Lookup<'a> {
     args: &'a NameArgs,
     opened: Option<(Arc<Client>, Caches)>,
     channels: Option<Vec<ChannelNames>>,
+    /// Whether the caller says what a name means.
+    pub(crate) is_silent: bool,
 }
 
 /// What an argument stands for.
@@ -117,7 +119,7 @@ impl From<Wanted> for Meant {
 
 impl<'a> Lookup<'a> {
     pub(crate) const fn new(destination: &'a Destination, client: &'a ClientArgs, args: &'a NameArgs) -> Self {
-        Self { destination, client, args, opened: None, channels: None }
+        Self { destination, client, args, opened: None, channels: None, is_silent: false }
     }
 
     /// The HTTP client and the caches.
@@ -140,13 +142,33 @@ impl<'a> Lookup<'a> {
     pub(crate) fn channels(&mut self) -> Result<&mut Vec<ChannelNames>, Failure> {
         if self.channels.is_none() {
             let folder = names_folder()?;
-            let mut opened = Vec::new();
+            let mut opened = self.exact(&folder)?;
             for channel in self.args.channels()? {
                 opened.push(self.channel(&folder, &channel)?);
             }
             self.channels = Some(opened);
         }
         self.channels.as_mut().ok_or_else(|| Error::Died.into())
+    }
+
+    /// The names that the caches have published. A cache is asked once, and then by 'narval update'.
+    fn exact(&mut self, folder: &NamesFolder) -> Result<Vec<ChannelNames>, Failure> {
+        let mut opened = Vec::new();
+        for url in self.client.caches.urls()? {
+            let mut known = ChannelNames::of_cache(folder, &url)?;
+            if known.is_none() && !self.client.caches.offline {
+                let lock_timeout = self.destination.config().lock_timeout;
+                let (keys, check) = (self.client.caches.keys()?, !self.client.caches.no_check_sigs);
+                // Whoever needs them says why they cannot be opened.
+                let Ok((client, caches)) = self.caches() else { continue };
+                match folder.refresh_exact(&url, &client, (&keys, check), caches, lock_timeout) {
+                    Ok(_) => known = ChannelNames::of_cache(folder, &url)?,
+                    Err(error) => tracing::debug!("{url}: {error}"),
+                }
+            }
+            opened.extend(known.flatten());
+        }
+        Ok(opened)
     }
 
     fn channel(&self, folder: &NamesFolder, channel: &Channel) -> Result<ChannelNames, Failure> {
@@ -193,7 +215,7 @@ impl<'a> Lookup<'a> {
             self.say_found(text, only);
             return Ok(vec![Wanted::Path(only.path.clone()).into()]);
         }
-        let has_channels = !self.args.channels()?.is_empty();
+        let has_channels = !self.args.channels()?.is_empty() || !self.channels()?.is_empty();
         if let Some(selector) = selector.filter(|_| has_channels) {
             return self.of_channels(text, &selector, &candidates, failure.map(Failure::from));
         }
@@ -264,19 +286,37 @@ impl<'a> Lookup<'a> {
             return Err(Error::Died.into());
         };
         let mut last = None;
-        for (at, channel) in channels.iter_mut().enumerate() {
+        for at in 0..channels.len() {
+            let Some(channel) = channels.get_mut(at) else { break };
+            let is_exact = channel.is_exact();
+            // What is chosen among the paths of a channel is not asked of a cache.
+            if is_exact && selector.choice.is_some() {
+                continue;
+            }
             let resolution = channel.resolve(selector, text, caches, &asked)?;
-            let is_known = !matches!(resolution, Resolution::Unknown { .. });
+            let is_usable = match &resolution {
+                Resolution::Unknown { .. } => false,
+                Resolution::NotBuilt { .. } => !is_exact,
+                // A channel that was asked for may have another release than the evaluation of the cache.
+                Resolution::One(resolved) if is_exact && !self.args.channel.is_empty() => {
+                    let mut others = channels.iter().filter(|channel| !channel.is_exact()).peekable();
+                    others.peek().is_none() || others.any(|other| other.lists(&resolved.outputs).unwrap_or(false))
+                }
+                _ => true,
+            };
             // What a channel says is more than what an earlier one does not know.
-            if is_known && !(channel.is_exact() && matches!(resolution, Resolution::NotBuilt { .. })) {
+            if is_usable {
                 return Ok((at, resolution));
             }
-            last = Some((at, resolution));
+            last = Some((at, resolution)).filter(|_| !is_exact).or(last);
         }
-        last.ok_or_else(|| Failure::usage("no channel is given: --channel names one"))
+        Ok(last.unwrap_or((0, Resolution::Unknown { nearest: Vec::new() })))
     }
 
     fn say_found(&self, text: &str, found: &Candidate) {
+        if self.is_silent {
+            return;
+        }
         if self.client.output.json {
             json::event("named", json!({"name": text, "path": found.path.base_name(), "cache": found.cache}));
         } else if !self.client.output.quiet {
@@ -286,6 +326,9 @@ impl<'a> Lookup<'a> {
 
     fn say_resolved(&mut self, text: &str, resolved: &Resolved, at: usize) -> Result<(), Failure> {
         let output = self.client.output;
+        if self.is_silent {
+            return Ok(());
+        }
         let Some(channel) = self.channels()?.get(at) else { return Ok(()) };
         let (name, asked) = (channel.channel().name(), since(channel.age()));
         let release = channel.index().fact("release").unwrap_or_default();

@@ -9,7 +9,7 @@ use crate::args::paths::{Named, or_elsewhere, parse_wanted};
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 
-/// Show the size, closure, references and signatures of store paths
+/// Show size, closure, references and signatures of store paths
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  narval path-info --recursive …-hello-2.12\n  narval path-info …-hello-2.12 --why …-glibc-2.42"

@@ -2,6 +2,11 @@
 
 use std::time::Instant;
 
+use narval_cache::Caches;
+use narval_client::{Scheme, Url};
+use narval_install::Error;
+use narval_install::names::NamesFolder;
+use narval_nix::StoreDir;
 use serde_json::json;
 
 use crate::Failure;
@@ -12,7 +17,7 @@ use crate::ui::output::note;
 
 /// Fetch the names of channels: packages and their store paths
 ///
-/// A channel leads to a release, and names mean what that release says until this command is run again. What is installed does not change:
+/// Asks also the caches for names that they have published ('narval names publish'). A channel leads to a release, and names mean what that release says until this command is run again. What is installed does not change:
 /// 'narval upgrade' does that.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -61,8 +66,34 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
         }
     }
+    let published = published(args, &folder)?;
     if args.output.json {
-        json::summary(json!({"channels": channels}));
+        json::summary(json!({"channels": channels, "caches": published}));
     }
     Ok(())
+}
+
+/// The caches that have published names, which are fetched.
+fn published(args: &Args, folder: &NamesFolder) -> Result<Vec<String>, Failure> {
+    let (client, options) = (args.caches.client()?, args.caches.options(None, false)?);
+    let mut published = Vec::new();
+    let is_asked = |url: &&Url| !args.caches.offline && url.scheme() != Scheme::File;
+    for url in options.caches.iter().filter(is_asked) {
+        let (dir, keys) = (StoreDir::default(), options.keys.clone());
+        let refreshed = Caches::open(std::slice::from_ref(url), &client, &dir, keys, options.check_signatures)
+            .map_err(Error::from)
+            .and_then(|caches| {
+                let trust = (&options.keys, options.check_signatures);
+                folder.refresh_exact(url, &client, trust, &caches, args.lock.timeout())
+            });
+        match refreshed {
+            Ok(true) => published.push(url.to_string()),
+            Ok(false) => {}
+            Err(error) => tracing::warn!("{url} is not asked for names: {error}"),
+        }
+    }
+    if !args.output.json && !args.output.quiet {
+        published.iter().for_each(|url| note!("{url} has published names"));
+    }
+    Ok(published)
 }

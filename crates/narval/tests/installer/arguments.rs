@@ -44,6 +44,11 @@ impl Place {
         let (root, data) = (lab.folder("mine"), lab.folder("data"));
         lab.install(&root, &[&lab.top, &lab.hello]);
         std::fs::write(lab.folder("key"), lab.done(&["key", "generate", "test-1"])).unwrap();
+        // As a channel, but not compressed.
+        std::fs::create_dir(lab.folder("channel")).unwrap();
+        let packages = r#"{"version":2,"packages":{"hello":{"name":"hello-1.0","meta":{"mainProgram":"hello"}}}}"#;
+        std::fs::write(lab.folder("channel/packages.json.br"), packages).unwrap();
+        std::fs::write(lab.folder("channel/store-paths.xz"), format!("{}\n", lab.hello)).unwrap();
         let token = lab.folder("token");
         std::fs::write(&token, lab.done(&["token", "create", "--push", "test", "--data", &data])).unwrap();
         let mut command = lab.command(&["serve", "--listen", "127.0.0.1:0", "--data", &data]);
@@ -58,6 +63,7 @@ impl Place {
         let (lab, folder) = (&self.lab, self.lab.folder(round));
         let words = template.split(' ').map(|word| {
             let word = word.replace("{PATH}", path).replace("{root}", &self.root).replace("{data}", &self.data);
+            let word = word.replace("{channel}", &lab.folder("channel"));
             let word = word.replace("{cache}", &lab.cache_url()).replace("{new}", &folder);
             let word = word
                 .replace("{key}", &lab.folder("key"))
@@ -170,7 +176,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 23] = [
+const JSON: [(&str, &str, &str); 25] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -182,6 +188,8 @@ const JSON: [(&str, &str, &str); 23] = [
     ("profiles", "profiles --store {root}", "profiles --store {root} --absent"),
     ("remove", "remove --store {root} --profile {root}/p hello", "remove --store {root} --profile {root}/p hello"),
     ("search", "search hello --from {url}", "search absent --from {url}"),
+    ("info", "info hello --from {url}", "info absent --from {url}"),
+    ("which-package", "which-package hello --channel {channel}", "which-package absent --channel {channel}"),
     ("update", "update --channel none", "update --channel {new}"),
     ("upgrade", "upgrade --from {url} --store {root} --profile {root}/p", "upgrade --from {url} --profile {new}/p"),
     ("rollback", "rollback --profile {root}/p", "rollback --profile {new}/p"),

@@ -6,5 +6,6 @@
 mod support;
 
 mod channels;
+mod exact;
 mod place;
 mod resolving;

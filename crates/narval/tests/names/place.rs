@@ -31,6 +31,8 @@ pub(crate) struct Place {
     pub(crate) url: String,
     pub(crate) site: Arc<Mutex<Site>>,
     key: SecretKey,
+    /// More caches, and the keys of these.
+    pub(crate) others: Vec<(String, String)>,
     /// `packages.json`, by attributes.
     packages: BTreeMap<String, Value>,
     paths: Vec<String>,
@@ -50,7 +52,8 @@ impl Place {
         let folder = tempfile::tempdir().unwrap();
         let (url, site) = serve();
         let key = SecretKey::generate("test-1").unwrap();
-        let mut place = Self { folder, url, site, key, packages: BTreeMap::new(), paths: Vec::new() };
+        let mut place =
+            Self { folder, url, site, key, others: Vec::new(), packages: BTreeMap::new(), paths: Vec::new() };
         place.site.lock().unwrap().moved.push(("/channel/".to_owned(), "/releases/one/".to_owned()));
         place.add(GLIBC, &[("lib/ld-linux-x86-64.so.2", "loader")], &[], None);
         place.add(GLIBC_ARM, &[("lib/ld-linux-aarch64.so.1", "loader of arm")], &[], None);
@@ -177,10 +180,13 @@ impl Place {
         let mut command = Command::new(NARVAL);
         command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", self.home()).env("TMPDIR", self.home()).env("NARVAL_STORE", self.root());
-        command
-            .env("NARVAL_CHANNEL", format!("{}/channel", self.url))
-            .env("NARVAL_CACHES", format!("{}/cache", self.url));
-        command.env("NARVAL_TRUSTED_KEYS", self.key.public_key().to_string());
+        let (mut caches, mut keys) = (format!("{}/cache", self.url), self.key.public_key().to_string());
+        for (cache, key) in &self.others {
+            caches.push_str(&format!(" {cache}"));
+            keys.push_str(&format!(" {key}"));
+        }
+        command.env("NARVAL_CHANNEL", format!("{}/channel", self.url));
+        command.env("NARVAL_CACHES", caches).env("NARVAL_TRUSTED_KEYS", keys);
         command
     }
 

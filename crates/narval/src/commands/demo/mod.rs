@@ -23,7 +23,7 @@ use crate::{Failure, server};
 use contents::Made;
 use fetch::Fetched;
 
-/// Make a store, serve it, fetch it back and verify it; needs no Nix
+/// Make a store, serve it, fetch it back, verify it; needs no Nix
 ///
 /// Makes a temporary Nix store from files of this machine, signs and serves it, fetches everything over HTTP, checks every
 /// signature and hash, and prints how fast that was.
