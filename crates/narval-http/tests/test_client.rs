@@ -147,7 +147,8 @@ fn answers_are_those_of_a_server() {
             .map(|(name, value)| format!("{name}: {}", value.to_str().expect("ASCII")).to_lowercase())
             .filter(|line| is_of_the_application(line))
             .collect();
-        (had.sort(), has.sort());
+        had.sort();
+        has.sort();
         assert_eq!(had, has, "{what}");
         assert_eq!(answer.bytes().expect("whole"), sent, "{what}");
     }
