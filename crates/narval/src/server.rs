@@ -185,7 +185,7 @@ pub fn run(server: Server, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure>
     let signals = CaughtSignals::catch()?;
     let handle = server.spawn().map_err(Failure::runtime)?;
     let certificates = tls.clone();
-    run_reloading(handle, signals, tls, move || match &certificates {
+    run_reloading(handle, signals, GRACE, tls, move || match &certificates {
         None => Ok(NOTHING_TO_RELOAD.to_owned()),
         Some(tls) => match tls.reload() {
             Ok(()) => Ok("certificates reloaded".to_owned()),
@@ -202,6 +202,7 @@ pub fn run(server: Server, tls: Option<Arc<TlsAcceptor>>) -> Result<(), Failure>
 pub fn run_reloading(
     handle: ServerHandle,
     signals: CaughtSignals,
+    grace: Duration,
     tls: Option<Arc<TlsAcceptor>>,
     reload: impl FnMut() -> Result<String, Failure> + Send + 'static,
 ) -> Result<(), Failure> {
@@ -211,7 +212,7 @@ pub fn run_reloading(
         keep_fresh(tls)?;
     }
     on_hangup(signals.hangup, reload).map_err(unstarted)?;
-    handle.stop_on(signals.stop, GRACE).map_err(unstarted)?;
+    handle.stop_on(signals.stop, grace).map_err(unstarted)?;
     for address in handle.addresses() {
         match address {
             ListenAddress::Tcp(address) => tracing::info!("listening on {scheme}://{address}"),

@@ -91,7 +91,13 @@ fn demonstrate(args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
             root.hash_part()
         ))?;
         let signals = server::CaughtSignals::catch()?;
-        return server::run_reloading(handle, signals, None, || Ok(server::NOTHING_TO_RELOAD.to_owned()));
+        return server::run_reloading(
+            handle,
+            signals,
+            server::GRACE,
+            None,
+            || Ok(server::NOTHING_TO_RELOAD.to_owned()),
+        );
     }
     handle.shutdown(Duration::from_secs(1));
     say("\nThe server has ended, and the store is removed. 'narval demo --keep' keeps serving: open its address in a browser.".to_owned())

@@ -123,7 +123,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let data = opened.data.clone();
     let mut running = Running { args, keys: settings.keys, opened, services, current, log, tls: tls.clone() };
-    let ended = server::run_reloading(handle, signals, tls, move || running.reload());
+    let ended = server::run_reloading(handle, signals, server::GRACE, tls, move || running.reload());
     // The thread for reloads keeps it open.
     if let Some(data) = data {
         data.end();
