@@ -30,6 +30,7 @@ kinds: with kinds; {
     head-timeout = key time "Timeout for receiving a request's head.";
     keep-alive-timeout = key time "Idle time between two requests on a connection.";
     stall-timeout = key time "Time after which a client that reads nothing is disconnected. The default is long because Nix stops reading while its disk is slow, and cannot resume a NAR sent with `Content-Encoding`.";
+    shutdown-grace = key time "How long requests that are under way may take after the signal to stop; `TimeoutStopSec=` of the unit must be longer.";
     output-memory = key size "Memory for answers that clients have yet to read, and for messages of WebSockets. Beyond it, larger answers from memory are refused with 503, and the connections that hold most are closed. Files and NARs are read as their clients take them, and hardly count.";
     narinfo-memory = key size "Memory for remembered narinfos, per cache.";
     decode-memory = key size "Memory for the windows of all uploads that are being decoded; see docs/security.md#shared-resources.";

@@ -4,9 +4,12 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::{fs, thread, time::Duration};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use narval::config::ServeConfig;
 use narval_keep::CacheSettings;
@@ -569,6 +572,25 @@ fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
         assert_eq!(priority(&server), "14");
     }
     assert_eq!(server.terminate(), Some(0));
+}
+
+/// A client that takes no more of its NAR holds up the end of a server no longer than is set; by default that is half a minute.
+#[test]
+fn a_server_ends_when_requests_had_the_time_that_is_set() {
+    let store = Store::new();
+    let path = store.add_file("large", vec![0; 64 << 20]);
+    let base = format!("listen = '127.0.0.1:0'\nstore = '{}'\nlimits.shutdown-grace = '100ms'\n", store.uri());
+    fs::write(store.path("narval.toml"), base).unwrap();
+    let server = serve(&store, &["--no-nar-cache"]);
+    let hash = path.rsplit('/').next().unwrap().split('-').next().unwrap();
+    let narinfo = server.get(&format!("/{hash}.narinfo"));
+    let url = narinfo.text().lines().find_map(|line| line.strip_prefix("URL: ")).unwrap().to_owned();
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    slow.write_all(format!("GET /{url} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    slow.read_exact(&mut [0; 1]).unwrap();
+    let from = Instant::now();
+    server.terminate();
+    assert!(from.elapsed() < Duration::from_secs(25), "{:?}", from.elapsed());
 }
 
 /// What a server has counted stays when its service is replaced.

@@ -37,6 +37,8 @@ table! {
         ///
         /// The default is long because Nix stops reading while its disk is slow, and cannot resume a NAR sent with `Content-Encoding`.
         stall_timeout: Duration = timeout().or("1h").option("stall-timeout", "TIME").restart(),
+        /// How long requests that are under way may take after the signal to stop; `TimeoutStopSec=` of the unit must be longer
+        shutdown_grace: Duration = timeout().or("30s").restart(),
         /// Memory for answers that clients have yet to read, and for messages of WebSockets
         ///
         /// Beyond it, larger answers from memory are refused with 503, and the connections that hold most are closed. Files and NARs are read

@@ -122,8 +122,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         opened.state.show_certificates(move || tls.ends());
     }
     let data = opened.data.clone();
+    let grace = settings.config.limits.shutdown_grace;
     let mut running = Running { args, keys: settings.keys, opened, services, current, log, tls: tls.clone() };
-    let ended = server::run_reloading(handle, signals, server::GRACE, tls, move || running.reload());
+    let ended = server::run_reloading(handle, signals, grace, tls, move || running.reload());
     // The thread for reloads keeps it open.
     if let Some(data) = data {
         data.end();
