@@ -121,9 +121,13 @@ impl Shared {
             return;
         }
         let settle = || -> Result<(), DataError> {
-            let Some(up_to) = self.index.pending_max()? else { return Ok(()) };
+            // Those alone: others add some meanwhile, and numbers are given out before transactions end.
+            let seen: Vec<i64> = self.index.pending()?.into_iter().map(|(number, ..)| number).collect();
+            if seen.is_empty() {
+                return Ok(());
+            }
             self.storage.sync().map_err(|source| io_error("synchronise", self.storage.place(), source))?;
-            Ok(self.index.settle(up_to)?)
+            Ok(self.index.settle(seen)?)
         };
         if let Err(error) = settle() {
             tracing::warn!("{error}");

@@ -28,9 +28,6 @@ pub(crate) enum Refused {
     /// The bytes of this NAR are being removed.
     #[error("the NAR is being removed")]
     Removing,
-    /// It must be done again with [`Lock::Alone`].
-    #[error("others change the same paths")]
-    NeedsLock,
 }
 
 /// What is done within a transaction. It is done again if others get in the way.
@@ -42,33 +39,19 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 /// The same for those that read or write a whole cache.
 pub(crate) const DEADLINE_LARGE: Duration = Duration::from_secs(600);
 
-/// Who must not be in the middle of something. SQLite has one writer at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lock {
-    /// Nobody is in the way.
-    None,
-    /// Whoever removes something.
-    Shared,
-    /// Whoever adds or removes something.
-    Alone,
-}
-
 /// How a transaction is done.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no locks"))]
+#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite waits for nobody"))]
 pub(crate) struct How {
-    pub(crate) lock: Lock,
     /// Otherwise a crash may undo it, as long as no durable transaction came after it.
     pub(crate) is_durable: bool,
     pub(crate) deadline: Duration,
 }
 
-pub(crate) const ADD: How = How { lock: Lock::Shared, is_durable: true, deadline: DEADLINE };
-pub(crate) const REMOVE: How = How { lock: Lock::Alone, deadline: DEADLINE_LARGE, ..ADD };
-pub(crate) const NOTE: How = How { lock: Lock::None, is_durable: true, deadline: DEADLINE };
+pub(crate) const NOTE: How = How { is_durable: true, deadline: DEADLINE };
 pub(crate) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
-pub(crate) const ADD_LATER: How = How { is_durable: false, ..ADD };
-pub(crate) const REMOVE_LATER: How = How { is_durable: false, ..REMOVE };
+/// Of many rows.
+pub(crate) const LARGE: How = How { deadline: DEADLINE_LARGE, ..NOTE };
 
 /// How something is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +91,19 @@ pub(crate) enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
+/// How rows are locked until a transaction ends, at the end of a statement that finds them in their order. SQLite has one writer at a time. A
+/// statement that has waited for a row sees that row as it is then, but nothing else: what depends on other rows is asked by the next statement.
+const LOCKS: [(&str, &str); 5] = [
+    // Nobody removes them.
+    ("{hold}", " for key share"),
+    // Nobody changes or removes them.
+    ("{lock}", " for no key update"),
+    ("{lock_free}", " for no key update skip locked"),
+    // Nobody holds, changes or removes them.
+    ("{remove}", " for update"),
+    ("{remove_free}", " for update skip locked"),
+];
+
 /// A statement.
 pub(crate) struct Sql {
     text: &'static str,
@@ -137,7 +133,8 @@ impl Sql {
             let names: Vec<&str> = self.rows.iter().map(|(name, _)| *name).collect();
             let rows = format!("unnest({}) as r ({})", arrays.join(", "), names.join(", "));
             let text = self.text.replace("{rows}", &rows).replace("{now}", "extract(epoch from now())::bigint");
-            text.replace("{clock}", "extract(epoch from clock_timestamp())::bigint").replace("{lock}", " for update")
+            let text = text.replace("{clock}", "extract(epoch from clock_timestamp())::bigint");
+            LOCKS.iter().fold(text, |text, (mark, lock)| text.replace(mark, lock))
         })
     }
 
@@ -148,7 +145,8 @@ impl Sql {
             let columns: Vec<String> = (self.args.len() + 1..).zip(self.rows).map(column).collect();
             let rows = format!("(select {}) as r", columns.join(", "));
             let text = self.text.replace("{rows}", &rows).replace("{now}", "unixepoch()");
-            let text = text.replace("{clock}", "unixepoch()").replace("{lock}", "");
+            let text =
+                LOCKS.iter().fold(text.replace("{clock}", "unixepoch()"), |text, (mark, _)| text.replace(mark, ""));
             text.replace("narval.", "").replace("greatest(", "max(").replace('$', "?")
         })
     }
@@ -208,9 +206,6 @@ pub(crate) trait Tx {
 
     /// Must be done in every transaction that changes what a reader can see, or what names mean.
     fn is_visible(&mut self) -> Result<(), TxError>;
-
-    /// Whether nobody else adds or removes anything before it ends.
-    fn is_alone(&self) -> bool;
 }
 
 impl dyn Tx + '_ {
@@ -340,7 +335,7 @@ impl dyn Index + '_ {
         );
         let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
         match done {
-            Some(Err(Refused::Changed | Refused::NeedsLock)) => Ok(None),
+            Some(Err(Refused::Changed)) => Ok(None),
             Some(Err(Refused::Superseded)) => Err(IndexError::Superseded { index: self.name() }),
             Some(Err(Refused::Removing)) => Err(IndexError::Removing { index: self.name() }),
             Some(Ok(done)) => ended.map(|()| Some(done)),

@@ -24,7 +24,7 @@ impl Data {
     /// not taken for leftovers.
     pub(crate) fn reconcile(&self) -> Result<(), DataError> {
         let shared = self.shared();
-        if shared.index.pending_max()?.is_none() {
+        if shared.index.pending_after(0, 1)?.is_empty() {
             return Ok(());
         }
         let path = shared.storage.place();

@@ -272,7 +272,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Who removes paths for long, as an operator's command, has others wait: they are told to try again, and nothing is left of it afterwards.
+/// Whoever locks rows for long, as an operator in psql, has those wait who change them: they are told to try again, and nothing is left of it afterwards.
 #[test]
 fn a_lock_that_is_held_for_long_is_answered_with_503() {
     let Some(pair) = Pair::new() else { return };
@@ -300,9 +300,10 @@ fn a_lock_that_is_held_for_long_is_answered_with_503() {
         let (pair, push, is_over, known) = (&pair, &push, &is_over, &known);
         let _held = Held(pair, is_over);
         let name = pair.address.split(['/', '?']).nth(3).unwrap();
-        scope.spawn(move || pair.postgres.sql(name, "select pg_advisory_lock(7233906, 7758188), pg_sleep(600)"));
-        let granted =
-            "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock' and granted";
+        scope.spawn(move || {
+            pair.postgres.sql(name, "begin; lock table narval.files in exclusive mode; select pg_sleep(600)")
+        });
+        let granted = "select count(*) from pg_locks where relation = 'narval.files'::regclass and mode = 'ExclusiveLock' and granted";
         soon(|| pair.sql(granted) == "1");
         for lab in labs {
             scope.spawn(move || {

@@ -27,8 +27,6 @@ pub(super) enum Failed {
     Rebuilt,
     /// The server is a standby, or has become one.
     Standby,
-    /// It must be done again with [`Lock::Alone`](super::transaction::Lock::Alone).
-    NeedsLock,
 }
 
 impl From<SqlError> for Failed {
@@ -54,7 +52,6 @@ impl Failed {
                 Some(Refused::Changed) => Self::Changed,
                 Some(Refused::Superseded) => Self::Superseded,
                 Some(Refused::Removing) => Self::Condemned,
-                Some(Refused::NeedsLock) => Self::NeedsLock,
                 None => Self::Row(error.to_string()),
             },
         }
@@ -140,7 +137,7 @@ impl Failed {
                 "a rebuild of its index was interrupted: run 'narval cache fsck --rebuild' again, or wait if it is under way".to_owned()
             }
             Self::Standby => "it is a standby, which takes no writes".to_owned(),
-            Self::Changed | Self::NeedsLock => "others change the same paths".to_owned(),
+            Self::Changed => "others change the same paths".to_owned(),
         }
     }
 

@@ -1,8 +1,7 @@
 //! The index in PostgreSQL, which many servers share.
 //!
-//! The tables are those of SQLite, in the schema `narval`. Where SQLite has one writer, transactions run side by side here: whoever
-//! adds something holds a lock that whoever removes something must have alone ([`transaction::Lock`]), as with the lock of a data folder.
-//! Locks end with their transactions, so poolers of connections do no harm. What others change is noticed within [`watch::LOOK_EVERY`].
+//! The tables are those of SQLite, in the schema `narval`. Where SQLite has one writer, transactions run side by side here, and lock the rows that
+//! they are about, in one order: paths, NARs, names of NARs, caches. Locks end with their transactions, so poolers of connections do no harm. What others change is noticed within [`watch::LOOK_EVERY`].
 
 mod address;
 mod failed;
@@ -35,7 +34,7 @@ use self::sql::{get, int, maybe_number, number, p, query_opt};
 use self::transaction::Database;
 use super::memory::Memory;
 use super::sql::work::this_process;
-use super::tx::{DEADLINE, DEADLINE_LARGE, How, NOTE, NOTE_LATER, REMOVE, Reading, Tx, TxError, Work};
+use super::tx::{DEADLINE, DEADLINE_LARGE, How, LARGE, NOTE, NOTE_LATER, Reading, Tx, TxError, Work};
 use super::{CacheId, Index, IndexError};
 use crate::figures::survey::Counted;
 use crate::nodes::{Members, PeerSecret};
@@ -134,7 +133,7 @@ impl Index for Postgres {
     }
 
     fn begin_rebuild(&self) -> Result<bool, IndexError> {
-        self.database.write(REMOVE, schema::begin_rebuild)
+        self.database.write(LARGE, schema::begin_rebuild)
     }
 
     fn end_rebuild(&self) -> Result<(), IndexError> {

@@ -13,10 +13,10 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 9;
+pub(super) const VERSION: u32 = 10;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
-const COMPATIBLE: u32 = 9;
+const COMPATIBLE: u32 = 10;
 
 /// PostgreSQL 13: `pg_current_snapshot`, and transaction ids that never come again.
 const SERVER_MIN: i32 = 130_000;
@@ -188,6 +188,9 @@ alter table narval.writers alter column begun drop default, alter column begun t
   alter column seen drop default, alter column seen type bigint using extract(epoch from seen)::bigint;
 ";
 
+/// From version 9: nobody has a lock of all tables any more, for which nodes of versions before wait in vain.
+const FROM_9: &str = "";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -306,7 +309,7 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
             return Ok(());
         }
         // What the version of the same number is brought up to date by.
-        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8];
+        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9];
         for step in steps.iter().skip(found as usize) {
             client.batch_execute(step).await?;
         }
@@ -341,8 +344,10 @@ pub(super) async fn folder(client: &Client, mine: &str) -> Result<String, Failed
 }
 
 /// Empties the tables, and notes that they must not be used until [`end_rebuild`]. Returns `false` if they have contents, and that was not noted
-/// before. With the lock for oneself.
+/// before.
 pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
+    // Nobody adds any meanwhile.
+    change.client.batch_execute("lock table narval.files in access exclusive mode").await?;
     let is_free =
         "select exists (select from narval.meta where key = 'rebuilding') or not exists (select from narval.files)";
     let row = query_opt(change.client, is_free, &[]).await?.ok_or(Failed::Changed)?;

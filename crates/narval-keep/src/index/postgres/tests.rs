@@ -1,5 +1,6 @@
 //! Several nodes, and a database that goes away.
 
+mod beside;
 mod clocks;
 mod failover;
 mod locks;
@@ -376,7 +377,8 @@ fn a_paused_transaction_blocks_others_only_briefly() {
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let mut paused = one.database.pool.open().unwrap();
-    paused.run(DEADLINE, async |client| Ok(client.batch_execute(&transaction::begin(REMOVE)).await?)).unwrap();
+    let begin = format!("{} select 1 from narval.caches for no key update", transaction::begin(LARGE));
+    paused.run(DEADLINE, async |client| Ok(client.batch_execute(&begin).await?)).unwrap();
     other.add_file(cache, "file", &nar("file"), 1).unwrap();
     let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));
     assert!(done.unwrap_err().breaks_connection());

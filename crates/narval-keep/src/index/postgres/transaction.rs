@@ -1,4 +1,4 @@
-//! Reads and transactions: which locks they hold, how long they may take, and what is done when a connection breaks or others get in
+//! Reads and transactions: how long they may take, and what is done when a connection breaks or others get in
 //! the way.
 
 use std::cell::Cell;
@@ -14,13 +14,12 @@ use super::pool::{Connection, Pool};
 use super::sql::{execute, p};
 use super::tx::{self, PostgresTx};
 use crate::index::IndexError;
-use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Lock, Reading, Tx, TxError};
+use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Reading, Tx, TxError};
 
-/// How long a transaction waits for the locks of others.
+/// How long a transaction is tried while others have locked its rows.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long it waits for [`LOCK`] at a time. Whoever asks for it later waits behind it, so it gives way between two attempts, and keeps no
-/// connection meanwhile.
+/// How long it waits for them at a time. Between two attempts it has no locks, for which others would wait in turn, and no connection.
 const LOCK_SLICE: Duration = Duration::from_millis(250);
 
 /// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
@@ -29,19 +28,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a transaction is tried that others get in the way of.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// The lock that whoever adds something shares. PostgreSQL's advisory locks are numbers: `nar` and `val` in ASCII.
-pub(super) const LOCK: &str = "7233906, 7758188";
-
 /// What begins a transaction.
 pub(super) fn begin(how: How) -> String {
-    let function = match how.lock {
-        Lock::None => None,
-        Lock::Shared => Some("pg_advisory_xact_lock_shared"),
-        Lock::Alone => Some("pg_advisory_xact_lock"),
-    };
-    let slice = LOCK_SLICE.as_millis();
-    let lock = function
-        .map_or_else(String::new, |function| format!("set local lock_timeout = {slice}; select {function}({LOCK});"));
     // The user may have another one set, for itself, the database or the server.
     let synchronous = if how.is_durable {
         "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') <> 'remote_apply';"
@@ -50,10 +38,10 @@ pub(super) fn begin(how: How) -> String {
     };
     format!(
         "begin isolation level read committed; set local statement_timeout = {}; \
-         set local idle_in_transaction_session_timeout = {}; {synchronous} {lock} set local lock_timeout = {};",
+         set local idle_in_transaction_session_timeout = {}; {synchronous} set local lock_timeout = {};",
         how.deadline.as_millis(),
         IDLE_TIMEOUT.as_millis(),
-        LOCK_TIMEOUT.as_millis(),
+        LOCK_SLICE.as_millis(),
     )
 }
 
@@ -180,7 +168,7 @@ impl Database {
 
     fn write_on<T>(
         &self,
-        mut how: How,
+        how: How,
         mut attempt: impl FnMut(&mut Connection, How, (&Cell<bool>, &Cell<Stage>), &str) -> Result<T, Failed>,
     ) -> Result<Option<T>, IndexError> {
         let (mut attempts, until) = (0, Instant::now() + LOCK_TIMEOUT);
@@ -213,8 +201,7 @@ impl Database {
             self.pool.give_back(connection);
             match error {
                 Failed::Changed => return Ok(None),
-                Failed::NeedsLock => how.lock = Lock::Alone,
-                error if stage.get() == Stage::Begin && error.is_locked() && Instant::now() < until => {
+                error if error.is_locked() && Instant::now() < until => {
                     attempts -= 1;
                     std::thread::sleep(LOCK_SLICE);
                 }

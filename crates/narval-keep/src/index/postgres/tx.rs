@@ -12,7 +12,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::failed::Failed;
 use super::pool::Connection;
 use super::sql::{execute, get, p, query};
-use crate::index::tx::{Arg, How, Kind, Lock, Reading, Row, Sql, Tx, TxError, Value};
+use crate::index::tx::{Arg, How, Kind, Reading, Row, Sql, Tx, TxError, Value};
 
 /// How many rows of a whole table come at a time. Twice as many are in memory.
 const FETCH: &str = "fetch forward 8192 from each";
@@ -25,6 +25,12 @@ const BEGIN: &str = "begin isolation level repeatable read read only; set local 
 pub(super) const BEGIN_IN_ORDER: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1; \
      set local enable_sort = off";
 
+#[cfg(test)]
+thread_local! {
+    /// How long this thread waits at most before a statement.
+    pub(super) static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
 /// A transaction, or a statement of its own. After an error, nothing more is done.
 pub(super) struct PostgresTx<'a> {
     connection: &'a mut Connection,
@@ -32,7 +38,6 @@ pub(super) struct PostgresTx<'a> {
     deadline: Duration,
     node: &'a str,
     visible: &'a Cell<bool>,
-    is_alone: bool,
     has_failed: bool,
 }
 
@@ -42,21 +47,18 @@ impl<'a> PostgresTx<'a> {
         deadline: Duration,
         (node, visible): (&'a str, &'a Cell<bool>),
     ) -> Self {
-        Self {
-            connection,
-            until: Instant::now() + deadline,
-            deadline,
-            node,
-            visible,
-            is_alone: false,
-            has_failed: false,
-        }
+        Self { connection, until: Instant::now() + deadline, deadline, node, visible, has_failed: false }
     }
 
     /// Does something within the transaction's deadline.
     fn ask<T>(&mut self, work: impl AsyncFnOnce(&Client) -> Result<T, Failed>) -> Result<T, Failed> {
         if self.has_failed {
             return Err(Failed::Row("its transaction has failed".to_owned()));
+        }
+        #[cfg(test)]
+        if !PAUSE.get().is_zero() {
+            let random = getrandom::u32().unwrap_or_default();
+            std::thread::sleep(PAUSE.get() * (random % 64) / 64);
         }
         let done = match self.until.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(Failed::Deadline(self.deadline)),
@@ -121,10 +123,6 @@ impl Tx for PostgresTx<'_> {
             Ok(client.batch_execute("close each").await?)
         })?;
         refused
-    }
-
-    fn is_alone(&self) -> bool {
-        self.is_alone
     }
 
     fn is_visible(&mut self) -> Result<(), TxError> {
@@ -205,7 +203,6 @@ pub(super) fn change(
     work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>,
     (has_begun, is_ending): (impl FnOnce(), impl FnOnce()),
 ) -> Result<(), Failed> {
-    tx.is_alone = how.lock == Lock::Alone;
     let begun = tx.batch(&super::transaction::begin(how));
     let done = begun.and_then(|()| {
         has_begun();

@@ -1,7 +1,7 @@
 //! Caches.
 
 use crate::CacheName;
-use crate::index::tx::{ADD, NOTE, Reading, Row, TxError, args, statements};
+use crate::index::tx::{NOTE, Reading, Row, TxError, args, statements};
 use crate::index::{CacheId, CacheRecord, Index, IndexError};
 
 statements! {
@@ -24,7 +24,7 @@ impl dyn Index + '_ {
     /// Creates a cache. An existing one of this name is left unchanged, and returned.
     pub(crate) fn create_cache(&self, name: &CacheName, settings: &str, now: u64) -> Result<CacheRecord, IndexError> {
         let (name, settings) = (name.clone(), settings.to_owned());
-        self.write(ADD, move |tx| {
+        self.write(NOTE, move |tx| {
             tx.execute(&CREATE, &args![name.as_str(), &settings, now])?;
             tx.is_visible()?;
             Ok(tx.first(&FIND, &args![name.as_str()], record)?.ok_or("the row of a new cache is gone")?)

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use narval_nix::{HashPart, Sha256};
 
-use crate::index::tx::{Arg, NOTE, NOTE_LATER, REMOVE_LATER, Reading, Row, Tx, TxError, args, statements};
+use crate::index::tx::{Arg, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Index, IndexError, Pending, Placed};
 use crate::rule::{Rule, holds};
 
@@ -20,7 +20,7 @@ statements! {
          returning name, id";
     ADD_PATHS(Int) { part: Text } = "insert into narval.pending (cache, kind, name) select $1, 'path', r.part from {rows}";
     AFTER(Int, Int) = "select id, cache, kind, name from narval.pending where id > $1 order by id limit $2";
-    SETTLE(Int) = "delete from narval.pending where id <= $1";
+    SETTLE() { id: Int } = "delete from narval.pending where id in (select r.id from {rows})";
     SETTLE_THESE(Int) { id: Int } = concat!(
         "delete from narval.pending as p where p.id in (select r.id from {rows}) and ", if_alone!()
     );
@@ -31,9 +31,9 @@ statements! {
     /// Otherwise the entries of others stay: their files may not be stored yet.
     SETTLE_FILE(Int, Text, Int) = "delete from narval.pending where cache = $1 and kind = 'file' and name = $2 \
          and exists (select 1 from narval.pending where id = $3)";
-    /// What somebody else has recorded since may be on its way.
+    /// What somebody else has recorded since may be on its way. Commits beside each other settle the same: nobody waits for that.
     SETTLE_FILES(Int) { name: Text, id: Int } = "delete from narval.pending where id in (select p.id from {rows} \
-         join narval.pending p on p.cache = $1 and p.kind = 'file' and p.name = r.name and p.id <= r.id)";
+         join narval.pending p on p.cache = $1 and p.kind = 'file' and p.name = r.name and p.id <= r.id{remove_free})";
     FORGET_FILES(Int) { name: Text } = "delete from narval.pending where cache = $1 and kind = 'file' and name in (select r.name from {rows})";
     /// Who waits for the row of an entry finds it gone.
     TAKE() { id: Int } = "delete from narval.pending where id in (select r.id from {rows}) and kind = 'path' returning cache, name";
@@ -175,9 +175,12 @@ impl dyn Index + '_ {
         })
     }
 
-    /// Removes pending entries up to this number: their files are durable.
-    pub(crate) fn settle(&self, up_to: i64) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, move |tx| tx.execute(&SETTLE, &args![up_to]).map(drop))
+    /// Removes pending entries, whose files are durable.
+    pub(crate) fn settle(&self, numbers: Vec<i64>) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, move |tx| {
+            let rows: Vec<Arg<'_>> = numbers.iter().copied().map(Arg::from).collect();
+            tx.execute_all(&SETTLE, &[], &rows).map(drop)
+        })
     }
 
     /// Removes these pending entries, unless there is another one for the same narinfo: others are changing the same path.
@@ -207,11 +210,5 @@ impl dyn Index + '_ {
     pub(crate) fn settle_file(&self, cache: CacheId, name: &str, number: i64) -> Result<bool, IndexError> {
         let name = name.to_owned();
         self.write(NOTE_LATER, move |tx| Ok(tx.execute(&SETTLE_FILE, &args![cache, &name, number])? > 0))
-    }
-
-    /// The greatest number of a pending entry.
-    pub(crate) fn pending_max(&self) -> Result<Option<i64>, IndexError> {
-        // Numbers are given out before transactions end: alone, none is on its way with a smaller one.
-        self.write(REMOVE_LATER, last)
     }
 }

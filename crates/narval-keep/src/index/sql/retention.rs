@@ -1,16 +1,16 @@
 //! Uses, leases, and what a collection removes.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use narval_nix::{HashPart, Sha256};
 
 use super::nars::condemned;
-use super::paths::commit::orphan;
+use super::paths::commit::{hold, orphan};
 use super::pending;
-use crate::index::tx::{ADD_LATER, Arg, NOTE_LATER, REMOVE, Row, Sql, args, statements};
+use crate::index::tx::{Arg, LARGE, NOTE_LATER, Row, Sql, Tx, TxError, args, statements};
 use crate::index::{CacheId, Commit, Condemned, Cutoff, Fence, Index, IndexError, Used};
 
-/// Which names are due. The conditions stand twice in a statement: another transaction may change a row between the two.
+/// Which names are due.
 macro_rules! due {
     () => {
         "(f.fence is not null or f.doomed = 0 or (f.orphaned <= $2 and f.used <= $3 and ($4 = -1 or f.doomed <= $4)))"
@@ -28,16 +28,22 @@ statements! {
          doomed = case when f.doomed = 0 or r.time < f.doomed - 600 then f.doomed end from {rows} \
          where f.cache = r.cache and f.name = r.file and f.orphaned is not null and f.used < r.time";
     /// In one order: others lease the same paths.
-    LEASE(Int, Int) { part: Text } = "insert into narval.leases as l (cache, hash_part, until) select p.cache, p.hash_part, $2 from {rows} \
-         join narval.paths p on p.cache = $1 and p.hash_part = r.part where true order by p.hash_part \
-         on conflict (cache, hash_part) do update set until = greatest(l.until, excluded.until) returning hash_part";
-    HIDE(Int, Text, Int, Int) = "delete from narval.paths as p where p.cache = $1 and p.hash_part = $2 and p.used <= $3 \
-         and not exists (select 1 from narval.leases l where l.cache = $1 and l.hash_part = $2 and l.until > $4) \
-         and not exists (select 1 from narval.pins i where i.cache = $1 and i.hash_part = $2 and (i.until is null or i.until > $4)) \
-         and not exists (select 1 from narval.refs r join narval.paths o on o.id = r.referrer \
-           where r.reference = $2 and o.cache = $1 and o.hash_part <> $2) returning file";
-    REFERRERS(Int) { part: Text } = "select p.hash_part from {rows} join narval.refs f on f.reference = r.part \
-         join narval.paths p on p.id = f.referrer where p.cache = $1";
+    LEASE(Int, Int) { part: Text } = "insert into narval.leases as l (cache, hash_part, until) select $1, r.part, $2 from {rows} \
+         where true order by r.part on conflict (cache, hash_part) do update set until = greatest(l.until, excluded.until)";
+    /// Those that others have locked, to change them or because they refer to them, are left alone.
+    LOCK_UNUSED(Int) { part: Text, used: Int } = "select p.hash_part, p.file from {rows} join narval.paths p on p.cache = $1 \
+         and p.hash_part = r.part and p.used <= r.used order by p.hash_part{remove_free}";
+    LOCK_FREE_FILES(Int) { name: Text } = "select f.name from narval.files f where f.cache = $1 \
+         and f.name in (select r.name from {rows}) order by f.name{lock_free}";
+    HELD(Int, Int) { part: Text } = "select l.hash_part from {rows} join narval.leases l on l.cache = $1 and l.hash_part = r.part \
+           where l.until > $2 union select i.hash_part from {rows} join narval.pins i on i.cache = $1 and i.hash_part = r.part \
+           where i.until is null or i.until > $2";
+    LOCK(Int) { part: Text } = "select p.hash_part, p.file from narval.paths p where p.cache = $1 and p.hash_part in (select r.part from {rows}) \
+         order by p.hash_part{remove}";
+    LOCK_FILES(Int) { name: Text } = "select f.name from narval.files f where f.cache = $1 \
+         and f.name in (select r.name from {rows}) order by f.name{lock}";
+    REFERRERS(Int) { part: Text } = "select r.part, p.hash_part from {rows} join narval.refs f on f.reference = r.part \
+         join narval.paths p on p.id = f.referrer where p.cache = $1 and p.hash_part <> r.part";
     UNPIN(Int) { part: Text } = "delete from narval.pins where cache = $1 and hash_part in (select r.part from {rows})";
     UNLEASE(Int) { part: Text } = "delete from narval.leases where cache = $1 and hash_part in (select r.part from {rows})";
     DELETE(Int) { part: Text } = "delete from narval.paths where cache = $1 and hash_part in (select r.part from {rows}) \
@@ -49,13 +55,18 @@ statements! {
     END_PINS(Int, Int) = "delete from narval.pins where cache = $1 and until is not null and until <= $2";
     DOOM(Int, Int, Int, Int, Int) = "update narval.files set doomed = $4 where cache = $1 and orphaned <= $2 and used <= $3 \
          and doomed is null and fence is null and name in (select name from narval.files \
-           where cache = $1 and orphaned <= $2 and used <= $3 and doomed is null and fence is null limit $5)";
-    CONDEMN(Int, Int, Int, Int, Int, Int) = concat!(
-        "update narval.files as f set fence = $6 where f.cache = $1 and f.orphaned is not null and ", due!(), " and f.name in (\
-           select f.name from narval.files f where f.cache = $1 and f.orphaned is not null and ", due!(), " order by f.name limit $5) \
-         returning name, nar"
+           where cache = $1 and orphaned <= $2 and used <= $3 and doomed is null and fence is null limit $5{lock_free})";
+    DUE(Int, Int, Int, Int, Int) = concat!(
+        "select f.name, f.nar from narval.files f where f.cache = $1 and f.orphaned is not null and ", due!(), " order by f.name limit $5"
     );
-    SIZES() { nar: Int } = "select n.id, n.file_size from {rows} join narval.nars n on n.id = r.nar";
+    /// Those that somebody gives a name at the moment are left alone.
+    LOCK_NARS() { nar: Int } = "select n.id, n.file_size from {rows} join narval.nars n on n.id = r.nar \
+         order by n.nar_hash, n.compression{lock_free}";
+    LOCK_DUE(Int, Int, Int, Int) { name: Text } = concat!(
+        "select f.name from narval.files f where f.cache = $1 and f.name in (select r.name from {rows}) and f.orphaned is not null and ",
+        due!(), " order by f.name{lock_free}"
+    );
+    CONDEMN(Int, Int) { name: Text } = "update narval.files as f set fence = $2 where f.cache = $1 and f.name in (select r.name from {rows})";
     CONDEMN_NARS(Int) { nar: Int } = concat!(
         "update narval.nars as n set fence = $1 where n.id in (select r.nar from {rows}) \
          and not exists (select 1 from narval.files f where f.nar = n.id and not ", condemned!(), ") returning nar_hash, compression"
@@ -78,6 +89,44 @@ fn texts(parts: &[HashPart]) -> Vec<Arg<'_>> {
     parts.iter().map(Arg::from).collect()
 }
 
+/// Locks the rows of paths and of their files, and returns those of them that nothing holds: not a use, a lease, a pin or a path that stays. A
+/// path goes after those before it that refer to it.
+fn lock_unheld(
+    tx: &mut dyn Tx,
+    cache: CacheId,
+    (paths, now): (&[(HashPart, u64)], u64),
+) -> Result<Vec<(HashPart, String)>, TxError> {
+    let in_order: BTreeMap<&HashPart, u64> = paths.iter().map(|(part, used)| (part, *used)).collect();
+    let rows: Vec<Arg<'_>> = in_order.into_iter().flat_map(|(part, used)| args![part, used]).collect();
+    let path = |row: &dyn Row| Ok((row.parsed::<HashPart>(0)?, row.get::<String>(1)?));
+    let locked: BTreeMap<HashPart, String> = tx.all_of(&LOCK_UNUSED, &args![cache], &rows, path)?.into_iter().collect();
+    let files: BTreeSet<&str> = locked.values().map(String::as_str).collect();
+    let files: Vec<Arg<'_>> = files.into_iter().map(Arg::from).collect();
+    let files: HashSet<String> =
+        tx.all_of(&LOCK_FREE_FILES, &args![cache], &files, |row| row.get(0))?.into_iter().collect();
+    // Nobody leases or pins one of them from now on, or commits a path that refers to it: who has done so is seen.
+    let parts: Vec<Arg<'_>> = locked.keys().map(Arg::from).collect();
+    let held: HashSet<HashPart> =
+        tx.all_of(&HELD, &args![cache, now], &parts, |row| row.parsed(0))?.into_iter().collect();
+    let mut referrers: HashMap<HashPart, Vec<HashPart>> = HashMap::new();
+    let referrer = |row: &dyn Row| Ok((row.parsed::<HashPart>(0)?, row.parsed(1)?));
+    for (part, referrer) in tx.all_of(&REFERRERS, &args![cache], &parts, referrer)? {
+        referrers.entry(part).or_default().push(referrer);
+    }
+    let (mut gone, mut unheld) = (HashSet::new(), Vec::new());
+    for (part, _) in paths {
+        let Some(file) = locked.get(part).filter(|file| files.contains(*file) && !held.contains(part)) else {
+            continue;
+        };
+        if referrers.get(part).is_none_or(|all| all.iter().all(|referrer| gone.contains(referrer)))
+            && gone.insert(*part)
+        {
+            unheld.push((*part, file.clone()));
+        }
+    }
+    Ok(unheld)
+}
+
 impl dyn Index + '_ {
     /// Records when paths were last used.
     pub(crate) fn used(&self, used: &[Used]) -> Result<(), IndexError> {
@@ -92,11 +141,16 @@ impl dyn Index + '_ {
 
     /// Protects those of these paths that are there from garbage collection until then, and returns them.
     pub(crate) fn lease(&self, cache: CacheId, parts: &[HashPart], until: u64) -> Result<Vec<HashPart>, IndexError> {
-        let parts: Vec<HashPart> = parts.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let parts: BTreeSet<HashPart> = parts.iter().copied().collect();
         if parts.is_empty() {
             return Ok(Vec::new());
         }
-        self.write(ADD_LATER, move |tx| tx.all_of(&LEASE, &args![cache, until], &texts(&parts), |row| row.parsed(0)))
+        self.write(NOTE_LATER, move |tx| {
+            // In this order: whoever hides paths has locked them before it looks for leases.
+            let held = hold(tx, cache, &parts)?;
+            tx.execute_all(&LEASE, &args![cache, until], &texts(&held))?;
+            Ok(held)
+        })
     }
 
     /// Hides paths, in the given order, that were not used later than given and that no other path, pin or lease holds.
@@ -109,21 +163,18 @@ impl dyn Index + '_ {
         now: u64,
     ) -> Result<Vec<HashPart>, IndexError> {
         let paths = paths.to_vec();
-        self.write_fenced(REMOVE, fence, move |tx| {
-            let (mut hidden, mut files) = (Vec::new(), BTreeSet::new());
-            // One by one: a path may be held by one that is before it.
-            for (part, used) in &paths {
-                if let Some(file) = tx.first(&HIDE, &args![cache, part, *used, now], |row| row.get::<String>(0))? {
-                    files.insert(file);
-                    hidden.push(*part);
-                }
+        self.write_fenced(LARGE, fence, move |tx| {
+            let hidden = lock_unheld(tx, cache, (&paths, now))?;
+            if hidden.is_empty() {
+                return Ok(Vec::new());
             }
-            pending::add_paths(tx, cache, hidden.iter())?;
-            orphan(tx, cache, files.iter().map(String::as_str), now)?;
-            if !hidden.is_empty() {
-                tx.is_visible()?;
-            }
-            Ok(hidden)
+            let parts: Vec<HashPart> = hidden.iter().map(|(part, _)| *part).collect();
+            tx.all_of(&DELETE, &args![cache], &texts(&parts), |_| Ok(()))?;
+            pending::add_paths(tx, cache, parts.iter())?;
+            let files: BTreeSet<&str> = hidden.iter().map(|(_, file)| file.as_str()).collect();
+            orphan(tx, cache, files.into_iter(), now)?;
+            tx.is_visible()?;
+            Ok(parts)
         })
     }
 
@@ -134,16 +185,25 @@ impl dyn Index + '_ {
         if paths.is_empty() {
             return Ok(Commit::Done);
         }
-        self.write(REMOVE, move |tx| {
-            let listed: HashSet<&HashPart> = paths.iter().collect();
-            let referrers = tx.all_of(&REFERRERS, &args![cache], &texts(&paths), |row| row.parsed::<HashPart>(0))?;
-            if referrers.iter().any(|referrer| !listed.contains(referrer)) {
+        self.write(LARGE, move |tx| {
+            let rows: BTreeSet<&HashPart> = paths.iter().collect();
+            let rows: Vec<Arg<'_>> = rows.into_iter().map(Arg::from).collect();
+            let path = |row: &dyn Row| Ok((row.parsed::<HashPart>(0)?, row.get::<String>(1)?));
+            // One that somebody adds meanwhile stays.
+            let locked: BTreeMap<HashPart, String> =
+                tx.all_of(&LOCK, &args![cache], &rows, path)?.into_iter().collect();
+            let files: BTreeSet<&str> = locked.values().map(String::as_str).collect();
+            let rows: Vec<Arg<'_>> = locked.keys().map(Arg::from).collect();
+            tx.all_of(&LOCK_FILES, &args![cache], &files.into_iter().map(Arg::from).collect::<Vec<_>>(), |_| Ok(()))?;
+            // Nobody refers to them from now on, and none of their files gets another path.
+            let referrers = tx.all_of(&REFERRERS, &args![cache], &rows, |row| row.parsed::<HashPart>(1))?;
+            if referrers.iter().any(|referrer| !locked.contains_key(referrer)) {
                 return Ok(Commit::Changed);
             }
-            tx.execute_all(&UNPIN, &args![cache], &texts(&paths))?;
-            tx.execute_all(&UNLEASE, &args![cache], &texts(&paths))?;
+            tx.execute_all(&UNPIN, &args![cache], &rows)?;
+            tx.execute_all(&UNLEASE, &args![cache], &rows)?;
             let path = |row: &dyn Row| Ok((row.parsed::<HashPart>(0)?, row.get::<String>(1)?, row.get::<Sha256>(2)?));
-            let gone = tx.all_of(&DELETE, &args![cache], &texts(&paths), path)?;
+            let gone = tx.all_of(&DELETE, &args![cache], &rows, path)?;
             pending::add_paths(tx, cache, gone.iter().map(|(part, ..)| part))?;
             orphan(tx, cache, gone.iter().map(|(_, file, _)| file.as_str()), now)?;
             let hashes: Vec<Arg<'_>> = gone.iter().map(|(.., hash)| Arg::from(hash)).collect();
@@ -163,7 +223,7 @@ impl dyn Index + '_ {
         max: usize,
         now: u64,
     ) -> Result<usize, IndexError> {
-        self.write_fenced(REMOVE, fence, move |tx| {
+        self.write_fenced(LARGE, fence, move |tx| {
             tx.execute(&END_LEASES, &args![cache, now])?;
             tx.execute(&END_PINS, &args![cache, now])?;
             let doomed = tx.execute(&DOOM, &args![cache, cutoff.orphaned, cutoff.used, now, max])?;
@@ -184,29 +244,39 @@ impl dyn Index + '_ {
         cutoff: Option<Cutoff>,
         max: usize,
     ) -> Result<Condemned, IndexError> {
-        self.write_fenced(REMOVE, fence, move |tx| {
+        self.write_fenced(LARGE, fence, move |tx| {
             // An impossible time, if only what is left is to go; -1 for doom that does not matter.
             let [cache_id, last] = args![cache, max];
-            let times = match cutoff {
+            let [orphaned, used, doomed] = match cutoff {
                 Some(Cutoff { orphaned, used, doomed: Some(doomed) }) => args![orphaned, used, doomed],
                 Some(Cutoff { orphaned, used, doomed: None }) => args![orphaned, used, -1_i64],
                 None => args![-1_i64, -1_i64, -1_i64],
             };
-            let [orphaned, used, doomed] = times;
             let due = |row: &dyn Row| Ok((row.get::<String>(0)?, row.get::<i64>(1)?));
-            let due = tx.all(&CONDEMN, &[cache_id, orphaned, used, doomed, last, Arg::from(fence.0)], due)?;
-            if due.is_empty() {
-                return Ok(Condemned::default());
-            }
-            pending::forget_files(tx, cache, &due.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
+            let due = tx.all(&DUE, &[cache_id, orphaned, used, doomed, last], due)?;
+            // Their NARs first, as uploads lock them: nobody gives one a name from then on.
             let nars: BTreeSet<i64> = due.iter().map(|(_, nar)| *nar).collect();
             let nars: Vec<Arg<'_>> = nars.into_iter().map(Arg::from).collect();
             let size = |row: &dyn Row| Ok((row.get::<i64>(0)?, row.get::<u64>(1)?));
-            let sizes: BTreeMap<i64, u64> = tx.all_of(&SIZES, &[], &nars, size)?.into_iter().collect();
+            let sizes: BTreeMap<i64, u64> = tx.all_of(&LOCK_NARS, &[], &nars, size)?.into_iter().collect();
+            let nar_of: BTreeMap<&str, i64> = due.iter().map(|(name, nar)| (name.as_str(), *nar)).collect();
+            let names: Vec<Arg<'_>> =
+                nar_of.iter().filter(|(_, nar)| sizes.contains_key(nar)).map(|(name, _)| Arg::from(*name)).collect();
+            // Nor does anybody commit a path with one of these. What is not due any more is left out.
+            let locked =
+                tx.all_of(&LOCK_DUE, &[cache_id, orphaned, used, doomed], &names, |row| row.get::<String>(0))?;
+            if locked.is_empty() {
+                return Ok(Condemned::default());
+            }
+            tx.execute_all(&CONDEMN, &args![cache, fence.0], &locked.iter().map(Arg::from).collect::<Vec<_>>())?;
+            let of = |name: &str| nar_of.get(name).copied();
+            pending::forget_files(tx, cache, &locked.iter().map(String::as_str).collect::<Vec<_>>())?;
+            let nars: BTreeSet<i64> = locked.iter().filter_map(|name| of(name)).collect();
+            let nars: Vec<Arg<'_>> = nars.into_iter().map(Arg::from).collect();
             let blob = |row: &dyn Row| Ok((row.get(0)?, row.parsed(1)?));
             let blobs = tx.all_of(&CONDEMN_NARS, &args![fence.0], &nars, blob)?;
-            let mut names: Vec<(String, u64)> =
-                due.into_iter().map(|(name, nar)| (name, sizes.get(&nar).copied().unwrap_or_default())).collect();
+            let size = |name: &str| of(name).and_then(|nar| sizes.get(&nar).copied()).unwrap_or_default();
+            let mut names: Vec<(String, u64)> = locked.iter().map(|name| (name.clone(), size(name))).collect();
             names.sort_unstable();
             tx.is_visible()?;
             Ok(Condemned { names, blobs })

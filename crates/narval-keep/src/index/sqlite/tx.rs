@@ -50,10 +50,6 @@ impl Tx for SqliteTx<'_> {
         self.query(sql, args, &[], take).map(drop)
     }
 
-    fn is_alone(&self) -> bool {
-        true
-    }
-
     fn is_visible(&mut self) -> Result<(), TxError> {
         Ok(schema::is_visible(self.0)?)
     }

@@ -1,4 +1,4 @@
-//! The lock that whoever adds shares, and whoever removes has alone: what becomes of those who wait for it.
+//! Rows that others have locked: what becomes of those who wait for them, and who does not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,10 +8,10 @@ use crate::index::tests::commits_take_time_in_proportion;
 /// Writers at the same time: more than connections.
 const WRITERS: usize = 20;
 
-/// Does something while another session has a lock.
+/// Does something while another session has locked rows.
 fn while_held(index: &Postgres, lock: &str, work: impl FnOnce()) {
     let mut holder = index.database.pool.open().unwrap();
-    let begin = format!("begin; select {lock}({})", transaction::LOCK);
+    let begin = format!("begin; select 1 from narval.{lock}");
     holder.run(DEADLINE, async |client| Ok(client.batch_execute(&begin).await?)).unwrap();
     work();
     holder.run(DEADLINE, async |client| Ok(client.batch_execute("rollback").await?)).unwrap();
@@ -40,7 +40,7 @@ fn a_lock_that_is_held_for_long_leaves_no_connection_in_a_transaction() {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        while_held(index, "pg_advisory_xact_lock", || {
+        while_held(index, "files for update", || {
             let writers: Vec<_> = (0..WRITERS).map(|number| scope.spawn(move || commit(number))).collect();
             for writer in writers {
                 let refused = writer.join().unwrap();
@@ -71,19 +71,23 @@ fn a_connection_in_the_middle_of_something_is_not_used_again() {
     assert_eq!(aborted(&server, &address), "0");
 }
 
-/// Who removes paths while others commit for long gives up, and pushes go by meanwhile.
+/// Who deletes a path to which others commit referrers for long gives up, and pushes go by meanwhile.
 #[test]
-fn nobody_waits_behind_one_who_waits_for_the_lock() {
+fn nobody_waits_behind_one_who_waits_for_a_row() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let index = Postgres::open(&address).unwrap();
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
-    let commit = |number: usize| index.commit(cache, vec![path(&format!("path-{number}"), "file")], &[], &[], 1);
+    let first = path("path-0", "file").hash_part;
+    let commit = |number: usize| {
+        let needed = if number == 0 { &[][..] } else { &[first] };
+        index.commit(cache, vec![path(&format!("path-{number}"), "file")], needed, &[], 1)
+    };
     assert_eq!(commit(0).unwrap(), Commit::Done);
-    while_held(&index, "pg_advisory_xact_lock_shared", || {
+    while_held(&index, "paths for key share", || {
         std::thread::scope(|scope| {
-            let delete = scope.spawn(|| index.delete(cache, &[path("path-0", "file").hash_part], 1));
+            let delete = scope.spawn(|| index.delete(cache, &[first], 1));
             let mut pushed = 0;
             while !delete.is_finished() {
                 pushed += 1;
@@ -95,7 +99,36 @@ fn nobody_waits_behind_one_who_waits_for_the_lock() {
             assert!(pushed > 5, "{pushed}");
         });
     });
-    assert_eq!(index.delete(cache, &[path("path-0", "file").hash_part], 1).unwrap(), Commit::Done);
+    assert_eq!(index.delete(cache, &[first], 1).unwrap(), Commit::Done);
+}
+
+/// A collection waits for nobody: what others have locked stays, and goes the next time.
+#[test]
+fn a_collection_leaves_alone_what_others_have_locked() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let index = Postgres::open(&address).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    for name in ["a", "b"] {
+        index.add_file(cache, name, &nar(name), 1).unwrap();
+        index.commit(cache, vec![path(name, name)], &[], &[], 1).unwrap();
+        index.add_file(cache, &format!("orphan of {name}"), &nar(&format!("orphan of {name}")), 1).unwrap();
+    }
+    let (a, b) = (path("a", "a").hash_part, path("b", "b").hash_part);
+    let fence = index.begin_collection().unwrap().unwrap();
+    let hide = || index.hide(fence, cache, &[(a, 5), (b, 5)], 5).unwrap();
+    let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
+    let condemn = || index.condemn(fence, cache, cutoff, 9).unwrap().names;
+    // As a commit that refers to a path, one that names its file, and an upload of a NAR.
+    let name_of_b = format!("paths where hash_part = '{b}' for key share");
+    while_held(&index, &name_of_b, || assert_eq!(hide(), [a]));
+    while_held(&index, "files where name = 'b' for no key update", || assert_eq!(hide(), []));
+    while_held(&index, "nars for no key update", || assert_eq!(condemn(), []));
+    while_held(&index, "files where name like 'orphan%' for no key update", || {
+        assert_eq!(condemn(), [("a".to_owned(), 5)]);
+    });
+    assert_eq!(hide(), [b]);
+    assert_eq!(condemn().len(), 4, "the first one again, because its bytes may be there");
 }
 
 #[test]

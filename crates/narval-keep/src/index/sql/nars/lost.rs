@@ -24,7 +24,7 @@ statements! {
     FORGET(Int) { part: Text } = "delete from narval.lost where cache = $1 and hash_part in (select r.part from {rows})";
 }
 
-/// Remembers the paths that are served from a file, which are about to be removed. With the lock for oneself.
+/// Remembers the paths that are served from a file, which are about to be removed. The row of its name is locked.
 pub(in crate::index::sql) fn remember(tx: &mut dyn Tx, cache: CacheId, name: &str) -> Result<(), TxError> {
     tx.execute(&REMEMBER, &args![cache, name]).map(drop)
 }

@@ -10,7 +10,7 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::pending;
 use crate::NarFileName;
-use crate::index::tx::{Arg, NOTE_LATER, REMOVE, Reading, Refused, Row, Tx, TxError, args, split, statements};
+use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Refused, Row, Sql, Tx, TxError, args, split, statements};
 use crate::index::{COLLECTION, CacheId, Cutoff, Fence, Index, IndexError, Lost, NarRecord, Replaced, Usage};
 use crate::rule::{Rule, holds};
 
@@ -64,6 +64,10 @@ statements! {
          on conflict (nar_hash, compression) do nothing";
     LOCK() { nar_hash: Bytes, compression: Text } = "select n.id, n.nar_hash, n.compression, n.file_hash, n.file_size, n.fence from {rows} \
          join narval.nars n on n.nar_hash = r.nar_hash and n.compression = r.compression order by n.nar_hash, n.compression{lock}";
+    LOCK_NARS() { id: Int } = "select n.id from {rows} join narval.nars n on n.id = r.id order by n.nar_hash, n.compression{lock}";
+    NARS_OF(Int) { name: Text } = "select distinct f.nar from {rows} join narval.files f on f.cache = $1 and f.name = r.name";
+    LOCK_NAMES(Int) = "select f.cache, f.name from narval.files f where f.nar = $1 order by f.cache, f.name{lock}";
+    LOCK_NAME(Int, Text) = "select 1 from narval.files f where f.cache = $1 and f.name = $2{lock}";
     ARE_CONDEMNED(Int) { name: Text } = concat!(
         "select 1 from {rows} join narval.files f on f.cache = $1 and f.name = r.name where ", condemned!()
     );
@@ -73,12 +77,19 @@ statements! {
            or w.fence in (select f.fence from narval.files f where f.cache = $1 and f.name = $2 and ", condemned!(), "))"
     );
     TAKE_BACK(Int) = "update narval.nars set fence = null where id = $1 and fence is not null";
-    COUNT(Int) { nar: Int, bytes: Int } = "update narval.caches set bytes = bytes + coalesce((select sum(r.bytes) from {rows} \
-         where not exists (select 1 from narval.files f where f.nar = r.nar and f.cache = $1)), 0) where id = $1";
-    NAME(Int, Int) { name: Text, nar: Int } = "insert into narval.files as f (cache, name, nar, added, used, orphaned) \
+    TAKE_BACK_NAME(Int, Text) = concat!(
+        "update narval.files as f set fence = null where f.cache = $1 and f.name = $2 and ", condemned!()
+    );
+    NEW_BYTES(Int) { nar: Int, bytes: Int } = "select cast(coalesce(sum(r.bytes), 0) as bigint) from {rows} \
+         where not exists (select 1 from narval.files f where f.nar = r.nar and f.cache = $1)";
+    COUNT(Int, Int) = "update narval.caches set bytes = greatest(0, bytes + $2) where id = $1";
+    /// One that a collection has condemned meanwhile stays so.
+    NAME(Int, Int) { name: Text, nar: Int } = concat!(
+        "insert into narval.files as f (cache, name, nar, added, used, orphaned) \
          select $1, r.name, r.nar, $2, $2, $2 from {rows} where true on conflict (cache, name) do update set nar = excluded.nar, \
          used = excluded.used, doomed = null, fence = null, \
-         orphaned = case when f.orphaned is null then null else excluded.orphaned end";
+         orphaned = case when f.orphaned is null then null else excluded.orphaned end where not ", condemned!()
+    );
     IS_IN_USE(Int, Text) = concat!(
         "select 1 from narval.files f where f.nar = $1 and f.name = $2 and not ", condemned!(), " and (f.doomed is null or f.doomed > 0) \
          and (f.orphaned is null or not exists (select 1 from narval.pending p where p.cache = f.cache and p.kind = 'file' \
@@ -98,13 +109,15 @@ statements! {
         "delete from narval.files as f where f.cache = $1 and f.fence = $2 and f.name in (select r.name from {rows}) and ",
         condemned!(), " returning nar"
     );
-    UNCOUNT(Int) { nar: Int } = "update narval.caches set bytes = greatest(0, bytes - coalesce((\
-           select sum(n.file_size + coalesce(n.listing_size, 0)) from {rows} join narval.nars n on n.id = r.nar \
-           where not exists (select 1 from narval.files f where f.nar = n.id and f.cache = $1)), 0)) where id = $1";
+    OLD_BYTES(Int) { nar: Int } = "select cast(coalesce(sum(n.file_size + coalesce(n.listing_size, 0)), 0) as bigint) from {rows} \
+         join narval.nars n on n.id = r.nar where not exists (select 1 from narval.files f where f.nar = n.id and f.cache = $1)";
     DROP() { nar: Int } = "delete from narval.nars as n where n.id in (select r.nar from {rows}) \
          and not exists (select 1 from narval.files f where f.nar = n.id) returning nar_hash, compression, fence";
     LEFT(Int) = concat!("select 1 from narval.files f where f.cache = $1 and (", condemned!(), " or f.doomed = 0) limit 1");
 }
+
+/// How often the row of a NAR is made that others remove meanwhile.
+const LOCK_ATTEMPTS: usize = 3;
 
 /// The bytes that a NAR and its listing take.
 fn bytes(nar: &NarRecord) -> u64 {
@@ -170,12 +183,34 @@ fn lock(tx: &mut dyn Tx, nars: &[&NarRecord]) -> Result<HashMap<(NarHash, Compre
 }
 
 fn lock_one(tx: &mut dyn Tx, nar: &NarRecord) -> Result<Locked, TxError> {
-    insert(tx, &[nar])?;
-    let locked = lock(tx, &[nar])?.into_values().next();
-    locked.ok_or_else(|| Refused::Changed.into())
+    for _ in 0..LOCK_ATTEMPTS {
+        insert(tx, &[nar])?;
+        if let Some(locked) = lock(tx, &[nar])?.into_values().next() {
+            return Ok(locked);
+        }
+        // A collection has removed it since.
+    }
+    Err(Refused::Removing.into())
 }
 
-/// Gives names to NARs, with or without pending entries, and returns their numbers.
+/// Locks the rows of the NARs that these names have, so that nobody gives names to them or condemns them.
+fn lock_nars_of(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), TxError> {
+    let ids: BTreeSet<i64> = tx.all_of(&NARS_OF, &args![cache], &texts(names), |row| row.get(0))?.into_iter().collect();
+    let ids: Vec<Arg<'_>> = ids.into_iter().map(Arg::from).collect();
+    if ids.is_empty() { Ok(()) } else { tx.all_of(&LOCK_NARS, &[], &ids, |_| Ok(())).map(drop) }
+}
+
+/// The sum that a statement finds, of what it finds for each of these rows.
+pub(super) fn sum(tx: &mut dyn Tx, sql: &'static Sql, cache: CacheId, rows: &[Arg<'_>]) -> Result<i64, TxError> {
+    Ok(tx.all_of(sql, &args![cache], rows, |row| row.get::<i64>(0))?.into_iter().sum())
+}
+
+/// Counts so many bytes more in a cache. All uploads change the same row, so this comes last.
+pub(super) fn count(tx: &mut dyn Tx, cache: CacheId, bytes: i64) -> Result<(), TxError> {
+    if bytes == 0 { Ok(()) } else { tx.execute(&COUNT, &args![cache, bytes]).map(drop) }
+}
+
+/// Gives names to NARs, whose rows are locked, with or without pending entries, and returns their numbers.
 fn name_all(
     tx: &mut dyn Tx,
     cache: CacheId,
@@ -183,17 +218,20 @@ fn name_all(
     (now, is_pending): (u64, bool),
 ) -> Result<Vec<(String, i64)>, TxError> {
     let counted: Vec<Arg<'_>> = names.iter().flat_map(|(_, id, nar)| args![*id, bytes(nar)]).collect();
-    tx.execute_all(&COUNT, &args![cache], &counted)?;
+    let bytes = sum(tx, &NEW_BYTES, cache, &counted)?;
     let rows: Vec<Arg<'_>> = names.iter().flat_map(|(name, id, _)| args![*name, *id]).collect();
-    tx.execute_all(&NAME, &args![cache, now], &rows)?;
+    if tx.execute_all(&NAME, &args![cache, now], &rows)? < names.len() as u64 {
+        return Err(Refused::Changed.into());
+    }
     let names: Vec<&str> = names.iter().filter(|_| is_pending).map(|(name, ..)| *name).collect();
-    pending::add(tx, cache, "file", &names)
+    let numbers = pending::add(tx, cache, "file", &names)?;
+    count(tx, cache, bytes)?;
+    Ok(numbers)
 }
 
 /// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before.
 /// Where a row has the hash of another file that is in use, nothing is done, and the result is `None`. If it is not in use, that file is lost and
-/// this one takes its place: the paths of the lost one are forgotten, since their narinfos say what is no longer true. That needs the lock for
-/// oneself.
+/// this one takes its place: the paths of the lost one are forgotten, since their narinfos say what is no longer true.
 pub(super) fn add_file(
     tx: &mut dyn Tx,
     cache: CacheId,
@@ -201,15 +239,16 @@ pub(super) fn add_file(
     (now, replaced): (u64, Replaced),
 ) -> Result<Option<i64>, TxError> {
     let mut row = lock_one(tx, nar)?;
+    tx.first(&LOCK_NAME, &args![cache, file], |_| Ok(()))?;
     // One whose collection was interrupted is not being removed: the NAR is taken back.
     if tx.is_there(&IS_REMOVING, &args![cache, file, row.id, COLLECTION])? && holds(Rule::Condemned) {
         return Err(Refused::Removing.into());
     }
     tx.execute(&TAKE_BACK, &args![row.id])?;
+    tx.execute(&TAKE_BACK_NAME, &args![cache, file])?;
     if (row.file_hash, row.file_size) != (nar.file_hash, nar.file_size) {
-        if !tx.is_alone() {
-            return Err(Refused::NeedsLock.into());
-        }
+        // Nobody commits a path with one of them now.
+        tx.all(&LOCK_NAMES, &args![row.id], |_| Ok(()))?;
         let own = NarFileName::new(row.file_hash, nar.compression).to_string();
         match replaced {
             Replaced::Kept if tx.is_there(&IS_IN_USE, &args![row.id, &own])? && holds(Rule::InUse) => return Ok(None),
@@ -220,7 +259,11 @@ pub(super) fn add_file(
             }
         }
     }
-    Ok(name_all(tx, cache, &[(file, row.id, nar)], (now, true))?.pop().map(|(_, number)| number))
+    match name_all(tx, cache, &[(file, row.id, nar)], (now, true)) {
+        // Where there was no row, a collection has made one to remove the object.
+        Err(error) if error.downcast_ref() == Some(&Refused::Changed) => Err(Refused::Removing.into()),
+        named => Ok(named?.pop().map(|(_, number)| number)),
+    }
 }
 
 /// As [`add_file`] for several names and NARs of a cache, all different, in one step each. Where something is in the way of one of them, nothing
@@ -277,7 +320,8 @@ fn forget_names(tx: &mut dyn Tx, nar: i64) -> Result<(), TxError> {
     tx.all_of(&DROP, &[], &args![nar], |_| Ok(())).map(drop)
 }
 
-/// Forgets names, whose files are gone, and the paths that are served from them. Needs the lock for oneself.
+/// Forgets names, whose files are gone, and the paths that are served from them. The rows of the names and of their NARs are locked, and those of
+/// the paths come last here. A commit has them first: if the two wait for each other, one of them is done again.
 fn remove_files(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), TxError> {
     let paths = tx.all_of(&REMOVE_PATHS, &args![cache], &texts(names), |row| row.parsed::<HashPart>(0))?;
     pending::add_paths(tx, cache, paths.iter())?;
@@ -291,20 +335,21 @@ fn remove_files(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), T
 }
 
 /// Counts NARs no more that have no name left in a cache, and removes the rows of those that have none at all. Their files are removed later,
-/// unless the collection with this number has done so.
+/// unless the collection with this number has done so. The rows are locked.
 fn drop_nars(tx: &mut dyn Tx, cache: CacheId, nars: BTreeSet<i64>, removed_by: Option<Fence>) -> Result<(), TxError> {
     let rows: Vec<Arg<'_>> = nars.into_iter().map(Arg::from).collect();
     if rows.is_empty() {
         return Ok(());
     }
-    tx.execute_all(&UNCOUNT, &args![cache], &rows)?;
+    let bytes = sum(tx, &OLD_BYTES, cache, &rows)?;
     let last = |row: &dyn Row| {
         let fence: Option<i64> = row.get(2)?;
         let is_removed = fence.is_some() && fence == removed_by.map(|fence| fence.0);
         Ok((!is_removed).then_some(format!("{} {}", row.get::<Sha256>(0)?, row.get::<&str>(1)?)))
     };
     let left: Vec<String> = tx.all_of(&DROP, &[], &rows, last)?.into_iter().flatten().collect();
-    pending::add(tx, cache, "blob", &left.iter().map(String::as_str).collect::<Vec<_>>()).map(drop)
+    pending::add(tx, cache, "blob", &left.iter().map(String::as_str).collect::<Vec<_>>())?;
+    count(tx, cache, -bytes)
 }
 
 impl dyn Index + '_ {
@@ -370,8 +415,10 @@ impl dyn Index + '_ {
     /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
     pub(crate) fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
         let (name, entry) = (name.to_owned(), lost.entry());
-        // Whoever adds or commits something waits until this transaction ends.
-        self.write(REMOVE, move |tx| {
+        self.write(LARGE, move |tx| {
+            // Whoever stores the NAR again, or commits a path with this name, waits until this transaction ends.
+            lock_nars_of(tx, cache, &[&name])?;
+            tx.first(&LOCK_NAME, &args![cache, &name], |_| Ok(()))?;
             if let Some(entry) = entry
                 && !pending::is_still_lost(tx, cache, &name, entry)?
             {
@@ -387,8 +434,10 @@ impl dyn Index + '_ {
     /// Removes the rows of names that this collection has condemned. Their bytes are gone.
     pub(crate) fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
         let names: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
-        self.write_fenced(REMOVE, fence, move |tx| {
-            let rows: Vec<Arg<'_>> = names.iter().map(Arg::from).collect();
+        self.write_fenced(LARGE, fence, move |tx| {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            lock_nars_of(tx, cache, &names)?;
+            let rows = texts(&names);
             let nars = tx.all_of(&FORGET, &args![cache, fence.0], &rows, |row| row.get(0))?;
             drop_nars(tx, cache, nars.into_iter().collect(), Some(fence))?;
             tx.is_visible()

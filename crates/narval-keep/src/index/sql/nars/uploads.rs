@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::index::memory::{Addition, Memory};
 use crate::index::sql::{nars, pending, work};
-use crate::index::tx::{ADD, ADD_LATER, DEADLINE_LARGE, How, NOTE_LATER, Reading, Refused};
+use crate::index::tx::{LARGE, NOTE_LATER, Reading, Refused};
 use crate::index::{CacheId, Fence, Index, IndexError, NarRecord, Placing, Replaced};
 use crate::rule::{Rule, holds};
 use narval_client::clock;
@@ -102,12 +102,12 @@ impl dyn Index + '_ {
                 let Some(cache) = all.first().map(|one| one.cache) else { return Ok(true) };
                 let now = all.iter().map(|one| one.now).max().unwrap_or_default();
                 let files: Vec<_> = all.iter().map(|one| (one.name.clone(), one.nar.clone())).collect();
-                match self.try_write(ADD_LATER, move |tx| nars::add_files(tx, cache, &files, (now, true))) {
+                match self.try_write(NOTE_LATER, move |tx| nars::add_files(tx, cache, &files, (now, true))) {
                     Ok(Some(names)) => {
                         memory.recorded.remember(cache, names);
                         Ok(true)
                     }
-                    // Nobody waits once more for the same lock.
+                    // Nobody waits once more for the same rows.
                     Err(error) if error.is_away() => Err(error),
                     // Whatever is in the way of one of them, each finds out by itself.
                     Ok(None) | Err(_) => Ok(false),
@@ -123,7 +123,7 @@ impl dyn Index + '_ {
         let until = clock::instant() + CONDEMNED_MAX;
         loop {
             let (file, nar) = (name.to_owned(), nar.clone());
-            match self.write(ADD_LATER, move |tx| nars::add_file(tx, cache, (&file, &nar), how)) {
+            match self.write(NOTE_LATER, move |tx| nars::add_file(tx, cache, (&file, &nar), how)) {
                 Err(IndexError::Removing { .. }) if clock::instant() < until => clock::sleep(CONDEMNED_EVERY),
                 added => return added,
             }
@@ -142,7 +142,7 @@ impl dyn Index + '_ {
         for some in objects.chunks(OBJECTS_STEP) {
             self.are_not_stored(cache, some);
             let files = some.to_vec();
-            let added = self.try_write(ADD_LATER, move |tx| nars::add_files(tx, cache, &files, (now, true)))?;
+            let added = self.try_write(NOTE_LATER, move |tx| nars::add_files(tx, cache, &files, (now, true)))?;
             let added = added.unwrap_or_default();
             if let Some(memory) = self.memory() {
                 memory.recorded.remember(cache, added.clone());
@@ -171,12 +171,13 @@ impl dyn Index + '_ {
     ) -> Result<bool, IndexError> {
         self.are_not_stored(cache, objects);
         let files = objects.to_vec();
-        let added = self.try_write(How { deadline: DEADLINE_LARGE, ..ADD }, move |tx| {
-            // Whoever condemns names waits until this transaction ends.
+        let added = self.try_write(LARGE, move |tx| {
+            let added = nars::add_files(tx, cache, &files, (now, false))?;
+            // Now that the rows are there: a collection that begins after this finds them, or waits for them.
             if work::state(tx)?.0 != epoch && holds(Rule::Epoch) {
                 return Err(Refused::Changed.into());
             }
-            nars::add_files(tx, cache, &files, (now, false))
+            Ok(added)
         })?;
         Ok(added.is_some())
     }

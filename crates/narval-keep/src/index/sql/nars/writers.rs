@@ -6,8 +6,8 @@ use std::time::Duration;
 use narval_nix::Compression;
 
 use crate::NarFileName;
-use crate::index::sql::work;
-use crate::index::tx::{Arg, NOTE, NOTE_LATER, REMOVE, Reading, Row, Tx, TxError, args, statements};
+use crate::index::sql::{nars, work};
+use crate::index::tx::{Arg, LARGE, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Fence, Index, IndexError, MayStore, NarRecord, NarWriter, WRITER_FRESH_FOR};
 use crate::receive::receipt_key::{RECEIPT_KEY_LEN, ReceiptKey};
 use crate::rule::{Rule, holds};
@@ -28,10 +28,11 @@ statements! {
     ADD_NARS() { hash: Bytes, compression: Text } = "insert into narval.nars (nar_hash, compression, nar_size, file_hash, file_size, found) \
          select r.hash, r.compression, 0, r.hash, 0, '' from {rows} where true on conflict (nar_hash, compression) do nothing";
     /// Another cache may have the same NAR.
-    COUNT(Int) { hash: Bytes, compression: Text } = "update narval.caches set bytes = bytes + coalesce((\
-           select sum(n.file_size + coalesce(n.listing_size, 0)) from {rows} \
+    BYTES(Int) { hash: Bytes, compression: Text } = "select cast(coalesce(sum(n.file_size + coalesce(n.listing_size, 0)), 0) as bigint) from {rows} \
            join narval.nars n on n.nar_hash = r.hash and n.compression = r.compression \
-           where not exists (select 1 from narval.files f where f.nar = n.id and f.cache = $1)), 0) where id = $1";
+           where not exists (select 1 from narval.files f where f.nar = n.id and f.cache = $1)";
+    LOCK() { hash: Bytes, compression: Text } = "select 1 from {rows} \
+           join narval.nars n on n.nar_hash = r.hash and n.compression = r.compression order by n.nar_hash, n.compression{lock}";
     ADD_FILES(Int, Int, Int) { name: Text, hash: Bytes, compression: Text } = "insert into narval.files \
          (cache, name, nar, added, used, orphaned, doomed, fence) select $1, r.name, n.id, $2, $2, $2, 0, $3 from {rows} \
          join narval.nars n on n.nar_hash = r.hash and n.compression = r.compression";
@@ -120,17 +121,23 @@ impl dyn Index + '_ {
         let compression = |stray: &NarFileName| stray.compression().unwrap_or(Compression::None).name();
         let strays: BTreeMap<String, (_, &str)> =
             strays.iter().map(|stray| (stray.to_string(), (*stray.file_hash(), compression(stray)))).collect();
-        self.write_fenced(REMOVE, fence, move |tx| {
+        self.write_fenced(LARGE, fence, move |tx| {
             let names: Vec<&str> = strays.keys().map(String::as_str).collect();
             let known = have_rows(tx, cache, &names)?;
             let strays: Vec<_> =
                 strays.iter().zip(known).filter(|(_, is_known)| !is_known).map(|(one, _)| one).collect();
             let nars: Vec<Arg<'_>> = strays.iter().flat_map(|(_, (hash, form))| args![hash, *form]).collect();
             tx.execute_all(&ADD_NARS, &[], &nars)?;
-            tx.execute_all(&COUNT, &args![cache], &nars)?;
+            if nars.is_empty() {
+                return Ok(Vec::new());
+            }
+            tx.all_of(&LOCK, &[], &nars, |_| Ok(()))?;
+            let bytes = nars::sum(tx, &BYTES, cache, &nars)?;
             let files: Vec<Arg<'_>> =
                 strays.iter().flat_map(|(name, (hash, form))| args![*name, hash, *form]).collect();
+            // If somebody records one of them meanwhile, both names collide, and this is done again.
             tx.execute_all(&ADD_FILES, &args![cache, now, fence.0], &files)?;
+            nars::count(tx, cache, bytes)?;
             Ok(strays.iter().map(|(name, _)| (*name).clone()).collect())
         })
     }

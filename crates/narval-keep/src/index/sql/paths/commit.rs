@@ -1,22 +1,26 @@
 //! What makes paths visible, and changes them.
 //!
-//! Rows are locked in one order before anything is looked at: paths, then the files that they name or named. So two commits never wait for each
-//! other, and whether a file has become an orphan is decided by a statement that sees all commits before it.
+//! Rows are locked in one order before anything is looked at: the paths that are changed, those that they refer to, then the files that they name
+//! or named. So two commits never wait for each other, and whether a file has become an orphan is decided by a statement that sees all commits
+//! before it. Whoever hides paths locks them, too, and leaves those alone that somebody else has locked.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use narval_nix::HashPart;
 
-use super::{STEP, are_present};
+use super::STEP;
 use crate::index::sql::nars::condemned;
 use crate::index::sql::pending;
-use crate::index::tx::{ADD, Arg, DEADLINE_LARGE, How, Refused, Row, Sql, Tx, TxError, args, statements};
+use crate::index::tx::{Arg, LARGE, NOTE, Refused, Row, Sql, Tx, TxError, args, statements};
 use crate::index::{CacheId, Commit, Index, IndexError, PathRecord, Placed};
 use crate::rule::{Rule, holds};
 
 statements! {
     LOCK(Int) { part: Text } = "select p.hash_part, p.version, p.file from narval.paths p where p.cache = $1 \
          and p.hash_part in (select r.part from {rows}) order by p.hash_part{lock}";
+    /// Those that paths refer to stay until the commit ends, after which they have a referrer.
+    HOLD(Int) { part: Text } = "select p.hash_part from narval.paths p where p.cache = $1 \
+         and p.hash_part in (select r.part from {rows}) order by p.hash_part{hold}";
     /// Those that paths are to name must be there, and not be condemned.
     LOCK_FILES(Int) { name: Text } = concat!(
         "select f.name from narval.files f where f.cache = $1 and f.name in (select r.name from {rows}) and not ", condemned!(),
@@ -70,6 +74,20 @@ fn lock(tx: &mut dyn Tx, cache: CacheId, paths: &[&PathRecord]) -> Result<BTreeS
     Ok(files)
 }
 
+/// Keeps the rows of paths as they are, except for changes that leave them there. Returns those that are there.
+pub(in crate::index::sql) fn hold(
+    tx: &mut dyn Tx,
+    cache: CacheId,
+    parts: &BTreeSet<HashPart>,
+) -> Result<Vec<HashPart>, TxError> {
+    let (parts, mut held) = (Vec::from_iter(parts), Vec::with_capacity(parts.len()));
+    for step in parts.chunks(STEP) {
+        let rows: Vec<Arg<'_>> = step.iter().map(|part| Arg::from(*part)).collect();
+        held.extend(tx.all_of(&HOLD, &args![cache], &rows, |row| row.parsed::<HashPart>(0))?);
+    }
+    Ok(held)
+}
+
 /// Locks the rows of files.
 fn lock_files(tx: &mut dyn Tx, cache: CacheId, new: &BTreeSet<&str>, old: &BTreeSet<String>) -> Result<(), TxError> {
     let all: BTreeSet<&str> = new.iter().copied().chain(old.iter().map(String::as_str)).collect();
@@ -116,9 +134,17 @@ fn in_order(paths: &[PathRecord]) -> Vec<&PathRecord> {
     paths.into_values().collect()
 }
 
-fn commit(tx: &mut dyn Tx, cache: CacheId, paths: &[PathRecord], now: u64) -> Result<(), TxError> {
+fn commit(
+    tx: &mut dyn Tx,
+    cache: CacheId,
+    paths: &[PathRecord],
+    (needed, now): (&BTreeSet<HashPart>, u64),
+) -> Result<(), TxError> {
     let paths = in_order(paths);
     let old = lock(tx, cache, &paths)?;
+    if holds(Rule::Needed) && hold(tx, cache, needed)?.len() < needed.len() {
+        return Err(Refused::Changed.into());
+    }
     let new: BTreeSet<&str> = paths.iter().map(|path| path.file.as_str()).collect();
     lock_files(tx, cache, &new, &old)?;
     for step in paths.chunks(STEP) {
@@ -151,13 +177,10 @@ impl dyn Index + '_ {
     ) -> Result<Option<i64>, IndexError> {
         let memory = self.memory();
         let stored = memory.map(|memory| memory.recorded.stored_of(cache)).unwrap_or_default();
-        let (needed, looked_for, settled) = (needed.to_vec(), placed.to_vec(), stored.clone());
-        let done = self.try_write(How { deadline: DEADLINE_LARGE, ..ADD }, move |tx| {
-            // Whoever removes paths waits until this transaction ends.
-            if holds(Rule::Needed) && are_present(tx, cache, &needed)?.contains(&false) {
-                return Err(Refused::Changed.into());
-            }
-            commit(tx, cache, &paths, now)?;
+        let needed: BTreeSet<HashPart> = needed.iter().copied().collect();
+        let (looked_for, settled) = (placed.to_vec(), stored.clone());
+        let done = self.try_write(LARGE, move |tx| {
+            commit(tx, cache, &paths, (&needed, now))?;
             // Now that the rows of the files are locked: one that was not there before may have been recorded again since.
             if holds(Rule::Placed) && pending::is_any_replaced(tx, cache, &looked_for)? {
                 return Err(Refused::Changed.into());
@@ -197,7 +220,7 @@ impl dyn Index + '_ {
         orphaned: u64,
     ) -> Result<Option<i64>, IndexError> {
         let old = old.to_owned();
-        self.try_write(ADD, move |tx| {
+        self.try_write(NOTE, move |tx| {
             let paths = in_order(&paths);
             let mut files = lock(tx, cache, &paths)?;
             files.insert(old.clone());

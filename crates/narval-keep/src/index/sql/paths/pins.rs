@@ -1,13 +1,17 @@
 //! Pins.
 
+use std::collections::BTreeSet;
+
 use narval_nix::HashPart;
 
-use crate::index::tx::{NOTE, REMOVE, Reading, Row, Tx, TxError, args, statements};
+use super::commit::hold;
+use crate::index::tx::{NOTE, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Index, IndexError, PinRecord};
 use crate::rule::{Rule, holds};
 
 statements! {
-    IS_PRESENT(Int, Text) = "select 1 from narval.paths where cache = $1 and hash_part = $2";
+    /// Pins are few: whoever adds one has the row of its cache.
+    LOCK(Int) = "select 1 from narval.caches where id = $1{lock}";
     ADD(Int, Text, Text, Text, Int, Int, Int) = "insert into narval.pins (cache, name, hash_part, path, created, until, keep) \
          values ($1, $2, $3, $4, $5, $6, $7)";
     SURPLUS(Int, Text, Int) = "delete from narval.pins where cache = $1 and name = $2 and id not in \
@@ -40,13 +44,16 @@ impl dyn Index + '_ {
     /// Pins a path, and removes surplus pins of this name. With `only_present`, nothing is changed if the path is not in the cache, and
     /// the result is `false`: a collection may have hidden it since the caller looked.
     pub(crate) fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
-        // Two of one name at once would leave too many.
-        self.write(REMOVE, move |tx| {
+        self.write(NOTE, move |tx| {
             let PinRecord { name, hash_part, path, created, until, keep } = &pin;
-            let is_present = |tx: &mut dyn Tx| tx.first(&IS_PRESENT, &args![cache, hash_part], |_| Ok(()));
-            if only_present && holds(Rule::PinPresent) && is_present(tx)?.is_none() {
+            // A collection leaves it alone meanwhile, and finds the pin later.
+            let is_present =
+                |tx: &mut dyn Tx| hold(tx, cache, &BTreeSet::from([*hash_part])).map(|held| !held.is_empty());
+            if only_present && holds(Rule::PinPresent) && !is_present(tx)? {
                 return Ok(false);
             }
+            // Two of one name at once would leave too many.
+            tx.first(&LOCK, &args![cache], |_| Ok(()))?;
             unpin(tx, cache, name, Some(hash_part))?;
             tx.execute(&ADD, &args![cache, name, hash_part, path, *created, *until, *keep])?;
             if keep.is_some() {

@@ -1,0 +1,225 @@
+//! Pushes, deletions and collections of several nodes beside each other, with pauses between any two statements.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::*;
+use crate::NarFileName;
+use crate::index::postgres::tx::PAUSE;
+use crate::index::{CacheId, Fence, Lost, PinRecord};
+use crate::receive::receipt_key::ReceiptKey;
+
+/// What each thread does, so many times. `NARVAL_BESIDE` has another number.
+const ROUNDS: usize = 40;
+
+/// The longest pause before a statement.
+const PAUSE_MAX: Duration = Duration::from_millis(4);
+
+/// Names and paths, few, so that all get in each other's way.
+const NAMES: u64 = 8;
+
+/// What is wrong, which nothing must be at any moment.
+const WRONG: &str = "select concat_ws(' ', \
+     (select 'a path without its file' from narval.paths p left join narval.files f on f.cache = p.cache and f.name = p.file \
+       where f.name is null or f.orphaned is not null limit 1), \
+     (select 'a reference to nothing' from narval.refs r join narval.paths o on o.id = r.referrer \
+       where not exists (select from narval.paths p where p.cache = o.cache and p.hash_part = r.reference) limit 1), \
+     (select 'a file that no path names' from narval.files f where f.orphaned is null \
+       and not exists (select from narval.paths p where p.cache = f.cache and p.file = f.name) limit 1), \
+     (select 'a NAR without a name' from narval.nars n where not exists (select from narval.files f where f.nar = n.id) limit 1), \
+     (select 'counted ' || c.bytes from narval.caches c where c.bytes <> coalesce((select sum(n.file_size) from narval.nars n \
+       where exists (select from narval.files f where f.nar = n.id and f.cache = c.id)), 0)))";
+
+/// A generator of numbers below a limit.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+}
+
+/// A NAR, and its name.
+fn object(name: &str) -> (String, NarRecord) {
+    let nar = nar(name);
+    (NarFileName::new(nar.file_hash, nar.compression).to_string(), nar)
+}
+
+struct Place<'a> {
+    index: &'a Postgres,
+    cache: CacheId,
+    /// The names whose bytes are stored.
+    bytes: &'a Mutex<HashSet<String>>,
+    /// Paths that were leased, pinned or referred to, and that nobody deletes.
+    kept: &'a Mutex<Vec<HashPart>>,
+    unique: &'a AtomicU64,
+}
+
+impl Place<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.bytes.lock().unwrap().contains(name)
+    }
+
+    /// Commits a path with this file, which refers to others.
+    fn commit(&self, name: &str, file: &str, needed: &[HashPart]) -> bool {
+        let part = path(name, file).hash_part;
+        for _ in 0..9 {
+            let old = self.index.path(self.cache, &part).unwrap();
+            let needed: Vec<HashPart> = needed.iter().copied().filter(|other| *other != part).collect();
+            let mut record = path(name, file);
+            record.version = old.map_or(0, |old| old.version);
+            record.references.clone_from(&needed);
+            if self.index.commit(self.cache, vec![record], &needed, &[], 1).unwrap() == Commit::Done {
+                return true;
+            }
+            if self.index.file(self.cache, file).unwrap().is_none()
+                || self.index.present(self.cache, &needed).unwrap().contains(&false)
+            {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// A NAR is recorded and stored, or stored and recorded, and then a path is committed.
+    fn push(&self, random: &mut Random, writer: i64) {
+        let (file, nar) = object(&format!("nar-{}", random.below(NAMES)));
+        if random.below(2) == 0 {
+            let Ok(_) = self.index.add_file(self.cache, &file, &nar, 1) else { return };
+            self.bytes.lock().unwrap().insert(file.clone());
+        } else {
+            let stored = [(file.clone(), nar)];
+            let may = self.index.may_store(self.cache, writer, &stored).unwrap();
+            let (Some(epoch), [true]) = (may.epoch, &may.are_new[..]) else { return };
+            self.bytes.lock().unwrap().insert(file.clone());
+            if !self.index.add_stored(self.cache, &stored, epoch, 1).unwrap() {
+                return;
+            }
+        }
+        let other = path(&format!("path-{}", random.below(NAMES)), "").hash_part;
+        self.commit(&format!("path-{}", random.below(NAMES)), &file, &[other][..random.below(2) as usize]);
+        // One of its own, which a lease, a pin or a use protects from then on.
+        let name = format!("own-{}", self.unique.fetch_add(1, Ordering::Relaxed));
+        if !self.commit(&name, &file, &[]) {
+            return;
+        }
+        let part = path(&name, "").hash_part;
+        let is_kept = match random.below(3) {
+            0 => self.index.lease(self.cache, &[part], 1_000).unwrap() == [part],
+            1 => {
+                let pin = PinRecord {
+                    name: name.clone(),
+                    hash_part: part,
+                    path: name,
+                    created: 1,
+                    until: None,
+                    keep: Some(1),
+                };
+                self.index.pin(self.cache, pin, true).unwrap()
+            }
+            _ => {
+                let used = Used { cache: self.cache, path: Some(part), file: None, time: 100 };
+                self.index.used(&[used]).unwrap();
+                self.index.present(self.cache, &[part]).unwrap() == [true]
+            }
+        };
+        if is_kept {
+            self.kept.lock().unwrap().push(part);
+        }
+    }
+
+    fn delete(&self, random: &mut Random) {
+        let part = path(&format!("path-{}", random.below(NAMES)), "").hash_part;
+        match random.below(3) {
+            0 => {
+                let _ = self.index.delete(self.cache, &[part], 2).unwrap();
+            }
+            1 => {
+                let all: Vec<HashPart> =
+                    (0..NAMES).map(|number| path(&format!("path-{number}"), "").hash_part).collect();
+                let _ = self.index.delete(self.cache, &all, 2).unwrap();
+            }
+            _ => {
+                // Nothing refers to a path of this one: it goes whatever refers to it.
+                let (file, nar) = object("lost");
+                let Ok(_) = self.index.add_file(self.cache, &file, &nar, 1) else { return };
+                self.bytes.lock().unwrap().insert(file.clone());
+                self.commit("path", &file, &[]);
+                self.index.remove_file(self.cache, &file, Lost::Certainly).unwrap();
+            }
+        }
+    }
+
+    fn collect(&self, random: &mut Random) -> usize {
+        let Some(fence) = self.index.begin_collection().unwrap() else { return 0 };
+        let listed: HashSet<String> = self.bytes.lock().unwrap().clone();
+        let mut paths = self.index.list(self.cache, "", 999).unwrap();
+        paths.sort_by_cached_key(|_| random.below(99));
+        let paths: Vec<(HashPart, u64)> = paths.into_iter().map(|path| (path.hash_part, 50)).collect();
+        let hidden = self.index.hide(fence, self.cache, &paths, 5).unwrap().len();
+        let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
+        let condemned = self.index.condemn(fence, self.cache, cutoff, 4).unwrap();
+        self.forget(fence, &condemned.names.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>());
+        let strays: Vec<NarFileName> = listed.iter().map(|name| name.parse().unwrap()).collect();
+        let strays = self.index.condemn_strays(fence, self.cache, &strays, 1).unwrap();
+        self.forget(fence, &strays);
+        self.index.end_collection(fence, None).unwrap();
+        hidden
+    }
+
+    fn forget(&self, fence: Fence, names: &[String]) {
+        self.bytes.lock().unwrap().retain(|name| !names.contains(name));
+        let names: Vec<(String, u64)> = names.iter().map(|name| (name.clone(), 5)).collect();
+        self.index.forget(fence, self.cache, &names).unwrap();
+    }
+}
+
+#[test]
+fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    let name = address.split(['/', '?']).nth(3).unwrap();
+    let rounds = std::env::var("NARVAL_BESIDE").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    let nodes: Vec<Postgres> = (0..3).map(|_| Postgres::open(&address).unwrap()).collect();
+    let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (bytes, kept) = (Mutex::default(), Mutex::default());
+    let (unique, hidden) = (AtomicU64::new(0), AtomicUsize::new(0));
+    let wrong = || server.sql(name, WRONG).unwrap().trim().to_owned();
+    std::thread::scope(|scope| {
+        let work = |number: usize| {
+            let index = &nodes[number % 3];
+            let place = Place { index, cache, bytes: &bytes, kept: &kept, unique: &unique };
+            let hidden = &hidden;
+            scope.spawn(move || {
+                PAUSE.set(PAUSE_MAX);
+                let mut random = Random(number as u64 + 0x9e37_79b9);
+                let writer = place.index.begin_writer(cache, &ReceiptKey::new([7; 32])).unwrap();
+                for _ in 0..rounds {
+                    match number {
+                        0..5 => place.push(&mut random, writer),
+                        5 => place.delete(&mut random),
+                        _ => drop(hidden.fetch_add(place.collect(&mut random), Ordering::Relaxed)),
+                    }
+                }
+            })
+        };
+        let threads: Vec<_> = (0..8).map(work).collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            assert_eq!(wrong(), "");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert_eq!(wrong(), "");
+    let place = Place { index: &nodes[0], cache, bytes: &bytes, kept: &kept, unique: &unique };
+    for path in nodes[0].list(cache, "", 9_999).unwrap() {
+        let path = nodes[0].path(cache, &path.hash_part).unwrap().unwrap();
+        assert!(place.has(&path.file), "the bytes of '{}' are gone", path.path);
+    }
+    let kept = kept.lock().unwrap();
+    assert!(!nodes[0].present(cache, &kept).unwrap().contains(&false), "a path is gone that was to stay");
+    assert!(!kept.is_empty() && hidden.into_inner() > 0, "nothing has happened");
+}
