@@ -19,11 +19,14 @@
 //! NARs get our own names, `nar/<hash part>-<hash>.nar…`: even weeks later, a name tells which narinfo it belongs to.
 
 mod ahead;
+mod asking;
 mod bases;
 mod counts;
 mod fetch;
+mod known;
 mod lookup;
 mod name;
+mod nars;
 mod options;
 mod plain;
 mod remote;

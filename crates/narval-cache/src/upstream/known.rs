@@ -1,0 +1,135 @@
+//! Narinfos that were verified: in memory and on disk.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use narval_codec::delta::DELTA_NAR_BYTES_MIN;
+use narval_nix::{Compression, HashPart, NarInfo};
+
+use super::Unavailable;
+use super::lookup::Shared;
+use super::name::NarName;
+use super::remote::Remote;
+
+/// A narinfo that was verified.
+pub(super) struct Known {
+    pub(super) info: Arc<NarInfo>,
+    pub(super) remote: Arc<Remote>,
+    pub(super) name: NarName,
+    /// Whether the narinfo and the name are those of the uncompressed NAR, which is fetched as a delta where that is possible.
+    pub(super) plain: bool,
+    pub(super) text: Arc<[u8]>,
+}
+
+impl Known {
+    /// The size of the file, if it is known.
+    pub(super) fn length(&self) -> Option<u64> {
+        let is_plain = self.plain || self.info.compression == Compression::None;
+        let file_size = self.info.file_size.filter(|_| !self.plain);
+        file_size.or(is_plain.then_some(self.info.nar_size))
+    }
+
+    /// The same with the file that has this name: compressed or not, whatever the narinfo says now. Clients remember names.
+    pub(super) fn named(self: Arc<Self>, name: &str) -> Option<Arc<Self>> {
+        if self.name.to_string() == name {
+            return Some(self);
+        }
+        let plain = !self.plain;
+        let other = if plain { NarName::plain(&self.info) } else { NarName::of(&self.info) };
+        (other.to_string() == name).then(|| {
+            let Self { info, remote, text, .. } = &*self;
+            Arc::new(Self { info: info.clone(), remote: remote.clone(), name: other, plain, text: text.clone() })
+        })
+    }
+}
+
+impl Shared {
+    /// A lookup in memory and on disk.
+    pub(super) fn known(&self, hash_part: &HashPart) -> Option<Arc<Known>> {
+        if let Some(known) = self.narinfos.get(hash_part) {
+            return Some(known);
+        }
+        let bytes = self.kept.read(&kept_name(hash_part))?;
+        self.take_up(*hash_part, &bytes)
+    }
+
+    /// Parses a stored narinfo; `None` if its upstream is no longer configured or its signature no longer trusted.
+    pub(super) fn take_up(&self, hash_part: HashPart, bytes: &[u8]) -> Option<Arc<Known>> {
+        let text = str::from_utf8(bytes).ok()?;
+        let (url, text) = text.strip_prefix(KEPT_FIRST)?.split_once("\n\n")?;
+        let remote = self.remotes().iter().find(|remote| remote.url().to_string() == url).cloned()?;
+        let info = remote.take_up(hash_part, text.as_bytes()).ok()?;
+        Some(self.remember(info, &remote))
+    }
+
+    pub(super) fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
+        let mut served = info.clone();
+        let plain = info.nar_size >= DELTA_NAR_BYTES_MIN && remote.sends_deltas();
+        let name = if plain { NarName::plain(&info) } else { NarName::of(&info) };
+        if plain {
+            (served.compression, served.file_hash, served.file_size) = (Compression::None, None, None);
+        }
+        served.url = format!("nar/{name}");
+        if remote.is_signed() {
+            let fingerprint = info.fingerprint(&self.store_dir);
+            for key in self.sign_keys.read().iter() {
+                let signature = key.sign(fingerprint.as_bytes());
+                if !served.signatures.contains(&signature) {
+                    served.signatures.push(signature);
+                }
+            }
+        }
+        let text = served.render(&self.store_dir).into_bytes().into();
+        let known = Arc::new(Known { info: Arc::new(info), remote: Arc::clone(remote), name, plain, text });
+        let hash_part = known.info.path.hash_part();
+        self.narinfos.insert(hash_part, Arc::clone(&known));
+        // The upstreams may have been replaced since this one was queried.
+        if !self.remotes().iter().any(|current| Arc::ptr_eq(current, remote)) {
+            self.narinfos.remove(&hash_part);
+        }
+        known
+    }
+
+    pub(super) fn keep(&self, known: &Known) {
+        let name = kept_name(&known.info.path.hash_part());
+        let text = format!("{KEPT_FIRST}{}\n\n{}", known.remote.url(), known.info.render(&self.store_dir));
+        if let Err(error) = self.kept.keep_bytes(&name, text.as_bytes()) {
+            tracing::warn!("upstreams: the narinfo of {} cannot be stored: {error}", known.info.path);
+        }
+    }
+
+    /// The narinfos of the paths that are kept.
+    pub(super) fn kept_narinfos(&self) -> Vec<NarInfo> {
+        let parse = |name: Arc<str>| {
+            let text = String::from_utf8(self.kept.read(&name)?).ok()?;
+            NarInfo::parse(text.split_once("\n\n")?.1.as_bytes(), &self.store_dir).ok()
+        };
+        self.kept.names("narinfo/").into_iter().filter_map(parse).collect()
+    }
+
+    pub(super) fn forget(&self, known: &Known) {
+        let hash_part = known.info.path.hash_part();
+        self.narinfos.remove(&hash_part);
+        self.kept.forget(&kept_name(&hash_part));
+        self.forgotten.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The path of a NAR's name.
+    pub(super) fn by_name(&self, name: &str) -> Result<Option<Arc<Known>>, Unavailable> {
+        let Some(hash_part) = NarName::hash_part(name) else { return Ok(None) };
+        let known = self.lookup(&hash_part)?;
+        Ok(known.and_then(|known| known.named(name)))
+    }
+}
+
+/// The start of a stored narinfo.
+pub(super) const KEPT_FIRST: &str = "Upstream: ";
+
+pub(super) fn kept_name(hash_part: &HashPart) -> String {
+    format!("narinfo/{hash_part}")
+}
+
+/// The name under which a path is recorded whose NAR this upstream does not have, or has wrong.
+pub(super) fn wrong_name(remote: &Remote, hash_part: &HashPart) -> String {
+    format!("{hash_part} {}", remote.url())
+}
