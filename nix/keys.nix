@@ -46,16 +46,18 @@ kinds: with kinds; {
     http2 = key types.bool "Whether HTTP/2 is offered.";
   };
   upstream = tables "Caches that the cache at `/` asks for paths that it does not have; needs `data`." {
-    url = required cacheUrl "Binary cache to query, in order, for paths that this one does not have; its files are stored. Needs a data folder. Keys, priorities and credentials per upstream can be set in a configuration file.";
+    url = required cacheUrl "Binary cache to query for paths that this one does not have; its files are stored. Needs a data folder. Keys, priorities and credentials per upstream can be set in a configuration file.";
     keys = key (oneOrMore publicKey) "Public key that upstreams sign with; that of cache.nixos.org is built in.";
     require-signatures = key types.bool "Whether a signature by one of the keys is required.";
-    priority = key (types.ints.between 0 1000000) "The lowest is asked first, equal ones in the order of the file.";
+    priority = key (types.ints.between 0 1000000) "An answer of the lowest is preferred, and of equal ones, the first answer is used; see docs/cache.md#several-upstreams.";
     netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
     redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
     timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
     stall-timeout = key time "Time after which a download that makes no progress is aborted.";
   };
   upstream-size = key size "Maximum size of stored upstream files; the least recently used are removed first.";
+  upstream-absent-after = key time "Time after which an upstream that has not answered counts as one that does not have the path, for this request alone; see docs/cache.md#several-upstreams.";
+  upstream-when-down = key (types.enum [ "absent" "unavailable" ]) "What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams.";
   cache = tables "Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`." {
     name = required cacheName "Name of a cache that takes uploads; see docs/configuration.md#several-caches. The cache `default` is at `/`, others are below `/NAME`.";
     description = key types.nonEmptyStr "Plain text that the page shows about the cache, such as who pushes to it.";
@@ -67,10 +69,10 @@ kinds: with kinds; {
     priority = key (types.ints.between 0 4294967295) "As `priority`, for this cache.";
     want-mass-query = key types.bool "`WantMassQuery` in `nix-cache-info`, whether clients ask this cache for many paths at once.";
     upstream = tables "As `upstream`, for this cache." {
-      url = required cacheUrl "Binary cache to query, in order, for paths that this one does not have; its files are stored. Needs a data folder. Keys, priorities and credentials per upstream can be set in a configuration file.";
+      url = required cacheUrl "Binary cache to query for paths that this one does not have; its files are stored. Needs a data folder. Keys, priorities and credentials per upstream can be set in a configuration file.";
       keys = key (oneOrMore publicKey) "Public key that upstreams sign with; that of cache.nixos.org is built in.";
       require-signatures = key types.bool "Whether a signature by one of the keys is required.";
-      priority = key (types.ints.between 0 1000000) "The lowest is asked first, equal ones in the order of the file.";
+      priority = key (types.ints.between 0 1000000) "An answer of the lowest is preferred, and of equal ones, the first answer is used; see docs/cache.md#several-upstreams.";
       netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
       redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
       timeout = key time "Timeout for connecting, and for each wait for a narinfo.";

@@ -194,11 +194,7 @@ impl Cache {
                     return answer.map(|text| self.parse(wanted, &text)).transpose();
                 }
                 // It has answered.
-                Err(
-                    error @ (HttpError::OutOfBounds { .. }
-                    | HttpError::Denied { .. }
-                    | HttpError::Status { status: 400..=499, .. }),
-                ) if !error.is_retryable() => {
+                Err(error) if error.is_answer() => {
                     self.breaker.succeeded();
                     return Err(self.fetch_error(hash_part.as_str(), error));
                 }

@@ -56,6 +56,22 @@ impl CacheFile {
         })
     }
 
+    /// The rest of a file of a known length, whose first bytes came from elsewhere. A file that is not there, or is another one, is
+    /// reported by the first read.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn rest(client: &Arc<Client>, url: &Url, position: u64, len: u64) -> Result<Option<Self>, HttpError> {
+        if url.scheme() != Scheme::File {
+            return Ok(Some(Self(Kind::Http(Box::new(ResumingBody::rest(client, url, position, len))))));
+        }
+        let Some(mut file) = FolderFile::open(url)?.filter(|file| file.len == len) else { return Ok(None) };
+        let sought = file.file.seek(SeekFrom::Start(position));
+        sought.map_err(|source| HttpError::File { path: file.name.clone(), source })?;
+        file.position = position;
+        Ok(Some(Self(Kind::Folder(file))))
+    }
+
     /// The coding of the bytes that are read, if it is one of those that the caller decodes.
     pub fn coding(&self) -> Option<&str> {
         match &self.0 {

@@ -182,6 +182,12 @@ impl HttpError {
         )
     }
 
+    /// Whether the server, or one on the way to it, has answered what it will answer again: it works, and refuses this request.
+    pub fn is_answer(&self) -> bool {
+        let refuses = matches!(self, Self::Status { status: 400..=499, .. });
+        matches!(self, Self::OutOfBounds { .. } | Self::Denied { .. }) || refuses && !self.is_retryable()
+    }
+
     /// Whether credentials are missing or wrong (401, 403, 407), which does not mean that the file is absent. A bucket's
     /// refusals count as well: they concern credentials or the address.
     pub const fn is_auth(&self) -> bool {

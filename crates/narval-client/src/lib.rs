@@ -82,7 +82,7 @@ pub use probe::TlsProbe;
 pub use proxy::Proxies;
 pub use request::{Extra, Method, Request, Response, Valid};
 pub use resume::{OwnCodings, ResumingBody};
-pub use retry::{Attempts, RetryPolicy};
+pub use retry::{Attempts, RetryPolicy, random_fraction};
 pub use tls::{TrustedCertificates, tls_config};
 pub use trouble::Trouble;
 pub use upload::{Answer, Payload, Upload};

@@ -139,7 +139,7 @@ impl Client {
 }
 
 /// A number from 0 up to, but not including, 1. Each `RandomState` has fresh keys, which is random enough for jitter.
-pub(crate) fn random_fraction() -> f64 {
+pub fn random_fraction() -> f64 {
     let bits = RandomState::new().hash_one(0u8) >> 11;
     bits as f64 / (1u64 << 53) as f64
 }

@@ -85,17 +85,20 @@ fn nix_pulls_through_and_what_was_pulled_stays_when_the_upstream_goes() {
     }
     // ncps#259, #298, #631: an upstream that is down is no 500.
     let rest = lab.cache.get(&format!("/{}.narinfo", hash_part(&other)));
+    assert_eq!((rest.status, rest.field("cache-control")), (404, Some("no-store")), "{rest:?}");
+    // A server that starts now serves what is kept, too; this one tells clients that the upstream is away.
+    drop(std::mem::replace(&mut lab.cache, Server::narval(&lab.store, &[])));
+    lab.cache =
+        serve(&lab.store, &["--upstream", &url, "--upstream-key", &lab.key, "--upstream-when-down", "unavailable"]);
+    let rest = lab.cache.get(&format!("/{}.narinfo", hash_part(&other)));
     assert_eq!((rest.status, rest.field("cache-control")), (503, Some("no-store")), "{rest:?}");
     assert!(rest.field("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
-    // A server that starts now serves what is kept, too.
-    drop(std::mem::replace(&mut lab.cache, Server::narval(&lab.store, &[])));
-    lab.cache = serve(&lab.store, &["--upstream", &url, "--upstream-key", &lab.key]);
     lab.pull(Nix::Newest, &tree);
     // What came from an upstream that is none any more is not served.
     drop(std::mem::replace(&mut lab.cache, Server::narval(&lab.store, &[])));
     lab.cache = serve(&lab.store, &["--upstream", "http://127.0.0.1:1", "--upstream-key", &lab.key]);
     assert_eq!(lab.cache.get("/nix-cache-info").status, 200);
-    assert_eq!(lab.cache.get(&format!("/{}.narinfo", hash_part(&tree))).status, 503);
+    assert_eq!(lab.cache.get(&format!("/{}.narinfo", hash_part(&tree))).status, 404);
 }
 
 #[test]
@@ -212,9 +215,9 @@ fn a_stalled_upstream_does_not_delay_present_paths() {
         for number in 0..100 {
             let cache = &cache;
             scope.spawn(move || {
-                // 503 at once where too many wait, and at last for those that do.
+                // 503 at once where too many wait, and an absence at last for those that do.
                 let answer = cache.get(&format!("/{number:032}.narinfo"));
-                assert_eq!(answer.status, 503);
+                assert!([404, 503].contains(&answer.status), "{answer:?}");
             });
         }
         for _ in 0..200 {
@@ -401,7 +404,9 @@ fn an_upstream_leads_to_no_other_server_and_shows_none_to_anybody() {
     let (upstream, _) = answers(body("AccessKeyId=secret"));
     let store = Store::new();
     let (_, key) = store.key("upstream-1");
-    let cache = serve(&store, &["--upstream", &format!("http://{upstream}"), "--upstream-key", &key]);
+    let upstream = format!("http://{upstream}");
+    let told = ["--upstream-when-down", "unavailable"];
+    let cache = serve(&store, &[&["--upstream", &upstream, "--upstream-key", &key], &told[..]].concat());
     for path in &SMALL[1..] {
         let answer = cache.get(path);
         assert_eq!((answer.status, answer.text().contains("secret")), (503, false), "{path}: it is no absence");
@@ -433,7 +438,8 @@ fn one_client_does_not_take_the_upstreams_from_the_others() {
     let url = format!("http://{}", stalled.local_addr().unwrap());
     let store = Store::new();
     let config = format!(
-        "listen = '127.0.0.1:0'\ndata = 'data'\n\n[[upstream]]\nurl = '{url}'\nrequire-signatures = false\ntimeout = '10m'\n"
+        "listen = '127.0.0.1:0'\ndata = 'data'\nupstream-absent-after = '1m'\n\n[[upstream]]\nurl = '{url}'\n\
+         require-signatures = false\ntimeout = '10m'\n"
     );
     std::fs::write(store.path("narval.toml"), config).unwrap();
     let mut command = Command::new(NARVAL);

@@ -1,16 +1,39 @@
 //! Asks the upstreams for a narinfo.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use narval_client::HttpError;
 use narval_nix::HashPart;
 use parking_lot::{Condvar, Mutex};
 
 use super::known::{Known, wrong_name};
 use super::lookup::{PATIENCE, Shared};
+use super::race::race;
+use super::remote::Remote;
 use super::{ABSENT_FOR, Unavailable};
-use crate::CacheError;
+
+/// For whom the upstreams are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Patience {
+    /// A client, who goes on without what does not come soon.
+    Client,
+    /// A push or a page: upstreams that are slow are waited for.
+    Push,
+}
+
+/// Why it is not known whether an upstream has a path.
+pub(super) enum NoAnswer {
+    /// Too many threads wait for upstreams already.
+    Busy(Unavailable),
+    /// Upstreams have failed, or are late.
+    Upstreams(Unavailable),
+}
+
+impl From<NoAnswer> for Unavailable {
+    fn from((NoAnswer::Busy(why) | NoAnswer::Upstreams(why)): NoAnswer) -> Self {
+        why
+    }
+}
 
 /// A narinfo that a thread is requesting.
 #[derive(Default)]
@@ -36,37 +59,37 @@ impl Shared {
     pub(super) fn look_ahead(&self, hash_part: HashPart) {
         if self.known(&hash_part).is_none() && !self.is_absent(hash_part.as_str()) {
             // A client that requests it gets the error.
-            let _ = self.ask_once(hash_part);
+            let _ = self.ask_once(hash_part, Patience::Client);
         }
     }
 
-    pub(super) fn lookup(&self, hash_part: &HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
+    pub(super) fn lookup(&self, hash_part: &HashPart, patience: Patience) -> Result<Option<Arc<Known>>, NoAnswer> {
         if let Some(known) = self.known(hash_part) {
             return Ok(Some(known));
         }
         if self.is_absent(hash_part.as_str()) {
             return Ok(None);
         }
-        let _permit = self.waiting.take().ok_or_else(Self::busy)?;
-        self.ask_once(*hash_part)
+        let _permit = self.waiting.take().ok_or_else(|| NoAnswer::Busy(Self::busy()))?;
+        self.ask_once(*hash_part, patience).map_err(NoAnswer::Upstreams)
     }
 
     /// Queries the upstreams, or waits for the thread that does.
-    pub(super) fn ask_once(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
+    fn ask_once(&self, hash_part: HashPart, patience: Patience) -> Result<Option<Arc<Known>>, Unavailable> {
         let (question, is_ours) = {
             let mut asking = self.asking.lock();
-            match asking.get(&hash_part) {
+            match asking.get(&(hash_part, patience)) {
                 Some(question) => (Arc::clone(question), false),
                 None => {
                     let question = Arc::new(Question::default());
-                    asking.insert(hash_part, Arc::clone(&question));
+                    asking.insert((hash_part, patience), Arc::clone(&question));
                     (question, true)
                 }
             }
         };
         if is_ours {
-            let answer = self.ask(hash_part);
-            self.asking.lock().remove(&hash_part);
+            let answer = self.ask(hash_part, patience);
+            self.asking.lock().remove(&(hash_part, patience));
             *question.answer.lock() = Some(answer.clone());
             question.answered.notify_all();
             return answer;
@@ -76,44 +99,29 @@ impl Shared {
         answer.clone().unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))
     }
 
-    pub(super) fn ask(&self, hash_part: HashPart) -> Result<Option<Arc<Known>>, Unavailable> {
-        let mut failed = None;
-        for remote in self.remotes().iter() {
-            let url = remote.url();
-            if self.is_absent(&wrong_name(remote, &hash_part)) {
-                continue;
-            }
-            if remote.cache.breaker.is_open() {
-                failed.get_or_insert_with(|| Unavailable::new(10, format!("{url} does not respond")));
-                continue;
-            }
-            match remote.narinfo(hash_part) {
-                Ok(Some(info)) => {
-                    let known = self.remember(info, remote);
-                    self.keep(&known);
-                    self.ahead.references(&known.info);
-                    return Ok(Some(known));
-                }
-                Ok(None) => {}
-                // It leads elsewhere, which does not become better by asking again.
-                Err(error @ CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. }) => {
-                    tracing::warn!("upstream {error}");
-                }
-                // Neither says a page of a proxy, or another invalid answer, that it does not have the path.
-                Err(error @ (CacheError::Fetch { .. } | CacheError::NarInfo { .. })) => {
-                    tracing::warn!("upstream {error}");
-                    failed.get_or_insert_with(|| Unavailable::new(5, error.to_string()));
-                }
-                // What it has is not accepted.
-                Err(error) => tracing::warn!("upstream {error}"),
-            }
-        }
-        match failed {
-            Some(unavailable) => Err(unavailable),
-            None => {
-                self.note_absent(hash_part.as_str());
-                Ok(None)
-            }
-        }
+    fn ask(&self, hash_part: HashPart, patience: Patience) -> Result<Option<Arc<Known>>, Unavailable> {
+        let within = match patience {
+            Patience::Client => self.absent_after(),
+            Patience::Push => PATIENCE,
+        };
+        let asked = race(&self.remotes_for(&hash_part), &self.hedges, within, move |remote| remote.narinfo(hash_part))?;
+        let Some((remote, info)) = asked else {
+            self.note_absent(hash_part.as_str());
+            return Ok(None);
+        };
+        let known = self.remember(info, &remote);
+        self.keep(&known);
+        self.ahead.references(&known.info);
+        Ok(Some(known))
+    }
+
+    /// The upstreams that may have a path. One that lately had a wrong NAR for it, or none, is left out.
+    pub(super) fn remotes_for(&self, hash_part: &HashPart) -> Vec<Arc<Remote>> {
+        let may_have = |remote: &&Arc<Remote>| !self.is_absent(&wrong_name(remote, hash_part));
+        self.remotes().iter().filter(may_have).cloned().collect()
+    }
+
+    pub(super) fn absent_after(&self) -> Duration {
+        self.deadline.read().absent_after
     }
 }

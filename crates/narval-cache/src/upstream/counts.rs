@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::health::{Health, Standing};
+
 /// Upper bounds of the times to the first byte, in seconds.
 pub const SECONDS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
 
@@ -12,6 +14,9 @@ pub(super) struct Counts {
     found: AtomicU64,
     absent: AtomicU64,
     failed: AtomicU64,
+    late: AtomicU64,
+    hedges: AtomicU64,
+    used: AtomicU64,
     /// By the bound that they did not exceed; the last one counts the rest.
     times: [AtomicU64; SECONDS.len() + 1],
     micros: AtomicU64,
@@ -32,12 +37,22 @@ pub struct UpstreamFigures {
     pub url: String,
     /// Whether it responds, as far as the last requests have shown.
     pub is_up: bool,
+    /// Whether its last request failed or came late: it is asked after the others.
+    pub is_doubtful: bool,
     /// Narinfos and NARs that it had.
     pub found: u64,
     /// Those that it did not have.
     pub absent: u64,
     /// Requests that failed, or were answered with something invalid.
     pub failed: u64,
+    /// Requests that were not answered in time.
+    pub late: u64,
+    /// Requests that were made because another upstream took long.
+    pub hedges: u64,
+    /// Answers of it that were used.
+    pub used: u64,
+    /// The mean time of an answer, the last ones counting most; `None` before the first.
+    pub usual: Option<Duration>,
     /// Times to the first byte of an answer: how many did not exceed each of [`SECONDS`].
     pub times: [u64; SECONDS.len()],
     /// The number of all of them.
@@ -51,6 +66,8 @@ pub struct UpstreamFigures {
 pub struct UpstreamsFigures {
     /// The upstreams, by priority.
     pub upstreams: Vec<UpstreamFigures>,
+    /// Narinfos that clients were told to be absent because upstreams did not answer in time.
+    pub counted_absent: u64,
     /// Bytes of the files that are kept.
     pub kept_bytes: u64,
     /// How many there may be.
@@ -80,7 +97,22 @@ impl Counts {
         self.micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(0), Ordering::Relaxed);
     }
 
-    pub(super) fn figures(&self, url: String, is_up: bool) -> UpstreamFigures {
+    /// Counts a request that was not answered in time.
+    pub(super) fn late(&self) {
+        self.late.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that was made because another upstream took long.
+    pub(super) fn hedged(&self) {
+        self.hedges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts an answer that was used.
+    pub(super) fn won(&self) {
+        self.used.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn figures(&self, url: String, health: &Health) -> UpstreamFigures {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut answers = 0;
         let mut times = [0; SECONDS.len()];
@@ -92,7 +124,12 @@ impl Counts {
         }
         UpstreamFigures {
             url,
-            is_up,
+            is_up: health.standing() != Standing::Down,
+            is_doubtful: health.standing() != Standing::Good,
+            late: get(&self.late),
+            hedges: get(&self.hedges),
+            used: get(&self.used),
+            usual: health.usual(),
             found: get(&self.found),
             absent: get(&self.absent),
             failed: get(&self.failed),

@@ -7,14 +7,15 @@
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use narval_client::HttpError;
 use narval_files::TemporaryFile;
-use narval_nix::{Hash, Hasher, NarInfo, Sha256Hasher};
+use narval_nix::{Compression, Hash, Hasher, NarInfo, Sha256Hasher};
 
 use super::bases::Base;
 use super::counts::Asked;
+use super::health::Standing;
 use super::plain::Plain;
 use super::remote::Remote;
 use crate::CacheFile;
@@ -25,6 +26,13 @@ use narval_files::{Fill, FillEnd, Start};
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.
 const EXPANSION_MAX: u64 = 1024 * 1024;
+
+/// The lowest rate at which a NAR may come, in bytes per second, over [`RATE_TIME`] of waiting for it.
+const RATE_MIN: u64 = 1024;
+const RATE_TIME: Duration = Duration::from_secs(10);
+
+/// Another upstream with the same file: those that were tried are given.
+pub(super) type Others<'a> = &'a dyn Fn(&[Arc<Remote>]) -> Option<(Arc<Remote>, NarInfo)>;
 
 /// A NAR to fetch.
 pub(super) struct Fetch {
@@ -38,8 +46,14 @@ pub(super) struct Fetch {
 impl Fetch {
     /// Fetches it into the file. The readers have been notified of the end when this returns.
     /// An uncompressed NAR is fetched as the delta from `base`, if there is one.
-    pub(super) fn run<'a>(&self, file: &TemporaryFile, base: impl FnOnce() -> Option<Base<'a>>) -> Result<(), Trouble> {
-        let result = if self.plain { self.fetch_plain(file.file(), base()) } else { self.fetch(file.file()) };
+    /// If its upstream fails, the rest comes from another one that has the same file.
+    pub(super) fn run<'a>(
+        &self,
+        file: &TemporaryFile,
+        base: impl FnOnce() -> Option<Base<'a>>,
+        others: Others<'_>,
+    ) -> Result<(), Trouble> {
+        let result = if self.plain { self.fetch_plain(file.file(), base()) } else { self.fetch(file.file(), others) };
         match &result {
             Ok(()) => self.fill.ends(FillEnd::Complete),
             Err(trouble) => {
@@ -84,9 +98,9 @@ impl Fetch {
         plain.fetch_whole()
     }
 
-    fn fetch(&self, file: &File) -> Result<(), Trouble> {
-        let info = &*self.info;
-        let url = self.remote.cache.nar_url(info).map_err(|error| Trouble::Wrong(error.to_string()))?;
+    /// Opens the file at its upstream.
+    fn open(&self) -> Result<CacheFile, Trouble> {
+        let url = self.remote.cache.nar_url(&self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
         let began = Instant::now();
         let opened = CacheFile::open(&self.remote.nars, &url);
         let asked = match &opened {
@@ -95,9 +109,43 @@ impl Fetch {
             Err(_) => Asked::Failed,
         };
         self.remote.counts.add(asked, began.elapsed());
-        let opened = opened.map_err(|error| self.remote.failed(error))?;
-        self.remote.cache.breaker.succeeded();
-        let body = opened.ok_or(Trouble::Absent)?;
+        opened.map_err(|error| self.remote.failed(error))?.ok_or(Trouble::Absent)
+    }
+
+    fn fetch(&self, file: &File, others: Others<'_>) -> Result<(), Trouble> {
+        let info = &*self.info;
+        let length = info.file_size.or((info.compression == Compression::None).then_some(info.nar_size));
+        let mut tried = vec![Arc::clone(&self.remote)];
+        // The rest of the file from another upstream. Both files have the same hash, and what comes is verified as if it came from one.
+        let mut next = |position: u64| -> Option<CacheFile> {
+            let length = length?;
+            loop {
+                let (remote, info) = others(&tried)?;
+                tried.push(Arc::clone(&remote));
+                let url = remote.cache.nar_url(&info).ok()?;
+                match CacheFile::rest(&remote.nars, &url, position, length) {
+                    Ok(Some(body)) => {
+                        tracing::warn!(
+                            "upstream {}: the NAR of {} is continued at byte {position} from {}",
+                            self.remote.url(),
+                            info.path,
+                            remote.url()
+                        );
+                        return Some(body);
+                    }
+                    Ok(None) => {}
+                    Err(error) => tracing::warn!("upstream {url}: {error}"),
+                }
+            }
+        };
+        let is_down = self.remote.health.standing() == Standing::Down;
+        let body = match is_down.then(|| next(0)).flatten() {
+            Some(body) => body,
+            None => match self.open() {
+                Err(Trouble::Unavailable(error)) => next(0).ok_or(Trouble::Unavailable(error))?,
+                opened => opened?,
+            },
+        };
         let length = body.total_len();
         if let (Some(length), Some(said)) = (length, info.file_size)
             && length != said
@@ -108,6 +156,9 @@ impl Fetch {
         let length_max = info.file_size.or(length).unwrap_or_else(|| info.nar_size.saturating_add(EXPANSION_MAX));
         let tee = Tee {
             body,
+            next: &mut next,
+            waited: Duration::ZERO,
+            came: 0,
             file,
             fill: &self.fill,
             hasher,
@@ -174,6 +225,11 @@ impl Fetch {
 /// A reader that also writes to the file, hashes, and notifies the file's readers.
 struct Tee<'a> {
     body: CacheFile,
+    /// Opens the rest elsewhere.
+    next: &'a mut dyn FnMut(u64) -> Option<CacheFile>,
+    /// How long the source was waited for, and what came meanwhile, since the rate was last looked at.
+    waited: Duration,
+    came: u64,
     file: &'a File,
     fill: &'a Fill,
     hasher: Option<Hasher>,
@@ -188,11 +244,20 @@ struct Tee<'a> {
 impl Tee<'_> {
     fn more(&mut self) -> Result<(), Trouble> {
         self.buffer.resize(INPUT_LEN, 0);
-        let read = self.body.read_some(&mut self.buffer);
-        let len = read.map_err(|error| match error {
-            HttpError::Changed => Trouble::Wrong("it changed while it was fetched".to_owned()),
-            error => Trouble::Unavailable(error),
-        });
+        let len = loop {
+            let error = match self.read() {
+                Ok(len) => break Ok(len),
+                Err(error) => error,
+            };
+            (self.waited, self.came) = (Duration::ZERO, 0);
+            match (self.next)(self.written) {
+                Some(body) => self.body = body,
+                None if matches!(error, HttpError::Changed) => {
+                    break Err(Trouble::Wrong("it changed while it was fetched".to_owned()));
+                }
+                None => break Err(Trouble::Unavailable(error)),
+            }
+        };
         self.buffer.truncate(*len.as_ref().unwrap_or(&0));
         self.at = 0;
         let len = len? as u64;
@@ -209,6 +274,24 @@ impl Tee<'_> {
         self.written += len;
         self.fill.wrote(self.written);
         Ok(())
+    }
+}
+
+impl Tee<'_> {
+    /// Reads from the source, which must not be too slow.
+    fn read(&mut self) -> Result<usize, HttpError> {
+        let began = Instant::now();
+        let len = self.body.read_some(&mut self.buffer)?;
+        self.waited += began.elapsed();
+        self.came += len as u64;
+        if self.waited >= RATE_TIME {
+            let (came, waited) = (self.came, self.waited);
+            (self.waited, self.came) = (Duration::ZERO, 0);
+            if len > 0 && came < RATE_MIN * waited.as_secs() {
+                return Err(HttpError::Slow { received: came, elapsed: waited });
+            }
+        }
+        Ok(len)
     }
 }
 

@@ -7,8 +7,10 @@ use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{Compression, HashPart, NarInfo};
 
 use super::Unavailable;
+use super::asking::Patience;
 use super::lookup::Shared;
 use super::name::NarName;
+use super::race::race;
 use super::remote::Remote;
 
 /// A narinfo that was verified.
@@ -64,7 +66,7 @@ impl Shared {
 
     pub(super) fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
         let mut served = info.clone();
-        let plain = info.nar_size >= DELTA_NAR_BYTES_MIN && remote.sends_deltas();
+        let plain = info.nar_size >= DELTA_NAR_BYTES_MIN && self.is_plain(&info, remote);
         let name = if plain { NarName::plain(&info) } else { NarName::of(&info) };
         if plain {
             (served.compression, served.file_hash, served.file_size) = (Compression::None, None, None);
@@ -88,6 +90,19 @@ impl Shared {
             self.narinfos.remove(&hash_part);
         }
         known
+    }
+
+    /// Whether a NAR is kept uncompressed, because its upstream sends deltas. While that is not known, what is kept of it says so.
+    fn is_plain(&self, info: &NarInfo, remote: &Arc<Remote>) -> bool {
+        if let Some(deltas) = remote.sends_deltas() {
+            return deltas;
+        }
+        if self.kept.has(&format!("nar/{}", NarName::plain(info).file)) {
+            return true;
+        }
+        let remotes = std::slice::from_ref(remote);
+        let asked = race(remotes, &self.hedges, self.absent_after(), Remote::asks_for_deltas);
+        asked.is_ok_and(|asked| asked.is_some_and(|(_, deltas)| deltas))
     }
 
     pub(super) fn keep(&self, known: &Known) {
@@ -117,7 +132,7 @@ impl Shared {
     /// The path of a NAR's name.
     pub(super) fn by_name(&self, name: &str) -> Result<Option<Arc<Known>>, Unavailable> {
         let Some(hash_part) = NarName::hash_part(name) else { return Ok(None) };
-        let known = self.lookup(&hash_part)?;
+        let known = self.lookup(&hash_part, Patience::Client)?;
         Ok(known.and_then(|known| known.named(name)))
     }
 }

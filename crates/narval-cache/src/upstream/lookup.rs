@@ -16,14 +16,15 @@ use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
-use super::asking::Question;
+use super::asking::{NoAnswer, Patience, Question};
 use super::bases::Bases;
 use super::counts::UpstreamsFigures;
+use super::health::{Budget, Standing};
 use super::known::Known;
-use super::options::{UpstreamOptions, UpstreamsOptions};
+use super::options::{Deadline, UpstreamOptions, UpstreamsOptions, WhenDown};
 use super::remote::Remote;
 use super::walk::Walks;
-use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, NARINFOS_MAX, Unavailable};
+use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NARINFOS_MAX, Unavailable};
 use narval_files::{Fill, Kept, Permits, served_client, work_for};
 
 /// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
@@ -84,12 +85,15 @@ pub(super) struct Shared {
     pub(super) narinfos: Memory<HashPart, Arc<Known>>,
     /// When absences were recorded, by name.
     pub(super) absent: Memory<Box<str>, Instant>,
-    pub(super) asking: Mutex<HashMap<HashPart, Arc<Question>>>,
+    pub(super) asking: Mutex<HashMap<(HashPart, Patience), Arc<Question>>>,
+    pub(super) deadline: RwLock<Deadline>,
+    pub(super) hedges: Budget,
     pub(super) fills: Mutex<HashMap<String, Arc<Fill>>>,
     pub(super) ahead: Ahead,
     pub(super) walks: Walks,
     pub(super) bases: Bases,
     pub(super) forgotten: AtomicU64,
+    counted_absent: AtomicU64,
     pub(super) kept_hits: AtomicU64,
     pub(super) kept_misses: AtomicU64,
 }
@@ -100,9 +104,9 @@ impl Upstreams {
     /// # Errors
     /// The folder cannot be used, or no thread can be started.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
-        let UpstreamsOptions { folder, bytes_max, upstreams, store_dir, waiting } = options;
+        let UpstreamsOptions { folder, bytes_max, upstreams, deadline, store_dir, waiting } = options;
         let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
-        let remotes = remotes(upstreams, &store_dir);
+        let remotes = remotes(upstreams, &store_dir, deadline);
         let mut threads = Ok(());
         let shared = Arc::new_cyclic(|shared| {
             let ahead = Ahead::start(unless_closed(shared, |shared, part| shared.look_ahead(*part)));
@@ -117,6 +121,8 @@ impl Upstreams {
                 narinfos: Memory::new(NARINFOS_MAX),
                 absent: Memory::new(ABSENT_MAX),
                 asking: Mutex::default(),
+                deadline: RwLock::new(deadline),
+                hedges: Budget::new(HEDGES_SHARE),
                 fills: Mutex::default(),
                 ahead: ahead.unwrap_or_else(|error| {
                     threads = Err(error);
@@ -128,6 +134,7 @@ impl Upstreams {
                 }),
                 bases: Bases::default(),
                 forgotten: AtomicU64::new(0),
+                counted_absent: AtomicU64::new(0),
                 kept_hits: AtomicU64::new(0),
                 kept_misses: AtomicU64::new(0),
             }
@@ -138,9 +145,10 @@ impl Upstreams {
 
     /// Replaces the upstreams and the budget. Running fetches continue; paths of removed upstreams, or without a
     /// signature by the current keys, are no longer served.
-    pub fn replace(&self, upstreams: Vec<UpstreamOptions>, bytes_max: u64) {
+    pub fn replace(&self, upstreams: Vec<UpstreamOptions>, deadline: Deadline, bytes_max: u64) {
         let shared = &self.shared;
-        *shared.remotes.write() = remotes(upstreams, &shared.store_dir);
+        *shared.remotes.write() = remotes(upstreams, &shared.store_dir, deadline);
+        *shared.deadline.write() = deadline;
         shared.narinfos.clear();
         shared.absent.clear();
         shared.walks.set_budget(bytes_max);
@@ -174,13 +182,22 @@ impl Upstreams {
         self.shared.known(hash_part).map(|known| Arc::clone(&known.text))
     }
 
-    /// The narinfo of a path, for a client. May wait for the upstreams. If a client walks a closure, its NARs are
-    /// prefetched.
+    /// The narinfo of a path, for a client. Waits for the upstreams as long as [`Deadline`] says; what they have not answered
+    /// by then is absent for this request, and is not remembered. If a client walks a closure, its NARs are prefetched.
     ///
     /// # Errors
-    /// [`Unavailable`]: not all upstreams could be queried, and none of the others has it.
+    /// [`Unavailable`]: too many wait already; or not all upstreams could be queried, none of the others has it, and the
+    /// deadline says that clients are told.
     pub fn narinfo(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
-        let Some(known) = self.shared.lookup(hash_part)? else { return Ok(Lookup::Absent) };
+        let known = match self.shared.lookup(hash_part, Patience::Client) {
+            Ok(Some(known)) => known,
+            Ok(None) => return Ok(Lookup::Absent),
+            Err(NoAnswer::Upstreams(_)) if self.shared.deadline.read().when_down == WhenDown::Absent => {
+                self.shared.counted_absent.fetch_add(1, Ordering::Relaxed);
+                return Ok(Lookup::Absent);
+            }
+            Err(error) => return Err(error.into()),
+        };
         self.shared.walks.asked(&known.info);
         Ok(Lookup::Found(Arc::clone(&known.text)))
     }
@@ -189,9 +206,9 @@ impl Upstreams {
     /// closure.
     ///
     /// # Errors
-    /// See [`narinfo`](Self::narinfo).
+    /// [`Unavailable`]: not all upstreams could be queried, and none of the others has it.
     pub fn narinfo_to_look_at(&self, hash_part: &HashPart) -> Result<Lookup, Unavailable> {
-        let known = self.shared.lookup(hash_part)?;
+        let known = self.shared.lookup(hash_part, Patience::Client)?;
         Ok(known.map_or(Lookup::Absent, |known| Lookup::Found(Arc::clone(&known.text))))
     }
 
@@ -222,16 +239,16 @@ impl Upstreams {
     /// How many upstreams respond, as far as their last requests have shown, and how many there are.
     pub fn available(&self) -> (usize, usize) {
         let remotes = Arc::clone(&self.shared.remotes.read());
-        let failing = remotes.iter().filter(|remote| remote.cache.breaker.is_failing()).count();
+        let failing = remotes.iter().filter(|remote| remote.health.standing() == Standing::Down).count();
         (remotes.len() - failing, remotes.len())
     }
 
     /// What the requests to them have come to, and what is kept.
     pub fn figures(&self) -> UpstreamsFigures {
-        let figures =
-            |remote: &Arc<Remote>| remote.counts.figures(remote.url().to_string(), !remote.cache.breaker.is_failing());
+        let figures = |remote: &Arc<Remote>| remote.counts.figures(remote.url().to_string(), &remote.health);
         UpstreamsFigures {
             upstreams: self.shared.remotes().iter().map(figures).collect(),
+            counted_absent: self.shared.counted_absent.load(Ordering::Relaxed),
             kept_bytes: self.shared.kept.bytes(),
             kept_bytes_max: self.shared.kept.bytes_max(),
             kept_hits: self.shared.kept_hits.load(Ordering::Relaxed),
@@ -260,7 +277,7 @@ impl Upstreams {
 
     fn look_up_all<T: Send>(&self, hash_parts: &[HashPart], take: impl Fn(&Known) -> T + Sync) -> Vec<Option<T>> {
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
-        let find = |hash_part: &HashPart| Some(take(&*self.shared.lookup(hash_part).ok()??));
+        let find = |hash_part: &HashPart| Some(take(&*self.shared.lookup(hash_part, Patience::Push).ok()??));
         let (id, client) = (request_id::current(), served_client());
         thread::scope(|scope| {
             let ask = |part: &'_ [HashPart]| {
@@ -301,7 +318,7 @@ fn unless_closed<T>(
 }
 
 /// In order of priority.
-fn remotes(mut upstreams: Vec<UpstreamOptions>, store_dir: &StoreDir) -> Arc<[Arc<Remote>]> {
+fn remotes(mut upstreams: Vec<UpstreamOptions>, store_dir: &StoreDir, deadline: Deadline) -> Arc<[Arc<Remote>]> {
     upstreams.sort_by_key(|upstream| upstream.priority);
-    upstreams.into_iter().map(|one| Arc::new(Remote::new(one, store_dir))).collect()
+    upstreams.into_iter().map(|one| Arc::new(Remote::new(one, store_dir, deadline.absent_after))).collect()
 }

@@ -6,8 +6,8 @@
 //! - A NAR is fetched once, however many clients request it: a [`Fill`] is a growing file, and readers follow its
 //!   writer. It is verified meanwhile. If it does not match the narinfo, the last byte is never sent, nothing is
 //!   stored, and the log names the upstream.
-//! - Absences are remembered for [`ABSENT_FOR`]. A timeout never counts as an absence: then the result is
-//!   [`Unavailable`].
+//! - Absences are remembered for [`ABSENT_FOR`]. What was not answered in time is never remembered: it counts as absent for one
+//!   request of a client at most ([`Deadline`]), and is unknown to pushes.
 //! - While upstreams are down, stored files are served, and the server can start.
 //!
 //! ```text
@@ -23,12 +23,15 @@ mod asking;
 mod bases;
 mod counts;
 mod fetch;
+mod health;
 mod known;
 mod lookup;
 mod name;
 mod nars;
 mod options;
 mod plain;
+mod probe;
+mod race;
 mod remote;
 mod small;
 mod walk;
@@ -38,7 +41,7 @@ use std::time::Duration;
 pub use counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress};
-pub use options::{UpstreamOptions, UpstreamsOptions, Waiting};
+pub use options::{Deadline, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
 pub use small::Small;
 
 /// How long absences are remembered.
@@ -52,6 +55,10 @@ pub const NARINFOS_MAX: usize = 8192;
 pub const WAITING_MAX: usize = 128;
 /// The maximum number of them that wait for one client.
 pub const WAITING_OF_ONE_MAX: usize = 64;
+/// The maximum number of requests for narinfos and small files that one upstream has not answered. Further ones fail.
+pub const ASKED_MAX: usize = 256;
+/// The share of requests that are made twice, because an upstream takes longer than usual.
+pub const HEDGES_SHARE: f64 = 0.05;
 /// The maximum number of concurrent fetches of NARs. Each has a thread, and a decoder's window.
 pub const FETCHES_MAX: usize = 64;
 /// The maximum number of them that one client has begun: Nix asks for 25 files at a time by default.

@@ -9,12 +9,18 @@ use std::time::Duration;
 
 use narval_client::{Trouble, request_id};
 use narval_files::{Fill, FillEnd, Start};
-use narval_nix::HashPart;
+use narval_nix::{Compression, HashPart, NarInfo};
 
 use super::Unavailable;
 use super::fetch::Fetch;
+use super::health::Standing;
 use super::known::{Known, wrong_name};
 use super::lookup::{NarAnswer, PATIENCE, Shared};
+use super::race::{Said, race};
+use super::remote::Remote;
+
+/// How long other upstreams are asked whether they have the rest of a NAR.
+const OTHER_WITHIN: Duration = Duration::from_secs(10);
 
 impl Shared {
     /// Starts fetching a NAR that a client will probably request, if it is not stored and there is room.
@@ -75,6 +81,24 @@ impl Shared {
         }
     }
 
+    /// Another upstream that has the same file, and its narinfo.
+    fn same_file(&self, info: &NarInfo, tried: &[Arc<Remote>]) -> Option<(Arc<Remote>, NarInfo)> {
+        let (nar_hash, compression, file) = (info.nar_hash, info.compression, info.file_hash);
+        let is_same = move |other: &NarInfo| {
+            let same_file = compression == Compression::None || file.is_some() && other.file_hash == file;
+            other.nar_hash == nar_hash && other.compression == compression && same_file
+        };
+        let hash_part = info.path.hash_part();
+        let mut remotes = self.remotes_for(&hash_part);
+        remotes.retain(|remote| !tried.iter().any(|other| Arc::ptr_eq(other, remote)));
+        let asked = race(&remotes, &self.hedges, OTHER_WITHIN, move |remote| match remote.narinfo(hash_part) {
+            Said::Has(other) if is_same(&other) => Said::Has(other),
+            Said::Has(_) => Said::Absent,
+            said => said,
+        });
+        asked.ok().flatten()
+    }
+
     /// Starts fetching a NAR, on its own thread.
     fn begin(
         self: &Arc<Self>,
@@ -82,7 +106,7 @@ impl Shared {
         kept: &str,
         fills: &mut HashMap<String, Arc<Fill>>,
     ) -> Result<Arc<Fill>, Unavailable> {
-        if known.remote.cache.breaker.is_open() {
+        if known.remote.health.standing() == Standing::Down && self.remotes().len() == 1 {
             return Err(Unavailable::new(10, format!("{} does not respond", known.remote.url())));
         }
         let permit = self.fetches.take().ok_or_else(Self::busy)?;
@@ -100,7 +124,8 @@ impl Shared {
             let _permit = permit;
             let _entered = request_id::enter(id);
             let base = || shared.bases.find(&known.info, &shared.kept, || shared.kept_narinfos());
-            match fetch.run(&file, base) {
+            let others = |tried: &[Arc<Remote>]| shared.same_file(&known.info, tried);
+            match fetch.run(&file, base, &others) {
                 Ok(()) if !shared.walks.may_keep(&known.name.file) => {}
                 Ok(()) => {
                     if let Err(error) = shared.kept.keep(&name, file) {

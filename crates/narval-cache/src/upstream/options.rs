@@ -16,7 +16,7 @@ pub struct UpstreamOptions {
     /// The trusted keys for its paths; `None` if signatures are not required. Unsigned paths are served without our
     /// signature.
     pub keys: Option<TrustedKeys>,
-    /// Lower is queried first; equal ones in the given order.
+    /// Lower is preferred. Of equal ones, the one that answers first is used.
     pub priority: i64,
     /// Login and password.
     pub credentials: Netrc,
@@ -54,6 +54,30 @@ impl Default for Waiting {
     }
 }
 
+/// What clients are told about a path while upstreams that may have it do not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenDown {
+    /// It is absent.
+    Absent,
+    /// The upstreams are unavailable.
+    Unavailable,
+}
+
+/// How long clients wait for upstreams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    /// The time after which an upstream that has not answered counts as one that does not have the path, for this request alone.
+    pub absent_after: Duration,
+    /// What clients are told then.
+    pub when_down: WhenDown,
+}
+
+impl Default for Deadline {
+    fn default() -> Self {
+        Self { absent_after: Duration::from_millis(800), when_down: WhenDown::Absent }
+    }
+}
+
 /// All upstreams, and where their files are stored.
 pub struct UpstreamsOptions {
     /// The folder; created if it does not exist. No other process may use it.
@@ -62,6 +86,8 @@ pub struct UpstreamsOptions {
     pub bytes_max: u64,
     /// The upstreams.
     pub upstreams: Vec<UpstreamOptions>,
+    /// How long clients wait for them.
+    pub deadline: Deadline,
     /// The store directory of the paths.
     pub store_dir: StoreDir,
     /// The limit of waiting threads, shared with other caches of the server.

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use narval_client::{HttpError, OwnCodings};
@@ -24,7 +25,7 @@ const WAIT: Duration = Duration::from_secs(25);
 
 /// A NAR to fetch.
 pub(super) struct Plain<'a> {
-    pub(super) remote: &'a Remote,
+    pub(super) remote: &'a Arc<Remote>,
     pub(super) info: &'a NarInfo,
     pub(super) fill: &'a Fill,
     pub(super) file: &'a File,
@@ -62,7 +63,6 @@ impl Plain<'_> {
         let url = self.remote.cache.nar_url(self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
         let opened = CacheFile::open_coded(&self.remote.nars, &url, codings, false)
             .map_err(|error| self.remote.failed(error))?;
-        self.remote.cache.breaker.succeeded();
         opened.ok_or(Trouble::Absent)
     }
 

@@ -4,14 +4,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use narval_client::{Bounds, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
+use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
+use parking_lot::Mutex;
 
 use super::counts::{Asked, Counts};
+use super::health::{Health, Standing};
 use super::options::UpstreamOptions;
+use super::race::Said;
+use super::{ASKED_MAX, Unavailable, probe};
 use crate::cache::Patience;
 use crate::lookup::Trust;
 use crate::{Cache, CacheError, Wanted, signature_advice};
 use narval_client::Trouble;
+use narval_files::Permits;
 use narval_s3::client;
 
 /// One upstream. It has a client for narinfos, with short timeouts, and one for NARs, with long ones.
@@ -22,10 +28,17 @@ pub(super) struct Remote {
     /// Whether it sends deltas; unknown until its `nix-cache-info` was read.
     deltas: OnceLock<bool>,
     pub(super) counts: Counts,
+    pub(super) health: Health,
+    /// For threads that wait for it.
+    pub(super) asked: Permits,
+    /// An answer that takes longer is late.
+    in_time: Duration,
+    /// The path that was asked for last.
+    last: Mutex<Option<HashPart>>,
 }
 
 impl Remote {
-    pub(super) fn new(options: UpstreamOptions, store_dir: &StoreDir) -> Self {
+    pub(super) fn new(options: UpstreamOptions, store_dir: &StoreDir, in_time: Duration) -> Self {
         let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout } = options;
         // What it answers is shown to anybody: it must not be that of a server in our own network. Requests to buckets are not redirected.
         let is_http = matches!(url.scheme(), Scheme::Http | Scheme::Https);
@@ -54,18 +67,31 @@ impl Remote {
             trust,
             deltas: OnceLock::new(),
             counts: Counts::default(),
+            health: Health::default(),
+            asked: Permits::new(ASKED_MAX),
+            in_time,
+            last: Mutex::default(),
         }
     }
 
-    /// Whether it sends deltas of NARs: asked once it has answered for a narinfo.
-    pub(super) fn sends_deltas(&self) -> bool {
-        if let Some(deltas) = self.deltas.get() {
-            return *deltas;
-        }
+    /// Whether it sends deltas of NARs, if that is known.
+    pub(super) fn sends_deltas(&self) -> Option<bool> {
+        self.deltas.get().copied()
+    }
+
+    /// Asks whether it sends deltas of NARs.
+    pub(super) fn asks_for_deltas(self: &Arc<Self>) -> Said<bool> {
         match self.cache.asks_for_deltas() {
-            Ok(deltas) => *self.deltas.get_or_init(|| deltas),
+            Ok(deltas) => Said::Has(*self.deltas.get_or_init(|| deltas)),
             // It is asked again for the next path.
-            Err(_) => false,
+            Err(error) => {
+                if let CacheError::Fetch { source, .. } = &error
+                    && !source.is_answer()
+                {
+                    self.has_failed(source.retry_after());
+                }
+                Said::Failed(Unavailable::new(5, error.to_string()))
+            }
         }
     }
 
@@ -78,20 +104,78 @@ impl Remote {
         self.trust.check_signatures
     }
 
-    /// Its narinfo of a path; `None` if it has none.
-    pub(super) fn narinfo(&self, hash_part: HashPart) -> Result<Option<NarInfo>, CacheError> {
+    /// Asks for the narinfo of a path. An answer that comes late may be used, but ends no doubts about this upstream.
+    pub(super) fn narinfo(self: &Arc<Self>, hash_part: HashPart) -> Said<NarInfo> {
+        *self.last.lock() = Some(hash_part);
+        let in_time = self.in_time;
         let began = Instant::now();
         let answer = match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None) {
             Ok(Some(mut info)) => self.check(&mut info).map(|()| Some(info)),
             answer => answer,
         };
-        let asked = match &answer {
-            Ok(Some(_)) => Asked::Found,
-            Ok(None) => Asked::Absent,
-            Err(_) => Asked::Failed,
+        let time = began.elapsed();
+        let answered = |asked: Asked| {
+            self.counts.add(asked, time);
+            self.health.answered(asked == Asked::Found, time, time <= in_time);
         };
-        self.counts.add(asked, began.elapsed());
-        answer
+        match answer {
+            Ok(Some(info)) => {
+                answered(Asked::Found);
+                if info.nar_size >= DELTA_NAR_BYTES_MIN && self.sends_deltas().is_none() {
+                    self.asks_for_deltas();
+                }
+                Said::Has(info)
+            }
+            Ok(None) => {
+                answered(Asked::Absent);
+                Said::Absent
+            }
+            Err(error) => {
+                tracing::warn!("upstream {error}");
+                match &error {
+                    // It leads elsewhere, which does not become better by asking again.
+                    CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. } => {
+                        answered(Asked::Failed);
+                        return Said::Absent;
+                    }
+                    // Credentials may have expired. That is an answer, and no absence.
+                    CacheError::Fetch { source, .. } if source.is_answer() => answered(Asked::Failed),
+                    CacheError::Fetch { source, .. } => {
+                        self.counts.add(Asked::Failed, time);
+                        // If it was late before it failed, that was recorded.
+                        if time <= in_time || self.health.standing() == Standing::Good {
+                            self.has_failed(source.retry_after());
+                        }
+                    }
+                    // Nor does a page of a proxy, or another invalid answer, say that it does not have the path.
+                    CacheError::NarInfo { .. } => answered(Asked::Failed),
+                    // What it has is not accepted.
+                    _ => {
+                        answered(Asked::Failed);
+                        return Said::Absent;
+                    }
+                }
+                Said::Failed(Unavailable::new(5, error.to_string()))
+            }
+        }
+    }
+
+    /// The path that was asked for last, or one that does not exist.
+    pub(super) fn last(&self) -> HashPart {
+        self.last.lock().unwrap_or_else(|| HashPart::from_digest(&[0; 20]))
+    }
+
+    /// Records a failure. A thread finds out when it answers again.
+    pub(super) fn has_failed(self: &Arc<Self>, retry_after: Option<Duration>) {
+        if self.health.failed(retry_after) {
+            probe::start(self);
+        }
+    }
+
+    /// Records that it has not answered in time.
+    pub(super) fn is_late(self: &Arc<Self>) {
+        self.counts.late();
+        self.has_failed(None);
     }
 
     /// A stored narinfo, if it is still trusted.
@@ -115,11 +199,11 @@ impl Remote {
     }
 
     /// Why its NAR was not fetched.
-    pub(super) fn failed(&self, error: HttpError) -> Trouble {
+    pub(super) fn failed(self: &Arc<Self>, error: HttpError) -> Trouble {
         match error {
             error @ HttpError::OutOfBounds { .. } => Trouble::Wrong(error.to_string()),
             error => {
-                self.cache.breaker.failed();
+                self.has_failed(error.retry_after());
                 Trouble::Unavailable(error)
             }
         }

@@ -5,6 +5,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use narval_client::HttpError;
 use narval_files::TemporaryFile;
@@ -14,11 +16,16 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::lookup::{Shared, Upstreams};
+use super::race::{Said, race};
+use super::remote::Remote;
 use super::{SMALL_LEN_MAX, Unavailable};
 use crate::open_small_once;
 
 /// The memory used while fetching a small file, in bytes.
 const BUFFER_LEN: usize = 64 * 1024;
+
+/// How long upstreams may take to begin with a small file: nobody builds what is missing here, and a log is long.
+const SMALL_WITHIN: Duration = Duration::from_secs(5);
 
 /// A small file of a binary cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,42 +148,36 @@ impl Upstreams {
             return Ok(None);
         }
         let _permit = shared.waiting.take().ok_or_else(Shared::busy)?;
+        let mut remotes = shared.remotes().to_vec();
         let mut failed = None;
-        for remote in shared.remotes().iter() {
-            if remote.cache.breaker.is_open() {
-                failed = Some(format!("{} does not respond", remote.url()));
-                continue;
-            }
-            let url = remote.url().child(&small.url());
-            let Ok(url) = url else { continue };
-            let opened = match open_small_once(remote.cache.client(), &url) {
-                Ok(Some(opened)) => opened,
-                Ok(None) => {
-                    remote.cache.breaker.succeeded();
-                    continue;
-                }
-                Err(error @ HttpError::OutOfBounds { .. }) => {
-                    remote.cache.breaker.succeeded();
-                    tracing::warn!("upstream {url}: {error}");
-                    continue;
-                }
-                Err(error) => {
-                    remote.cache.breaker.failed();
-                    failed = Some(format!("{}: {error}", remote.url()));
-                    continue;
+        loop {
+            let url = small.url();
+            let asked = race(&remotes, &shared.hedges, SMALL_WITHIN, move |remote| remote.small(&url));
+            let (remote, body) = match asked {
+                Ok(Some(found)) => found,
+                Ok(None) => break,
+                Err(unavailable) => {
+                    failed.get_or_insert(unavailable);
+                    break;
                 }
             };
+            // If what follows fails, the others are asked.
+            remotes.retain(|other| !Arc::ptr_eq(other, &remote));
             let disk = |error: io::Error| {
                 tracing::error!("upstreams: '{}' cannot be written: {error}", small.kept());
                 Unavailable::new(5, format!("'{}' cannot be written", small.kept()))
             };
             let file = shared.kept.create().map_err(disk)?;
-            match receive(opened, &file) {
+            let wrong = |reason: String| Unavailable::new(5, format!("{}: {reason}", remote.url()));
+            match receive(body, &file) {
                 Ok(length) => {
-                    remote.cache.breaker.succeeded();
                     if let Err(error) = small.check(file.file()) {
-                        tracing::warn!("upstream {url}: this is not what was requested, and is not passed on: {error}");
-                        failed = Some(format!("{}: this is not what was requested: {error}", remote.url()));
+                        tracing::warn!(
+                            "upstream {}: '{}' is not what was requested, and is not passed on: {error}",
+                            remote.url(),
+                            small.url()
+                        );
+                        failed.get_or_insert_with(|| wrong(format!("this is not what was requested: {error}")));
                         continue;
                     }
                     let opened = file.file().try_clone().map_err(disk)?;
@@ -186,17 +187,46 @@ impl Upstreams {
                     return Ok(Some((opened, length)));
                 }
                 Err(ReceiveError::Upstream(error)) => {
-                    remote.cache.breaker.failed();
-                    failed = Some(format!("{}: {error}", remote.url()));
+                    remote.has_failed(None);
+                    failed.get_or_insert_with(|| wrong(error.to_string()));
                 }
                 Err(ReceiveError::Disk(error)) => return Err(disk(error)),
             }
         }
         match failed {
-            Some(reason) => Err(Unavailable::new(5, reason)),
+            Some(unavailable) => Err(unavailable),
             None => {
                 shared.note_absent(&small.url());
                 Ok(None)
+            }
+        }
+    }
+}
+
+impl Remote {
+    /// Asks for a small file by its URL.
+    fn small(self: &Arc<Self>, url: &str) -> Said<Box<dyn Read + Send>> {
+        let Ok(url) = self.url().child(url) else { return Said::Absent };
+        let began = Instant::now();
+        let answered = |has| self.health.answered(has, began.elapsed(), true);
+        match open_small_once(self.cache.client(), &url) {
+            Ok(Some(body)) => {
+                answered(true);
+                Said::Has(body)
+            }
+            Ok(None) => {
+                answered(false);
+                Said::Absent
+            }
+            Err(error @ HttpError::OutOfBounds { .. }) => {
+                tracing::warn!("upstream {url}: {error}");
+                Said::Absent
+            }
+            Err(error) => {
+                if !error.is_answer() {
+                    self.has_failed(error.retry_after());
+                }
+                Said::Failed(Unavailable::new(5, format!("{}: {error}", self.url())))
             }
         }
     }

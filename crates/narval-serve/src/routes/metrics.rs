@@ -91,6 +91,13 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
         for (result, count) in [("found", upstream.found), ("absent", upstream.absent), ("failed", upstream.failed)] {
             families.add(requests, &[labels[0], labels[1], ("result", result)], count);
         }
+        for (name, help, count) in [
+            ("narval_upstream_late", "Requests that an upstream did not answer in time", upstream.late),
+            ("narval_upstream_hedges", "Requests that were made because another upstream took long", upstream.hedges),
+            ("narval_upstream_used", "Answers of an upstream that were used", upstream.used),
+        ] {
+            families.add(Named::counter(name, help), &labels, count);
+        }
         let help = "Whether the upstream responds, as far as the last requests have shown";
         families.add(Named::gauge("narval_upstream_up", help), &labels, u8::from(upstream.is_up));
         let help = "Time to the first byte of an upstream's answer";
@@ -106,6 +113,8 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
     gauge("narval_upstream_kept_bytes", "Bytes that are kept of upstreams", figures.kept_bytes);
     gauge("narval_upstream_kept_limit_bytes", "The maximum of narval_upstream_kept_bytes", figures.kept_bytes_max);
     let mut counter = |name, help, value: u64| families.add(Named::counter(name, help), &[cache], value);
+    let help = "Narinfos that were answered with 404 because upstreams did not answer in time";
+    counter("narval_upstream_counted_absent", help, figures.counted_absent);
     counter("narval_upstream_kept_hits", "NARs of upstreams that were sent from what is kept", figures.kept_hits);
     counter("narval_upstream_kept_misses", "NARs that were fetched from upstreams", figures.kept_misses);
 }

@@ -45,8 +45,10 @@ const THROTTLED: Kind = warning("NarvalLoginsThrottled", "Clients of one address
 const DISK: Kind = warning("NarvalDiskFullSoon", "Nothing yet. When the disk is full, uploads are refused.");
 const QUOTA: Kind = warning("NarvalQuotaNearlyFull", "Nothing yet. When the quota is used up, uploads are refused.");
 const NOT_COLLECTED: Kind = warning("NarvalNotCollected", "Nothing; the cache grows.");
-const UPSTREAM: Kind =
-    warning("NarvalUpstreamDown", "503 for paths that only the upstream has; what is kept of it is served.");
+const UPSTREAM: Kind = warning(
+    "NarvalUpstreamDown",
+    "404 (503 with `upstream-when-down = \"unavailable\"`) for paths that only the upstream has; what is kept of it is served.",
+);
 const CERTIFICATE: Kind =
     critical("NarvalCertificateEnds", "Nothing yet. When it has ended, every client refuses the server.");
 const TOKEN: Kind = warning("NarvalTokenEnds", "Nothing yet. When it has ended, its owner gets 401.");

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::upstream::UpstreamOptions;
+use narval_cache::upstream::{Deadline, UpstreamOptions, WhenDown};
 use narval_client::{HostPattern, Netrc, Scheme, Url};
 use narval_nix::{PublicKey, TrustedKeys};
 
 use super::error::ConfigError;
 use super::key::{At, Key, Nested, table};
-use super::kinds::{boolean, duration, integer, parsed, path, size};
+use super::kinds::{boolean, choice, duration, integer, parsed, path, size};
 use crate::args::client::CACHE_NIXOS_ORG_KEY;
 
 /// The cache with a well-known key.
@@ -19,6 +19,11 @@ fn wait() -> Key<Duration> {
     duration(Duration::from_millis(100)..=Duration::from_secs(3600))
 }
 
+/// How long clients may wait for upstreams.
+fn absent_after() -> Key<Duration> {
+    duration(Duration::from_millis(10)..=Duration::from_secs(60))
+}
+
 table! {
     /// The upstreams of the cache at `/`.
     Upstreams {
@@ -26,13 +31,21 @@ table! {
         upstream: Vec<Upstream> = Nested::Table(None),
         /// Maximum size of stored upstream files; the least recently used are removed first
         upstream_size: At<u64> = size().or("20G").option("upstream-size", "SIZE"),
+        /// Time after which an upstream that has not answered counts as one that does not have the path, for this request alone; see
+        /// docs/cache.md#several-upstreams
+        upstream_absent_after: Duration = absent_after().or("800ms").option("upstream-absent-after", "TIME"),
+        /// What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams
+        upstream_when_down: WhenDown = choice(&[
+            ("absent", "that it does not exist (404): they go on, and Nix remembers it for an hour", WhenDown::Absent),
+            ("unavailable", "that the upstreams are unavailable (503): they try again, and fail at last", WhenDown::Unavailable),
+        ]).or("absent").option("upstream-when-down", "ANSWER"),
     }
 }
 
 table! {
     /// A binary cache that is asked for paths that another does not have.
     Upstream {
-        /// Binary cache to query, in order, for paths that this one does not have; its files are stored
+        /// Binary cache to query for paths that this one does not have; its files are stored
         ///
         /// Needs a data folder. Keys, priorities and credentials per upstream can be set in a configuration file.
         url: Url = parsed::<Url>("the address of a binary cache").option("upstream", "URL").nix("cacheUrl"),
@@ -40,7 +53,7 @@ table! {
         keys: Vec<PublicKey> = parsed::<PublicKey>("a public key, NAME:BASE64,").option("upstream-key", "KEY").nix("publicKey"),
         /// Whether a signature by one of the keys is required
         require_signatures: bool = boolean().or("true"),
-        /// The lowest is asked first, equal ones in the order of the file
+        /// An answer of the lowest is preferred, and of equal ones, the first answer is used; see docs/cache.md#several-upstreams
         priority: i64 = integer(0..=1_000_000).or("50"),
         /// netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one)
         netrc_file: Option<At<PathBuf>> = path().nix("secret"),
@@ -51,6 +64,13 @@ table! {
         timeout: Duration = wait().or("5s"),
         /// Time after which a download that makes no progress is aborted
         stall_timeout: Duration = wait().or("30s"),
+    }
+}
+
+impl Upstreams {
+    /// How long clients of all caches wait for their upstreams, and what they are told then.
+    pub const fn deadline(&self) -> Deadline {
+        Deadline { absent_after: self.upstream_absent_after, when_down: self.upstream_when_down }
     }
 }
 

@@ -62,6 +62,8 @@ fn an_overload_is_seen() {
         &format!("http://{address}"),
         "--upstream-key",
         "x-1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+        "--upstream-when-down",
+        "unavailable",
     ]);
     browser.open(&format!("{}{STATUS}", lab.server.url()), "Idle.");
     let is_over = Arc::new(AtomicBool::new(false));

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use narval_cache::upstream::{UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
+use narval_cache::upstream::{Deadline, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
 use narval_keep::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
@@ -48,7 +48,7 @@ struct Served {
     /// Settings to write to the data folder when the service takes effect: the old ones and the new ones.
     settings: Option<(Cache, Arc<CacheSettings>, CacheSettings)>,
     /// The same for the upstreams.
-    upstreams: Option<(Upstreams, Vec<UpstreamOptions>, u64)>,
+    upstreams: Option<(Upstreams, Vec<UpstreamOptions>, Deadline, u64)>,
 }
 
 impl Opened {
@@ -94,6 +94,7 @@ impl Opened {
             folder,
             bytes_max,
             upstreams,
+            deadline: told.deadline,
             store_dir: store_dir.clone(),
             waiting: self.waiting.clone(),
         });
@@ -181,8 +182,8 @@ impl Services {
             {
                 tracing::warn!("cache '{}': {warning}", cache.name());
             }
-            if let Some((upstreams, options, size)) = served.upstreams.take() {
-                upstreams.replace(options, size);
+            if let Some((upstreams, options, deadline, size)) = served.upstreams.take() {
+                upstreams.replace(options, deadline, size);
             }
             if served.is_new {
                 served.service.take_effect();
@@ -290,12 +291,12 @@ impl Served {
         let settings = told.settings(&before)?;
         let public = settings.public;
         let upstreams = opened.upstreams(told, &settings.store_dir)?;
-        let of_upstreams = |told: &CacheToServe| (told.cache.upstream.clone(), told.cache.upstream_size);
+        let of_upstreams = |told: &CacheToServe| (told.cache.upstream.clone(), told.cache.upstream_size, told.deadline);
         let last_upstreams = last.as_ref().map(|(last, _)| of_upstreams(&last.told));
         let replaced = match &upstreams {
             Some(upstreams) if last_upstreams != Some(of_upstreams(told)) => {
                 let (options, size) = told.upstream_options()?;
-                Some((upstreams.clone(), options, size))
+                Some((upstreams.clone(), options, told.deadline, size))
             }
             _ => None,
         };
@@ -324,7 +325,7 @@ impl Served {
         &self,
         told: &CacheToServe,
         settings: Option<(Cache, Arc<CacheSettings>, CacheSettings)>,
-        upstreams: Option<(Upstreams, Vec<UpstreamOptions>, u64)>,
+        upstreams: Option<(Upstreams, Vec<UpstreamOptions>, Deadline, u64)>,
     ) -> Self {
         let service = self.service.clone();
         Self { told: told.clone(), public: self.public, service, is_new: false, settings, upstreams }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use narval_cache::upstream::UpstreamOptions;
+use narval_cache::upstream::{Deadline, UpstreamOptions};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_keep::{CacheName, CacheSettings, Place, Redirect};
@@ -54,6 +54,8 @@ pub(crate) struct ServerWide {
 pub(crate) struct CacheToServe {
     /// Its section, with what it has from the top of the file.
     pub(crate) cache: Cache,
+    /// How long clients wait for its upstreams.
+    pub(crate) deadline: Deadline,
     sign_keys: Vec<SignKey>,
 }
 
@@ -96,7 +98,9 @@ impl Settings {
             redirect: config.redirect.value,
             oidc: config.oidc.clone(),
         };
-        let caches = config.caches().into_iter().map(CacheToServe::new).collect::<Result<_, _>>()?;
+        let deadline = config.upstreams.deadline();
+        let caches =
+            config.caches().into_iter().map(|cache| CacheToServe::new(cache, deadline)).collect::<Result<_, _>>()?;
         let tls = config.tls.config(Vec::new()).map_err(Failure::usage)?;
         Ok(Self { config, keys, limits, tls, wide, caches })
     }
@@ -124,13 +128,13 @@ impl ServerWide {
 }
 
 impl CacheToServe {
-    fn new(cache: Cache) -> Result<Self, Failure> {
+    fn new(cache: Cache, deadline: Deadline) -> Result<Self, Failure> {
         let read = |at: &At<PathBuf>| {
             let key = read_secret_key(&at.value);
             key.map(SignKey).map_err(|failure| Failure::usage(at.origin.error("sign-keys", failure)))
         };
         let sign_keys = cache.sign_keys.iter().flatten().map(read).collect::<Result<_, _>>()?;
-        Ok(Self { cache, sign_keys })
+        Ok(Self { cache, deadline, sign_keys })
     }
 
     /// The keys that it signs with.

@@ -31,11 +31,12 @@ impl Status<'_> {
                             tr {
                                 td.u { (plain(&upstream.url)) }
                                 td.s {
-                                    @if upstream.is_up { span.good { "● up" } }
+                                    @if upstream.is_doubtful && upstream.is_up { span.bad { "▲ slow or failing" } }
+                                    @else if upstream.is_up { span.good { "● up" } }
                                     @else { span.bad { "▲ down" } @if let Some(since) = since(&upstream.url) { ", first seen " (ago(since)) } }
                                 }
                                 td.n {
-                                    @if upstream.answers > 0 { (upstream.time.as_millis() / u128::from(upstream.answers)) " ms" }
+                                    @if let Some(usual) = upstream.usual { (usual.as_millis()) " ms" }
                                     @else { (if upstream.failed > 0 { "no answer" } else { "not asked" }) }
                                 }
                                 td.n {

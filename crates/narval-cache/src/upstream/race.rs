@@ -1,0 +1,216 @@
+//! The one way in which several upstreams are asked for the same thing.
+//!
+//! - They are asked by `priority`, and those of the same priority by what is to be expected of them ([`Health::promise`]).
+//! - The next one is asked when one says that it has nothing, or fails; and also when one takes longer than 95 % of its last
+//!   answers did, as far as [`Budget`] allows. When half of the time is over, all are asked that are left.
+//! - An answer of a lower priority waits until those of higher ones have answered, or the time is over. So time decides between
+//!   upstreams of the same priority, and never between others: operators who do not care which one is used give them the same.
+//! - One that failed or was late is doubtful until it has answered a probe: it is asked after all others, and none waits for it.
+//! - What was not answered in time is unknown. Nobody may remember it as an absence.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use narval_client::request_id;
+use narval_files::{served_client, work_for};
+
+use super::Unavailable;
+use super::health::{Budget, Health, Standing};
+use super::remote::Remote;
+
+/// The shortest time before another upstream is asked, too: the machine may have been busy.
+const HEDGE_MIN: Duration = Duration::from_millis(10);
+/// The part of the time after which another is asked, too, while the 95th percentile is not known.
+const HEDGE_UNKNOWN: u32 = 8;
+
+/// What one upstream answers.
+pub(super) enum Said<T> {
+    /// It has it.
+    Has(T),
+    /// It does not have it, or nothing that is accepted.
+    Absent,
+    /// It is not known whether it has it.
+    Failed(Unavailable),
+}
+
+/// One upstream in a race.
+struct Runner<T> {
+    remote: Arc<Remote>,
+    standing: Standing,
+    state: State<T>,
+}
+
+enum State<T> {
+    Waits,
+    Runs(Instant),
+    Has(T),
+    Lost,
+}
+
+/// Asks these upstreams within a time; returns the answer, and whose it is. `None`: none of them has it.
+///
+/// # Errors
+/// One that may have it has failed, or has not answered in time.
+pub(super) fn race<T: Send + 'static>(
+    remotes: &[Arc<Remote>],
+    hedges: &Budget,
+    within: Duration,
+    ask: impl Fn(&Arc<Remote>) -> Said<T> + Clone + Send + 'static,
+) -> Result<Option<(Arc<Remote>, T)>, Unavailable> {
+    hedges.earn();
+    let mut failed = None;
+    let mut runners = runners(remotes, &mut failed);
+    let (sender, receiver) = mpsc::channel();
+    let begun = Instant::now();
+    let (half, deadline) = (begun + within / 2, begun + within);
+    let mut hedge_at = half;
+    loop {
+        if let Some(at) = best(&runners, true) {
+            return Ok(finish(runners, at));
+        }
+        let now = Instant::now();
+        let next = runners.iter().position(|runner| matches!(runner.state, State::Waits));
+        let runs = runners.iter().any(|runner| matches!(runner.state, State::Runs(_)));
+        let holds = runners.iter().any(|runner| matches!(runner.state, State::Has(_)));
+        if let Some(next) = next
+            && now < deadline
+            && !holds
+        {
+            let is_hedge = runs && now < half;
+            if !is_hedge || now >= hedge_at && hedges.spend() {
+                if let Some(runner) = runners.get_mut(next) {
+                    if is_hedge {
+                        runner.remote.counts.hedged();
+                    }
+                    hedge_at = half.min(now + hedge_after(&runner.remote.health, within));
+                    runner.state = State::Runs(now);
+                    let (remote, ask, sender) = (Arc::clone(&runner.remote), ask.clone(), sender.clone());
+                    // The receiver is gone if another one was faster: this answer is not needed then.
+                    let started = start(remote, ask, move |said| drop(sender.send((next, said))));
+                    if let Err(unavailable) = started {
+                        runner.state = State::Lost;
+                        failed.get_or_insert(unavailable);
+                    }
+                }
+                continue;
+            }
+            if now >= hedge_at {
+                hedge_at = half;
+            }
+        }
+        if !runs {
+            break;
+        }
+        let until = if next.is_some() && !holds && now < half { hedge_at } else { deadline };
+        match receiver.recv_timeout(until.saturating_duration_since(now)) {
+            Ok((at, said)) => {
+                let Some(runner) = runners.get_mut(at) else { continue };
+                runner.state = match said {
+                    Said::Has(what) => State::Has(what),
+                    Said::Absent => State::Lost,
+                    Said::Failed(unavailable) => {
+                        failed.get_or_insert(unavailable);
+                        State::Lost
+                    }
+                };
+            }
+            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+            // This function has a sender.
+            Err(_) => {
+                late(&runners, within, &mut failed);
+                break;
+            }
+        }
+    }
+    match (best(&runners, false), failed) {
+        (Some(at), _) => Ok(finish(runners, at)),
+        (None, Some(unavailable)) => Err(unavailable),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Those that may be asked, in the order in which they are.
+fn runners<T>(remotes: &[Arc<Remote>], failed: &mut Option<Unavailable>) -> Vec<Runner<T>> {
+    let mut list: Vec<_> = remotes
+        .iter()
+        .map(|remote| (remote.health.standing(), remote.cache.priority(), -remote.health.promise(), Arc::clone(remote)))
+        .collect();
+    list.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
+    let mut runners = Vec::new();
+    for (standing, _, _, remote) in list {
+        if standing == Standing::Down {
+            let seconds = remote.health.rests_for().as_secs().max(10);
+            failed.get_or_insert_with(|| Unavailable::new(seconds, format!("{} does not respond", remote.url())));
+        } else {
+            runners.push(Runner { remote, standing, state: State::Waits });
+        }
+    }
+    runners
+}
+
+/// The answer to use. With `waits`, none while one of a higher priority, that is not doubtful, may still answer.
+fn best<T>(runners: &[Runner<T>], waits: bool) -> Option<usize> {
+    let has = |runner: &&Runner<T>| matches!(runner.state, State::Has(_));
+    let priority = runners.iter().filter(has).map(|runner| runner.remote.cache.priority()).min()?;
+    let may_answer = |runner: &Runner<T>| {
+        runner.remote.cache.priority() < priority
+            && runner.standing == Standing::Good
+            && matches!(runner.state, State::Runs(_))
+    };
+    if waits && runners.iter().any(may_answer) {
+        return None;
+    }
+    runners.iter().position(|runner| has(&runner) && runner.remote.cache.priority() == priority)
+}
+
+fn finish<T>(mut runners: Vec<Runner<T>>, at: usize) -> Option<(Arc<Remote>, T)> {
+    for runner in &runners {
+        if let State::Runs(since) = runner.state {
+            runner.remote.health.overtaken(since.elapsed());
+        }
+    }
+    let Runner { remote, state, .. } = runners.swap_remove(at);
+    match state {
+        State::Has(what) => {
+            remote.counts.won();
+            Some((remote, what))
+        }
+        _ => None,
+    }
+}
+
+/// Those that have had half of the time, or nearly so, were too slow. One that was asked at last has done nothing wrong.
+fn late<T>(runners: &[Runner<T>], within: Duration, failed: &mut Option<Unavailable>) {
+    for runner in runners {
+        let State::Runs(since) = runner.state else { continue };
+        let reason = format!("{} has not answered within {} ms", runner.remote.url(), within.as_millis());
+        if since.elapsed() >= within.mul_f64(0.4) {
+            tracing::warn!("upstream {reason}");
+            runner.remote.is_late();
+        }
+        failed.get_or_insert_with(|| Unavailable::new(5, reason));
+    }
+}
+
+fn hedge_after(health: &Health, within: Duration) -> Duration {
+    health.p95().unwrap_or(within / HEDGE_UNKNOWN).max(HEDGE_MIN)
+}
+
+/// Asks one upstream on a thread of its own, which ends with the request: nobody may have the patience to wait for that.
+fn start<T: Send + 'static>(
+    remote: Arc<Remote>,
+    ask: impl Fn(&Arc<Remote>) -> Said<T> + Send + 'static,
+    answer: impl FnOnce(Said<T>) + Send + 'static,
+) -> Result<(), Unavailable> {
+    let busy = || Unavailable::new(5, format!("too many requests to {} are not answered yet", remote.url()));
+    let permit = remote.asked.take().ok_or_else(busy)?;
+    let (id, client) = (request_id::current(), served_client());
+    let run = move || {
+        let (_permit, _client, _entered) = (permit, work_for(client), request_id::enter(id));
+        answer(ask(&remote));
+    };
+    let started = thread::Builder::new().name("ask-upstream".into()).spawn(run);
+    started.map(drop).map_err(|error| Unavailable::new(5, error.to_string()))
+}
