@@ -197,7 +197,7 @@ fn dead_upstreams_are_absent_until_they_come_back() {
     for path in &here {
         name(&upstreams, path);
     }
-    // Three requests are late, and none after them.
+    // Two requests are late, and none after them.
     assert!(begun.elapsed() < 6 * ABSENT_AFTER, "{:?}", begun.elapsed());
     assert!(upstreams.figures().counted_absent >= 100 && upstreams.available().0 == 0);
     let back = Upstream::start_at(address, key);

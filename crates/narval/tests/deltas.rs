@@ -758,7 +758,8 @@ fn a_near_server_fetches_deltas_and_gives_stock_nix_whole_nars() {
     let far = Server::narval(&versions.store, &[]);
     let line = Line::start(far.address, 2_500_000);
     let (data, config) = (versions.store.path("near"), versions.store.path("near.toml"));
-    fs::write(&config, format!("[[upstream]]\nurl = \"{}\"\nrequire-signatures = false\n", line.url())).unwrap();
+    let upstream = format!("[[upstream]]\nurl = \"{}\"\nrequire-signatures = false\n", line.url());
+    fs::write(&config, format!("upstream-absent-after = \"1m\"\n{upstream}")).unwrap();
     let near = || {
         let mut command = Command::new(NARVAL);
         command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(&data).arg("--config").arg(&config);

@@ -420,7 +420,7 @@ fn an_upstream_leads_to_no_other_server_and_shows_none_to_anybody() {
     let (upstream, _) = answers(redirect(&format!("http://127.0.0.1:{port}/log")));
     let store = Store::new();
     let config = format!(
-        "listen = '127.0.0.1:0'\ndata = 'data'\n\n[[upstream]]\nurl = 'http://{upstream}'\nrequire-signatures = false\n\
+        "listen = '127.0.0.1:0'\ndata = 'data'\nupstream-absent-after = '1m'\n\n[[upstream]]\nurl = 'http://{upstream}'\nrequire-signatures = false\n\
          redirect-hosts = ['127.0.0.1:{port}']\n"
     );
     std::fs::write(store.path("narval.toml"), config).unwrap();

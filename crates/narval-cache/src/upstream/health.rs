@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use narval_client::clock;
 use parking_lot::Mutex;
 
-/// Consecutive failures after which it is not asked, except for probes.
+/// Consecutive failures after which it is not asked, except for probes. One that had clients wait counts as two.
 const FAILURES_MAX: u32 = 3;
 /// The longest time that a `Retry-After` is honoured for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
@@ -36,6 +36,8 @@ pub(super) struct Health(Mutex<State>);
 #[derive(Default)]
 struct State {
     failures: u32,
+    /// When it was found to be late for the last time.
+    late_at: Option<Instant>,
     /// Until when it has asked not to be asked.
     rests_until: Option<Instant>,
     /// Whether a thread finds out when it answers again.
@@ -95,14 +97,24 @@ impl Health {
         }
     }
 
-    /// Records a failure, or that there was no answer in time. Returns whether somebody must probe it from now on.
+    /// Records a failure. Returns whether somebody must probe it from now on.
     pub(super) fn failed(&self, retry_after: Option<Duration>) -> bool {
         let mut state = self.0.lock();
-        state.failures = state.failures.saturating_add(1);
         if let Some(asked) = retry_after {
             state.rests_until = Some(clock::instant() + asked.min(RETRY_AFTER_MAX));
         }
-        !std::mem::replace(&mut state.is_probed, true)
+        state.failed(1)
+    }
+
+    /// Records that there was no answer in time to what was asked then. Those that were asked at the same time count once: this
+    /// machine may have stood still for a moment. Returns the same as [`failed`](Self::failed).
+    pub(super) fn late(&self, since: Instant) -> bool {
+        let mut state = self.0.lock();
+        if state.late_at.is_some_and(|at| since < at) {
+            return state.failed(0);
+        }
+        state.late_at = Some(Instant::now());
+        state.failed(2)
     }
 
     /// For how long it has asked not to be asked.
@@ -150,6 +162,11 @@ impl Health {
 }
 
 impl State {
+    fn failed(&mut self, times: u32) -> bool {
+        self.failures = self.failures.saturating_add(times);
+        self.failures > 0 && !std::mem::replace(&mut self.is_probed, true)
+    }
+
     fn took(&mut self, time: f64) {
         self.time = Some(self.time.map_or(time, |mean| mean + (time - mean) * WEIGHT));
     }
@@ -208,6 +225,17 @@ mod tests {
         health.answered(false, MS, true);
         assert_eq!(health.standing(), Standing::Good);
         assert!(health.ends_probing() && health.failed(None));
+    }
+
+    #[test]
+    fn requests_that_are_late_together_are_late_once() {
+        let (health, asked) = (Health::default(), Instant::now());
+        for _ in 0..50 {
+            health.late(asked);
+        }
+        assert_eq!(health.standing(), Standing::Doubtful);
+        health.late(Instant::now());
+        assert_eq!(health.standing(), Standing::Down);
     }
 
     #[test]

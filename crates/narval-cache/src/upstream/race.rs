@@ -188,7 +188,7 @@ fn late<T>(runners: &[Runner<T>], within: Duration, failed: &mut Option<Unavaila
         let reason = format!("{} has not answered within {} ms", runner.remote.url(), within.as_millis());
         if since.elapsed() >= within.mul_f64(0.4) {
             tracing::warn!("upstream {reason}");
-            runner.remote.is_late();
+            runner.remote.is_late(since);
         }
         failed.get_or_insert_with(|| Unavailable::new(5, reason));
     }

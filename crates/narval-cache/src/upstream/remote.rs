@@ -172,10 +172,12 @@ impl Remote {
         }
     }
 
-    /// Records that it has not answered in time.
-    pub(super) fn is_late(self: &Arc<Self>) {
+    /// Records that it has not answered in time what was asked then.
+    pub(super) fn is_late(self: &Arc<Self>, since: Instant) {
         self.counts.late();
-        self.has_failed(None);
+        if self.health.late(since) {
+            probe::start(self);
+        }
     }
 
     /// A stored narinfo, if it is still trusted.

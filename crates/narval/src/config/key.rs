@@ -29,6 +29,7 @@ macro_rules! table {
     ($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])* $field:ident: $type:ty = $key:expr,)* }) => {
         $(#[doc = $about])*
         #[derive(Clone, Debug, PartialEq, Eq)]
+        #[allow(rustdoc::broken_intra_doc_links, reason = "what users read has brackets, like `[IPV6]:PORT`")]
         pub struct $name {
             /// Where the table stands.
             pub origin: $crate::config::Origin,

@@ -34,7 +34,7 @@ pub struct Loaded<T> {
 }
 
 /// A key that has a value: its own, or the default.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ReadKey {
     /// Its name with those of its tables.
     pub path: String,
@@ -43,6 +43,13 @@ pub struct ReadKey {
     /// The value as a text that differs if the value does.
     value: String,
     needs_restart: bool,
+}
+
+/// Without its value, which may have a password in it.
+impl std::fmt::Debug for ReadKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadKey").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 /// The keys that have another value than at the start, and will only take effect after a restart.

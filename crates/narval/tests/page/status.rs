@@ -64,6 +64,8 @@ fn an_overload_is_seen() {
         "x-1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
         "--upstream-when-down",
         "unavailable",
+        "--upstream-absent-after",
+        "800ms",
     ]);
     browser.open(&format!("{}{STATUS}", lab.server.url()), "Idle.");
     let is_over = Arc::new(AtomicBool::new(false));

@@ -147,7 +147,7 @@ fn a_push_hides_no_path_of_an_upstream() {
     let store = Store::new();
     let (own, _) = store.key("own-1");
     let text = format!(
-        "data = 'data'\nsign-keys = '{}'\n[[upstream]]\nurl = '{}'\nkeys = '{key}'\n",
+        "data = 'data'\nsign-keys = '{}'\nupstream-absent-after = '1m'\n[[upstream]]\nurl = '{}'\nkeys = '{key}'\n",
         own.display(),
         upstream.url()
     );

@@ -44,6 +44,11 @@ impl Server {
         for name in ["NIX_SECRET_KEY_FILE", "NIX_REMOTE", "NOTIFY_SOCKET", "JOURNAL_STREAM"] {
             command.env_remove(name);
         }
+        // A good upstream on a machine that is busy may need longer than the default.
+        let has = |option| command.get_args().any(|arg| arg == option);
+        if has("--upstream") && !has("--upstream-absent-after") {
+            command.args(["--upstream-absent-after", "1m"]);
+        }
         command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
