@@ -8,7 +8,7 @@
 //! use narval::config::ServeConfig;
 //!
 //! let config = ServeConfig::parse("narval.toml", "priority = 20\n").unwrap();
-//! assert_eq!(config.priority, Some(20));
+//! assert_eq!(config.priority.value, 20);
 //! let errors = ServeConfig::parse("narval.toml", "# Ours\nprioritty = 20\n").unwrap_err();
 //! assert_eq!(errors.to_string(), "narval.toml:2: unknown key 'prioritty'; did you mean 'priority'?");
 //! ```

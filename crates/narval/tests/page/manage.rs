@@ -301,7 +301,7 @@ fn the_cookie_is_for_tls_and_for_the_cache() {
         .output()
         .unwrap();
     let head = stdout(output);
-    assert!(head.contains("SameSite=Strict; Secure"), "{head}");
+    assert!(head.contains("; Secure; SameSite=Strict"), "{head}");
 }
 
 #[test]
