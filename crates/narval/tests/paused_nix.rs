@@ -107,7 +107,7 @@ fn a_paused_nix_keeps_a_response_that_it_cannot_resume() {
     let help = Command::new(NARVAL).args(["serve", "--help"]).output().unwrap();
     let help = stdout(help);
     let option = help.split("--stall-timeout").nth(1).unwrap();
-    assert!(option.split("[default: ").nth(1).unwrap().starts_with("3600]"), "{option}");
+    assert!(option.split("[default: ").nth(1).unwrap().starts_with("1h]"), "{option}");
     let log = store.path("access.log");
     let server = Server::narval(&store, &["--access-log", log.to_str().unwrap()]);
     // Made while it is sent, and then from a file.
