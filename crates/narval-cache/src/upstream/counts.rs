@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::health::{Health, Standing};
+use super::health::Standing;
 
 /// Upper bounds of the times to the first byte, in seconds.
 pub const SECONDS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
@@ -112,7 +112,7 @@ impl Counts {
         self.used.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn figures(&self, url: String, health: &Health) -> UpstreamFigures {
+    pub(super) fn figures(&self, url: String, standing: Standing, usual: Option<Duration>) -> UpstreamFigures {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut answers = 0;
         let mut times = [0; SECONDS.len()];
@@ -124,12 +124,12 @@ impl Counts {
         }
         UpstreamFigures {
             url,
-            is_up: health.standing() != Standing::Down,
-            is_doubtful: health.standing() != Standing::Good,
+            is_up: standing != Standing::Down,
+            is_doubtful: standing != Standing::Good,
             late: get(&self.late),
             hedges: get(&self.hedges),
             used: get(&self.used),
-            usual: health.usual(),
+            usual,
             found: get(&self.found),
             absent: get(&self.absent),
             failed: get(&self.failed),

@@ -138,7 +138,7 @@ impl Fetch {
                 }
             }
         };
-        let is_down = self.remote.health.standing() == Standing::Down;
+        let is_down = self.remote.standing() == Standing::Down;
         let body = match is_down.then(|| next(0)).flatten() {
             Some(body) => body,
             None => match self.open() {

@@ -36,8 +36,12 @@ pub(super) struct Health(Mutex<State>);
 #[derive(Default)]
 struct State {
     failures: u32,
+    /// The same of requests that were not answered in time.
+    late: u32,
     /// When it was found to be late for the last time.
     late_at: Option<Instant>,
+    /// The longest time within which it has not answered: nothing is known of those who wait longer.
+    late_within: Duration,
     /// Until when it has asked not to be asked.
     rests_until: Option<Instant>,
     /// Whether a thread finds out when it answers again.
@@ -61,10 +65,12 @@ impl Default for Share {
 }
 
 impl Health {
-    pub(super) fn standing(&self) -> Standing {
+    /// Whether to ask it for an answer that is needed within this time.
+    pub(super) fn standing(&self, within: Duration) -> Standing {
         let state = self.0.lock();
         let rests = state.rests_until.is_some_and(|until| clock::instant() < until);
-        match state.failures {
+        let late = if within > state.late_within { 0 } else { state.late };
+        match state.failures.saturating_add(late) {
             _ if rests => Standing::Down,
             0 => Standing::Good,
             FAILURES_MAX.. => Standing::Down,
@@ -85,7 +91,7 @@ impl Health {
         }
         state.at = (at + 1) % SAMPLES;
         if in_time {
-            (state.failures, state.rests_until) = (0, None);
+            (state.failures, state.late, state.late_within, state.rests_until) = (0, 0, Duration::ZERO, None);
         }
     }
 
@@ -103,18 +109,20 @@ impl Health {
         if let Some(asked) = retry_after {
             state.rests_until = Some(clock::instant() + asked.min(RETRY_AFTER_MAX));
         }
-        state.failed(1)
+        state.failures = state.failures.saturating_add(1);
+        state.must_be_probed()
     }
 
-    /// Records that there was no answer in time to what was asked then. Those that were asked at the same time count once: this
-    /// machine may have stood still for a moment. Returns the same as [`failed`](Self::failed).
-    pub(super) fn late(&self, since: Instant) -> bool {
+    /// Records that what was asked then was not answered within this time. Those that were asked at the same time count once:
+    /// this machine may have stood still for a moment. Returns the same as [`failed`](Self::failed).
+    pub(super) fn late(&self, since: Instant, within: Duration) -> bool {
         let mut state = self.0.lock();
-        if state.late_at.is_some_and(|at| since < at) {
-            return state.failed(0);
+        state.late_within = state.late_within.max(within);
+        if state.late_at.is_none_or(|at| since >= at) {
+            state.late_at = Some(Instant::now());
+            state.late = state.late.saturating_add(2);
         }
-        state.late_at = Some(Instant::now());
-        state.failed(2)
+        state.must_be_probed()
     }
 
     /// For how long it has asked not to be asked.
@@ -131,7 +139,7 @@ impl Health {
     /// Whether probing ends, because it answers again.
     pub(super) fn ends_probing(&self) -> bool {
         let mut state = self.0.lock();
-        if state.failures == 0 {
+        if !state.is_doubted() {
             state.is_probed = false;
         }
         !state.is_probed
@@ -162,9 +170,12 @@ impl Health {
 }
 
 impl State {
-    fn failed(&mut self, times: u32) -> bool {
-        self.failures = self.failures.saturating_add(times);
-        self.failures > 0 && !std::mem::replace(&mut self.is_probed, true)
+    const fn is_doubted(&self) -> bool {
+        self.failures > 0 || self.late > 0
+    }
+
+    const fn must_be_probed(&mut self) -> bool {
+        self.is_doubted() && !std::mem::replace(&mut self.is_probed, true)
     }
 
     fn took(&mut self, time: f64) {
@@ -213,17 +224,17 @@ mod tests {
     #[test]
     fn an_answer_in_time_ends_doubts_and_a_late_one_does_not() {
         let health = Health::default();
-        assert_eq!(health.standing(), Standing::Good);
+        assert_eq!(health.standing(MS), Standing::Good);
         assert!(health.failed(None), "somebody must probe it");
         assert!(!health.failed(None), "one is enough");
-        assert_eq!(health.standing(), Standing::Doubtful);
+        assert_eq!(health.standing(MS), Standing::Doubtful);
         health.answered(true, MS, false);
-        assert_eq!(health.standing(), Standing::Doubtful);
+        assert_eq!(health.standing(MS), Standing::Doubtful);
         health.failed(None);
-        assert_eq!(health.standing(), Standing::Down);
+        assert_eq!(health.standing(MS), Standing::Down);
         assert!(!health.ends_probing());
         health.answered(false, MS, true);
-        assert_eq!(health.standing(), Standing::Good);
+        assert_eq!(health.standing(MS), Standing::Good);
         assert!(health.ends_probing() && health.failed(None));
     }
 
@@ -231,18 +242,21 @@ mod tests {
     fn requests_that_are_late_together_are_late_once() {
         let (health, asked) = (Health::default(), Instant::now());
         for _ in 0..50 {
-            health.late(asked);
+            health.late(asked, MS);
         }
-        assert_eq!(health.standing(), Standing::Doubtful);
-        health.late(Instant::now());
-        assert_eq!(health.standing(), Standing::Down);
+        assert_eq!(health.standing(MS), Standing::Doubtful);
+        health.late(Instant::now(), MS);
+        assert_eq!(health.standing(MS), Standing::Down);
+        assert_eq!(health.standing(2 * MS), Standing::Good, "nothing is known of those who wait longer");
+        health.late(asked, Duration::MAX);
+        assert_eq!(health.standing(Duration::MAX), Standing::Down);
     }
 
     #[test]
     fn retry_after_is_honoured() {
         let health = Health::default();
         health.failed(Some(Duration::from_secs(3600)));
-        assert_eq!(health.standing(), Standing::Down);
+        assert_eq!(health.standing(MS), Standing::Down);
         assert!(health.rests_for() <= RETRY_AFTER_MAX && health.rests_for() > Duration::from_secs(200));
     }
 

@@ -239,13 +239,15 @@ impl Upstreams {
     /// How many upstreams respond, as far as their last requests have shown, and how many there are.
     pub fn available(&self) -> (usize, usize) {
         let remotes = Arc::clone(&self.shared.remotes.read());
-        let failing = remotes.iter().filter(|remote| remote.health.standing() == Standing::Down).count();
+        let failing = remotes.iter().filter(|remote| remote.standing() == Standing::Down).count();
         (remotes.len() - failing, remotes.len())
     }
 
     /// What the requests to them have come to, and what is kept.
     pub fn figures(&self) -> UpstreamsFigures {
-        let figures = |remote: &Arc<Remote>| remote.counts.figures(remote.url().to_string(), &remote.health);
+        let figures = |remote: &Arc<Remote>| {
+            remote.counts.figures(remote.url().to_string(), remote.standing(), remote.health.usual())
+        };
         UpstreamsFigures {
             upstreams: self.shared.remotes().iter().map(figures).collect(),
             counted_absent: self.shared.counted_absent.load(Ordering::Relaxed),

@@ -106,7 +106,7 @@ impl Shared {
         kept: &str,
         fills: &mut HashMap<String, Arc<Fill>>,
     ) -> Result<Arc<Fill>, Unavailable> {
-        if known.remote.health.standing() == Standing::Down && self.remotes().len() == 1 {
+        if known.remote.standing() == Standing::Down && self.remotes().len() == 1 {
             return Err(Unavailable::new(10, format!("{} does not respond", known.remote.url())));
         }
         let permit = self.fetches.take().ok_or_else(Self::busy)?;

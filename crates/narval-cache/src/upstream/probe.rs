@@ -38,7 +38,7 @@ fn run(remote: &Weak<Remote>) {
         }
         // What was asked for last shows most: the rest of the upstream may work.
         drop(remote.narinfo(remote.last()));
-        if remote.health.standing() == Standing::Good {
+        if remote.standing() == Standing::Good {
             tracing::info!("upstream {} answers again", remote.url());
         }
         after = (after * 2).min(PROBE_AFTER_MAX);

@@ -6,6 +6,7 @@
 //! - An answer of a lower priority waits until those of higher ones have answered, or the time is over. So time decides between
 //!   upstreams of the same priority, and never between others: operators who do not care which one is used give them the same.
 //! - One that failed or was late is doubtful until it has answered a probe: it is asked after all others, and none waits for it.
+//!   One that was late within a second is in no doubt for those who wait for a minute.
 //! - What was not answered in time is unknown. Nobody may remember it as an absence.
 
 use std::sync::Arc;
@@ -61,7 +62,7 @@ pub(super) fn race<T: Send + 'static>(
 ) -> Result<Option<(Arc<Remote>, T)>, Unavailable> {
     hedges.earn();
     let mut failed = None;
-    let mut runners = runners(remotes, &mut failed);
+    let mut runners = runners(remotes, within, &mut failed);
     let (sender, receiver) = mpsc::channel();
     let begun = Instant::now();
     let (half, deadline) = (begun + within / 2, begun + within);
@@ -132,10 +133,12 @@ pub(super) fn race<T: Send + 'static>(
 }
 
 /// Those that may be asked, in the order in which they are.
-fn runners<T>(remotes: &[Arc<Remote>], failed: &mut Option<Unavailable>) -> Vec<Runner<T>> {
+fn runners<T>(remotes: &[Arc<Remote>], within: Duration, failed: &mut Option<Unavailable>) -> Vec<Runner<T>> {
     let mut list: Vec<_> = remotes
         .iter()
-        .map(|remote| (remote.health.standing(), remote.cache.priority(), -remote.health.promise(), Arc::clone(remote)))
+        .map(|remote| {
+            (remote.health.standing(within), remote.cache.priority(), -remote.health.promise(), Arc::clone(remote))
+        })
         .collect();
     list.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
     let mut runners = Vec::new();
@@ -188,7 +191,7 @@ fn late<T>(runners: &[Runner<T>], within: Duration, failed: &mut Option<Unavaila
         let reason = format!("{} has not answered within {} ms", runner.remote.url(), within.as_millis());
         if since.elapsed() >= within.mul_f64(0.4) {
             tracing::warn!("upstream {reason}");
-            runner.remote.is_late(since);
+            runner.remote.is_late(since, within);
         }
         failed.get_or_insert_with(|| Unavailable::new(5, reason));
     }

@@ -142,9 +142,12 @@ impl Remote {
                     CacheError::Fetch { source, .. } if source.is_answer() => answered(Asked::Failed),
                     CacheError::Fetch { source, .. } => {
                         self.counts.add(Asked::Failed, time);
-                        // If it was late before it failed, that was recorded.
-                        if time <= in_time || self.health.standing() == Standing::Good {
-                            self.has_failed(source.retry_after());
+                        let retry_after = source.retry_after();
+                        if time <= in_time || retry_after.is_some() {
+                            self.has_failed(retry_after);
+                        } else {
+                            // It counts as late even for those who wait longest, and once if it has counted as late already.
+                            self.probe_if(self.health.late(began, Duration::MAX));
                         }
                     }
                     // Nor does a page of a proxy, or another invalid answer, say that it does not have the path.
@@ -167,15 +170,22 @@ impl Remote {
 
     /// Records a failure. A thread finds out when it answers again.
     pub(super) fn has_failed(self: &Arc<Self>, retry_after: Option<Duration>) {
-        if self.health.failed(retry_after) {
-            probe::start(self);
-        }
+        self.probe_if(self.health.failed(retry_after));
     }
 
-    /// Records that it has not answered in time what was asked then.
-    pub(super) fn is_late(self: &Arc<Self>, since: Instant) {
+    /// Whether clients may ask it.
+    pub(super) fn standing(&self) -> Standing {
+        self.health.standing(self.in_time)
+    }
+
+    /// Records that it has not answered within this time what was asked then.
+    pub(super) fn is_late(self: &Arc<Self>, since: Instant, within: Duration) {
         self.counts.late();
-        if self.health.late(since) {
+        self.probe_if(self.health.late(since, within));
+    }
+
+    fn probe_if(self: &Arc<Self>, must: bool) {
+        if must {
             probe::start(self);
         }
     }
