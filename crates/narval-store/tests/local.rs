@@ -3,6 +3,7 @@
 
 mod lab;
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -486,4 +487,23 @@ fn killed_at_any_moment() {
     assert_eq!(check(), source.infos.len());
     nix_store(Nix::New, &uri, &["--verify", "--check-contents"]);
     assert!(names(&config(&uri).real_store_dir).iter().all(|name| !name.contains("-narval-tmp-")));
+}
+
+#[test]
+fn what_is_added_has_the_path_that_nix_gives_it() {
+    let lab = Lab::new(Nix::New);
+    let tree = lab.dir.path().join("tree");
+    odd_tree(&tree);
+    let expected = lab.add(&tree);
+    let root = lab.dir.path().join("mine");
+    let store = LocalStore::open(StoreConfig::for_root(&root).unwrap()).unwrap();
+    let add = |go_on| store.add(&tree, &"tree".parse().unwrap(), BTreeSet::new(), go_on);
+    add(&|| Err(std::io::ErrorKind::Interrupted.into())).unwrap_err();
+    for _ in 0..2 {
+        let info = add(&|| Ok(())).unwrap();
+        assert_eq!(info.path, expected);
+        store.register(&[info]).unwrap();
+    }
+    drop(store);
+    nix_store(Nix::New, root.to_str().unwrap(), &["--verify", "--check-contents"]);
 }

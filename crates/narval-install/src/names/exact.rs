@@ -3,8 +3,9 @@
 //! The index is one file in a store path `narval-names-TIME`, so that caches keep, sign, send and collect it as any other path. Unlike with other paths,
 //! its contents do not vouch for it: a trusted key must have signed it.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,8 @@ use narval_cache::{Caches, Found, Wanted};
 use narval_client::{Client, Scheme, Url};
 use narval_files::TemporaryFile;
 use narval_names::{Index, NamesError};
-use narval_nix::content_address::{ContentAddress, Method};
-use narval_nix::{Hash, PathInfo, Sha256Hasher, StorePath, StorePathName, TrustedKeys};
-use narval_store::{LocalStore, NarReader, Prepared, StoreConfig, lock_file};
+use narval_nix::{PathInfo, StorePath, StorePathName, TrustedKeys};
+use narval_store::{LocalStore, StoreConfig, lock_file};
 
 use super::caches::{Query, search};
 use super::channel::{Channel, NamesFolder, TEMPORARY, file_name, names_error};
@@ -140,47 +140,9 @@ pub fn prepare_exact(file: &Path, root: &Path) -> Result<(Destination, PathInfo)
     };
     let config = StoreConfig::for_root(root).map_err(|error| Error::Usage(error.to_string()))?;
     let store = LocalStore::open(config.clone())?;
-    let failed = |error: io::Error| Error::file("read", file, error);
-    let (mut hasher, mut nar_size) = (Sha256Hasher::new(), 0);
-    pieces(file, |piece| {
-        hasher.update(piece);
-        nar_size += piece.len() as u64;
-        Ok(())
-    })
-    .map_err(failed)?;
-    let nar_hash = hasher.finish();
-    let invalid = |error: &dyn std::fmt::Display| Error::Usage(format!("{}: {error}", file.display()));
-    let name = StorePathName::parse(&format!("{PACKAGE}-{made}")).map_err(|error| invalid(&error))?;
-    let ca = ContentAddress::new(Method::Nar, Hash::from(nar_hash)).map_err(|error| invalid(&error))?;
-    let references = std::collections::BTreeSet::new();
-    let path = ca.store_path(store.store_dir(), &name, &references, false).map_err(|error| invalid(&error))?;
-    let info = PathInfo {
-        path,
-        nar_hash,
-        nar_size,
-        references,
-        deriver: None,
-        registration_time: 0,
-        ultimate: true,
-        signatures: Vec::new(),
-        ca: Some(ca),
-    };
-    if let Prepared::Missing(mut incoming) = store.prepare(&info)? {
-        pieces(file, |piece| incoming.write(piece).map_err(io::Error::other)).map_err(failed)?;
-        incoming.commit()?;
-    }
+    let name = StorePathName::parse(&format!("{PACKAGE}-{made}"));
+    let name = name.map_err(|error| Error::Usage(format!("{}: {error}", file.display())))?;
+    let info = store.add(file, &name, BTreeSet::new(), &|| Ok(()))?;
     store.register(std::slice::from_ref(&info))?;
     Ok((Destination::new(config), info))
-}
-
-/// The NAR of a file, piece by piece.
-fn pieces(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let mut nar = NarReader::open(path)?;
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        match nar.read(&mut buffer)? {
-            0 => return Ok(()),
-            got => take(buffer.get(..got).unwrap_or_default())?,
-        }
-    }
 }

@@ -7,6 +7,7 @@
 //! transaction is committed. A killed process leaves temporary names and complete but invalid paths behind; the next
 //! process finds both. Locked files, never process ids, show what belongs to a living process.
 
+mod add;
 mod collect;
 mod disk_usage;
 mod graph;

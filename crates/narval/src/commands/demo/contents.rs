@@ -1,13 +1,12 @@
 //! The contents of the demo's store: files of this machine, with real references between them.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use narval_nix::content_address::{ContentAddress, Method};
-use narval_nix::{Hash, PathInfo, Sha256Hasher, StorePath, StorePathName};
-use narval_store::{LocalStore, NarReader, Prepared};
+use narval_nix::{PathInfo, StorePath, StorePathName};
+use narval_store::LocalStore;
 
 use crate::Failure;
 use crate::ui::signals::Interrupt;
@@ -73,49 +72,13 @@ impl Builder<'_> {
         let failed = |error: &dyn std::fmt::Display| Failure::runtime(format!("cannot create '{name}': {error}"));
         let from = self.scratch.join(name);
         let entries = fill(&from).map_err(|error| failed(&error))?;
-        let (mut hasher, mut nar_size) = (Sha256Hasher::new(), 0);
-        pieces(&from, |piece| {
-            self.interrupt.check()?;
-            hasher.update(piece);
-            nar_size += piece.len() as u64;
-            Ok(())
-        })
-        .map_err(|error| failed(&error))?;
-        let nar_hash = hasher.finish();
-        let store_name = StorePathName::parse(name).map_err(|error| failed(&error))?;
-        let ca = ContentAddress::new(Method::Nar, Hash::from(nar_hash)).map_err(|error| failed(&error))?;
+        let name = StorePathName::parse(name).map_err(|error| failed(&error))?;
         let references = references.iter().map(|path| (*path).clone()).collect();
-        let path =
-            ca.store_path(self.store.store_dir(), &store_name, &references, false).map_err(|error| failed(&error))?;
-        let info = PathInfo {
-            path: path.clone(),
-            nar_hash,
-            nar_size,
-            references,
-            deriver: None,
-            registration_time: 0,
-            ultimate: true,
-            signatures: Vec::new(),
-            ca: Some(ca),
-        };
-        if let Prepared::Missing(mut incoming) = self.store.prepare(&info).map_err(|error| failed(&error))? {
-            pieces(&from, |piece| incoming.write(piece).map_err(io::Error::other)).map_err(|error| failed(&error))?;
-            incoming.commit().map_err(|error| failed(&error))?;
-        }
+        let info = self.store.add(&from, &name, references, &|| self.interrupt.check());
+        let info = info.map_err(|error| failed(&error))?;
+        let path = info.path.clone();
         self.made.push(Made { info, entries });
         Ok(path)
-    }
-}
-
-/// The NAR of a path, piece by piece.
-fn pieces(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let mut nar = NarReader::open(path)?;
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        match nar.read(&mut buffer)? {
-            0 => return Ok(()),
-            got => take(buffer.get(..got).unwrap_or_default())?,
-        }
     }
 }
 
