@@ -13,7 +13,7 @@ use std::{fs, io};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::url::{Origin, Scheme, Url};
+use super::message::url::{Origin, Scheme, Url};
 
 /// The maximum size of a netrc file.
 const NETRC_LEN_MAX: u64 = 1024 * 1024;

@@ -3,9 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use super::client::Client;
-use super::head::Head;
-use super::request::{Extra, Method, Request, Response, Valid};
-use super::url::Url;
+use super::message::head::Head;
+use super::message::request::{Extra, Method, Request, Response, Valid};
+use super::message::url::Url;
 use super::{Body, HttpError};
 
 /// The maximum size of an error document. S3's are below 1 KiB.

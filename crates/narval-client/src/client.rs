@@ -10,20 +10,22 @@ use std::time::Duration;
 use rustls::ClientConfig;
 
 use super::auth::Credentials;
-use super::body::Body;
 use super::bounds::Bounds;
-use super::coding::{Codings, names};
-use super::connection::{Connection, Dial};
-use super::head::Head;
-use super::pool::{Pool, Pooled, Taken};
-use super::proxy::{Proxies, Proxy};
-use super::request::{Extra, Method, Request, Response};
-use super::retry::RetryPolicy;
-use super::url::{Origin, Scheme, Url};
+use super::message::body::Body;
+use super::message::coding::{Codings, names};
+use super::message::head::Head;
+use super::message::request::{Extra, Method, Request, Response};
+use super::message::url::{Origin, Scheme, Url};
+use super::retrying::retry::RetryPolicy;
+use super::wire::connection::{Connection, Dial};
+use super::wire::pool::{Pool, Pooled, Taken};
+use super::wire::proxy::{Proxies, Proxy};
 use super::{
     CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, MENTIONED_AFTER, METADATA_LEN_MAX, OPEN_PATIENCE,
-    REDIRECTS_MAX, STALL_TIMEOUT, request_id, tls,
+    REDIRECTS_MAX, STALL_TIMEOUT,
 };
+use crate::message::request_id;
+use crate::wire::tls;
 
 /// Options of a [`Client`].
 pub struct ClientOptions {

@@ -46,47 +46,34 @@
 #![forbid(unsafe_code)]
 
 mod auth;
-mod body;
 mod bounds;
-mod breaker;
 mod bucket;
 mod client;
 pub mod clock;
-mod coding;
-mod connect;
-mod connection;
 mod error;
-mod head;
-mod pool;
-mod probe;
-mod proxy;
-mod request;
-pub mod request_id;
-mod resume;
-mod retry;
-mod tls;
-mod trouble;
-mod upload;
-mod url;
+mod message;
+mod retrying;
+mod wire;
+pub use message::request_id;
 
 pub use auth::{Credentials, Netrc};
-pub use body::Body;
 pub use bounds::{Bounds, HostPattern};
-pub use breaker::Breaker;
 pub use client::{Buckets, Client, ClientOptions};
-pub use coding::{Codings, DecoderOf};
-pub use connect::ATTEMPT_DELAY;
 pub use error::HttpError;
-pub use head::Head;
-pub use probe::TlsProbe;
-pub use proxy::Proxies;
-pub use request::{Extra, Method, Request, Response, Valid};
-pub use resume::{OwnCodings, ResumingBody};
-pub use retry::{Attempts, RetryPolicy, random_fraction};
-pub use tls::{TrustedCertificates, tls_config};
-pub use trouble::Trouble;
-pub use upload::{Answer, Payload, Upload};
-pub use url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
+pub use message::body::Body;
+pub use message::coding::{Codings, DecoderOf};
+pub use message::head::Head;
+pub use message::request::{Extra, Method, Request, Response, Valid};
+pub use message::upload::{Answer, Payload, Upload};
+pub use message::url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
+pub use retrying::breaker::Breaker;
+pub use retrying::resume::{OwnCodings, ResumingBody};
+pub use retrying::retry::{Attempts, RetryPolicy, random_fraction};
+pub use retrying::trouble::Trouble;
+pub use wire::connect::ATTEMPT_DELAY;
+pub use wire::probe::TlsProbe;
+pub use wire::proxy::Proxies;
+pub use wire::tls::{TrustedCertificates, tls_config};
 
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::content_address::{ContentAddress, Method};
 use crate::hash::{Hash, Hasher, NarHash};
-use crate::signature::{Signature, fingerprint};
+use crate::signing::signature::{Signature, fingerprint};
 use crate::store_path::{HashPart, StoreDir, StorePath};
 
 /// A store's metadata of a valid path, as in the Nix database, the daemon's answers, and narinfos.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::hash::{Algorithm, Encoding, Hash, HashError, Sha256};
-use crate::signature::{KeyTextError, Signature};
+use crate::signing::signature::{KeyTextError, Signature};
 use crate::store_path::{StorePath, StorePathError, StorePathName};
 
 /// The maximum size of a `.doi` file, in bytes.

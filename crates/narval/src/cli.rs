@@ -5,11 +5,12 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
-use crate::commands::{
-    cache, cat, completions, config, copy, demo, doctor, enter, follow, gc, hook, info, install, key, ls, man, names,
-    nar, path_info, pin, profiles, push, remove, rollback, run, search, serve, shell, static_site, token, top, tree,
-    update, upgrade, use_cache, verify, warm, watch_store, which_package, why,
-};
+use crate::commands::caches::{copy, hook, pin, push, token, use_cache, warm, watch_store};
+use crate::commands::packages::{info, names, search, update, which_package};
+use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
+use crate::commands::profile::{gc, install, profiles, remove, rollback, upgrade};
+use crate::commands::running::{enter, follow, run, shell};
+use crate::commands::{cache, completions, config, demo, doctor, key, man, serve, static_site, top};
 use crate::ui::output::note;
 use crate::ui::{json, log, output};
 

@@ -1,4 +1,4 @@
-//! `docs/architecture.md` names files and folders that exist, and all locks of the server.
+//! `docs/architecture.md` names files and folders that exist, and all locks of the server; folders and files stay small.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
@@ -50,6 +50,39 @@ fn every_file_and_folder_that_the_page_names_exists() {
     let is_there = |name: &str| places.iter().any(|place| place.ends_with(&format!("/{name}")));
     let missing: Vec<_> = named.into_iter().filter(|name| !is_there(name)).collect();
     assert!(missing.is_empty(), "docs/architecture.md names what is not there: {missing:?}");
+}
+
+/// A folder has no more files than a newcomer reads the names of.
+const FILES_MAX: usize = 14;
+
+/// A file has no more lines than are read in one go.
+const LINES_MAX: usize = 600;
+
+/// What is larger: each is to be cut by ideas, and none is to be added.
+const LARGER: [&str; 7] = [
+    "/narval-http/message/",
+    "/narval-http/run/",
+    "/narval-http/run/shard/",
+    "/narval-http/io/driver/uring.rs",
+    "/narval-http/run/server.rs",
+    "/narval-http/sim/http2.rs",
+    "/narval-http/tls/session.rs",
+];
+
+#[test]
+fn no_folder_and_no_file_outgrows_its_shape() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files: BTreeMap<String, usize> = BTreeMap::new();
+    let mut larger = BTreeSet::new();
+    for place in places().into_iter().filter(|place| place.ends_with(".rs")) {
+        let (name, path) = place[1..].split_once('/').unwrap();
+        if fs::read_to_string(crates.join(name).join("src").join(path)).unwrap().lines().count() > LINES_MAX {
+            larger.insert(place.clone());
+        }
+        *files.entry(format!("{}/", place.rsplit_once('/').unwrap().0)).or_default() += 1;
+    }
+    larger.extend(files.into_iter().filter(|(_, count)| *count > FILES_MAX).map(|(folder, _)| folder));
+    assert_eq!(larger, LARGER.map(String::from).into(), "more than {FILES_MAX} files or {LINES_MAX} lines");
 }
 
 /// The locks of a crate: the file and the name of each field or static variable.

@@ -9,7 +9,7 @@ use narval_nix::{Compression, HashPart, NarInfo};
 use super::Unavailable;
 use super::asking::Patience;
 use super::lookup::Shared;
-use super::name::NarName;
+use super::nar::name::NarName;
 use super::race::race;
 use super::remote::Remote;
 

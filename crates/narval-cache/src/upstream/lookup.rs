@@ -17,12 +17,12 @@ use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
 use super::asking::{NoAnswer, Patience, Question};
-use super::bases::Bases;
-use super::counts::UpstreamsFigures;
-use super::health::{Budget, Standing};
 use super::known::Known;
+use super::nar::bases::Bases;
 use super::options::{Deadline, UpstreamOptions, UpstreamsOptions, WhenDown};
 use super::remote::Remote;
+use super::standing::counts::UpstreamsFigures;
+use super::standing::health::{Budget, Standing};
 use super::walk::Walks;
 use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NARINFOS_MAX, Unavailable};
 use narval_files::{Fill, Kept, Permits, served_client, work_for};

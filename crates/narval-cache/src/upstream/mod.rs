@@ -20,29 +20,23 @@
 
 mod ahead;
 mod asking;
-mod bases;
-mod counts;
-mod fetch;
-mod health;
 mod known;
 mod lookup;
-mod name;
-mod nars;
+mod nar;
 mod options;
-mod plain;
-mod probe;
 mod race;
 mod remote;
 mod small;
+mod standing;
 mod walk;
 
 use std::time::Duration;
 
-pub use counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress};
 pub use options::{Deadline, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
 pub use small::Small;
+pub use standing::counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 
 /// How long absences are remembered.
 pub const ABSENT_FOR: Duration = Duration::from_secs(60);

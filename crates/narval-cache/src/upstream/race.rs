@@ -18,8 +18,8 @@ use narval_client::request_id;
 use narval_files::{served_client, work_for};
 
 use super::Unavailable;
-use super::health::{Budget, Health, Standing};
 use super::remote::Remote;
+use super::standing::health::{Budget, Health, Standing};
 
 /// The shortest time before another upstream is asked, too: the machine may have been busy.
 const HEDGE_MIN: Duration = Duration::from_millis(10);

@@ -8,13 +8,14 @@ use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
 
-use super::counts::{Asked, Counts};
-use super::health::{Health, Standing};
 use super::options::UpstreamOptions;
 use super::race::Said;
-use super::{ASKED_MAX, Unavailable, probe};
+use super::standing::counts::{Asked, Counts};
+use super::standing::health::{Health, Standing};
+use super::{ASKED_MAX, Unavailable};
 use crate::cache::Patience;
 use crate::lookup::Trust;
+use crate::upstream::standing::probe;
 use crate::{Cache, CacheError, Wanted, signature_advice};
 use narval_client::Trouble;
 use narval_files::Permits;

@@ -1,29 +1,16 @@
 //! Tests of the whole: a data folder on a real file system.
 
-mod committing;
-mod fsck;
-mod hostile;
+mod collecting;
 mod in_bucket;
-mod killed;
-mod lost;
-mod many_paths;
-mod migrating;
-mod oversized;
 mod place;
 #[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;
 #[path = "../../tests/postgres/mod.rs"]
 pub(super) mod postgres;
-mod racing;
-mod rebuilding;
-mod receipts;
-mod receiving;
-mod recompressing;
-mod restoring;
-mod retention;
+mod pushing;
+mod repairing;
 #[path = "../../../narval-s3/tests/s3/mod.rs"]
 pub(super) mod s3;
-mod survey;
 mod tokens;
 
 use std::io::Write;

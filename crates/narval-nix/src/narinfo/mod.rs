@@ -12,7 +12,7 @@ use crate::compression::Compression;
 use crate::content_address::ContentAddress;
 use crate::hash::{Encoding, Hash, NarHash};
 use crate::path_info::PathInfo;
-use crate::signature::{Signature, fingerprint};
+use crate::signing::signature::{Signature, fingerprint};
 use crate::store_path::{StoreDir, StorePath};
 
 pub use parse::{NarInfoError, ValueError};

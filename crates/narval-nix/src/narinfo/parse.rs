@@ -6,7 +6,7 @@ use super::{Form, Key, Line, NARINFO_LEN_MAX, NarInfo, SIGNATURES_MAX, UNKNOWN_D
 use crate::compression::{Compression, UnknownCompression};
 use crate::content_address::{ContentAddress, ContentAddressError};
 use crate::hash::{Encoding, Hash, HashError, NarHash};
-use crate::signature::{KeyTextError, Signature};
+use crate::signing::signature::{KeyTextError, Signature};
 use crate::store_path::{StoreDir, StorePath, StorePathError};
 
 /// Nix's database has signed sizes, and so have file systems.

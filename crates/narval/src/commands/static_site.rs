@@ -13,7 +13,8 @@ use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 
 use crate::args::client::OutputArgs;
-use crate::config::{AccessLog, Nested, Options, Proxies, Tls, saturated, size, table, tls};
+use crate::config::tables::tls;
+use crate::config::{AccessLog, Nested, Options, Proxies, Tls, saturated, size, table};
 use crate::ui::log;
 use crate::ui::output::out;
 use crate::ui::progress::watched;

@@ -13,21 +13,14 @@
 //! assert_eq!(errors.to_string(), "narval.toml:2: unknown key 'prioritty'; did you mean 'priority'?");
 //! ```
 
-mod access_log;
-mod cache;
 mod error;
 mod foreign;
 mod key;
 mod kinds;
-mod limits;
-mod nar_cache;
-mod oidc;
 mod options;
-mod proxies;
 mod section;
 mod summary;
-pub(crate) mod tls;
-mod upstream;
+pub(crate) mod tables;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -35,8 +28,6 @@ use std::path::{Path, PathBuf};
 use narval_client::{Scheme, Url};
 use narval_keep::{Database, Place, Redirect};
 
-pub use access_log::{AccessLog, BoxedLog, open as open_access_log};
-pub use cache::Cache;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use foreign::FOREIGN;
 pub use key::{At, CommandOption, KeyInfo, Table};
@@ -44,14 +35,16 @@ pub(crate) use key::{Nested, table};
 pub use kinds::Retention;
 pub(crate) use kinds::size;
 use kinds::{boolean, choice, integer, parsed, path, path_unless, text};
-pub use limits::{Limits, saturated};
-pub use nar_cache::{NarCache, NarFolder, Warming};
-pub use oidc::{Oidc, OidcRule};
 pub use options::Options;
-pub use proxies::Proxies;
 pub use section::{Loaded, ReadKey, Section, needs_restart};
-pub use tls::{Certificate, KtlsMode, Tls};
-pub use upstream::{Upstream, Upstreams};
+pub use tables::access_log::{AccessLog, BoxedLog, open as open_access_log};
+pub use tables::cache::Cache;
+pub use tables::limits::{Limits, saturated};
+pub use tables::nar_cache::{NarCache, NarFolder, Warming};
+pub use tables::oidc::{Oidc, OidcRule};
+pub use tables::proxies::Proxies;
+pub use tables::tls::{Certificate, KtlsMode, Tls};
+pub use tables::upstream::{Upstream, Upstreams};
 
 use crate::values::listen::Listen;
 
@@ -163,7 +156,7 @@ impl ServeConfig {
     }
 
     fn without_duplicates(loaded: Loaded<Self>) -> Result<Loaded<Self>, ConfigErrors> {
-        let wrong = cache::conflicts(&loaded.settings.cache);
+        let wrong = tables::cache::conflicts(&loaded.settings.cache);
         if wrong.is_empty() { Ok(loaded) } else { Err(ConfigErrors(wrong)) }
     }
 

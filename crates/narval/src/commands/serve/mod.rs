@@ -12,7 +12,8 @@ use narval_http::{ListenAddress, Server};
 use rustix::fs::Mode;
 
 use crate::args::data::create_private_files;
-use crate::config::{Options, ServeConfig, tls};
+use crate::config::tables::tls;
+use crate::config::{Options, ServeConfig};
 use crate::ui::log;
 use crate::values::listen::Listen;
 use crate::{Failure, server};

@@ -1,0 +1,321 @@
+//! Fetches a NAR from the upstream into a file that its readers follow, and verifies it meanwhile.
+//!
+//! [`VerifiedNar`](narval_store::VerifiedNar) also verifies while reading, but it reads an uncompressed NAR from a
+//! source that has checked its file, and withholds the end of the NAR. Here the compressed *file* is passed on
+//! unchanged, and its last byte is withheld ([`Fill`]); the NAR is only decoded for verification.
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use narval_client::HttpError;
+use narval_files::TemporaryFile;
+use narval_nix::{Compression, Hash, Hasher, NarInfo, Sha256Hasher};
+
+use super::bases::Base;
+use super::plain::Plain;
+use crate::CacheFile;
+use crate::upstream::remote::Remote;
+use crate::upstream::standing::counts::Asked;
+use crate::upstream::standing::health::Standing;
+use narval_client::Trouble;
+use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
+use narval_files::{Fill, FillEnd, Start};
+
+/// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
+/// longer.
+const EXPANSION_MAX: u64 = 1024 * 1024;
+
+/// The lowest rate at which a NAR may come, in bytes per second, over [`RATE_TIME`] of waiting for it.
+const RATE_MIN: u64 = 1024;
+const RATE_TIME: Duration = Duration::from_secs(10);
+
+/// Another upstream with the same file: those that were tried are given.
+pub(in crate::upstream) type Others<'a> = &'a dyn Fn(&[Arc<Remote>]) -> Option<(Arc<Remote>, NarInfo)>;
+
+/// A NAR to fetch.
+pub(in crate::upstream) struct Fetch {
+    pub(in crate::upstream) remote: Arc<Remote>,
+    pub(in crate::upstream) info: Arc<NarInfo>,
+    pub(in crate::upstream) fill: Arc<Fill>,
+    /// Whether the NAR is written uncompressed.
+    pub(in crate::upstream) plain: bool,
+}
+
+impl Fetch {
+    /// Fetches it into the file. The readers have been notified of the end when this returns.
+    /// An uncompressed NAR is fetched as the delta from `base`, if there is one.
+    /// If its upstream fails, the rest comes from another one that has the same file.
+    pub(in crate::upstream) fn run<'a>(
+        &self,
+        file: &TemporaryFile,
+        base: impl FnOnce() -> Option<Base<'a>>,
+        others: Others<'_>,
+    ) -> Result<(), Trouble> {
+        let result = if self.plain { self.fetch_plain(file.file(), base()) } else { self.fetch(file.file(), others) };
+        match &result {
+            Ok(()) => self.fill.ends(FillEnd::Complete),
+            Err(trouble) => {
+                let url = self.remote.url();
+                let (path, log) = (&self.info.path, format!("upstream {url}"));
+                let (start, reason) = match trouble {
+                    Trouble::Absent => {
+                        tracing::warn!("{log}: has the narinfo of {path}, but not its NAR");
+                        (Start::Absent, "the upstream does not have it".to_owned())
+                    }
+                    Trouble::Unavailable(error) => {
+                        tracing::warn!("{log}: the NAR of {path} was not fetched: {error}");
+                        (Start::Unavailable(error.to_string()), error.to_string())
+                    }
+                    Trouble::Wrong(reason) => {
+                        tracing::error!(
+                            "{log}: the NAR of {path} does not match its narinfo: {reason}; it is not stored"
+                        );
+                        (Start::Absent, reason.clone())
+                    }
+                    Trouble::Disk(error) => {
+                        tracing::error!("upstreams: the NAR of {path} cannot be written: {error}");
+                        (Start::Unavailable("it cannot be written".to_owned()), error.to_string())
+                    }
+                };
+                self.fill.starts(start);
+                self.fill.ends(FillEnd::Failed(reason.into()));
+            }
+        }
+        result
+    }
+
+    fn fetch_plain(&self, file: &File, base: Option<Base<'_>>) -> Result<(), Trouble> {
+        let plain = Plain { remote: &self.remote, info: &self.info, fill: &self.fill, file };
+        if let Some(base) = base {
+            match plain.fetch_delta(base) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(trouble) => tracing::debug!("a delta of {} is not used: {trouble:?}", self.info.path),
+            }
+        }
+        plain.fetch_whole()
+    }
+
+    /// Opens the file at its upstream.
+    fn open(&self) -> Result<CacheFile, Trouble> {
+        let url = self.remote.cache.nar_url(&self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        let began = Instant::now();
+        let opened = CacheFile::open(&self.remote.nars, &url);
+        let asked = match &opened {
+            Ok(Some(_)) => Asked::Found,
+            Ok(None) => Asked::Absent,
+            Err(_) => Asked::Failed,
+        };
+        self.remote.counts.add(asked, began.elapsed());
+        opened.map_err(|error| self.remote.failed(error))?.ok_or(Trouble::Absent)
+    }
+
+    fn fetch(&self, file: &File, others: Others<'_>) -> Result<(), Trouble> {
+        let info = &*self.info;
+        let length = info.file_size.or((info.compression == Compression::None).then_some(info.nar_size));
+        let mut tried = vec![Arc::clone(&self.remote)];
+        // The rest of the file from another upstream. Both files have the same hash, and what comes is verified as if it came from one.
+        let mut next = |position: u64| -> Option<CacheFile> {
+            let length = length?;
+            loop {
+                let (remote, info) = others(&tried)?;
+                tried.push(Arc::clone(&remote));
+                let url = remote.cache.nar_url(&info).ok()?;
+                match CacheFile::rest(&remote.nars, &url, position, length) {
+                    Ok(Some(body)) => {
+                        tracing::warn!(
+                            "upstream {}: the NAR of {} is continued at byte {position} from {}",
+                            self.remote.url(),
+                            info.path,
+                            remote.url()
+                        );
+                        return Some(body);
+                    }
+                    Ok(None) => {}
+                    Err(error) => tracing::warn!("upstream {url}: {error}"),
+                }
+            }
+        };
+        let is_down = self.remote.standing() == Standing::Down;
+        let body = match is_down.then(|| next(0)).flatten() {
+            Some(body) => body,
+            None => match self.open() {
+                Err(Trouble::Unavailable(error)) => next(0).ok_or(Trouble::Unavailable(error))?,
+                opened => opened?,
+            },
+        };
+        let length = body.total_len();
+        if let (Some(length), Some(said)) = (length, info.file_size)
+            && length != said
+        {
+            return Err(Trouble::Wrong(format!("FileSize is {length}, but the narinfo has {said}")));
+        }
+        let hasher = info.file_hash.and_then(|hash| Hasher::new(hash.algorithm()));
+        let length_max = info.file_size.or(length).unwrap_or_else(|| info.nar_size.saturating_add(EXPANSION_MAX));
+        let tee = Tee {
+            body,
+            next: &mut next,
+            waited: Duration::ZERO,
+            came: 0,
+            file,
+            fill: &self.fill,
+            hasher,
+            written: 0,
+            length_max,
+            trouble: None,
+            buffer: Vec::new(),
+            at: 0,
+        };
+        let mut decoder = Decoder::new(&info.compression, tee, 1).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        // Only now: errors before this are better reported as a status.
+        self.fill.starts(Start::Comes(info.file_size.or(length)));
+        self.verify(&mut decoder)
+    }
+
+    fn verify(&self, decoder: &mut Decoder<Tee<'_>>) -> Result<(), Trouble> {
+        let info = &*self.info;
+        let (mut hasher, mut size) = (Sha256Hasher::new(), 0);
+        let mut buffer = vec![0; OUTPUT_LEN];
+        loop {
+            let read = decoder.read(&mut buffer);
+            let len = read.map_err(|error| {
+                decoder.source_mut().trouble.take().unwrap_or_else(|| Trouble::Wrong(error.to_string()))
+            })?;
+            if len == 0 {
+                break;
+            }
+            size += len as u64;
+            if size > info.nar_size {
+                return Err(Trouble::Wrong(format!("NarSize is more than {}", info.nar_size)));
+            }
+            hasher.update(buffer.get(..len).unwrap_or_default());
+        }
+        let tee = decoder.source_mut();
+        // A compressed file ends where its format does: later bytes belong to no NAR.
+        match tee.fill_buf() {
+            Ok([]) => {}
+            Ok(_) => return Err(Trouble::Wrong("there are bytes after the NAR".to_owned())),
+            Err(error) => return Err(tee.trouble.take().unwrap_or_else(|| Trouble::Wrong(error.to_string()))),
+        }
+        let differs = |what: &str, is: String, said: String| {
+            Err(Trouble::Wrong(format!("{what} is {is}, but the narinfo has {said}")))
+        };
+        let (file_size, file_hash) = (tee.written, tee.hasher.take().map(Hasher::finish));
+        let nar_hash = Hash::from(hasher.finish());
+        if size != info.nar_size {
+            return differs("NarSize", size.to_string(), info.nar_size.to_string());
+        }
+        if nar_hash != Hash::from(info.nar_hash) {
+            return differs("NarHash", nar_hash.to_string(), info.nar_hash.to_string());
+        }
+        if let Some(said) = info.file_size.filter(|said| *said != file_size) {
+            return differs("FileSize", file_size.to_string(), said.to_string());
+        }
+        if let (Some(said), Some(is)) = (info.file_hash, file_hash)
+            && said != is
+        {
+            return differs("FileHash", is.to_string(), said.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// A reader that also writes to the file, hashes, and notifies the file's readers.
+struct Tee<'a> {
+    body: CacheFile,
+    /// Opens the rest elsewhere.
+    next: &'a mut dyn FnMut(u64) -> Option<CacheFile>,
+    /// How long the source was waited for, and what came meanwhile, since the rate was last looked at.
+    waited: Duration,
+    came: u64,
+    file: &'a File,
+    fill: &'a Fill,
+    hasher: Option<Hasher>,
+    written: u64,
+    length_max: u64,
+    /// Why a read failed, if the decoder was not the cause.
+    trouble: Option<Trouble>,
+    buffer: Vec<u8>,
+    at: usize,
+}
+
+impl Tee<'_> {
+    fn more(&mut self) -> Result<(), Trouble> {
+        self.buffer.resize(INPUT_LEN, 0);
+        let len = loop {
+            let error = match self.read() {
+                Ok(len) => break Ok(len),
+                Err(error) => error,
+            };
+            (self.waited, self.came) = (Duration::ZERO, 0);
+            match (self.next)(self.written) {
+                Some(body) => self.body = body,
+                None if matches!(error, HttpError::Changed) => {
+                    break Err(Trouble::Wrong("it changed while it was fetched".to_owned()));
+                }
+                None => break Err(Trouble::Unavailable(error)),
+            }
+        };
+        self.buffer.truncate(*len.as_ref().unwrap_or(&0));
+        self.at = 0;
+        let len = len? as u64;
+        if len == 0 {
+            return Ok(());
+        }
+        if self.written + len > self.length_max {
+            return Err(Trouble::Wrong(format!("FileSize is more than {}", self.length_max)));
+        }
+        (&*self.file).write_all(&self.buffer).map_err(Trouble::Disk)?;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&self.buffer);
+        }
+        self.written += len;
+        self.fill.wrote(self.written);
+        Ok(())
+    }
+}
+
+impl Tee<'_> {
+    /// Reads from the source, which must not be too slow.
+    fn read(&mut self) -> Result<usize, HttpError> {
+        let began = Instant::now();
+        let len = self.body.read_some(&mut self.buffer)?;
+        self.waited += began.elapsed();
+        self.came += len as u64;
+        if self.waited >= RATE_TIME {
+            let (came, waited) = (self.came, self.waited);
+            (self.waited, self.came) = (Duration::ZERO, 0);
+            if len > 0 && came < RATE_MIN * waited.as_secs() {
+                return Err(HttpError::Slow { received: came, elapsed: waited });
+            }
+        }
+        Ok(len)
+    }
+}
+
+impl BufRead for Tee<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.at >= self.buffer.len()
+            && let Err(trouble) = self.more()
+        {
+            self.buffer.clear();
+            self.trouble.get_or_insert(trouble);
+            return Err(io::Error::other("the upstream"));
+        }
+        Ok(self.buffer.get(self.at..).unwrap_or_default())
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.at += amount;
+    }
+}
+
+impl Read for Tee<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = self.fill_buf()?.read(out)?;
+        self.consume(len);
+        Ok(len)
+    }
+}

@@ -1,0 +1,7 @@
+//! NARs from upstreams: which files hold one, and how they are fetched.
+
+pub(in crate::upstream) mod bases;
+pub(in crate::upstream) mod fetch;
+pub(in crate::upstream) mod name;
+pub(in crate::upstream) mod nars;
+pub(in crate::upstream) mod plain;

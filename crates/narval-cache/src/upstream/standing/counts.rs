@@ -1,0 +1,146 @@
+//! What is counted of the requests to an upstream.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::health::Standing;
+
+/// Upper bounds of the times to the first byte, in seconds.
+pub const SECONDS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
+
+/// The requests to one upstream.
+#[derive(Debug, Default)]
+pub(in crate::upstream) struct Counts {
+    found: AtomicU64,
+    absent: AtomicU64,
+    failed: AtomicU64,
+    late: AtomicU64,
+    hedges: AtomicU64,
+    used: AtomicU64,
+    /// By the bound that they did not exceed; the last one counts the rest.
+    times: [AtomicU64; SECONDS.len() + 1],
+    micros: AtomicU64,
+}
+
+/// How a request to an upstream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum Asked {
+    Found,
+    Absent,
+    Failed,
+}
+
+/// What the requests to one upstream have come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpstreamFigures {
+    /// Its address.
+    pub url: String,
+    /// Whether it responds, as far as the last requests have shown.
+    pub is_up: bool,
+    /// Whether its last request failed or came late: it is asked after the others.
+    pub is_doubtful: bool,
+    /// Narinfos and NARs that it had.
+    pub found: u64,
+    /// Those that it did not have.
+    pub absent: u64,
+    /// Requests that failed, or were answered with something invalid.
+    pub failed: u64,
+    /// Requests that were not answered in time.
+    pub late: u64,
+    /// Requests that were made because another upstream took long.
+    pub hedges: u64,
+    /// Answers of it that were used.
+    pub used: u64,
+    /// The mean time of an answer, the last ones counting most; `None` before the first.
+    pub usual: Option<Duration>,
+    /// Times to the first byte of an answer: how many did not exceed each of [`SECONDS`].
+    pub times: [u64; SECONDS.len()],
+    /// The number of all of them.
+    pub answers: u64,
+    /// Their sum.
+    pub time: Duration,
+}
+
+/// What is kept of all upstreams of a cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpstreamsFigures {
+    /// The upstreams, by priority.
+    pub upstreams: Vec<UpstreamFigures>,
+    /// Narinfos that clients were told to be absent because upstreams did not answer in time.
+    pub counted_absent: u64,
+    /// Bytes of the files that are kept.
+    pub kept_bytes: u64,
+    /// How many there may be.
+    pub kept_bytes_max: u64,
+    /// NARs that were sent from files that are kept.
+    pub kept_hits: u64,
+    /// NARs that were fetched.
+    pub kept_misses: u64,
+}
+
+impl Counts {
+    /// Counts a request that took so long until the first byte of its answer.
+    pub(in crate::upstream) fn add(&self, asked: Asked, time: Duration) {
+        let counter = match asked {
+            Asked::Found => &self.found,
+            Asked::Absent => &self.absent,
+            Asked::Failed => &self.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if asked == Asked::Failed {
+            return;
+        }
+        let at = SECONDS.iter().position(|bound| time.as_secs_f64() <= *bound).unwrap_or(SECONDS.len());
+        if let Some(count) = self.times.get(at) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Counts a request that was not answered in time.
+    pub(in crate::upstream) fn late(&self) {
+        self.late.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that was made because another upstream took long.
+    pub(in crate::upstream) fn hedged(&self) {
+        self.hedges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts an answer that was used.
+    pub(in crate::upstream) fn won(&self) {
+        self.used.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(in crate::upstream) fn figures(
+        &self,
+        url: String,
+        standing: Standing,
+        usual: Option<Duration>,
+    ) -> UpstreamFigures {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut answers = 0;
+        let mut times = [0; SECONDS.len()];
+        for (at, count) in self.times.iter().enumerate() {
+            answers += get(count);
+            if let Some(time) = times.get_mut(at) {
+                *time = answers;
+            }
+        }
+        UpstreamFigures {
+            url,
+            is_up: standing != Standing::Down,
+            is_doubtful: standing != Standing::Good,
+            late: get(&self.late),
+            hedges: get(&self.hedges),
+            used: get(&self.used),
+            usual,
+            found: get(&self.found),
+            absent: get(&self.absent),
+            failed: get(&self.failed),
+            times,
+            answers,
+            time: Duration::from_micros(get(&self.micros)),
+        }
+    }
+}

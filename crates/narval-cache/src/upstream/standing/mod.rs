@@ -1,0 +1,5 @@
+//! What is known of how an upstream answers, and what is counted of it.
+
+pub(in crate::upstream) mod counts;
+pub(in crate::upstream) mod health;
+pub(in crate::upstream) mod probe;

@@ -1,0 +1,209 @@
+//! Retries: exponential back-off with full jitter, or `Retry-After`. A server that has answered in this run, and is away now, is
+//! waited for: it probably restarts.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use crate::HttpError;
+use crate::client::Client;
+use crate::message::url::Url;
+use crate::wire::pool::Seen;
+
+/// The longest time between attempts while a server that was there is away: it is used soon after its return.
+const AWAY_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How often, and after how long, a failed exchange is retried.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryPolicy {
+    /// The number of attempts, including the first.
+    pub attempts: u32,
+    /// How long further attempts are made if the server has answered before, but is away now (no connection, a broken one, or
+    /// 502, 503 or 504 from a proxy). Not if there is only one attempt.
+    pub patience: Duration,
+    /// The initial back-off, which doubles.
+    pub base: Duration,
+    /// The same after 429 and 503 without `Retry-After`.
+    pub overload_base: Duration,
+    /// The longest wait. If `Retry-After` asks for more, there is no further attempt.
+    pub cap: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            attempts: 5,
+            patience: Duration::from_secs(30),
+            base: Duration::from_millis(100),
+            overload_base: Duration::from_secs(5),
+            cap: Duration::from_secs(60),
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// How long to wait after `failures` failed attempts, the last of them with `error`. `away`: for how long the server has been
+    /// away, if it was there before. Returns `None` if no further attempt should be made.
+    pub fn wait(&self, failures: u32, away: Option<Duration>, error: &HttpError) -> Option<Duration> {
+        let returns = self.attempts > 1 && away.is_some_and(|away| away < self.patience);
+        if !error.is_retryable() || (failures >= self.attempts && !returns) {
+            return None;
+        }
+        if let Some(asked) = error.retry_after() {
+            // A little longer than asked, so that clients do not all return at the same time.
+            return (asked <= self.cap).then(|| asked + self.base.mul_f64(random_fraction()));
+        }
+        let (base, cap) = match error.is_overload() {
+            true => (self.overload_base, self.cap),
+            false if returns => (self.base, self.cap.min(AWAY_WAIT_MAX)),
+            false => (self.base, self.cap),
+        };
+        let doubled = base.saturating_mul(1 << failures.saturating_sub(1).min(16));
+        Some(doubled.min(cap).mul_f64(random_fraction()))
+    }
+}
+
+/// The attempts of one exchange.
+#[derive(Debug, Default)]
+pub struct Attempts {
+    failures: u32,
+    /// When the first of them failed.
+    since: Option<Instant>,
+    /// Whether the caller can do without this server.
+    hasty: bool,
+}
+
+impl Attempts {
+    /// Attempts at a server that need not be waited for if it is away: another one may have the file.
+    pub fn hasty() -> Self {
+        Self { hasty: true, ..Self::default() }
+    }
+
+    /// Forgets earlier failures: the exchange has made progress.
+    pub(crate) fn progressed(&mut self) {
+        (self.failures, self.since) = (0, None);
+    }
+
+    /// Records a failed attempt and waits until the next one may begin.
+    ///
+    /// # Errors
+    /// The error, if there is no further attempt.
+    pub fn again(&mut self, client: &Client, url: &Url, error: HttpError) -> Result<(), HttpError> {
+        self.failures += 1;
+        let (policy, origin) = (&client.options().retry, url.origin());
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let away = away_for(since, client.pool().seen(origin), &error).filter(|_| !self.hasty);
+        let Some(wait) = policy.wait(self.failures, away, &error) else { return Err(error) };
+        tracing::debug!(%url, %error, ?wait, failures = self.failures, "trying again");
+        if since.elapsed() + wait >= crate::MENTIONED_AFTER {
+            client.mention(origin, &format_args!("{error}; trying again"));
+        }
+        std::thread::sleep(wait);
+        Ok(())
+    }
+}
+
+/// For how long a server has been away that was there before; `None` if it was not, or if the error says something else.
+fn away_for(since: Instant, seen: Seen, error: &HttpError) -> Option<Duration> {
+    match error {
+        // Nobody else could connect either since it last answered.
+        HttpError::Connect { .. } | HttpError::Resolve { .. } if seen.connected => {
+            Some(since.max(seen.answered_at.unwrap_or(since)).elapsed())
+        }
+        error if error.is_outage() => seen.answered_at.map(|_| since.elapsed()),
+        _ => None,
+    }
+}
+
+impl Client {
+    /// Runs `attempt`, an exchange about `url`, until it succeeds or the policy allows no other attempt.
+    ///
+    /// # Errors
+    /// That of the last attempt.
+    pub fn retrying<T>(&self, url: &Url, attempt: impl FnMut() -> Result<T, HttpError>) -> Result<T, HttpError> {
+        self.retrying_as(Attempts::default(), url, attempt)
+    }
+
+    pub(crate) fn retrying_as<T>(
+        &self,
+        mut attempts: Attempts,
+        url: &Url,
+        mut attempt: impl FnMut() -> Result<T, HttpError>,
+    ) -> Result<T, HttpError> {
+        loop {
+            match attempt() {
+                Ok(value) => return Ok(value),
+                Err(error) => attempts.again(self, url, error)?,
+            }
+        }
+    }
+}
+
+/// A number from 0 up to, but not including, 1. Each `RandomState` has fresh keys, which is random enough for jitter.
+pub fn random_fraction() -> f64 {
+    let bits = RandomState::new().hash_one(0u8) >> 11;
+    bits as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn status(status: u16, retry_after: Option<u64>) -> HttpError {
+        let retry_after = match retry_after {
+            Some(seconds) => Some(Duration::from_secs(seconds)),
+            None => None,
+        };
+        HttpError::Status { status, retry_after }
+    }
+
+    fn refused() -> HttpError {
+        HttpError::Connect { host: "a".into(), source: std::io::ErrorKind::ConnectionRefused.into() }
+    }
+
+    #[test]
+    fn waits_grow_and_end() {
+        let policy = RetryPolicy::default();
+        for failures in 1..5 {
+            let wait = policy.wait(failures, None, &status(502, None)).unwrap();
+            assert!(wait <= policy.base * (1 << (failures - 1)), "{failures}: {wait:?}");
+        }
+        assert_eq!(policy.wait(5, None, &status(502, None)), None);
+        assert_eq!(policy.wait(1, None, &status(404, None)), None);
+        assert_eq!(policy.wait(1, None, &status(501, None)), None);
+        assert_eq!(policy.wait(1, None, &status(401, None)), None);
+    }
+
+    #[test]
+    fn the_server_says_how_long() {
+        let policy = RetryPolicy::default();
+        let wait = policy.wait(1, None, &status(429, Some(3))).unwrap();
+        assert!(wait >= Duration::from_secs(3) && wait < Duration::from_secs(4));
+        assert_eq!(policy.wait(1, None, &status(503, Some(3600))), None);
+    }
+
+    #[test]
+    fn a_server_that_was_there_is_waited_for() {
+        let (policy, long) = (RetryPolicy::default(), Duration::from_secs(29));
+        for failures in [5, 50, u32::MAX] {
+            let wait = policy.wait(failures, Some(long), &refused()).unwrap();
+            assert!(wait < AWAY_WAIT_MAX, "{wait:?}");
+            assert_eq!(policy.wait(failures, Some(policy.patience), &refused()), None);
+        }
+        let once = RetryPolicy { attempts: 1, ..policy };
+        assert_eq!(once.wait(1, Some(Duration::ZERO), &refused()), None, "one attempt is one");
+        let now = Instant::now();
+        let begun = now.checked_sub(long).unwrap();
+        let never = Seen { connected: false, answered_at: None };
+        let connected = Seen { connected: true, ..never };
+        let answered = Seen { answered_at: Some(now), ..connected };
+        let broken = HttpError::Broken { what: "reading", source: std::io::ErrorKind::ConnectionReset.into() };
+        assert_eq!(away_for(begun, never, &refused()), None);
+        assert!(away_for(begun, connected, &refused()).unwrap() >= long, "it has gone before it answered");
+        assert_eq!(away_for(begun, connected, &broken), None, "it has never answered");
+        assert!(away_for(begun, answered, &refused()).unwrap() < long, "it was there meanwhile");
+        for error in [broken, status(503, None)] {
+            assert!(away_for(begun, answered, &error).unwrap() >= long, "only this exchange may fail");
+        }
+        assert_eq!(away_for(begun, answered, &status(500, None)), None);
+    }
+}

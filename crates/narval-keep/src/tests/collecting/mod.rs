@@ -1,0 +1,8 @@
+//! What a collection may remove, and what is found to be lost.
+
+pub(super) mod killed;
+pub(super) mod lost;
+mod quota;
+pub(super) mod racing;
+pub(super) mod retention;
+pub(super) mod survey;

@@ -1,0 +1,7 @@
+//! fsck, a rebuilt or restored index, older tables.
+
+pub(super) mod fsck;
+pub(super) mod migrating;
+pub(super) mod rebuilding;
+pub(super) mod recompressing;
+pub(super) mod restoring;

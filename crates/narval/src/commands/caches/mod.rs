@@ -1,0 +1,10 @@
+//! Caches as a client sees them: using one, copying between them, pushing to one, and what is done to its contents.
+
+pub mod copy;
+pub mod hook;
+pub mod pin;
+pub mod push;
+pub mod token;
+pub mod use_cache;
+pub mod warm;
+pub mod watch_store;

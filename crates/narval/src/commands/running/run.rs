@@ -1,0 +1,151 @@
+//! `narval run`: runs a program of a store path, wherever the store is.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use narval_install::run::{Others, is_at_home, main_program, shell_variables};
+use narval_install::{Destination, Options, Progress, Wanted, install};
+use narval_names::Package;
+use narval_nix::StorePath;
+
+use crate::Failure;
+use crate::args::channels::{Lookup, Meant, NameArgs};
+use crate::args::client::{ClientArgs, DeltaArgs};
+use crate::args::paths::or_elsewhere;
+use crate::commands::running::follow::enter_and_follow;
+use crate::ui::output::note;
+use crate::ui::progress::{Display, FETCH};
+
+/// Run a program from a store path, installing it first if needed
+///
+/// If the store is not at /nix/store, it is bound there for the program, in a user and mount namespace and without
+/// root. User, files and network are not changed.
+#[derive(Debug, clap::Args)]
+#[command(disable_version_flag = true)]
+#[command(
+    after_help = "Examples:\n  narval run ripgrep -- rg --version\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi\n  narval run ~/p -- hello"
+)]
+pub struct Args {
+    /// Name of a package, such as ripgrep; store path (in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of
+    /// these); or a profile
+    #[arg(value_name = "PATH")]
+    path: String,
+    /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+    /// Not ours: an argument of the program comes after `--`
+    #[arg(long, short = 'V', hide = true)]
+    version: bool,
+    #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
+    deltas: DeltaArgs,
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Runs `narval run`: does not return if the program starts.
+///
+/// # Errors
+/// The path cannot be installed, or the program cannot be started.
+pub fn run(args: Args) -> Result<(), Failure> {
+    refuse_version(args.version, "run")?;
+    args.client.output.start_log();
+    let destination = args.client.store.destination()?;
+    let (paths, package) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &[args.path])?;
+    let program =
+        package.map(|package| package.program).filter(|program| !program.is_empty() && !program.contains('/'));
+    let command = match (args.command.is_empty(), &*paths) {
+        // The package says what its main program is.
+        (true, _) if let Some(program) = program => vec![program.into()],
+        (true, [path]) => vec![main_program(destination.config(), path)?.into_os_string()],
+        (true, _) => {
+            return Err(Failure::usage("a profile of several paths has no main program: say what to run after --"));
+        }
+        _ => args.command,
+    };
+    become_program(&destination, &paths, &command)
+}
+
+/// Says how the program gets an option that was given to us instead.
+pub(crate) fn refuse_version(given: bool, command: &str) -> Result<(), Failure> {
+    let advice = format!(
+        "the program's arguments follow it after '--': 'narval {command} PATH -- PROGRAM --version'; 'narval --version' is ours"
+    );
+    if given { Err(Failure::usage(advice)) } else { Ok(()) }
+}
+
+/// Installs the missing paths, and returns all of them, and the package of the first one if a channel has told what its name means.
+pub(crate) fn ensure_installed(
+    destination: &Destination,
+    client: &ClientArgs,
+    deltas: DeltaArgs,
+    names: &NameArgs,
+    texts: &[String],
+) -> Result<(Vec<StorePath>, Option<Package>), Failure> {
+    let mut lookup = Lookup::new(destination, client, names);
+    let meant = lookup.meant(texts)?;
+    let package = meant.first().and_then(|one: &Meant| one.package.clone());
+    let wanted: Vec<Wanted> = meant.iter().map(|one| one.wanted.clone()).collect();
+    let there: Vec<_> = wanted.iter().map(|one| destination.find_and_keep(one)).collect::<Result<_, _>>()?;
+    if there.iter().all(Option::is_some) {
+        return Ok((there.into_iter().flatten().collect(), package));
+    }
+    let progress = Arc::new(Progress::default());
+    let display = Display::start(&progress, client.output, FETCH);
+    let options = Options { deltas: deltas.chosen(), ..client.caches.options(None, false)? };
+    let client = client.caches.client()?;
+    let report = install(destination, &options, &client, &wanted, &progress);
+    display.finish();
+    report.map_err(|error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, destination)))?;
+    let find =
+        |one: &Wanted| destination.find(one)?.ok_or_else(|| Failure::runtime("it was installed, but does not exist"));
+    Ok((wanted.iter().map(find).collect::<Result<_, _>>()?, package))
+}
+
+/// Executes the program, in a namespace if one is needed. Only a process with one thread can enter a user namespace: if this one has
+/// more, it executes itself again.
+pub(crate) fn become_program(
+    destination: &Destination,
+    paths: &[StorePath],
+    command: &[OsString],
+) -> Result<(), Failure> {
+    let config = destination.config();
+    let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
+    let scratch = config.state_dir.join("narval-root");
+    let variables = shell_variables(config, paths);
+    // If it fails here, the second process tries it again, with programs that may do it, or reports why it cannot.
+    let store_dir = Path::new(config.store_dir.as_str());
+    let is_inside = is_at_home(config) || enter_and_follow(&config.real_store_dir, store_dir, &scratch).is_ok();
+    let mut process = if is_inside {
+        let mut process = Command::new(program);
+        process.args(arguments);
+        process
+    } else {
+        let mut process = Command::new("/proc/self/exe");
+        process.arg("__enter").arg(&config.real_store_dir).arg(config.store_dir.as_str());
+        process.arg(scratch).arg("--").args(command);
+        process
+    };
+    process.envs(variables);
+    Err(not_started(program.as_ref(), &process.exec()))
+}
+
+/// Says that the namespace hides the store that this machine has.
+pub(crate) fn warn_of_hidden(others: Others, real_store: &Path, store_dir: &Path) {
+    if others == Others::Hidden {
+        let (shown, store) = (store_dir.display(), real_store.display());
+        note!(
+            "narval: this machine's paths in {shown} cannot be seen beside those of {store}: overlays are not possible here"
+        );
+    }
+}
+
+/// 127 if there is no such program, 126 if it cannot be run: the exit codes of shells.
+pub(crate) fn not_started(program: &Path, error: &std::io::Error) -> Failure {
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    Failure::Coded(code, format!("cannot run {}: {error}", program.display()))
+}

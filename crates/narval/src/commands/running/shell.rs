@@ -1,0 +1,47 @@
+//! `narval shell`: starts a shell with the programs of store paths.
+
+use std::ffi::OsString;
+
+use crate::Failure;
+use crate::args::channels::NameArgs;
+use crate::args::client::{ClientArgs, DeltaArgs};
+use crate::commands::running::run::{become_program, ensure_installed, refuse_version};
+
+/// Start a shell with the programs of store paths on PATH
+#[derive(Debug, clap::Args)]
+#[command(disable_version_flag = true)]
+#[command(
+    after_help = "Examples:\n  narval shell git jq\n  narval shell …-git-2.51 …-jq-1.8\n  narval shell …-git-2.51 -- git --version"
+)]
+pub struct Args {
+    /// Names of packages, such as git or nodejs@22; store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to
+    /// these; or profiles
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Command to run [default: $SHELL]
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+    /// Not ours: an argument of the program comes after `--`
+    #[arg(long, short = 'V', hide = true)]
+    version: bool,
+    #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
+    deltas: DeltaArgs,
+    #[command(flatten)]
+    client: ClientArgs,
+}
+
+/// Runs `narval shell`.
+///
+/// # Errors
+/// Like `narval run`.
+pub fn run(args: Args) -> Result<(), Failure> {
+    refuse_version(args.version, "shell")?;
+    args.client.output.start_log();
+    let destination = args.client.store.destination()?;
+    let (paths, _) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &args.paths)?;
+    let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    let command = if args.command.is_empty() { vec![shell()] } else { args.command };
+    become_program(&destination, &paths, &command)
+}

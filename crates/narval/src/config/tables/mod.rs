@@ -1,0 +1,10 @@
+//! The tables of the file, one each.
+
+pub(in crate::config) mod access_log;
+pub(in crate::config) mod cache;
+pub(in crate::config) mod limits;
+pub(in crate::config) mod nar_cache;
+pub(in crate::config) mod oidc;
+pub(in crate::config) mod proxies;
+pub(crate) mod tls;
+pub(in crate::config) mod upstream;
