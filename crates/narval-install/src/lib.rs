@@ -65,6 +65,7 @@ pub mod names;
 mod profile;
 mod progress;
 mod push;
+pub mod releases;
 mod repair;
 mod resolve;
 pub mod run;

@@ -5,6 +5,7 @@
 //!
 //! - [`StorePath`], [`StoreDir`], [`HashPart`]: names of paths. [`struct@Hash`], [`nix32`]: hashes in all of Nix's encodings.
 //! - [`NarInfo`], [`CacheInfo`], [`Listing`]: the files of a binary cache. [`realisation`], [`derivation`]: outputs.
+//! - [`release`]: names that a cache gives to paths.
 //! - [`SecretKey`], [`PublicKey`], [`TrustedKeys`], [`Signature`]: who vouches for a path. [`ContentAddress`],
 //!   [`ContentsCheck`]: paths whose name follows from their contents.
 //! - [`nar`]: NARs, written and parsed piece by piece, in bounded memory. [`ClosureWalk`]: visits each path of a closure once.
@@ -46,6 +47,7 @@ pub mod narinfo;
 mod package;
 pub mod path_info;
 pub mod realisation;
+pub mod release;
 mod signing;
 pub mod store_path;
 
@@ -60,6 +62,7 @@ pub use listing::Listing;
 pub use narinfo::NarInfo;
 pub use package::{PackageName, compare_versions, nearer_version};
 pub use path_info::{ContentsCheck, ContentsClaim, HashedContents, PathInfo};
+pub use release::Release;
 pub use signing::keys::{PublicKey, SecretKey, TrustedKeys};
 pub use signing::signature::{Signature, fingerprint};
 pub use signing::{keys, signature};

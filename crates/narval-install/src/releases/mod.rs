@@ -1,0 +1,129 @@
+//! Releases of caches: `@api` is the newest release of that name, signed by a trusted key and not older than what was seen before.
+//!
+//! [`find`] asks one cache, [`find_in`] the caches of a user. Both verify signatures, and remember revisions in [`SeenReleases`].
+
+mod seen;
+
+use narval_cache::CacheError;
+use narval_client::{Client, Extra, HttpError, Request, Scheme, Url};
+use narval_nix::release::{RELEASE_LEN_MAX, ReleaseSystem, Selector, Which};
+use narval_nix::{Release, TrustedKeys};
+
+pub use seen::SeenReleases;
+
+use crate::Error;
+
+/// Where releases are, below the URL of a cache.
+const RELEASES: &str = "releases";
+
+/// What is expected of a release.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected<'a> {
+    /// The system whose paths are wanted: only releases that have some are asked for.
+    pub system: &'a ReleaseSystem,
+    /// The keys of which one must have signed it.
+    pub keys: &'a TrustedKeys,
+    /// Otherwise any release is taken, and none is remembered.
+    pub check_signatures: bool,
+    /// What was seen before.
+    pub seen: &'a SeenReleases,
+    /// Whether a release is taken that is older than what was seen before.
+    pub allow_downgrade: bool,
+}
+
+/// A release that was found.
+#[derive(Clone, Debug)]
+pub struct FoundRelease {
+    /// The release.
+    pub release: Release,
+    /// The cache that has it.
+    pub cache: Url,
+}
+
+/// Asks caches, in their order, for a release. The first one that has it is used.
+///
+/// # Errors
+/// If no cache has it, or what a cache has is not signed by a trusted key, or is older than what was seen before.
+pub fn find_in(
+    caches: &[Url],
+    client: &Client,
+    selector: &Selector,
+    expected: &Expected<'_>,
+) -> Result<FoundRelease, Error> {
+    let mut failed = None;
+    for cache in caches {
+        match find(cache, client, selector, expected) {
+            Ok(Some(release)) => {
+                // The others may have newer releases of that name: it is for the user to say which cache is meant.
+                if let Some(error) = failed {
+                    tracing::warn!("{error}; {selector} is that of {cache}");
+                }
+                return Ok(FoundRelease { release, cache: cache.clone() });
+            }
+            Ok(None) => {}
+            Err(error @ Error::Cache(_)) => failed = failed.or(Some(error)),
+            Err(error) => return Err(error),
+        }
+    }
+    let asked = caches.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    Err(failed.unwrap_or_else(|| {
+        Error::Unresolved(format!(
+            "no cache has a release {selector} for {}; asked: {asked}. Name the cache with --from, and --system for another system",
+            expected.system
+        ))
+    }))
+}
+
+/// Asks a cache for a release. `None` if it has no such release for this system, or has none at all.
+///
+/// # Errors
+/// If the cache cannot be asked, or what it has is not signed by a trusted key, or is older than what was seen before.
+pub fn find(
+    cache: &Url,
+    client: &Client,
+    selector: &Selector,
+    expected: &Expected<'_>,
+) -> Result<Option<Release>, Error> {
+    if !matches!(cache.scheme(), Scheme::Http | Scheme::Https) {
+        return Ok(None);
+    }
+    let Selector { name, which } = selector;
+    let url = cache.child(&format!("{RELEASES}/{name}/{}?system={}", escaped(which), escaped(expected.system)))?;
+    let extra = Extra { fields: &[("accept", "application/json")], ..Extra::default() };
+    let request = Request { extra, ..Request::get(&url) };
+    let answer = match client.retrying(&url, || client.small_answer(&request, RELEASE_LEN_MAX as u64)) {
+        // Other servers, and buckets, answer so.
+        Ok(None) | Err(HttpError::Status { status: 400 | 403 | 404 | 405 | 501, .. }) => return Ok(None),
+        Ok(Some(answer)) => answer,
+        Err(source) => {
+            return Err(CacheError::Fetch { cache: cache.to_string(), what: selector.to_string(), source }.into());
+        }
+    };
+    let wrong = |why: String| Error::WrongPath(format!("{cache}: {selector}: {why}"));
+    let release = Release::parse(&answer).map_err(|error| wrong(error.to_string()))?;
+    let is_meant = match which {
+        Which::Latest => true,
+        Which::Revision(revision) => release.revision == *revision,
+        Which::Version(version) => release.version.as_ref() == Some(version),
+    };
+    if release.name != *name || !is_meant || !release.paths.contains_key(expected.system) {
+        return Err(wrong(format!("the cache answers with {} instead", release.selector())));
+    }
+    if !expected.check_signatures {
+        return Ok(Some(release));
+    }
+    if release.find_valid(expected.keys).is_none() {
+        let by: Vec<_> = release.signatures.iter().map(narval_nix::Signature::key_name).collect();
+        let by = if by.is_empty() { "by nobody".to_owned() } else { format!("by {}", by.join(", ")) };
+        return Err(wrong(format!(
+            "it is signed {by}, and no trusted key has signed it; trust the cache's key with 'narval use', or --trusted-public-key"
+        )));
+    }
+    expected.seen.check(cache, selector, expected.system, &release, expected.allow_downgrade)?;
+    Ok(Some(release))
+}
+
+/// In a URL, `+` may stand for a blank.
+fn escaped(text: &impl ToString) -> String {
+    text.to_string().replace('+', "%2B")
+}
