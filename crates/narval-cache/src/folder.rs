@@ -13,12 +13,10 @@ use std::time::Duration;
 
 use narval_nix::cache_info::{CACHE_INFO_LEN_MAX, CacheInfoError};
 use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
-use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, SecretKey, Sha256, Sha256Hasher, StoreDir};
+use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher, StoreDir};
 use thiserror::Error;
 
 use crate::file::open_below;
-use crate::folder_sink::FolderSink;
-use narval_codec::encode::Encoding;
 use narval_files::{TemporaryFile, remove_leftovers, remove_leftovers_if};
 
 /// Why a cache folder could not be used.
@@ -155,12 +153,6 @@ impl CacheFolder {
         let (mut text, limit) = (Vec::new(), u64::try_from(len_max).unwrap_or(u64::MAX).saturating_add(1));
         file.take(limit).read_to_end(&mut text).map_err(fail)?;
         Ok(Some(text))
-    }
-
-    /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source stores as files
-    /// are copied unchanged.
-    pub const fn sink<'a>(&'a self, encoding: Encoding, key: Option<&'a SecretKey>) -> FolderSink<'a> {
-        FolderSink { folder: self, encoding, key, on_written: None }
     }
 
     /// Starts writing the file of a NAR.

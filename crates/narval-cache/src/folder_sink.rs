@@ -11,10 +11,18 @@ use narval_codec::encode::{Encoding, write_nar};
 /// Writes to a [`CacheFolder`]; see [`CacheFolder::sink`].
 #[derive(Clone, Copy)]
 pub struct FolderSink<'a> {
-    pub(crate) folder: &'a CacheFolder,
-    pub(crate) encoding: Encoding,
-    pub(crate) key: Option<&'a SecretKey>,
-    pub(crate) on_written: Option<&'a (dyn Fn(u64) + Sync)>,
+    folder: &'a CacheFolder,
+    encoding: Encoding,
+    key: Option<&'a SecretKey>,
+    on_written: Option<&'a (dyn Fn(u64) + Sync)>,
+}
+
+impl CacheFolder {
+    /// A sink that writes NARs of a store in this encoding, and signs with `key`. NARs that a source stores as files
+    /// are copied unchanged.
+    pub const fn sink<'a>(&'a self, encoding: Encoding, key: Option<&'a SecretKey>) -> FolderSink<'a> {
+        FolderSink { folder: self, encoding, key, on_written: None }
+    }
 }
 
 impl<'a> FolderSink<'a> {

@@ -16,7 +16,7 @@ use super::message::coding::{Codings, names};
 use super::message::head::Head;
 use super::message::request::{Extra, Method, Request, Response};
 use super::message::url::{Origin, Scheme, Url};
-use super::retrying::retry::RetryPolicy;
+use super::retrying::policy::RetryPolicy;
 use super::wire::connection::{Connection, Dial};
 use super::wire::pool::{Pool, Pooled, Taken};
 use super::wire::proxy::{Proxies, Proxy};

@@ -16,7 +16,7 @@ use narval_client::{HttpError, Payload, Url};
 use narval_nix::Sha256;
 use parking_lot::Mutex;
 
-use super::put::PutError;
+use super::put_error::PutError;
 use super::{Checksums, Place};
 
 /// The fields of a request.

@@ -15,7 +15,8 @@ use narval_nix::Sha256;
 
 use super::checksums::{Sent, with_checksum};
 use super::list::{Listing, Object, page_of, time};
-use super::put::{Put, PutError};
+use super::put::Put;
+use super::put_error::PutError;
 use super::xml::{element, elements};
 use super::{BucketError, Place};
 use narval_client::Breaker;

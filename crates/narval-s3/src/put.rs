@@ -7,9 +7,9 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io;
 
-use narval_client::{Client, Extra, HttpError, Method, Payload, Request, Upload, Url};
+use super::put_error::PutError;
+use narval_client::{Client, Extra, Method, Payload, Request, Upload, Url};
 use narval_nix::{Sha256, Sha256Hasher};
-use thiserror::Error;
 
 use super::checksums::{Sent, each_piece, has_sha256_of_parts, with_checksum};
 use super::xml::element;
@@ -23,42 +23,6 @@ pub const PART_LEN_MIN: u64 = 16 * 1024 * 1024;
 const PARTS_MAX: u64 = 10_000;
 /// The maximum size of a response.
 const ANSWER_LEN_MAX: u64 = 64 * 1024;
-
-/// Why an object was not stored.
-#[derive(Debug, Error)]
-pub enum PutError {
-    /// The exchange failed.
-    #[error(transparent)]
-    Http(#[from] HttpError),
-    /// The store denies writing.
-    #[error("the bucket '{0}' denies writing; the credentials need s3:PutObject and s3:AbortMultipartUpload")]
-    Denied(String),
-    /// The store sent an unexpected response.
-    #[error("the bucket '{bucket}' answered {status} to {what}")]
-    Unexpected {
-        /// Its name.
-        bucket: String,
-        /// The status of the response.
-        status: u16,
-        /// The request.
-        what: &'static str,
-    },
-    /// The data to send cannot be read.
-    #[error("cannot read the data to send: {0}")]
-    File(#[from] io::Error),
-}
-
-impl PutError {
-    /// What a caller is told that sends bytes from memory.
-    pub(super) fn into_http(self) -> HttpError {
-        match self {
-            Self::Http(error) => error,
-            error => {
-                HttpError::Bucket { status: 0, message: error.to_string(), retry_after: None, is_retryable: false }
-            }
-        }
-    }
-}
 
 /// Stores a payload of known hash at an `s3` address. `on_sent` is called with the number of bytes of each piece sent.
 ///

@@ -12,7 +12,7 @@ use crate::commands::profile::{gc, install, profiles, remove, rollback, upgrade}
 use crate::commands::running::{enter, follow, run, shell};
 use crate::commands::{cache, completions, config, demo, doctor, key, man, serve, static_site, top};
 use crate::ui::output::note;
-use crate::ui::{json, log, output};
+use crate::ui::{finish, json, log};
 
 /// Serve, move and install Nix packages.
 #[derive(Debug, Parser)]
@@ -180,8 +180,8 @@ pub fn main() -> ExitCode {
                 note!("{hint}");
             }
             return match printed {
-                Ok(()) if error.exit_code() == 0 => output::finish("narval"),
-                Err(unwritten) if error.exit_code() == 0 => output::unwritten("narval", &unwritten),
+                Ok(()) if error.exit_code() == 0 => finish::finish("narval"),
+                Err(unwritten) if error.exit_code() == 0 => finish::unwritten("narval", &unwritten),
                 // A build does not fail for an option of its hook.
                 _ if std::env::args_os().nth(1).is_some_and(|command| command == "hook") => ExitCode::SUCCESS,
                 // There is no stream left to report to.
@@ -192,7 +192,7 @@ pub fn main() -> ExitCode {
     let result = dispatch(cli.command);
     log::finish();
     match result {
-        Ok(()) => output::finish("narval"),
+        Ok(()) => finish::finish("narval"),
         Err(failure) => {
             json::failure(&failure);
             failure.report("narval")

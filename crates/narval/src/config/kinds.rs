@@ -1,90 +1,21 @@
 //! Types of values: each reads a value of the file, or the text of an option, or returns what is allowed.
 
-use std::ffi::OsStr;
 use std::fmt::{Debug, Display};
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use narval_keep::{CacheName, CacheNameError};
 use narval_serve::is_reserved_name;
-use toml::de::{DeTable, DeValue};
 
 use super::key::{Key, KeyInfo};
+use super::kind::{Kind, Raw};
 use crate::values::size::parse_size;
 use crate::values::time::{parse_time, written};
 
-/// A value as it was given.
-pub(super) struct Raw<'a> {
-    pub(super) value: Given<'a>,
-    /// The base of relative paths.
-    pub(super) base: &'a Path,
-}
-
-pub(super) enum Given<'a> {
-    /// In the file.
-    Toml(&'a DeValue<'a>),
-    /// As an option, or as a default.
-    Text(&'a OsStr),
-}
-
-impl Raw<'_> {
-    fn text(&self) -> Option<&str> {
-        match self.value {
-            Given::Toml(value) => value.as_str(),
-            Given::Text(text) => text.to_str(),
-        }
-    }
-
-    fn boolean(&self) -> Option<bool> {
-        match self.value {
-            Given::Toml(value) => value.as_bool(),
-            Given::Text(text) => text.to_str()?.parse().ok(),
-        }
-    }
-
-    fn integer(&self) -> Option<i64> {
-        match self.value {
-            Given::Toml(value) => {
-                let integer = value.as_integer()?;
-                i64::from_str_radix(integer.as_str(), integer.radix()).ok()
-            }
-            Given::Text(text) => text.to_str()?.parse().ok(),
-        }
-    }
-
-    fn path(&self) -> Option<&Path> {
-        let path = match self.value {
-            Given::Toml(value) => OsStr::new(value.as_str()?),
-            Given::Text(text) => text,
-        };
-        (!path.is_empty() && !path.as_encoded_bytes().contains(&0)).then_some(Path::new(path))
-    }
-}
-
-/// A type of value.
-pub(super) struct Kind<T>(Box<Read<T>>);
-
-type Read<T> = dyn Fn(&Raw<'_>) -> Result<T, String>;
-
-impl<T> Kind<T> {
-    /// Reads a value; the error is what is allowed.
-    pub(crate) fn read(&self, value: &Raw<'_>) -> Result<T, String> {
-        (self.0)(value)
-    }
-
-    /// What is allowed, as an error says it.
-    pub(crate) fn allowed(&self) -> String {
-        // No type accepts a table.
-        let table = DeValue::Table(DeTable::new());
-        let said = self.read(&Raw { value: Given::Toml(&table), base: Path::new("") }).err().unwrap_or_default();
-        said.strip_prefix("give ").unwrap_or(&said).to_owned()
-    }
-}
-
 fn key<T>(nix: impl Into<String>, read: impl Fn(&Raw<'_>) -> Result<T, String> + 'static) -> Key<T> {
-    Key { kind: Kind(Box::new(read)), info: KeyInfo { nix: nix.into(), ..KeyInfo::default() } }
+    Key { kind: Kind::new(read), info: KeyInfo { nix: nix.into(), ..KeyInfo::default() } }
 }
 
 pub(crate) fn boolean() -> Key<bool> {

@@ -14,8 +14,10 @@
 //! ```
 
 mod error;
+mod field;
 mod foreign;
 mod key;
+mod kind;
 mod kinds;
 mod options;
 mod section;
@@ -29,14 +31,14 @@ use narval_client::{Scheme, Url};
 use narval_keep::{Database, Place, Redirect};
 
 pub use error::{ConfigError, ConfigErrors, Origin};
+pub(crate) use field::{Nested, table};
 pub use foreign::FOREIGN;
-pub use key::{At, CommandOption, KeyInfo, Table};
-pub(crate) use key::{Nested, table};
+pub use key::{At, CommandOption, KeyInfo};
 pub use kinds::Retention;
 pub(crate) use kinds::size;
 use kinds::{boolean, choice, integer, parsed, path, path_unless, text};
 pub use options::Options;
-pub use section::{Loaded, ReadKey, Section, needs_restart};
+pub use section::{Loaded, ReadKey, Section, Table, needs_restart};
 pub use tables::access_log::{AccessLog, BoxedLog, open as open_access_log};
 pub use tables::cache::Cache;
 pub use tables::limits::{Limits, saturated};

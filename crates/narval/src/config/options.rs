@@ -9,7 +9,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::error::{ConfigError, ConfigErrors, Origin};
-use super::key::{CommandOption, KeyInfo, Table};
+use super::key::{CommandOption, KeyInfo};
+use super::section::Table;
 use super::section::{Document, Loaded, OptionValues, describe};
 
 /// The maximum size of a configuration file in bytes.

@@ -15,8 +15,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ConfigErrors, Origin};
 use super::foreign;
-use super::key::{At, Key, KeyInfo, Table};
-use super::kinds::{Given, Raw};
+use super::key::{At, Key, KeyInfo};
+use super::kind::{Given, Raw};
 
 /// The maximum length of a value in a message, in characters.
 const VALUE_SHOWN_MAX: usize = 60;
@@ -146,6 +146,12 @@ fn shortened(text: &str) -> String {
 /// A value for a message.
 fn shown(text: &str, key: &KeyInfo) -> String {
     if key.is_secret { "…".to_owned() } else { shortened(text) }
+}
+
+/// A table of the file, with what options say instead. `table!` defines them.
+pub trait Table: Sized {
+    /// Reads it; `None` if a key that it needs is missing or wrong, which is reported.
+    fn read(section: &Section<'_>) -> Option<Self>;
 }
 
 /// A table of the document, with options over it; empty if there are none, and the document does not have it.

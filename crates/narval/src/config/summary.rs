@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::tables::cache::key_names;
 use super::{At, Cache, Loaded, ServeConfig};
 use crate::ui::output::counted;
 
@@ -72,11 +73,6 @@ impl Loaded<ServeConfig> {
         lines.extend(tables.iter().map(|(table, keys)| format!("{table}: {}", keys.join(", "))));
         lines
     }
-}
-
-/// The names of keys, or else their files.
-pub(super) fn key_names(keys: &[At<PathBuf>], name_of: &dyn Fn(&Path) -> Option<String>) -> String {
-    join(keys.iter().map(|at| name_of(&at.value).unwrap_or_else(|| at.value.display().to_string())))
 }
 
 fn join<T: std::fmt::Display>(items: impl Iterator<Item = T>) -> String {

@@ -1,6 +1,7 @@
 //! The user interface of commands: output, progress, logs, errors, signals.
 
 pub(crate) mod failure;
+pub(crate) mod finish;
 pub(crate) mod json;
 pub mod log;
 mod log_event;

@@ -1,17 +1,14 @@
 //! Printing to standard output and standard error that survives failures of both.
 //!
 //! `println!` panics if the reader is gone (`narval ls … | head`) or the disk is full. Here the command continues, and
-//! [`finish`] reports the loss at the end.
+//! [`finish`](super::finish::finish) reports the loss at the end.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
-use std::process::ExitCode;
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
-use crate::Failure;
-
 /// The first failure of standard output.
-static FAILED: OnceLock<io::Error> = OnceLock::new();
+pub(super) static FAILED: OnceLock<io::Error> = OnceLock::new();
 
 /// Prints a line to standard output.
 macro_rules! out {
@@ -53,19 +50,4 @@ pub(crate) fn has_failed() -> bool {
 /// Prints to standard error; a failure of that cannot be reported.
 pub(crate) fn to_stderr(text: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_fmt(text);
-}
-
-/// The exit code of a command that has succeeded, except perhaps for its output. A reader that has closed the pipe is
-/// not a failure.
-pub(crate) fn finish(program: &str) -> ExitCode {
-    let flushed = io::stdout().lock().flush();
-    FAILED.get().or(flushed.as_ref().err()).map_or(ExitCode::SUCCESS, |error| unwritten(program, error))
-}
-
-/// The exit code of a command whose output could not be written.
-pub(crate) fn unwritten(program: &str, error: &io::Error) -> ExitCode {
-    if error.kind() == ErrorKind::BrokenPipe {
-        return ExitCode::SUCCESS;
-    }
-    Failure::runtime(format!("cannot write to standard output: {error}")).report(program)
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use narval_install::run::{helper, others_hidden};
 
 use crate::Failure;
-use crate::commands::running::follow::enter_and_follow;
-use crate::commands::running::run::{not_started, warn_of_hidden};
+use crate::commands::running::follow::{enter_and_follow, warn_of_hidden};
+use crate::commands::running::run::not_started;
 use crate::ui::output::note;
 
 /// Run by `narval run` in a single-threaded process. Not for users.

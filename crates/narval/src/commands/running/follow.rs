@@ -9,7 +9,6 @@ use std::process::{Child, Command};
 use narval_install::run::{EnterError, Follow, Others, enter, follow};
 
 use crate::Failure;
-use crate::commands::running::run::warn_of_hidden;
 use crate::ui::output::note;
 
 /// Starts the process and ends: a child that a program has not started could keep it waiting. This program would take 2 ms for that.
@@ -46,6 +45,16 @@ pub(crate) fn enter_and_follow(real_store: &Path, store_dir: &Path, scratch: &Pa
     }
     warn_of_hidden(others, real_store, store_dir);
     Ok(())
+}
+
+/// Says that the namespace hides the store that this machine has.
+pub(crate) fn warn_of_hidden(others: Others, real_store: &Path, store_dir: &Path) {
+    if others == Others::Hidden {
+        let (shown, store) = (store_dir.display(), real_store.display());
+        note!(
+            "narval: this machine's paths in {shown} cannot be seen beside those of {store}: overlays are not possible here"
+        );
+    }
 }
 
 struct Started {

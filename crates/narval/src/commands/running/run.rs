@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use narval_install::run::{Others, is_at_home, main_program, shell_variables};
+use narval_install::run::{is_at_home, main_program, shell_variables};
 use narval_install::{Destination, Options, Progress, Wanted, install};
 use narval_names::Package;
 use narval_nix::StorePath;
@@ -16,7 +16,6 @@ use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::or_elsewhere;
 use crate::commands::running::follow::enter_and_follow;
-use crate::ui::output::note;
 use crate::ui::progress::{Display, FETCH};
 
 /// Run a program from a store path, installing it first if needed
@@ -132,16 +131,6 @@ pub(crate) fn become_program(
     };
     process.envs(variables);
     Err(not_started(program.as_ref(), &process.exec()))
-}
-
-/// Says that the namespace hides the store that this machine has.
-pub(crate) fn warn_of_hidden(others: Others, real_store: &Path, store_dir: &Path) {
-    if others == Others::Hidden {
-        let (shown, store) = (store_dir.display(), real_store.display());
-        note!(
-            "narval: this machine's paths in {shown} cannot be seen beside those of {store}: overlays are not possible here"
-        );
-    }
 }
 
 /// 127 if there is no such program, 126 if it cannot be run: the exit codes of shells.

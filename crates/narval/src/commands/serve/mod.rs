@@ -1,11 +1,11 @@
 //! `narval serve`: serves a Nix store as a binary cache.
 
+mod args;
 mod caches;
 mod reload;
 mod settings;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use narval_cache::upstream::WAITING_MAX;
 use narval_http::{ListenAddress, Server};
@@ -13,49 +13,14 @@ use rustix::fs::Mode;
 
 use crate::args::data::create_private_files;
 use crate::config::tables::tls;
-use crate::config::{Options, ServeConfig};
 use crate::ui::log;
 use crate::values::listen::Listen;
 use crate::{Failure, server};
 
+pub use args::Args;
 use caches::{Opened, Services};
 use reload::{CurrentLog, CurrentService, Running};
 use settings::Settings;
-
-/// Serve a Nix store as a binary cache
-///
-/// Works with every client of binary caches: nix, `narval install`, a browser.
-#[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
-    /// Configuration file (TOML); command-line options take precedence. Reloaded on SIGHUP
-    ///
-    /// docs/configuration.md describes it; `narval config check FILE` checks a file.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Only for measurements: do not verify uncompressed uploads, and do not sync them
-    #[arg(long, hide = true, requires = "data")]
-    unsafe_no_verify: bool,
-    #[command(flatten)]
-    settings: Options<ServeConfig>,
-}
-
-const EXAMPLES: &str = "\
-Examples:
-  narval serve
-  narval serve --sign-key cache.sec --listen 127.0.0.1:8080
-  narval serve --store ~/.local/share/narval
-  narval serve --data /var/lib/narval
-  narval serve --data 's3://cache?region=eu-central-1' \\
-    --cache-dir /var/lib/narval --cache-size 2T --redirect auto
-  narval serve --data 's3://cache?region=eu-central-1' \\
-    --database postgres://db.example.org/narval --cache-size 2T \\
-    --cache-dir /var/cache/narval --peer-url http://10.0.0.3:5000
-  narval serve --config /etc/narval.toml
-
-Then, on a client:
-  nix copy --from http://HOST:5000 PATH \\
-    --option trusted-public-keys \"$(narval key public cache.sec)\"";
 
 /// Says so if tokens for uploads cross a network unencrypted. A trusted proxy is taken to speak HTTPS.
 fn warn_of_plain_uploads(settings: &Settings, addresses: &[ListenAddress]) {

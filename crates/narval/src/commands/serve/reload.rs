@@ -9,8 +9,9 @@ use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response};
 use narval_serve::Caches;
 use parking_lot::Mutex;
 
+use super::args::Args;
 use super::caches::{Opened, Services};
-use super::{Args, Settings};
+use super::settings::Settings;
 use crate::Failure;
 use crate::config::{BoxedLog, ReadKey, needs_restart};
 

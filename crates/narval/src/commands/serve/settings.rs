@@ -9,7 +9,7 @@ use narval_keep::{CacheName, CacheSettings, Place, Redirect};
 use narval_nix::SecretKey;
 use narval_serve::{DeltaMode, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
-use super::Args;
+use super::args::Args;
 use crate::Failure;
 use crate::args::data::place_of;
 use crate::args::secret_key::read_secret_key;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use narval_http::{LogFormat, LogWriter};
 
 use crate::Failure;
-use crate::config::key::{At, table};
+use crate::config::field::table;
+use crate::config::key::At;
 use crate::config::kinds::{boolean, choice, path_unless};
 
 const FORMATS: [(&str, &str, LogFormat); 5] = [

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use narval_keep::{CacheName, CacheSettings};
 use narval_nix::{PublicKey, StoreDir};
 
-use crate::config::key::{At, Key, Nested, table};
+use crate::config::field::{Nested, table};
+use crate::config::key::{At, Key};
 use crate::config::kinds::{boolean, cache_name, choice, host, integer, parsed, path, size, text};
-use crate::config::summary::key_names;
 use crate::config::{ConfigError, Origin, Retention, ServeConfig, Upstream};
 use crate::ui::output::counted;
 
@@ -173,4 +173,10 @@ impl ServeConfig {
         }
         all
     }
+}
+
+/// The names of keys, or else their files.
+pub(in crate::config) fn key_names(keys: &[At<PathBuf>], name_of: &dyn Fn(&Path) -> Option<String>) -> String {
+    let names = keys.iter().map(|at| name_of(&at.value).unwrap_or_else(|| at.value.display().to_string()));
+    names.collect::<Vec<_>>().join(", ")
 }

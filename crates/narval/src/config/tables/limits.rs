@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narval_http::Limits as EngineLimits;
 
-use crate::config::key::table;
+use crate::config::field::table;
 use crate::config::kinds::{duration, integer, size, size_from};
 use narval_codec::decode::DECODE_MEMORY_MIN;
 

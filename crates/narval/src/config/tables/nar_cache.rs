@@ -6,7 +6,8 @@ use narval_serve::{DeltaMode, NarCacheConfig};
 
 use crate::args::user_folder;
 use crate::config::error::ConfigError;
-use crate::config::key::{At, Nested, table};
+use crate::config::field::{Nested, table};
+use crate::config::key::At;
 use crate::config::kinds::{boolean, choice, integer, path, size};
 
 /// Whether clients get a NAR as the difference to one that they have.

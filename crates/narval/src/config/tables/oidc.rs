@@ -8,7 +8,7 @@ use narval_serve::OidcGrant;
 
 use super::limits::TIMEOUT_MAX;
 use crate::config::error::ConfigError;
-use crate::config::key::{AnyKeys, Nested, table};
+use crate::config::field::{AnyKeys, Nested, table};
 use crate::config::kinds::{boolean, duration, text};
 
 table! {

@@ -3,7 +3,8 @@
 use narval_http::{Builder, TrustedProxy};
 
 use crate::config::error::ConfigError;
-use crate::config::key::{At, table};
+use crate::config::field::table;
+use crate::config::key::At;
 use crate::config::kinds::{boolean, parsed};
 
 table! {

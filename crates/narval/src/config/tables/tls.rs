@@ -7,7 +7,8 @@ use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, prob
 
 use crate::Failure;
 use crate::config::error::ConfigError;
-use crate::config::key::{At, Nested, table};
+use crate::config::field::{Nested, table};
+use crate::config::key::At;
 use crate::config::kinds::{boolean, choice, path};
 
 /// Whether the kernel encrypts.

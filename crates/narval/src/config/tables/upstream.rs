@@ -9,7 +9,8 @@ use narval_nix::{PublicKey, TrustedKeys};
 
 use crate::args::client::CACHE_NIXOS_ORG_KEY;
 use crate::config::error::ConfigError;
-use crate::config::key::{At, Key, Nested, table};
+use crate::config::field::{Nested, table};
+use crate::config::key::{At, Key};
 use crate::config::kinds::{boolean, choice, duration, integer, parsed, path, size};
 
 /// The cache with a well-known key.
