@@ -5,8 +5,9 @@ use std::io::{BufReader, Read, Write};
 
 use narval_nix::{ContentAddress, HashPart, NarHash, PathInfo, Signature, StoreDir, StorePath};
 
+use super::error::DaemonError;
+use super::operation::Operation;
 use super::wire::{Request, WireError, WireReader};
-use super::{DaemonError, Operation};
 
 const CLIENT_MAGIC: u64 = 0x6e69_7863;
 const SERVER_MAGIC: u64 = 0x6478_696f;

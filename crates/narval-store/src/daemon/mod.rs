@@ -3,6 +3,8 @@
 //! Protocol: Nix `libstore/worker-protocol*.cc`, `daemon.cc`, `remote-store.cc`.
 
 mod connection;
+mod error;
+mod operation;
 mod upload;
 mod wire;
 
@@ -14,12 +16,13 @@ use std::time::Duration;
 
 use narval_nix::{HashPart, NarHash, PathInfo, Sha256Hasher, StoreDir, StorePath};
 use parking_lot::Mutex;
-use thiserror::Error;
 
 use self::connection::Connection;
 pub use self::connection::Trust;
 #[doc(hidden)]
 pub use self::connection::read_anything;
+pub use self::error::DaemonError;
+use self::operation::Operation;
 use self::wire::Request;
 pub use self::wire::WireError;
 
@@ -29,103 +32,6 @@ const IDLE_CONNECTIONS_MAX: usize = 8;
 /// How long the daemon may be silent before a query fails. Operations that write have no such limit: the daemon may be
 /// waiting for another process's lock, or for a disk.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Why a request to the daemon failed.
-#[derive(Debug, Error)]
-pub enum DaemonError {
-    /// There is no daemon at the socket, or access was denied.
-    #[error("cannot connect to the Nix daemon at '{}': {source}", socket.display())]
-    Connect {
-        /// The socket.
-        socket: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// The daemon is older than Nix 2.4.
-    #[error("the Nix daemon speaks protocol {major}.{minor}; 1.32 (Nix 2.4) or newer is needed")]
-    Version {
-        /// Major version.
-        major: u64,
-        /// Minor version.
-        minor: u64,
-    },
-    /// The daemon answered with an error.
-    #[error("the Nix daemon refuses {operation}: {message}")]
-    Refused {
-        /// The operation.
-        operation: &'static str,
-        /// The daemon's message.
-        message: String,
-    },
-    /// The connection failed, or the daemon violated the protocol.
-    #[error("the Nix daemon's connection: {0}")]
-    Wire(#[from] WireError),
-    /// The data to send could not be read.
-    #[error("cannot read the data to send to the Nix daemon: {0}")]
-    Source(io::Error),
-}
-
-/// The supported operations and their numbers (`worker-protocol.hh`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Greeting,
-    IsValidPath,
-    QueryReferrers,
-    AddTempRoot,
-    AddIndirectRoot,
-    SetOptions,
-    QueryAllValidPaths,
-    QueryPathInfo,
-    QueryPathFromHashPart,
-    QueryValidPaths,
-    CollectGarbage,
-    AddSignatures,
-    NarFromPath,
-    AddToStoreNar,
-    AddMultipleToStore,
-}
-
-impl Operation {
-    const fn code(self) -> u64 {
-        match self {
-            Self::Greeting => 0,
-            Self::IsValidPath => 1,
-            Self::QueryReferrers => 6,
-            Self::AddTempRoot => 11,
-            Self::AddIndirectRoot => 12,
-            Self::SetOptions => 19,
-            Self::QueryAllValidPaths => 23,
-            Self::QueryPathInfo => 26,
-            Self::QueryPathFromHashPart => 29,
-            Self::CollectGarbage => 20,
-            Self::QueryValidPaths => 31,
-            Self::AddSignatures => 37,
-            Self::NarFromPath => 38,
-            Self::AddToStoreNar => 39,
-            Self::AddMultipleToStore => 44,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Greeting => "the greeting",
-            Self::IsValidPath => "IsValidPath",
-            Self::QueryReferrers => "QueryReferrers",
-            Self::AddTempRoot => "AddTempRoot",
-            Self::AddIndirectRoot => "AddIndirectRoot",
-            Self::SetOptions => "SetOptions",
-            Self::QueryAllValidPaths => "QueryAllValidPaths",
-            Self::QueryPathInfo => "QueryPathInfo",
-            Self::QueryPathFromHashPart => "QueryPathFromHashPart",
-            Self::CollectGarbage => "CollectGarbage",
-            Self::QueryValidPaths => "QueryValidPaths",
-            Self::AddSignatures => "AddSignatures",
-            Self::NarFromPath => "NarFromPath",
-            Self::AddToStoreNar => "AddToStoreNar",
-            Self::AddMultipleToStore => "AddMultipleToStore",
-        }
-    }
-}
 
 type DaemonConnection = Connection<UnixStream>;
 

@@ -15,30 +15,16 @@ use rusqlite::{OptionalExtension, Transaction, TransactionBehavior, params};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use super::disk_usage::DiskUsage;
-use super::graph::{Graph, Node, hash_parts_of};
+use super::graph::{GarbageOptions, Graph, Node, hash_parts_of};
 use super::incoming::is_temporary_of_before;
-use super::root_server::{self, RootServer};
-use super::roots::{Root, RootFinder};
+use super::roots::root::Root;
+use super::roots::root_finder::RootFinder;
+use super::roots::root_server::{self, RootServer};
 use super::schema::{self, LINKS};
 use super::{LocalRoots, LocalStore, LocalStoreError, locks, writable};
 use crate::config::StoreConfig;
 use crate::database::Database;
 use crate::remove::list;
-
-/// What to collect.
-#[derive(Debug, Clone, Default)]
-pub struct GarbageOptions {
-    /// Further paths to keep, with their closures.
-    pub keep: Vec<StorePath>,
-    /// Folders whose links are not roots: they are about to be removed.
-    pub removed_folders: Vec<PathBuf>,
-    /// Whether derivers of live paths may be collected if nothing else keeps them (`keep-derivations = false`).
-    pub drop_derivations: bool,
-    /// Whether outputs of live derivations are kept (`keep-outputs = true`).
-    pub keep_outputs: bool,
-    /// Collect only these paths; it is an error if one of them is in use.
-    pub only: Option<Vec<StorePath>>,
-}
 
 /// The result of a collection.
 #[derive(Debug, Default)]

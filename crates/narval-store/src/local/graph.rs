@@ -1,14 +1,28 @@
 //! The valid paths and their references, as a garbage collection sees them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::PathBuf;
 
 use narval_nix::{HashPart, StoreDir, StorePath};
 use rusqlite::Connection;
 
-use super::collect::GarbageOptions;
-
 pub(super) fn hash_parts_of(paths: &BTreeSet<StorePath>) -> HashSet<HashPart> {
     paths.iter().map(StorePath::hash_part).collect()
+}
+
+/// What to collect.
+#[derive(Debug, Clone, Default)]
+pub struct GarbageOptions {
+    /// Further paths to keep, with their closures.
+    pub keep: Vec<StorePath>,
+    /// Folders whose links are not roots: they are about to be removed.
+    pub removed_folders: Vec<PathBuf>,
+    /// Whether derivers of live paths may be collected if nothing else keeps them (`keep-derivations = false`).
+    pub drop_derivations: bool,
+    /// Whether outputs of live derivations are kept (`keep-outputs = true`).
+    pub keep_outputs: bool,
+    /// Collect only these paths; it is an error if one of them is in use.
+    pub only: Option<Vec<StorePath>>,
 }
 
 /// A valid path.

@@ -5,15 +5,17 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_nix::{NarHash, PathInfo, Sha256Hasher, StorePath};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
-use super::temporary_roots::is_owned;
-use super::{LocalStore, LocalStoreError, PathLock};
+use super::LocalStore;
+use super::error::LocalStoreError;
+use super::identity::Identity;
+use super::path_locks::PathLock;
+use super::roots::temporary_roots::is_owned;
 use crate::nar::NarReader;
 use crate::remove::{NotRemoved, list, remove_deep_leftovers, remove_tree};
 use crate::unpack::{Unpack, Unpacked};
@@ -55,23 +57,6 @@ pub struct Incoming<'a> {
     register: Option<PathInfo>,
     /// Released last: nobody else may see a partial path.
     _lock: PathLock,
-}
-
-/// Identifies a path in the store directory, to detect its replacement: replacing it, or even making it writable,
-/// changes its ctime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    device: u64,
-    inode: u64,
-    changed: (i64, i64),
-}
-
-impl Identity {
-    fn of(path: &Path) -> std::io::Result<Self> {
-        let found = std::fs::symlink_metadata(path)?;
-        let changed = (found.ctime(), found.ctime_nsec());
-        Ok(Self { device: found.dev(), inode: found.ino(), changed })
-    }
 }
 
 /// The state on disk of a path that is to become valid.

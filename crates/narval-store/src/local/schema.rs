@@ -10,7 +10,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use rustix::fs::{FallocateFlags, Mode};
 use rustix::io::Errno;
 
-use super::LocalStoreError;
+use super::error::LocalStoreError;
 use super::locks::Waiting;
 use crate::config::StoreConfig;
 use crate::database::has_write_ahead_log;

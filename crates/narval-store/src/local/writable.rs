@@ -14,7 +14,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::StatVfsMountFlags;
 
-use super::LocalStoreError;
+use super::error::LocalStoreError;
 use super::schema::make;
 use crate::config::StoreConfig;
 

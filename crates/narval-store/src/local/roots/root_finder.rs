@@ -13,8 +13,11 @@ use narval_nix::{Sha256, StorePath, nix32};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 
 use super::process_roots::process_roots;
-use super::{LocalStore, LocalStoreError, temporary_roots};
+use super::root::Root;
+use super::temporary_roots;
 use crate::config::StoreConfig;
+use crate::local::LocalStore;
+use crate::local::error::LocalStoreError;
 use crate::remove::remove_leftover_directories;
 use narval_files::{TemporaryDirectory, has_name};
 
@@ -41,31 +44,22 @@ const STALE_INTERVAL: Duration = Duration::from_millis(2);
 /// How often opening a file of temporary roots is retried while others replace it.
 const ATTEMPTS_MAX: usize = 100;
 
-/// A root and the path that it keeps.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Root {
-    /// A link, a file of temporary roots, or a process (`/proc/<id>`).
-    pub source: PathBuf,
-    /// The path that it keeps, with its closure.
-    pub path: StorePath,
-}
-
 /// The current roots of a store.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(in crate::local) struct Found {
     /// Every root, sorted.
-    pub(super) roots: Vec<Root>,
+    pub(in crate::local) roots: Vec<Root>,
     /// Files of temporary roots of Nix 2.3, locked so that their owners add none.
-    pub(super) held: Vec<File>,
+    pub(in crate::local) held: Vec<File>,
 }
 
 /// Looks for the roots of a store.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RootFinder<'a> {
-    pub(super) config: &'a StoreConfig,
+pub(in crate::local) struct RootFinder<'a> {
+    pub(in crate::local) config: &'a StoreConfig,
     /// Whether it is for a collection: stale roots and leftovers are removed, and processes that cannot be told to wait
     /// otherwise are held. If not, nothing is changed.
-    pub(super) is_collecting: bool,
+    pub(in crate::local) is_collecting: bool,
 }
 
 impl LocalStore {
@@ -108,7 +102,7 @@ impl RootFinder<'_> {
     ///
     /// # Errors
     /// If one of them cannot be read; nothing must be collected then.
-    pub(super) fn find(&self) -> Result<Found, LocalStoreError> {
+    pub(in crate::local) fn find(&self) -> Result<Found, LocalStoreError> {
         if self.is_collecting {
             for directory in ["gcroots", "gcroots/auto"] {
                 match File::open(self.config.state_dir.join(directory)) {

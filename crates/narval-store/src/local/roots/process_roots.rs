@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use narval_nix::StorePath;
 use narval_nix::store_path::{BASE_NAME_LEN_MAX, HASH_PART_LEN};
 
-use super::roots::Root;
+use super::root::Root;
 use crate::config::StoreConfig;
 
 /// Like Nix's `findRuntimeRootsUncached`. Without root privileges, other users' processes cannot be inspected; as with
 /// Nix, their programs are only kept by links. A process that ends meanwhile needs nothing.
-pub(super) fn process_roots(config: &StoreConfig, roots: &mut Vec<Root>) {
+pub(in crate::local) fn process_roots(config: &StoreConfig, roots: &mut Vec<Root>) {
     let Ok(processes) = fs::read_dir("/proc") else { return };
     for process in processes.flatten() {
         let is_process =

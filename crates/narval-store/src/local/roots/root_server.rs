@@ -22,9 +22,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
 
-use super::LocalStoreError;
-use super::schema::make;
 use crate::config::StoreConfig;
+use crate::local::error::LocalStoreError;
+use crate::local::schema::make;
 
 /// The directory of the socket, and its name there.
 const DIRECTORY: &str = "gc-socket";
@@ -60,13 +60,13 @@ fn reachable(directory: &File, path: &Path) -> PathBuf {
 }
 
 /// Connects to the running collection of the store with this state directory.
-pub(super) fn connect(state_dir: &Path) -> std::io::Result<UnixStream> {
+pub(in crate::local) fn connect(state_dir: &Path) -> std::io::Result<UnixStream> {
     let directory = state_dir.join(DIRECTORY);
     UnixStream::connect(reachable(&File::open(&directory)?, &directory.join(SOCKET)))
 }
 
 /// Makes sure that the socket's file exists. To be called before `gc.lock` is taken.
-pub(super) fn prepare(config: &StoreConfig) -> Result<(), LocalStoreError> {
+pub(in crate::local) fn prepare(config: &StoreConfig) -> Result<(), LocalStoreError> {
     let path = config.state_dir.join(DIRECTORY);
     make(&path)?;
     let fail = |error: std::io::Error| LocalStoreError::io("create a socket in", &path, error);
@@ -83,7 +83,7 @@ pub(super) fn prepare(config: &StoreConfig) -> Result<(), LocalStoreError> {
 
 /// Receives temporary roots until it is dropped.
 #[derive(Debug)]
-pub(super) struct RootServer {
+pub(in crate::local) struct RootServer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -105,11 +105,11 @@ struct Told {
 
 /// A path that is being deleted: whoever sends it as a root waits until this is dropped.
 #[derive(Debug)]
-pub(super) struct Deleting<'a>(&'a Shared);
+pub(in crate::local) struct Deleting<'a>(&'a Shared);
 
 impl RootServer {
     /// Starts to listen. The caller holds `gc.lock`.
-    pub(super) fn start(config: &StoreConfig) -> Result<Self, LocalStoreError> {
+    pub(in crate::local) fn start(config: &StoreConfig) -> Result<Self, LocalStoreError> {
         let path = config.state_dir.join(DIRECTORY);
         let start = || {
             let listener = listen(&path)?;
@@ -124,7 +124,7 @@ impl RootServer {
     }
 
     /// Begins the deletion of paths with this hash part; `None` if a process needs one of them.
-    pub(super) fn delete(&self, hash_part: HashPart) -> Option<Deleting<'_>> {
+    pub(in crate::local) fn delete(&self, hash_part: HashPart) -> Option<Deleting<'_>> {
         let mut told = self.shared.told.lock();
         if told.roots.contains(&hash_part) {
             return None;

@@ -19,9 +19,10 @@ use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::locks::{Waiting, open};
-use super::{LocalStoreError, root_server};
+use super::root_server;
 use crate::config::StoreConfig;
+use crate::local::error::LocalStoreError;
+use crate::local::locks::{Waiting, open};
 use narval_files::random;
 
 /// The kernel's maximum process id (`PID_MAX_LIMIT`).
@@ -91,7 +92,7 @@ impl LocalRoots {
     }
 
     /// The number that names the file, and temporary names in the store directory.
-    pub(super) fn number(&self) -> Result<u64, LocalStoreError> {
+    pub(in crate::local) fn number(&self) -> Result<u64, LocalStoreError> {
         let mut state = self.state.lock();
         match &*state {
             Some(roots) => Ok(roots.number),
@@ -179,7 +180,7 @@ impl Drop for Roots {
 }
 
 /// Whether the owner of the file with this number lives.
-pub(super) fn is_owned(state_dir: &Path, number: &str) -> Result<bool, LocalStoreError> {
+pub(in crate::local) fn is_owned(state_dir: &Path, number: &str) -> Result<bool, LocalStoreError> {
     let path = state_dir.join("temproots").join(number);
     let file = match File::open(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -195,7 +196,7 @@ pub(super) fn is_owned(state_dir: &Path, number: &str) -> Result<bool, LocalStor
 }
 
 /// The roots in a file's contents. An entry without a final NUL is still being written.
-pub(super) fn parse(contents: &[u8]) -> impl Iterator<Item = &std::ffi::OsStr> {
+pub(in crate::local) fn parse(contents: &[u8]) -> impl Iterator<Item = &std::ffi::OsStr> {
     let complete = contents.iter().rposition(|byte| *byte == 0).unwrap_or(0);
     let texts = contents.get(..complete).unwrap_or_default().split(|byte| *byte == 0);
     texts.map(std::ffi::OsStr::from_bytes)
