@@ -4,43 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
-use parking_lot::{Condvar, Mutex};
 
 use super::known::{Known, wrong_name};
-use super::lookup::{PATIENCE, Shared};
+use super::question::{NoAnswer, PATIENCE, Patience, Question};
 use super::race::race;
 use super::remote::Remote;
+use super::shared::Shared;
 use super::{ABSENT_FOR, Unavailable};
-
-/// For whom the upstreams are asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Patience {
-    /// A client, who goes on without what does not come soon.
-    Client,
-    /// A push or a page: upstreams that are slow are waited for.
-    Push,
-}
-
-/// Why it is not known whether an upstream has a path.
-pub(super) enum NoAnswer {
-    /// Too many threads wait for upstreams already.
-    Busy(Unavailable),
-    /// Upstreams have failed, or are late.
-    Upstreams(Unavailable),
-}
-
-impl From<NoAnswer> for Unavailable {
-    fn from((NoAnswer::Busy(why) | NoAnswer::Upstreams(why)): NoAnswer) -> Self {
-        why
-    }
-}
-
-/// A narinfo that a thread is requesting.
-#[derive(Default)]
-pub(super) struct Question {
-    answer: Mutex<Option<Result<Option<Arc<Known>>, Unavailable>>>,
-    answered: Condvar,
-}
 
 impl Shared {
     pub(super) fn busy() -> Unavailable {

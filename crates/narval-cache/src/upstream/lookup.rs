@@ -1,6 +1,5 @@
 //! Upstreams, as a server uses them.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
@@ -8,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use narval_client::request_id;
 use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir};
@@ -16,19 +14,17 @@ use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
 use super::ahead::Ahead;
-use super::asking::{NoAnswer, Patience, Question};
 use super::known::Known;
 use super::nar::bases::Bases;
 use super::options::{Deadline, UpstreamOptions, UpstreamsOptions, WhenDown};
+use super::question::{NoAnswer, Patience};
 use super::remote::Remote;
+use super::shared::Shared;
 use super::standing::counts::UpstreamsFigures;
 use super::standing::health::{Budget, Standing};
 use super::walk::Walks;
 use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NARINFOS_MAX, Unavailable};
 use narval_files::{Fill, Kept, Permits, served_client, work_for};
-
-/// The longest wait for a narinfo that another thread requests, and for the start of a NAR.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
@@ -71,31 +67,6 @@ pub enum NarAnswer {
     File(File, u64),
     /// It is being fetched; its length, if known.
     Fill(Arc<Fill>, Option<u64>),
-}
-
-pub(super) struct Shared {
-    /// In order of priority.
-    pub(super) remotes: RwLock<Arc<[Arc<Remote>]>>,
-    pub(super) kept: Kept,
-    /// Permits for threads of the server that wait.
-    pub(super) waiting: Permits,
-    pub(super) fetches: Permits,
-    pub(super) store_dir: StoreDir,
-    pub(super) sign_keys: RwLock<Vec<SecretKey>>,
-    pub(super) narinfos: Memory<HashPart, Arc<Known>>,
-    /// When absences were recorded, by name.
-    pub(super) absent: Memory<Box<str>, Instant>,
-    pub(super) asking: Mutex<HashMap<(HashPart, Patience), Arc<Question>>>,
-    pub(super) deadline: RwLock<Deadline>,
-    pub(super) hedges: Budget,
-    pub(super) fills: Mutex<HashMap<String, Arc<Fill>>>,
-    pub(super) ahead: Ahead,
-    pub(super) walks: Walks,
-    pub(super) bases: Bases,
-    pub(super) forgotten: AtomicU64,
-    counted_absent: AtomicU64,
-    pub(super) kept_hits: AtomicU64,
-    pub(super) kept_misses: AtomicU64,
 }
 
 impl Upstreams {

@@ -19,22 +19,13 @@ use narval_files::{served_client, work_for};
 
 use super::Unavailable;
 use super::remote::Remote;
+use super::said::Said;
 use super::standing::health::{Budget, Health, Standing};
 
 /// The shortest time before another upstream is asked, too: the machine may have been busy.
 const HEDGE_MIN: Duration = Duration::from_millis(10);
 /// The part of the time after which another is asked, too, while the 95th percentile is not known.
 const HEDGE_UNKNOWN: u32 = 8;
-
-/// What one upstream answers.
-pub(super) enum Said<T> {
-    /// It has it.
-    Has(T),
-    /// It does not have it, or nothing that is accepted.
-    Absent,
-    /// It is not known whether it has it.
-    Failed(Unavailable),
-}
 
 /// One upstream in a race.
 struct Runner<T> {

@@ -9,13 +9,13 @@ use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
 
 use super::options::UpstreamOptions;
-use super::race::Said;
+use super::said::Said;
 use super::standing::counts::{Asked, Counts};
 use super::standing::health::{Health, Standing};
 use super::{ASKED_MAX, Unavailable};
 use crate::cache::Patience;
 use crate::lookup::Trust;
-use crate::upstream::standing::probe;
+use crate::upstream::standing::probe::{self, Probed};
 use crate::{Cache, CacheError, Wanted, signature_advice};
 use narval_client::Trouble;
 use narval_files::Permits;
@@ -164,11 +164,6 @@ impl Remote {
         }
     }
 
-    /// The path that was asked for last, or one that does not exist.
-    pub(super) fn last(&self) -> HashPart {
-        self.last.lock().unwrap_or_else(|| HashPart::from_digest(&[0; 20]))
-    }
-
     /// Records a failure. A thread finds out when it answers again.
     pub(super) fn has_failed(self: &Arc<Self>, retry_after: Option<Duration>) {
         self.probe_if(self.health.failed(retry_after));
@@ -220,5 +215,22 @@ impl Remote {
                 Trouble::Unavailable(error)
             }
         }
+    }
+}
+
+impl Probed for Remote {
+    fn health(&self) -> &Health {
+        &self.health
+    }
+
+    fn name(&self) -> String {
+        self.url().to_string()
+    }
+
+    fn answers(self: &Arc<Self>) -> bool {
+        // What was asked for last shows most: the rest of the upstream may work.
+        let last = self.last.lock().unwrap_or_else(|| HashPart::from_digest(&[0; 20]));
+        drop(self.narinfo(last));
+        self.standing() == Standing::Good
     }
 }

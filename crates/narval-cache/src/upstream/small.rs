@@ -15,9 +15,11 @@ use narval_nix::{HashPart, StorePath};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::lookup::{Shared, Upstreams};
-use super::race::{Said, race};
+use super::lookup::Upstreams;
+use super::race::race;
 use super::remote::Remote;
+use super::said::Said;
+use super::shared::Shared;
 use super::{SMALL_LEN_MAX, Unavailable};
 use crate::open_small_once;
 

@@ -14,7 +14,6 @@ use narval_nix::StorePath;
 use narval_store::StoreError;
 
 use super::launcher::{self, Launchers};
-use super::names;
 use crate::{Destination, Error};
 
 /// The folder in a generation that holds one link for each path: the roots.
@@ -232,4 +231,13 @@ fn is_same_file(one: &Path, other: &Path) -> Result<bool, Error> {
         one_read.consume(len);
         other_read.consume(len);
     }
+}
+
+/// The names in a folder; empty if it does not exist.
+pub(super) fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
+    let listed = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect()),
+    };
+    listed.map_err(|error| Error::file("list", folder, error))
 }

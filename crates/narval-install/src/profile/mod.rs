@@ -20,7 +20,7 @@ use narval_files::{is_temporary_name, temporary_name};
 use narval_nix::{PackageName, StorePath};
 use narval_store::{StoreConfig, lock_file};
 
-use self::generation::{Entries, PRIORITY_DEFAULT};
+use self::generation::{Entries, PRIORITY_DEFAULT, names};
 use crate::{Destination, Error, Wanted};
 
 /// One profile.
@@ -396,15 +396,6 @@ impl Profile {
 fn is_other_version(one: &StorePath, other: &StorePath) -> bool {
     let (one, other) = (PackageName::of(one.name()), PackageName::of(other.name()));
     (one.package, one.output) == (other.package, other.output)
-}
-
-/// The names in a folder; empty if it does not exist.
-fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
-    let listed = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect()),
-    };
-    listed.map_err(|error| Error::file("list", folder, error))
 }
 
 /// The infix of temporary names.

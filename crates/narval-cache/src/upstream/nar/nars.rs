@@ -14,9 +14,12 @@ use narval_nix::{Compression, HashPart, NarInfo};
 use super::fetch::Fetch;
 use crate::upstream::Unavailable;
 use crate::upstream::known::{Known, wrong_name};
-use crate::upstream::lookup::{NarAnswer, PATIENCE, Shared};
-use crate::upstream::race::{Said, race};
+use crate::upstream::lookup::NarAnswer;
+use crate::upstream::question::PATIENCE;
+use crate::upstream::race::race;
 use crate::upstream::remote::Remote;
+use crate::upstream::said::Said;
+use crate::upstream::shared::Shared;
 use crate::upstream::standing::health::Standing;
 
 /// How long other upstreams are asked whether they have the rest of a NAR.

@@ -6,40 +6,46 @@ use std::time::Duration;
 
 use narval_client::random_fraction;
 
-use super::health::Standing;
-use crate::upstream::remote::Remote;
+use super::health::Health;
 
 /// The time before the first probe; it doubles.
 const PROBE_AFTER: Duration = Duration::from_millis(200);
 /// The longest time between probes: what comes back is used within five seconds.
 const PROBE_AFTER_MAX: Duration = Duration::from_secs(2);
 
+/// What is probed.
+pub(in crate::upstream) trait Probed: Send + Sync + 'static {
+    fn health(&self) -> &Health;
+    /// Its name, for the log.
+    fn name(&self) -> String;
+    /// Asks it for something, which its health takes note of. Returns whether it answers in time.
+    fn answers(self: &Arc<Self>) -> bool;
+}
+
 /// Probes an upstream until it answers in time, or is no longer used.
-pub(in crate::upstream) fn start(remote: &Arc<Remote>) {
-    let weak = Arc::downgrade(remote);
+pub(in crate::upstream) fn start(probed: &Arc<impl Probed>) {
+    let weak = Arc::downgrade(probed);
     let started = thread::Builder::new().name("probe-upstream".into()).spawn(move || run(&weak));
     if let Err(error) = started {
-        tracing::error!("upstreams: no thread to probe {}: {error}", remote.url());
-        remote.health.gives_up_probing();
+        tracing::error!("upstreams: no thread to probe {}: {error}", probed.name());
+        probed.health().gives_up_probing();
     }
 }
 
-fn run(remote: &Weak<Remote>) {
+fn run(probed: &Weak<impl Probed>) {
     let mut after = PROBE_AFTER;
     loop {
         // Not all servers that wait for this upstream ask at the same moment.
         thread::sleep(after.mul_f64(0.5 + random_fraction() / 2.0));
-        let Some(remote) = remote.upgrade() else { return };
-        if remote.health.ends_probing() {
+        let Some(probed) = probed.upgrade() else { return };
+        if probed.health().ends_probing() {
             return;
         }
-        if remote.health.rests_for() > Duration::ZERO {
+        if probed.health().rests_for() > Duration::ZERO {
             continue;
         }
-        // What was asked for last shows most: the rest of the upstream may work.
-        drop(remote.narinfo(remote.last()));
-        if remote.standing() == Standing::Good {
-            tracing::info!("upstream {} answers again", remote.url());
+        if probed.answers() {
+            tracing::info!("upstream {} answers again", probed.name());
         }
         after = (after * 2).min(PROBE_AFTER_MAX);
     }

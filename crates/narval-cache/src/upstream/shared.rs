@@ -1,0 +1,45 @@
+//! What the clones of [`Upstreams`](super::Upstreams) share.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use narval_files::{Fill, Kept, Permits};
+use narval_nix::{HashPart, SecretKey, StoreDir};
+use parking_lot::{Mutex, RwLock};
+use quick_cache::sync::Cache as Memory;
+
+use super::ahead::Ahead;
+use super::known::Known;
+use super::nar::bases::Bases;
+use super::options::Deadline;
+use super::question::{Patience, Question};
+use super::remote::Remote;
+use super::standing::health::Budget;
+use super::walk::Walks;
+
+pub(super) struct Shared {
+    /// In order of priority.
+    pub(super) remotes: RwLock<Arc<[Arc<Remote>]>>,
+    pub(super) kept: Kept,
+    /// Permits for threads of the server that wait.
+    pub(super) waiting: Permits,
+    pub(super) fetches: Permits,
+    pub(super) store_dir: StoreDir,
+    pub(super) sign_keys: RwLock<Vec<SecretKey>>,
+    pub(super) narinfos: Memory<HashPart, Arc<Known>>,
+    /// When absences were recorded, by name.
+    pub(super) absent: Memory<Box<str>, Instant>,
+    pub(super) asking: Mutex<HashMap<(HashPart, Patience), Arc<Question>>>,
+    pub(super) deadline: RwLock<Deadline>,
+    pub(super) hedges: Budget,
+    pub(super) fills: Mutex<HashMap<String, Arc<Fill>>>,
+    pub(super) ahead: Ahead,
+    pub(super) walks: Walks,
+    pub(super) bases: Bases,
+    pub(super) forgotten: AtomicU64,
+    pub(super) counted_absent: AtomicU64,
+    pub(super) kept_hits: AtomicU64,
+    pub(super) kept_misses: AtomicU64,
+}
