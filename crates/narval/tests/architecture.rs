@@ -159,3 +159,112 @@ fn the_page_names_every_arrow_between_crates() {
     }
     assert_eq!(told, found);
 }
+
+/// A file of a crate, by its path of modules.
+type Module = Vec<String>;
+
+/// The modules of a crate, without tests, and the names that each imports for itself, as absolute paths: what it hands on is not its own.
+fn imports(source: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
+    let (mut places, mut tests) = (Vec::new(), BTreeSet::new());
+    collect(source, "", &mut places);
+    let mut texts = BTreeMap::new();
+    for place in places.iter().filter(|place| place.ends_with(".rs")) {
+        let text = fs::read_to_string(source.join(place)).unwrap();
+        let mut module: Module = place.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+        module.pop_if(|last| last == "mod" || last == "lib");
+        // What only tests have stands at the end of a file, or is a file.
+        let mut lines: Vec<_> = text.lines().map(|line| line.split("//").next().unwrap()).collect();
+        for at in (0..lines.len()).filter(|at| lines[*at].starts_with("#[cfg(test)]")).collect::<Vec<_>>() {
+            let declared = lines[at..].iter().find_map(|line| line.rsplit_once("mod ")?.1.strip_suffix(';'));
+            tests.extend(declared.map(|name| [module.clone(), vec![name.to_owned()]].concat()));
+        }
+        let end = lines.iter().position(|line| line.starts_with("mod tests {"));
+        lines.truncate(end.unwrap_or(lines.len()));
+        texts.insert(module, lines.iter().map(|line| format!("\n{}", line.trim())).collect::<String>());
+    }
+    texts.retain(|module, _| !(1..=module.len()).any(|len| tests.contains(&module[..len])));
+    let known: BTreeSet<_> = texts.keys().cloned().collect();
+    let read = |module: &Module, text: &String| {
+        let uses = text.split("\nuse ").skip(1).filter_map(|rest| rest.split_once(';'));
+        let named = uses.flat_map(|(tree, _)| leaves(tree)).filter_map(|name| absolute(module, &name, &known));
+        (module.clone(), named.collect())
+    };
+    texts.iter().map(|(module, text)| read(module, text)).collect()
+}
+
+/// The names in a tree of imports: `a::{b, c::d}` has `a::b` and `a::c::d`.
+fn leaves(tree: &str) -> Vec<String> {
+    let Some((prefix, rest)) = tree.split_once('{') else {
+        return vec![tree.split(" as ").next().unwrap().trim().to_owned()];
+    };
+    let (mut depth, mut found, mut one) = (0, Vec::new(), String::new());
+    for letter in rest[..rest.rfind('}').unwrap()].chars() {
+        depth += i32::from(letter == '{') - i32::from(letter == '}');
+        match letter {
+            ',' if depth == 0 => found.push(std::mem::take(&mut one)),
+            _ => one.push(letter),
+        }
+    }
+    found.push(one);
+    found
+        .iter()
+        .filter(|one| !one.trim().is_empty())
+        .flat_map(|one| leaves(&format!("{}{}", prefix.trim(), one.trim())))
+        .collect()
+}
+
+/// The absolute path of a name that a module of the same crate has.
+fn absolute(module: &Module, name: &str, known: &BTreeSet<Module>) -> Option<Module> {
+    let parts: Vec<_> = name.split("::").map(|part| part.trim().to_owned()).collect();
+    let up = parts.iter().take_while(|part| *part == "super").count();
+    match parts[0].as_str() {
+        "crate" => Some(parts[1..].to_vec()),
+        "self" => Some([module, &parts[1..]].concat()),
+        "super" => Some([module.get(..module.len().checked_sub(up)?)?, &parts[up..]].concat()),
+        first => known.contains(&[&module[..], &[first.to_owned()]].concat()).then(|| [&module[..], &parts].concat()),
+    }
+}
+
+/// The files from which one comes back to them by imports.
+fn in_circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
+    // A name belongs to the file that is named by the longest part of its path. The crate's root only hands names on.
+    fn file_of<'a>(name: &'a [String], imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<&'a [String]> {
+        (1..=name.len()).rev().map(|len| &name[..len]).find(|part| imports.contains_key(*part))
+    }
+    let arrows: BTreeMap<_, BTreeSet<_>> = imports
+        .iter()
+        .map(|(module, names)| {
+            (
+                &module[..],
+                names.iter().filter_map(|name| file_of(name, imports)).filter(|to| *to != &module[..]).collect(),
+            )
+        })
+        .collect();
+    let returns = |start: &[String]| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
+        while let Some(module) = next.pop() {
+            next.extend(arrows[module].iter().filter(|to| seen.insert(**to)));
+        }
+        seen.contains(start)
+    };
+    arrows.keys().filter(|module| returns(module)).map(|module| module.to_vec()).collect()
+}
+
+/// Whose files import each other in circles: these are to be cut, and none is to be added.
+const CIRCLES: [&str; 3] = ["narval-http", "narval-keep", "narval-serve"];
+
+#[test]
+fn files_do_not_import_each_other_in_circles() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut circles = BTreeMap::new();
+    for entry in fs::read_dir(crates).unwrap() {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name().into_string().unwrap())).unwrap();
+        let imports = imports(&path.join("src"));
+        assert!(imports.values().any(|names| !names.is_empty()), "no imports are found in {name}");
+        let found = in_circles(&imports);
+        if !found.is_empty() {
+            circles.insert(name, found);
+        }
+    }
+    assert!(circles.keys().eq(CIRCLES.iter()), "{circles:#?}");
+}
