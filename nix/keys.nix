@@ -86,6 +86,7 @@ kinds: with kinds; {
     max-size = key size "Limit on the size of all NARs, listings, logs and other files; the least recently used are removed first.";
     quota = key size "Limit on the size of all NARs, listings, logs and other files; uploads that would exceed it are refused.";
     max-nar-size = key size "Size of the largest NAR that is accepted, uncompressed.";
+    keep-releases = key (types.ints.between 1 1000) "How many releases of each name keep their paths, for each system (docs/releases.md).";
     recompress = key (types.enum [ "zstd" "never" ]) "Whether NARs in other formats are recompressed to zstd in the background (docs/cache.md#recompressing).";
   };
   oidc = tables "CI platforms whose jobs get tokens." {
@@ -97,7 +98,7 @@ kinds: with kinds; {
     rule = tables "The first rule that matches applies." {
       claims = key (types.attrsOf (oneOrMore types.nonEmptyStr)) "Claims, each with one or more patterns; all claims must match.";
       caches = key (oneOrMore types.nonEmptyStr) "Names or patterns of caches.";
-      scopes = key (oneOrMore (types.enum [ "pull" "push" "sign" "pin" "delete" "replace" ])) "What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`.";
+      scopes = key (oneOrMore (types.strMatching "pull|push|sign|pin|delete|replace|release:.+")) "What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`, and `release:PATTERN` for releases of these names.";
     };
   };
   access-log = table "The access log." {

@@ -16,6 +16,7 @@
 //! small/             logs, realisations, listings
 //! storage/           where bytes are: folder.rs, bucket/
 //! index/             what is known of them: sql/ the statements, tx.rs what runs them, sqlite/ and postgres/, memory/
+//! releases/          names that the cache gives to paths, signed
 //! retention/         collect.rs, delete.rs hide paths and remove bytes; pins.rs, used.rs say what stays
 //! tokens/, oidc/     who may do what, and the audit log
 //! nodes/             several servers over one bucket
@@ -68,6 +69,7 @@ mod place;
 mod push;
 mod receive;
 mod refusal;
+mod releases;
 mod retention;
 mod rule;
 mod settings;
@@ -94,6 +96,7 @@ pub use push::{COMMIT_MAX, Committed, Elsewhere, NARS_MAX, Outcome, read_commit,
 pub use receive::verify_anything;
 pub use receive::{Begin, RECEIPT_KEY, Receipts, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
+pub use releases::{KEEP_RELEASES, KeptRelease, NewRelease};
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,
     UNFINISHED_GRACE, Why,

@@ -4,6 +4,8 @@ use narval_nix::{CacheInfo, PublicKey, StoreDir};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::releases::KEEP_RELEASES;
+
 /// A NAR larger than this is refused, if nothing else is said: 64 GiB. Decoding a hostile file costs at most as much.
 pub const NAR_SIZE_MAX: u64 = 64 << 30;
 
@@ -44,6 +46,8 @@ pub struct CacheSettings {
     pub quota: Option<u64>,
     /// The largest accepted NAR in bytes, uncompressed.
     pub nar_size_max: u64,
+    /// How many releases of a name and a system keep their paths.
+    pub keep_releases: u32,
     /// Whether NARs that are not zstd are recompressed in the background.
     pub recompress: bool,
 }
@@ -63,6 +67,7 @@ impl Default for CacheSettings {
             size_max: None,
             quota: None,
             nar_size_max: NAR_SIZE_MAX,
+            keep_releases: KEEP_RELEASES,
             recompress: false,
         }
     }
@@ -109,6 +114,7 @@ impl CacheSettings {
             size_max: self.size_max,
             quota: self.quota,
             nar_size_max: self.nar_size_max,
+            keep_releases: self.keep_releases,
             recompress: self.recompress,
         };
         // Such a structure has nothing that JSON has not.
@@ -136,6 +142,7 @@ impl CacheSettings {
             size_max: record.size_max,
             quota: record.quota,
             nar_size_max: record.nar_size_max,
+            keep_releases: record.keep_releases,
             recompress: record.recompress,
         })
     }
@@ -157,6 +164,7 @@ struct Record {
     size_max: Option<u64>,
     quota: Option<u64>,
     nar_size_max: u64,
+    keep_releases: u32,
     recompress: bool,
 }
 
@@ -176,6 +184,7 @@ impl Default for Record {
             size_max: None,
             quota: None,
             nar_size_max: settings.nar_size_max,
+            keep_releases: settings.keep_releases,
             recompress: settings.recompress,
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use narval_http::{HeadRef, Method, Request};
 use narval_keep::{CacheName, Grant, Refusal, RefusalKind, Scope};
 use narval_nix::HashPart;
+use narval_nix::release::ReleaseName;
 
 use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
 use crate::auth::{Auth, Caller, unauthorized};
@@ -56,6 +57,12 @@ pub(crate) enum Administration<'a> {
     Pin(&'a str),
     /// `DELETE …/pins/<name>`
     Unpin(&'a str),
+    /// `POST releases/<name>`
+    Release(&'a str),
+    /// `PUT releases/<name>/<which>/pin`, and with `false`, `DELETE`
+    PinRelease(&'a str, &'a str, bool),
+    /// `DELETE releases/<name>`, or of one of them
+    ForgetRelease(&'a str, Option<&'a str>),
     /// `GET stats`
     Stats,
     /// `DELETE /<hash part>.narinfo`
@@ -69,18 +76,30 @@ impl<'a> Administration<'a> {
             (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Pins)) => Self::ListPins,
             (&Method::PUT, Route::Push(PushRoute::Pin(name))) => Self::Pin(name),
             (&Method::DELETE, Route::Push(PushRoute::Pin(name))) => Self::Unpin(name),
+            (&Method::POST, Route::Push(PushRoute::Release(name))) => Self::Release(name),
+            (&Method::PUT, Route::Push(PushRoute::ReleasePin(name, which))) => Self::PinRelease(name, which, true),
+            (&Method::DELETE, Route::Push(PushRoute::ReleasePin(name, which))) => Self::PinRelease(name, which, false),
+            (&Method::DELETE, Route::Push(PushRoute::Release(name))) => Self::ForgetRelease(name, None),
+            (&Method::DELETE, Route::Push(PushRoute::ReleaseOf(name, which))) => Self::ForgetRelease(name, Some(which)),
             (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Stats)) => Self::Stats,
             (&Method::DELETE, Route::NarInfo(hash_part)) => Self::Delete(*hash_part),
             _ => return None,
         })
     }
 
-    const fn scope(self) -> Scope {
-        match self {
-            Self::ListPins | Self::Pin(_) | Self::Unpin(_) => Scope::Pin,
-            Self::Delete(_) => Scope::Delete,
+    /// # Errors
+    /// If the token does not allow it, or the name is not that of a release.
+    fn require(self, cache: &CacheName, grant: &Grant) -> Result<(), Refusal> {
+        let scope = match self {
+            Self::ListPins | Self::Pin(_) | Self::Unpin(_) | Self::PinRelease(..) => Scope::Pin,
+            Self::Delete(_) | Self::ForgetRelease(..) => Scope::Delete,
             Self::Stats => Scope::Admin,
-        }
+            Self::Release(name) => {
+                let name: ReleaseName = name.parse().map_err(|error| Refusal::new(RefusalKind::Malformed, error))?;
+                return grant.require_release(cache, &name);
+            }
+        };
+        grant.require(cache, scope)
     }
 }
 
@@ -99,14 +118,15 @@ impl Gate<'_> {
             _ => {}
         }
         let caller = self.auth.caller(&head, self.metrics)?;
-        let granted = |caller: Caller, scope: Scope| -> Result<Grant, ServeError> {
+        let grant = |caller: Caller| -> Result<Grant, ServeError> {
             let grant = caller.grant(&head)?;
-            grant.require(self.cache, scope)?;
+            grant.require(self.cache, Scope::Push)?;
             Ok(grant)
         };
-        let grant = |caller| granted(caller, Scope::Push);
         if let Some(asked) = Administration::of(request.method(), &route) {
-            return Ok(Allowed::Administer(asked, granted(caller, asked.scope())?));
+            let grant = caller.grant(&head)?;
+            asked.require(self.cache, &grant)?;
+            return Ok(Allowed::Administer(asked, grant));
         }
         match (request.method().clone(), route) {
             (Method::PUT, route) => Ok(Allowed::Put(route, grant(caller)?)),
@@ -118,7 +138,9 @@ impl Gate<'_> {
                 Err(ServeError::Method("POST"))
             }
             (_, Route::Push(PushRoute::Pins | PushRoute::Stats)) => Err(ServeError::Method("GET, HEAD")),
-            (_, Route::Push(PushRoute::Pin(_))) => Err(ServeError::Method("PUT, DELETE")),
+            (_, Route::Push(PushRoute::Pin(_) | PushRoute::ReleasePin(..))) => Err(ServeError::Method("PUT, DELETE")),
+            (_, Route::Push(PushRoute::Release(_))) => Err(ServeError::Method("POST, DELETE")),
+            (_, Route::Push(PushRoute::ReleaseOf(..))) => Err(ServeError::Method("DELETE")),
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 self.may_read(&caller, &route, &head)?;
                 Ok(Allowed::Read(route))

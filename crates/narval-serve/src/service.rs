@@ -308,6 +308,9 @@ impl Shared {
         let page = self.page.as_ref().filter(|_| is_read(request.method()))?;
         match route {
             Route::View(view) => Some((page, view.clone())),
+            Route::Releases(route) if Page::is_wanted(&request.head()) => {
+                View::of_releases(route).map(|view| (page, view))
+            }
             // Other clients get a text.
             Route::Index if Page::is_wanted(&request.head()) => Some((page, View::of_index(request.query()))),
             _ => None,

@@ -19,6 +19,7 @@ mod tx;
 use std::sync::Arc;
 use std::time::Duration;
 
+use narval_nix::release::ReleaseSystem;
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use self::memory::Memory;
@@ -91,6 +92,33 @@ pub(crate) enum Commit {
     Done,
     /// Another writer has changed one of these paths meanwhile: nothing was done.
     Changed,
+}
+
+/// A release as recorded in the index: one row for each of its systems.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ReleaseRecord {
+    pub(crate) name: String,
+    pub(crate) revision: u64,
+    pub(crate) system: String,
+    pub(crate) version: Option<String>,
+    pub(crate) created: u64,
+    /// Whether it keeps its paths whatever comes after it.
+    pub(crate) is_pinned: bool,
+    /// The name of the pins that keep its paths for this system.
+    pub(crate) hold: String,
+    /// As it was signed, with all systems.
+    pub(crate) json: String,
+    /// Whether there are such pins.
+    pub(crate) is_kept: bool,
+}
+
+/// What is recorded of a new release.
+#[derive(Debug, Clone)]
+pub(crate) struct ReleaseToRecord {
+    pub(crate) version: Option<String>,
+    pub(crate) json: String,
+    /// System, hash part and base name of each path.
+    pub(crate) paths: Vec<(ReleaseSystem, HashPart, String)>,
 }
 
 /// A token as recorded in the index.

@@ -70,6 +70,12 @@ impl Cache {
             let message = format!("the name of a pin must have 1 to {NAME_LEN_MAX} bytes and no control characters");
             return Err(Refusal::new(RefusalKind::Malformed, message));
         }
+        if name.starts_with('@') {
+            return Err(Refusal::new(
+                RefusalKind::Malformed,
+                "names of pins that begin with '@' are those of releases",
+            ));
+        }
         if holds.keep == Some(0) {
             return Err(Refusal::new(RefusalKind::Malformed, "a pin must keep at least one revision"));
         }
@@ -104,6 +110,7 @@ impl Cache {
     /// If the token may not pin, or the index fails.
     pub fn unpin(&self, name: &str, path: Option<&StorePath>, grant: &Grant) -> Result<usize, Refusal> {
         grant.require(self.name(), Scope::Pin)?;
+        self.check_pin_name(name)?;
         let removed = self.index().unpin(self.id(), name, path.map(StorePath::hash_part))?;
         self.audit(grant, "unpin", name, &Ok(removed.to_string()));
         Ok(removed)

@@ -1,10 +1,12 @@
 //! Permissions: scopes, and the caches that they apply to.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
+use narval_nix::release::ReleaseName;
 use thiserror::Error;
 
 use crate::{CacheName, Refusal, RefusalKind};
@@ -57,43 +59,109 @@ impl Scope {
     }
 }
 
+/// How the scope of releases is written: with the pattern of their names after it.
+const RELEASE: &str = "release:";
+
 /// An unknown scope.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown scope '{0}' (known: pull, push, sign, pin, delete, replace, admin)")]
-pub struct UnknownScope(String);
+pub enum UnknownScope {
+    /// Neither a scope nor one of releases.
+    #[error("unknown scope '{0}' (known: pull, push, sign, pin, delete, replace, admin, and release:PATTERN)")]
+    Unknown(String),
+    /// Not a pattern for names of releases.
+    #[error(
+        "'{0}' is not a pattern for names of releases: use letters, digits, and . _ + - with * and ? (such as 'release:api-*')"
+    )]
+    Pattern(String),
+    /// More than [`PATTERNS_MAX`].
+    #[error("a token can have at most {PATTERNS_MAX} patterns for names of releases")]
+    TooMany,
+}
 
-/// A set of scopes.
+/// A set of scopes, and patterns for the names of releases.
 ///
 /// ```
 /// use narval_keep::{Scope, Scopes};
-/// let scopes: Scopes = "pull,push".parse().unwrap();
+/// let scopes: Scopes = "pull,push,release:api-*".parse().unwrap();
 /// assert!(scopes.has(Scope::Push) && !scopes.has(Scope::Delete));
+/// assert!(scopes.may_release("api-1") && !scopes.may_release("web"));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scopes(u8);
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Scopes {
+    bits: u8,
+    /// Patterns for the names of releases.
+    releases: BTreeSet<Box<str>>,
+}
 
 impl Scopes {
     /// Whether a scope is among them; [`Scope::Admin`] includes all.
-    pub const fn has(self, scope: Scope) -> bool {
-        self.0 & (scope.bit() | Scope::Admin.bit()) != 0
+    pub const fn has(&self, scope: Scope) -> bool {
+        self.bits & (scope.bit() | Scope::Admin.bit()) != 0
+    }
+
+    /// Whether releases of this name may be recorded; [`Scope::Admin`] includes all.
+    pub fn may_release(&self, name: &str) -> bool {
+        self.has(Scope::Admin) || self.releases.iter().any(|pattern| matches_name(pattern, name))
     }
 
     /// These and one more.
     #[must_use]
-    pub const fn with(self, scope: Scope) -> Self {
-        Self(self.0 | scope.bit())
+    pub fn with(self, scope: Scope) -> Self {
+        Self { bits: self.bits | scope.bit(), ..self }
     }
 
     /// These without one. [`Scope::Admin`] includes all others: without it, those that are named remain.
     #[must_use]
-    pub const fn without(self, scope: Scope) -> Self {
-        Self(self.0 & !scope.bit())
+    pub fn without(self, scope: Scope) -> Self {
+        Self { bits: self.bits & !scope.bit(), ..self }
+    }
+
+    /// These and others.
+    ///
+    /// # Errors
+    /// If there are too many patterns.
+    pub fn and(mut self, others: &Self) -> Result<Self, UnknownScope> {
+        self.releases.extend(others.releases.iter().cloned());
+        if self.releases.len() > PATTERNS_MAX {
+            return Err(UnknownScope::TooMany);
+        }
+        Ok(Self { bits: self.bits | others.bits, ..self })
+    }
+
+    /// These without others.
+    #[must_use]
+    pub fn except(self, others: &Self) -> Self {
+        let releases = self.releases.difference(&others.releases).cloned().collect();
+        Self { bits: self.bits & !others.bits, releases }
     }
 
     /// Whether the set is empty.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
+    pub fn is_empty(&self) -> bool {
+        self.bits == 0 && self.releases.is_empty()
     }
+}
+
+/// Whether a name matches a pattern, in which `*` stands for any text and `?` for a character.
+fn matches_name(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut at, mut of) = (0, 0);
+    // Where the last `*` is, and what it stands for ends.
+    let mut star: Option<(usize, usize)> = None;
+    while let Some(byte) = name.get(at) {
+        match (pattern.get(of), star) {
+            (Some(b'*'), _) => {
+                star = Some((of, at));
+                of += 1;
+            }
+            (Some(wanted), _) if wanted == byte || *wanted == b'?' => (at, of) = (at + 1, of + 1),
+            (_, Some((begin, end))) => {
+                star = Some((begin, end + 1));
+                (at, of) = (end + 1, begin + 1);
+            }
+            (_, None) => return false,
+        }
+    }
+    pattern.get(of..).is_some_and(|rest| rest.iter().all(|byte| *byte == b'*'))
 }
 
 impl FromIterator<Scope> for Scopes {
@@ -105,12 +173,10 @@ impl FromIterator<Scope> for Scopes {
 impl fmt::Display for Scopes {
     /// Names, separated by commas.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scopes = Scope::ALL.into_iter().filter(|scope| self.0 & scope.bit() != 0);
-        for (index, scope) in scopes.enumerate() {
-            let separator = if index == 0 { "" } else { "," };
-            write!(f, "{separator}{}", scope.name())?;
-        }
-        Ok(())
+        let scopes = Scope::ALL.into_iter().filter(|scope| self.bits & scope.bit() != 0);
+        let names = scopes.map(|scope| scope.name().to_owned());
+        let releases = self.releases.iter().map(|pattern| format!("{RELEASE}{pattern}"));
+        f.write_str(&names.chain(releases).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -118,9 +184,20 @@ impl FromStr for Scopes {
     type Err = UnknownScope;
 
     fn from_str(text: &str) -> Result<Self, UnknownScope> {
-        let scope = |name: &str| Scope::ALL.into_iter().find(|scope| scope.name() == name);
-        let names = text.split(',').filter(|name| !name.is_empty());
-        names.map(|name| scope(name).ok_or_else(|| UnknownScope(name.to_owned()))).collect()
+        let mut scopes = Self::default();
+        for name in text.split(',').filter(|name| !name.is_empty()) {
+            if let Some(pattern) = name.strip_prefix(RELEASE) {
+                let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-*?".contains(&byte);
+                if pattern.is_empty() || pattern.len() > PATTERN_LEN_MAX || !pattern.bytes().all(is_legal) {
+                    return Err(UnknownScope::Pattern(pattern.to_owned()));
+                }
+                scopes.releases.insert(pattern.into());
+                continue;
+            }
+            let scope = Scope::ALL.into_iter().find(|scope| scope.name() == name);
+            scopes = scopes.with(scope.ok_or_else(|| UnknownScope::Unknown(name.to_owned()))?);
+        }
+        if scopes.releases.len() > PATTERNS_MAX { Err(UnknownScope::TooMany) } else { Ok(scopes) }
     }
 }
 
@@ -255,10 +332,32 @@ impl Grant {
                 format!("--add-scope {scope} --add-cache {cache}"),
             ),
         };
-        let (caches, scopes) = (self.caches.texts().join(", "), self.scopes);
+        let (caches, scopes) = (self.caches.texts().join(", "), &self.scopes);
         let message = format!(
             "token '{id}' {lacks}: it allows {scopes} in {caches}; the cache's operator changes that with 'narval token change {id} \
              {change}'"
+        );
+        Err(Refusal::new(RefusalKind::Forbidden, message))
+    }
+
+    /// Whether releases of a name may be recorded in a cache.
+    ///
+    /// # Errors
+    /// [`RefusalKind::Forbidden`].
+    pub fn require_release(&self, cache: &CacheName, name: &ReleaseName) -> Result<(), Refusal> {
+        if self.caches.matches(cache) && self.scopes.may_release(name.as_str()) {
+            return Ok(());
+        }
+        let (id, caches) = (&self.token, self.caches.texts().join(", "));
+        let change = if self.caches.matches(cache) {
+            format!("--add-scope {RELEASE}{name}")
+        } else {
+            format!("--add-cache {cache}")
+        };
+        let message = format!(
+            "token '{id}' may not record releases '{name}' in the cache '{cache}': it allows {} in {caches}; the cache's operator changes that \
+             with 'narval token change {id} {change}'",
+            self.scopes
         );
         Err(Refusal::new(RefusalKind::Forbidden, message))
     }
@@ -276,6 +375,33 @@ mod tests {
         assert!(Scopes::default().with(Scope::Admin).has(Scope::Delete));
         assert!("pull,write".parse::<Scopes>().is_err());
         assert!("".parse::<Scopes>().unwrap().is_empty());
+    }
+
+    #[test]
+    fn names_of_releases() {
+        let scopes: Scopes = "release:web,push,release:api-*".parse().unwrap();
+        assert_eq!(scopes.to_string(), "push,release:api-*,release:web");
+        assert!(scopes.may_release("api-") && scopes.may_release("api-x-1") && scopes.may_release("web"));
+        assert!(!scopes.may_release("api") && !scopes.may_release("web2") && !scopes.may_release("prod"));
+        let only: Scopes = "push".parse().unwrap();
+        assert!(!only.may_release("api") && Scopes::default().with(Scope::Admin).may_release("api"));
+        assert_eq!(scopes.clone().except(&"push,release:web".parse().unwrap()).to_string(), "release:api-*");
+        assert_eq!(only.and(&scopes).unwrap(), scopes);
+        for (pattern, name, expected) in [
+            ("*", "a", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "ab", false),
+            ("?", "a", true),
+            ("?", "ab", false),
+            ("a**", "a", true),
+        ] {
+            assert_eq!(matches_name(pattern, name), expected, "{pattern} {name}");
+        }
+        for bad in ["release:", "release:a b", "release:{a}", "release:a/b", "releases:a", "release"] {
+            assert!(bad.parse::<Scopes>().is_err(), "{bad}");
+        }
+        let many = (0..=PATTERNS_MAX).map(|n| format!("release:a{n}")).collect::<Vec<_>>().join(",");
+        assert_eq!(many.parse::<Scopes>(), Err(UnknownScope::TooMany));
     }
 
     #[test]

@@ -82,7 +82,9 @@ pub enum TokenError {
     #[error("a token's label must have 1 to {LABEL_LEN_MAX} bytes and no control characters")]
     Label,
     /// It would allow nothing.
-    #[error("a token must allow something: give at least one of pull, push, sign, pin, delete, replace, admin")]
+    #[error(
+        "a token must allow something: give at least one of pull, push, sign, pin, delete, replace, admin, release:PATTERN"
+    )]
     NoScope,
     /// The operating system provides no random numbers.
     #[error("the system provides no random numbers: {0}")]
@@ -182,7 +184,7 @@ impl Tokens {
     ///
     /// # Errors
     /// When the index fails, or the token would allow nothing.
-    pub fn change(&self, id: &str, caches: &CachePatterns, scopes: Scopes) -> Result<bool, TokenError> {
+    pub fn change(&self, id: &str, caches: &CachePatterns, scopes: &Scopes) -> Result<bool, TokenError> {
         if scopes.is_empty() {
             return Err(TokenError::NoScope);
         }

@@ -1,9 +1,9 @@
-//! What is in no file but the index: settings, tokens (as hashes) and pins, saved and taken back.
+//! What is in no file but the index: settings, tokens (as hashes), pins and releases, saved and taken back.
 
 use narval_nix::HashPart;
 use serde::{Deserialize, Serialize};
 
-use crate::index::{PinRecord, TokenRecord};
+use crate::index::{PinRecord, ReleaseRecord, TokenRecord};
 use crate::{CacheName, CacheSettings, Data, DataError};
 
 /// The form of what is written.
@@ -21,6 +21,26 @@ struct SavedCache {
     name: String,
     settings: serde_json::Value,
     pins: Vec<SavedPin>,
+    /// The id that its releases name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(default)]
+    releases: Vec<SavedRelease>,
+}
+
+/// A release for one of its systems.
+#[derive(Serialize, Deserialize)]
+struct SavedRelease {
+    name: String,
+    revision: u64,
+    system: String,
+    version: Option<String>,
+    created: u64,
+    pinned: bool,
+    /// The name of its pins.
+    hold: String,
+    /// As it was signed.
+    record: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -76,7 +96,19 @@ impl Data {
             pins.reverse();
             // Settings are JSON.
             let settings = serde_json::from_str(&record.settings).unwrap_or_default();
-            saved.caches.push(SavedCache { name: record.name.to_string(), settings, pins });
+            let (id, releases) = index.all_releases(record.id)?;
+            let release = |release: ReleaseRecord| SavedRelease {
+                name: release.name,
+                revision: release.revision,
+                system: release.system,
+                version: release.version,
+                created: release.created,
+                pinned: release.is_pinned,
+                hold: release.hold,
+                record: release.json,
+            };
+            let releases = releases.into_iter().map(release).collect();
+            saved.caches.push(SavedCache { name: record.name.to_string(), settings, pins, id, releases });
         }
         for token in index.tokens()? {
             saved.tokens.push(SavedToken {
@@ -119,6 +151,20 @@ impl Data {
                 CacheSettings::from_json(&saved.settings.to_string()).map_err(|error| invalid(error.to_string()))?;
             let cache = self.create_cache(&name, &settings)?;
             cache.set_settings(&settings)?;
+            if let Some(id) = saved.id {
+                let release = |saved: SavedRelease| ReleaseRecord {
+                    name: saved.name,
+                    revision: saved.revision,
+                    system: saved.system,
+                    version: saved.version,
+                    created: saved.created,
+                    is_pinned: saved.pinned,
+                    hold: saved.hold,
+                    json: saved.record,
+                    is_kept: false,
+                };
+                index.restore_releases(cache.id(), id, saved.releases.into_iter().map(release).collect())?;
+            }
             for SavedPin { name, path, created, until, keep } in saved.pins {
                 let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());
                 let hash_part = part.ok_or_else(|| invalid(format!("'{path}' is not a store path")))?;

@@ -143,8 +143,12 @@ impl Exchange {
         let OidcGrant { caches, scopes, lifetime, requires_id } = verified.allows;
         let now = clock::now();
         let expires = now.saturating_add(lifetime.as_secs());
-        let new =
-            NewToken { label: verified.label.clone(), caches: caches.clone(), scopes: *scopes, expires: Some(expires) };
+        let new = NewToken {
+            label: verified.label.clone(),
+            caches: caches.clone(),
+            scopes: scopes.clone(),
+            expires: Some(expires),
+        };
         let failed = |error: TokenError| {
             tracing::error!("{error}");
             Failed::Server(Refusal::new(RefusalKind::Failed, "a token cannot be created; see the server's log"))
@@ -163,7 +167,7 @@ impl Exchange {
             token: info.id.clone(),
             label: verified.label.clone(),
             caches: caches.clone(),
-            scopes: *scopes,
+            scopes: scopes.clone(),
             expires: Some(expires),
             peer: Some(peer.to_owned()),
         };

@@ -166,7 +166,7 @@ fn create_token(form: &Form, data: &Data, grant: &Grant) -> Result<Done, ServeEr
     let (info, token) = data.tokens().create(&new).map_err(of_tokens)?;
     let detail = format!("'{}' allows {} in {}", info.label, info.scopes, info.caches.join(", "));
     data.audit().note(grant, None, "create token", &info.id, &Ok(detail));
-    Ok(Done::Created { label: info.label, token: token.to_string(), scopes })
+    Ok(Done::Created { label: info.label, token: token.to_string(), scopes: info.scopes })
 }
 
 fn revoke_token(form: &Form, data: &Data, grant: &Grant) -> Result<Done, ServeError> {

@@ -10,4 +10,5 @@ pub(crate) mod metrics;
 pub(crate) mod nar;
 pub(crate) mod narinfo;
 pub(crate) mod nix_cache_info;
+pub(crate) mod releases;
 pub(crate) mod table;

@@ -7,6 +7,7 @@ use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 
 use super::batch;
+use super::releases::ReleaseRoute;
 use crate::Face;
 use crate::metrics::RouteLabel;
 use crate::page::{self, PageRoute, View};
@@ -39,6 +40,8 @@ pub(crate) enum Route<'a> {
     Batch,
     /// A path of no known kind, which a later Nix may have uploaded, without its first `/`
     Other(&'a str),
+    /// `/releases…`
+    Releases(ReleaseRoute<'a>),
     /// `/_narval/v1/…`
     Push(PushRoute<'a>),
     /// `/_narval/page/…`
@@ -89,6 +92,12 @@ pub(crate) enum PushRoute<'a> {
     Pins,
     /// `pins/<name>`
     Pin(&'a str),
+    /// `releases/<name>`
+    Release(&'a str),
+    /// `releases/<name>/<revision or version>`
+    ReleaseOf(&'a str, &'a str),
+    /// `releases/<name>/<revision or version>/pin`
+    ReleasePin(&'a str, &'a str),
     /// `stats`
     Stats,
 }
@@ -142,6 +151,7 @@ impl<'a> Route<'a> {
             Self::Peer(_) => RouteLabel::Peer,
             Self::DebugInfo(_)
             | Self::Other(_)
+            | Self::Releases(_)
             | Self::Page(_)
             | Self::View(_)
             | Self::Health
@@ -202,6 +212,12 @@ fn others(face: Face, path: &str) -> Route<'_> {
             ("pins", _) => Route::Push(PushRoute::Pins),
             (_, Some(("nar", name))) => Route::Push(PushRoute::Nar(name)),
             (_, Some(("pins", name))) => Route::Push(PushRoute::Pin(name)),
+            (_, Some(("releases", rest))) => match rest.split('/').collect::<Vec<_>>().as_slice() {
+                [name] => Route::Push(PushRoute::Release(name)),
+                [name, which] => Route::Push(PushRoute::ReleaseOf(name, which)),
+                [name, which, "pin"] => Route::Push(PushRoute::ReleasePin(name, which)),
+                _ => Route::Unknown,
+            },
             _ => Route::Unknown,
         };
     }
@@ -211,6 +227,9 @@ fn others(face: Face, path: &str) -> Route<'_> {
     if let Some(rest) = path.strip_prefix(PEER_PATH).and_then(|rest| rest.strip_prefix('/')) {
         let parsed = rest.split_once('/').and_then(|(cache, rest)| Some((cache, rest.strip_prefix("nar/")?)));
         return parsed.map_or(Route::Unknown, |(cache, name)| Route::Peer(PeerRoute { cache, name }));
+    }
+    if let Some(release) = ReleaseRoute::parse(path) {
+        return Route::Releases(release);
     }
     if let Some(view) = path.strip_prefix(page::VIEWS).and_then(|rest| View::parse(rest.strip_prefix('/')?)) {
         return Route::View(view);

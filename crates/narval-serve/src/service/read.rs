@@ -9,7 +9,7 @@ use narval_keep::{RefusalKind, SmallKind};
 use super::{Live, Shared, Written};
 use crate::error::ServeError;
 use crate::routes::table::{NarRoute, Route};
-use crate::routes::{batch, build_trace, health, log, ls};
+use crate::routes::{batch, build_trace, health, log, ls, releases};
 use crate::upstream;
 use crate::written::{nar, small};
 
@@ -92,6 +92,10 @@ impl Shared {
                     ServeError::NoPath => ServeError::NoRoute,
                     error => error,
                 })
+            }
+            Route::Releases(route) => {
+                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                releases::answer(&written.cache, &route, &head)
             }
             Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
             Route::Metrics => self.measured(&head),

@@ -1,14 +1,17 @@
 //! Administration over HTTP, for tokens with the scopes `pin`, `delete` and `admin`: pins, deleting paths, and figures (`docs/push-protocol.md`).
 //! The commands `narval pin` and `narval cache` with `--to` send these requests.
 
+use std::io::Read;
+
 use narval_client::clock;
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, Grant, PinFor};
+use narval_nix::release::{ReleaseError, ReleaseName, Which};
 use narval_nix::{HashPart, StorePath};
 use serde::Serialize;
 use serde_json::json;
 
-use super::text;
+use super::{releases, text};
 use crate::error::ServeError;
 use crate::gate::Administration;
 
@@ -21,6 +24,9 @@ pub(super) enum Command {
     Pin { name: String, path: HashPart, keep: Option<u32>, seconds: Option<u64> },
     Unpin { name: String, path: Option<HashPart> },
     Delete { path: HashPart, referrers: bool },
+    Release { name: String },
+    PinRelease { name: ReleaseName, which: Which, is_pinned: bool },
+    ForgetRelease { name: ReleaseName, revision: Option<u64> },
     Stats,
 }
 
@@ -65,6 +71,22 @@ impl Command {
         match asked {
             Administration::ListPins => Ok(Self::ListPins),
             Administration::Stats => Ok(Self::Stats),
+            Administration::Release(name) => Ok(Self::Release { name: name.to_owned() }),
+            Administration::PinRelease(name, which, is_pinned) => {
+                let (name, which) = (name.parse(), which.parse());
+                let name = name.map_err(|error: ReleaseError| malformed(&error.to_string()))?;
+                let which = which.map_err(|error: ReleaseError| malformed(&error.to_string()))?;
+                Ok(Self::PinRelease { name, which, is_pinned })
+            }
+            Administration::ForgetRelease(name, revision) => {
+                let name = name.parse().map_err(|error: ReleaseError| malformed(&error.to_string()))?;
+                let revision = match revision.map(str::parse::<Which>) {
+                    None => None,
+                    Some(Ok(Which::Revision(revision))) => Some(revision),
+                    Some(_) => return Err(malformed("a release is forgotten by its revision, a number")),
+                };
+                Ok(Self::ForgetRelease { name, revision })
+            }
             Administration::Pin(name) => match parsed {
                 Some(Query { path: Some(path), keep, seconds, referrers: false }) => {
                     Ok(Self::Pin { name: name.to_owned(), path, keep, seconds })
@@ -86,10 +108,19 @@ impl Command {
         }
     }
 
-    pub(super) fn run(self, cache: &Cache, grant: &Grant) -> Result<Response, ServeError> {
+    pub(super) fn run(self, cache: &Cache, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
         match self {
             Self::ListPins => json(&cache.pins()?),
             Self::Stats => json(&cache.figures()?),
+            Self::Release { name } => releases::record(cache, &name, body, grant),
+            Self::PinRelease { name, which, is_pinned } => {
+                let release = cache.pin_release(&name, &which, is_pinned, grant)?;
+                Ok(text(StatusCode::OK, format!("{}\n", release.selector())))
+            }
+            Self::ForgetRelease { name, revision } => {
+                cache.forget_release(&name, revision, grant)?;
+                Ok(text(StatusCode::OK, "forgotten\n".to_owned()))
+            }
             Self::Pin { name, path, keep, seconds } => {
                 let until = seconds.map(|seconds| clock::now().saturating_add(seconds));
                 let pin = cache.pin(&name, &path, PinFor { keep, until }, grant)?;

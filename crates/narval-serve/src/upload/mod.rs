@@ -9,6 +9,7 @@ mod coding;
 mod narinfo;
 mod parts;
 pub(crate) mod push;
+mod releases;
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use narval_keep::{
     Begin, Cache, Data, Grant, NarFileName, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
 };
 use narval_nix::narinfo::NARINFO_LEN_MAX;
+use narval_nix::release::RELEASE_LEN_MAX;
 use narval_nix::{CacheInfo, Compression, HashPart};
 
 use crate::background::Background;
@@ -122,7 +124,13 @@ impl Uploads {
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Peer(_) => return Err(ServeError::Method("GET")),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
-            Route::Health | Route::Ready | Route::Metrics | Route::Index | Route::Page(_) | Route::View(_) => {
+            Route::Health
+            | Route::Ready
+            | Route::Metrics
+            | Route::Index
+            | Route::Page(_)
+            | Route::View(_)
+            | Route::Releases(_) => {
                 return Err(ServeError::Method("GET, HEAD"));
             }
         };
@@ -149,12 +157,14 @@ impl Uploads {
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
             PushRoute::Pins | PushRoute::Stats => Err(ServeError::Method("GET, HEAD")),
-            PushRoute::Pin(_) => Err(ServeError::Method("PUT, DELETE")),
+            PushRoute::Pin(_) | PushRoute::ReleasePin(..) => Err(ServeError::Method("PUT, DELETE")),
+            PushRoute::Release(_) => Err(ServeError::Method("POST, DELETE")),
+            PushRoute::ReleaseOf(..) => Err(ServeError::Method("DELETE")),
             PushRoute::Oidc => Err(ServeError::NoRoute),
         }
     }
 
-    /// Lists, adds and removes pins, and deletes paths, if the token allows it. This can wait for uploads, so it runs on the upload threads.
+    /// Lists, adds and removes pins, records and forgets releases, and deletes paths, as the token allows. This can wait for uploads, so it runs on the upload threads.
     pub(crate) fn administer(
         self: &Arc<Self>,
         asked: Administration<'_>,
@@ -163,7 +173,7 @@ impl Uploads {
     ) -> Result<Response, ServeError> {
         let command = Command::parse(asked, request.query())?;
         let this = Arc::clone(self);
-        self.receive(request, move |_| command.run(&this.cache, &grant))
+        self.receive_at_most(RELEASE_LEN_MAX as u64, request, move |body| command.run(&this.cache, body, &grant))
     }
 
     /// Runs a command of the page. As [`administer`](Self::administer), on the upload threads.

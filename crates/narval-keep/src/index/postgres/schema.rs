@@ -13,7 +13,7 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 10;
+pub(super) const VERSION: u32 = 11;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 10;
@@ -191,6 +191,17 @@ alter table narval.writers alter column begun drop default, alter column begun t
 /// From version 9: nobody has a lock of all tables any more, for which nodes of versions before wait in vain.
 const FROM_9: &str = "";
 
+/// From version 10: releases, and the id of a cache that they name. Nodes of version 10 know no releases, and leave the pins alone that keep them.
+const FROM_10: &str = "
+alter table narval.caches add column uid text;
+-- One row for each system. `hold` names the pins that keep its paths; `record` is empty for the last one of a name that was forgotten.
+create table narval.releases (
+  cache bigint not null, name text collate \"C\" not null, revision bigint not null, system text collate \"C\" not null,
+  version text, created bigint not null, pinned bigint not null, hold text collate \"C\" not null, record text not null,
+  primary key (cache, name, revision, system));
+create index releases_by_hold on narval.releases (cache, hold);
+";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -309,7 +320,7 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
             return Ok(());
         }
         // What the version of the same number is brought up to date by.
-        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9];
+        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10];
         for step in steps.iter().skip(found as usize) {
             client.batch_execute(step).await?;
         }
@@ -356,7 +367,7 @@ pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
     }
     // Numbers are not used again: servers may remember some.
     let empty = "truncate narval.caches, narval.nars, narval.files, narval.paths, narval.refs, narval.leases, narval.pins, narval.tokens, \
-         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost; \
+         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost, narval.releases; \
          insert into narval.meta values ('rebuilding', '') on conflict do nothing";
     change.client.batch_execute(empty).await?;
     change.is_visible().await?;

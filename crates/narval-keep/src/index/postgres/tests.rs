@@ -19,7 +19,8 @@ use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
 /// Makes the tables those of version 1.
 const BEFORE: &str = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
-     drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop table work; \
+     drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop table work; drop table releases; \
+     alter table caches drop column uid; \
      drop index pending_by_name; drop index pins_by_path; update meta set value = '1' where key = 'version'";
 
 fn path(name: &str, file: &str) -> PathRecord {

@@ -4,7 +4,7 @@ use rusqlite::types::Null;
 use rusqlite::{Connection, params_from_iter};
 
 use super::nars::{lost, writers};
-use super::paths::{commit, pins};
+use super::paths::{commit, pins, releases};
 use super::{audit, caches, nars, paths, pending, retention, snapshot, tokens, work};
 use crate::index::Sqlite;
 use crate::index::tx::{Kind, Sql};
@@ -39,6 +39,7 @@ pub(in crate::index) fn statements() -> Vec<(String, &'static Sql)> {
         ("paths", paths::STATEMENTS),
         ("pending", pending::STATEMENTS),
         ("pins", pins::STATEMENTS),
+        ("releases", releases::STATEMENTS),
         ("retention", retention::STATEMENTS),
         ("snapshot", snapshot::STATEMENTS),
         ("tokens", tokens::STATEMENTS),
@@ -71,6 +72,10 @@ pub(in crate::index) fn fill() -> String {
         format!("insert into refs (referrer, reference) select i, {{text}} {from}"),
         format!("insert into leases (cache, hash_part, until) select 1, {{text}}, i {from}"),
         format!("insert into pins (cache, name, hash_part, path, created) select 1, {{text}}, {{text}}, {{text}}, i {from}"),
+        format!(
+            "insert into releases (cache, name, revision, system, created, pinned, hold, record) \
+             select 1, {{text}}, i, {{text}}, i, 0, {{text}}, {{text}} {from}"
+        ),
         format!("insert into pending (cache, kind, name) select 1, 'path', {{text}} {from}"),
         format!("insert into writers (cache, key, begun, seen) select i, {{bytes}}, i, i {from}"),
         format!("insert into work (name, owner, fence, until) select {{text}}, '', 1, i {from}"),

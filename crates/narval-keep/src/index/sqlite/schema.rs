@@ -8,7 +8,7 @@ use super::sql_error;
 use crate::index::IndexError;
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -114,6 +114,17 @@ create index pins_by_path on pins (cache, hash_part);
 alter table work add column owner text not null default 'another process';
 ";
 
+/// Migrates from version 6: releases, and the id of a cache that they name, which stays when its files are moved.
+const FROM_6: &str = "
+alter table caches add column uid text;
+-- One row for each system. `hold` names the pins that keep its paths; `record` is empty for the last one of a name that was forgotten.
+create table releases (
+  cache integer not null references caches (id), name text not null, revision integer not null, system text not null,
+  version text, created integer not null, pinned integer not null, hold text not null, record text not null,
+  primary key (cache, name, revision, system)) without rowid;
+create index releases_by_hold on releases (cache, hold);
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -128,7 +139,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             // What the version of the same number is migrated by.
-            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5];
+            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6];
             let steps =
                 steps.iter().enumerate().filter(|(from, _)| *from >= found as usize && (found > 0 || *from != 1));
             let mut steps = steps.map(|(_, step)| step);

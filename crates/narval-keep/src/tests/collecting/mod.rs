@@ -4,5 +4,6 @@ pub(super) mod killed;
 pub(super) mod lost;
 mod quota;
 pub(super) mod racing;
+mod releases;
 pub(super) mod retention;
 pub(super) mod survey;

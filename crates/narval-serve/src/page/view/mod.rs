@@ -14,6 +14,7 @@ mod overview;
 mod package;
 mod packages;
 mod parts;
+mod releases;
 mod status;
 pub(super) mod words;
 
@@ -28,7 +29,9 @@ use super::Parts;
 use super::manage::{Done, Form};
 use crate::auth::sessions::Session;
 use crate::error::ServeError;
+use crate::routes::releases::ReleaseRoute;
 use layout::Frame;
+use releases::ReleasesView;
 
 /// A view of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +46,8 @@ pub(crate) enum View {
     Files(HashPart, String),
     /// `/_narval/compare/<hash part>/<hash part>`: what differs.
     Compare(HashPart, HashPart),
+    /// `/releases…`: the names that the cache has given to paths.
+    Releases(ReleasesView),
     /// `/_narval/status`: whether the server is well, and what it does.
     Status,
     /// `/_narval/manage/<part>`: for browsers that have signed in.
@@ -79,6 +84,16 @@ impl View {
     pub(crate) fn of_index(query: Option<&str>) -> Self {
         let keys = query.unwrap_or_default().split('&').filter_map(|pair| pair.split('=').next());
         if keys.into_iter().any(|key| PACKAGES.contains(&key)) { Self::Packages } else { Self::Overview }
+    }
+
+    /// The view of a request below `/releases`; `None` if it is answered with a text for browsers, too.
+    pub(crate) fn of_releases(route: &ReleaseRoute<'_>) -> Option<Self> {
+        Some(Self::Releases(match route {
+            ReleaseRoute::All => ReleasesView::All,
+            ReleaseRoute::Name(name) => ReleasesView::Name((*name).to_owned()),
+            ReleaseRoute::One(name, which) => ReleasesView::One((*name).to_owned(), (*which).to_owned()),
+            ReleaseRoute::Path(..) => return None,
+        }))
     }
 
     /// Whether it can only be seen after signing in.
@@ -220,6 +235,7 @@ fn render(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Resul
         View::Path(hash_part) => package::package(parts, visit, *hash_part, request),
         View::Compare(one, other) => compare::compared(parts, visit, [*one, *other], request),
         View::Files(hash_part, path) => files::files(parts, visit, (*hash_part, path), request),
+        View::Releases(view) => releases::releases(parts, visit, view),
         View::Status => Ok(status::status(&*parts.service(&visit.cache).ok_or(ServeError::NoPath)?, visit)),
         View::Manage(part) => manage::manage(parts, part, visit, request.query()),
     }

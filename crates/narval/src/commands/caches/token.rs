@@ -93,17 +93,12 @@ struct ChangeArgs {
     /// Caches that it is also valid for
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "caches")]
     add_cache: Vec<String>,
-    /// Scopes that it also has: pull, push, sign, pin, delete, replace, admin
-    #[arg(long, value_name = "SCOPE", value_delimiter = ',', value_parser = parse_scope)]
-    add_scope: Vec<Scope>,
+    /// Scopes that it also has: pull, push, sign, pin, delete, replace, admin, release:PATTERN
+    #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
+    add_scope: Vec<Scopes>,
     /// Scopes that it has no longer
-    #[arg(long, value_name = "SCOPE", value_delimiter = ',', value_parser = parse_scope)]
-    remove_scope: Vec<Scope>,
-}
-
-fn parse_scope(text: &str) -> Result<Scope, String> {
-    let scope = Scope::ALL.into_iter().find(|scope| scope.name() == text);
-    scope.ok_or_else(|| "known are pull, push, sign, pin, delete, replace, admin".to_owned())
+    #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
+    remove_scope: Vec<Scopes>,
 }
 
 /// What a token allows.
@@ -128,15 +123,21 @@ struct AllowArgs {
     /// Replace the contents of a path
     #[arg(long)]
     replace: bool,
+    /// Record releases whose names match this pattern, such as `api-*`. Repeatable
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
+    release: Vec<String>,
     /// All of these
     #[arg(long)]
     admin: bool,
 }
 
 impl AllowArgs {
-    fn scopes(&self) -> Scopes {
+    fn scopes(&self) -> Result<Scopes, Failure> {
         let chosen = [self.pull, self.push, self.sign, self.pin, self.delete, self.replace, self.admin];
-        Scope::ALL.into_iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(scope, _)| scope).collect()
+        let chosen = Scope::ALL.into_iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(scope, _)| scope);
+        let releases = self.release.iter().map(|pattern| format!("release:{pattern}")).collect::<Vec<_>>().join(",");
+        let releases = releases.parse().map_err(Failure::usage)?;
+        chosen.collect::<Scopes>().and(&releases).map_err(Failure::usage)
     }
 }
 
@@ -157,7 +158,7 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     let new = NewToken {
         label: args.label.clone(),
         caches: CachePatterns::new(&args.caches).map_err(Failure::usage)?,
-        scopes: args.allows.scopes(),
+        scopes: args.allows.scopes()?,
         expires: args.expires.map(|time| now().saturating_add(time.as_secs())),
     };
     if new.scopes.is_empty() {
@@ -209,9 +210,10 @@ fn change(args: &ChangeArgs) -> Result<(), Failure> {
     let mut caches = if args.caches.is_empty() { before.caches } else { args.caches.clone() };
     caches.extend(args.add_cache.iter().filter(|name| !caches.contains(name)).cloned().collect::<Vec<_>>());
     let caches = CachePatterns::new(&caches).map_err(Failure::usage)?;
-    let scopes = args.add_scope.iter().fold(before.scopes, |scopes, scope| scopes.with(*scope));
-    let scopes = args.remove_scope.iter().fold(scopes, |scopes, scope| scopes.without(*scope));
-    if !data.tokens().change(&args.id, &caches, scopes).map_err(Failure::usage)? {
+    let scopes =
+        args.add_scope.iter().try_fold(before.scopes, |scopes, more| scopes.and(more)).map_err(Failure::usage)?;
+    let scopes = args.remove_scope.iter().fold(scopes, |scopes, less| scopes.except(less));
+    if !data.tokens().change(&args.id, &caches, &scopes).map_err(Failure::usage)? {
         return Err(unknown());
     }
     let allows = format!("'{}' allows {scopes} in {}", before.label, caches.texts().join(", "));

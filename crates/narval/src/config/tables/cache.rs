@@ -55,6 +55,8 @@ table! {
         quota: Option<u64> = size().or_else("no limit"),
         /// Size of the largest NAR that is accepted, uncompressed
         max_nar_size: Option<u64> = size().or_else("see `narval cache`"),
+        /// How many releases of each name keep their paths, for each system (docs/releases.md)
+        keep_releases: Option<u32> = integer::<u32>(1..=1000).or_else("10"),
         /// Whether NARs in other formats are recompressed to zstd in the background (docs/cache.md#recompressing)
         recompress: Option<bool> = choice(&RECOMPRESS).or_else("never"),
     }
@@ -130,6 +132,7 @@ impl Cache {
         set(&mut settings.public, self.public.as_ref());
         set(&mut settings.priority, self.priority.as_ref());
         set(&mut settings.nar_size_max, self.max_nar_size.as_ref());
+        set(&mut settings.keep_releases, self.keep_releases.as_ref());
         set(&mut settings.recompress, self.recompress.as_ref());
         settings.size_max = self.max_size.or(settings.size_max);
         settings.quota = self.quota.or(settings.quota);

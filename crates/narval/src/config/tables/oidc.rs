@@ -38,8 +38,8 @@ table! {
         claims: Vec<(String, Vec<String>)> = AnyKeys(text()),
         /// Names or patterns of caches
         caches: Vec<String> = text().or_else("all"),
-        /// What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`
-        scopes: Vec<String> = text().nix("(types.enum [ \"pull\" \"push\" \"sign\" \"pin\" \"delete\" \"replace\" ])"),
+        /// What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`, and `release:PATTERN` for releases of these names
+        scopes: Vec<String> = text().nix("(types.strMatching \"pull|push|sign|pin|delete|replace|release:.+\")"),
     }
 }
 

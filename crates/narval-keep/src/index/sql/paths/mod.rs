@@ -2,6 +2,7 @@
 
 pub(in crate::index) mod commit;
 pub(in crate::index) mod pins;
+pub(in crate::index) mod releases;
 
 use std::collections::HashMap;
 

@@ -1,0 +1,258 @@
+//! Releases. What a release keeps is pinned, under a name that no other pin has: its *hold*.
+
+use std::collections::BTreeSet;
+
+use narval_nix::release::{ReleaseName, ReleaseSystem};
+use narval_nix::{HashPart, NarHash};
+
+use super::commit::hold;
+use crate::index::tx::{Arg, LARGE, NOTE, Reading, Row, Tx, TxError, args, statements};
+use crate::index::{CacheId, Index, IndexError, ReleaseRecord, ReleaseToRecord};
+
+/// How many releases of a name and a system are remembered, with or without their paths.
+const REMEMBERED_MAX: u32 = 1000;
+/// The most rows that a list has.
+const LISTED_MAX: u32 = 10_000;
+
+/// The columns of a record, of a row `r`.
+macro_rules! record {
+    () => {
+        "select r.name, r.revision, r.system, r.version, r.created, r.pinned, r.hold, r.record, (select count(*) from narval.pins i \
+         where i.cache = r.cache and i.name = r.hold) from narval.releases r where r.cache = $1 and r.record <> ''"
+    };
+}
+
+statements! {
+    /// Who records a release of a cache has its row, so that revisions have one order.
+    LOCK(Int) = "select uid from narval.caches where id = $1{lock}";
+    IDENTIFY(Text, Int) = "update narval.caches set uid = $1 where id = $2";
+    UID(Int) = "select uid from narval.caches where id = $1";
+    CONTENTS(Int) { part: Text } = "select p.hash_part, p.path, p.nar_hash from narval.paths p where p.cache = $1 \
+         and p.hash_part in (select r.part from {rows})";
+    /// Rows of forgotten releases count, too.
+    NEWEST(Int, Text) = "select revision from narval.releases where cache = $1 and name = $2 order by revision desc limit 1";
+    ADD(Int, Text, Int, Text, Int, Int, Text) { system: Text, hold: Text } = "insert into narval.releases \
+         (cache, name, revision, version, created, pinned, record, system, hold) select $1, $2, $3, $4, $5, $6, $7, r.system, r.hold \
+         from {rows} where true on conflict do nothing";
+    HOLD(Int, Int) { hold: Text, part: Text, path: Text } = "insert into narval.pins (cache, created, name, hash_part, path) \
+         select $1, $2, r.hold, r.part, r.path from {rows}";
+    /// Those before the newest ones do not keep their paths any more.
+    SURPLUS(Int, Text, Text, Int) = "delete from narval.pins where cache = $1 and name in (select hold from narval.releases \
+         where cache = $1 and name = $2 and system = $3 and pinned = 0 order by revision desc limit 10000 offset $4)";
+    FORGET_OLD(Int, Text, Text, Int) = "delete from narval.releases where cache = $1 and name = $2 and system = $3 and pinned = 0 \
+         and revision in (select revision from narval.releases where cache = $1 and name = $2 and system = $3 and pinned = 0 \
+         order by revision desc limit 10000 offset $4)";
+    FIND(Int, Text, Text, Int, Text) = concat!(record!(), " and r.name = $2 and r.system = coalesce($3, r.system) \
+         and r.revision = coalesce($4, r.revision) and coalesce(r.version, '') = coalesce($5, r.version, '') order by r.revision desc limit 1");
+    OF_NAME(Int, Text, Int) = concat!(record!(), " and r.name = $2 order by r.revision desc, r.system limit $3");
+    /// The newest of each name and system.
+    OF_CACHE(Int, Int) = concat!(record!(), " and not exists (select 1 from narval.releases q where q.cache = r.cache and q.name = r.name \
+         and q.system = r.system and q.revision > r.revision and q.record <> '') order by r.name, r.revision desc, r.system limit $2");
+    EVERYTHING(Int) = concat!(record!(), " order by r.name, r.revision, r.system");
+    IS_NEWEST(Int, Text, Int) = "select 1 from narval.releases r where r.cache = $1 and r.name = $2 and r.revision = $3 and not exists \
+         (select 1 from narval.releases q where q.cache = $1 and q.name = $2 and q.system = r.system and q.revision > $3 and q.record <> '')";
+    RELEASE(Int, Text, Int) = "delete from narval.pins where cache = $1 and name in (select hold from narval.releases \
+         where cache = $1 and name = $2 and revision = coalesce($3, revision))";
+    FORGET(Int, Text, Int) = "delete from narval.releases where cache = $1 and name = $2 and revision = $3";
+    FORGET_BEFORE(Int, Text) = "delete from narval.releases where cache = $1 and name = $2 \
+         and revision < (select max(revision) from narval.releases where cache = $1 and name = $2)";
+    /// Its revision is not used again.
+    EMPTY(Int, Text) = "update narval.releases set record = '', version = null, pinned = 0 where cache = $1 and name = $2";
+    PIN(Int, Int, Text, Int) = "update narval.releases set pinned = $1 where cache = $2 and name = $3 and revision = $4";
+    IS_HOLD(Int, Text) = "select 1 from narval.releases where cache = $1 and hold = $2";
+}
+
+fn record(row: &dyn Row) -> Result<ReleaseRecord, TxError> {
+    Ok(ReleaseRecord {
+        name: row.get(0)?,
+        revision: row.get(1)?,
+        system: row.get(2)?,
+        version: row.get(3)?,
+        created: row.get(4)?,
+        is_pinned: row.get(5)?,
+        hold: row.get(6)?,
+        json: row.get(7)?,
+        is_kept: row.get(8)?,
+    })
+}
+
+/// The name of the pins of a release's paths for a system.
+fn name_of_hold(name: &str, revision: u64, system: &str) -> String {
+    format!("@{name}@{revision} {system}")
+}
+
+/// The paths of a release, by system.
+type Held = [(ReleaseSystem, HashPart, String)];
+
+/// Pins the paths of a release, which are there.
+fn pin_paths(
+    tx: &mut dyn Tx,
+    cache: CacheId,
+    (name, revision): (&str, u64),
+    paths: &Held,
+    now: u64,
+) -> Result<(), TxError> {
+    let holds: Vec<String> = paths.iter().map(|(system, ..)| name_of_hold(name, revision, system.as_str())).collect();
+    let rows = holds.iter().zip(paths).flat_map(|(hold, (_, part, path))| args![hold, part, path]);
+    tx.execute_all(&HOLD, &args![cache, now], &rows.collect::<Vec<_>>()).map(drop)
+}
+
+/// Releases paths of those before the newest `keep` of a name and a system, and forgets the oldest ones.
+fn prune(tx: &mut dyn Tx, cache: CacheId, name: &str, system: &str, keep: u32) -> Result<(), TxError> {
+    tx.execute(&SURPLUS, &args![cache, name, system, Some(keep)])?;
+    tx.execute(&FORGET_OLD, &args![cache, name, system, Some(REMEMBERED_MAX.max(keep))]).map(drop)
+}
+
+impl dyn Index + '_ {
+    /// Records a release, if all its paths are there. `make` is given the id of the cache, the revision, and the base name and hash of each path, and
+    /// returns the record as it is signed. The result is what it has returned; or else the first path that is not there.
+    ///
+    /// A revision is one more than that of the release of this name before, also if that one was forgotten.
+    pub(crate) fn add_release<T: Clone + Send + 'static>(
+        &self,
+        cache: CacheId,
+        (name, new_uid): (&ReleaseName, String),
+        (parts, keep, now): (BTreeSet<HashPart>, u32, u64),
+        make: impl Fn(&str, u64, &[(HashPart, String, NarHash)]) -> Option<(T, ReleaseToRecord)> + Send + 'static,
+    ) -> Result<Result<T, Option<HashPart>>, IndexError> {
+        let name = name.to_string();
+        self.write(NOTE, move |tx| {
+            // A collection leaves them alone meanwhile, and finds the pins later.
+            let held: BTreeSet<HashPart> = hold(tx, cache, &parts)?.into_iter().collect();
+            if let Some(absent) = parts.difference(&held).next() {
+                return Ok(Err(Some(*absent)));
+            }
+            let uid = tx.one(&LOCK, &args![cache], |row| row.get::<Option<String>>(0))?;
+            let uid = match uid {
+                Some(uid) => uid,
+                None => {
+                    tx.execute(&IDENTIFY, &args![&new_uid, cache])?;
+                    new_uid.clone()
+                }
+            };
+            let rows: Vec<Arg<'_>> = parts.iter().map(Arg::from).collect();
+            let contents = |row: &dyn Row| Ok((row.parsed(0)?, row.get(1)?, row.get(2)?));
+            let contents = tx.all_of(&CONTENTS, &args![cache], &rows, contents)?;
+            let newest = tx.first(&NEWEST, &args![cache, &name], |row| row.get::<u64>(0))?.unwrap_or(0);
+            let Some((made, record)) = make(&uid, newest + 1, &contents) else { return Ok(Err(None)) };
+            let ReleaseToRecord { version, json, paths } = record;
+            let revision = newest + 1;
+            let systems: BTreeSet<&str> = paths.iter().map(|(system, ..)| system.as_str()).collect();
+            let holds: Vec<(&str, String)> =
+                systems.iter().map(|system| (*system, name_of_hold(&name, revision, system))).collect();
+            let rows: Vec<Arg<'_>> = holds.iter().flat_map(|(system, hold)| args![*system, hold]).collect();
+            let values = args![cache, &name, revision, version.as_deref(), now, 0_u64, &json];
+            tx.execute_all(&ADD, &values, &rows)?;
+            pin_paths(tx, cache, (&name, revision), &paths, now)?;
+            systems.iter().try_for_each(|system| prune(tx, cache, &name, system, keep))?;
+            Ok(Ok(made))
+        })
+    }
+
+    /// The newest release of a name; with a system, a revision or a version, the newest that has these.
+    pub(crate) fn find_release(
+        &self,
+        cache: CacheId,
+        name: &str,
+        system: Option<&str>,
+        (revision, version): (Option<u64>, Option<&str>),
+    ) -> Result<Option<ReleaseRecord>, IndexError> {
+        self.read(Reading::Some, |tx| tx.first(&FIND, &args![cache, name, system, revision, version], record))
+    }
+
+    /// The releases of a name, the newest first; without one, the newest of each name and system. One has a row for each system.
+    pub(crate) fn releases(&self, cache: CacheId, name: Option<&str>) -> Result<Vec<ReleaseRecord>, IndexError> {
+        self.read(Reading::Many, |tx| match name {
+            Some(name) => tx.all(&OF_NAME, &args![cache, name, Some(LISTED_MAX)], record),
+            None => tx.all(&OF_CACHE, &args![cache, Some(LISTED_MAX)], record),
+        })
+    }
+
+    /// Everything, and the id of the cache.
+    pub(crate) fn all_releases(&self, cache: CacheId) -> Result<(Option<String>, Vec<ReleaseRecord>), IndexError> {
+        self.read(Reading::Many, |tx| {
+            let uid = tx.one(&UID, &args![cache], |row| row.get::<Option<String>>(0))?;
+            Ok((uid, tx.all(&EVERYTHING, &args![cache], record)?))
+        })
+    }
+
+    /// Takes back what [`all_releases`](Self::all_releases) has returned. What is there stays.
+    pub(crate) fn restore_releases(
+        &self,
+        cache: CacheId,
+        uid: String,
+        releases: Vec<ReleaseRecord>,
+    ) -> Result<(), IndexError> {
+        self.write(LARGE, move |tx| {
+            if tx.one(&LOCK, &args![cache], |row| row.get::<Option<String>>(0))?.is_none() {
+                tx.execute(&IDENTIFY, &args![&uid, cache])?;
+            }
+            for ReleaseRecord { name, revision, system, version, created, is_pinned, hold, json, .. } in &releases {
+                let values = args![cache, name, *revision, version.as_deref(), *created, u64::from(*is_pinned), json];
+                tx.execute_all(&ADD, &values, &args![system, hold])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Forgets a release, or all of a name. Their paths are not kept any more. `None`: it is the newest one of a system, and nothing was done.
+    pub(crate) fn forget_release(
+        &self,
+        cache: CacheId,
+        name: &str,
+        revision: Option<u64>,
+    ) -> Result<Option<bool>, IndexError> {
+        let name = name.to_owned();
+        self.write(NOTE, move |tx| {
+            tx.first(&LOCK, &args![cache], |_| Ok(()))?;
+            if let Some(revision) = revision
+                && tx.is_there(&IS_NEWEST, &args![cache, &name, revision])?
+            {
+                return Ok(None);
+            }
+            let is_there = tx.is_there(&FIND, &args![cache, &name, None::<&str>, revision, None::<&str>])?;
+            tx.execute(&RELEASE, &args![cache, &name, revision])?;
+            match revision {
+                Some(revision) => drop(tx.execute(&FORGET, &args![cache, &name, revision])?),
+                None => {
+                    tx.execute(&FORGET_BEFORE, &args![cache, &name])?;
+                    tx.execute(&EMPTY, &args![cache, &name])?;
+                }
+            }
+            Ok(Some(is_there))
+        })
+    }
+
+    /// Pins a release, so that its paths are kept whatever comes after it; or unpins it. The first path that is not there any more is the error.
+    pub(crate) fn pin_release(
+        &self,
+        cache: CacheId,
+        (name, revision): (&str, u64),
+        paths: Vec<(ReleaseSystem, HashPart, String)>,
+        (is_pinned, keep, now): (bool, u32, u64),
+    ) -> Result<Result<(), HashPart>, IndexError> {
+        let name = name.to_owned();
+        self.write(NOTE, move |tx| {
+            let parts: BTreeSet<HashPart> = paths.iter().map(|(_, part, _)| *part).collect();
+            let held: BTreeSet<HashPart> = hold(tx, cache, &parts)?.into_iter().collect();
+            if let Some(absent) = parts.difference(&held).next().filter(|_| is_pinned) {
+                return Ok(Err(*absent));
+            }
+            tx.first(&LOCK, &args![cache], |_| Ok(()))?;
+            tx.execute(&PIN, &args![u64::from(is_pinned), cache, &name, revision])?;
+            if is_pinned {
+                tx.execute(&RELEASE, &args![cache, &name, Some(revision)])?;
+                pin_paths(tx, cache, (&name, revision), &paths, now)?;
+            } else {
+                let systems: BTreeSet<&str> = paths.iter().map(|(system, ..)| system.as_str()).collect();
+                systems.iter().try_for_each(|system| prune(tx, cache, &name, system, keep))?;
+            }
+            Ok(Ok(()))
+        })
+    }
+
+    /// Whether a pin of this name keeps a release.
+    pub(crate) fn is_hold(&self, cache: CacheId, pin: &str) -> Result<bool, IndexError> {
+        self.read(Reading::Some, |tx| tx.is_there(&IS_HOLD, &args![cache, pin]))
+    }
+}

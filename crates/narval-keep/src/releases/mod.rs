@@ -1,0 +1,288 @@
+//! Releases: names that a cache gives to paths that it has, signed with its key.
+//!
+//! A release is recorded after its paths are visible, in one transaction that also pins them. Revisions are counted by the index, so that all servers
+//! of a cache agree on their order. What is promoted is a release of another name, with a revision of that: a name that is moved back has a newer
+//! revision, and clients do not take that for an attack.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use narval_nix::release::{
+    ReleaseName, ReleaseSystem, ReleaseVersion, ReleasedPath, ReleasedPaths, Which, check_notes, check_paths,
+};
+use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
+
+use crate::index::{IndexError, ReleaseRecord, ReleaseToRecord};
+use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
+
+/// How many releases of a name and a system keep their paths, if nothing else is said.
+pub const KEEP_RELEASES: u32 = 10;
+
+/// A release to record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewRelease {
+    /// Its name.
+    pub name: ReleaseName,
+    /// Its version, if its author counts.
+    pub version: Option<ReleaseVersion>,
+    /// Its paths, by system and output.
+    pub paths: BTreeMap<ReleaseSystem, BTreeMap<StorePathName, StorePath>>,
+    /// What is noted with it.
+    pub notes: BTreeMap<String, String>,
+}
+
+/// A release of the cache, for one of its systems.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptRelease {
+    /// The release, with all its systems.
+    pub release: Release,
+    /// The system of this row.
+    pub system: String,
+    /// Whether its paths are kept whatever comes after it.
+    pub is_pinned: bool,
+    /// Whether its paths are kept. Otherwise they may be there still, until they are collected.
+    pub is_kept: bool,
+}
+
+fn malformed(error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(RefusalKind::Malformed, error)
+}
+
+fn unreadable(record: &ReleaseRecord) -> Refusal {
+    tracing::error!("release @{}@{} in the index cannot be read", record.name, record.revision);
+    Refusal::new(RefusalKind::Failed, "the release cannot be read; see the server's log")
+}
+
+fn kept(record: ReleaseRecord) -> Result<KeptRelease, Refusal> {
+    let release = Release::parse(record.json.as_bytes()).map_err(|_| unreadable(&record))?;
+    Ok(KeptRelease { release, system: record.system, is_pinned: record.is_pinned, is_kept: record.is_kept })
+}
+
+/// The paths of a release, as they are pinned.
+fn held(release: &Release) -> Vec<(ReleaseSystem, HashPart, String)> {
+    let paths = release.paths.iter().flat_map(|(system, outputs)| outputs.values().map(move |one| (system, one)));
+    let mut held: Vec<_> = paths
+        .map(|(system, released)| (system.clone(), released.path.hash_part(), released.path.base_name().to_owned()))
+        .collect();
+    // Two outputs may be one path.
+    held.sort();
+    held.dedup();
+    held
+}
+
+impl Cache {
+    /// Records a release of paths that the cache has.
+    ///
+    /// # Errors
+    /// If the token may not release this name, the cache has no key to sign it with, or a path is not there.
+    pub fn release(&self, new: &NewRelease, grant: &Grant) -> Result<Release, Refusal> {
+        self.audited("release", &new.name, grant, || self.try_release(new, None, grant))
+    }
+
+    /// Records a release of a name again, as one of another name (or the same: then the older one is the newest again).
+    ///
+    /// # Errors
+    /// If there is no such release, or see [`Cache::release`].
+    pub fn promote(
+        &self,
+        from: &ReleaseName,
+        which: &Which,
+        to: &ReleaseName,
+        grant: &Grant,
+    ) -> Result<Release, Refusal> {
+        self.audited("promote", to, grant, || {
+            grant.require_release(self.name(), to)?;
+            let found = self.find_release(from, which, None)?.ok_or_else(|| self.no_release(from, which))?.release;
+            let outputs = |outputs: BTreeMap<StorePathName, ReleasedPath>| {
+                outputs.into_iter().map(|(output, released)| (output, released.path)).collect()
+            };
+            let paths = found.paths.into_iter().map(|(system, of)| (system, outputs(of))).collect();
+            let new = NewRelease { name: to.clone(), version: found.version, paths, notes: found.notes };
+            self.try_release(&new, Some((from.clone(), found.revision)), grant)
+        })
+    }
+
+    fn audited(
+        &self,
+        action: &str,
+        name: &ReleaseName,
+        grant: &Grant,
+        act: impl FnOnce() -> Result<Release, Refusal>,
+    ) -> Result<Release, Refusal> {
+        let result = act();
+        let done = |release: &Release| match &release.promoted_from {
+            Some((from, revision)) => format!("{} from @{from}@{revision}", release.selector()),
+            None => release.selector().to_string(),
+        };
+        let outcome = result.as_ref().map(done).map_err(ToString::to_string);
+        self.audit(grant, action, name.as_str(), &outcome);
+        result
+    }
+
+    fn try_release(
+        &self,
+        new: &NewRelease,
+        promoted_from: Option<(ReleaseName, u64)>,
+        grant: &Grant,
+    ) -> Result<Release, Refusal> {
+        grant.require_release(self.name(), &new.name)?;
+        check_paths(&new.paths).map_err(|error| malformed(&error))?;
+        check_notes(&new.notes).map_err(|error| malformed(&error))?;
+        let keys = self.sign_keys();
+        if keys.is_empty() {
+            let message = format!(
+                "the cache '{}' has no key, and releases are signed: its operator gives it one with 'sign-keys' in the configuration file",
+                self.name()
+            );
+            return Err(Refusal::new(RefusalKind::Conflict, message));
+        }
+        let _no_collection =
+            self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))?;
+        let settings = self.settings();
+        let parts: BTreeSet<HashPart> =
+            new.paths.values().flat_map(BTreeMap::values).map(StorePath::hash_part).collect();
+        let (now, new, cache_name) = (self.now(), new.clone(), self.name().clone());
+        let (name, store_dir) = (new.name.clone(), settings.store_dir.clone());
+        let make = move |uid: &str, revision: u64, contents: &[(HashPart, String, NarHash)]| {
+            let released = |path: &StorePath| {
+                let (.., nar_hash) =
+                    contents.iter().find(|(part, base, _)| *part == path.hash_part() && base == path.base_name())?;
+                Some(ReleasedPath { path: path.clone(), nar_hash: *nar_hash })
+            };
+            let mut paths = ReleasedPaths::new();
+            for (system, outputs) in &new.paths {
+                let of_system = paths.entry(system.clone()).or_default();
+                for (output, path) in outputs {
+                    of_system.insert(output.clone(), released(path)?);
+                }
+            }
+            let mut release = Release {
+                store_dir: store_dir.clone(),
+                cache: format!("{uid}-{cache_name}"),
+                name: new.name.clone(),
+                revision,
+                created: now,
+                version: new.version.clone(),
+                promoted_from: promoted_from.clone(),
+                paths,
+                notes: new.notes.clone(),
+                signatures: Vec::new(),
+            };
+            keys.iter().for_each(|key| release.sign(key));
+            let version = release.version.as_ref().map(ToString::to_string);
+            let record = ReleaseToRecord { version, json: release.to_json(), paths: held(&release) };
+            Some((release, record))
+        };
+        let added =
+            self.index().add_release(self.id(), (&name, new_uid()?), (parts, settings.keep_releases, now), make)?;
+        added.map_err(|absent| {
+            let what = absent.map_or_else(|| "a path of this name".to_owned(), |part| format!("'{part}'"));
+            let message =
+                format!("{what} is not in the cache '{}', so it cannot be released: push it first", self.name());
+            Refusal::new(RefusalKind::NotFound, message)
+        })
+    }
+
+    /// A release; with a system, one that has paths for it.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn find_release(
+        &self,
+        name: &ReleaseName,
+        which: &Which,
+        system: Option<&ReleaseSystem>,
+    ) -> Result<Option<KeptRelease>, Refusal> {
+        let by = match which {
+            Which::Latest => (None, None),
+            Which::Revision(revision) => (Some(*revision), None),
+            Which::Version(version) => (None, Some(version.as_str())),
+        };
+        let system = system.map(ReleaseSystem::as_str);
+        self.index().find_release(self.id(), name.as_str(), system, by)?.map(kept).transpose()
+    }
+
+    /// The releases of a name, the newest first; without one, the newest of each name and system.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn releases(&self, name: Option<&ReleaseName>) -> Result<Vec<KeptRelease>, Refusal> {
+        self.index().releases(self.id(), name.map(ReleaseName::as_str))?.into_iter().map(kept).collect()
+    }
+
+    /// Pins a release, so that it keeps its paths however many come after it; or unpins it.
+    ///
+    /// # Errors
+    /// If the token may not pin, there is no such release, or a path of it is gone.
+    pub fn pin_release(
+        &self,
+        name: &ReleaseName,
+        which: &Which,
+        is_pinned: bool,
+        grant: &Grant,
+    ) -> Result<Release, Refusal> {
+        let action = if is_pinned { "pin release" } else { "unpin release" };
+        self.audited(action, name, grant, || {
+            grant.require(self.name(), Scope::Pin)?;
+            let found = self.find_release(name, which, None)?.ok_or_else(|| self.no_release(name, which))?.release;
+            let how = (is_pinned, self.settings().keep_releases, self.now());
+            let pinned = self.index().pin_release(self.id(), (name.as_str(), found.revision), held(&found), how)?;
+            pinned.map(|()| found).map_err(|absent| {
+                let message =
+                    format!("'{absent}' of the release @{name}@{which} is not in the cache '{}' any more", self.name());
+                Refusal::new(RefusalKind::Conflict, message)
+            })
+        })
+    }
+
+    /// Forgets a release, or all of a name. Their paths are collected as any others are.
+    ///
+    /// # Errors
+    /// If the token may not delete, there is no such release, or it is the newest one of a system: clients would see the name go back.
+    pub fn forget_release(&self, name: &ReleaseName, revision: Option<u64>, grant: &Grant) -> Result<(), Refusal> {
+        let which = revision.map_or(Which::Latest, Which::Revision);
+        let result = grant.require(self.name(), Scope::Delete).and_then(|()| {
+            match self.index().forget_release(self.id(), name.as_str(), revision)? {
+                Some(true) => Ok(()),
+                Some(false) => Err(self.no_release(name, &which)),
+                None => {
+                    let message = format!(
+                        "@{name}@{which} is the newest release of a system: to go back, promote an older one as '{name}' first; without a \
+                         revision, the whole name is forgotten"
+                    );
+                    Err(Refusal::new(RefusalKind::Conflict, message))
+                }
+            }
+        });
+        let outcome = result.as_ref().map(|()| "forgotten".to_owned()).map_err(ToString::to_string);
+        self.audit(grant, "forget release", &format!("@{name}@{which}"), &outcome);
+        result
+    }
+
+    fn no_release(&self, name: &ReleaseName, which: &Which) -> Refusal {
+        let message = format!("the cache '{}' has no release @{name}@{which}", self.name());
+        Refusal::new(RefusalKind::NotFound, message)
+    }
+
+    /// Refuses pins whose names are those of releases.
+    pub(super) fn check_pin_name(&self, name: &str) -> Result<(), Refusal> {
+        if name.starts_with('@') && self.is_hold(name)? {
+            let message = "this pin is that of a release: 'narval release pin' and 'narval release forget' change it";
+            return Err(Refusal::new(RefusalKind::Conflict, message));
+        }
+        Ok(())
+    }
+
+    fn is_hold(&self, pin: &str) -> Result<bool, IndexError> {
+        self.index().is_hold(self.id(), pin)
+    }
+}
+
+/// A new id for a cache.
+fn new_uid() -> Result<String, Refusal> {
+    let mut bytes = [0; 10];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        tracing::error!("no random numbers from the system: {error}");
+        Refusal::new(RefusalKind::Failed, "the system provides no random numbers")
+    })?;
+    Ok(narval_nix::nix32::encode(&bytes))
+}

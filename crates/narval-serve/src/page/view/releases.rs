@@ -1,0 +1,135 @@
+//! Releases: which names there are, those of one name, and one of them.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+use narval_keep::{Cache, KeptRelease};
+use narval_nix::Release;
+use narval_nix::release::ReleaseName;
+
+use super::parts::copied;
+use super::words::{ago, date, name};
+use super::{Parts, Visit};
+use crate::error::ServeError;
+use crate::routes::releases::find;
+
+/// Rows that are listed.
+const LISTED_MAX: usize = 500;
+
+/// What is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReleasesView {
+    /// All names.
+    All,
+    /// The releases of a name.
+    Name(String),
+    /// One of them.
+    One(String, String),
+}
+
+pub(super) fn releases(parts: &Parts, visit: &Visit, view: &ReleasesView) -> Result<(String, Markup), ServeError> {
+    let cache = parts.places.written.as_ref().ok_or(ServeError::NoPath)?;
+    match view {
+        ReleasesView::All => Ok(("Releases".to_owned(), all(cache, visit)?)),
+        ReleasesView::Name(of) => {
+            let of: ReleaseName = of.parse().map_err(|_| ServeError::NoPath)?;
+            let found = cache.releases(Some(&of))?;
+            if found.is_empty() {
+                return Err(ServeError::NoPath);
+            }
+            let main = html! {
+                h1 { "Releases of " (name(of.as_str())) }
+                (copied("command to install it", format!("narval install @{of} --from {}", visit.url)))
+                (table(visit, &found))
+            };
+            Ok((of.to_string(), main))
+        }
+        ReleasesView::One(of, which) => {
+            // Which one an address means may be nothing at all.
+            let found = find(cache, of, which, None).map_err(|_| ServeError::NoPath)?;
+            Ok((found.release.selector().to_string(), one(visit, &found.release)))
+        }
+    }
+}
+
+fn all(cache: &Cache, visit: &Visit) -> Result<Markup, ServeError> {
+    let found = cache.releases(None)?;
+    Ok(html! {
+        h1 { "Releases" }
+        @if found.is_empty() {
+            p { "There are no releases yet. A job records one with what it pushes:" }
+            (copied("command to record a release", format!("narval push ./result --release NAME --to {}", visit.url)))
+        } @else {
+            (table(visit, &found))
+        }
+    })
+}
+
+fn table(visit: &Visit, found: &[KeptRelease]) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="Releases" {
+            table aria-label="Releases" {
+                thead { tr {
+                    th scope="col" { "Name" } th.n scope="col" { "Revision" } th scope="col" { "Version" } th scope="col" { "System" }
+                    th scope="col" { "Path" } th.w.s scope="col" { "Recorded" } th scope="col" { "Kept" }
+                } }
+                tbody {
+                    @for KeptRelease { release, system, is_pinned, is_kept } in found.iter().take(LISTED_MAX) {
+                        @let below = format!("releases/{}", release.name);
+                        tr {
+                            td { a href=(visit.link(&below)) { (name(release.name.as_str())) } }
+                            td.n { a href=(visit.link(&format!("{below}/{}", release.revision))) { (release.revision) } }
+                            td { @if let Some(version) = &release.version { (name(version.as_str())) } }
+                            td { (system) }
+                            td {
+                                @for (of, outputs) in &release.paths {
+                                    @if of.as_str() == system {
+                                        @for released in outputs.values() {
+                                            div { a href=(visit.path(released.path.hash_part())) { (name(released.path.name())) } }
+                                        }
+                                    }
+                                }
+                            }
+                            td.w.s { (ago(release.created)) }
+                            td { @if *is_pinned { "pinned" } @else if *is_kept { "yes" } @else { span.soft { "until it is collected" } } }
+                        }
+                    }
+                }
+            }
+        }
+        @if found.len() > LISTED_MAX { p.soft { (found.len() - LISTED_MAX) " more are not listed." } }
+    }
+}
+
+fn one(visit: &Visit, release: &Release) -> Markup {
+    let selector = release.selector();
+    let by: Vec<&str> = release.signatures.iter().map(narval_nix::Signature::key_name).collect();
+    html! {
+        h1 { (name(&selector.to_string())) @if let Some(version) = &release.version { " is version " (name(version.as_str())) } }
+        (copied("command to install it", format!("narval install {selector} --from {}", visit.url)))
+        p {
+            "Recorded on " (date(release.created))
+            @if let Some((from, revision)) = &release.promoted_from {
+                ", promoted from " a href=(visit.link(&format!("releases/{from}/{revision}"))) { (name(from.as_str())) " " (revision) }
+            }
+            ", signed by " (by.join(", ")) ". "
+            a href=(visit.link(&format!("releases/{}", release.name))) { "Other releases of " (name(release.name.as_str())) }
+        }
+        @for (system, outputs) in &release.paths {
+            h2 { (system) }
+            ul {
+                @for (output, released) in outputs {
+                    li { (name(output.as_str())) ": " a href=(visit.path(released.path.hash_part())) { code { (release.store_dir.display(&released.path)) } } }
+                }
+            }
+        }
+        @if !release.notes.is_empty() { (notes(&release.notes)) }
+    }
+}
+
+fn notes(notes: &BTreeMap<String, String>) -> Markup {
+    html! {
+        h2 { "Notes" }
+        ul { @for (key, note) in notes { li { (name(key)) ": " (name(note)) } } }
+    }
+}

@@ -1,0 +1,161 @@
+//! `/releases`: the names that the cache has given to paths (`docs/releases.md`). The same addresses are views for browsers.
+
+use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
+use narval_keep::{Cache, KeptRelease, Refusal, RefusalKind};
+use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem, Which};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::error::ServeError;
+
+/// What is asked for below `/releases`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseRoute<'a> {
+    /// `/releases`: the newest of each name and system
+    All,
+    /// `/releases/<name>`: those of a name
+    Name(&'a str),
+    /// `/releases/<name>/<which>`: one
+    One(&'a str, &'a str),
+    /// `/releases/<name>/<which>/path`: its path, as text
+    Path(&'a str, &'a str),
+}
+
+impl<'a> ReleaseRoute<'a> {
+    /// Parses a path without its first `/`; `None` if it is of another route.
+    pub(crate) fn parse(path: &'a str) -> Option<Self> {
+        let rest = path.strip_prefix("releases")?;
+        let parts: Vec<&str> = rest.trim_end_matches('/').split('/').collect();
+        match parts.as_slice() {
+            [""] => Some(Self::All),
+            ["", name] => Some(Self::Name(name)),
+            ["", name, which] => Some(Self::One(name, which)),
+            ["", name, which, "path"] => Some(Self::Path(name, which)),
+            _ => None,
+        }
+    }
+}
+
+fn malformed(error: &ReleaseError) -> ServeError {
+    Refusal::new(RefusalKind::Malformed, error).into()
+}
+
+/// The value of a parameter. In names of systems, a `+` is itself.
+fn parameter(query: Option<&str>, key: &str) -> Option<String> {
+    let mut pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    let (_, value) = pairs.find(|(name, _)| *name == key)?;
+    Some(percent_encoding::percent_decode_str(value).decode_utf8_lossy().into_owned())
+}
+
+/// Looks up a release by the parts of an address.
+///
+/// # Errors
+/// If a part is malformed, or there is no such release.
+pub(crate) fn find(cache: &Cache, name: &str, which: &str, system: Option<&str>) -> Result<KeptRelease, ServeError> {
+    let name: ReleaseName = name.parse().map_err(|error| malformed(&error))?;
+    let which: Which = which.parse().map_err(|error| malformed(&error))?;
+    let parsed = system.map(str::parse::<ReleaseSystem>).transpose().map_err(|error| malformed(&error))?;
+    cache.find_release(&name, &which, parsed.as_ref())?.ok_or_else(|| {
+        let of = system.map(|system| format!(" for {system}")).unwrap_or_default();
+        let message = format!("the cache '{}' has no release @{name}@{which}{of}", cache.name());
+        Refusal::new(RefusalKind::NotFound, message).into()
+    })
+}
+
+/// Answers with JSON, or with the text of a path.
+pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+    let parameter = |key| parameter(head.query(), key);
+    let system = parameter("system");
+    match route {
+        ReleaseRoute::All => listed(cache, None),
+        ReleaseRoute::Name(name) => {
+            let name = name.parse().map_err(|error| malformed(&error))?;
+            listed(cache, Some(&name))
+        }
+        ReleaseRoute::One(name, which) => {
+            let found = find(cache, name, which, system.as_deref())?;
+            Ok(text(found.release.to_json() + "\n", "application/json"))
+        }
+        ReleaseRoute::Path(name, which) => {
+            let release = find(cache, name, which, system.as_deref())?.release;
+            let selector = release.selector();
+            let of_system = match (&system, release.paths.len()) {
+                (Some(system), _) => release.paths.iter().find(|(of, _)| of.as_str() == system),
+                (None, 1) => release.paths.first_key_value(),
+                (None, _) => None,
+            };
+            let (system, outputs) = of_system.ok_or_else(|| {
+                let systems: Vec<&str> = release.paths.keys().map(ReleaseSystem::as_str).collect();
+                let message = format!("{selector} is for {}: name one with ?system=", systems.join(", "));
+                Refusal::new(RefusalKind::Malformed, message)
+            })?;
+            let released = match parameter("output") {
+                Some(output) => outputs.iter().find(|(name, _)| name.as_str() == output).map(|(_, path)| path),
+                None => release.main_path(system),
+            };
+            let released = released.ok_or_else(|| {
+                Refusal::new(RefusalKind::NotFound, format!("{selector} has no such output for {system}"))
+            })?;
+            Ok(text(format!("{}\n", release.store_dir.display(&released.path)), "text/plain; charset=utf-8"))
+        }
+    }
+}
+
+/// A release as a list has it.
+fn row(of: &KeptRelease) -> Value {
+    let (release, store_dir) = (&of.release, &of.release.store_dir);
+    let outputs = release.paths.iter().filter(|(system, _)| system.as_str() == of.system).flat_map(|(_, of)| of);
+    let outputs: serde_json::Map<String, Value> = outputs
+        .map(|(output, released)| (output.to_string(), store_dir.display(&released.path).to_string().into()))
+        .collect();
+    json!({
+        "name": release.name.as_str(), "revision": release.revision, "system": of.system,
+        "version": release.version.as_ref().map(ToString::to_string), "created": release.created,
+        "promotedFrom": release.promoted_from.as_ref().map(|(name, revision)| format!("@{name}@{revision}")),
+        "pinned": of.is_pinned, "kept": of.is_kept, "outputs": outputs, "notes": release.notes,
+    })
+}
+
+fn listed(cache: &Cache, name: Option<&ReleaseName>) -> Result<Response, ServeError> {
+    #[derive(Serialize)]
+    struct List {
+        releases: Vec<Value>,
+    }
+    let found = cache.releases(name)?;
+    if let Some(name) = name.filter(|_| found.is_empty()) {
+        let message = format!("the cache '{}' has no release @{name}", cache.name());
+        return Err(Refusal::new(RefusalKind::NotFound, message).into());
+    }
+    let list = List { releases: found.iter().map(row).collect() };
+    let json = serde_json::to_string(&list).map_err(|error| ServeError::Upload(error.to_string()))?;
+    Ok(text(json + "\n", "application/json"))
+}
+
+/// Names are moved: what is remembered of an answer must be asked for again.
+fn text(body: String, content_type: &'static str) -> Response {
+    Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static(content_type))
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"))
+        .header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
+        .body(Body::bytes(body.into_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
+
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let parse = ReleaseRoute::parse;
+        assert_eq!((parse("releases"), parse("releases/")), (Some(ReleaseRoute::All), Some(ReleaseRoute::All)));
+        assert_eq!(parse("releases/api"), Some(ReleaseRoute::Name("api")));
+        assert_eq!(parse("releases/api/41"), Some(ReleaseRoute::One("api", "41")));
+        assert_eq!(parse("releases/api/latest/path"), Some(ReleaseRoute::Path("api", "latest")));
+        for other in ["releases2", "releases/a/b/c", "releases/a/b/path/x", "release/a"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+        assert_eq!(parameter(Some("a=1&system=x%2By+z"), "system").unwrap(), "x+y+z");
+    }
+}

@@ -1,0 +1,68 @@
+//! `POST releases/<name>`: records a release, or promotes another one (`docs/push-protocol.md`).
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use narval_http::{HeaderValue, Response, StatusCode, header};
+use narval_keep::{Cache, Grant, NewRelease, Refusal, RefusalKind};
+use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
+use serde::Deserialize;
+
+use super::{read, text};
+use crate::error::ServeError;
+
+/// The body of a request. It has either `systems` or `from`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    version: Option<String>,
+    /// Full store paths, by system and output.
+    #[serde(default)]
+    systems: BTreeMap<String, BTreeMap<String, String>>,
+    #[serde(default)]
+    notes: BTreeMap<String, String>,
+    from: Option<From>,
+}
+
+/// The release that is promoted.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct From {
+    name: String,
+    /// A revision, a version, or `latest`.
+    which: String,
+}
+
+fn malformed(error: impl std::fmt::Display) -> ServeError {
+    Refusal::new(RefusalKind::Malformed, error).into()
+}
+
+/// Reads the body, and records.
+pub(super) fn record(cache: &Cache, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
+    let name: ReleaseName = name.parse().map_err(malformed)?;
+    let body = read(body, RELEASE_LEN_MAX as u64)?;
+    let Asked { version, systems, notes, from } =
+        serde_json::from_slice(&body).map_err(|error| malformed(format!("not a release: {error}")))?;
+    let release = match from {
+        Some(from) if systems.is_empty() && version.is_none() && notes.is_empty() => {
+            let (of, which) = (from.name.parse().map_err(malformed)?, from.which.parse().map_err(malformed)?);
+            cache.promote(&of, &which, &name, grant)?
+        }
+        Some(_) => return Err(malformed("a release that is promoted has nothing but 'from'")),
+        None => {
+            let store_dir = cache.settings().store_dir.clone();
+            let mut paths = BTreeMap::new();
+            for (system, outputs) in systems {
+                let mut of_system = BTreeMap::new();
+                for (output, path) in outputs {
+                    of_system.insert(output.parse().map_err(malformed)?, store_dir.parse(&path).map_err(malformed)?);
+                }
+                paths.insert(system.parse().map_err(malformed)?, of_system);
+            }
+            let version = version.map(|version| version.parse()).transpose().map_err(malformed)?;
+            cache.release(&NewRelease { name, version, paths, notes }, grant)?
+        }
+    };
+    let json = HeaderValue::from_static("application/json");
+    Ok(text(StatusCode::CREATED, release.to_json() + "\n").header(header::CONTENT_TYPE, json))
+}
