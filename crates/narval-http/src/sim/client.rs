@@ -59,11 +59,17 @@ impl Client {
         Self::with(network, script, expected, is_faulty, layer)
     }
 
-    /// A client that uploads large bodies, over any protocol.
+    /// How many streams one that [uploads](Self::uploading) over HTTP/2 has at most.
     #[cfg(test)]
-    pub(crate) fn uploading(network: &Network, random: &mut Random) -> Self {
+    pub(super) const UPLOADS_MAX: usize = 3;
+
+    /// A client that uploads large bodies.
+    #[cfg(test)]
+    pub(crate) fn uploading(network: &Network, random: &mut Random, is_http2: bool) -> Self {
+        #[cfg(not(feature = "tls"))]
+        let _ = is_http2;
         #[cfg(feature = "tls")]
-        if random.one_in(4) {
+        if is_http2 {
             let expected = Expectation::Http2(Box::new(Http2Client::uploading(random)));
             let layer = Box::new(super::tls::TlsClient::new(false, true));
             return Self::with(network, Vec::new(), expected, false, Some(layer));

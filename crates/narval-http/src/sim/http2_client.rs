@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::client::Client;
 use super::expected::Expected;
 use super::pattern;
 use super::websocket::{self, Came, Echoes};
@@ -86,7 +87,7 @@ impl Http2Client {
     /// One that uploads.
     pub(super) fn uploading(random: &mut Random) -> Self {
         Self::with(random, |random| {
-            (0..1 + random.below(3))
+            (0..1 + random.below(Client::UPLOADS_MAX))
                 .map(|_| {
                     let length = random.below(300_000);
                     plan_post(random, "post", length)
