@@ -232,9 +232,9 @@ pub(crate) const COPY_BODY_MAX: usize = 16 * 1024;
 /// lines, such as those of health checks.
 pub(crate) const OUTPUT_SMALL: usize = 32 * 1024;
 
-/// How much is produced or sealed at once when more than three quarters of [`Limits::output_memory_max`] are in use: one
-/// full record. With it, the largest number of connections fits into the default.
-pub(crate) const OUTPUT_TIGHT: usize = 16 * 1024;
+/// How much is produced or sealed at once when more than three quarters of [`Limits::output_memory_max`] are in use: what fits into
+/// one full record, as one HTTP/2 frame. With it, the largest number of connections fits into the default.
+pub(crate) const OUTPUT_TIGHT: usize = HTTP2_QUANTUM_MIN;
 
 /// If this much was held, and half of it is free again, the allocator gives it back to the system.
 pub(crate) const OUTPUT_TRIM_MIN: usize = 8 * 1024 * 1024;
@@ -407,8 +407,9 @@ pub(crate) const HTTP2_SMALL_BODY: u64 = 64 * 1024;
 /// Bytes of a body that are produced at a time.
 pub(crate) const HTTP2_QUANTUM: usize = 256 * 1024;
 
-/// The minimum of that, however small the client's window is.
-pub(crate) const HTTP2_QUANTUM_MIN: usize = 16 * 1024;
+/// The minimum of that, however small the client's window is: with the frame's header of 9 bytes, it fills one record, so that nothing of
+/// it is left.
+pub(crate) const HTTP2_QUANTUM_MIN: usize = 16 * 1024 - 9;
 
 /// The next piece of a body is produced when less than this is left of the last one.
 pub(crate) const HTTP2_PREFETCH_BELOW: u64 = 64 * 1024;

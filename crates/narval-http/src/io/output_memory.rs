@@ -79,7 +79,12 @@ impl OutputMemory {
     /// Whether so little is left that connections should hold small pieces.
     #[inline(always)]
     fn is_tight(&self) -> bool {
-        self.used.load(Ordering::Relaxed) > self.bytes_max - self.bytes_max / 4
+        self.used.load(Ordering::Relaxed) > self.loose_max()
+    }
+
+    /// The most in use when memory is not tight.
+    fn loose_max(&self) -> usize {
+        self.bytes_max - self.bytes_max / 4
     }
 
     /// Whether enough room was made: an eighth.
@@ -167,19 +172,38 @@ impl Holding {
 
     /// How much of an answer is produced or sealed at once, and then waits for the client; `usually` unless memory is tight.
     pub(crate) fn at_once(&self, usually: usize) -> usize {
-        if self.memory.is_tight() { usually.min(OUTPUT_TIGHT) } else { usually }
+        if self.is_tight() { usually.min(OUTPUT_TIGHT) } else { usually }
+    }
+
+    /// Whether only what is sent next should be produced.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.memory.is_tight()
     }
 
     /// Has a buffer with sealed bytes, which the socket did not take, hold no more memory than it must.
     pub(crate) fn fit(&self, sealed: &mut Vec<u8>) {
-        if self.memory.is_tight() && sealed.capacity() > 2 * sealed.len() {
+        if self.is_tight() && sealed.capacity() > sealed.len() + sealed.len() / 4 {
             sealed.shrink_to_fit();
         }
     }
 
     fn add(&self, bytes: usize) {
+        self.added(bytes, self.memory.used.fetch_add(bytes, Ordering::Relaxed) + bytes);
+    }
+
+    /// Adds bytes unless memory is tight with them; returns whether it did.
+    fn add_unless_tight(&self, bytes: usize) -> bool {
+        let most = self.memory.loose_max();
+        let add = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= most);
+        let had = self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        had.is_ok_and(|had| {
+            self.added(bytes, had + bytes);
+            true
+        })
+    }
+
+    fn added(&self, bytes: usize, used: usize) {
         let memory = &self.memory;
-        let used = memory.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if used > memory.peak.load(Ordering::Relaxed) {
             memory.peak.fetch_max(used, Ordering::Relaxed);
         }
@@ -243,6 +267,18 @@ impl Share {
     pub(crate) fn reserve(holding: &Arc<Holding>, bytes: usize) -> Option<Self> {
         let mut share = Self::of(holding);
         share.grow(bytes).then_some(share)
+    }
+
+    /// For the next piece of an answer, which is about to be produced: `usually` as many bytes, and little if memory is tight with them.
+    /// Threads that produce pieces at the same time know of each other.
+    pub(crate) fn of_piece(holding: &Arc<Holding>, usually: usize) -> Self {
+        let mut share = Self::of(holding);
+        if holding.add_unless_tight(usually) {
+            share.bytes = usually;
+        } else {
+            share.set(usually.min(OUTPUT_TIGHT));
+        }
+        share
     }
 
     /// Increases it to this many bytes, unless there is no room for them.
@@ -333,6 +369,18 @@ mod tests {
         assert!(memory.has_room());
         drop((some, little));
         assert_eq!(memory.usage().refused, 2);
+    }
+
+    #[test]
+    fn pieces_are_small_once_memory_is_tight_with_them() {
+        let memory = OutputMemory::new(1 << 20);
+        let holding = Holding::new(&memory);
+        let pieces: Vec<Share> = (0..5).map(|_| Share::of_piece(&holding, 256 << 10)).collect();
+        let bytes: Vec<usize> = pieces.iter().map(Share::bytes).collect();
+        assert_eq!(bytes, [256 << 10, 256 << 10, 256 << 10, OUTPUT_TIGHT, OUTPUT_TIGHT]);
+        assert_eq!(holding.bytes(), bytes.iter().sum::<usize>());
+        drop(pieces);
+        assert_eq!((holding.bytes(), memory.usage().used, memory.heaviest()), (0, 0, 0));
     }
 
     #[test]

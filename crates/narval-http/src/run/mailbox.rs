@@ -60,8 +60,9 @@ pub(crate) enum Note {
     Answer(Box<Answer<Streamed>>, Share),
     /// The header block of an informational response on a stream.
     Inform(Vec<u8>),
-    /// The next piece of a stream's response body; about `quantum` bytes were requested.
-    Made { made: Box<io::Result<Made>>, quantum: usize },
+    /// The next piece of a stream's response body, and what it holds until the connection counts it; about `quantum` bytes were
+    /// requested.
+    Made { made: Box<(io::Result<Made>, Share)>, quantum: usize },
 }
 
 const _: () = assert!(size_of::<Note>() <= 32, "it is moved several times");

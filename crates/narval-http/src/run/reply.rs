@@ -146,14 +146,16 @@ impl MakeJob {
             return;
         }
         let Some(maker) = self.maker.take() else { return };
-        let quantum = self.quantum;
-        let made = catch_unwind(AssertUnwindSafe(|| maker.make(quantum)));
-        self.post(made.unwrap_or_else(|_| Err(io::Error::other("producing a piece of a response body panicked"))));
+        let mut held = Share::of_piece(self.connection.holding(), self.quantum);
+        let made = catch_unwind(AssertUnwindSafe(|| maker.make(held.bytes())));
+        let made = made.unwrap_or_else(|_| Err(io::Error::other("producing a piece of a response body panicked")));
+        held.set(made.as_ref().map_or(0, Made::memory));
+        self.post(made, held);
         self.quantum = 0;
     }
 
-    fn post(&self, made: io::Result<Made>) {
-        self.connection.post(self.stream, Note::Made { made: Box::new(made), quantum: self.quantum });
+    fn post(&self, made: io::Result<Made>, held: Share) {
+        self.connection.post(self.stream, Note::Made { made: Box::new((made, held)), quantum: self.quantum });
     }
 }
 
@@ -161,7 +163,7 @@ impl Drop for MakeJob {
     fn drop(&mut self) {
         // Zero only after it ran.
         if self.quantum > 0 {
-            self.post(Err(io::ErrorKind::Interrupted.into()));
+            self.post(Err(io::ErrorKind::Interrupted.into()), Share::default());
         }
     }
 }

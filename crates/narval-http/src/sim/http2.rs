@@ -24,7 +24,7 @@ use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::output_memory::{Holding, OutputMemory};
 use crate::io::sim::Random;
-use crate::limits::{HTTP2_HELD_MAX, HTTP2_STREAMS_MAX, Limits};
+use crate::limits::{HTTP2_HELD_MAX, HTTP2_QUANTUM, HTTP2_STREAMS_MAX, Limits};
 use crate::message::carrier::{Address, Carrier, Home, Nudge};
 use crate::message::departure::Departure;
 use crate::{Peer, ws};
@@ -421,7 +421,7 @@ impl Run {
         assert!(self.conn.streams_len() <= HTTP2_STREAMS_MAX);
         assert!(self.conn.streams_len() > 0 || self.conn.in_memory() == 0, "bodies that are gone are counted");
         let one_each = HTTP2_STREAMS_MAX * 16 * 1024;
-        assert!(self.conn.held() <= HTTP2_HELD_MAX + 512 * 1024 + one_each, "{} bytes are held", self.conn.held());
+        assert!(self.conn.held() <= HTTP2_HELD_MAX + HTTP2_QUANTUM + one_each, "{} bytes are held", self.conn.held());
     }
 
     /// A job or a send completes, or time passes.

@@ -265,8 +265,18 @@ fn status_kib(pid: u32, name: &str) -> u64 {
 /// being closed.
 #[test]
 fn slow_downloads_hold_less_when_memory_is_tight() {
+    slow_downloads_of(|| tempfile::tempfile().unwrap());
+}
+
+/// The same where the shard cannot tell whether reading blocks, as on tmpfs: workers read, in pieces of 256 KiB.
+#[test]
+fn slow_downloads_read_by_workers_hold_less_when_memory_is_tight() {
+    slow_downloads_of(|| tempfile::tempfile_in("/dev/shm").unwrap());
+}
+
+fn slow_downloads_of(file: fn() -> std::fs::File) {
     on_each_driver(|driver| {
-        let file = tempfile::tempfile().unwrap();
+        let file = file();
         file.set_len(64 << 20).unwrap();
         let file = Arc::new(file);
         let handler = move |_: Request| {

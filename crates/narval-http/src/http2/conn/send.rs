@@ -128,7 +128,7 @@ impl<X: Exchange> Conn<X> {
     pub(crate) fn made(&mut self, id: u32, made: io::Result<X::Made>, quantum: usize, service: &mut impl Service<X>) {
         self.held = self.held.saturating_sub(quantum);
         self.making -= 1;
-        self.feed_hungry();
+        self.feed_hungry(service);
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
         if stream.is_reset {
@@ -232,15 +232,19 @@ impl<X: Exchange> Conn<X> {
         ids.into_iter().for_each(|id| self.queue(id));
     }
 
-    /// Queues the streams that waited for memory.
-    fn feed_hungry(&mut self) {
+    /// Produces pieces for the streams that waited for memory, as far as there is some. It is called before any other stream can take
+    /// what has become free.
+    fn feed_hungry(&mut self, service: &mut impl Service<X>) {
         while self.held < HTTP2_HELD_MAX
             && let Some(id) = self.hungry.pop_front()
         {
-            if let Some(stream) = self.streams.get_mut(&id) {
-                stream.is_queued = false;
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            stream.is_queued = false;
+            match &stream.sending {
+                Sending::Body(body) if body.rest() == Rest::Worker => self.make(id, service),
+                Sending::Body(body) if body.rest() == Rest::Here => self.make_here(id, service),
+                _ => self.queue(id),
             }
-            self.queue(id);
         }
     }
 
@@ -301,13 +305,14 @@ impl<X: Exchange> Conn<X> {
         let is_closed = stream.window.is_closed();
         self.count_held(id);
         if is_over {
-            return self.finish(id, service);
+            self.finish(id, service);
+            return self.feed_hungry(service);
         }
-        if runs_low && taken > 0 && !is_closed {
+        self.feed_hungry(service);
+        if runs_low && taken > 0 && !is_closed && !service.holding().is_tight() {
             self.make(id, service);
         }
         self.queue(id);
-        self.feed_hungry();
     }
 
     /// Updates what a stream counts for in `held` and `in_memory`.

@@ -22,7 +22,7 @@ pub(crate) struct StreamBody {
     parts: VecDeque<Part>,
     /// Bytes in all parts.
     ready: u64,
-    /// Bytes of parts in memory that were produced here or by a worker.
+    /// Memory of parts that were produced here or by a worker: all that was allocated, until the last byte of it is taken.
     held: usize,
     /// Bytes of a part in memory that the handler supplied.
     supplied: usize,
@@ -37,8 +37,18 @@ pub(crate) struct StreamBody {
 }
 
 enum Part {
-    Memory(Bytes),
+    /// What is left of it, and what it counts for in `held` until it is empty.
+    Memory(Bytes, usize),
     File(FileRange),
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Memory(bytes, _) => bytes.is_empty(),
+            Self::File(range) => range.length == 0,
+        }
+    }
 }
 
 /// Where the rest comes from.
@@ -72,7 +82,7 @@ impl StreamBody {
     /// From memory.
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let supplied = bytes.len();
-        Self { parts: VecDeque::from([Part::Memory(bytes)]), ready: supplied as u64, supplied, ..Self::default() }
+        Self { parts: VecDeque::from([Part::Memory(bytes, 0)]), ready: supplied as u64, supplied, ..Self::default() }
     }
 
     /// From a file.
@@ -102,16 +112,23 @@ impl StreamBody {
     fn append(&mut self, mut feed: Feed, fill: Fill, segments: SegmentBuf) {
         let made = segments.bytes();
         let SegmentBuf { memory, files, .. } = segments;
-        self.held += memory.len();
+        let held = memory.capacity();
         self.ready += made;
         self.works = made == 0;
+        let before = self.parts.len();
         let (mut memory, mut taken) = (Bytes::from(memory), 0);
         for (at, range) in files {
-            self.push(Part::Memory(memory.split_to((at - taken).min(memory.len()))));
+            self.push(Part::Memory(memory.split_to((at - taken).min(memory.len())), 0));
             self.push(Part::File(range));
             taken = at;
         }
-        self.push(Part::Memory(memory));
+        self.push(Part::Memory(memory, 0));
+        // The parts share one allocation, which is freed with the last of them.
+        let mut made = self.parts.iter_mut().skip(before).rev();
+        if let Some(Part::Memory(_, counted)) = made.find(|part| matches!(part, Part::Memory(..))) {
+            *counted = held;
+            self.held += held;
+        }
         self.source = match fill {
             Fill::Done => {
                 self.trailers = feed.trailers();
@@ -123,11 +140,7 @@ impl StreamBody {
     }
 
     fn push(&mut self, part: Part) {
-        let is_empty = match &part {
-            Part::Memory(bytes) => bytes.is_empty(),
-            Part::File(range) => range.length == 0,
-        };
-        if !is_empty {
+        if !part.is_empty() {
             self.parts.push_back(part);
         }
     }
@@ -168,11 +181,13 @@ impl Body for StreamBody {
                 break;
             }
             let n = match part {
-                Part::Memory(bytes) => {
+                Part::Memory(bytes, held) => {
                     let n = place.len().min(bytes.len());
-                    self.supplied = if n == bytes.len() { 0 } else { self.supplied };
                     bytes.copy_to_slice(place.get_mut(..n).unwrap_or_default());
-                    self.held = self.held.saturating_sub(n);
+                    if bytes.is_empty() {
+                        self.supplied = 0;
+                        self.held = self.held.saturating_sub(*held);
+                    }
                     n
                 }
                 Part::File(range) => match read_at_once(range, place)? {
@@ -184,11 +199,7 @@ impl Body for StreamBody {
                 },
             };
             taken += n;
-            let is_empty = match part {
-                Part::Memory(bytes) => bytes.is_empty(),
-                Part::File(range) => range.length == 0,
-            };
-            if is_empty {
+            if part.is_empty() {
                 self.parts.pop_front();
                 self.file_blocks = false;
             }
@@ -241,8 +252,9 @@ impl Body for StreamBody {
                 }
                 // Try the next range again: the kernel may have read ahead.
                 self.file_blocks = false;
-                self.held += bytes.len();
-                self.parts.push_front(Part::Memory(bytes));
+                let held = bytes.len();
+                self.held += held;
+                self.parts.push_front(Part::Memory(bytes, held));
             }
         }
     }
@@ -261,6 +273,16 @@ impl Body for StreamBody {
         match &mut self.source {
             Source::Here(source) | Source::Waiting(source) => source.hang_up(),
             Source::None | Source::Away | Source::FileAway(_) => false,
+        }
+    }
+}
+
+impl Made {
+    /// The memory that it holds.
+    pub(crate) fn memory(&self) -> usize {
+        match self {
+            Self::Segments { segments, .. } => segments.memory.capacity(),
+            Self::File(bytes) => bytes.len(),
         }
     }
 }

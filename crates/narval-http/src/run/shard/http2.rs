@@ -63,7 +63,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Note::Answer(answer, _held) => conn.answer(stream, *answer, at),
             Note::Lost => conn.lost(stream, at),
             Note::Inform(block) => conn.inform(stream, &block),
-            Note::Made { made, quantum } => conn.made(stream, *made, quantum, at),
+            Note::Made { made, quantum } => {
+                let (made, _held) = *made;
+                conn.made(stream, made, quantum, at);
+            }
             Note::Nudge(Nudge::Continue) => conn.continue_wanted(stream),
             Note::Nudge(Nudge::BodyRead) => conn.body_wanted(stream),
             Note::Nudge(Nudge::WebSocket) => conn.look_at_websocket(stream, at),
