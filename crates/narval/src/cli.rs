@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
-use crate::commands::caches::{copy, hook, pin, push, token, use_cache, warm, watch_store};
+use crate::commands::caches::{copy, hook, pin, push, release, releases, token, use_cache, warm, watch_store};
 use crate::commands::packages::{info, names, search, update, which_package};
 use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
 use crate::commands::profile::{gc, install, profiles, remove, rollback, upgrade};
@@ -51,7 +51,10 @@ const GROUPS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
-    ("Caches", &["use", "copy", "push", "hook", "watch-store", "token", "pin", "names", "cache"]),
+    (
+        "Caches",
+        &["use", "copy", "push", "hook", "watch-store", "releases", "release", "token", "pin", "names", "cache"],
+    ),
     ("Maintain", &["verify", "gc", "doctor", "top"]),
     ("Tools", &["key", "nar", "demo", "completions", "man"]),
 ];
@@ -144,6 +147,8 @@ enum Command {
     Static(static_site::Args),
     Token(token::Args),
     Pin(pin::Args),
+    Releases(releases::Args),
+    Release(release::Args),
     Names(names::Args),
     Cache(cache::Args),
     Key(key::Args),
@@ -237,6 +242,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Static(args) => static_site::run(args),
         Command::Token(args) => token::run(args),
         Command::Pin(args) => pin::run(args),
+        Command::Releases(args) => releases::run(&args),
+        Command::Release(args) => release::run(args),
         Command::Names(args) => names::run(args),
         Command::Cache(args) => cache::run(args),
         Command::Key(args) => key::run(args),

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use narval_client::{Client, Method, Payload, Url};
-use narval_nix::{HashPart, StoreDir};
+use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName, Which};
+use narval_nix::{HashPart, Release, StoreDir};
 use serde_json::Value;
 
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
@@ -64,6 +65,28 @@ impl Administered {
         self.json(Method::Delete, &format!("{path}.narinfo{query}"), ANSWER_LEN_MAX)
     }
 
+    /// Records a release of paths that it has, or promotes another one (`docs/push-protocol.md`).
+    pub fn release(&self, name: &ReleaseName, body: &Value) -> Result<Release, Error> {
+        let below = format!("{PROTOCOL}/releases/{}", escaped(name.as_str()));
+        let answer = self.send(Method::Post, &below, body.to_string().as_bytes(), RELEASE_LEN_MAX as u64)?;
+        Release::parse(&answer).map_err(|error| self.not_narval(&below, &error))
+    }
+
+    /// Pins a release, or unpins it. Returns which one it was.
+    pub fn pin_release(&self, name: &ReleaseName, which: &Which, is_pinned: bool) -> Result<String, Error> {
+        let method = if is_pinned { Method::Put } else { Method::Delete };
+        let (name, which) = (escaped(name.as_str()), escaped(&which.to_string()));
+        let answer = self.ask(method, &format!("{PROTOCOL}/releases/{name}/{which}/pin"), ANSWER_LEN_MAX)?;
+        Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
+    }
+
+    /// Forgets a release, or all of a name.
+    pub fn forget_release(&self, name: &ReleaseName, revision: Option<u64>) -> Result<(), Error> {
+        let revision = revision.map(|revision| format!("/{revision}")).unwrap_or_default();
+        let below = format!("{PROTOCOL}/releases/{}{revision}", escaped(name.as_str()));
+        self.ask(Method::Delete, &below, ANSWER_LEN_MAX).map(drop)
+    }
+
     /// Its figures.
     pub fn stats(&self) -> Result<Value, Error> {
         self.json(Method::Get, &format!("{PROTOCOL}/stats"), ANSWER_LEN_MAX)
@@ -71,17 +94,26 @@ impl Administered {
 
     fn json(&self, method: Method, below: &str, answer_len_max: u64) -> Result<Value, Error> {
         let answer = self.ask(method, below, answer_len_max)?;
-        serde_json::from_slice(&answer).map_err(|_| Error::Refused {
+        serde_json::from_slice(&answer).map_err(|error| self.not_narval(below, &error))
+    }
+
+    fn not_narval(&self, below: &str, error: &dyn std::fmt::Display) -> Error {
+        Error::Refused {
             cache: self.0.url.to_string(),
             what: below.to_owned(),
             status: 200,
-            message: "the answer is not JSON: is it a Narval server?".to_owned(),
-        })
+            message: format!("the answer cannot be read, is it a Narval server? ({error})"),
+        }
     }
 
     fn ask(&self, method: Method, below: &str, answer_len_max: u64) -> Result<Vec<u8>, Error> {
+        self.send(method, below, &[], answer_len_max)
+    }
+
+    fn send(&self, method: Method, below: &str, body: &[u8], answer_len_max: u64) -> Result<Vec<u8>, Error> {
         let url = self.0.url.child(below)?;
-        let (content_type, fields, payload) = ("text/plain", &[], Payload::Bytes(&[]));
+        let content_type = if body.is_empty() { "text/plain" } else { "application/json" };
+        let (fields, payload) = (&[], Payload::Bytes(body));
         let sent = Sent { method, url: &url, content_type, fields, payload, answer_len_max };
         self.0.accepted(&url, self.0.send(&sent, &|_| {})?)
     }

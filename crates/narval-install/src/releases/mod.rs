@@ -6,8 +6,10 @@ mod seen;
 
 use narval_cache::CacheError;
 use narval_client::{Client, Extra, HttpError, Request, Scheme, Url};
-use narval_nix::release::{RELEASE_LEN_MAX, ReleaseSystem, Selector, Which};
+use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName, ReleaseSystem, Selector, Which};
 use narval_nix::{Release, TrustedKeys};
+
+use serde_json::Value;
 
 pub use seen::SeenReleases;
 
@@ -88,17 +90,8 @@ pub fn find(
         return Ok(None);
     }
     let Selector { name, which } = selector;
-    let url = cache.child(&format!("{RELEASES}/{name}/{}?system={}", escaped(which), escaped(expected.system)))?;
-    let extra = Extra { fields: &[("accept", "application/json")], ..Extra::default() };
-    let request = Request { extra, ..Request::get(&url) };
-    let answer = match client.retrying(&url, || client.small_answer(&request, RELEASE_LEN_MAX as u64)) {
-        // Other servers, and buckets, answer so.
-        Ok(None) | Err(HttpError::Status { status: 400 | 403 | 404 | 405 | 501, .. }) => return Ok(None),
-        Ok(Some(answer)) => answer,
-        Err(source) => {
-            return Err(CacheError::Fetch { cache: cache.to_string(), what: selector.to_string(), source }.into());
-        }
-    };
+    let below = format!("{RELEASES}/{name}/{}?system={}", escaped(which), escaped(expected.system));
+    let Some(answer) = asked(cache, client, &below, RELEASE_LEN_MAX as u64)? else { return Ok(None) };
     let wrong = |why: String| Error::WrongPath(format!("{cache}: {selector}: {why}"));
     let release = Release::parse(&answer).map_err(|error| wrong(error.to_string()))?;
     let is_meant = match which {
@@ -121,6 +114,36 @@ pub fn find(
     }
     expected.seen.check(cache, selector, expected.system, &release, expected.allow_downgrade)?;
     Ok(Some(release))
+}
+
+/// The longest list that is read.
+const LIST_LEN_MAX: u64 = 64 * 1024 * 1024;
+
+/// The releases of a name that a cache lists, or the newest of each name: JSON objects, which nobody has signed. `None` if it has none.
+///
+/// # Errors
+/// If the cache cannot be asked.
+pub fn list(cache: &Url, client: &Client, name: Option<&ReleaseName>) -> Result<Option<Vec<Value>>, Error> {
+    if !matches!(cache.scheme(), Scheme::Http | Scheme::Https) {
+        return Ok(None);
+    }
+    let below = name.map_or_else(|| RELEASES.to_owned(), |name| format!("{RELEASES}/{name}"));
+    let answer = asked(cache, client, &below, LIST_LEN_MAX)?;
+    let json = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer).ok());
+    Ok(json.and_then(|mut json| json.get_mut("releases")?.as_array_mut().map(std::mem::take)))
+}
+
+/// What a cache has at an address; `None` if it has nothing there.
+fn asked(cache: &Url, client: &Client, below: &str, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
+    let url = cache.child(below)?;
+    let extra = Extra { fields: &[("accept", "application/json")], ..Extra::default() };
+    let request = Request { extra, ..Request::get(&url) };
+    match client.retrying(&url, || client.small_answer(&request, len_max)) {
+        // Other servers, and buckets, answer so.
+        Err(HttpError::Status { status: 400 | 403 | 404 | 405 | 501, .. }) => Ok(None),
+        Ok(answer) => Ok(answer),
+        Err(source) => Err(CacheError::Fetch { cache: cache.to_string(), what: below.to_owned(), source }.into()),
+    }
 }
 
 /// In a URL, `+` may stand for a blank.

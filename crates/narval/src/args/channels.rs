@@ -20,6 +20,7 @@ use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
 use crate::args::data::ago;
 use crate::args::names::{LISTED_MAX, cannot_search, line, may_be_name};
 use crate::args::paths::parse_wanted;
+use crate::args::releases::{ReleaseLookup, is_release};
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::ui::progress::watched;
@@ -191,12 +192,39 @@ impl<'a> Lookup<'a> {
     pub(crate) fn meant(&mut self, texts: &[String]) -> Result<Vec<Meant>, Failure> {
         let mut all = Vec::with_capacity(texts.len());
         for text in texts {
+            if is_release(text) {
+                all.push(self.released(text)?);
+                continue;
+            }
             match parse_wanted(std::slice::from_ref(text), self.destination.config()) {
                 Ok(wanted) => all.extend(wanted.into_iter().map(Meant::from)),
                 Err(unknown) => all.extend(self.named(text, unknown)?),
             }
         }
         Ok(all)
+    }
+
+    /// The path of a release.
+    fn released(&self, text: &str) -> Result<Meant, Failure> {
+        let lookup = ReleaseLookup {
+            caches: &self.client.caches,
+            system: self.args.system.as_deref(),
+            store_dir: self.destination.store_dir(),
+            lock_timeout: self.destination.config().lock_timeout,
+        };
+        let (found, path) = lookup.path(text)?;
+        let (selector, cache) = (found.release.selector().to_string(), &found.cache);
+        if self.is_silent {
+            return Ok(Wanted::Path(path).into());
+        }
+        if self.client.output.json {
+            let fields =
+                json!({"name": text, "path": path.base_name(), "release": selector, "cache": cache.to_string()});
+            json::event("named", fields);
+        } else if !self.client.output.quiet {
+            note!("{text} is {selector} in {cache}: {path}");
+        }
+        Ok(Wanted::Path(path).into())
     }
 
     /// The paths of a name. `unknown` is the error if it cannot be one.

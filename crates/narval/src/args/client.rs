@@ -24,6 +24,8 @@ use crate::values::time::{parse_time, parse_time_in};
 
 /// The key of cache.nixos.org.
 pub(crate) const CACHE_NIXOS_ORG_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
+/// The default number of connections to one server.
+const CONNECTIONS: u16 = 64;
 /// The default cache.
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
 
@@ -166,6 +168,9 @@ pub struct CacheArgs {
     /// Accept paths without a trusted signature. Only for caches and networks that you trust
     #[arg(long, help_heading = "Caches")]
     pub no_check_sigs: bool,
+    /// Accept a release (`@NAME`) that is older than one that was seen before, and remember it as the newest
+    #[arg(long, help_heading = "Caches")]
+    pub allow_downgrade: bool,
     /// How requests are sent.
     #[command(flatten)]
     pub requests: RequestArgs,
@@ -173,11 +178,27 @@ pub struct CacheArgs {
     #[arg(long, help_heading = "Caches")]
     pub offline: bool,
     /// Maximum number of connections to one server
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Caches")]
+    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Caches")]
     pub connections: u16,
 }
 
 impl CacheArgs {
+    /// Those of the environment and of nix.conf, for a command whose options are about other caches.
+    pub(crate) fn of_environment(requests: RequestArgs) -> Self {
+        let words = |variable: &str| {
+            std::env::var(variable).unwrap_or_default().split_whitespace().map(ToOwned::to_owned).collect()
+        };
+        Self {
+            from: words("NARVAL_CACHES"),
+            trusted_public_key: words("NARVAL_TRUSTED_KEYS"),
+            no_check_sigs: false,
+            allow_downgrade: false,
+            requests,
+            offline: false,
+            connections: CONNECTIONS,
+        }
+    }
+
     /// The URLs of the caches.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
         if self.from.is_empty() {

@@ -9,6 +9,8 @@ pub mod data;
 pub mod names;
 pub mod paths;
 pub mod push;
+pub mod released;
+pub mod releases;
 pub mod secret_key;
 pub mod state;
 

@@ -50,11 +50,17 @@ impl Place {
         std::fs::write(lab.folder("channel/packages.json.br"), packages).unwrap();
         std::fs::write(lab.folder("channel/store-paths.xz"), format!("{}\n", lab.hello)).unwrap();
         let token = lab.folder("token");
-        std::fs::write(&token, lab.done(&["token", "create", "--push", "test", "--data", &data])).unwrap();
+        let allowed = ["--push", "--pin", "--delete", "--release", "api,prod"];
+        let create = [&["token", "create", "test", "--data", &data], &allowed[..]].concat();
+        std::fs::write(&token, lab.done(&create)).unwrap();
         let mut command = lab.command(&["serve", "--listen", "127.0.0.1:0", "--data", &data]);
-        command.args(["--store", &lab.store.uri()]);
+        command.args(["--store", &lab.store.uri(), "--sign-key", &lab.folder("key")]);
         let server = Server::start(command, &[]);
         lab.done(&["push", "--store", &root, "--to", &server.url(), "--token-file", &token, &lab.top, &lab.hello]);
+        for _ in 0..2 {
+            let release = ["push", "--store", &root, "--to", &server.url(), "--token-file", &token, &lab.hello];
+            lab.done(&[&release[..], &["--release", "api"]].concat());
+        }
         Self { lab, root, data, server }
     }
 
@@ -69,6 +75,7 @@ impl Place {
                 .replace("{key}", &lab.folder("key"))
                 .replace("{url}", &self.server.url())
                 .replace("{top}", &lab.top);
+            let word = word.replace("{token}", &lab.folder("token"));
             word.replace("{tree}", &lab.tree).replace("{hello}", &lab.hello)
         });
         words.collect()
@@ -176,7 +183,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 25] = [
+const JSON: [(&str, &str, &str); 30] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -194,8 +201,29 @@ const JSON: [(&str, &str, &str); 25] = [
     ("upgrade", "upgrade --from {url} --store {root} --profile {root}/p", "upgrade --from {url} --profile {new}/p"),
     ("rollback", "rollback --profile {root}/p", "rollback --profile {new}/p"),
     ("gc", "gc --dry-run --store {root}", "gc --dry-run --store {new}"),
-    ("doctor", "doctor --server {url}", "doctor --server {url} --path absent"),
+    ("doctor", "doctor --no-check-sigs --server {url}", "doctor --server {url} --path absent"),
     ("top", "top --once {url}", "top --once http://127.0.0.1:1"),
+    ("releases", "releases api --from {url}", "releases absent --from {url}"),
+    (
+        "release-show",
+        "release show api --no-check-sigs --from {url}",
+        "release show absent --no-check-sigs --from {url}",
+    ),
+    (
+        "release-promote",
+        "release promote api 1 --as prod --to {url} --token-file {token}",
+        "release promote api 99 --as prod --to {url} --token-file {token}",
+    ),
+    (
+        "release-pin",
+        "release pin api 1 --to {url} --token-file {token}",
+        "release pin api 99 --to {url} --token-file {token}",
+    ),
+    (
+        "release-forget",
+        "release forget prod --all --to {url} --token-file {token}",
+        "release forget api 99 --to {url} --token-file {token}",
+    ),
     ("token-list", "token list --data {data}", "token list --data {new}"),
     ("cache-gc", "cache gc --data {data}", "cache gc --data {new}"),
     ("cache-sign", "cache sign --all --sign-key {key} --data {data}", "cache sign --all --data {data}"),

@@ -30,6 +30,7 @@ mod postgres;
 mod power_loss;
 mod protocol;
 mod receipts;
+mod release_nodes;
 mod releases;
 mod rights;
 #[path = "../../../narval-s3/tests/s3/mod.rs"]

@@ -4,7 +4,7 @@ use narval_nix::{Release, TrustedKeys};
 use serde_json::Value;
 
 use crate::lab::{Lab, Nar};
-use crate::support::{NARVAL, Store};
+use crate::support::{NARVAL, Nix, Store};
 
 const NAMES: [&str; 2] = ["0i4073ldk2aplbmaarmp5c8gf3wmbl84-api-1.4.2", "1i4073ldk2aplbmaarmp5c8gf3wmbl84-api-1.5"];
 
@@ -127,4 +127,169 @@ fn releases_of_private_caches_and_of_caches_without_a_key() {
     let answer =
         without.post("/_narval/v1/releases/api", &without.token("release:*"), &body("x86_64-linux", NAMES[0], None));
     assert!(answer.status == 409 && said(&answer).contains("sign-keys"), "{}: {}", answer.status, said(&answer));
+}
+
+/// A command of a user of this cache, with a home of its own.
+fn narval(lab: &Lab, home: &str, args: &[&str]) -> std::process::Output {
+    let mut command = std::process::Command::new(NARVAL);
+    let home = lab.store.path(home);
+    std::fs::create_dir_all(&home).unwrap();
+    command.args(args).env("HOME", &home).env_remove("NARVAL_STORE").env("NARVAL_CACHES", lab.server.url());
+    let key = std::fs::read_to_string(lab.store.path("cache.sec")).unwrap();
+    let key = narval_nix::SecretKey::parse_file(&key).unwrap().public_key().to_string();
+    command.env("NARVAL_TRUSTED_KEYS", key).env("NARVAL_TOKEN_FILE", lab.store.path("token")).output().unwrap()
+}
+
+#[track_caller]
+fn done(output: &std::process::Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[track_caller]
+fn failed(output: &std::process::Output, code: i32) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    said
+}
+
+#[test]
+fn from_a_job_to_a_machine() {
+    let (lab, _) = signing(&[]);
+    let token = lab.token("push,sign,release:api,release:prod,pin,delete");
+    std::fs::write(lab.store.path("token"), &token).unwrap();
+    let (uri, url) = (lab.store.uri(), lab.server.url());
+    let paths: Vec<String> = (0..3).map(|at| lab.store.add_file(&format!("api-1.{at}"), format!("{at}"))).collect();
+    let push = |path: &str, release: &str| {
+        done(&narval(&lab, "ci", &["push", "--json", "--store", &uri, "--to", &url, path, "--release", release]))
+    };
+    let said = push(&paths[0], "api@1.0");
+    assert!(said.contains(r#""release":"@api@1""#), "{said}");
+    push(&paths[1], "api");
+    let run = |args: &[&str]| narval(&lab, "machine", args);
+    let has = |output: &std::process::Output, path: &str| done(output).contains(path.rsplit('/').next().unwrap());
+    assert!(has(&run(&["path-info", "@api"]), &paths[1]));
+    assert!(has(&run(&["path-info", "@api@1.0"]), &paths[0]) && has(&run(&["path-info", "@api@1"]), &paths[0]));
+    for args in [&["tree", "@api"][..], &["why", "@api", "@api"], &["install", "--json", "@api"], &["info", "@api"]] {
+        assert!(has(&run(args), &paths[1]), "{args:?}");
+    }
+    let to = format!("file://{}", lab.store.path("copied").display());
+    done(&run(&["copy", "--from", &url, "--to", &to, "@api@1.0"]));
+    done(&run(&["push", "--store", &uri, "--to", &to, "@api"]));
+    assert_eq!(
+        std::fs::read_dir(lab.store.path("copied"))
+            .unwrap()
+            .filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|end| end == "narinfo"))
+            .count(),
+        2
+    );
+
+    let listed = done(&run(&["releases"]));
+    assert!(listed.starts_with("@api@2") && listed.lines().count() == 1, "{listed}");
+    assert_eq!(done(&run(&["releases", "api"])).lines().count(), 2);
+    let shown = done(&run(&["release", "show", "api@1.0"]));
+    assert!(shown.contains("@api@1  1.0") && shown.contains("signed by cache-1"), "{shown}");
+    let release = |args: &[&str]| narval(&lab, "ci", &[&["release"], args, &["--to", &url]].concat());
+    let promoted = done(&release(&["promote", "api", "2", "--as", "prod"]));
+    assert!(promoted.contains("@prod@1") && promoted.contains("from @api@2"), "{promoted}");
+    done(&release(&["promote", "api", "1.0", "--as", "prod"]));
+    assert!(has(&run(&["install", "--json", "@prod"]), &paths[0]));
+    done(&release(&["pin", "api", "1"]));
+    assert!(done(&run(&["releases", "api"])).contains("pinned"));
+    done(&release(&["pin", "api", "1", "--remove"]));
+    done(&release(&["forget", "api", "1"]));
+    assert!(failed(&release(&["forget", "api", "2"]), 1).contains("is the newest"));
+
+    // What is wrong.
+    assert!(failed(&run(&["install", "@web"]), 3).contains("no cache has a release @web"));
+    assert!(failed(&run(&["install", "@api@9"]), 3).contains("@api@9"));
+    assert!(failed(&run(&["install", "@api@@"]), 2).contains("version"));
+    assert!(failed(&run(&["install", "--offline", "@api"]), 2).contains("--offline"));
+    let other = ["push", "--store", &uri, "--to", &url, &paths[2], "--release", "web"];
+    assert!(failed(&narval(&lab, "ci", &other), 5).contains("--add-scope release:web"));
+    let folder = ["push", "--store", &uri, "--to", &to, &paths[2], "--release", "api"];
+    assert!(failed(&narval(&lab, "ci", &folder), 2).contains("not a Narval server"));
+    let twice = ["push", "--store", &uri, "--to", &url, &paths[1], &paths[2], "--release", "api"];
+    assert!(failed(&narval(&lab, "ci", &twice), 2).contains("both the output"));
+    let untrusted = std::process::Command::new(NARVAL)
+        .args(["path-info", "@api", "--from", &url])
+        .env("HOME", lab.store.path("other"))
+        .output()
+        .unwrap();
+    assert!(failed(&untrusted, 4).contains("no trusted key has signed it"));
+}
+
+/// Nix has no names of releases: it installs the path that the cache says, and verifies that path.
+#[test]
+fn nix_installs_a_release_by_its_path() {
+    let (lab, keys) = signing(&[]);
+    let token = lab.token("push,sign,release:api");
+    std::fs::write(lab.store.path("token"), &token).unwrap();
+    let path = lab.store.add_tree("api");
+    let (uri, url) = (lab.store.uri(), lab.server.url());
+    done(&narval(&lab, "ci", &["push", "--store", &uri, "--to", &url, &path, "--release", "api"]));
+    let system = narval_install::names::machine_system();
+    let curl = format!("{url}/releases/api/latest/path?system={system}");
+    let found = std::process::Command::new("curl").args(["-sf", &curl]).output().unwrap();
+    let found = done(&found).trim().to_owned();
+    assert_eq!(found, path);
+    let key = std::fs::read_to_string(lab.store.path("cache.sec")).unwrap();
+    let key = narval_nix::SecretKey::parse_file(&key).unwrap().public_key();
+    assert!(keys.contains(&key));
+    let trusted = key.to_string();
+    for nix in Nix::BOTH {
+        let fresh = tempfile::tempdir().unwrap();
+        let root = fresh.path().join("root");
+        let (root, out) = (root.to_str().unwrap(), fresh.path().join("api"));
+        let options = ["--option", "substituters", &url, "--option", "trusted-public-keys", &trusted];
+        let args = [&["build", "--store", root, "--out-link", out.to_str().unwrap(), &found], &options[..]].concat();
+        let output = nix.nix(fresh.path(), &args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(std::fs::read_link(&out).unwrap().to_str().unwrap(), path);
+        assert!(std::path::Path::new(&format!("{root}{path}/bin")).exists());
+        std::process::Command::new("chmod").args(["-R", "u+w", root]).status().unwrap();
+    }
+}
+
+/// Somebody puts back yesterday's index, or everything: clients that have seen more notice it, and others cannot.
+#[test]
+fn a_cache_that_is_put_back_to_yesterday_is_noticed() {
+    let (lab, _) = signing(&[]);
+    let key = lab.store.path("cache.sec");
+    let token = lab.token("push,sign,release:api");
+    std::fs::write(lab.store.path("token"), &token).unwrap();
+    let release = |lab: &Lab, path: &str| {
+        let answer =
+            lab.post("/_narval/v1/releases/api", &token, &body(&narval_install::names::machine_system(), path, None));
+        assert_eq!(answer.status, 201, "{}", said(&answer));
+    };
+    release(&lab, NAMES[0]);
+    let Lab { store, server } = lab;
+    server.terminate();
+    let (data, yesterday) = (store.path("data"), store.path("yesterday"));
+    let copy = |from: &std::path::Path, to: &std::path::Path| {
+        assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    copy(&data, &yesterday);
+    let serve = |store: Store| Lab { server: crate::lab::serve(&store, &["--sign-key", key.to_str().unwrap()]), store };
+    let lab = serve(store);
+    release(&lab, NAMES[1]);
+    let at = lab.server.address;
+    done(&narval(&lab, "machine", &["release", "show", "api"]));
+    let Lab { store, server } = lab;
+    server.terminate();
+    std::fs::remove_dir_all(&data).unwrap();
+    copy(&yesterday, &data);
+    // At the same address, as after an attack or a restored backup.
+    let mut command = std::process::Command::new(NARVAL);
+    command.args(["serve", "--listen", &at.to_string(), "--sign-key", key.to_str().unwrap(), "--data"]).arg(&data);
+    let server = crate::support::Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())]);
+    let lab = Lab { store, server };
+    let said = failed(&narval(&lab, "machine", &["release", "show", "api"]), 4);
+    assert!(said.contains("revision 1, but revision 2 was seen before"), "{said}");
+    failed(&narval(&lab, "machine", &["install", "@api"]), 4);
+    done(&narval(&lab, "machine", &["release", "show", "api@1"]));
+    done(&narval(&lab, "new", &["release", "show", "api"]));
+    done(&narval(&lab, "machine", &["release", "show", "api", "--allow-downgrade"]));
+    done(&narval(&lab, "machine", &["release", "show", "api"]));
 }

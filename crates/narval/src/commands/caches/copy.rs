@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, StoreArgs, parse_cache};
 use crate::args::paths::{closure_in, parse_wanted};
+use crate::args::releases::ReleaseLookup;
 use crate::args::secret_key::read_secret_key;
 use crate::ui::json;
 use crate::ui::output::{note, paths};
@@ -129,9 +130,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Source::Store(from) => from.store_dir().clone(),
         Source::Caches => StoreDir::default(),
     };
+    let lock_timeout = args.client.store.lock.timeout();
+    let lookup = ReleaseLookup { caches: &args.client.caches, system: None, store_dir: &store_dir, lock_timeout };
+    let texts = lookup.expanded(&args.paths)?;
     let wanted = match &source {
-        Source::Store(from) => parse_wanted(&args.paths, from.config())?,
-        Source::Caches => parse_wanted(&args.paths, &store_dir)?,
+        Source::Store(from) => parse_wanted(&texts, from.config())?,
+        Source::Caches => parse_wanted(&texts, &store_dir)?,
     };
     let copied = if args.goes_to_a_cache() {
         to_cache(&args, &source, &wanted, &store_dir)?

@@ -4,6 +4,8 @@ pub mod copy;
 pub mod hook;
 pub mod pin;
 pub mod push;
+pub mod release;
+pub mod releases;
 pub mod token;
 pub mod use_cache;
 pub mod warm;

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use narval_install::{Destination, Error, Progress, Pushed, Target, push};
-use narval_nix::PathInfo;
+use narval_nix::{PathInfo, Release};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{OutputArgs, human_bytes};
+use crate::args::client::{CacheArgs, OutputArgs, human_bytes};
 use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::push::{PushArgs, SourceArgs};
+use crate::args::released::ReleaseArgs;
+use crate::args::releases::expand_releases;
 use crate::ui::json;
 use crate::ui::output::{note, paths};
 use crate::ui::progress::{Display, PUSH};
@@ -29,6 +31,8 @@ pub struct Args {
     paths: Vec<String>,
     #[command(flatten)]
     to: PushArgs,
+    #[command(flatten)]
+    release: ReleaseArgs,
     /// Fail with 4 if pushed paths have no signature of the cache although it signs
     #[arg(long, help_heading = "Caches")]
     require_signed: bool,
@@ -42,6 +46,7 @@ const EXAMPLES: &str = "\
 Examples:
   narval push ./result --to http://cache:5000 --token-file token
   narval push ./result --to file:///srv/cache --sign-key cache.sec
+  narval push ./result --release api@1.4.2 --to https://cache:5000
   narval push ./result --to 's3://cache?region=eu-west-1' --sign-key cache.sec
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the store,
@@ -57,15 +62,26 @@ pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let from = Destination::new(args.store.config()?);
     let (urls, client, options) = (args.to.urls()?, args.to.client()?, args.to.options()?);
-    let closure = closure_in(&from, &parse_wanted(&args.paths, from.config())?)?;
+    // Of the caches that this machine uses: those of --to may not have it yet.
+    let named =
+        expand_releases(&CacheArgs::of_environment(args.to.token.requests.clone()), &args.paths, from.config())?;
+    let closure = closure_in(&from, &parse_wanted(&named, from.config())?)?;
+    let release = args.release.to_record(&closure.roots, from.store_dir())?;
     let infos: Vec<PathInfo> = closure.nodes.into_values().map(|node| node.info).collect();
     let progress = Arc::new(Progress::default());
     signals::interrupt_on_signal(&progress);
     let display = Display::start(&progress, args.output, PUSH);
-    let mut done: Vec<Result<Pushed, Error>> = Vec::new();
+    let mut done: Vec<Result<(Pushed, Option<Release>), Error>> = Vec::new();
     for url in &urls {
         let target = Target::open(url, &client, from.store_dir());
-        done.push(target.and_then(|target| push(&from, infos.clone(), &target, &options, &progress)));
+        let pushed = target.and_then(|target| match &release {
+            Some(release) if !target.is_narval() => Err(release.not_possible(url)),
+            _ => push(&from, infos.clone(), &target, &options, &progress),
+        });
+        done.push(match (&release, pushed) {
+            (Some(release), Ok(pushed)) => release.record(url, &client).map(|recorded| (pushed, Some(recorded))),
+            (_, pushed) => pushed.map(|pushed| (pushed, None)),
+        });
         if progress.is_interrupted() {
             break;
         }
@@ -74,8 +90,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let (mut failed, mut sums) = (Vec::new(), [0; 5]);
     for result in done {
         match result {
-            Ok(pushed) => {
+            Ok((pushed, recorded)) => {
                 show(&pushed, args.output);
+                if let Some(release) = recorded {
+                    show_release(&release, &pushed.to, args.output);
+                }
                 let counts = [pushed.pushed, pushed.already, pushed.unsigned].map(|count| count as u64);
                 let one = [counts[0], counts[1], counts[2], pushed.sent, pushed.requests];
                 sums.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
@@ -104,6 +123,19 @@ pub fn run(args: Args) -> Result<(), Failure> {
             }
             Err(first)
         }
+    }
+}
+
+fn show_release(release: &Release, to: &str, output: OutputArgs) {
+    let selector = release.selector().to_string();
+    if output.json {
+        let version = release.version.as_ref().map(ToString::to_string);
+        json::event(
+            "release",
+            json!({"release": selector, "revision": release.revision, "version": version, "to": to}),
+        );
+    } else if !output.quiet {
+        note!("Released {selector} at {to}");
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::{Named, or_elsewhere, parse_wanted};
+use crate::args::releases::expand_releases;
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 
@@ -35,7 +36,8 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let wanted = parse_wanted(&args.paths, destination.config())?;
+    let paths_of = |texts: &[String]| expand_releases(&args.client.caches, texts, destination.config());
+    let wanted = parse_wanted(&paths_of(&args.paths)?, destination.config())?;
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
     let closure = Closure::find(&destination, &options, &client, &wanted);
     let closure = closure.map_err(|error| or_elsewhere(error, &destination))?;

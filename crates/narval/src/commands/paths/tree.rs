@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::{or_elsewhere, parse_wanted};
+use crate::args::releases::expand_releases;
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 
@@ -52,6 +53,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// The closure of paths: of this machine's store, if no other place is named and it has them, else of the store named and the caches.
 pub(in crate::commands) fn find(client: &ClientArgs, paths: &[String]) -> Result<Closure, Failure> {
+    let paths = &expand_releases(&client.caches, paths, client.store.destination()?.config())?;
     if client.store.store.is_none() && client.caches.from.is_empty() {
         let machine = StoreConfig::parse("auto", &Environment::of_process()).map_err(Failure::usage)?;
         if machine.database().exists() {

@@ -10,6 +10,7 @@ use super::tree::{Tree, find};
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::Named;
+use crate::args::releases::expand_releases;
 use crate::ui::json;
 use crate::ui::output::out;
 
@@ -43,7 +44,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     args.client.output.start_log();
     let closure = find(&args.client, std::slice::from_ref(&args.path))?;
-    let to = hash_part(&args.dependency, &args.client)?;
+    let dependency = std::slice::from_ref(&args.dependency);
+    let dependency = expand_releases(&args.client.caches, dependency, &args.client.store.config()?)?;
+    let to = hash_part(dependency.first().unwrap_or(&args.dependency), &args.client)?;
     let to = closure.nodes.keys().find(|path| path.hash_part() == to);
     let chain = to.and_then(|to| Some((to, closure.why(to)?)));
     let (to, chain) =
