@@ -53,10 +53,11 @@ kinds: with kinds; {
     netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
     redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
     timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
-    stall-timeout = key time "Time after which a download that makes no progress is aborted.";
+    stall-timeout = key time "Time after which a download that makes no progress is aborted, if no other upstream has the same file.";
   };
   upstream-size = key size "Maximum size of stored upstream files; the least recently used are removed first.";
   upstream-absent-after = key time "Time after which an upstream that has not answered counts as one that does not have the path, for this request alone; see docs/cache.md#several-upstreams.";
+  upstream-rate-min = key size "Lowest rate of a download, in bytes a second: below it, the rest of a NAR is fetched from another upstream; see docs/cache.md#several-upstreams.";
   upstream-when-down = key (types.enum [ "absent" "unavailable" ]) "What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams.";
   cache = tables "Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`." {
     name = required cacheName "Name of a cache that takes uploads; see docs/configuration.md#several-caches. The cache `default` is at `/`, others are below `/NAME`.";
@@ -76,7 +77,7 @@ kinds: with kinds; {
       netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
       redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
       timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
-      stall-timeout = key time "Time after which a download that makes no progress is aborted.";
+      stall-timeout = key time "Time after which a download that makes no progress is aborted, if no other upstream has the same file.";
     };
     upstream-size = key size "As `upstream-size`: each cache has its own budget.";
     trusted-keys = key (oneOrMore publicKey) "Public keys: paths signed by one of them are also signed with the cache's keys.";

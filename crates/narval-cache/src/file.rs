@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use narval_client::{Client, HttpError, METADATA_LEN_MAX, OwnCodings, Request, ResumingBody, Scheme, Url};
 use narval_store::open_in_folder;
@@ -56,14 +57,27 @@ impl CacheFile {
         })
     }
 
-    /// The rest of a file of a known length, whose first bytes came from elsewhere. A file that is not there, or is another one, is
-    /// reported by the first read.
+    /// Like [`open`](Self::open), with one attempt: another cache may have the file.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_once(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
+        match url.scheme() {
+            Scheme::File => Self::open(client, url),
+            _ => Ok(ResumingBody::open_once(client, url)?.map(|body| Self(Kind::Http(Box::new(body))))),
+        }
+    }
+
+    /// The rest of a file of a known length, whose first bytes came from elsewhere; `None` if the folder does not have it. There is one
+    /// attempt.
     ///
     /// # Errors
     /// See [`open`](Self::open).
     pub fn rest(client: &Arc<Client>, url: &Url, position: u64, len: u64) -> Result<Option<Self>, HttpError> {
         if url.scheme() != Scheme::File {
-            return Ok(Some(Self(Kind::Http(Box::new(ResumingBody::rest(client, url, position, len))))));
+            let mut body = ResumingBody::rest(client, url, position, len);
+            body.begin()?;
+            return Ok(Some(Self(Kind::Http(Box::new(body)))));
         }
         let Some(mut file) = FolderFile::open(url)?.filter(|file| file.len == len) else { return Ok(None) };
         let sought = file.file.seek(SeekFrom::Start(position));
@@ -101,6 +115,36 @@ impl CacheFile {
         match &self.0 {
             Kind::Http(body) => body.is_readable(),
             Kind::Folder(_) => true,
+        }
+    }
+
+    /// Waits until there is something to read, or the end; returns whether there is. `true` if that cannot be told.
+    pub fn wait_for_data(&mut self, within: Duration) -> bool {
+        match &mut self.0 {
+            Kind::Http(body) => body.wait_for_data(within),
+            Kind::Folder(_) => true,
+        }
+    }
+
+    /// Like [`read_some`](Self::read_some), but resumes nothing itself: after an error, the next read does.
+    ///
+    /// # Errors
+    /// If the download fails, or the file cannot be read or is shorter than it was.
+    pub fn read_once(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        match &mut self.0 {
+            Kind::Http(body) => body.read_once(out),
+            Kind::Folder(file) => file.read_some(out),
+        }
+    }
+
+    /// Ends a connection that is too slow: the next read resumes, as after other failures.
+    ///
+    /// # Errors
+    /// The error, if it has failed too often, or cannot be resumed.
+    pub fn abort(&mut self, error: HttpError) -> Result<(), HttpError> {
+        match &mut self.0 {
+            Kind::Http(body) => body.abort(error),
+            Kind::Folder(_) => Err(error),
         }
     }
 

@@ -9,9 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_cache::upstream::{
-    Deadline, Lookup, NarAnswer, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting, WhenDown,
-};
+use narval_cache::upstream::{Deadline, Lookup, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting, WhenDown};
 use narval_client::Url;
 use narval_nix::{SecretKey, StoreDir, TrustedKeys};
 use support::*;
@@ -27,7 +25,7 @@ fn open_near(upstreams: Vec<UpstreamOptions>, absent_after: Duration) -> (tempfi
         folder: folder.path().to_owned(),
         bytes_max: 1 << 30,
         upstreams,
-        deadline: Deadline { absent_after, when_down: WhenDown::Absent },
+        deadline: Deadline { absent_after, ..Deadline::default() },
         store_dir: StoreDir::default(),
         waiting: Waiting::default(),
     };
@@ -260,7 +258,8 @@ fn a_push_is_not_told_what_a_client_is() {
     assert!(matches!(upstreams.narinfo(&path.hash_part()).unwrap(), Lookup::Absent));
     upstreams.narinfo_to_look_at(&path.hash_part()).unwrap_err();
     assert_eq!(upstreams.have(&[path.hash_part()]), [true]);
-    let telling = Deadline { absent_after: Duration::from_millis(200), when_down: WhenDown::Unavailable };
+    let (absent_after, when_down) = (Duration::from_millis(200), WhenDown::Unavailable);
+    let telling = Deadline { absent_after, when_down, ..Deadline::default() };
     let other = TestPath::new("other", b"contents", false);
     upstream.put(&format!("/{}.narinfo", other.hash_part()), File::Silence);
     upstreams.replace(vec![upstream.options()], telling, 1 << 30);
@@ -289,34 +288,4 @@ fn hedges_are_few() {
     let hedges: u64 = figures.iter().map(|one| one.hedges).sum();
     assert!((1..=400 / 20 + 10).contains(&hedges), "{figures:?}");
     assert_eq!(figures.iter().map(|one| one.used).sum::<u64>(), 400);
-}
-
-/// A NAR whose upstream dies in the middle is finished from another one that has the same file, from where it stopped.
-#[test]
-fn a_nar_is_finished_by_another_upstream() {
-    for (percent, compressed) in [(10, true), (50, false), (90, true)] {
-        let (dying, other) = (Upstream::start("dying-1"), Upstream::start("other-1"));
-        let path = TestPath::new("large", &noise(1_000_000), compressed);
-        let at = format!("/{}", dying.offer(&path).url);
-        other.offer(&path);
-        other.put(&at, File::Ranged(path.file.clone()));
-        let (kill, gate) = std::sync::mpsc::channel();
-        let first = path.file.len() * percent / 100;
-        dying.put(&at, File::Gated(path.file.clone(), first, std::sync::Arc::new(std::sync::Mutex::new(gate))));
-        let preferred = UpstreamOptions { priority: 40, ..dying.options() };
-        let (_folder, upstreams) = open_near(vec![other.options(), preferred], ABSENT_AFTER);
-        let name = name(&upstreams, &path);
-        let NarAnswer::Fill(fill, _) = upstreams.nar(&name).unwrap().unwrap() else { panic!("it is here already") };
-        let until = Instant::now() + PATIENCE;
-        while fill.progress().readable < first as u64 {
-            assert!(Instant::now() < until);
-            thread::sleep(Duration::from_millis(2));
-        }
-        dying.put(&at, File::Status(503));
-        drop::<std::sync::mpsc::Sender<()>>(kill);
-        assert!(follow(&fill).unwrap() == path.file, "{percent} %");
-        let sent = other.state.lock().unwrap().sent;
-        assert_eq!(sent, path.file.len() - first, "nothing came twice");
-        until_kept(&upstreams, &name);
-    }
 }

@@ -1,10 +1,14 @@
 //! A file that grows while it is read.
 
 use std::fs::File;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+/// How long a fetch goes on after the last one who waited for it has left: clients resume what was broken off.
+pub const ABANDONED_AFTER: Duration = Duration::from_secs(2);
 
 /// How a fill ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +39,10 @@ pub enum Start {
     Unavailable(String),
 }
 
+/// Somebody who waits for a fill, until this is dropped.
+#[derive(Debug)]
+pub struct Waits(Arc<Fill>);
+
 /// A file that is being fetched, shared by all its readers. Only the fetch itself holds a thread.
 pub struct Fill {
     file: Arc<File>,
@@ -48,6 +56,11 @@ struct State {
     written: u64,
     length: Option<u64>,
     end: Option<FillEnd>,
+    /// How many wait for it.
+    waiting: usize,
+    /// Since when nobody waits for it any more.
+    left: Option<Instant>,
+    abandoned: bool,
     /// Functions to call once there are more than this many bytes.
     wakers: Vec<(u64, Waker)>,
 }
@@ -68,6 +81,27 @@ impl Fill {
     /// The current progress.
     pub fn progress(&self) -> Progress {
         self.state.lock().progress()
+    }
+
+    /// Registers somebody who waits for it; `None` if it has been abandoned.
+    pub fn waits(self: &Arc<Self>) -> Option<Waits> {
+        let mut state = self.state.lock();
+        if state.abandoned {
+            return None;
+        }
+        state.waiting += 1;
+        state.left = None;
+        Some(Waits(Arc::clone(self)))
+    }
+
+    /// Whether the fetch should stop, because all have left who waited for it, [`ABANDONED_AFTER`] ago. It has ended then.
+    pub fn is_abandoned(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.end.is_none() && state.left.is_some_and(|left| left.elapsed() >= ABANDONED_AFTER) {
+            state.abandoned = true;
+            state.end = Some(FillEnd::Failed("nobody waited for it any more".into()));
+        }
+        state.abandoned
     }
 
     /// Calls `wake` once there are more than `beyond` bytes to read, or it has ended; immediately if that is already
@@ -125,6 +159,24 @@ impl Fill {
         drop(state);
         self.changed.notify_all();
         wakers.into_iter().for_each(|(_, wake)| wake());
+    }
+}
+
+impl Deref for Waits {
+    type Target = Arc<Fill>;
+
+    fn deref(&self) -> &Arc<Fill> {
+        &self.0
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.left = Some(Instant::now());
+        }
     }
 }
 

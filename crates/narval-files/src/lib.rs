@@ -15,7 +15,7 @@ mod permits;
 mod temporary;
 mod work;
 
-pub use fill::{Fill, FillEnd, Progress, Start};
+pub use fill::{ABANDONED_AFTER, Fill, FillEnd, Progress, Start, Waits};
 pub use kept::Kept;
 pub use permits::{Permit, Permits, WorksFor, served_client, work_for};
 pub use temporary::{

@@ -7,7 +7,7 @@ use narval_nix::HashPart;
 
 use super::known::{Known, wrong_name};
 use super::question::{NoAnswer, PATIENCE, Patience, Question};
-use super::race::race;
+use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
 use super::{ABSENT_FOR, Unavailable};
@@ -74,7 +74,9 @@ impl Shared {
             Patience::Client => self.absent_after(),
             Patience::Push => PATIENCE,
         };
-        let asked = race(&self.remotes_for(&hash_part), &self.hedges, within, move |remote| remote.narinfo(hash_part))?;
+        let asked = race(&self.remotes_for(&hash_part), &self.hedges, Pace::ranked(within), move |remote| {
+            remote.narinfo(hash_part)
+        })?;
         let Some((remote, info)) = asked else {
             self.note_absent(hash_part.as_str());
             return Ok(None);

@@ -24,7 +24,7 @@ use super::standing::counts::UpstreamsFigures;
 use super::standing::health::{Budget, Standing};
 use super::walk::Walks;
 use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NARINFOS_MAX, Unavailable};
-use narval_files::{Fill, Kept, Permits, served_client, work_for};
+use narval_files::{Kept, Permits, Waits, served_client, work_for};
 
 /// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
@@ -66,7 +66,7 @@ pub enum NarAnswer {
     /// A stored file of this length.
     File(File, u64),
     /// It is being fetched; its length, if known.
-    Fill(Arc<Fill>, Option<u64>),
+    Fill(Waits, Option<u64>),
 }
 
 impl Upstreams {

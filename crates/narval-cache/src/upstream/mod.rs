@@ -37,7 +37,7 @@ mod walk;
 use std::time::Duration;
 
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
-pub use narval_files::{Fill, FillEnd, Progress};
+pub use narval_files::{Fill, FillEnd, Progress, Waits};
 pub use options::{Deadline, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
 pub use small::Small;
 pub use standing::counts::{SECONDS, UpstreamFigures, UpstreamsFigures};

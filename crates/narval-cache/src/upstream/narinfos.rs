@@ -10,7 +10,7 @@ use super::Unavailable;
 use super::known::{KEPT_FIRST, Known, kept_name};
 use super::nar::name::NarName;
 use super::question::Patience;
-use super::race::race;
+use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
 
@@ -70,7 +70,7 @@ impl Shared {
             return true;
         }
         let remotes = std::slice::from_ref(remote);
-        let asked = race(remotes, &self.hedges, self.absent_after(), Remote::asks_for_deltas);
+        let asked = race(remotes, &self.hedges, Pace::ranked(self.absent_after()), Remote::asks_for_deltas);
         asked.is_ok_and(|asked| asked.is_some_and(|(_, deltas)| deltas))
     }
 

@@ -24,7 +24,7 @@ pub struct UpstreamOptions {
     pub redirect_hosts: Vec<HostPattern>,
     /// The timeout for connecting, and for each wait for a narinfo.
     pub timeout: Duration,
-    /// How long a NAR may make no progress.
+    /// How long a NAR may make no progress if no other upstream has it.
     pub stall_timeout: Duration,
 }
 
@@ -70,11 +70,14 @@ pub struct Deadline {
     pub absent_after: Duration,
     /// What clients are told then.
     pub when_down: WhenDown,
+    /// The lowest rate at which a NAR may come, in bytes per second: over this time if another upstream may have the rest, and over
+    /// [`stall_timeout`](UpstreamOptions::stall_timeout) otherwise.
+    pub nar_rate_min: u64,
 }
 
 impl Default for Deadline {
     fn default() -> Self {
-        Self { absent_after: Duration::from_millis(800), when_down: WhenDown::Absent }
+        Self { absent_after: Duration::from_millis(800), when_down: WhenDown::Absent, nar_rate_min: 1024 }
     }
 }
 

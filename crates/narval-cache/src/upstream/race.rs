@@ -27,9 +27,33 @@ const HEDGE_MIN: Duration = Duration::from_millis(10);
 /// The part of the time after which another is asked, too, while the 95th percentile is not known.
 const HEDGE_UNKNOWN: u32 = 8;
 
+/// When upstreams are asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// How long they are waited for.
+    pub(super) within: Duration,
+    /// After which all are asked that are left.
+    pub(super) all_after: Duration,
+    /// Answers are the same whoever gives them: they are asked in the given order, and the next one after this time.
+    pub(super) equal: Option<Duration>,
+}
+
+impl Pace {
+    /// That of requests for what may differ between upstreams.
+    pub(super) fn ranked(within: Duration) -> Self {
+        Self { within, all_after: within / 2, equal: None }
+    }
+
+    fn hedge_after(&self, health: &Health) -> Duration {
+        let after = self.equal.unwrap_or_else(|| health.p95().unwrap_or(self.within / HEDGE_UNKNOWN));
+        after.max(HEDGE_MIN)
+    }
+}
+
 /// One upstream in a race.
 struct Runner<T> {
     remote: Arc<Remote>,
+    priority: i64,
     standing: Standing,
     state: State<T>,
 }
@@ -48,19 +72,19 @@ enum State<T> {
 pub(super) fn race<T: Send + 'static>(
     remotes: &[Arc<Remote>],
     hedges: &Budget,
-    within: Duration,
+    pace: Pace,
     ask: impl Fn(&Arc<Remote>) -> Said<T> + Clone + Send + 'static,
 ) -> Result<Option<(Arc<Remote>, T)>, Unavailable> {
     hedges.earn();
     let mut failed = None;
-    let mut runners = runners(remotes, within, &mut failed);
+    let mut runners = runners(remotes, &pace, &mut failed);
     let (sender, receiver) = mpsc::channel();
     let begun = Instant::now();
-    let (half, deadline) = (begun + within / 2, begun + within);
+    let (half, deadline) = (begun + pace.all_after, begun + pace.within);
     let mut hedge_at = half;
     loop {
         if let Some(at) = best(&runners, true) {
-            return Ok(finish(runners, at));
+            return Ok(finish(runners, at, &pace));
         }
         let now = Instant::now();
         let next = runners.iter().position(|runner| matches!(runner.state, State::Waits));
@@ -70,13 +94,17 @@ pub(super) fn race<T: Send + 'static>(
             && now < deadline
             && !holds
         {
-            let is_hedge = runs && now < half;
+            // What is doubtful meanwhile is not waited for.
+            let hopeful = |runner: &Runner<T>| {
+                matches!(runner.state, State::Runs(_)) && runner.remote.health.standing(pace.within) == Standing::Good
+            };
+            let is_hedge = runs && now < half && (pace.equal.is_none() || runners.iter().any(hopeful));
             if !is_hedge || now >= hedge_at && hedges.spend() {
                 if let Some(runner) = runners.get_mut(next) {
                     if is_hedge {
                         runner.remote.counts.hedged();
                     }
-                    hedge_at = half.min(now + hedge_after(&runner.remote.health, within));
+                    hedge_at = half.min(now + pace.hedge_after(&runner.remote.health));
                     runner.state = State::Runs(now);
                     let (remote, ask, sender) = (Arc::clone(&runner.remote), ask.clone(), sender.clone());
                     // The receiver is gone if another one was faster: this answer is not needed then.
@@ -89,7 +117,7 @@ pub(super) fn race<T: Send + 'static>(
                 continue;
             }
             if now >= hedge_at {
-                hedge_at = half;
+                hedge_at = pace.equal.map_or(half, |after| half.min(now + after.max(HEDGE_MIN)));
             }
         }
         if !runs {
@@ -111,34 +139,37 @@ pub(super) fn race<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
             // This function has a sender.
             Err(_) => {
-                late(&runners, within, &mut failed);
+                late(&runners, pace.within, &mut failed);
                 break;
             }
         }
     }
     match (best(&runners, false), failed) {
-        (Some(at), _) => Ok(finish(runners, at)),
+        (Some(at), _) => Ok(finish(runners, at, &pace)),
         (None, Some(unavailable)) => Err(unavailable),
         (None, None) => Ok(None),
     }
 }
 
 /// Those that may be asked, in the order in which they are.
-fn runners<T>(remotes: &[Arc<Remote>], within: Duration, failed: &mut Option<Unavailable>) -> Vec<Runner<T>> {
-    let mut list: Vec<_> = remotes
-        .iter()
-        .map(|remote| {
-            (remote.health.standing(within), remote.cache.priority(), -remote.health.promise(), Arc::clone(remote))
-        })
-        .collect();
+fn runners<T>(remotes: &[Arc<Remote>], pace: &Pace, failed: &mut Option<Unavailable>) -> Vec<Runner<T>> {
+    let rank = |remote: &Arc<Remote>| match pace.equal {
+        Some(_) => (0, 0.0),
+        None => (remote.cache.priority(), -remote.health.promise()),
+    };
+    let ranked = |remote: &Arc<Remote>| {
+        let (priority, promise) = rank(remote);
+        (remote.health.standing(pace.within), priority, promise, Arc::clone(remote))
+    };
+    let mut list: Vec<_> = remotes.iter().map(ranked).collect();
     list.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)));
     let mut runners = Vec::new();
-    for (standing, _, _, remote) in list {
+    for (standing, priority, _, remote) in list {
         if standing == Standing::Down {
             let seconds = remote.health.rests_for().as_secs().max(10);
             failed.get_or_insert_with(|| Unavailable::new(seconds, format!("{} does not respond", remote.url())));
         } else {
-            runners.push(Runner { remote, standing, state: State::Waits });
+            runners.push(Runner { remote, priority, standing, state: State::Waits });
         }
     }
     runners
@@ -147,22 +178,23 @@ fn runners<T>(remotes: &[Arc<Remote>], within: Duration, failed: &mut Option<Una
 /// The answer to use. With `waits`, none while one of a higher priority, that is not doubtful, may still answer.
 fn best<T>(runners: &[Runner<T>], waits: bool) -> Option<usize> {
     let has = |runner: &&Runner<T>| matches!(runner.state, State::Has(_));
-    let priority = runners.iter().filter(has).map(|runner| runner.remote.cache.priority()).min()?;
+    let priority = runners.iter().filter(has).map(|runner| runner.priority).min()?;
     let may_answer = |runner: &Runner<T>| {
-        runner.remote.cache.priority() < priority
-            && runner.standing == Standing::Good
-            && matches!(runner.state, State::Runs(_))
+        runner.priority < priority && runner.standing == Standing::Good && matches!(runner.state, State::Runs(_))
     };
     if waits && runners.iter().any(may_answer) {
         return None;
     }
-    runners.iter().position(|runner| has(&runner) && runner.remote.cache.priority() == priority)
+    runners.iter().position(|runner| has(&runner) && runner.priority == priority)
 }
 
-fn finish<T>(mut runners: Vec<Runner<T>>, at: usize) -> Option<(Arc<Remote>, T)> {
-    for runner in &runners {
-        if let State::Runs(since) = runner.state {
-            runner.remote.health.overtaken(since.elapsed());
+fn finish<T>(mut runners: Vec<Runner<T>>, at: usize, pace: &Pace) -> Option<(Arc<Remote>, T)> {
+    for (other, runner) in runners.iter().enumerate() {
+        let State::Runs(since) = runner.state else { continue };
+        match pace.equal {
+            None => runner.remote.health.overtaken(since.elapsed()),
+            Some(_) if other < at => runner.remote.health.nar_failed(),
+            Some(_) => {}
         }
     }
     let Runner { remote, state, .. } = runners.swap_remove(at);
@@ -186,10 +218,6 @@ fn late<T>(runners: &[Runner<T>], within: Duration, failed: &mut Option<Unavaila
         }
         failed.get_or_insert_with(|| Unavailable::new(5, reason));
     }
-}
-
-fn hedge_after(health: &Health, within: Duration) -> Duration {
-    health.p95().unwrap_or(within / HEDGE_UNKNOWN).max(HEDGE_MIN)
 }
 
 /// Asks one upstream on a thread of its own, which ends with the request: nobody may have the patience to wait for that.

@@ -32,6 +32,8 @@ pub(super) struct Remote {
     pub(super) health: Health,
     /// For threads that wait for it.
     pub(super) asked: Permits,
+    /// How long a NAR may make no progress.
+    pub(super) stall_timeout: Duration,
     /// An answer that takes longer is late.
     in_time: Duration,
     /// The path that was asked for last.
@@ -70,6 +72,7 @@ impl Remote {
             counts: Counts::default(),
             health: Health::default(),
             asked: Permits::new(ASKED_MAX),
+            stall_timeout,
             in_time,
             last: Mutex::default(),
         }

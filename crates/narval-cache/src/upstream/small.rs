@@ -16,7 +16,7 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::lookup::Upstreams;
-use super::race::race;
+use super::race::{Pace, race};
 use super::remote::Remote;
 use super::said::Said;
 use super::shared::Shared;
@@ -154,7 +154,7 @@ impl Upstreams {
         let mut failed = None;
         loop {
             let url = small.url();
-            let asked = race(&remotes, &shared.hedges, SMALL_WITHIN, move |remote| remote.small(&url));
+            let asked = race(&remotes, &shared.hedges, Pace::ranked(SMALL_WITHIN), move |remote| remote.small(&url));
             let (remote, body) = match asked {
                 Ok(Some(found)) => found,
                 Ok(None) => break,

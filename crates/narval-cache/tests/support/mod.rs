@@ -22,7 +22,8 @@ use narval_nix::{HashPart, NarInfo, SecretKey, Sha256, StoreDir, StorePath, Trus
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Nobody is late on a busy machine.
-pub(crate) const DEADLINE: Deadline = Deadline { absent_after: PATIENCE, when_down: WhenDown::Unavailable };
+pub(crate) const DEADLINE: Deadline =
+    Deadline { absent_after: PATIENCE, when_down: WhenDown::Unavailable, nar_rate_min: 1024 };
 
 /// What a cache does when it is asked for a file.
 #[derive(Clone)]
@@ -35,6 +36,8 @@ pub(crate) enum File {
     Ranged(Vec<u8>),
     /// After a while.
     Late(Vec<u8>, Duration),
+    /// The first part, then a byte now and then.
+    Trickling(Vec<u8>, usize),
     /// Nothing, for as long as the test runs.
     Silence,
 }
@@ -98,6 +101,19 @@ impl Upstream {
                 Some(File::Silence) => {
                     std::thread::sleep(Duration::from_secs(20));
                     Response::text(StatusCode::NOT_FOUND, "late")
+                }
+                Some(File::Trickling(bytes, first)) => {
+                    let (body, mut writer) = Body::writer(Some(bytes.len() as u64));
+                    std::thread::spawn(move || -> std::io::Result<()> {
+                        writer.write_all(&bytes[..first])?;
+                        for byte in &bytes[first..] {
+                            writer.write_all(&[*byte])?;
+                            writer.flush()?;
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
+                        Ok(())
+                    });
+                    Response::new(StatusCode::OK).body(body)
                 }
                 Some(File::Gated(bytes, first, gate)) => {
                     let (body, mut writer) = Body::writer(Some(bytes.len() as u64));
@@ -281,7 +297,7 @@ pub(crate) fn read(answer: NarAnswer) -> Result<Vec<u8>, String> {
             assert_eq!(bytes.len() as u64, length);
             Ok(bytes)
         }
-        NarAnswer::Fill(fill, _) => follow(&fill),
+        NarAnswer::Fill(waits, _) => follow(&waits),
     }
 }
 

@@ -84,6 +84,11 @@ impl Body {
         self.connection.as_ref().is_none_or(|connection| connection.is_readable())
     }
 
+    /// Waits until there is something to read, or the end; returns whether there is.
+    pub fn wait_for_data(&mut self, within: Duration) -> bool {
+        self.connection.as_mut().is_none_or(|connection| connection.wait_for_data(within))
+    }
+
     /// Reads some bytes. Returns 0 only at the end of the body; a premature end is an error.
     pub fn read_some(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
         if out.is_empty() || matches!(self.framing, Framing::Done) {

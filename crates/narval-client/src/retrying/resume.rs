@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::client::Client;
 use crate::message::body::Body;
@@ -72,7 +73,22 @@ impl ResumingBody {
         hasty: bool,
     ) -> Result<Option<Self>, HttpError> {
         let attempts = || if hasty { Attempts::hasty() } else { Attempts::default() };
-        let response = client.retrying_as(attempts(), url, || {
+        Self::open_with(client, url, own, attempts(), attempts())
+    }
+
+    /// Like [`open`](Self::open), with one attempt: another server may have the file. What is read from it later is resumed.
+    pub fn open_once(client: &Arc<Client>, url: &Url) -> Result<Option<Self>, HttpError> {
+        Self::open_with(client, url, OwnCodings::default(), Attempts::once(), Attempts::default())
+    }
+
+    fn open_with(
+        client: &Arc<Client>,
+        url: &Url,
+        own: OwnCodings,
+        first: Attempts,
+        attempts: Attempts,
+    ) -> Result<Option<Self>, HttpError> {
+        let response = client.retrying_as(first, url, || {
             let response = send(client, Request::get(url), &own)?;
             match response.head.status {
                 200 => Ok(response),
@@ -92,12 +108,12 @@ impl ResumingBody {
         let etag = head.field("etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = if coded { State::Coded(client.codings().reader(body, &codings)?) } else { State::Open(body) };
         let (client, url) = (Arc::clone(client), url.clone());
-        let (position, attempts, failed_at, resumes) = (0, attempts(), 0, 0);
+        let (position, failed_at, resumes) = (0, 0, 0);
         Ok(Some(Self { client, url, own, coding, body, total, etag, position, attempts, failed_at, resumes }))
     }
 
-    /// The rest of a file of a known length whose first bytes came from elsewhere. Nothing is requested yet: the first read reports an
-    /// absent file as [`HttpError::Changed`].
+    /// The rest of a file of a known length whose first bytes came from elsewhere. Nothing is requested yet: the first read, or
+    /// [`begin`](Self::begin), reports an absent file, or another one, as [`HttpError::Changed`].
     pub fn rest(client: &Arc<Client>, url: &Url, position: u64, len: u64) -> Self {
         Self {
             client: Arc::clone(client),
@@ -111,6 +127,14 @@ impl ResumingBody {
             attempts: Attempts::default(),
             failed_at: position,
             resumes: 0,
+        }
+    }
+
+    /// Requests what is to be read next, if nothing is requested yet. There is one attempt.
+    pub fn begin(&mut self) -> Result<(), HttpError> {
+        match self.body {
+            State::Broken => self.reopen(),
+            State::Open(_) | State::Coded(_) => Ok(()),
         }
     }
 
@@ -146,6 +170,40 @@ impl ResumingBody {
             State::Coded(_) => true,
             State::Broken => false,
         }
+    }
+
+    /// Waits until there is something to read, or the end; returns whether there is. `true` if that cannot be told.
+    pub fn wait_for_data(&mut self, within: Duration) -> bool {
+        match &mut self.body {
+            State::Open(body) => body.wait_for_data(within),
+            State::Coded(_) | State::Broken => true,
+        }
+    }
+
+    /// Like [`read_some`](Self::read_some), but resumes nothing itself: after an error, the next read does.
+    pub fn read_once(&mut self, out: &mut [u8]) -> Result<usize, HttpError> {
+        let State::Open(body) = &mut self.body else { return self.read_some(out) };
+        match body.read_some(out) {
+            Ok(len) => {
+                self.position += len as u64;
+                Ok(len)
+            }
+            Err(error) => {
+                self.body = State::Broken;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the connection, which is too slow, and waits as after other failures: the next read resumes.
+    ///
+    /// # Errors
+    /// The error, if it has failed too often.
+    pub fn abort(&mut self, error: HttpError) -> Result<(), HttpError> {
+        if matches!(self.body, State::Coded(_)) {
+            return Err(error);
+        }
+        self.after_failure(error)
     }
 
     /// Reads some bytes; returns 0 at the file's end.

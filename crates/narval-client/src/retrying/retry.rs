@@ -15,12 +15,19 @@ pub struct Attempts {
     since: Option<Instant>,
     /// Whether the caller can do without this server.
     hasty: bool,
+    /// Whether there is only one.
+    once: bool,
 }
 
 impl Attempts {
     /// Attempts at a server that need not be waited for if it is away: another one may have the file.
     pub fn hasty() -> Self {
         Self { hasty: true, ..Self::default() }
+    }
+
+    /// One attempt.
+    pub(crate) fn once() -> Self {
+        Self { once: true, ..Self::default() }
     }
 
     /// Forgets earlier failures: the exchange has made progress.
@@ -33,6 +40,9 @@ impl Attempts {
     /// # Errors
     /// The error, if there is no further attempt.
     pub fn again(&mut self, client: &Client, url: &Url, error: HttpError) -> Result<(), HttpError> {
+        if self.once {
+            return Err(error);
+        }
         self.failures += 1;
         let (policy, origin) = (&client.options().retry, url.origin());
         let since = *self.since.get_or_insert_with(Instant::now);

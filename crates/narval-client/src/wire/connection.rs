@@ -243,6 +243,35 @@ impl Connection {
         self.has_buffered() || self.socket_is_readable(within)
     }
 
+    /// Waits until there is data to read, or the end; returns whether there is. Of an encrypted connection, that is a whole record.
+    pub(crate) fn wait_for_data(&mut self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        loop {
+            let has_data = match &mut self.stream {
+                Stream::Plain(_) => false,
+                // The read reports what is wrong.
+                Stream::Tls(tls) => tls
+                    .conn
+                    .process_new_packets()
+                    .map_or(true, |state| state.plaintext_bytes_to_read() > 0 || state.peer_has_closed()),
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if self.has_buffered() || has_data {
+                return true;
+            }
+            if left.is_zero() || !self.socket_is_readable(left) {
+                return false;
+            }
+            match &mut self.stream {
+                Stream::Plain(_) => return true,
+                Stream::Tls(tls) => match tls.conn.read_tls(&mut tls.sock) {
+                    Ok(1..) => {}
+                    Ok(0) | Err(_) => return true,
+                },
+            }
+        }
+    }
+
     fn socket_is_readable(&self, within: Duration) -> bool {
         let tcp = match &self.stream {
             Stream::Plain(tcp) => tcp,

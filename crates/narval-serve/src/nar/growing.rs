@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::upstream::Unavailable;
-use narval_files::{Fill as Growing, FillEnd};
+use narval_files::{Fill as Growing, FillEnd, Waits};
 use narval_http::{Body, BodySource, BodyWaker, FileRange, Fill, HeadRef, Response, SegmentBuf};
 
 use super::representation::{Representation, Selected};
@@ -53,6 +53,8 @@ impl BodySource for Nothing {
 /// Follows the thread that fetches.
 pub(crate) struct Follower {
     growing: Arc<Growing>,
+    /// Keeps the fetch going; `None` if it has ended already.
+    _waits: Option<Waits>,
     sent: u64,
     /// Where to stop; `None` for the end of the NAR.
     to: Option<u64>,
@@ -68,7 +70,8 @@ impl Follower {
         to: Option<u64>,
         (bytes, metrics): (&Counter, &Arc<Metrics>),
     ) -> Self {
-        Self { growing, sent: from, to, bytes: bytes.clone(), metrics: Arc::clone(metrics) }
+        let waits = growing.waits();
+        Self { growing, _waits: waits, sent: from, to, bytes: bytes.clone(), metrics: Arc::clone(metrics) }
     }
 }
 

@@ -43,10 +43,12 @@ pub(crate) fn answer(
                 if name.ends_with(".nar") { &metrics.nar_bytes_identity } else { &metrics.nar_bytes_compressed };
             send_file(&representation(length), head, &Arc::new(file), bytes)
         }
-        NarAnswer::Fill(growing, None) => {
-            let body = Body::source(Follower::new(growing, 0, None, counted), None);
+        NarAnswer::Fill(waits, None) => {
+            let body = Body::source(Follower::new(Arc::clone(&waits), 0, None, counted), None);
             Ok(representation(0).fields(Response::new(StatusCode::OK), false).body(body))
         }
-        NarAnswer::Fill(growing, Some(length)) => send_growing(&representation(length), head, growing, counted),
+        NarAnswer::Fill(waits, Some(length)) => {
+            send_growing(&representation(length), head, Arc::clone(&waits), counted)
+        }
     }
 }

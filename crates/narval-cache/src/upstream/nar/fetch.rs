@@ -7,37 +7,24 @@
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use narval_client::HttpError;
-use narval_files::TemporaryFile;
-use narval_nix::{Compression, Hash, Hasher, NarInfo, Sha256Hasher};
+use narval_client::{HttpError, Trouble};
+use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
+use narval_files::{Fill, FillEnd, Start, TemporaryFile};
+use narval_nix::{Compression, Hash, Hasher, Sha256Hasher};
 
 use super::bases::Base;
+use super::places::Places;
 use super::plain::Plain;
-use crate::CacheFile;
-use crate::upstream::remote::Remote;
-use crate::upstream::standing::counts::Asked;
-use crate::upstream::standing::health::Standing;
-use narval_client::Trouble;
-use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
-use narval_files::{Fill, FillEnd, Start};
+use super::source::{Otherwise, Source};
 
 /// How much longer than its NAR a file may be if the narinfo has no `FileSize`: incompressible data only gets slightly
 /// longer.
 const EXPANSION_MAX: u64 = 1024 * 1024;
 
-/// The lowest rate at which a NAR may come, in bytes per second, over [`RATE_TIME`] of waiting for it.
-const RATE_MIN: u64 = 1024;
-const RATE_TIME: Duration = Duration::from_secs(10);
-
-/// Another upstream with the same file: those that were tried are given.
-pub(in crate::upstream) type Others<'a> = &'a dyn Fn(&[Arc<Remote>]) -> Option<(Arc<Remote>, NarInfo)>;
-
 /// A NAR to fetch.
 pub(in crate::upstream) struct Fetch {
-    pub(in crate::upstream) remote: Arc<Remote>,
-    pub(in crate::upstream) info: Arc<NarInfo>,
+    pub(in crate::upstream) places: Places,
     pub(in crate::upstream) fill: Arc<Fill>,
     /// Whether the NAR is written uncompressed.
     pub(in crate::upstream) plain: bool,
@@ -46,19 +33,26 @@ pub(in crate::upstream) struct Fetch {
 impl Fetch {
     /// Fetches it into the file. The readers have been notified of the end when this returns.
     /// An uncompressed NAR is fetched as the delta from `base`, if there is one.
-    /// If its upstream fails, the rest comes from another one that has the same file.
+    /// If its upstream fails, the rest comes from another one.
     pub(in crate::upstream) fn run<'a>(
         &self,
         file: &TemporaryFile,
         base: impl FnOnce() -> Option<Base<'a>>,
-        others: Others<'_>,
     ) -> Result<(), Trouble> {
-        let result = if self.plain { self.fetch_plain(file.file(), base()) } else { self.fetch(file.file(), others) };
+        let Places { remote, info, .. } = &self.places;
+        let is_nar = info.compression == Compression::None
+            && info.file_hash.is_none_or(|hash| hash == Hash::from(info.nar_hash));
+        let result = match self.plain || is_nar {
+            true => self.fetch_plain(file.file(), self.plain.then(base).flatten()),
+            false => self.fetch(file.file()),
+        };
         match &result {
             Ok(()) => self.fill.ends(FillEnd::Complete),
+            Err(_) if self.fill.is_abandoned() => {
+                tracing::debug!("upstream {}: nobody waits for the NAR of {} any more", remote.url(), info.path);
+            }
             Err(trouble) => {
-                let url = self.remote.url();
-                let (path, log) = (&self.info.path, format!("upstream {url}"));
+                let (path, log) = (&info.path, format!("upstream {}", remote.url()));
                 let (start, reason) = match trouble {
                     Trouble::Absent => {
                         tracing::warn!("{log}: has the narinfo of {path}, but not its NAR");
@@ -87,78 +81,26 @@ impl Fetch {
     }
 
     fn fetch_plain(&self, file: &File, base: Option<Base<'_>>) -> Result<(), Trouble> {
-        let plain = Plain { remote: &self.remote, info: &self.info, fill: &self.fill, file };
+        let plain = Plain { places: &self.places, fill: &self.fill, file };
         if let Some(base) = base {
             match plain.fetch_delta(base) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(trouble) => tracing::debug!("a delta of {} is not used: {trouble:?}", self.info.path),
+                Err(trouble) => tracing::debug!("a delta of {} is not used: {trouble:?}", self.places.info.path),
             }
         }
         plain.fetch_whole()
     }
 
-    /// Opens the file at its upstream.
-    fn open(&self) -> Result<CacheFile, Trouble> {
-        let url = self.remote.cache.nar_url(&self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
-        let began = Instant::now();
-        let opened = CacheFile::open(&self.remote.nars, &url);
-        let asked = match &opened {
-            Ok(Some(_)) => Asked::Found,
-            Ok(None) => Asked::Absent,
-            Err(_) => Asked::Failed,
-        };
-        self.remote.counts.add(asked, began.elapsed());
-        opened.map_err(|error| self.remote.failed(error))?.ok_or(Trouble::Absent)
-    }
-
-    fn fetch(&self, file: &File, others: Others<'_>) -> Result<(), Trouble> {
-        let info = &*self.info;
-        let length = info.file_size.or((info.compression == Compression::None).then_some(info.nar_size));
-        let mut tried = vec![Arc::clone(&self.remote)];
-        // The rest of the file from another upstream. Both files have the same hash, and what comes is verified as if it came from one.
-        let mut next = |position: u64| -> Option<CacheFile> {
-            let length = length?;
-            loop {
-                let (remote, info) = others(&tried)?;
-                tried.push(Arc::clone(&remote));
-                let url = remote.cache.nar_url(&info).ok()?;
-                match CacheFile::rest(&remote.nars, &url, position, length) {
-                    Ok(Some(body)) => {
-                        tracing::warn!(
-                            "upstream {}: the NAR of {} is continued at byte {position} from {}",
-                            self.remote.url(),
-                            info.path,
-                            remote.url()
-                        );
-                        return Some(body);
-                    }
-                    Ok(None) => {}
-                    Err(error) => tracing::warn!("upstream {url}: {error}"),
-                }
-            }
-        };
-        let is_down = self.remote.standing() == Standing::Down;
-        let body = match is_down.then(|| next(0)).flatten() {
-            Some(body) => body,
-            None => match self.open() {
-                Err(Trouble::Unavailable(error)) => next(0).ok_or(Trouble::Unavailable(error))?,
-                opened => opened?,
-            },
-        };
+    fn fetch(&self, file: &File) -> Result<(), Trouble> {
+        let info = &*self.places.info;
+        let opened = self.places.open()?;
+        let body = Source::new(&self.places, &self.fill, opened, Vec::new(), Otherwise::Wait);
         let length = body.total_len();
-        if let (Some(length), Some(said)) = (length, info.file_size)
-            && length != said
-        {
-            return Err(Trouble::Wrong(format!("FileSize is {length}, but the narinfo has {said}")));
-        }
         let hasher = info.file_hash.and_then(|hash| Hasher::new(hash.algorithm()));
         let length_max = info.file_size.or(length).unwrap_or_else(|| info.nar_size.saturating_add(EXPANSION_MAX));
         let tee = Tee {
             body,
-            next: &mut next,
-            waited: Duration::ZERO,
-            came: 0,
             file,
             fill: &self.fill,
             hasher,
@@ -175,7 +117,7 @@ impl Fetch {
     }
 
     fn verify(&self, decoder: &mut Decoder<Tee<'_>>) -> Result<(), Trouble> {
-        let info = &*self.info;
+        let info = &*self.places.info;
         let (mut hasher, mut size) = (Sha256Hasher::new(), 0);
         let mut buffer = vec![0; OUTPUT_LEN];
         loop {
@@ -224,12 +166,7 @@ impl Fetch {
 
 /// A reader that also writes to the file, hashes, and notifies the file's readers.
 struct Tee<'a> {
-    body: CacheFile,
-    /// Opens the rest elsewhere.
-    next: &'a mut dyn FnMut(u64) -> Option<CacheFile>,
-    /// How long the source was waited for, and what came meanwhile, since the rate was last looked at.
-    waited: Duration,
-    came: u64,
+    body: Source<'a>,
     file: &'a File,
     fill: &'a Fill,
     hasher: Option<Hasher>,
@@ -244,20 +181,10 @@ struct Tee<'a> {
 impl Tee<'_> {
     fn more(&mut self) -> Result<(), Trouble> {
         self.buffer.resize(INPUT_LEN, 0);
-        let len = loop {
-            let error = match self.read() {
-                Ok(len) => break Ok(len),
-                Err(error) => error,
-            };
-            (self.waited, self.came) = (Duration::ZERO, 0);
-            match (self.next)(self.written) {
-                Some(body) => self.body = body,
-                None if matches!(error, HttpError::Changed) => {
-                    break Err(Trouble::Wrong("it changed while it was fetched".to_owned()));
-                }
-                None => break Err(Trouble::Unavailable(error)),
-            }
-        };
+        let len = self.body.read(&mut self.buffer).map_err(|error| match error {
+            HttpError::Changed => Trouble::Wrong("it changed while it was fetched".to_owned()),
+            error => Trouble::Unavailable(error),
+        });
         self.buffer.truncate(*len.as_ref().unwrap_or(&0));
         self.at = 0;
         let len = len? as u64;
@@ -274,24 +201,6 @@ impl Tee<'_> {
         self.written += len;
         self.fill.wrote(self.written);
         Ok(())
-    }
-}
-
-impl Tee<'_> {
-    /// Reads from the source, which must not be too slow.
-    fn read(&mut self) -> Result<usize, HttpError> {
-        let began = Instant::now();
-        let len = self.body.read_some(&mut self.buffer)?;
-        self.waited += began.elapsed();
-        self.came += len as u64;
-        if self.waited >= RATE_TIME {
-            let (came, waited) = (self.came, self.waited);
-            (self.waited, self.came) = (Duration::ZERO, 0);
-            if len > 0 && came < RATE_MIN * waited.as_secs() {
-                return Err(HttpError::Slow { received: came, elapsed: waited });
-            }
-        }
-        Ok(len)
     }
 }
 

@@ -4,4 +4,6 @@ pub(in crate::upstream) mod bases;
 pub(in crate::upstream) mod fetch;
 pub(in crate::upstream) mod name;
 pub(in crate::upstream) mod nars;
+pub(in crate::upstream) mod places;
 pub(in crate::upstream) mod plain;
+pub(in crate::upstream) mod source;

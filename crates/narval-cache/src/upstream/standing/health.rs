@@ -9,6 +9,9 @@ use parking_lot::Mutex;
 const FAILURES_MAX: u32 = 3;
 /// The longest time that a `Retry-After` is honoured for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+/// How long others are preferred to one that did not send a NAR; it doubles.
+const NARS_DOUBTED_FOR: Duration = Duration::from_secs(5);
+const NARS_DOUBTED_FOR_MAX: Duration = Duration::from_secs(120);
 /// How many of the last answers the 95th percentile is of.
 const SAMPLES: usize = 64;
 /// From how many on it is known.
@@ -42,6 +45,9 @@ struct State {
     late_at: Option<Instant>,
     /// The longest time within which it has not answered: nothing is known of those who wait longer.
     late_within: Duration,
+    /// NARs that it did not send, in a row, and until when others are preferred therefore. Its narinfos say nothing about that.
+    nars_failed: u32,
+    nars_doubted_until: Option<Instant>,
     /// Until when it has asked not to be asked.
     rests_until: Option<Instant>,
     /// Whether a thread finds out when it answers again.
@@ -72,7 +78,7 @@ impl Health {
         let late = if within > state.late_within { 0 } else { state.late };
         match state.failures.saturating_add(late) {
             _ if rests => Standing::Down,
-            0 => Standing::Good,
+            0 if state.nars_doubted_until.is_none_or(|until| clock::instant() >= until) => Standing::Good,
             FAILURES_MAX.. => Standing::Down,
             _ => Standing::Doubtful,
         }
@@ -123,6 +129,20 @@ impl Health {
             state.late = state.late.saturating_add(2);
         }
         state.must_be_probed()
+    }
+
+    /// Records that a NAR did not come from it, or too slowly.
+    pub(in crate::upstream) fn nar_failed(&self) {
+        let mut state = self.0.lock();
+        let doubted = NARS_DOUBTED_FOR.saturating_mul(1 << state.nars_failed.min(16)).min(NARS_DOUBTED_FOR_MAX);
+        state.nars_failed = state.nars_failed.saturating_add(1);
+        state.nars_doubted_until = Some(clock::instant() + doubted);
+    }
+
+    /// Records that the end of a NAR came from it.
+    pub(in crate::upstream) fn nar_came(&self) {
+        let mut state = self.0.lock();
+        (state.nars_failed, state.nars_doubted_until) = (0, None);
     }
 
     /// For how long it has asked not to be asked.

@@ -35,6 +35,9 @@ table! {
         /// Time after which an upstream that has not answered counts as one that does not have the path, for this request alone; see
         /// docs/cache.md#several-upstreams
         upstream_absent_after: Duration = absent_after().or("800ms").option("upstream-absent-after", "TIME"),
+        /// Lowest rate of a download, in bytes a second: below it, the rest of a NAR is fetched from another upstream; see
+        /// docs/cache.md#several-upstreams
+        upstream_rate_min: At<u64> = size().or("1K").option("upstream-rate-min", "SIZE"),
         /// What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams
         upstream_when_down: WhenDown = choice(&[
             ("absent", "that it does not exist (404): they go on, and Nix remembers it for an hour", WhenDown::Absent),
@@ -63,7 +66,7 @@ table! {
         redirect_hosts: Vec<HostPattern> = parsed::<HostPattern>("a host, such as cdn.example.org or *.example.org,"),
         /// Timeout for connecting, and for each wait for a narinfo
         timeout: Duration = wait().or("5s"),
-        /// Time after which a download that makes no progress is aborted
+        /// Time after which a download that makes no progress is aborted, if no other upstream has the same file
         stall_timeout: Duration = wait().or("30s"),
     }
 }
@@ -71,7 +74,8 @@ table! {
 impl Upstreams {
     /// How long clients of all caches wait for their upstreams, and what they are told then.
     pub const fn deadline(&self) -> Deadline {
-        Deadline { absent_after: self.upstream_absent_after, when_down: self.upstream_when_down }
+        let (absent_after, when_down) = (self.upstream_absent_after, self.upstream_when_down);
+        Deadline { absent_after, when_down, nar_rate_min: self.upstream_rate_min.value }
     }
 }
 

@@ -1,0 +1,160 @@
+//! Where a NAR can be had: at the upstream that its narinfo came from, and at others that have the same.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use narval_client::{HttpError, Trouble};
+use narval_nix::{Compression, NarInfo};
+
+use crate::CacheFile;
+use crate::upstream::Unavailable;
+use crate::upstream::options::Deadline;
+use crate::upstream::question::PATIENCE;
+use crate::upstream::race::{Pace, race};
+use crate::upstream::remote::Remote;
+use crate::upstream::said::Said;
+use crate::upstream::shared::Shared;
+use crate::upstream::standing::counts::Asked;
+
+/// After how long all upstreams are asked to open a NAR's file, whatever that costs.
+const ALL_AFTER: Duration = Duration::from_secs(5);
+
+/// A NAR to fetch, and who may have it.
+pub(in crate::upstream) struct Places {
+    pub(in crate::upstream) shared: Arc<Shared>,
+    pub(in crate::upstream) remote: Arc<Remote>,
+    pub(in crate::upstream) info: Arc<NarInfo>,
+}
+
+/// A file of the NAR that has been opened.
+pub(in crate::upstream) struct Opened {
+    pub(in crate::upstream) remote: Arc<Remote>,
+    pub(in crate::upstream) info: Arc<NarInfo>,
+    pub(in crate::upstream) body: CacheFile,
+}
+
+/// What can take the place of a file.
+///
+/// A client has been told the name, the length and the hash of one file, and may have its first bytes: no other file can take its
+/// place, even if it decodes to the same NAR. Where the NAR itself is sent, any file of it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum Same {
+    /// The same bytes.
+    File,
+    /// Any file of the same NAR.
+    Nar,
+}
+
+impl Same {
+    fn fits(self, info: &NarInfo, other: &NarInfo) -> bool {
+        let is_compressed = info.compression != Compression::None;
+        let same_file = other.compression == info.compression
+            && (!is_compressed || info.file_hash.is_some() && other.file_hash == info.file_hash);
+        other.nar_hash == info.nar_hash && (self == Self::Nar || same_file)
+    }
+}
+
+impl Places {
+    /// The upstreams that may have it, without those that were tried.
+    pub(in crate::upstream) fn others(&self, tried: &[Arc<Remote>]) -> Vec<Arc<Remote>> {
+        let mut remotes = self.shared.remotes_for(&self.info.path.hash_part());
+        remotes.retain(|remote| !tried.iter().any(|other| Arc::ptr_eq(other, remote)));
+        remotes
+    }
+
+    /// How long clients wait for upstreams.
+    pub(in crate::upstream) fn deadline(&self) -> Deadline {
+        *self.shared.deadline.read()
+    }
+
+    /// Opens the file: at its own upstream if that answers soon.
+    pub(in crate::upstream) fn open(&self) -> Result<Opened, Trouble> {
+        let mut remotes = self.others(std::slice::from_ref(&self.remote));
+        remotes.insert(0, Arc::clone(&self.remote));
+        if remotes.len() > 1
+            && let Some(opened) = self.race(&remotes, 0, Same::File)
+        {
+            return Ok(opened);
+        }
+        // It may need several attempts, and says what is wrong.
+        let url = self.remote.cache.nar_url(&self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        let body = self.remote.counted(|| CacheFile::open(&self.remote.nars, &url));
+        let body = body.map_err(|error| self.remote.failed(error))?.ok_or(Trouble::Absent)?;
+        if let (Some(length), Some(said)) = (body.total_len(), self.info.file_size)
+            && length != said
+        {
+            return Err(Trouble::Wrong(format!("FileSize is {length}, but the narinfo has {said}")));
+        }
+        Ok(Opened { remote: Arc::clone(&self.remote), info: Arc::clone(&self.info), body })
+    }
+
+    /// Opens what is left at an upstream that was not tried.
+    pub(in crate::upstream) fn elsewhere(&self, tried: &[Arc<Remote>], position: u64, same: Same) -> Option<Opened> {
+        let opened = self.race(&self.others(tried), position, same)?;
+        tracing::warn!(
+            "upstream {}: the NAR of {} is continued at byte {position} from {}",
+            tried.last().unwrap_or(&self.remote).url(),
+            self.info.path,
+            opened.remote.url()
+        );
+        Some(opened)
+    }
+
+    fn race(&self, remotes: &[Arc<Remote>], position: u64, same: Same) -> Option<Opened> {
+        let (own, info) = (Arc::clone(&self.remote), Arc::clone(&self.info));
+        let open = move |remote: &Arc<Remote>| {
+            if Arc::ptr_eq(remote, &own) {
+                return remote.open_nar(Arc::clone(&info), position);
+            }
+            match remote.narinfo(info.path.hash_part()) {
+                Said::Has(other) if same.fits(&info, &other) => remote.open_nar(Arc::new(other), position),
+                Said::Has(_) | Said::Absent => Said::Absent,
+                Said::Failed(unavailable) => Said::Failed(unavailable),
+            }
+        };
+        let hedge_after = self.deadline().absent_after / 2;
+        let pace = Pace { within: PATIENCE, all_after: ALL_AFTER.max(hedge_after), equal: Some(hedge_after) };
+        let (remote, (info, body)) = race(remotes, &self.shared.hedges, pace, open).ok().flatten()?;
+        Some(Opened { remote, info, body })
+    }
+}
+
+impl Remote {
+    /// Opens a NAR's file, with one attempt.
+    fn open_nar(self: &Arc<Self>, info: Arc<NarInfo>, position: u64) -> Said<(Arc<NarInfo>, CacheFile)> {
+        let Ok(url) = self.cache.nar_url(&info) else { return Said::Absent };
+        let length = info.file_size.or((info.compression == Compression::None).then_some(info.nar_size));
+        let opened = self.counted(|| match (position, length) {
+            (0, _) => CacheFile::open_once(&self.nars, &url),
+            (_, Some(length)) => CacheFile::rest(&self.nars, &url, position, length),
+            (_, None) => Ok(None),
+        });
+        match opened {
+            Ok(Some(body)) if length.is_none() || body.total_len().is_none() || body.total_len() == length => {
+                Said::Has((info, body))
+            }
+            Ok(_) | Err(HttpError::Changed | HttpError::OutOfBounds { .. }) => Said::Absent,
+            Err(error) => {
+                tracing::warn!("upstream {url}: {error}");
+                self.health.nar_failed();
+                self.has_failed(error.retry_after());
+                Said::Failed(Unavailable::new(5, error.to_string()))
+            }
+        }
+    }
+
+    fn counted(
+        &self,
+        open: impl FnOnce() -> Result<Option<CacheFile>, HttpError>,
+    ) -> Result<Option<CacheFile>, HttpError> {
+        let began = Instant::now();
+        let opened = open();
+        let asked = match &opened {
+            Ok(Some(_)) => Asked::Found,
+            Ok(None) => Asked::Absent,
+            Err(_) => Asked::Failed,
+        };
+        self.counts.add(asked, began.elapsed());
+        opened
+    }
+}
