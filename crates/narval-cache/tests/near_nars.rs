@@ -176,3 +176,24 @@ fn a_fetch_that_nobody_waits_for_stops() {
     assert_eq!(upstream.asked(&at), 2);
     drop(gate);
 }
+
+/// An upstream that fails is not kept from recovering: one request in ten may be a retry, and ten from the start.
+#[test]
+fn retries_are_few() {
+    const PATHS: usize = 40;
+    let upstream = Upstream::start("up-1");
+    let paths: Vec<_> = (0..PATHS).map(|at| TestPath::new(&format!("there-{at}"), &noise(1000 + at), true)).collect();
+    for path in &paths {
+        let at = format!("/{}", upstream.offer(path).url);
+        upstream.put(&at, File::Status(500));
+    }
+    let (_folder, upstreams) = open_near(vec![upstream.options()]);
+    let asked = |path: &TestPath| upstream.asked(&format!("/{}", path.narinfo(&upstream.key).url));
+    for path in &paths {
+        let name = name(&upstreams, path);
+        upstreams.nar(&name).unwrap_err();
+    }
+    let nars: usize = paths.iter().map(asked).sum();
+    let requests = upstream.asked_in_all();
+    assert!(nars > PATHS && nars - PATHS <= 10 + requests / 10, "{nars} of {requests}");
+}

@@ -16,6 +16,7 @@ use super::message::coding::{Codings, names};
 use super::message::head::Head;
 use super::message::request::{Extra, Method, Request, Response};
 use super::message::url::{Origin, Scheme, Url};
+use super::retrying::budget::Budget;
 use super::retrying::policy::RetryPolicy;
 use super::wire::connection::{Connection, Dial};
 use super::wire::pool::{Pool, Pooled, Taken};
@@ -43,6 +44,8 @@ pub struct ClientOptions {
     pub open_patience: Duration,
     /// The retry policy.
     pub retry: RetryPolicy,
+    /// Which requests may be retries; all requests count. `None`: as many as the policy allows.
+    pub retries: Option<Arc<Budget>>,
     /// Whether every request fails, because only folders may be read.
     pub offline: bool,
     /// The content codings that responses may have.
@@ -66,6 +69,7 @@ impl Default for ClientOptions {
             connections_max: CONNECTIONS_PER_ORIGIN_MAX,
             open_patience: OPEN_PATIENCE,
             retry: RetryPolicy::default(),
+            retries: None,
             offline: false,
             codings: Codings::default(),
             bounds: None,
@@ -138,6 +142,9 @@ impl Client {
 
     /// Sends a request and follows redirects. Any other status is a response, not an error.
     pub fn send(&self, request: &Request<'_>) -> Result<Response, HttpError> {
+        if let Some(retries) = &self.options.retries {
+            retries.earn();
+        }
         if request.url.scheme() == Scheme::S3 {
             return self.send_to_bucket(request);
         }

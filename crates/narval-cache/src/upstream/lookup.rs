@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use narval_client::request_id;
+use narval_client::{Budget, request_id};
 use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
@@ -21,7 +21,7 @@ use super::question::{NoAnswer, Patience};
 use super::remote::Remote;
 use super::shared::Shared;
 use super::standing::counts::UpstreamsFigures;
-use super::standing::health::{Budget, Standing};
+use super::standing::health::Standing;
 use super::walk::Walks;
 use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NARINFOS_MAX, Unavailable};
 use narval_files::{Kept, Permits, Waits, served_client, work_for};

@@ -57,6 +57,8 @@ pub const WAITING_OF_ONE_MAX: usize = 64;
 pub const ASKED_MAX: usize = 256;
 /// The share of requests that are made twice, because an upstream takes longer than usual.
 pub const HEDGES_SHARE: f64 = 0.05;
+/// The share of the requests to one upstream that may be retries of failed ones: more would keep one that is overloaded from recovering.
+pub const RETRIES_SHARE: f64 = 0.1;
 /// The maximum number of concurrent fetches of NARs. Each has a thread, and a decoder's window.
 pub const FETCHES_MAX: usize = 64;
 /// The maximum number of them that one client has begun: Nix asks for 25 files at a time by default.

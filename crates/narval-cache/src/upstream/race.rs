@@ -9,18 +9,18 @@
 //!   One that was late within a second is in no doubt for those who wait for a minute.
 //! - What was not answered in time is unknown. Nobody may remember it as an absence.
 
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_client::request_id;
+use narval_client::{Budget, request_id};
 use narval_files::{served_client, work_for};
 
 use super::Unavailable;
 use super::remote::Remote;
 use super::said::Said;
-use super::standing::health::{Budget, Health, Standing};
+use super::standing::health::{Health, Standing};
 
 /// The shortest time before another upstream is asked, too: the machine may have been busy.
 const HEDGE_MIN: Duration = Duration::from_millis(10);
@@ -79,11 +79,14 @@ pub(super) fn race<T: Send + 'static>(
     let mut failed = None;
     let mut runners = runners(remotes, &pace, &mut failed);
     let (sender, receiver) = mpsc::channel();
+    // When the answer was found.
+    let found = Arc::new(OnceLock::new());
     let begun = Instant::now();
     let (half, deadline) = (begun + pace.all_after, begun + pace.within);
     let mut hedge_at = half;
     loop {
         if let Some(at) = best(&runners, true) {
+            found.get_or_init(Instant::now);
             return Ok(finish(runners, at, &pace));
         }
         let now = Instant::now();
@@ -107,8 +110,14 @@ pub(super) fn race<T: Send + 'static>(
                     hedge_at = half.min(now + pace.hedge_after(&runner.remote.health));
                     runner.state = State::Runs(now);
                     let (remote, ask, sender) = (Arc::clone(&runner.remote), ask.clone(), sender.clone());
+                    let (slow, found) = (Arc::clone(&remote), Arc::clone(&found));
                     // The receiver is gone if another one was faster: this answer is not needed then.
-                    let started = start(remote, ask, move |said| drop(sender.send((next, said))));
+                    let started = start(remote, ask, move |said| {
+                        let waits = sender.send((next, said)).is_ok();
+                        if let Some(found) = found.get().filter(|_| !waits) {
+                            slow.counts.saved(found.elapsed());
+                        }
+                    });
                     if let Err(unavailable) = started {
                         runner.state = State::Lost;
                         failed.get_or_insert(unavailable);

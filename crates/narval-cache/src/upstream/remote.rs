@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use narval_client::{Bounds, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
+use narval_client::{Bounds, Budget, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
 use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use super::options::UpstreamOptions;
 use super::said::Said;
 use super::standing::counts::{Asked, Counts};
 use super::standing::health::{Health, Standing};
-use super::{ASKED_MAX, Unavailable};
+use super::{ASKED_MAX, RETRIES_SHARE, Unavailable};
 use crate::cache::Patience;
 use crate::lookup::Trust;
 use crate::upstream::standing::probe::{self, Probed};
@@ -46,6 +46,7 @@ impl Remote {
         // What it answers is shown to anybody: it must not be that of a server in our own network. Requests to buckets are not redirected.
         let is_http = matches!(url.scheme(), Scheme::Http | Scheme::Https);
         let bounds = is_http.then(|| Bounds::new(std::slice::from_ref(&url), redirect_hosts));
+        let retries = Arc::new(Budget::new(RETRIES_SHARE));
         let make = |stall_timeout, retry| {
             Arc::new(client(ClientOptions {
                 credentials: Credentials::new(credentials.clone(), std::slice::from_ref(&url)).only_for_caches(),
@@ -54,6 +55,7 @@ impl Remote {
                 connect_timeout: timeout,
                 stall_timeout,
                 retry,
+                retries: Some(Arc::clone(&retries)),
                 ..ClientOptions::default()
             }))
         };

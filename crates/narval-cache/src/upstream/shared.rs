@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use narval_client::Budget;
 use narval_files::{Fill, Kept, Permits};
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use parking_lot::{Mutex, RwLock};
@@ -16,7 +17,6 @@ use super::nar::bases::Bases;
 use super::options::Deadline;
 use super::question::{Patience, Question};
 use super::remote::Remote;
-use super::standing::health::Budget;
 use super::walk::Walks;
 
 pub(super) struct Shared {

@@ -1,6 +1,7 @@
 //! When it fails: what is tried again, from where, and when no more.
 
 pub(crate) mod breaker;
+pub(crate) mod budget;
 pub(crate) mod policy;
 pub(crate) mod resume;
 pub(crate) mod retry;

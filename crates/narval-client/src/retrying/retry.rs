@@ -48,6 +48,9 @@ impl Attempts {
         let since = *self.since.get_or_insert_with(Instant::now);
         let away = away_for(since, client.pool().seen(origin), &error).filter(|_| !self.hasty);
         let Some(wait) = policy.wait(self.failures, away, &error) else { return Err(error) };
+        if client.options().retries.as_ref().is_some_and(|retries| !retries.spend()) {
+            return Err(error);
+        }
         tracing::debug!(%url, %error, ?wait, failures = self.failures, "trying again");
         if since.elapsed() + wait >= crate::MENTIONED_AFTER {
             client.mention(origin, &format_args!("{error}; trying again"));

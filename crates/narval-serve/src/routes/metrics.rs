@@ -98,6 +98,10 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
         ] {
             families.add(Named::counter(name, help), &labels, count);
         }
+        let help = "Seconds that clients did not wait for a slow upstream, because another one was asked";
+        families.add(Named::counter("narval_upstream_saved_seconds", help), &labels, upstream.saved.as_secs_f64());
+        let help = "Whether the upstream is asked after the others, because it was late or failed";
+        families.add(Named::gauge("narval_upstream_doubtful", help), &labels, u8::from(upstream.is_doubtful));
         let help = "Whether the upstream responds, as far as the last requests have shown";
         families.add(Named::gauge("narval_upstream_up", help), &labels, u8::from(upstream.is_up));
         let help = "Time to the first byte of an upstream's answer";

@@ -17,6 +17,7 @@ pub(in crate::upstream) struct Counts {
     late: AtomicU64,
     hedges: AtomicU64,
     used: AtomicU64,
+    saved_micros: AtomicU64,
     /// By the bound that they did not exceed; the last one counts the rest.
     times: [AtomicU64; SECONDS.len() + 1],
     micros: AtomicU64,
@@ -51,6 +52,8 @@ pub struct UpstreamFigures {
     pub hedges: u64,
     /// Answers of it that were used.
     pub used: u64,
+    /// How much longer clients would have waited for it, if no other upstream had been asked.
+    pub saved: Duration,
     /// The mean time of an answer, the last ones counting most; `None` before the first.
     pub usual: Option<Duration>,
     /// Times to the first byte of an answer: how many did not exceed each of [`SECONDS`].
@@ -112,6 +115,11 @@ impl Counts {
         self.used.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts an answer, or a failure, that came so much later than the answer that was used.
+    pub(in crate::upstream) fn saved(&self, time: Duration) {
+        self.saved_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(0), Ordering::Relaxed);
+    }
+
     pub(in crate::upstream) fn figures(
         &self,
         url: String,
@@ -134,6 +142,7 @@ impl Counts {
             late: get(&self.late),
             hedges: get(&self.hedges),
             used: get(&self.used),
+            saved: Duration::from_micros(get(&self.saved_micros)),
             usual,
             found: get(&self.found),
             absent: get(&self.absent),

@@ -203,38 +203,6 @@ impl State {
     }
 }
 
-/// Requests that may be made beside those that are needed: a share of them, and a few at once.
-#[derive(Debug)]
-pub(in crate::upstream) struct Budget {
-    share: f64,
-    left: Mutex<f64>,
-}
-
-/// How many such requests may be made at once, and from the start.
-const BUDGET_MAX: f64 = 10.0;
-
-impl Budget {
-    pub(in crate::upstream) const fn new(share: f64) -> Self {
-        Self { share, left: Mutex::new(BUDGET_MAX) }
-    }
-
-    /// Records a request that was needed.
-    pub(in crate::upstream) fn earn(&self) {
-        let mut left = self.left.lock();
-        *left = (*left + self.share).min(BUDGET_MAX);
-    }
-
-    /// Whether one more request may be made.
-    pub(in crate::upstream) fn spend(&self) -> bool {
-        let mut left = self.left.lock();
-        let may = *left >= 1.0;
-        if may {
-            *left -= 1.0;
-        }
-        may
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,16 +268,5 @@ mod tests {
         assert_eq!(slow.p95(), Some(20 * MS), "2 of 42 are less than 5 %, and 3 of 43 are more");
         slow.answered(true, 90 * MS, true);
         assert_eq!((slow.p95(), unknown.p95()), (Some(90 * MS), None));
-    }
-
-    #[test]
-    fn a_budget_is_a_share_and_a_few() {
-        let budget = Budget::new(0.05);
-        let mut spent = 0;
-        for _ in 0..2000 {
-            budget.earn();
-            spent += usize::from(budget.spend());
-        }
-        assert!((100..=110).contains(&spent), "{spent}");
     }
 }

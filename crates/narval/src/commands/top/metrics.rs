@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::upstreams::Upstreams;
+
 /// The maximum number of buckets read of a histogram.
 const BUCKETS_MAX: usize = 256;
 
@@ -71,6 +73,7 @@ pub(super) struct Totals {
     series: BTreeMap<Series, f64>,
     /// Upper bounds in seconds, with the number of requests up to each.
     buckets: Vec<(f64, f64)>,
+    upstreams: Upstreams,
 }
 
 impl Totals {
@@ -81,6 +84,7 @@ impl Totals {
             let Some((sample, value)) = line.rsplit_once(' ') else { continue };
             let (name, labels) = sample.split_once('{').unwrap_or((sample, ""));
             let Some(value) = value.parse().ok().filter(|value: &f64| value.is_finite()) else { continue };
+            totals.upstreams.take(name, labels, value);
             if name == LATENCY {
                 let bound = labels.split_once("le=\"").and_then(|(_, rest)| rest.split('"').next()?.parse().ok());
                 totals
@@ -131,6 +135,8 @@ pub(super) struct Figures {
     pub(super) overloaded: Option<f64>,
     pub(super) aborted: Option<f64>,
     pub(super) store_errors: Option<f64>,
+    /// Since the server was started.
+    pub(super) upstreams: Upstreams,
 }
 
 impl Figures {
@@ -170,6 +176,7 @@ impl Figures {
             overloaded: rate(Series::Overloaded),
             aborted: rate(Series::Aborted),
             store_errors: rate(Series::StoreErrors),
+            upstreams: now.upstreams.clone(),
         })
     }
 
@@ -198,6 +205,7 @@ impl Figures {
             "overloaded": short(self.overloaded),
             "aborted": short(self.aborted),
             "store_errors": short(self.store_errors),
+            "upstreams": self.upstreams.json(),
         })
     }
 }

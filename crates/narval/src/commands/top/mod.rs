@@ -5,6 +5,7 @@ mod metrics;
 mod screen;
 mod source;
 mod text;
+mod upstreams;
 
 #[cfg(feature = "top")]
 use std::io::{IsTerminal, stdin, stdout};

@@ -134,8 +134,17 @@ impl Screen<'_> {
         let area = frame.area();
         let columns = (area.width / CELL_WIDTH).clamp(1, 5);
         let rows = u16::try_from(CELLS.len()).unwrap_or(u16::MAX).div_ceil(columns);
-        let [title, charts, table] =
-            Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(rows)]).areas(area);
+        let lines = self.history.back().map(|now| now.upstreams.lines()).unwrap_or_default();
+        // Of small terminals they take a quarter at most.
+        let upstreams = u16::try_from(lines.len()).unwrap_or(u16::MAX).min(area.height / 4);
+        let [title, charts, list, table] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Min(0),
+            Constraint::Length(upstreams),
+            Constraint::Length(rows),
+        ])
+        .areas(area);
+        frame.render_widget(Paragraph::new(lines.into_iter().map(Line::from).collect::<Vec<_>>()), list);
         self.draw_title(frame, title);
         self.draw_charts(frame, charts);
         self.draw_table(frame, table, columns);

@@ -14,6 +14,7 @@ impl Status<'_> {
             let problem = self.problems.iter().find(|problem| problem.what.contains(url));
             problem.map(|problem| problem.since)
         };
+        let used: u64 = figures.upstreams.iter().map(|upstream| upstream.used).sum();
         let asked = figures.kept_hits + figures.kept_misses;
         Some(html! {
             p.says {
@@ -24,7 +25,8 @@ impl Status<'_> {
                 table aria-label="Upstreams" {
                     thead { tr {
                         th scope="col" { "Upstream" } th scope="col" { "State" } th.n scope="col" { "Answers in" }
-                        th.n scope="col" { "Has it" } th.n.w scope="col" { "Failed" }
+                        th.n scope="col" { "Has it" } th.n.w scope="col" { "Share" } th.n.w scope="col" { "Hedges" }
+                        th.n.w scope="col" { "Saved" } th.n.w scope="col" { "Failed" }
                     } }
                     tbody {
                         @for upstream in &figures.upstreams {
@@ -43,6 +45,9 @@ impl Status<'_> {
                                     @let asked = upstream.found + upstream.absent;
                                     @if asked > 0 { (upstream.found * 100 / asked) " % of " (number(asked)) } @else { (if upstream.failed > 0 { "not known" } else { "not asked" }) }
                                 }
+                                td.n.w { @if used > 0 { (upstream.used * 100 / used) " %" } }
+                                td.n.w { (number(upstream.hedges)) }
+                                td.n.w { (number(upstream.saved.as_secs())) " s" }
                                 td.n.w { (number(upstream.failed)) }
                             }
                         }
@@ -50,6 +55,7 @@ impl Status<'_> {
                 }
             }
             p.soft {
+                "Share: of the answers that were used. Hedges: requests because another one took long. Saved: how much longer clients would have waited for it alone. "
                 "Of them, " (bytes(figures.kept_bytes)) " are kept"
                 @if asked > 0 { "; " (figures.kept_hits * 100 / asked) " % of " (many(asked, "NAR")) " came from what is kept" }
                 "."
