@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
@@ -21,6 +22,33 @@ pub enum Listen {
     Unix(PathBuf),
     /// All sockets passed by the parent process (`LISTEN_FDS`, systemd.socket(5)).
     Inherited,
+    /// A socket that the program has opened. It is closed when the server ends, and the file of a unix socket stays.
+    Opened(OpenedListener),
+}
+
+/// A listening socket of the program: see [`Listen::Opened`], and make it by [`Listen::from`].
+#[derive(Clone, Debug)]
+pub struct OpenedListener(Arc<OwnedFd>);
+
+impl PartialEq for OpenedListener {
+    /// Whether they are the same socket.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for OpenedListener {}
+
+impl From<TcpListener> for Listen {
+    fn from(listener: TcpListener) -> Self {
+        Self::Opened(OpenedListener(Arc::new(listener.into())))
+    }
+}
+
+impl From<UnixListener> for Listen {
+    fn from(listener: UnixListener) -> Self {
+        Self::Opened(OpenedListener(Arc::new(listener.into())))
+    }
 }
 
 /// The address of a listening socket.
@@ -38,6 +66,7 @@ impl fmt::Display for Listen {
             Self::Tcp(address) => address.fmt(f),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Inherited => f.write_str("inherited sockets"),
+            Self::Opened(_) => f.write_str("a socket of the program"),
         }
     }
 }
@@ -66,6 +95,7 @@ pub(crate) fn open(listen: &Listen, backlog: u32) -> io::Result<Vec<Listener>> {
         Listen::Tcp(address) => Ok(vec![tcp(*address, backlog)?]),
         Listen::Unix(path) => Ok(vec![unix(path, backlog)?]),
         Listen::Inherited => inherited(),
+        Listen::Opened(OpenedListener(fd)) => Ok(vec![opened(fd.try_clone()?)?]),
     }
 }
 
@@ -130,15 +160,20 @@ fn inherited() -> io::Result<Vec<Listener>> {
             Err(_) => passed.take_unix_listener(at)?.map(OwnedFd::from),
         };
         if let Some(fd) = fd {
-            rustix::io::ioctl_fionbio(&fd, true)?;
-            let address = prepare(fd.as_fd())?;
-            listeners.push(Listener { socket: Socket::Os(fd), address, owned_path: None });
+            listeners.push(opened(fd)?);
         }
     }
     if listeners.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "no socket was passed (LISTEN_FDS, LISTEN_PID)"));
     }
     Ok(listeners)
+}
+
+/// A socket that listens already.
+fn opened(fd: OwnedFd) -> io::Result<Listener> {
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    let address = prepare(fd.as_fd())?;
+    Ok(Listener { socket: Socket::Os(fd), address, owned_path: None })
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use narval_http::{
-    AccessEntry, AccessLog, Body, Handler, HeadRef, HeaderValue, Listen, Prepared, Request, Response, StatusCode,
-    header,
+    AccessEntry, AccessLog, Body, Handler, HeadRef, HeaderValue, Listen, ListenAddress, Prepared, Request, Response,
+    StatusCode, header,
 };
 
 use crate::harness::{TestServer, eventually, on_each_driver, unhurried};
@@ -226,7 +226,7 @@ fn several_listeners_including_ipv6_and_unix() {
         });
         let addresses = server.handle.addresses();
         assert_eq!(addresses.len(), 3);
-        let narval_http::ListenAddress::Tcp(v6) = addresses[1] else { panic!("TCP") };
+        let ListenAddress::Tcp(v6) = addresses[1] else { panic!("TCP") };
         let mut client = crate::harness::Client::new(std::net::TcpStream::connect(v6).unwrap());
         assert_eq!(client.get("/worker").text(), "/worker");
         for target in ["/inline", "/worker"] {
@@ -238,6 +238,36 @@ fn several_listeners_including_ipv6_and_unix() {
         }
         assert!(server.handle.shutdown(crate::harness::PATIENCE));
         assert!(!path.exists(), "the socket's file goes with the server");
+    });
+}
+
+/// The program opens its sockets itself, and has one of them for longer than the server.
+#[test]
+fn listeners_of_the_program() {
+    on_each_driver(|driver| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (address, kept) = (tcp.local_addr().unwrap(), unix.try_clone().unwrap());
+        let server = TestServer::with(driver, Echo, unhurried(), |builder| {
+            builder.listen(Listen::from(tcp)).listen(Listen::from(unix))
+        });
+        let expected = [ListenAddress::Tcp(address), ListenAddress::Unix(path.clone())];
+        assert_eq!(server.handle.addresses()[1..], expected);
+        let mut client = crate::harness::Client::new(std::net::TcpStream::connect(address).unwrap());
+        assert_eq!(client.get("/worker").text(), "/worker");
+        let mut stream = UnixStream::connect(&path).unwrap();
+        std::io::Write::write_all(&mut stream, b"GET /worker HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut answer).unwrap();
+        assert!(answer.ends_with("/worker"), "{answer}");
+        drop(client);
+        assert!(server.handle.shutdown(crate::harness::PATIENCE));
+        assert!(std::net::TcpStream::connect(address).is_err(), "the server closed its socket");
+        let waiting = UnixStream::connect(&path).unwrap();
+        assert!(kept.accept().is_ok(), "the other one is still the program's");
+        drop(waiting);
     });
 }
 
