@@ -8,7 +8,7 @@ use narval_nix::StorePath;
 use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError};
 
 use narval_cache::{CacheError, CacheFolderError, WantedError};
-use narval_client::UrlError;
+use narval_client::{HttpError, UrlError};
 
 use crate::human_bytes;
 
@@ -194,6 +194,25 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether no server answered, as far as this machine can tell.
+    pub(crate) const fn is_network(&self) -> bool {
+        use HttpError::{Broken, Connect, Proxy, Resolve, Slow, Stalled, Tls, Truncated};
+        matches!(
+            self,
+            Self::Cache(CacheError::Fetch {
+                source: Resolve { .. }
+                    | Connect { .. }
+                    | Tls { .. }
+                    | Proxy { .. }
+                    | Stalled { .. }
+                    | Slow { .. }
+                    | Broken { .. }
+                    | Truncated { .. },
+                ..
+            })
+        )
+    }
+
     /// The exit code (the table is in the manual page): 1 failed, 2 usage, 3 not found, 4 verification, 5 network,
     /// 6 no space, 7 locked, 130 interrupted.
     pub fn exit_code(&self) -> u8 {

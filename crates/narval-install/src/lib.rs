@@ -59,6 +59,7 @@ mod delta;
 mod destination;
 mod error;
 mod fetch;
+pub mod follow;
 mod inspect;
 mod install;
 pub mod names;

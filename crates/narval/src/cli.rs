@@ -6,6 +6,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::Failure;
 use crate::commands::caches::{copy, hook, pin, push, release, releases, token, use_cache, warm, watch_store};
+use crate::commands::machines;
 use crate::commands::packages::{info, names, search, update, which_package};
 use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
 use crate::commands::profile::{gc, install, profiles, remove, rollback, upgrade};
@@ -48,6 +49,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "profiles",
             "rollback",
             "remove",
+            "follow",
         ],
     ),
     ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
@@ -133,6 +135,7 @@ enum Command {
     Remove(remove::Args),
     Rollback(rollback::Args),
     Gc(gc::Args),
+    Follow(machines::follow::Args),
     Doctor(doctor::Args),
     Top(top::Args),
     Completions(completions::Args),
@@ -140,7 +143,7 @@ enum Command {
     #[command(name = "__enter", hide = true)]
     Enter(enter::Args),
     #[command(name = "__follow", hide = true)]
-    Follow(follow::Args),
+    FollowStore(follow::Args),
     Serve(serve::Args),
     Config(config::Args),
     Warm(warm::Args),
@@ -230,12 +233,13 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Remove(args) => remove::run(args),
         Command::Rollback(args) => rollback::run(args),
         Command::Gc(args) => gc::run(args),
+        Command::Follow(args) => machines::follow::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Completions(args) => completions::run(&args, definition()),
         Command::Man(args) => man::run(&args, &definition()),
         Command::Enter(args) => enter::run(args),
-        Command::Follow(args) => follow::run(args),
+        Command::FollowStore(args) => follow::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Config(args) => config::run(args),
         Command::Warm(args) => warm::run(args),

@@ -52,7 +52,7 @@ impl Stop {
         self.0.waker.get_or_init(|| waker)
     }
 
-    pub(super) fn progress(&self) -> &Progress {
+    pub(crate) fn progress(&self) -> &Progress {
         &self.0.progress
     }
 
@@ -78,7 +78,7 @@ impl Stop {
     }
 
     /// Sleeps for this long, or until the watcher must stop.
-    pub(super) fn pause(&self, timeout: Duration) {
+    pub fn pause(&self, timeout: Duration) {
         self.0.changed.wait_while_for(&mut self.0.changes.lock(), |_| !self.is_stopped(), timeout);
     }
 }

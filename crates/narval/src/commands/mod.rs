@@ -7,6 +7,7 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 pub mod key;
+pub mod machines;
 pub mod man;
 pub mod packages;
 pub mod paths;

@@ -217,6 +217,9 @@ fn invalid_values_are_refused_by_their_types() {
     let failures = |configuration: &str| nix.eval(configuration, "failures").to_string();
     assert!(failures(&settings("cache = [ { name = \"team\"; } ];")).contains("need a folder"));
     assert!(failures("{ services.narval-watch-store.enable = true; }").contains("at least one cache"));
+    let said = nix
+        .error("{ services.narval-follow = { enable = true; release = \"web\"; }; }", "systemd.services.narval-follow");
+    assert!(said.contains("name of a release, with @"), "{said}");
     let both = "{ services.narval-watch-store = { enable = true; to = [ \"file:///a\" ]; queueOnly = true; existing = true; }; }";
     assert!(failures(both).contains("neither existing nor builtHere"));
     let said = nix.error("{ programs.narval = { enable = true; caches.\"https://a\" = \"x\"; }; }", "nixSettings");
@@ -252,6 +255,7 @@ fn the_units_of_the_modules_and_of_the_packages_are_alike() {
     let configuration = "{
         services.narval-serve = { enable = true; settings.data = \"/var/lib/narval\"; };
         services.narval-watch-store = { enable = true; to = [ \"https://cache.example.org\" ]; exclude = [ \"a b%c$d\" ]; };
+        services.narval-follow = { enable = true; release = \"@web\"; check = \"test 5% = $x\"; on = [ \"Mon 02:00-03:00\" ]; };
     }";
     for (file, text) in nix.units(configuration) {
         let packaged =
@@ -263,6 +267,11 @@ fn the_units_of_the_modules_and_of_the_packages_are_alike() {
         assert_eq!(words(directives(&text)), words(directives(&packaged)), "{}", file.display());
         let escaped = "--exclude 'a b%%c$$d'";
         assert!(!text.contains("watch-store --to") || text.contains(escaped), "{text}");
+        let escaped = "--check 'test 5%% = $$x' --on 'Mon 02:00-03:00'\n";
+        assert!(
+            !text.contains("follow @web --profile /nix/var/nix/profiles/system") || text.contains(escaped),
+            "{text}"
+        );
     }
     // Ports below 1024, without systemd's sockets.
     let configuration = "{ services.narval-serve = {

@@ -1,0 +1,3 @@
+//! Machines that follow releases.
+
+pub mod follow;

@@ -1,0 +1,9 @@
+//! `narval follow`: a machine that follows a release switches to what works, and is never left with anything else.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
+
+mod kills;
+mod machine;
+mod power;
+mod rounds;
+mod site;
