@@ -109,7 +109,7 @@ fn host_name(host: &str) -> Cow<'_, str> {
 }
 
 /// Names that no cache below `/` may have: the first components of the paths that the cache at `/` answers, and files that browsers request.
-const RESERVED: [&str; 20] = [
+const RESERVED: [&str; 21] = [
     "_narval",
     "api",
     "assets",
@@ -128,6 +128,7 @@ const RESERVED: [&str; 20] = [
     "push",
     "ready",
     "realisations",
+    "releases",
     "robots.txt",
     "web",
 ];
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn names_of_routes_are_no_names_of_caches() {
-        for name in ["nar", "log", "nix-cache-info", "x.narinfo", "x.ls", "push", "health", ""] {
+        for name in ["nar", "log", "nix-cache-info", "x.narinfo", "x.ls", "push", "health", "releases", ""] {
             assert!(is_reserved_name(name), "{name}");
         }
         for name in ["team", "nars", "narinfo"] {

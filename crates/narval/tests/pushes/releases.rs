@@ -129,6 +129,31 @@ fn releases_of_private_caches_and_of_caches_without_a_key() {
     assert!(answer.status == 409 && said(&answer).contains("sign-keys"), "{}: {}", answer.status, said(&answer));
 }
 
+/// A cache below `/NAME` that is private hides which names there are, and `/releases` is still that of the cache at `/`.
+#[test]
+fn releases_beside_a_private_cache() {
+    let (lab, keys) = signing(&[]);
+    let token = lab.token("release:api");
+    let made = lab.post("/_narval/v1/releases/api", &token, &body("x86_64-linux", NAMES[0], None));
+    assert_eq!(made.status, 201, "{}", said(&made));
+    let Lab { store, server } = lab;
+    server.terminate();
+    let (data, key) = (store.path("data"), store.path("cache.sec"));
+    let text = format!(
+        "data = '{}'\nsign-keys = ['{key}']\n[[cache]]\nname = 'default'\n[[cache]]\nname = 'team'\npublic = false\nsign-keys = ['{key}']\n",
+        data.display(),
+        key = key.display()
+    );
+    let lab = Lab::configured(store, &text);
+    let latest = lab.get("/releases/api/latest");
+    assert_eq!(latest.status, 200, "{}", said(&latest));
+    assert!(Release::parse(&latest.body).unwrap().find_valid(&keys).is_some());
+    assert_eq!(lab.get("/team/releases/api/latest").status, 401);
+    assert_eq!(lab.send("GET", "/team/releases/api/latest", &lab.token("pull"), &[], b"").status, 404);
+    let other = lab.post("/team/_narval/v1/releases/api", &lab.token_for("default", "release:api"), b"{}");
+    assert_eq!(other.status, 403, "a token of another cache: {}", said(&other));
+}
+
 /// A command of a user of this cache, with a home of its own.
 fn narval(lab: &Lab, home: &str, args: &[&str]) -> std::process::Output {
     let mut command = std::process::Command::new(NARVAL);

@@ -1,13 +1,15 @@
 //! Pushes, deletions and collections of several nodes beside each other, with pauses between any two statements.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
+use narval_nix::NarHash;
+
 use crate::NarFileName;
 use crate::index::postgres::tx::PAUSE;
-use crate::index::{CacheId, Fence, Lost, PinRecord};
+use crate::index::{CacheId, Fence, Lost, PinRecord, ReleaseToRecord};
 use crate::receive::receipt_key::ReceiptKey;
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
@@ -56,6 +58,8 @@ struct Place<'a> {
     bytes: &'a Mutex<HashSet<String>>,
     /// Paths that were leased, pinned or referred to, and that nobody deletes.
     kept: &'a Mutex<Vec<HashPart>>,
+    /// Of releases.
+    revisions: &'a Mutex<BTreeSet<u64>>,
     unique: &'a AtomicU64,
 }
 
@@ -108,7 +112,7 @@ impl Place<'_> {
             return;
         }
         let part = path(&name, "").hash_part;
-        let is_kept = match random.below(3) {
+        let is_kept = match random.below(4) {
             0 => self.index.lease(self.cache, &[part], 1_000).unwrap() == [part],
             1 => {
                 let pin = PinRecord {
@@ -121,6 +125,7 @@ impl Place<'_> {
                 };
                 self.index.pin(self.cache, pin, true).unwrap()
             }
+            2 => self.release(part),
             _ => {
                 let used = Used { cache: self.cache, path: Some(part), file: None, time: 100 };
                 self.index.used(&[used]).unwrap();
@@ -130,6 +135,18 @@ impl Place<'_> {
         if is_kept {
             self.kept.lock().unwrap().push(part);
         }
+    }
+
+    /// Whether a release of a path was recorded, which keeps it.
+    fn release(&self, part: HashPart) -> bool {
+        let make = move |_: &str, revision: u64, contents: &[(HashPart, String, NarHash)]| {
+            let [(found, path, _)] = contents else { return None };
+            let paths = vec![("x86_64-linux".parse().unwrap(), *found, path.clone())];
+            Some((revision, ReleaseToRecord { version: None, json: "{}".to_owned(), paths }))
+        };
+        let (name, parts) = ("api".parse().unwrap(), BTreeSet::from([part]));
+        let recorded = self.index.add_release(self.cache, (&name, "id".to_owned()), (parts, 10_000, 1), make).unwrap();
+        recorded.is_ok_and(|revision| self.revisions.lock().unwrap().insert(revision))
     }
 
     fn delete(&self, random: &mut Random) {
@@ -186,13 +203,13 @@ fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
     let rounds = std::env::var("NARVAL_BESIDE").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     let nodes: Vec<Postgres> = (0..3).map(|_| Postgres::open(&address).unwrap()).collect();
     let cache = nodes[0].create_cache(&CacheName::default(), "{}", 1).unwrap().id;
-    let (bytes, kept) = (Mutex::default(), Mutex::default());
+    let (bytes, kept, revisions) = (Mutex::default(), Mutex::default(), Mutex::default());
     let (unique, hidden) = (AtomicU64::new(0), AtomicUsize::new(0));
     let wrong = || server.sql(name, WRONG).unwrap().trim().to_owned();
     std::thread::scope(|scope| {
         let work = |number: usize| {
             let index = &nodes[number % 3];
-            let place = Place { index, cache, bytes: &bytes, kept: &kept, unique: &unique };
+            let place = Place { index, cache, bytes: &bytes, kept: &kept, revisions: &revisions, unique: &unique };
             let hidden = &hidden;
             scope.spawn(move || {
                 PAUSE.set(PAUSE_MAX);
@@ -214,11 +231,16 @@ fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
         }
     });
     assert_eq!(wrong(), "");
-    let place = Place { index: &nodes[0], cache, bytes: &bytes, kept: &kept, unique: &unique };
+    let place = Place { index: &nodes[0], cache, bytes: &bytes, kept: &kept, revisions: &revisions, unique: &unique };
     for path in nodes[0].list(cache, "", 9_999).unwrap() {
         let path = nodes[0].path(cache, &path.hash_part).unwrap().unwrap();
         assert!(place.has(&path.file), "the bytes of '{}' are gone", path.path);
     }
+    let revisions = revisions.lock().unwrap();
+    assert!(
+        revisions.iter().copied().eq(1..=revisions.len() as u64),
+        "each release has a revision of its own: {revisions:?}"
+    );
     let kept = kept.lock().unwrap();
     assert!(!nodes[0].present(cache, &kept).unwrap().contains(&false), "a path is gone that was to stay");
     assert!(!kept.is_empty() && hidden.into_inner() > 0, "nothing has happened");
