@@ -181,10 +181,17 @@ impl Package {
     }
 }
 
+/// Characters that change the order in which a terminal shows the others.
+const DIRECTIONS: [char; 11] = [
+    '\u{200e}', '\u{200f}', '\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}', '\u{202e}', '\u{2066}', '\u{2067}',
+    '\u{2068}', '\u{2069}',
+];
+
 /// A text for an index: one line, without control characters, and of limited length.
 pub(crate) fn line(text: &str) -> String {
     let mut line = String::with_capacity(text.len().min(TEXT_LEN_MAX));
-    for word in text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()) {
+    let is_left_out = |c: char| c.is_whitespace() || c.is_control() || DIRECTIONS.contains(&c);
+    for word in text.split(is_left_out).filter(|word| !word.is_empty()) {
         if line.len() + word.len() >= TEXT_LEN_MAX {
             break;
         }

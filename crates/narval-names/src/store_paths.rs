@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 
 use narval_nix::{StoreDir, StorePath};
 
-use crate::{Builder, LINE_LEN_MAX, NamesError, STORE_PATHS_LEN_MAX};
+use crate::{Builder, LINE_LEN_MAX, NamesError, STORE_PATHS_LEN_MAX, STORE_PATHS_MAX};
 
 /// Reads a list of store paths, as a channel's `store-paths.xz` has it once it is decompressed.
 ///
@@ -23,6 +23,11 @@ pub fn read_store_paths(source: impl BufRead, builder: &mut Builder) -> Result<(
         if length > STORE_PATHS_LEN_MAX {
             let limit = STORE_PATHS_LEN_MAX;
             return Err(NamesError::Limit { what: "the list of store paths", limit, unit: "bytes" });
+        }
+        // Empty lines count: there is no other limit on what a small file becomes.
+        if number > STORE_PATHS_MAX as u64 {
+            let limit = STORE_PATHS_MAX as u64;
+            return Err(NamesError::Limit { what: "the list of store paths", limit, unit: "lines" });
         }
         let path = line.strip_suffix(b"\n").unwrap_or(&line);
         if path.is_empty() {
@@ -52,5 +57,12 @@ mod tests {
         read(b"/nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-hel\x07lo\n").unwrap_err();
         read(b"/etc/passwd\n").unwrap_err();
         read(&vec![b'a'; 1 << 20]).unwrap_err();
+    }
+
+    #[test]
+    fn a_list_without_end_is_an_error() {
+        let endless = std::io::BufReader::new(std::io::repeat(b'\n'));
+        let said = read_store_paths(endless, &mut Builder::default()).unwrap_err().to_string();
+        assert_eq!(said, "the list of store paths exceeds the limit of 8000000 lines");
     }
 }
