@@ -1,5 +1,6 @@
-//! How many names the two files of a channel decide: `measure FOLDER [without NOT-BUILT]`, with files `packages.json`, `store-paths`,
-//! `answers.tsv` and `references.tsv`, all decompressed.
+//! How many names the two files of a channel decide: `measure FOLDER [built]`. The folder has `packages.json.br` and `store-paths.xz`, the right answers
+//! (`answers.tsv.xz`: attribute, system, output, path) and what each path refers to (`references.tsv.xz`). With `built`, the paths of `not-built.tsv.xz`
+//! are left out. docs/performance.md has the figures.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -40,8 +41,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let folder = args.next().ok_or("a folder")?;
     let folder = Path::new(&folder);
-    let lines =
-        |name: &str| -> Result<_, std::io::Error> { Ok(BufReader::new(File::open(folder.join(name))?).lines()) };
+    let lines = |name: &str| -> Result<_, std::io::Error> {
+        Ok(BufReader::new(liblzma::read::XzDecoder::new(File::open(folder.join(format!("{name}.xz")))?)).lines())
+    };
     let left_out: HashSet<String> = match args.next() {
         Some(_) => lines("not-built.tsv")?
             .map(|line| line.map(|line| line.split('\t').next().unwrap_or_default().to_owned()))
@@ -50,7 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let begun = Instant::now();
     let mut builder = Builder::default();
-    read_packages(File::open(folder.join("packages.json"))?, &mut builder)?;
+    let packages = File::open(folder.join("packages.json.br"))?;
+    read_packages(brotli::Decompressor::new(packages, 64 * 1024), &mut builder)?;
     let kept: String = lines("store-paths")?
         .map_while(Result::ok)
         .filter(|line| !left_out.contains(line))
