@@ -300,10 +300,6 @@ impl ChannelNames {
                 Some(part) => self.chosen(&package, output, part)?,
                 None => self.known(&package, (output, &system), caches, asked)?,
             };
-            let known = match known {
-                Known::Several { left, twins } => self.of_same_derivation(left, twins, &outputs, caches),
-                known => known,
-            };
             match known {
                 Known::Path(path, source) => {
                     check_name(&package, output, &path, source)?;
@@ -359,7 +355,12 @@ impl ChannelNames {
         let failure = evidence.failure.take();
         let undecided = match decision.map_err(|source| names_error(&self.channel, source))? {
             Decision::One(path) => return Ok(Known::Path(path, SourceOfName::Channel)),
-            Decision::Several { left, twins } => Known::Several { left, twins },
+            Decision::Several { left, twins } => {
+                match self.of_same_derivation(package, (output, system), &left, caches)? {
+                    Some(path) => return Ok(Known::Path(path, SourceOfName::Channel)),
+                    None => Known::Several { left, twins },
+                }
+            }
             Decision::OtherSystems(_) => Known::NotBuilt { elsewhere: true },
             Decision::Absent => Known::NotBuilt { elsewhere: false },
         };
@@ -410,22 +411,35 @@ impl ChannelNames {
         Err(Error::Unresolved(format!("{} has no path {part} named as {}", self.channel.name(), package.name)))
     }
 
-    /// Of several paths, the one that the derivation of a known output has made.
+    /// Of several paths, the only one that was made together with another output of the package, if it is known which path that one has. Manual
+    /// pages, for example, refer to nothing that tells their system.
     fn of_same_derivation(
         &mut self,
-        left: Vec<StorePath>,
-        twins: Vec<String>,
-        known: &[Output],
+        package: &Package,
+        (output, system): (&str, &str),
+        left: &[StorePath],
         caches: &Caches,
-    ) -> Known {
-        let mut evidence = FromNarinfos::new(caches, &mut self.learnt);
-        let derivers: BTreeSet<_> = known.iter().filter_map(|output| evidence.deriver(&output.path)).collect();
-        let mut fitting =
-            left.iter().filter(|path| evidence.deriver(path).is_some_and(|deriver| derivers.contains(&deriver)));
-        match (fitting.next().cloned(), fitting.next()) {
-            (Some(only), None) => Known::Path(only, SourceOfName::Channel),
-            _ => Known::Several { left, twins },
+    ) -> Result<Option<StorePath>, Error> {
+        for other in package.outputs.iter().filter(|other| *other != output) {
+            let remembered = self.learnt.answer(&package.attribute, system, other).map(|(path, _)| path);
+            let mut evidence = FromNarinfos::new(caches, &mut self.learnt);
+            let known = match remembered {
+                Some(path) => Some(path),
+                None => {
+                    let decision = join(&self.index, package, (other, system), &mut self.walk, &mut evidence);
+                    match decision.map_err(|source| names_error(&self.channel, source))? {
+                        Decision::One(path) => Some(path),
+                        _ => None,
+                    }
+                }
+            };
+            let Some(deriver) = known.and_then(|path| evidence.deriver(&path)) else { continue };
+            let mut fitting = left.iter().filter(|path| evidence.deriver(path).as_ref() == Some(&deriver));
+            if let (Some(only), None) = (fitting.next(), fitting.next()) {
+                return Ok(Some(only.clone()));
+            }
         }
+        Ok(None)
     }
 
     /// What differs between paths.

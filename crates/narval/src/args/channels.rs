@@ -24,6 +24,7 @@ use crate::args::releases::{ReleaseLookup, is_release};
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::ui::progress::watched;
+use crate::values::time::parse_time;
 
 /// In place of a channel: none.
 const NONE: &str = "none";
@@ -48,8 +49,17 @@ pub struct NameArgs {
     #[arg(long, value_name = "SYSTEM", help_heading = "Names")]
     pub system: Option<String>,
     /// Never ask for the build records of a release, which decide names that the channel's files leave open
-    #[arg(long, env = "NARVAL_NO_BUILD_RECORDS", hide_env_values = true, help_heading = "Names")]
+    #[arg(
+        long,
+        env = "NARVAL_NO_BUILD_RECORDS",
+        hide_env_values = true,
+        value_parser = clap::builder::FalseyValueParser::new(),
+        help_heading = "Names"
+    )]
     pub no_build_records: bool,
+    /// Ask a channel or cache for newer names by itself if this is how long ago it was asked, such as 1d [default: only 'narval update' asks]
+    #[arg(long, value_name = "TIME", env = "NARVAL_NAMES_AGE", hide_env_values = true, value_parser = parse_time, help_heading = "Names")]
+    pub names_age: Option<Duration>,
 }
 
 impl NameArgs {
@@ -60,6 +70,11 @@ impl NameArgs {
         }
         let given = self.channel.iter().filter(|text| !text.is_empty() && *text != NONE);
         Ok(given.map(|text| Channel::parse(text)).collect::<Result<_, _>>()?)
+    }
+
+    /// Whether names of this age are used without asking for newer ones.
+    fn are_new(&self, age: Duration) -> bool {
+        self.names_age.is_none_or(|names_age| age < names_age)
     }
 
     pub(crate) fn system(&self) -> String {
@@ -157,7 +172,8 @@ impl<'a> Lookup<'a> {
         let mut opened = Vec::new();
         for url in self.client.caches.urls()? {
             let mut known = ChannelNames::of_cache(folder, &url)?;
-            if known.is_none() && !self.client.caches.offline {
+            let is_old = known.iter().flatten().any(|names| !self.args.are_new(names.age()));
+            if (known.is_none() || is_old) && !self.client.caches.offline {
                 let lock_timeout = self.destination.config().lock_timeout;
                 let (keys, check) = (self.client.caches.keys()?, !self.client.caches.no_check_sigs);
                 // Whoever needs them says why they cannot be opened.
@@ -173,8 +189,13 @@ impl<'a> Lookup<'a> {
     }
 
     fn channel(&self, folder: &NamesFolder, channel: &Channel) -> Result<ChannelNames, Failure> {
-        if let Some(names) = ChannelNames::open(folder, channel)? {
-            return Ok(names);
+        let known = ChannelNames::open(folder, channel)?;
+        let is_usable = |names: &ChannelNames| self.client.caches.offline || self.args.are_new(names.age());
+        if let Some(names) = known {
+            if is_usable(&names) {
+                return Ok(names);
+            }
+            return self.newer(folder, channel, names);
         }
         let (client, output) = (self.client.caches.client()?, self.client.output);
         let refreshed = refresh(folder, channel, &client, self.destination.config().lock_timeout, output)?;
@@ -183,6 +204,19 @@ impl<'a> Lookup<'a> {
         }
         let absent = || Failure::runtime(format!("the names of {} are not there", channel.name()));
         ChannelNames::open(folder, channel)?.ok_or_else(absent)
+    }
+
+    /// The names of a channel that were asked for too long ago, asked for again. If that fails, the old ones are still true.
+    fn newer(&self, folder: &NamesFolder, channel: &Channel, old: ChannelNames) -> Result<ChannelNames, Failure> {
+        let (client, lock_timeout) = (self.client.caches.client()?, self.destination.config().lock_timeout);
+        match refresh(folder, channel, &client, lock_timeout, self.client.output) {
+            Ok(_) => Ok(ChannelNames::open(folder, channel)?.unwrap_or(old)),
+            Err(failure @ Failure::Coded(130, _)) => Err(failure),
+            Err(failure) => {
+                tracing::warn!("the names of {} stay those of {}: {failure}", channel.name(), since(old.age()));
+                Ok(old)
+            }
+        }
     }
 
     /// What arguments stand for: store paths, profiles, or names.

@@ -51,6 +51,80 @@ fn what_was_resolved_needs_no_network() {
     assert_eq!(place.asked(), Vec::<String>::new());
 }
 
+/// Sets back when a channel was asked last.
+fn let_pass(place: &Place, days: u64) {
+    let is_index = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "names");
+    let index = place.names().into_iter().find(is_index).unwrap();
+    let then = std::time::SystemTime::now() - std::time::Duration::from_secs(days * 86_400);
+    std::fs::File::options().append(true).open(index).unwrap().set_modified(then).unwrap();
+}
+
+#[test]
+fn names_of_an_age_are_asked_for_again_and_it_is_said_how_old_they_are() {
+    let mut place = Place::new();
+    place.done(&["install", "hello"]);
+    place.add(&path('a', "hello-2.13"), &[("bin/hello", "newer")], &[], None);
+    place.package("hello", "hello", "2.13", serde_json::json!({}));
+    place.publish("two");
+    place.lead_to("two");
+    let_pass(&place, 3);
+    place.asked();
+    // Without the setting, and offline with it, names stay.
+    for args in [&["install", "hello"][..], &["install", "--offline", "--names-age", "1d", "hello"]] {
+        let said = place.run(args);
+        let said = String::from_utf8_lossy(&said.stderr);
+        assert!(said.contains("channel of 3 days ago") && said.contains("hello-2.12"), "{said}");
+    }
+    assert!(!place.asked().iter().any(|target| target.ends_with("git-revision")));
+    assert!(place.done(&["install", "--names-age", "4d", "hello"]).contains("hello-2.12"));
+    assert!(place.done(&["install", "--names-age", "1d", "hello"]).contains("hello-2.13"));
+    // The same release: one conditional question, and then none for another day.
+    let_pass(&place, 3);
+    place.asked();
+    for _ in 0..2 {
+        let said = place.run(&["install", "--names-age", "1d", "hello"]);
+        assert!(String::from_utf8_lossy(&said.stderr).contains("channel of just now"), "{said:?}");
+    }
+    let asked = place.asked();
+    assert!(!asked.iter().any(|target| target.ends_with("packages.json.br")), "{asked:?}");
+    assert_eq!(asked.iter().filter(|target| *target == "/channel/git-revision").count(), 1, "{asked:?}");
+    // A channel that has nothing to read any more.
+    place.lead_to("nowhere");
+    let_pass(&place, 3);
+    let said = place.run(&["install", "--names-age", "1d", "hello"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("stay those of 3 days ago"), "{said:?}");
+    assert!(said.status.success());
+}
+
+/// Files that are small until they are decompressed.
+#[test]
+fn a_bomb_ends_with_one_line_and_changes_nothing() {
+    let place = Place::new();
+    place.done(&["update"]);
+    let before = place.names();
+    let good = br#"{"packages":{},"version":"2"}"#;
+    let long = 9 << 20;
+    let inside = |begin: &str, filling: u8| [begin.as_bytes(), &vec![filling; long]].concat();
+    for (packages, said) in [
+        (inside(r#"{"packages":{"#, b' '), "an entry of packages.json is too long"),
+        (inside(r#"{"packages":{"a":{"name":""#, b'x'), "an entry of packages.json is too long"),
+        (inside(r#"{"other":"#, b'['), "packages.json is not valid"),
+        (inside("", b'{'), "packages.json is not valid"),
+    ] {
+        place.publish_files("bomb", &packages, b"/nix/store/00000000000000000000000000000000-a\n");
+        place.lead_to("bomb");
+        let all = place.fails(1, &["update"]);
+        assert!(all.contains(said) && all.lines().count() == 1, "{said}: {all}");
+    }
+    for (filling, said) in [(b'\n', "exceeds the limit of 8000000 lines"), (b'/', "of the store paths is not valid")] {
+        place.publish_files("bomb", good, &vec![filling; long]);
+        let all = place.fails(1, &["update"]);
+        assert!(all.contains(said) && all.lines().count() == 1, "{said}: {all}");
+    }
+    assert_eq!(place.names(), before);
+    assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
+}
+
 /// Each of these ends with one line, and the names that were there stay.
 #[test]
 fn a_torn_or_hostile_channel_changes_nothing() {

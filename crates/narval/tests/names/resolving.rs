@@ -1,6 +1,6 @@
 //! A name becomes a path, or it is said why not.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::place::{GLIBC, Place, path};
 
@@ -31,6 +31,10 @@ fn outputs_are_those_of_one_derivation() {
     for name in [path('3', "vim-9.1"), path('4', "vim-9.1-man")] {
         assert!(listed.contains(&name), "{listed}");
     }
+    // The manual refers to nothing that tells its system: the program that was made with it does.
+    let place = Place::new();
+    let listed = place.done(&["install", "--no-build-records", "vim^man"]);
+    assert!(listed.contains(&path('4', "vim-9.1-man")) && !listed.contains(&path('3', "vim-9.1")), "{listed}");
     let said = place.fails(3, &["install", "vim^doc"]);
     assert!(said.contains("vim has no output 'doc'; it has: out, man"), "{said}");
 }
@@ -62,6 +66,8 @@ fn build_records_decide_once_and_can_be_switched_off() {
     let place = Place::new();
     place.record("nixpkgs.git.x86_64-linux", &path('1', "git-2.51.0"));
     place.fails(3, &["install", "--no-build-records", "git"]);
+    let switched_off = place.command(&["install", "git"]).env("NARVAL_NO_BUILD_RECORDS", "1").output().unwrap();
+    assert_eq!(switched_off.status.code(), Some(3), "{switched_off:?}");
     assert!(!place.asked().iter().any(|target| target.starts_with("/eval/")));
     let first = place.run(&["install", "git"]);
     assert!(String::from_utf8_lossy(&first.stderr).contains("asking its build records at"), "{first:?}");
@@ -111,6 +117,67 @@ fn what_is_not_free_unknown_or_not_built_is_said() {
 }
 
 #[test]
+fn each_problem_of_a_package_is_refused_without_its_variable() {
+    let mut place = Place::new();
+    for (attribute, meta, said, variable) in [
+        ("broken", json!({"broken": true, "available": false}), "is marked as broken", "NIXPKGS_ALLOW_BROKEN"),
+        (
+            "insecure",
+            json!({"insecure": true, "knownVulnerabilities": ["CVE-1: bad\u{1b}[31m"]}),
+            "is marked as insecure (CVE-1: bad [31m)",
+            "NIXPKGS_ALLOW_INSECURE",
+        ),
+        ("unfree", json!({"unfree": true}), "has an unfree licence", "NIXPKGS_ALLOW_UNFREE"),
+        (
+            "elsewhere",
+            json!({"available": false}),
+            "is not available on this platform",
+            "NIXPKGS_ALLOW_UNSUPPORTED_SYSTEM",
+        ),
+    ] {
+        place.package(attribute, attribute, "1", meta);
+        place.add(&path('a', &format!("{attribute}-1")), &[("bin/it", "x")], &[GLIBC], None);
+        place.publish(attribute);
+        place.lead_to(attribute);
+        place.done(&["update"]);
+        let refused = place.fails(1, &["install", attribute]);
+        assert!(refused.contains(said) && refused.contains(&format!("set {variable}=1")), "{refused}");
+        let other = if variable.ends_with("UNFREE") { "NIXPKGS_ALLOW_BROKEN" } else { "NIXPKGS_ALLOW_UNFREE" };
+        assert!(!place.command(&["install", attribute]).env(other, "1").output().unwrap().status.success());
+        let allowed = place.command(&["install", attribute]).env(variable, "1").output().unwrap();
+        assert!(String::from_utf8_lossy(&allowed.stdout).contains(&format!("{attribute}-1")), "{allowed:?}");
+    }
+}
+
+#[test]
+fn of_what_is_near_a_misspelt_name_five_are_said() {
+    let mut place = Place::new();
+    for at in 0..9 {
+        place.package(&format!("wordle{at}"), "wordle", "1", json!({}));
+    }
+    place.publish("one");
+    let said = place.fails(3, &["install", "wordl"]);
+    assert_eq!(said.matches("wordle").count(), 5, "{said}");
+}
+
+#[test]
+fn several_names_and_channels_at_once() {
+    let mut place = Place::new();
+    place.package("other", "other", "1", json!({}));
+    place.add(&path('a', "other-1"), &[("bin/other", "x")], &[GLIBC], None);
+    place.publish("two");
+    let (one, two) = (format!("{}/releases/one", place.url), format!("{}/releases/two", place.url));
+    let listed = place.done(&["install", "--channel", &one, "--channel", &two, "hello", "other", "vim^man"]);
+    for name in [path('0', "hello-2.12"), path('a', "other-1"), path('4', "vim-9.1-man")] {
+        assert!(listed.contains(&name), "{listed}");
+    }
+    // One that is unknown: nothing of the others is installed.
+    let place = Place::new();
+    place.fails(3, &["install", "hello", "nowhere"]);
+    assert!(!place.root().join("nix/store").join(path('0', "hello-2.12")).exists());
+}
+
+#[test]
 fn a_version_means_the_newest_that_begins_so() {
     let mut place = Place::new();
     for (attribute, version, digit) in
@@ -131,13 +198,19 @@ fn a_version_means_the_newest_that_begins_so() {
 fn a_search_ranks_names_before_descriptions() {
     let mut place = Place::new();
     place.package("othello", "othello", "1", serde_json::json!({"description": "A game"}));
-    place.package("greeter", "greeter", "1", serde_json::json!({"description": "It says hello\nto all"}));
+    place.package(
+        "greeter",
+        "greeter",
+        "1",
+        serde_json::json!({"description": "It says \u{1b}[31mhello\u{202e}\nto all"}),
+    );
     place.package("sets.hello", "other", "1", serde_json::json!({}));
     place.package("hello-kitty", "hello-kitty", "1", serde_json::json!({}));
     place.publish("one");
     let found = place.done(&["search", "Hello"]);
     let attributes: Vec<_> = found.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(attributes, ["hello", "sets.hello", "hello-kitty", "othello", "greeter"], "{found}");
+    assert!(found.contains("It says [31mhello to all"), "{found:?}");
     let json = place.done(&["search", "--json", "editor"]);
     let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((&lines[0]["attribute"], &lines[0]["outputs"]), (&"vim".into(), &serde_json::json!(["out", "man"])));
