@@ -313,12 +313,14 @@ impl Entry {
             (unfree, Problem::Unfree),
             (unsupported, Problem::Unsupported),
         ];
+        let output = [self.output_name, outputs.first().cloned()].into_iter().flatten().find(|name| !name.is_empty());
+        let output = output.unwrap_or_else(|| "out".to_owned());
         let mut package = Package {
             attribute: attribute.to_owned(),
             pname: self.pname.unwrap_or_default(),
             version: self.version.unwrap_or_default(),
             system: self.system.unwrap_or_default(),
-            output: self.output_name.or_else(|| outputs.first().cloned()).unwrap_or_else(|| "out".to_owned()),
+            output,
             outputs,
             to_install: meta.outputs_to_install.map(Texts::all).unwrap_or_default(),
             description: meta.description.map(Text::first).unwrap_or_default(),
@@ -332,8 +334,8 @@ impl Entry {
         };
         // The default output first; the newer writer has lost the order of the others.
         package.outputs.sort_by_key(|output| *output != package.output);
-        if package.outputs.is_empty() {
-            package.outputs.push(package.output.clone());
+        if !package.outputs.contains(&package.output) {
+            package.outputs.insert(0, package.output.clone());
         }
         package.to_install.retain(|output| package.outputs.contains(output));
         Ok(package)
