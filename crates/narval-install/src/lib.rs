@@ -86,7 +86,7 @@ pub use inspect::{cat, check, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
 pub(crate) use narval_client::clock::now;
-pub use profile::{Added, Profile, Removed};
+pub use profile::{Added, Addition, Element, Manifest, Origin, Profile, Removed};
 pub use progress::{Progress, Snapshot};
 pub use push::{Administered, PushOptions, Pushed, Target, UPLOADS_MAX, push};
 pub use repair::repair;

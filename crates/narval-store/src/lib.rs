@@ -55,7 +55,7 @@ pub use error::StoreError;
 pub use hashes::{Hashed, Hashes};
 pub use local::{
     Garbage, GarbageCollector, GarbageOptions, Incoming, LeftOut, LocalRoots, LocalStore, LocalStoreError, PathLock,
-    Prepared, Root, Unregistered, disk_usage, find_garbage, lock_file,
+    Prepared, Root, Unregistered, describe, disk_usage, find_garbage, lock_file,
 };
 pub use logs::{BuildLog, LogCompression};
 pub use nar::{

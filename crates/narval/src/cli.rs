@@ -9,7 +9,7 @@ use crate::commands::caches::{copy, hook, pin, push, release, releases, token, u
 use crate::commands::machines;
 use crate::commands::packages::{info, names, search, update, which_package};
 use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
-use crate::commands::profile::{gc, install, profiles, remove, rollback, upgrade};
+use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
 use crate::commands::{cache, completions, config, demo, doctor, key, man, serve, static_site, top};
 use crate::ui::output::note;
@@ -45,10 +45,13 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "run",
             "shell",
             "update",
+            "list",
             "upgrade",
-            "profiles",
-            "rollback",
             "remove",
+            "rollback",
+            "history",
+            "profiles",
+            "env",
             "follow",
         ],
     ),
@@ -80,11 +83,12 @@ pub fn definition() -> clap::Command {
 type Define = fn(clap::Command) -> clap::Command;
 
 /// The commands that scripts and builds start often.
-const OFTEN: [(&str, Define); 11] = [
+const OFTEN: [(&str, Define); 12] = [
     ("__enter", enter::Args::augment_args),
     ("__follow", follow::Args::augment_args),
     ("cat", cat::Args::augment_args),
     ("copy", copy::Args::augment_args),
+    ("env", env::Args::augment_args),
     ("hook", hook::Args::augment_args),
     ("install", install::Args::augment_args),
     ("path-info", path_info::Args::augment_args),
@@ -130,7 +134,10 @@ enum Command {
     Ls(ls::Args),
     Cat(cat::Args),
     Update(update::Args),
+    List(list::Args),
     Upgrade(upgrade::Args),
+    History(history::Args),
+    Env(env::Args),
     Profiles(profiles::Args),
     Remove(remove::Args),
     Rollback(rollback::Args),
@@ -160,9 +167,8 @@ enum Command {
 }
 
 /// What does what a command of another package manager does.
-const ELSEWHERE: [(&str, &str); 4] = [
-    ("list", "'narval profiles' lists profiles and what is in them, 'narval cache list' the paths of a cache"),
-    ("uninstall", "'narval remove --profile DIR NAME' does that"),
+const ELSEWHERE: [(&str, &str); 3] = [
+    ("uninstall", "'narval remove NAME' does that"),
     ("build", "Narval builds nothing: 'nix build', then 'narval push ./result --to URL'"),
     ("login", "'narval use URL --token-file FILE' does that"),
 ];
@@ -228,7 +234,10 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Update(args) => update::run(&args),
+        Command::List(args) => list::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
+        Command::History(args) => history::run(&args),
+        Command::Env(args) => env::run(&args),
         Command::Profiles(args) => profiles::run(args),
         Command::Remove(args) => remove::run(args),
         Command::Rollback(args) => rollback::run(args),

@@ -1,44 +1,47 @@
-//! One generation of a profile: a folder of links to the files of its paths, and the links that are their roots.
+//! One generation of a profile: links to the files of its paths, and the manifest that says what these are.
 //!
-//! It is built under a temporary name. Roots can only be registered at the final place of their links, so the folder is
-//! renamed before it is complete: until then, a file in it marks it as incomplete, and it is not used.
+//! Where the store is at its place, a generation is a store path, as Nix makes it: [`seal`]. Otherwise it is a folder beside the profile, which also has
+//! the links that are its roots. These can only be registered at their final place, so the folder is renamed before it is complete: until then, a file in
+//! it marks it as incomplete, and it is not used.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use narval_nix::StorePath;
-use narval_store::StoreError;
+use narval_nix::{StorePath, StorePathName};
+use narval_store::{NarReader, StoreError, describe};
 
 use super::launcher::{self, Launchers};
+use super::manifest::{self, Manifest, PRIORITY_DEFAULT};
 use crate::{Destination, Error};
 
 /// The folder in a generation that holds one link for each path: the roots.
 const ROOTS: &str = ".narval-roots";
 /// The file in a generation that is not complete.
 const UNFINISHED: &str = ".narval-unfinished";
-/// The file in a generation that has no paths, and is meant to have none.
+/// The file in a folder of an earlier version that has no paths, and is meant to have none.
 const EMPTY: &str = ".narval-empty";
-/// The file in a generation with the priorities of its paths, for those that have another than [`PRIORITY_DEFAULT`]: one per line, `3 HASH-NAME`.
+/// The file in a folder of an earlier version with the priorities of its paths, for those that have another than the default: one per line, `3 HASH-NAME`.
 const PRIORITIES: &str = ".narval-priorities";
+/// The name of generations in the store, as in Nix.
+const NAME: &str = "profile";
 /// The maximum depth of merged folders.
 const DEPTH_MAX: usize = 64;
 /// The folders of a path that a profile shows. What else there is, such as a licence or `nix-support`, is not for `PATH` and its like.
 const SHOWN: [&str; 6] = ["bin", "etc", "include", "lib", "sbin", "share"];
 
-/// The priority of paths that were installed without one, as in Nix. The lowest number wins.
-pub(super) const PRIORITY_DEFAULT: u32 = 5;
+/// Whether the generations of this store are store paths.
+pub(super) fn are_paths(destination: &Destination) -> bool {
+    Launchers::of(destination.config()).is_none()
+}
 
-/// The paths of a generation, and their priorities.
-pub(super) type Entries = BTreeMap<StorePath, u32>;
-
-/// Whether a folder is a generation, complete or not.
+/// Whether this is a generation, complete or not.
 pub(super) fn is_ours(folder: &Path) -> bool {
     let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
-    is_folder(folder) && is_folder(&folder.join(ROOTS))
+    folder.is_symlink() || is_folder(folder) && is_folder(&folder.join(ROOTS))
 }
 
 /// Whether a folder is a generation that [`complete`] has not reached.
@@ -47,68 +50,112 @@ pub(super) fn is_unfinished(folder: &Path) -> bool {
         && fs::symlink_metadata(folder.join(UNFINISHED)).is_ok()
 }
 
-/// Whether a folder is a complete generation.
+/// Whether this is a complete generation.
 pub(super) fn is_complete(folder: &Path) -> Result<bool, Error> {
-    if !is_ours(folder) || is_unfinished(folder) {
+    // A store path is complete, or not there.
+    if folder.join(manifest::FILE).is_file() && !is_unfinished(folder) {
+        return Ok(true);
+    }
+    if folder.is_symlink() || !is_ours(folder) || is_unfinished(folder) {
         return Ok(false);
     }
     // Earlier versions left generations without paths and without this file when they were killed.
     Ok(!names(&folder.join(ROOTS))?.is_empty() || fs::symlink_metadata(folder.join(EMPTY)).is_ok())
 }
 
-/// The paths of a generation.
-pub(super) fn entries(folder: &Path) -> Result<Entries, Error> {
+/// What a generation has.
+pub(super) fn manifest(folder: &Path) -> Result<Manifest, Error> {
+    let file = folder.join(manifest::FILE);
+    let mut text = Vec::new();
+    match fs::File::open(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return of_links(folder),
+        opened => {
+            let read = opened.and_then(|file| file.take(manifest::LEN_MAX).read_to_end(&mut text));
+            read.map_err(|error| Error::file("read", &file, error))?;
+        }
+    }
+    let damaged = |why| Error::file("read", &file, io::Error::new(io::ErrorKind::InvalidData, why));
+    Manifest::read(&text).map_err(|why: String| damaged(why))
+}
+
+/// What the folder of an earlier version has, which is without a manifest.
+fn of_links(folder: &Path) -> Result<Manifest, Error> {
     let names = names(&folder.join(ROOTS))?;
-    let paths = names.iter().filter_map(|name| StorePath::parse(name.to_str()?).ok());
-    let mut entries: Entries = paths.map(|path| (path, PRIORITY_DEFAULT)).collect();
     let file = folder.join(PRIORITIES);
     let text = match fs::read_to_string(&file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         text => text.map_err(|error| Error::file("read", &file, error))?,
     };
-    for (priority, name) in text.lines().filter_map(|line| line.split_once(' ')) {
-        let entry = StorePath::parse(name).ok().and_then(|path| entries.get_mut(&path));
-        if let (Some(entry), Ok(priority)) = (entry, priority.parse()) {
-            *entry = priority;
-        }
-    }
-    Ok(entries)
+    let priorities: BTreeMap<&str, i64> = text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(p, name)| Some((name, p.parse().ok()?)))
+        .collect();
+    let priority = |path: &StorePath| priorities.get(path.base_name()).copied().unwrap_or(PRIORITY_DEFAULT);
+    let paths = names.iter().filter_map(|name| StorePath::parse(name.to_str()?).ok());
+    Ok(Manifest::of_paths(paths.map(|path| (path.clone(), priority(&path)))))
 }
 
-/// Builds a generation of these paths in a new folder; [`protect`] and [`complete`] do the rest.
-pub(super) fn build(destination: &Destination, folder: &Path, entries: &Entries) -> Result<(), Error> {
+/// Builds a generation in a new folder. If [`are_paths`], [`seal`] does the rest, otherwise [`protect`] and [`complete`].
+pub(super) fn build(destination: &Destination, folder: &Path, manifest: &Manifest) -> Result<(), Error> {
     let fail = |path: &Path, error| Error::file("create", path, error);
-    let (roots, unfinished) = (folder.join(ROOTS), folder.join(UNFINISHED));
     fs::create_dir(folder).map_err(|error| fail(folder, error))?;
-    fs::write(&unfinished, "").map_err(|error| fail(&unfinished, error))?;
-    fs::create_dir(&roots).map_err(|error| fail(&roots, error))?;
-    for path in entries.keys() {
-        let link = roots.join(path.base_name());
-        let target = destination.store_dir().display(path).to_string();
-        symlink(target, &link).map_err(|error| fail(&link, error))?;
+    if !are_paths(destination) {
+        let (roots, unfinished) = (folder.join(ROOTS), folder.join(UNFINISHED));
+        fs::write(&unfinished, "").map_err(|error| fail(&unfinished, error))?;
+        fs::create_dir(&roots).map_err(|error| fail(&roots, error))?;
+        for path in manifest.paths() {
+            let link = roots.join(path.base_name());
+            let target = destination.store_dir().display(&path).to_string();
+            symlink(target, &link).map_err(|error| fail(&link, error))?;
+        }
     }
-    if entries.is_empty() {
-        fs::write(folder.join(EMPTY), "").map_err(|error| fail(folder, error))?;
-    }
-    let others = entries.iter().filter(|(_, priority)| **priority != PRIORITY_DEFAULT);
-    let priorities: String = others.map(|(path, priority)| format!("{priority} {}\n", path.base_name())).collect();
-    if !priorities.is_empty() {
-        let file = folder.join(PRIORITIES);
-        fs::write(&file, priorities).map_err(|error| fail(&file, error))?;
-    }
-    let real_path = |(path, priority): (&StorePath, &u32)| (*priority, destination.store().real_path(path));
-    let sources: Vec<_> = entries.iter().map(real_path).filter(|(_, real)| real.is_dir()).collect();
+    let file = folder.join(manifest::FILE);
+    fs::write(&file, manifest.written(destination.store_dir())).map_err(|error| fail(&file, error))?;
+    let real_path = |(path, priority): (&StorePath, i64)| (priority, destination.store().real_path(path));
+    let sources: Vec<_> = manifest.shown().into_iter().map(real_path).filter(|(_, real)| real.is_dir()).collect();
     Merge { launchers: Launchers::of(destination.config()) }.merge(&sources, folder, 0)
 }
 
+/// Adds a built folder to the store, with the paths of the manifest as its references, and makes `link` a root that leads to it. It is kept at any step:
+/// the link is registered before it is made, and again for a garbage collection that has found it leading nowhere.
+pub(super) fn seal(destination: &Destination, built: &Path, link: &Path, manifest: &Manifest) -> Result<(), Error> {
+    let fail = |error| Error::file("create", link, error);
+    let name = StorePathName::parse(NAME).map_err(|error| fail(io::Error::other(error)))?;
+    let path = if let Some(daemon) = destination.daemon() {
+        let info = describe(built, &name, manifest.paths(), destination.store_dir()).map_err(fail)?;
+        destination.keep(std::slice::from_ref(&info.path))?;
+        if !daemon.is_valid(&info.path).map_err(StoreError::from)? {
+            let nar = NarReader::open(built).map_err(|error| fail(io::Error::other(error)))?;
+            daemon.add_to_store_nar(&info, nar, false).map_err(StoreError::from)?;
+        }
+        info.path
+    } else {
+        let store = destination.open()?;
+        let info = store.add(built, &name, manifest.paths(), &|| Ok(()))?;
+        store.register(std::slice::from_ref(&info))?;
+        info.path
+    };
+    register(destination, [link.to_owned()])?;
+    symlink(destination.store_dir().display(&path).to_string(), link).map_err(fail)?;
+    register(destination, [link.to_owned()])
+}
+
 /// Registers the roots of a generation with the store, now that it has its final name.
-pub(super) fn protect(destination: &Destination, folder: &Path, entries: &Entries) -> Result<(), Error> {
-    let links = entries.keys().map(|path| folder.join(ROOTS).join(path.base_name()));
+pub(super) fn protect(destination: &Destination, folder: &Path, manifest: &Manifest) -> Result<(), Error> {
+    if folder.is_symlink() {
+        return register(destination, [folder.to_owned()]);
+    }
+    register(destination, manifest.paths().iter().map(|path| folder.join(ROOTS).join(path.base_name())))
+}
+
+fn register(destination: &Destination, links: impl IntoIterator<Item = PathBuf>) -> Result<(), Error> {
+    let mut links = links.into_iter().peekable();
     if let Some(daemon) = destination.daemon() {
         for link in links {
             daemon.add_indirect_root(&link).map_err(StoreError::from)?;
         }
-    } else if !entries.is_empty() {
+    } else if links.peek().is_some() {
         let store = destination.open()?;
         for link in links {
             store.add_indirect_root(&link)?;
@@ -125,6 +172,9 @@ pub(super) fn complete(folder: &Path) -> Result<(), Error> {
 
 /// Whether the files of a generation are those of this store. A profile can outlive its store, or the store's place.
 pub(super) fn leads_into(destination: &Destination, folder: &Path) -> Result<bool, Error> {
+    if are_paths(destination) != folder.is_symlink() {
+        return Ok(false);
+    }
     let launchers = Launchers::of(destination.config());
     let mut folders = vec![(folder.to_owned(), 0)];
     while let Some((folder, depth)) = folders.pop() {
@@ -151,13 +201,13 @@ struct Merge<'a> {
 impl Merge<'_> {
     /// Links to entries of a single source; creates a real folder where several sources have one, or where programs need launchers. Of several files of
     /// one name, the one with the lowest priority is linked.
-    fn merge(&self, sources: &[(u32, PathBuf)], into: &Path, depth: usize) -> Result<(), Error> {
+    fn merge(&self, sources: &[(i64, PathBuf)], into: &Path, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
             return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
         }
         let is_of_programs = depth == 1 && into.file_name().is_some_and(Launchers::are_in);
         let launchers = self.launchers.as_ref().filter(|_| is_of_programs);
-        let mut entries: BTreeMap<OsString, Vec<(u32, PathBuf)>> = BTreeMap::new();
+        let mut entries: BTreeMap<OsString, Vec<(i64, PathBuf)>> = BTreeMap::new();
         for (priority, source) in sources {
             for name in names(source)? {
                 if depth > 0 || SHOWN.iter().any(|shown| name == *shown) {
@@ -174,7 +224,7 @@ impl Merge<'_> {
             }
             let to = into.join(name);
             let first = from.iter().map(|(priority, _)| *priority).min();
-            let is_first = |(priority, _): &&(u32, PathBuf)| Some(*priority) == first;
+            let is_first = |(priority, _): &&(i64, PathBuf)| Some(*priority) == first;
             let is_folder = from.iter().filter(is_first).all(|(_, path)| path.is_dir());
             from.retain(|one| if is_folder { one.1.is_dir() } else { is_first(&one) });
             if !is_folder {

@@ -1,27 +1,33 @@
 //! Profiles: a link to a folder of links to installed files, one folder per generation. Each generation protects its
 //! paths from garbage collection.
 //!
-//! `DIR` points to `DIR-3-link`, as in Nix. A generation is a real folder here, because a store path cannot be created
-//! for it. Changes of a profile are made under the lock `DIR.lock`.
+//! `DIR` points to `DIR-3-link`, as in Nix. That leads to a store path where the store is at its place, so that Nix can work on the profile, too;
+//! elsewhere, a link into the store would lead nowhere, and the generation is a real folder. Changes of a profile are made under the lock `DIR.lock`.
 
 mod generation;
 mod launcher;
 mod list;
+mod manifest;
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use narval_files::{is_temporary_name, temporary_name};
-use narval_nix::{PackageName, StorePath};
+use narval_nix::StorePath;
 use narval_store::{StoreConfig, lock_file};
 
-use self::generation::{Entries, PRIORITY_DEFAULT, names};
+use self::generation::names;
+pub use self::manifest::{Addition, Element, Manifest, Origin};
 use crate::{Destination, Error, Wanted};
+
+/// How many generations are read for where paths came from.
+const RECALLED_MAX: usize = 16;
 
 /// One profile.
 pub struct Profile {
@@ -120,80 +126,108 @@ impl Profile {
     /// # Errors
     /// If it cannot be read.
     pub fn paths(&self, number: u64) -> Result<Vec<StorePath>, Error> {
-        Ok(generation::entries(&self.generation_path(number))?.into_keys().collect())
+        Ok(self.manifest(number)?.paths().into_iter().collect())
     }
 
-    /// Creates a generation with the current paths and these. A path that the profile does not have yet replaces other
+    /// What a generation has. Where Nix has dropped where paths came from, that is taken from an earlier generation.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn manifest(&self, number: u64) -> Result<Manifest, Error> {
+        let mut manifest = generation::manifest(&self.generation_path(number))?;
+        if manifest.has_forgotten() {
+            for earlier in self.generations()?.into_iter().rev().filter(|earlier| *earlier < number).take(RECALLED_MAX)
+            {
+                manifest.recall(&generation::manifest(&self.generation_path(earlier))?);
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// The current generation's number, and what it has.
+    ///
+    /// # Errors
+    /// If there is no profile, or it cannot be read.
+    pub fn existing(&self) -> Result<(u64, Manifest), Error> {
+        self.shown()?.ok_or_else(|| self.absent())
+    }
+
+    /// When a generation was made; `None` if that is not known.
+    pub fn made(&self, number: u64) -> Option<SystemTime> {
+        fs::symlink_metadata(self.generation_path(number)).and_then(|found| found.modified()).ok()
+    }
+
+    fn absent(&self) -> Error {
+        Error::Usage(format!("there is no profile {}: 'narval install' makes it", self.link.display()))
+    }
+
+    /// Creates a generation with the current paths and these. A path that the profile does not have yet replaces the same output of its element, and other
     /// versions of its package and output. If the current generation is the same, it is only protected again: the store may be
-    /// new, or the profile may be from another place. Of two different files of one name, the profile shows that of the path with the lower `priority`
-    /// [default: what the path, or the version that it replaces, has in the profile, otherwise 5].
+    /// new, or the profile may be from another place. Of two different files of one name, the profile shows that of the element with the lower `priority`
+    /// [default: what the element has in the profile, otherwise 5].
     ///
     /// # Errors
     /// [`Error::Conflict`] if two paths of one priority have different files of one name; or a file cannot be written.
-    pub fn add(&self, destination: &Destination, added: &[StorePath], priority: Option<u32>) -> Result<Added, Error> {
+    pub fn add(&self, destination: &Destination, added: &[Addition], priority: Option<u32>) -> Result<Added, Error> {
         let folder = self.folder();
         fs::create_dir_all(folder).map_err(|error| Error::file("create", folder, error))?;
         let _lock = self.lock()?;
         let shown = self.shown()?;
-        let before = shown.as_ref().map(|(_, entries)| entries.clone()).unwrap_or_default();
-        let (mut replaced, mut entries) = (Vec::new(), Entries::new());
-        for path in added {
-            let of_replaced = || {
-                let mut replaced = before.iter().filter(|(old, _)| !added.contains(old) && is_other_version(old, path));
-                replaced.next().map(|(_, priority)| *priority)
-            };
-            let priority = priority.or_else(|| before.get(path).copied()).or_else(of_replaced);
-            let priority = priority.unwrap_or(PRIORITY_DEFAULT);
-            entries.insert(path.clone(), priority);
-        }
-        for (old, priority) in before.iter().filter(|(old, _)| !added.contains(old)) {
-            match added.iter().find(|new| !before.contains_key(new) && is_other_version(old, new)) {
-                Some(new) => replaced.push((old.clone(), new.clone())),
-                None => drop(entries.insert(old.clone(), *priority)),
-            }
-        }
+        let before = shown.as_ref().map(|(_, manifest)| manifest.clone()).unwrap_or_default();
+        let mut manifest = before.clone();
+        let replaced = manifest.add(added, priority.map(i64::from));
         let generation = match shown.as_ref().map(|(number, _)| *number) {
             Some(number)
-                if before == entries && generation::leads_into(destination, &self.generation_path(number))? =>
+                if before == manifest && generation::leads_into(destination, &self.generation_path(number))? =>
             {
-                self.check_that_there_are(destination, &entries)?;
-                generation::protect(destination, &self.generation_path(number), &entries)?;
+                self.check_that_there_are(destination, &manifest)?;
+                generation::protect(destination, &self.generation_path(number), &manifest)?;
                 list::add(destination, &self.link)?;
                 number
             }
-            _ => self.make(destination, &entries)?,
+            _ => self.make(destination, &manifest)?,
         };
         Ok(Added { generation, replaced })
     }
 
-    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], by its name, or by
-    /// its package, which stands for all outputs and versions.
+    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], or as for [`Manifest::named`]: by its element,
+    /// its name, or its package, which stands for all outputs and versions.
     ///
     /// # Errors
     /// [`Error::NotInProfile`] if one of them is not in the profile; nothing is changed then.
     pub fn remove(&self, destination: &Destination, names: &[String]) -> Result<Removed, Error> {
-        let none = || Error::Usage(format!("there is no profile {}", self.link.display()));
-        self.current()?.ok_or_else(none)?;
+        self.current()?.ok_or_else(|| self.absent())?;
         let _lock = self.lock()?;
-        let (_, mut entries) = self.shown()?.ok_or_else(none)?;
-        let mut left: Vec<_> = entries.keys().cloned().collect();
-        let mut removed = Vec::new();
+        let (_, mut manifest) = self.existing()?;
+        let removed = self.chosen(&manifest, destination, names)?;
+        manifest.remove(&removed);
+        let left = manifest.paths().into_iter().collect();
+        Ok(Removed { generation: self.make(destination, &manifest)?, removed: removed.into_iter().collect(), left })
+    }
+
+    /// The paths of a manifest that these names mean. See [`Profile::remove`].
+    ///
+    /// # Errors
+    /// [`Error::NotInProfile`] if one of them means none.
+    pub fn chosen(
+        &self,
+        manifest: &Manifest,
+        destination: &Destination,
+        names: &[String],
+    ) -> Result<BTreeSet<StorePath>, Error> {
+        let (all, mut chosen) = (manifest.paths(), BTreeSet::new());
         for name in names {
-            let wanted = Wanted::parse(name, destination.store_dir()).ok();
-            let is_meant = |path: &StorePath| {
-                wanted.as_ref().is_some_and(|wanted| wanted.is(path))
-                    || [path.name(), PackageName::of(path.name()).package].contains(&name.as_str())
-            };
-            let (meant, others): (Vec<_>, Vec<_>) = left.iter().cloned().partition(is_meant);
-            if meant.is_empty() && !removed.iter().any(is_meant) {
-                let has = left.iter().chain(&removed).map(|path| path.name().to_owned()).collect();
+            let mut meant = manifest.named(name);
+            if let Ok(wanted) = Wanted::parse(name, destination.store_dir()) {
+                meant.extend(all.iter().filter(|path| wanted.is(path)).cloned());
+            }
+            if meant.is_empty() {
+                let has = all.iter().map(|path| path.name().to_owned()).collect();
                 return Err(Error::NotInProfile { what: name.clone(), profile: self.link.clone(), has });
             }
-            removed.extend(meant);
-            left = others;
+            chosen.extend(meant);
         }
-        entries.retain(|path, _| left.contains(path));
-        Ok(Removed { generation: self.make(destination, &entries)?, removed, left })
+        Ok(chosen)
     }
 
     /// Switches to the generation before the current one, or to the given one.
@@ -267,8 +301,8 @@ impl Profile {
         Ok(self.numbers()?.into_iter().filter(is_old).collect())
     }
 
-    /// The current generation and its paths.
-    fn shown(&self) -> Result<Option<(u64, Entries)>, Error> {
+    /// The current generation, and what it has.
+    fn shown(&self) -> Result<Option<(u64, Manifest)>, Error> {
         let Some(number) = self.current()? else { return Ok(None) };
         let folder = self.generation_path(number);
         if !generation::is_complete(&folder)? {
@@ -277,19 +311,24 @@ impl Profile {
                 "{link} points to {folder}, which is not a complete generation; 'narval rollback --profile {link}' switches to the previous one"
             )));
         }
-        Ok(Some((number, generation::entries(&folder)?)))
+        Ok(Some((number, self.manifest(number)?)))
     }
 
-    /// Creates a generation of these paths, and switches to it. The caller holds the lock.
-    fn make(&self, destination: &Destination, entries: &Entries) -> Result<u64, Error> {
+    /// Creates a generation of this, and switches to it. The caller holds the lock.
+    fn make(&self, destination: &Destination, manifest: &Manifest) -> Result<u64, Error> {
         self.remove_leftovers()?;
         let number = self.numbers()?.last().map_or(1, |last| last.saturating_add(1));
         let (temporary, folder) = (self.temporary(), self.generation_path(number));
-        let made = self.check_that_there_are(destination, entries).and_then(|()| {
-            generation::build(destination, &temporary, entries)?;
-            fs::rename(&temporary, &folder).map_err(|error| Error::file("create", &folder, error))?;
-            generation::protect(destination, &folder, entries)?;
-            generation::complete(&folder)?;
+        let made = self.check_that_there_are(destination, manifest).and_then(|()| {
+            generation::build(destination, &temporary, manifest)?;
+            if generation::are_paths(destination) {
+                generation::seal(destination, &temporary, &folder, manifest)?;
+                fs::remove_dir_all(&temporary).map_err(|error| Error::file("remove", &temporary, error))?;
+            } else {
+                fs::rename(&temporary, &folder).map_err(|error| Error::file("create", &folder, error))?;
+                generation::protect(destination, &folder, manifest)?;
+                generation::complete(&folder)?;
+            }
             list::add(destination, &self.link)?;
             self.switch(number)
         });
@@ -307,9 +346,10 @@ impl Profile {
     }
 
     /// Checks that the store has these paths: a profile of another store would lose some.
-    fn check_that_there_are(&self, destination: &Destination, entries: &Entries) -> Result<(), Error> {
+    fn check_that_there_are(&self, destination: &Destination, manifest: &Manifest) -> Result<(), Error> {
         let is_gone = |path: &&StorePath| fs::symlink_metadata(destination.store().real_path(path)).is_err();
-        let Some(gone) = entries.keys().find(is_gone) else { return Ok(()) };
+        let paths = manifest.paths();
+        let Some(gone) = paths.iter().find(is_gone) else { return Ok(()) };
         let (link, store) = (self.link.display(), destination.name());
         Err(Error::Usage(format!(
             "{link} has {gone}, which is not in {store}: name the profile's store with --store, or remove it from the profile"
@@ -390,12 +430,6 @@ impl Profile {
     fn names(&self) -> Result<Vec<OsString>, Error> {
         names(self.folder())
     }
-}
-
-/// Whether two paths are the same output of one package.
-fn is_other_version(one: &StorePath, other: &StorePath) -> bool {
-    let (one, other) = (PackageName::of(one.name()), PackageName::of(other.name()));
-    (one.package, one.output) == (other.package, other.output)
 }
 
 /// The infix of temporary names.

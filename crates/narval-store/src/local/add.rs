@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use narval_nix::content_address::{ContentAddress, Method};
-use narval_nix::{Hash, PathInfo, Sha256Hasher, StorePath, StorePathName};
+use narval_nix::{Hash, PathInfo, Sha256Hasher, StoreDir, StorePath, StorePathName};
 
 use super::{LocalStore, LocalStoreError, Prepared};
 use crate::nar::NarReader;
@@ -27,30 +27,7 @@ impl LocalStore {
         go_on: &dyn Fn() -> io::Result<()>,
     ) -> Result<PathInfo, LocalStoreError> {
         let failed = |source| LocalStoreError::Io { action: "add", path: from.to_owned(), source };
-        let (mut hasher, mut nar_size) = (Sha256Hasher::new(), 0);
-        pieces(from, |piece| {
-            go_on()?;
-            hasher.update(piece);
-            nar_size += piece.len() as u64;
-            Ok(())
-        })
-        .map_err(failed)?;
-        let nar_hash = hasher.finish();
-        let ca =
-            ContentAddress::new(Method::Nar, Hash::from(nar_hash)).map_err(|error| failed(io::Error::other(error)))?;
-        let path = ca.store_path(self.store_dir(), name, &references, false);
-        let path = path.map_err(|error| failed(io::Error::other(error)))?;
-        let info = PathInfo {
-            path,
-            nar_hash,
-            nar_size,
-            references,
-            deriver: None,
-            registration_time: 0,
-            ultimate: true,
-            signatures: Vec::new(),
-            ca: Some(ca),
-        };
+        let info = describe_while(from, name, references, self.store_dir(), go_on).map_err(failed)?;
         if let Prepared::Missing(mut incoming) = self.prepare(&info)? {
             pieces(from, |piece| {
                 go_on()?;
@@ -61,6 +38,48 @@ impl LocalStore {
         }
         Ok(info)
     }
+}
+
+/// What a file or folder is as a store path, under its content address. See [`LocalStore::add`].
+///
+/// # Errors
+/// If it cannot be read.
+pub fn describe(
+    from: &Path,
+    name: &StorePathName,
+    references: BTreeSet<StorePath>,
+    store_dir: &StoreDir,
+) -> io::Result<PathInfo> {
+    describe_while(from, name, references, store_dir, &|| Ok(()))
+}
+
+fn describe_while(
+    from: &Path,
+    name: &StorePathName,
+    references: BTreeSet<StorePath>,
+    store_dir: &StoreDir,
+    go_on: &dyn Fn() -> io::Result<()>,
+) -> io::Result<PathInfo> {
+    let (mut hasher, mut nar_size) = (Sha256Hasher::new(), 0);
+    pieces(from, |piece| {
+        go_on()?;
+        hasher.update(piece);
+        nar_size += piece.len() as u64;
+        Ok(())
+    })?;
+    let nar_hash = hasher.finish();
+    let ca = ContentAddress::new(Method::Nar, Hash::from(nar_hash)).map_err(io::Error::other)?;
+    Ok(PathInfo {
+        path: ca.store_path(store_dir, name, &references, false).map_err(io::Error::other)?,
+        nar_hash,
+        nar_size,
+        references,
+        deriver: None,
+        registration_time: 0,
+        ultimate: true,
+        signatures: Vec::new(),
+        ca: Some(ca),
+    })
 }
 
 /// The NAR of a path, piece by piece.

@@ -30,6 +30,7 @@ use narval_nix::{NarHash, StoreDir, StorePath};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
+pub use add::describe;
 pub use collect::{Garbage, GarbageCollector, disk_usage, find_garbage};
 pub use error::LocalStoreError;
 pub use graph::GarbageOptions;

@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 use narval_cache::{CacheError, Caches};
 use narval_client::{Client, Scheme, Url};
 use narval_install::names::{
-    self, Asked, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Refreshed, Resolution, Resolved,
-    SourceOfName, Variant, machine_system,
+    self, Asked, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Output, Refreshed, Resolution,
+    Resolved, SourceOfName, Variant, machine_system,
 };
-use narval_install::{Destination, Error, Wanted};
+use narval_install::{Destination, Error, Origin, Wanted};
 use narval_names::{Package, Problem, Selector};
 use narval_nix::StorePath;
 use serde_json::json;
@@ -125,11 +125,13 @@ pub(crate) struct Meant {
     pub(crate) wanted: Wanted,
     /// The package, if a channel has told what the name means.
     pub(crate) package: Option<Package>,
+    /// How to find it again, and which output it is, in this case.
+    pub(crate) origin: Option<(Origin, String)>,
 }
 
 impl From<Wanted> for Meant {
     fn from(wanted: Wanted) -> Self {
-        Self { wanted, package: None }
+        Self { wanted, package: None, origin: None }
     }
 }
 
@@ -320,15 +322,41 @@ impl<'a> Lookup<'a> {
         match resolution {
             Resolution::One(resolved) if resolved.outputs.iter().all(|output| is_candidate(&output.path)) => {
                 self.say_resolved(text, &resolved, at)?;
-                let meant = |path: &StorePath| Meant {
-                    wanted: Wanted::Path(path.clone()),
+                let origin = self.origin(selector, &resolved, at)?;
+                let meant = |output: &Output| Meant {
+                    wanted: Wanted::Path(output.path.clone()),
                     package: Some(resolved.package.clone()),
+                    origin: Some((origin.clone(), output.name.clone())),
                 };
-                Ok(resolved.outputs.iter().map(|output| meant(&output.path)).collect())
+                Ok(resolved.outputs.iter().map(meant).collect())
             }
             _ if !candidates.is_empty() => Err(self.several_candidates(text, candidates)),
             resolution => Err(self.unresolved(text, &resolution, at)?),
         }
+    }
+
+    /// What a profile remembers of a name.
+    fn origin(&mut self, selector: &Selector, resolved: &Resolved, at: usize) -> Result<Origin, Failure> {
+        let Some(channel) = self.channels()?.get(at) else { return Err(Error::Died.into()) };
+        let fact = |name: &str| channel.index().fact(name).unwrap_or_default().to_owned();
+        let chosen = resolved.outputs.iter().find(|output| output.source == SourceOfName::Choice);
+        let version = selector.version.as_ref().map(|version| format!("@{version}")).unwrap_or_default();
+        Ok(Origin {
+            name: format!("{}{version}", selector.attribute),
+            attribute: resolved.package.attribute.clone(),
+            system: resolved.system.clone(),
+            channel: channel.channel().name().to_owned(),
+            release: fact("release"),
+            revision: fact("revision"),
+            choice: chosen.map(|output| output.path.base_name().to_owned()),
+            is_default: selector.outputs.is_empty(),
+        })
+    }
+
+    /// What a name means that was found in a channel before: nobody else is asked.
+    pub(crate) fn again(&mut self, text: &str) -> Result<Vec<Meant>, Failure> {
+        let selector = Selector::parse(text).map_err(Failure::usage)?;
+        self.of_channels(text, &selector, &[], None)
     }
 
     /// What a name means, and in which of the channels.

@@ -8,6 +8,7 @@ pub mod client;
 pub mod data;
 pub mod names;
 pub mod paths;
+pub mod profile;
 pub mod push;
 pub mod released;
 pub mod releases;

@@ -183,7 +183,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 30] = [
+const JSON: [(&str, &str, &str); 33] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -200,6 +200,9 @@ const JSON: [(&str, &str, &str); 30] = [
     ("update", "update --channel none", "update --channel {new}"),
     ("upgrade", "upgrade --from {url} --store {root} --profile {root}/p", "upgrade --from {url} --profile {new}/p"),
     ("rollback", "rollback --profile {root}/p", "rollback --profile {new}/p"),
+    ("list", "list --profile {root}/p", "list --profile {new}/p"),
+    ("history", "history --profile {root}/p", "history --profile {new}/p"),
+    ("env", "env --shell sh --profile {root}/p", "env --profile {root}"),
     ("gc", "gc --dry-run --store {root}", "gc --dry-run --store {new}"),
     ("doctor", "doctor --no-check-sigs --server {url}", "doctor --server {url} --path absent"),
     ("top", "top --once {url}", "top --once http://127.0.0.1:1"),

@@ -6,6 +6,7 @@
 mod support;
 
 mod arguments;
+mod beside_nix;
 mod collections;
 mod contents;
 mod daemon;

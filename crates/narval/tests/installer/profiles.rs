@@ -107,6 +107,27 @@ fn packages_are_removed_from_a_profile() {
     assert_eq!(programs(&profile), ["other"]);
 }
 
+/// Version 0.1.0 had no manifest: only the links that are the roots, and the priorities that are not the default.
+#[test]
+fn a_profile_of_an_earlier_version_is_read_and_changed() {
+    let (lab, newer, other) = lab();
+    let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
+    lab.install(&root, &["--profile", &profile, &lab.hello, &other]);
+    let generation = format!("{profile}-1-link");
+    fs::remove_file(format!("{generation}/manifest.json")).unwrap();
+    let name = lab.hello.rsplit('/').next().unwrap();
+    fs::write(format!("{generation}/.narval-priorities"), format!("3 {name}\n")).unwrap();
+    let listed = lab.done(&["list", "--profile", &profile, "--json"]);
+    let elements: Vec<serde_json::Value> = listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let shown: Vec<_> = elements[..2].iter().map(|one| (one["name"].as_str(), one["priority"].as_i64())).collect();
+    assert_eq!(shown, [(Some("hello"), Some(3)), (Some("other"), Some(5))], "{listed}");
+    lab.install(&root, &["--profile", &profile, &newer]);
+    let listed = lab.done(&["list", "--profile", &profile, "--json"]);
+    assert!(listed.contains("hello-2.0") && listed.contains("\"priority\":3"), "{listed}");
+    lab.done(&["rollback", "--profile", &profile]);
+    assert_eq!(programs(&profile), ["hello", "other"]);
+}
+
 #[test]
 fn rollback_refuses_an_incomplete_generation() {
     let (lab, newer, _) = lab();

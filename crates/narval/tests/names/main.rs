@@ -8,4 +8,5 @@ mod support;
 mod channels;
 mod exact;
 mod place;
+mod profile;
 mod resolving;

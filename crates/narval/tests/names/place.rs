@@ -91,6 +91,12 @@ impl Place {
         self.packages.insert(attribute.to_owned(), entry);
     }
 
+    /// Gives an attribute another version.
+    pub(crate) fn set(&mut self, attribute: &str, version: &str) {
+        let entry = self.packages.get_mut(attribute).unwrap();
+        (entry["version"], entry["name"]) = (json!(version), json!(format!("{attribute}-{version}")));
+    }
+
     /// Adds a path to the cache and to the channel's list.
     pub(crate) fn add(&mut self, base: &str, files: &[(&str, &str)], references: &[&str], deriver: Option<&str>) {
         use std::os::unix::fs::PermissionsExt;

@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_install::{Added, Destination, Error, Options, Profile, Progress, Report, Wanted, install, plan};
+use narval_install::{Added, Addition, Destination, Error, Options, Profile, Progress, Report, Wanted, install, plan};
 use narval_nix::StorePath;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::channels::{Lookup, NameArgs};
+use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
 use crate::args::paths::or_elsewhere;
+use crate::args::profile::ProfileArgs;
+use crate::commands::profile::env;
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::{Display, FETCH};
@@ -37,11 +39,14 @@ pub struct Args {
     /// Show what would be fetched, with sizes, without fetching it
     #[arg(long)]
     dry_run: bool,
-    /// Add the paths to this profile: a folder of links, kept in generations
-    #[arg(long, value_name = "DIR")]
-    profile: Option<PathBuf>,
+    #[command(flatten)]
+    profile: ProfileArgs,
+    /// Only add the paths to the store: no profile has them, and 'narval gc' removes them. That is the default with a store in a folder (--store DIR) and no
+    /// --profile
+    #[arg(long, conflicts_with = "profile")]
+    no_profile: bool,
     /// Priority of the paths in the profile: of two different files of one name, it shows that of the path with the lowest number [default: 5]
-    #[arg(long, value_name = "N", requires = "profile")]
+    #[arg(long, value_name = "N", conflicts_with = "no_profile")]
     priority: Option<u32>,
     /// Flush everything to disk before reporting success
     #[arg(long)]
@@ -89,7 +94,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let failed = |error: Error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, &destination));
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(args.cores, args.durable)?);
     // Before anything is fetched: the location may be unusable.
-    let profile = args.profile.as_ref().map(|path| Profile::at(path, destination.config().lock_timeout)).transpose()?;
+    let profile = if args.no_profile { None } else { args.profile.for_store(&args.client.store)? };
+    if args.priority.is_some() && profile.is_none() {
+        return Err(Failure::usage("--priority is about a profile: name it with --profile DIR"));
+    }
     let delta_bases = profile.as_ref().map_or_else(Vec::new, shown);
     let options = Options { deltas: args.deltas.chosen(), delta_bases, ..options };
     if args.dry_run {
@@ -107,14 +115,23 @@ pub fn run(args: Args) -> Result<(), Failure> {
         timeline.finish().map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result.map_err(failed)?;
-    let is_kept = profile.is_some();
-    let added =
-        profile.map(|profile| profile.add(&destination, &report.roots, args.priority)).transpose()?.unwrap_or_default();
-    show_report(&report, &added, args.client.output, &destination);
-    if !is_kept && !args.client.output.json && !args.client.output.quiet {
-        show_what_next(&report, &destination);
+    let added: Vec<Addition> = report.roots.iter().map(|path| addition(path, &meant)).collect();
+    let added = profile.as_ref().map(|profile| profile.add(&destination, &added, args.priority)).transpose()?;
+    show_report(&report, added.as_ref(), args.client.output, &destination);
+    if !args.client.output.json && !args.client.output.quiet {
+        match &profile {
+            Some(profile) if args.profile.profile.is_none() => env::offer(profile)?,
+            Some(_) => {}
+            None => show_what_next(&report, &destination),
+        }
     }
     Ok(())
+}
+
+/// A path, with the name that it was found by.
+fn addition(path: &StorePath, meant: &[Meant]) -> Addition {
+    let found = meant.iter().find(|one| one.wanted.is(path));
+    Addition { path: path.clone(), origin: found.and_then(|one| one.origin.clone()) }
 }
 
 /// The paths of a profile's current generation. If it cannot be read, other bases for deltas are as good, and changing it fails
@@ -195,16 +212,19 @@ fn show_what_next(report: &Report, destination: &Destination) {
     if let Some(path) = report.roots.iter().find(has_programs) {
         note!("'narval run {}' runs it", path.base_name());
     }
-    note!("'narval gc' removes what is in no profile: 'narval install --profile DIR' keeps it");
+    note!(
+        "'narval gc' removes what is in no profile: 'narval install' without --no-profile, or with --profile DIR, keeps it"
+    );
 }
 
-fn show_report(report: &Report, added: &Added, output: OutputArgs, destination: &Destination) {
+fn show_report(report: &Report, added: Option<&Added>, output: OutputArgs, destination: &Destination) {
+    let replaced = added.map(|added| &*added.replaced).unwrap_or_default();
     if output.json {
-        let replaced = added.replaced.iter().map(|(old, new)| json!({"old": old.base_name(), "new": new.base_name()}));
+        let replaced = replaced.iter().map(|(old, new)| json!({"old": old.base_name(), "new": new.base_name()}));
         json::summary(json!({
                 "roots": report.roots.iter().map(|path| path.base_name()).collect::<Vec<_>>(),
                 "installed": report.planned.len(), "downloaded": report.downloaded, "unpacked": report.unpacked,
-                "deltas": report.deltas, "saved": report.saved, "replaced": replaced.collect::<Vec<_>>(),
+                "deltas": report.deltas, "saved": report.saved, "replaced": replaced.collect::<Vec<_>>(), "generation": added.map(|added| added.generation),
                 "seconds": report.elapsed.as_secs_f64(), "requests": report.requests, "connections": report.connections,
         }));
         return;
@@ -226,7 +246,7 @@ fn show_report(report: &Report, added: &Added, output: OutputArgs, destination: 
             paths(report.planned.len())
         );
     }
-    for (old, new) in &added.replaced {
+    for (old, new) in replaced {
         note!("replaced {} by {}", old.name(), new.name());
     }
     for root in &report.roots {

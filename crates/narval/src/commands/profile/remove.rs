@@ -1,14 +1,13 @@
 //! `narval remove`: removes packages from a profile.
 
-use std::path::PathBuf;
-
-use narval_install::{Profile, Wanted};
+use narval_install::Wanted;
 use narval_nix::StorePath;
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs};
 use crate::args::paths::Named;
+use crate::args::profile::ProfileArgs;
 use crate::ui::json;
 use crate::ui::output::out;
 
@@ -19,12 +18,11 @@ use crate::ui::output::out;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Packages: names with or without version (without it, all outputs), store paths, HASH-NAME, or hash parts
+    /// Packages: names that 'narval list' has, names of paths with or without version (without it, all outputs), store paths, HASH-NAME, or hash parts
     #[arg(required = true, value_name = "NAME|PATH")]
     packages: Vec<String>,
-    /// Profile to change
-    #[arg(long, value_name = "DIR")]
-    profile: PathBuf,
+    #[command(flatten)]
+    profile: ProfileArgs,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -33,7 +31,7 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  narval remove git --profile ~/p
+  narval remove git
   narval remove --profile ~/p hello-2.12 00bgd045z0d4icpbc2yyz4gx48ak44la
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not in the profile, 6 no space,
@@ -46,7 +44,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not in the profile, 6 no spac
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let destination = args.store.destination()?;
-    let profile = Profile::at(&args.profile, destination.config().lock_timeout)?;
+    let profile = args.profile.open(destination.config().lock_timeout)?;
     // Names of packages have no slash. What the profile can parse stays as it is, for its messages.
     let is_place = |text: &String| text.contains('/') && Wanted::parse(text, destination.store_dir()).is_err();
     let given = |text: &String| match is_place(text) {

@@ -1,24 +1,19 @@
 //! `narval rollback`: switches a profile to an earlier generation.
 
-use std::path::PathBuf;
-
-use narval_install::Profile;
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
+use crate::args::profile::ProfileArgs;
 use crate::ui::json;
 use crate::ui::output::out;
 
 /// Switch a profile to its previous generation, or to a given one
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  narval rollback --profile ~/.local/state/profile\n  narval rollback --profile ~/.local/state/profile --to 4"
-)]
+#[command(after_help = "Examples:\n  narval rollback\n  narval rollback --to 4\n  narval rollback --profile ~/p")]
 pub struct Args {
-    /// Profile to switch
-    #[arg(long, value_name = "DIR")]
-    profile: PathBuf,
+    #[command(flatten)]
+    profile: ProfileArgs,
     /// Number of the generation [default: the one before the current]
     #[arg(long, value_name = "N")]
     to: Option<u64>,
@@ -33,7 +28,7 @@ pub struct Args {
 /// # Errors
 /// There is no such generation.
 pub fn run(args: Args) -> Result<(), Failure> {
-    let profile = Profile::at(&args.profile, args.lock.timeout())?;
+    let profile = args.profile.open(args.lock.timeout())?;
     let number = profile.roll_back(args.to)?;
     if args.output.json {
         json::summary(json!({"profile": profile.link(), "generation": number}));

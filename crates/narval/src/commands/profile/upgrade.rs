@@ -1,44 +1,50 @@
 //! `narval upgrade`: newer versions of what a profile has.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use narval_install::names::{Upgrade, Upgrades, upgrades};
-use narval_install::{Error, Options, Profile, Progress, Wanted, install, plan};
+use narval_install::names::{Upgrades, upgrades};
+use narval_install::{Addition, Destination, Element, Manifest, Options, Progress, Wanted, install, plan};
 use narval_nix::{PackageName, StorePath};
 use serde_json::{Value, json};
 
 use super::install::sums;
 use crate::Failure;
+use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs, human_bytes};
 use crate::args::names::cannot_search;
+use crate::args::profile::ProfileArgs;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::ui::progress::{Display, FETCH};
 use crate::ui::signals;
 
-/// Replace paths of a profile by newer versions
+/// Replace what a profile has by newer versions
 ///
-/// Asks the caches for versions of the same package and output, by Nix's order of versions, and installs the newest ones in one new generation of the
-/// profile: 'narval rollback' brings the one before back. Of several builds of a version, it takes the one that was used last.
+/// Asks where each of them came from: what was installed by its name is looked up in its channel ('narval update' fetches a newer release of that), for
+/// other paths the caches are asked for versions of the same package and output, by Nix's order of versions. Shows old and new versions and what has to be
+/// fetched, and installs all of them in one new generation of the profile: 'narval rollback' brings the one before back. Of several builds of a version that
+/// caches have, it takes the one that was used last.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  narval upgrade --profile ~/profile --dry-run
-  narval upgrade --profile ~/profile git
+  narval update && narval upgrade --dry-run
+  narval upgrade git
+  narval upgrade --profile ~/p
 
 Exit codes: 0 done or nothing newer, 1 failed, 2 wrong usage,
 3 not in the profile or in any cache, 4 verification failed, 5 network,
 6 no space, 7 locked, 130 interrupted.")]
 pub struct Args {
-    /// Packages or names of paths of the profile [default: all]
+    /// Names that 'narval list' has, or packages or names of paths [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// The profile
-    #[arg(long, value_name = "DIR")]
-    profile: PathBuf,
+    #[command(flatten)]
+    profile: ProfileArgs,
     #[command(flatten)]
     client: ClientArgs,
+    #[command(flatten)]
+    channels: NameArgs,
     #[command(flatten)]
     deltas: DeltaArgs,
     /// Show what would be replaced, and what would be fetched for it
@@ -46,43 +52,53 @@ pub struct Args {
     dry_run: bool,
 }
 
+/// A path that is replaced by another one.
+struct Upgrade {
+    old: StorePath,
+    new: Addition,
+    /// The cache or the channel that has it.
+    source: String,
+}
+
 /// Runs `narval upgrade`.
 ///
 /// # Errors
-/// The profile does not exist, no cache can be searched, or a path cannot be installed.
+/// The profile does not exist, no source can be asked, or a path cannot be installed.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let (output, caches) = (args.client.output, &args.client.caches);
     output.start_log();
     let destination = args.client.store.destination()?;
-    let profile = Profile::at(&args.profile, destination.config().lock_timeout)?;
-    let current = profile.current()?;
-    let none = || Failure::usage(format!("there is no profile {}", profile.link().display()));
-    let current = profile.paths(current.ok_or_else(none)?)?;
-    let chosen = chosen(&args.names, &current, &profile)?;
-    let (urls, client, options) = (caches.urls()?, caches.client()?, caches.options(None, false)?);
-    let Upgrades { newer, cannot } = upgrades(&chosen, &urls, &client, options.check_signatures)?;
-    if cannot.len() == urls.len() && !chosen.is_empty() {
-        return Err(Failure::Coded(3, cannot_search(&cannot, "NAME").unwrap_or_default()));
-    }
-    if !cannot.is_empty() && !output.json && !output.quiet {
-        note!("not searched, because they cannot be: {}", cannot.join(", "));
-    }
-    if newer.is_empty() {
+    let profile = args.profile.open(destination.config().lock_timeout)?;
+    let (_, manifest) = profile.existing()?;
+    let chosen = match args.names.as_slice() {
+        [] => manifest.paths(),
+        names => profile.chosen(&manifest, &destination, names)?,
+    };
+    let mut all = of_channels(args, &destination, &manifest, &chosen)?;
+    all.extend(of_caches(args, &manifest, &chosen)?);
+    if all.is_empty() {
         if output.json {
             json::summary(json!({"dryRun": args.dry_run, "upgraded": []}));
         } else if !output.quiet {
-            note!("the caches have nothing newer");
+            note!("nothing newer is there");
         }
         return Ok(());
     }
-    let wanted: Vec<Wanted> = newer.iter().map(|upgrade| Wanted::Path(upgrade.new.path.clone())).collect();
-    let options = Options { deltas: args.deltas.chosen(), delta_bases: current, ..options };
+    let wanted: Vec<Wanted> = all.iter().map(|upgrade| Wanted::Path(upgrade.new.path.clone())).collect();
+    let delta_bases = manifest.paths().into_iter().collect();
+    let options = Options { deltas: args.deltas.chosen(), delta_bases, ..caches.options(None, false)? };
+    let client = caches.client()?;
     let planned = plan(&destination, &options, &client, &wanted)?;
     let (download, unpacked) = sums(&planned);
-    let mut fields = json!({"dryRun": args.dry_run, "upgraded": newer.iter().map(as_json).collect::<Vec<_>>(),
+    let size = |upgrade: &Upgrade| {
+        let planned = planned.planned.iter().find(|one| one.path == upgrade.new.path);
+        planned.map_or(0, |one| one.file_size.unwrap_or(one.nar_size))
+    };
+    let upgraded: Vec<_> = all.iter().map(|upgrade| as_json(upgrade, size(upgrade))).collect();
+    let mut fields = json!({"dryRun": args.dry_run, "upgraded": upgraded,
         "download": download, "unpacked": unpacked});
     if !output.json && !output.quiet {
-        newer.iter().for_each(|upgrade| out!("{}", shown(upgrade)));
+        all.iter().for_each(|upgrade| out!("{}", shown(upgrade, size(upgrade))));
         note!("{} to download, {} unpacked", human_bytes(download), human_bytes(unpacked));
     }
     if !args.dry_run {
@@ -91,7 +107,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let display = Display::start(&progress, output, FETCH);
         let installed = install(&destination, &options, &client, &wanted, &progress);
         display.finish();
-        let generation = profile.add(&destination, &installed?.roots, None)?.generation;
+        installed?;
+        let additions: Vec<Addition> = all.into_iter().map(|upgrade| upgrade.new).collect();
+        let generation = profile.add(&destination, &additions, None)?.generation;
         fields["generation"] = generation.into();
         if !output.json && !output.quiet {
             note!("generation {generation} of {}", profile.link().display());
@@ -103,27 +121,93 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The paths of the profile that are to be upgraded.
-fn chosen(names: &[String], paths: &[StorePath], profile: &Profile) -> Result<Vec<StorePath>, Failure> {
-    let is_named = |path: &StorePath, name: &String| {
-        [path.name(), PackageName::of(path.name()).package].contains(&name.as_str()) || path.base_name() == name
-    };
-    if let Some(unknown) = names.iter().find(|name| !paths.iter().any(|path| is_named(path, name))) {
-        let has = paths.iter().map(|path| path.name().to_owned()).collect();
-        let (what, profile) = (unknown.clone(), profile.link().to_owned());
-        return Err(Error::NotInProfile { what, profile, has }.into());
+/// What the channels have now in place of elements that came from them. One that cannot be looked up again stays as it is, and that is said, unless it was
+/// named.
+fn of_channels(
+    args: &Args,
+    destination: &Destination,
+    manifest: &Manifest,
+    chosen: &BTreeSet<StorePath>,
+) -> Result<Vec<Upgrade>, Failure> {
+    let caches: Vec<String> = args.client.caches.urls()?.iter().map(ToString::to_string).collect();
+    let mut all = Vec::new();
+    for (name, element) in manifest.elements() {
+        let Some((origin, selector)) = element.origin.as_ref().zip(element.selector()) else { continue };
+        if element.paths.is_disjoint(chosen) {
+            continue;
+        }
+        let mut names = args.channels.clone();
+        // A cache that has published names is asked without being a channel.
+        if names.channel.is_empty() && !caches.contains(&origin.channel) {
+            names.channel = vec![origin.channel.clone()];
+        }
+        names.system = names.system.or_else(|| Some(origin.system.clone()).filter(|system| !system.is_empty()));
+        let mut lookup = Lookup::new(destination, &args.client, &names);
+        lookup.is_silent = true;
+        let chosen_before = origin.choice.as_ref().and_then(|path| path.split('-').next());
+        let again = lookup.again(&selector);
+        // Another release has other paths, of which none was chosen yet.
+        let again = match (again, chosen_before) {
+            (Err(_), Some(hash)) => lookup.again(&format!("{selector}={hash}")),
+            (again, _) => again,
+        };
+        match again {
+            Ok(meant) => all.extend(meant.into_iter().filter_map(|one| upgrade_of(element, one))),
+            Err(failure) if args.names.is_empty() => note!("{name} stays as it is: {failure}"),
+            Err(failure) => return Err(failure),
+        }
     }
-    let is_chosen = |path: &&StorePath| names.is_empty() || names.iter().any(|name| is_named(path, name));
-    Ok(paths.iter().filter(is_chosen).cloned().collect())
+    Ok(all)
 }
 
-fn shown(upgrade: &Upgrade) -> String {
+/// How an element changes by what its name means now.
+fn upgrade_of(element: &Element, meant: Meant) -> Option<Upgrade> {
+    let Wanted::Path(path) = meant.wanted else { return None };
+    let (origin, output) = meant.origin?;
+    if element.paths.contains(&path) {
+        return None;
+    }
+    let old = element.replaced_by(&path, &output)?.clone();
+    let source = origin.channel.clone();
+    Some(Upgrade { old, new: Addition { path, origin: Some((origin, output)) }, source })
+}
+
+/// Newer versions that caches have of paths that came from no channel.
+fn of_caches(args: &Args, manifest: &Manifest, chosen: &BTreeSet<StorePath>) -> Result<Vec<Upgrade>, Failure> {
+    let caches = &args.client.caches;
+    let of_paths = manifest.elements().filter(|(_, element)| element.origin.is_none());
+    let paths: Vec<StorePath> = of_paths.flat_map(|(_, element)| element.paths.intersection(chosen).cloned()).collect();
+    if paths.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (urls, client, options) = (caches.urls()?, caches.client()?, caches.options(None, false)?);
+    let Upgrades { newer, cannot } = upgrades(&paths, &urls, &client, options.check_signatures)?;
+    if cannot.len() == urls.len() && paths.len() == chosen.len() {
+        return Err(Failure::Coded(3, cannot_search(&cannot, "NAME").unwrap_or_default()));
+    }
+    if !cannot.is_empty() && !args.client.output.json && !args.client.output.quiet {
+        note!("not searched, because they cannot be: {}", cannot.join(", "));
+    }
+    let upgrade =
+        |one: narval_install::names::Upgrade| Upgrade { old: one.old, new: one.new.path.into(), source: one.new.cache };
+    Ok(newer.into_iter().map(upgrade).collect())
+}
+
+fn shown(upgrade: &Upgrade, size: u64) -> String {
     let (old, new) = (PackageName::of(upgrade.old.name()), PackageName::of(upgrade.new.path.name()));
     let output = if new.output.is_empty() { String::new() } else { format!(" ({})", new.output) };
-    format!("{}{output}  {} → {}  {}", new.package, old.version, new.version, human_bytes(upgrade.new.size))
+    let rebuilt = if old.version == new.version { " (another build)" } else { "" };
+    format!(
+        "{}{output}  {} → {}{rebuilt}  {}  {}",
+        new.package,
+        old.version,
+        new.version,
+        human_bytes(size),
+        upgrade.source
+    )
 }
 
-fn as_json(upgrade: &Upgrade) -> Value {
-    let Upgrade { old, new } = upgrade;
-    json!({"old": old.base_name(), "new": new.path.base_name(), "cache": new.cache, "size": new.size})
+fn as_json(upgrade: &Upgrade, size: u64) -> Value {
+    let Upgrade { old, new, source } = upgrade;
+    json!({"old": old.base_name(), "new": new.path.base_name(), "cache": source, "size": size})
 }

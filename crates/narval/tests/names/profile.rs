@@ -1,0 +1,141 @@
+//! The user's own profile: what was installed by its name, and where that came from.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::place::{GLIBC, Place, path};
+use crate::support::stdout;
+
+/// `narval` with the user's own store and profile.
+fn own(place: &Place, args: &[&str]) -> Command {
+    let mut command = place.command(args);
+    command.env_remove("NARVAL_STORE").stdin(Stdio::null());
+    command
+}
+
+fn done(place: &Place, args: &[&str]) -> String {
+    stdout(own(place, args).output().unwrap())
+}
+
+fn said(place: &Place, args: &[&str]) -> String {
+    let output = own(place, args).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// The element of this name, as `narval list` has it.
+fn element(place: &Place, name: &str) -> Value {
+    let listed = done(place, &["list", "--json"]);
+    let lines = listed.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.into_iter().find(|line| line["name"] == name).unwrap_or_default()
+}
+
+fn names(place: &Place) -> Vec<String> {
+    done(place, &["list"]).lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn names_are_installed_upgraded_and_removed_in_the_users_own_profile() {
+    let mut place = Place::new();
+    let shown = said(&place, &["install", "hello", "vim"]);
+    assert!(shown.contains("env --shell sh") && shown.contains("'narval env --add' adds it"), "{shown}");
+    let profile = place.home().join(".local/state/narval/profile");
+    assert!(profile.join("bin/hello").exists() && profile.join("bin/vi").exists());
+    // Another output is added, and where it all came from is known.
+    done(&place, &["install", "vim^out,man"]);
+    assert!(profile.join("bin/vi").exists() && profile.join("share/man/man1/vim.1").exists());
+    let vim = element(&place, "vim");
+    assert_eq!(vim["paths"], serde_json::json!([path('3', "vim-9.1"), path('4', "vim-9.1-man")]));
+    assert_eq!((vim["version"].as_str(), vim["attribute"].as_str()), (Some("9.1"), Some("vim")), "{vim}");
+    assert_eq!(vim["channel"], format!("{}/channel", place.url));
+    assert!(vim["release"].as_str().unwrap().contains("/releases/one"), "{vim}");
+    // The choice that a name needed is remembered.
+    done(&place, &["install", &format!("git={}", "2".repeat(32))]);
+    assert_eq!(element(&place, "git")["choice"], path('2', "git-2.51.0"));
+    assert!(said(&place, &["upgrade"]).contains("nothing newer"));
+
+    // The channel has another release: 'update' fetches it, and 'upgrade' shows what changes before it changes.
+    let deriver = path('b', "vim-9.2.drv");
+    place.add(&path('a', "hello-2.13"), &[("bin/hello", "#!/bin/sh\necho newer\n")], &[GLIBC], None);
+    place.add(&path('b', "vim-9.2"), &[("bin/vi", "#!/bin/sh\necho vim\n")], &[GLIBC], Some(&deriver));
+    place.add(&path('c', "vim-9.2-man"), &[("share/man/man1/vim.1", "new manual")], &[], Some(&deriver));
+    place.package("hello", "hello", "2.13", serde_json::json!({"mainProgram": "hello"}));
+    place.set("vim", "9.2");
+    place.publish("two");
+    place.lead_to("two");
+    done(&place, &["update"]);
+    let planned = done(&place, &["upgrade", "--dry-run"]);
+    for change in ["hello  2.12 → 2.13", "vim  9.1 → 9.2", "vim (man)  9.1 → 9.2"] {
+        assert!(planned.contains(change), "{planned}");
+    }
+    assert_eq!(element(&place, "vim")["version"], "9.1");
+    done(&place, &["upgrade", "vim"]);
+    assert_eq!(element(&place, "vim")["paths"], serde_json::json!([path('b', "vim-9.2"), path('c', "vim-9.2-man")]));
+    assert_eq!(element(&place, "hello")["version"], "2.12");
+    assert!(said(&place, &["upgrade"]).contains("to download"));
+    assert_eq!(element(&place, "hello")["version"], "2.13");
+    assert_eq!(names(&place), ["git", "hello", "vim"]);
+    let history = done(&place, &["history"]);
+    assert!(history.lines().last().unwrap().contains("(current)  -hello-2.12  +hello-2.13"), "{history}");
+
+    // One family: the same names, and the profile need not be named.
+    let unknown = own(&place, &["remove", "emacs"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(3));
+    done(&place, &["remove", "vim", "git"]);
+    assert_eq!(names(&place), ["hello"]);
+    done(&place, &["rollback"]);
+    assert_eq!(names(&place), ["git", "hello", "vim"]);
+    // A store in a folder has nothing to do with it.
+    place.done(&["install", "hello"]);
+    assert_eq!(names(&place), ["git", "hello", "vim"]);
+    done(&place, &["install", "--no-profile", "hello"]);
+    assert_eq!(names(&place), ["git", "hello", "vim"]);
+}
+
+/// The line is added once, to the file of the shell, and shells that read it find what is in the profile.
+#[test]
+fn a_line_in_the_file_of_a_shell_finds_programs_and_manuals() {
+    let place = Place::new();
+    done(&place, &["install", "hello", "vim^out,man"]);
+    let profile = place.home().join(".local/state/narval/profile");
+    for (shell, file) in
+        [("sh", ".profile"), ("bash", ".bashrc"), ("zsh", ".zshrc"), ("fish", ".config/fish/conf.d/narval.fish")]
+    {
+        let file = place.home().join(file);
+        if shell == "bash" {
+            // Without a line break at its end.
+            std::fs::write(&file, "alias a=b").unwrap();
+        }
+        for round in 0..2 {
+            let said = done(&place, &["env", "--add", "--shell", shell]);
+            assert!(said.contains(if round == 0 { "has the line now" } else { "has the line already" }), "{said}");
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(text.matches("env --shell").count(), 1, "{text}");
+        let mut command = Command::new(shell);
+        let script = match shell {
+            "fish" => {
+                format!("source {0}; source {0}; echo $PATH[1]; echo $MANPATH; echo $XDG_DATA_DIRS", file.display())
+            }
+            _ => format!(
+                ". {0}; . {0}; echo \"${{PATH%%:*}}\"; echo \"$MANPATH\"; echo \"$XDG_DATA_DIRS\"",
+                file.display()
+            ),
+        };
+        command.args(["-c", &script]).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", place.home());
+        let Ok(output) = command.output() else {
+            eprintln!("note: not tried: no {shell} here");
+            continue;
+        };
+        let shown = stdout(output);
+        let (bin, share) = (profile.join("bin"), profile.join("share"));
+        let expected =
+            format!("{}\n{}/man:\n{}:/usr/local/share:/usr/share", bin.display(), share.display(), share.display());
+        assert_eq!(shown.trim(), expected, "{shell}");
+    }
+    assert_eq!(
+        done(&place, &["env", "--shell", "sh", "--profile", "/a b/it's"]).matches(r"'/a b/it'\''s/bin'").count(),
+        2
+    );
+}
