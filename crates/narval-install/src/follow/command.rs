@@ -133,7 +133,8 @@ mod tests {
         let stop = Stop::default();
         stop.stop();
         assert_eq!(run("sleep 600", 60_000, Some(&stop)), Ended::Stopped);
-        let gone = Run { command: "true", folder: Path::new("/nowhere"), variables: &[], timeout: Duration::MAX / 4 };
+        let gone =
+            Run { command: "true", folder: Path::new("/dev/null/nowhere"), variables: &[], timeout: Duration::MAX / 4 };
         assert!(matches!(gone.run(None), Ended::Badly(why) if why.contains("/nowhere")));
     }
 

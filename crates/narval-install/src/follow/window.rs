@@ -87,7 +87,12 @@ fn parse_days(text: &str) -> Option<[bool; 7]> {
 /// `02:30`, as a minute of the day; `24:00` is its end.
 fn parse_time(text: &str) -> Option<u64> {
     let (hours, minutes) = text.split_once(':')?;
-    let digits = |text: &str| (text.len() == 2).then(|| text.parse::<u8>().ok()).flatten().map(u64::from);
+    let digits = |text: &str| {
+        (text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()))
+            .then(|| text.parse::<u8>().ok())
+            .flatten()
+            .map(u64::from)
+    };
     let time = digits(hours)? * 60 + digits(minutes).filter(|minutes| *minutes < 60)?;
     (time <= DAY_MINUTES).then_some(time)
 }
