@@ -1,6 +1,6 @@
 //! Pushes, deletions and collections of several nodes beside each other, with pauses between any two statements.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,6 +20,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(4);
 
 /// Names and paths, few, so that all get in each other's way.
 const NAMES: u64 = 8;
+
+/// Paths that are kept at a time: so few that most names have none of them, and can go.
+const KEPT_MAX: usize = 3;
 
 /// What is wrong, which nothing must be at any moment.
 const WRONG: &str = "select concat_ws(' ', \
@@ -56,8 +59,8 @@ struct Place<'a> {
     cache: CacheId,
     /// The names whose bytes are stored.
     bytes: &'a Mutex<HashSet<String>>,
-    /// Paths that were leased, pinned or referred to, and that nobody deletes.
-    kept: &'a Mutex<Vec<HashPart>>,
+    /// Paths that were leased, pinned, released or used, with their files, which nobody else deletes.
+    kept: &'a Mutex<VecDeque<(HashPart, String)>>,
     /// Of releases.
     revisions: &'a Mutex<BTreeSet<u64>>,
     unique: &'a AtomicU64,
@@ -133,7 +136,20 @@ impl Place<'_> {
             }
         };
         if is_kept {
-            self.kept.lock().unwrap().push(part);
+            self.kept.lock().unwrap().push_back((part, file));
+        }
+        self.let_go(KEPT_MAX);
+    }
+
+    /// Deletes all but so many of the kept paths, which must be there until then, with their bytes.
+    fn let_go(&self, max: usize) {
+        loop {
+            let mut kept = self.kept.lock().unwrap();
+            let Some((part, file)) = (kept.len() > max).then(|| kept.pop_front()).flatten() else { return };
+            drop(kept);
+            assert_eq!(self.index.present(self.cache, &[part]).unwrap(), [true], "a path is gone that was to stay");
+            assert!(self.has(&file), "the bytes of a path are gone that was to stay");
+            let _ = self.index.delete(self.cache, &[part], 2).unwrap();
         }
     }
 
@@ -241,7 +257,6 @@ fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
         revisions.iter().copied().eq(1..=revisions.len() as u64),
         "each release has a revision of its own: {revisions:?}"
     );
-    let kept = kept.lock().unwrap();
-    assert!(!nodes[0].present(cache, &kept).unwrap().contains(&false), "a path is gone that was to stay");
-    assert!(!kept.is_empty() && hidden.into_inner() > 0, "nothing has happened");
+    assert!(!kept.lock().unwrap().is_empty() && hidden.into_inner() > 0, "nothing has happened");
+    place.let_go(0);
 }
