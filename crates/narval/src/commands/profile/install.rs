@@ -212,9 +212,7 @@ fn show_what_next(report: &Report, destination: &Destination) {
     if let Some(path) = report.roots.iter().find(has_programs) {
         note!("'narval run {}' runs it", path.base_name());
     }
-    note!(
-        "'narval gc' removes what is in no profile: 'narval install' without --no-profile, or with --profile DIR, keeps it"
-    );
+    note!("'narval gc' removes what is in no profile; --profile DIR keeps it");
 }
 
 fn show_report(report: &Report, added: Option<&Added>, output: OutputArgs, destination: &Destination) {
