@@ -7,7 +7,7 @@
 //!                                          └──▶ the old link, the old switch command ──▶ good, as before
 //! ```
 //!
-//! [`State`](state::State) says which of them it is. It is written before the profile's link is moved, and every move is one rename: at any moment, the
+//! The state (`state.rs`) says which of them it is. It is written before the profile's link is moved, and every move is one rename: at any moment, the
 //! link leads to a path that is complete. Whoever starts and finds an attempt under way goes back, because nobody knows how far it came.
 
 mod command;
