@@ -138,7 +138,7 @@ impl Said {
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         let lines = String::from_utf8_lossy(&output.stdout).into_owned();
         let mut rounds = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let round = rounds.rfind(|line| line["type"] != "error").unwrap_or_default();
+        let round = rounds.rfind(|line| line["outcome"].is_string()).unwrap_or_default();
         Self { code: output.status.code(), round, log }
     }
 

@@ -183,7 +183,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 33] = [
+const JSON: [(&str, &str, &str); 34] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -226,6 +226,11 @@ const JSON: [(&str, &str, &str); 33] = [
         "release-forget",
         "release forget prod --all --to {url} --token-file {token}",
         "release forget api 99 --to {url} --token-file {token}",
+    ),
+    (
+        "follow",
+        "follow @api --once --switch true --no-check-sigs --from {url} --store {root} --profile {root}/follow",
+        "follow @absent --once --switch true --no-check-sigs --from {url} --store {root} --profile {root}/follow",
     ),
     ("token-list", "token list --data {data}", "token list --data {new}"),
     ("cache-gc", "cache gc --data {data}", "cache gc --data {new}"),

@@ -164,14 +164,19 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
         return Ok(());
     }
     stop_on_signal(&stop, follower.is_switching())?;
-    let result = rounds(&args, &source, follower, &stop);
+    let switched = rounds(&args, &source, follower, &stop);
     notify_systemd(&[NotifyState::Stopping]);
-    result
+    let switched = switched?;
+    if args.client.output.json {
+        json::summary(json!({"switched": switched}));
+    }
+    Ok(())
 }
 
-fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop) -> Result<(), Failure> {
+/// Follows the release until it is stopped; returns how often it has switched.
+fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop) -> Result<u64, Failure> {
     notify_systemd(&[NotifyState::Ready]);
-    let mut last = None;
+    let (mut last, mut switched) = (None, 0);
     loop {
         // Going back does not wait for a window.
         let result = follower.recover().and_then(|_| {
@@ -185,8 +190,9 @@ fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop)
                 return Err(result.err().unwrap_or(Error::Interrupted).into());
             }
             tracing::info!("stopped");
-            return Ok(());
+            return Ok(switched);
         }
+        switched += u64::from(matches!(result, Ok(Some(Round::Switched { .. }))));
         let line = match &result {
             Ok(None) => "waiting for the time to switch".to_owned(),
             Ok(Some(round)) => line(args, round),
@@ -209,14 +215,14 @@ fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop)
         if args.once {
             return match result {
                 Ok(Some(Round::WentBack(_) | Round::Refused(_))) => Err(Failure::runtime(line)),
-                Ok(_) => Ok(()),
+                Ok(_) => Ok(switched),
                 Err(error) => Err(error.into()),
             };
         }
         stop.pause(args.every + args.jitter.mul_f64(random()));
         if stop.is_stopped() {
             tracing::info!("stopped");
-            return Ok(());
+            return Ok(switched);
         }
     }
 }
