@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long a fetch goes on after the last one who waited for it has left: clients resume what was broken off.
+/// How long a fetch continues after its last reader has left: a client that lost its connection may resume.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(2);
 
 /// How a fill ended.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narval_install::Progress;
+use narval_install::watch::Stop;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
+use crate::ui::log;
 
 /// The exit code after SIGINT: 128 plus the signal's number.
 const INTERRUPTED: i32 = INTERRUPTED_CODE as i32;
@@ -17,6 +19,8 @@ const INTERRUPTED_CODE: u8 = 130;
 /// How long to wait for threads that wait for the network. Their files have temporary names, which the next install
 /// removes.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
+/// The same for services, which push or fetch for a longer time.
+const SERVICE_GRACE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// For commands that must clean up: after SIGINT or SIGTERM their loops end with an error. A second signal ends the
 /// process immediately.
@@ -85,4 +89,41 @@ pub(crate) fn on_signal(stop: impl FnOnce() + Send + 'static) {
             std::process::exit(INTERRUPTED);
         }
     });
+}
+
+/// For services: the first signal stops them gracefully. A second one ends the process immediately; so does a cache that does not respond in time, unless
+/// `may_not_end` holds then. `left` says what becomes of what is not done.
+///
+/// # Errors
+/// Signals cannot be caught.
+pub(crate) fn stop_on_signal(
+    stop: &Stop,
+    left: &'static str,
+    may_not_end: impl Fn() -> bool + Send + 'static,
+) -> Result<(), Failure> {
+    let uncaught = |error: io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
+    let (mut signals, stop) = (Signals::new([SIGINT, SIGTERM]).map_err(uncaught)?, stop.clone());
+    let end = move |why: &str| {
+        tracing::info!("{why}; {left}");
+        log::finish();
+        std::process::exit(0);
+    };
+    let handle = move || {
+        let mut signals = signals.forever();
+        if signals.next().is_none() {
+            return;
+        }
+        stop.stop();
+        let patience = std::thread::Builder::new().name("grace".into()).spawn(move || {
+            std::thread::sleep(SERVICE_GRACE);
+            if !may_not_end() {
+                end("a cache did not respond in time");
+            }
+        });
+        if patience.is_err() || signals.next().is_some() {
+            end("stopped immediately");
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(handle).map_err(uncaught)?;
+    Ok(())
 }

@@ -1,11 +1,7 @@
 //! `narval watch-store`: pushes new paths of a store as they become valid.
 
-use std::time::Duration;
-
 use narval_install::watch::{Filter, Stop, WatchOptions, WatchReport, watch};
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::Failure;
 use crate::args::push::{PushArgs, SourceArgs};
@@ -13,9 +9,7 @@ use crate::args::state::StateArgs;
 use crate::server::notify_systemd;
 use crate::ui::log;
 use crate::ui::output::paths;
-
-/// How long to wait after a signal for threads that wait for the network. Undelivered paths stay recorded.
-const GRACE: Duration = Duration::from_secs(5);
+use crate::ui::signals::stop_on_signal;
 
 /// Push new paths of a store as they become valid
 ///
@@ -84,7 +78,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         once: args.once,
     };
     let stop = Stop::default();
-    stop_on_signal(&stop)?;
+    stop_on_signal(&stop, "paths that were not pushed are left for the next run", || false)?;
     let ready = || {
         let urls: Vec<String> = options.targets.iter().map(ToString::to_string).collect();
         tracing::info!("watching {} for {}", options.store.database().display(), urls.join(", "));
@@ -102,32 +96,4 @@ fn finish(report: &WatchReport, is_complete: bool) -> Result<(), Failure> {
     }
     let why = if report.failures.is_empty() { "see above".to_owned() } else { report.failures.join("; ") };
     Err(Failure::runtime(format!("not pushed and left for the next run: {}: {why}", paths(report.left))))
-}
-
-/// The first SIGTERM or SIGINT stops the watcher gracefully, the second one immediately.
-fn stop_on_signal(stop: &Stop) -> Result<(), Failure> {
-    let uncaught = |error: std::io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
-    let (mut signals, stop) = (Signals::new([SIGINT, SIGTERM]).map_err(uncaught)?, stop.clone());
-    let end = |why: &'static str| {
-        tracing::info!("{why}; paths that were not pushed are left for the next run");
-        log::finish();
-        std::process::exit(0);
-    };
-    let handle = move || {
-        let mut signals = signals.forever();
-        if signals.next().is_none() {
-            return;
-        }
-        stop.stop();
-        // Do not wait for a cache that does not respond.
-        let patience = std::thread::Builder::new().name("grace".into()).spawn(move || {
-            std::thread::sleep(GRACE);
-            end("a cache did not respond in time")
-        });
-        if patience.is_err() || signals.next().is_some() {
-            end("stopped immediately");
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(handle).map_err(uncaught)?;
-    Ok(())
 }

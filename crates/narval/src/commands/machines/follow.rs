@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use narval_client::Client;
@@ -14,18 +14,15 @@ use narval_install::{Error, Options, human_bytes};
 use narval_nix::release::{ReleaseSystem, Selector};
 use sd_notify::NotifyState;
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::server::notify_systemd;
 use crate::ui::output::{out, paths};
+use crate::ui::signals;
 use crate::ui::{json, log};
 use crate::values::time::parse_time_in;
 
-/// How long to wait after a signal for threads that wait for the network. Nothing is half done then.
-const GRACE: Duration = Duration::from_secs(5);
 /// Where Nix has the profiles of a machine.
 const PROFILES_OF_NIX: &str = "/nix/var/nix/profiles";
 
@@ -163,7 +160,11 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
         show(&args, &round);
         return Ok(());
     }
-    stop_on_signal(&stop, follower.is_switching())?;
+    // Going back takes as long as the user's command.
+    let is_switching = follower.is_switching();
+    signals::stop_on_signal(&stop, "what is half done is finished by the next start", move || {
+        is_switching.load(Ordering::Relaxed)
+    })?;
     let switched = rounds(&args, &source, follower, &stop);
     notify_systemd(&[NotifyState::Stopping]);
     let switched = switched?;
@@ -301,34 +302,4 @@ fn as_json(round: &Round) -> Value {
             "outcome": "planned", "dryRun": true, "revision": revision, "path": path.base_name(), "missing": missing, "download": download,
         }),
     }
-}
-
-/// The first SIGTERM or SIGINT stops the program when nothing is half done, the second one immediately.
-fn stop_on_signal(stop: &Stop, is_switching: Arc<AtomicBool>) -> Result<(), Failure> {
-    let uncaught = |error: std::io::Error| Failure::runtime(format!("cannot catch signals: {error}"));
-    let (mut signals, stop) = (Signals::new([SIGINT, SIGTERM]).map_err(uncaught)?, stop.clone());
-    let end = |why: &'static str| {
-        tracing::info!("{why}");
-        log::finish();
-        std::process::exit(0);
-    };
-    let handle = move || {
-        let mut signals = signals.forever();
-        if signals.next().is_none() {
-            return;
-        }
-        stop.stop();
-        let patience = std::thread::Builder::new().name("grace".into()).spawn(move || {
-            std::thread::sleep(GRACE);
-            // Going back takes as long as the user's command.
-            if !is_switching.load(Ordering::Relaxed) {
-                end("stopped; a cache did not respond in time");
-            }
-        });
-        if patience.is_err() || signals.next().is_some() {
-            end("stopped immediately; what is half done is finished by the next start");
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(handle).map_err(uncaught)?;
-    Ok(())
 }
