@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use narval_http::tls::{PemPair, TlsAcceptor, TlsConfig};
+use narval_http::tls::{ClientAuth, PemPair, TlsAcceptor, TlsConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion};
@@ -38,8 +38,8 @@ impl Lab {
         if let Some(authority) = authority {
             std::fs::write(&file, authority.pem()).unwrap();
         }
-        let client_ca = authority.map(|_| file.clone());
-        let config = TlsConfig { pairs, client_ca, ..TlsConfig::default() };
+        let client_auth = authority.map_or(ClientAuth::None, |_| ClientAuth::Required(file.clone()));
+        let config = TlsConfig { pairs, client_auth, ..TlsConfig::default() };
         let acceptor = TlsAcceptor::new(config.clone()).unwrap();
         Self { acceptor, config, file, server: made.cert.der().clone(), _folder: folder }
     }
@@ -153,12 +153,40 @@ fn tickets_from_before_certificates_were_required_are_refused() {
         assert_eq!(lab.connect(&client), Ok(false));
         assert_eq!(lab.connect(&client), Ok(true));
         std::fs::write(&lab.file, ca.pem()).unwrap();
-        lab.acceptor.replace(TlsConfig { client_ca: Some(lab.file.clone()), ..lab.config.clone() }).unwrap();
+        lab.acceptor
+            .replace(TlsConfig { client_auth: ClientAuth::Required(lab.file.clone()), ..lab.config.clone() })
+            .unwrap();
         let error = lab.connect(&client).unwrap_err();
         assert!(error.contains("peer sent no certificates"), "{error}");
         // No longer required: a new session, without an error.
         lab.acceptor.replace(lab.config.clone()).unwrap();
         assert_eq!(lab.connect(&client), Ok(false));
+    });
+}
+
+/// Without a certificate, sessions are resumed as long as none is required; with one, as long as it is of an authority.
+#[test]
+fn tickets_of_optional_certificates() {
+    for_each_version(|version| {
+        let (ca, other) = (authority(), authority());
+        let lab = Lab::new(Some(&ca));
+        let optional = TlsConfig { client_auth: ClientAuth::Optional(lab.file.clone()), ..lab.config.clone() };
+        lab.acceptor.replace(optional.clone()).unwrap();
+        let (without, with) = (lab.client(version, None, None), lab.client(version, Some(&ca), None));
+        for client in [&without, &with] {
+            assert_eq!(lab.connect(client), Ok(false));
+            assert_eq!(lab.connect(client), Ok(true));
+        }
+        assert!(lab.connect(&lab.client(version, Some(&other), None)).is_err());
+        lab.acceptor.replace(lab.config.clone()).unwrap();
+        let error = lab.connect(&without).unwrap_err();
+        assert!(error.contains("peer sent no certificates"), "{error}");
+        assert_eq!(lab.connect(&with), Ok(false), "the same authority, and a new session");
+        lab.acceptor.replace(optional).unwrap();
+        lab.change(&other);
+        assert_eq!(lab.connect(&without), Ok(false));
+        let error = lab.connect(&with).unwrap_err();
+        assert!(error.contains("invalid peer certificate"), "{error}");
     });
 }
 

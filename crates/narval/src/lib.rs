@@ -29,7 +29,8 @@ pub mod values;
 
 pub use ui::failure::Failure;
 
-/// The programs of the guide compile.
+/// The programs of the guide compile, and those of the page on HTTPS.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/narval-http.md")]
+#[doc = include_str!("../../../docs/tls.md")]
 mod guide {}

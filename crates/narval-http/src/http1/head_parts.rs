@@ -1,5 +1,6 @@
 use std::net::IpAddr;
 
+use bytes::Bytes;
 use http::{Method, Version};
 
 use crate::peer::{self, Peer, Remote};
@@ -135,6 +136,14 @@ impl<'a> HeadRef<'a> {
     /// The other side of the connection: the client, or a proxy; see [`client_ip`](Self::client_ip).
     pub fn peer(&self) -> &'a Peer {
         self.remote.peer()
+    }
+
+    /// The certificate that the [peer](Self::peer) has presented, as DER, and behind it those that it sent to lead to an authority;
+    /// empty without TLS, without a certificate, and unless the server asks for one
+    /// (`ClientAuth`). The TLS library has verified it:
+    /// one of the server's authorities has issued it, it is valid now, and the peer has its key.
+    pub fn peer_certificates(&self) -> &'a [Bytes] {
+        self.remote.certificates()
     }
 
     fn text(&self, span: Span) -> &'a str {

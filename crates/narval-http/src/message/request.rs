@@ -144,6 +144,28 @@ impl Request {
         self.remote.peer()
     }
 
+    /// The certificate that the [peer](Self::peer) has presented over TLS, as DER, and behind it those that it sent with it; see
+    /// [`HeadRef::peer_certificates`].
+    ///
+    /// ```
+    /// use narval_http::{Bytes, Reject, Request, Router, StatusCode, test};
+    ///
+    /// fn whoami(request: Request) -> Result<String, Reject> {
+    ///     let own = request.peer_certificates().first();
+    ///     let own = own.ok_or(Reject::new(StatusCode::FORBIDDEN, "a client certificate is needed here"))?;
+    ///     Ok(format!("a certificate of {} bytes\n", own.len()))
+    /// }
+    ///
+    /// let app = test::client(Router::new().get("/", whoami).build()?);
+    /// assert_eq!(app.get("/").send().status(), StatusCode::FORBIDDEN);
+    /// let app = app.peer_certificates(vec![Bytes::from_static(b"DER")]);
+    /// assert_eq!(app.get("/").send().text(), "a certificate of 3 bytes\n");
+    /// # Ok::<(), narval_http::RouteError>(())
+    /// ```
+    pub fn peer_certificates(&self) -> &[Bytes] {
+        self.remote.certificates()
+    }
+
     /// The client's address; see [`HeadRef::client_ip`].
     ///
     /// ```no_run

@@ -7,6 +7,8 @@ pub(crate) mod proxy_header;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 pub(crate) use self::fields::{Told, told};
 pub(crate) use self::proxies::Proxies;
 pub use self::proxies::{InvalidProxy, TrustedProxy};
@@ -48,26 +50,28 @@ pub fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The other side of a connection: its peer, whether it uses TLS, and whether the peer is a trusted proxy.
+/// The other side of a connection: its peer, whether it uses TLS, its certificates, and whether it is a trusted proxy.
 #[derive(Clone, Debug)]
 pub struct Remote {
     peer: Peer,
     is_secure: bool,
     /// The trusted proxies, if the peer is one of them.
     proxies: Option<Arc<Proxies>>,
+    /// What the peer has presented, if that is not nothing. Most have not, so this is one pointer.
+    certificates: Option<Arc<Vec<Bytes>>>,
 }
 
 impl From<Peer> for Remote {
     /// A peer that is no trusted proxy, on a connection without TLS.
     fn from(peer: Peer) -> Self {
-        Self { peer, is_secure: false, proxies: None }
+        Self { peer, is_secure: false, proxies: None, certificates: None }
     }
 }
 
 impl Remote {
     pub(crate) fn new(peer: Peer, is_secure: bool, proxies: Option<&Arc<Proxies>>) -> Self {
         let proxies = proxies.filter(|proxies| proxies.trust(&peer)).cloned();
-        Self { peer, is_secure, proxies }
+        Self { peer, is_secure, proxies, certificates: None }
     }
 
     /// The same connection after a header of the PROXY protocol, which only trusted proxies send.
@@ -77,6 +81,16 @@ impl Remote {
             // Of a client of whom the proxy knows nothing, the fields of its requests say nothing either.
             Source::Unknown => Self { proxies: None, ..self.clone() },
         }
+    }
+
+    /// The same peer after it has presented certificates, its own first.
+    pub(crate) fn with_certificates(&self, chain: Vec<Bytes>) -> Self {
+        Self { certificates: Some(Arc::new(chain)), ..self.clone() }
+    }
+
+    /// See [`HeadRef::peer_certificates`](crate::HeadRef::peer_certificates).
+    pub(crate) fn certificates(&self) -> &[Bytes] {
+        self.certificates.as_deref().map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn peer(&self) -> &Peer {

@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -12,6 +12,34 @@ use rustls_pki_types::CertificateDer;
 use super::identity::{ByName, end_of, load_pair, read_certificates};
 use super::{Identity, PemPair, TlsError, TlsSession};
 
+/// Whether clients present certificates, and of which authorities: a PEM file of those that are trusted, and no others.
+///
+/// A handler learns who the client is from [`Request::peer_certificates`](crate::Request::peer_certificates).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// Clients are not asked for a certificate.
+    #[default]
+    None,
+    /// Clients are asked for a certificate, and served without one too. A certificate that cannot be verified ends the handshake.
+    Optional(PathBuf),
+    /// Clients without a certificate that can be verified do not get through the handshake.
+    Required(PathBuf),
+}
+
+impl ClientAuth {
+    /// The file of the authorities.
+    fn file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::None => None,
+            Self::Optional(file) | Self::Required(file) => Some(file),
+        }
+    }
+
+    fn is_required(&self) -> bool {
+        matches!(self, Self::Required(_))
+    }
+}
+
 /// The TLS configuration of a server.
 #[derive(Clone, Debug, Default)]
 pub struct TlsConfig {
@@ -19,8 +47,8 @@ pub struct TlsConfig {
     pub identities: Vec<Identity>,
     /// Pairs in memory, such as a generated self-signed one. They precede `identities`.
     pub pairs: Vec<PemPair>,
-    /// PEM file with the certificate authorities for client certificates. If set, clients must present one.
-    pub client_ca: Option<PathBuf>,
+    /// Whether clients present certificates.
+    pub client_auth: ClientAuth,
     /// Whether to prepare connections for kTLS.
     pub ktls: bool,
     /// Offer HTTP/1.1 alone, even where the server [would speak HTTP/2](crate::Builder::http2).
@@ -37,11 +65,11 @@ pub struct TlsAcceptor {
 struct Loaded {
     config: TlsConfig,
     rustls: Arc<ServerConfig>,
-    /// The certificate authorities for client certificates, if these are required.
+    /// The certificate authorities for client certificates, if clients are asked for one.
     authorities: Option<Vec<CertificateDer<'static>>>,
     verifier: Option<Arc<dyn ClientCertVerifier>>,
-    /// Survives reloads, so that sessions can be resumed across them, as long as `authorities` stay the same: a resumed session
-    /// presents no certificate. Its keys rotate by themselves.
+    /// Survives reloads, so that sessions can be resumed across them, as long as `authorities`, and whether a certificate is required,
+    /// stay the same: a resumed session presents no certificate. Its keys rotate by themselves.
     tickets: Arc<dyn ProducesTickets>,
     /// Modification times of all files, in the order of [`TlsConfig::files`].
     modified: Vec<Option<SystemTime>>,
@@ -54,7 +82,7 @@ impl TlsConfig {
         self.identities
             .iter()
             .flat_map(|identity| [Some(&identity.cert), Some(&identity.key), identity.ocsp.as_ref()])
-            .chain([self.client_ca.as_ref()])
+            .chain([self.client_auth.file()])
             .flatten()
     }
 
@@ -81,8 +109,8 @@ impl TlsAcceptor {
         self.replace(self.current.load().config.clone())
     }
 
-    /// Replaces the configuration and loads its files. On an error the previous one stays in use. If the authorities for client
-    /// certificates differ, or whether certificates are required, sessions of before are not resumed.
+    /// Replaces the configuration and loads its files. On an error the previous one stays in use. If [`ClientAuth`]
+    /// or the authorities in its file differ, sessions of before are not resumed.
     ///
     /// # Errors
     /// See [`TlsAcceptor::new`].
@@ -140,17 +168,18 @@ fn load(config: TlsConfig, before: Option<&Loaded>) -> Result<Loaded, TlsError> 
     let files = config.identities.iter().map(|identity| identity.load(&provider));
     let keys = pairs.chain(files).map(|key| key.map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
-    let authorities = config.client_ca.as_deref().map(|path| read_certificates(AUTHORITY, path)).transpose()?;
-    let verifier = match (&config.client_ca, &authorities) {
-        (Some(path), Some(authorities)) => Some(client_verifier(path, authorities, provider)?),
-        _ => None,
-    };
+    let authorities = config.client_auth.file().map(|path| read_certificates(AUTHORITY, path)).transpose()?;
+    let verifier =
+        authorities.as_deref().map(|found| client_verifier(&config.client_auth, found, provider)).transpose()?;
     let builder = match &verifier {
         None => builder.with_no_client_auth(),
         Some(verifier) => builder.with_client_cert_verifier(verifier.clone()),
     };
+    let is_required = config.client_auth.is_required();
     let tickets = match before {
-        Some(before) if before.authorities == authorities => before.tickets.clone(),
+        Some(before) if before.authorities == authorities && before.config.client_auth.is_required() == is_required => {
+            before.tickets.clone()
+        }
         _ => aws_lc_rs::Ticketer::new()?,
     };
     let ends = keys.iter().filter_map(|key| end_of(key)).collect();
@@ -167,13 +196,13 @@ fn load(config: TlsConfig, before: Option<&Loaded>) -> Result<Loaded, TlsError> 
 const AUTHORITY: &str = "client certificate authority";
 
 fn client_verifier(
-    path: &Path,
+    auth: &ClientAuth,
     authorities: &[CertificateDer<'static>],
     provider: Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let bad = |error: String| TlsError::Content {
         what: AUTHORITY,
-        path: path.to_owned(),
+        path: auth.file().cloned().unwrap_or_default(),
         problem: format!("can't be used: {error}"),
     };
     let mut roots = RootCertStore::empty();
@@ -181,5 +210,6 @@ fn client_verifier(
         roots.add(cert.clone()).map_err(|error| bad(error.to_string()))?;
     }
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    let verifier = if auth.is_required() { verifier } else { verifier.allow_unauthenticated() };
     verifier.build().map_err(|error| bad(error.to_string()))
 }

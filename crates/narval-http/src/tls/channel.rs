@@ -107,6 +107,11 @@ impl TlsChannel {
         self.lock().session.speaks_http2()
     }
 
+    /// The certificates that the client has presented, its own first.
+    pub(crate) fn peer_certificates(&self) -> Vec<Bytes> {
+        self.lock().session.peer_certificates().map(Bytes::copy_from_slice).collect()
+    }
+
     /// Whether the rest of the handshake is cheaper than passing it to a worker.
     pub(crate) fn rest_is_cheap(&self) -> bool {
         self.lock().session.rest_is_cheap()

@@ -14,9 +14,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) socket: Socket,
-    remote: Remote,
-    /// What a header of the PROXY protocol told.
-    behind: OnceLock<Box<Remote>>,
+    client: Known,
     /// TLS, if it is used: everything sent on the socket must be sealed by it. Boxed because it takes more than a
     /// kilobyte, which plain connections should not pay for.
     pub(crate) tls: Option<Box<TlsChannel>>,
@@ -25,6 +23,19 @@ pub(crate) struct Link {
     /// The response to the current request has begun: nothing may be sent before it any longer. Changed by the holder of
     /// the lease, to `true` only with `ahead`.
     has_begun: AtomicBool,
+}
+
+/// What is known of the client, and what became known later: by a header of the PROXY protocol, and by its certificate.
+#[derive(Debug)]
+struct Known {
+    remote: Remote,
+    later: OnceLock<Box<Known>>,
+}
+
+impl Known {
+    fn new(remote: Remote) -> Self {
+        Self { remote, later: OnceLock::new() }
+    }
 }
 
 /// A connection.
@@ -36,8 +47,7 @@ impl Link {
     pub(crate) fn new(socket: Socket, tls: Option<TlsChannel>, remote: Remote) -> Self {
         Self {
             socket,
-            remote,
-            behind: OnceLock::new(),
+            client: Known::new(remote),
             tls: tls.map(Box::new),
             ahead: Mutex::new(()),
             has_begun: AtomicBool::new(false),
@@ -47,13 +57,22 @@ impl Link {
     /// The other side: the client, or the proxy in front of it.
     #[inline(always)]
     pub(crate) fn remote(&self) -> &Remote {
-        self.behind.get().map_or(&self.remote, |behind| behind)
+        let mut known = &self.client;
+        while let Some(later) = known.later.get() {
+            known = later;
+        }
+        &known.remote
     }
 
-    /// Records whom a proxy has named, once.
-    pub(crate) fn set_behind(&self, remote: Remote) {
-        // A connection has one header.
-        drop(self.behind.set(Box::new(remote)));
+    /// Records what has become known of the client: by the connection's one header of the PROXY protocol, and by its one handshake.
+    pub(crate) fn learn(&self, remote: Remote) {
+        let mut known = Box::new(Known::new(remote));
+        let mut last = &self.client;
+        while let Err(back) = last.later.set(known) {
+            known = back;
+            let Some(later) = last.later.get() else { return };
+            last = later;
+        }
     }
 
     /// Seals `out` for the socket: call it once per buffer, in the order of sending.
@@ -131,7 +150,7 @@ impl Link {
 
     /// Whether the client runs on this machine, on this thread's processor.
     pub(crate) fn is_near(&self) -> bool {
-        matches!(self.remote.peer(), Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
+        matches!(self.client.remote.peer(), Peer::Tcp(address) if address.ip().to_canonical().is_loopback())
             && self.socket.comes_in_here()
     }
 }

@@ -28,7 +28,7 @@ mod secrets;
 mod session;
 
 #[cfg(feature = "tls")]
-pub use acceptor::{TlsAcceptor, TlsConfig};
+pub use acceptor::{ClientAuth, TlsAcceptor, TlsConfig};
 #[cfg(feature = "tls")]
 pub(crate) use channel::{Acceptor, TlsChannel};
 #[cfg(not(feature = "tls"))]

@@ -46,7 +46,7 @@ pub struct TlsSession {
     catcher: Arc<SecretCatcher>,
     /// Whether kTLS is configured.
     ktls: bool,
-    /// Verifies the client's certificate, if it must present one.
+    /// Verifies the client's certificate, if it is asked for one.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// Sending was handed over: nothing may be encrypted here, because the record number would be reused.
     taken: bool,
@@ -223,9 +223,19 @@ impl TlsSession {
         if self.connection.handshake_kind() != Some(HandshakeKind::Resumed) {
             return Ok(());
         }
-        let chain = self.connection.peer_certificates().unwrap_or_default();
-        let (leaf, others) = chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
-        verifier.verify_client_cert(leaf, others, UnixTime::now()).map(drop)
+        match self.connection.peer_certificates().unwrap_or_default() {
+            [leaf, others @ ..] => verifier.verify_client_cert(leaf, others, UnixTime::now()).map(drop),
+            [] if verifier.client_auth_mandatory() => Err(rustls::Error::NoCertificatesPresented),
+            [] => Ok(()),
+        }
+    }
+
+    /// The client's certificate, and those that it sent with it, as DER; none if it has not presented one, or not yet. It has been
+    /// verified, also for a resumed session.
+    pub fn peer_certificates(&self) -> impl Iterator<Item = &[u8]> {
+        // Before the end of the handshake, the client has not shown that the key is its own.
+        let chain = self.connection.peer_certificates().filter(|_| !self.is_handshaking());
+        chain.unwrap_or_default().iter().map(AsRef::as_ref)
     }
 
     /// Encrypts `plaintext` and appends the records to `output`. Should be called with about 64 KiB at a time.
@@ -346,7 +356,7 @@ mod tests {
     use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
     use super::*;
-    use crate::tls::{Identity, TlsAcceptor, TlsConfig, TlsError};
+    use crate::tls::{ClientAuth, Identity, TlsAcceptor, TlsConfig, TlsError};
 
     struct Made {
         folder: tempfile::TempDir,
@@ -493,7 +503,7 @@ mod tests {
         let (m, ca) = (made(&["localhost"]), made(&["ca"]));
         let config = TlsConfig {
             identities: vec![identity(&m)],
-            client_ca: Some(ca.folder.path().join("cert.pem")),
+            client_auth: ClientAuth::Required(ca.folder.path().join("cert.pem")),
             ..TlsConfig::default()
         };
         let acceptor = TlsAcceptor::new(config).unwrap();

@@ -9,6 +9,8 @@
 
 mod bodies_in;
 mod bodies_out;
+#[cfg(feature = "tls")]
+mod client_certificates;
 mod connections;
 mod deadlines;
 mod departures;

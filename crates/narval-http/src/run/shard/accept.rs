@@ -195,7 +195,7 @@ impl<D: Driver<Connection>> Shard<D> {
             return;
         }
         slot.protocol = first_protocol(remote.is_secure(), slot.deadline);
-        slot.connection.set_behind(remote);
+        slot.connection.learn(remote);
         if self.stopping {
             self.stop_connection(slot);
         }

@@ -126,6 +126,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Ok(_) if is_handshaking => self.shake_hands(slot),
             Ok(mut plaintext) => {
                 let connection = slot.connection.clone();
+                let certificates = connection.tls.as_ref().map(|tls| tls.peer_certificates()).unwrap_or_default();
+                if !certificates.is_empty() {
+                    connection.learn(connection.remote().with_certificates(certificates));
+                }
                 let input = std::mem::take(&mut slot.input);
                 slot.protocol = match &connection.tls {
                     Some(tls) if tls.speaks_http2() => {

@@ -43,7 +43,7 @@ pub use socket::Socket;
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::message::body_reader::BodyReader;
-use crate::{Handler, IntoHandler, Limits, Peer, Reject, Request, Response, ws};
+use crate::{Handler, IntoHandler, Limits, Peer, Reject, Remote, Request, Response, ws};
 
 /// How long a test waits for an event, or a message.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -54,7 +54,7 @@ const BODY_MAX: usize = 256 << 20;
 /// A client of an application that runs in this process.
 pub fn client<Form>(handler: impl IntoHandler<Form>) -> Client {
     let handler = Arc::new(handler.into_handler(Arc::new(())));
-    Client { handler, limits: Limits::default(), peer: Peer::Unix }
+    Client { handler, limits: Limits::default(), peer: Peer::Unix, certificates: Vec::new() }
 }
 
 /// Asks a handler; see [`client`].
@@ -63,6 +63,7 @@ pub struct Client {
     handler: Arc<dyn Handler>,
     limits: Limits,
     peer: Peer,
+    certificates: Vec<Bytes>,
 }
 
 impl Client {
@@ -77,6 +78,13 @@ impl Client {
     #[must_use]
     pub fn peer(mut self, peer: Peer) -> Self {
         self.peer = peer;
+        self
+    }
+
+    /// Sets what [`Request::peer_certificates`] returns. Default: none.
+    #[must_use]
+    pub fn peer_certificates(mut self, chain: Vec<Bytes>) -> Self {
+        self.certificates = chain;
         self
     }
 
@@ -122,8 +130,9 @@ impl Client {
             return rejected(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large"));
         }
         let (head, parts) = head;
+        let remote = Remote::from(self.peer.clone()).with_certificates(self.certificates.clone());
         let had_body = !body.is_empty();
-        let request = Request::new(head, parts, self.peer.clone(), body.into());
+        let request = Request::new(head, parts, remote, body.into());
         let answered = catch_unwind(AssertUnwindSafe(|| {
             let inline = if had_body { None } else { self.handler.inline(&request.head()) };
             inline.unwrap_or_else(|| self.handler.handle(request)).when_answered()

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narval_http::tls::{Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, probe};
+use narval_http::tls::{ClientAuth, Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, probe};
 
 use crate::Failure;
 use crate::config::error::ConfigError;
@@ -66,8 +66,8 @@ impl Tls {
         if self.certificate.is_empty() && pairs.is_empty() {
             return self.check().map(|()| None);
         }
-        let (identities, client_ca) = (self.identities(), self.client_ca.as_ref().map(|at| at.value.clone()));
-        Ok(Some(TlsConfig { identities, pairs, client_ca, ktls, http1_only: !self.http2 }))
+        let (identities, client_auth) = (self.identities(), self.client_auth());
+        Ok(Some(TlsConfig { identities, pairs, client_auth, ktls, http1_only: !self.http2 }))
     }
 
     /// Checks that authorities are not alone.
@@ -99,11 +99,15 @@ impl Tls {
         // Only together with certificates that can be loaded is it known that an error is about the authorities.
         let authorities = self.client_ca.as_ref().filter(|_| wrong.is_empty() && !self.certificate.is_empty());
         let of_authorities = authorities.and_then(|at| {
-            let client_ca = Some(at.value.clone());
-            let config = TlsConfig { identities: self.identities(), client_ca, ..TlsConfig::default() };
+            let (identities, client_auth) = (self.identities(), self.client_auth());
+            let config = TlsConfig { identities, client_auth, ..TlsConfig::default() };
             Some(at.origin.error("tls.client-ca", loaded(config).err()?))
         });
         wrong.into_iter().chain(of_authorities).collect()
+    }
+
+    fn client_auth(&self) -> ClientAuth {
+        self.client_ca.as_ref().map_or(ClientAuth::None, |at| ClientAuth::Required(at.value.clone()))
     }
 
     fn identities(&self) -> Vec<Identity> {
