@@ -1,6 +1,7 @@
 //! The store that is installed into, for queries: it need not exist yet.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use narval_nix::{StoreDir, StorePath};
@@ -113,6 +114,25 @@ impl Destination {
     /// If the store cannot be queried.
     pub fn is_valid(&self, path: &StorePath) -> Result<bool, Error> {
         Ok(self.exists() && self.store.is_valid(path)?)
+    }
+
+    /// Registers symlinks to store paths as roots: as long as they exist, the paths are not garbage.
+    ///
+    /// # Errors
+    /// If the store, or its daemon, refuses.
+    pub fn add_indirect_roots(&self, links: impl IntoIterator<Item = PathBuf>) -> Result<(), Error> {
+        let mut links = links.into_iter().peekable();
+        if let Some(daemon) = self.daemon() {
+            for link in links {
+                daemon.add_indirect_root(&link).map_err(StoreError::from)?;
+            }
+        } else if links.peek().is_some() {
+            let store = self.open()?;
+            for link in links {
+                store.add_indirect_root(&link)?;
+            }
+        }
+        Ok(())
     }
 
     /// Opens the store for writing, and creates it if it does not exist.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use narval_cache::{Caches, Found};
 use narval_client::{Client, Url};
-use narval_nix::{StorePath, TrustedKeys};
+use narval_nix::{NarHash, StorePath, TrustedKeys};
 use narval_store::Daemon;
 use parking_lot::Mutex;
 
@@ -35,6 +35,23 @@ pub struct Options {
     pub deltas: DeltaUse,
     /// Paths whose closures are preferred as bases of deltas: those that a profile shows until now.
     pub delta_bases: Vec<StorePath>,
+    /// What paths must contain: the hashes that a lock file has. A narinfo that says otherwise ends the install before its NAR is fetched.
+    pub nar_hashes: HashMap<StorePath, NarHash>,
+}
+
+impl Options {
+    /// Compares what a trusted key has signed with what is expected.
+    fn check_hash(&self, found: &Found) -> Result<(), Error> {
+        match self.nar_hashes.get(&found.info.path) {
+            Some(expected) if *expected != found.info.nar_hash => Err(Error::WrongPath(format!(
+                "{} of {} has the NAR hash {}, and the lock has {expected}",
+                found.info.path,
+                found.cache.url(),
+                found.info.nar_hash
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One path of a plan.
@@ -99,12 +116,12 @@ pub fn install(
     let deltas = deltas_of(destination, options);
     let source = FromCaches::new(&caches, &cores, progress).with_deltas(&deltas);
     report.planned = match destination.daemon() {
-        Some(daemon) => through_daemon(destination, (&source, daemon), &missing, progress)?,
+        Some(daemon) => through_daemon(destination, (&source, daemon), (&missing, options), progress)?,
         None => {
             let store = destination.open()?;
             store.remove_leftovers()?;
             let sink = ToStore { store: &store, durable: options.durable };
-            into_store(destination, (&source, &sink), &missing, progress)?
+            into_store(destination, (&source, &sink), (&missing, options), progress)?
         }
     };
     report.roots.extend(roots_of(&missing, &report.planned));
@@ -116,7 +133,7 @@ pub fn install(
 fn into_store(
     destination: &Destination,
     (source, sink): (&FromCaches<'_>, &ToStore<'_>),
-    missing: &[Wanted],
+    (missing, options): (&[Wanted], &Options),
     progress: &Progress,
 ) -> Result<Vec<Planned>, Error> {
     let space = Space::new(destination, Some(sink.store.free_bytes()?));
@@ -129,6 +146,7 @@ fn into_store(
             if progress.is_interrupted() {
                 return Err(Error::Interrupted);
             }
+            options.check_hash(&found)?;
             progress.found(found.info.nar_size, found.info.file_size);
             all.lock().push(found.clone());
             match (space.add(&found), space.is_ample()) {
@@ -162,10 +180,11 @@ fn into_store(
 fn through_daemon(
     destination: &Destination,
     (source, daemon): (&FromCaches<'_>, &Daemon),
-    missing: &[Wanted],
+    (missing, options): (&[Wanted], &Options),
     progress: &Progress,
 ) -> Result<Vec<Planned>, Error> {
     let found = closure(source.caches, missing, &|path| is_valid_and_kept(destination, path))?;
+    found.iter().try_for_each(|one| options.check_hash(one))?;
     destination.keep(&found.iter().map(|one| one.info.path.clone()).collect::<Vec<_>>())?;
     let disk = rustix::fs::statvfs(&destination.config().real_store_dir);
     let space = Space::new(destination, disk.ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)));

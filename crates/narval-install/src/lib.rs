@@ -43,6 +43,7 @@
 //!     durable: true,
 //!     deltas: DeltaUse::Adaptive,
 //!     delta_bases: Vec::new(),
+//!     nar_hashes: std::collections::HashMap::new(),
 //! };
 //! let client = Arc::new(narval_s3::client(ClientOptions::default()));
 //! let wanted = [Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", destination.store_dir())?];

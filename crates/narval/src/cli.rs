@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::Failure;
 use crate::commands::caches::{copy, hook, pin, push, release, releases, token, use_cache, warm, watch_store};
 use crate::commands::machines;
-use crate::commands::packages::{info, names, search, update, which_package};
+use crate::commands::packages::{info, lock, names, search, update, which_package};
 use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
 use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
@@ -44,6 +44,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "install",
             "run",
             "shell",
+            "lock",
             "update",
             "list",
             "upgrade",
@@ -121,6 +122,7 @@ enum Command {
     Install(install::Args),
     Run(run::Args),
     Shell(shell::Args),
+    Lock(lock::Args),
     Copy(copy::Args),
     Push(push::Args),
     #[command(name = "use")]
@@ -222,6 +224,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Install(args) => install::run(args),
         Command::Run(args) => run::run(args),
         Command::Shell(args) => shell::run(args),
+        Command::Lock(args) => lock::run(&args),
         Command::Copy(args) => copy::run(args),
         Command::Push(args) => push::run(args),
         Command::Use(args) => use_cache::run(args),

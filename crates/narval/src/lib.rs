@@ -5,6 +5,7 @@
 //! | [`cli`] | the command line of `narval`: the commands and their groups |
 //! | [`commands`] | the commands, one file each |
 //! | [`config`] | the configuration file of `narval serve` |
+//! | [`project`] | folders with `narval.toml` and `narval.lock` |
 //! | [`nix_serve`] | the command line of `nix-serve` |
 //! | [`server`] | the life of a server, from its options to its end |
 //! | [`args`] | options that several commands take |
@@ -23,6 +24,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod nix_serve;
+pub mod project;
 pub mod server;
 pub mod ui;
 pub mod values;

@@ -136,32 +136,17 @@ pub(super) fn seal(destination: &Destination, built: &Path, link: &Path, manifes
         store.register(std::slice::from_ref(&info))?;
         info.path
     };
-    register(destination, [link.to_owned()])?;
+    destination.add_indirect_roots([link.to_owned()])?;
     symlink(destination.store_dir().display(&path).to_string(), link).map_err(fail)?;
-    register(destination, [link.to_owned()])
+    destination.add_indirect_roots([link.to_owned()])
 }
 
 /// Registers the roots of a generation with the store, now that it has its final name.
 pub(super) fn protect(destination: &Destination, folder: &Path, manifest: &Manifest) -> Result<(), Error> {
     if folder.is_symlink() {
-        return register(destination, [folder.to_owned()]);
+        return destination.add_indirect_roots([folder.to_owned()]);
     }
-    register(destination, manifest.paths().iter().map(|path| folder.join(ROOTS).join(path.base_name())))
-}
-
-fn register(destination: &Destination, links: impl IntoIterator<Item = PathBuf>) -> Result<(), Error> {
-    let mut links = links.into_iter().peekable();
-    if let Some(daemon) = destination.daemon() {
-        for link in links {
-            daemon.add_indirect_root(&link).map_err(StoreError::from)?;
-        }
-    } else if links.peek().is_some() {
-        let store = destination.open()?;
-        for link in links {
-            store.add_indirect_root(&link)?;
-        }
-    }
-    Ok(())
+    destination.add_indirect_roots(manifest.paths().iter().map(|path| folder.join(ROOTS).join(path.base_name())))
 }
 
 /// Marks a generation as complete, after it is protected.

@@ -198,6 +198,7 @@ fn install_checked(server: &Server, root: &std::path::Path, path: &str) -> Resul
         durable: false,
         deltas: Default::default(),
         delta_bases: Vec::new(),
+        nar_hashes: std::collections::HashMap::new(),
     };
     let destination = Destination::new(narval_store::StoreConfig::for_root(root).unwrap());
     let wanted = [Wanted::parse(path, destination.store_dir()).unwrap()];

@@ -262,6 +262,7 @@ pub(crate) fn install_with(client: &Arc<Client>, urls: &[&str], root: &Path, pat
         durable: false,
         deltas: Default::default(),
         delta_bases: Vec::new(),
+        nar_hashes: HashMap::new(),
     };
     let wanted: Vec<_> = paths.iter().map(|path| Wanted::parse(path, &StoreDir::default()).unwrap()).collect();
     let destination = Destination::new(StoreConfig::for_root(root).unwrap());

@@ -241,7 +241,7 @@ impl<'a> Lookup<'a> {
     }
 
     /// The path of a release.
-    fn released(&self, text: &str) -> Result<Meant, Failure> {
+    pub(crate) fn released(&self, text: &str) -> Result<Meant, Failure> {
         let lookup = ReleaseLookup {
             caches: &self.client.caches,
             system: self.args.system.as_deref(),
@@ -250,17 +250,27 @@ impl<'a> Lookup<'a> {
         };
         let (found, path) = lookup.path(text)?;
         let (selector, cache) = (found.release.selector().to_string(), &found.cache);
-        if self.is_silent {
-            return Ok(Wanted::Path(path).into());
-        }
-        if self.client.output.json {
+        if self.client.output.json && !self.is_silent {
             let fields =
                 json!({"name": text, "path": path.base_name(), "release": selector, "cache": cache.to_string()});
             json::event("named", fields);
-        } else if !self.client.output.quiet {
+        } else if !self.client.output.quiet && !self.is_silent {
             note!("{text} is {selector} in {cache}: {path}");
         }
-        Ok(Wanted::Path(path).into())
+        let system = lookup.system()?;
+        let origin = Origin {
+            name: text.to_owned(),
+            attribute: format!("@{}", found.release.name),
+            system: system.to_string(),
+            channel: cache.to_string(),
+            release: selector,
+            revision: String::new(),
+            choice: None,
+            is_default: true,
+        };
+        let outputs = found.release.paths.get(&system).into_iter().flatten();
+        let output = outputs.filter(|(_, one)| one.path == path).map(|(output, _)| output.to_string()).next();
+        Ok(Meant { wanted: Wanted::Path(path), package: None, origin: output.map(|output| (origin, output)) })
     }
 
     /// The paths of a name. `unknown` is the error if it cannot be one.

@@ -1,5 +1,6 @@
 //! Options of all client commands: the store, the caches, trust, and output.
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -245,6 +246,7 @@ impl CacheArgs {
             durable,
             deltas: DeltaUse::default(),
             delta_bases: Vec::new(),
+            nar_hashes: HashMap::new(),
         })
     }
 }

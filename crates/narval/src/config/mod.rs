@@ -44,6 +44,7 @@ pub use tables::cache::Cache;
 pub use tables::limits::{Limits, saturated};
 pub use tables::nar_cache::{NarCache, NarFolder, Warming};
 pub use tables::oidc::{Oidc, OidcRule};
+pub use tables::project::{LockFile, LockedPackage, LockedPath, ProjectFile};
 pub use tables::proxies::Proxies;
 pub use tables::tls::{Certificate, KtlsMode, Tls};
 pub use tables::upstream::{Upstream, Upstreams};
@@ -126,6 +127,14 @@ const REDIRECTS: [(&str, &str, Redirect); 3] = [
     ("auto", "The first time that a NAR is requested which is not in the disk cache", Redirect::Auto),
     ("on", "Always", Redirect::On),
 ];
+
+/// Parses a text as a table. `file` is its name in messages.
+///
+/// # Errors
+/// The text has errors.
+pub fn parse<T: Table>(file: &str, text: &str) -> Result<T, ConfigErrors> {
+    section::Document::new(file, text, &Vec::new()).read().map(|loaded| loaded.settings)
+}
 
 /// Whether `data` is the address of a bucket, not a folder.
 pub fn is_bucket(data: &str) -> bool {

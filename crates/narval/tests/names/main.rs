@@ -9,4 +9,5 @@ mod channels;
 mod exact;
 mod place;
 mod profile;
+mod project;
 mod resolving;

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
+use crate::project::forget_deleted;
 use crate::ui::json;
 use crate::ui::output::{counted, out};
 use crate::ui::progress::watched;
@@ -56,6 +57,9 @@ struct Removed {
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let config = args.store.config()?;
+    if !args.dry_run {
+        forget_deleted();
+    }
     let by_daemon = is_collected_by_daemon(&config);
     let (mut generations, mut removed_folders) = (Vec::new(), Vec::new());
     if let Some(keep) = args.keep {

@@ -1,5 +1,6 @@
 //! `narval run`: runs a program of a store path, wherever the store is.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -7,15 +8,18 @@ use std::process::Command;
 use std::sync::Arc;
 
 use narval_install::run::{is_at_home, main_program, shell_variables};
-use narval_install::{Destination, Options, Progress, Wanted, install};
+use narval_install::{Destination, Error, Options, Progress, Wanted, install};
 use narval_names::Package;
-use narval_nix::StorePath;
+use narval_nix::{NarHash, StorePath};
 
 use crate::Failure;
 use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::or_elsewhere;
 use crate::commands::running::follow::enter_and_follow;
+use crate::project::accept::with_caches;
+use crate::project::locked::{Lock, hashes};
+use crate::project::{ProjectArgs, protect};
 use crate::ui::progress::{Display, FETCH};
 
 /// Run a program from a store path, installing it first if needed
@@ -25,13 +29,13 @@ use crate::ui::progress::{Display, FETCH};
 #[derive(Debug, clap::Args)]
 #[command(disable_version_flag = true)]
 #[command(
-    after_help = "Examples:\n  narval run ripgrep -- rg --version\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi\n  narval run ~/p -- hello"
+    after_help = "Examples:\n  narval run ripgrep -- rg --version\n  narval run …-hello-2.12\n  narval run --store ./root …-hello-2.12 -- hello --greeting hi\n  narval run ~/p -- hello\n\n  In a project, a folder with narval.toml and narval.lock:\n  narval run -- make"
 )]
 pub struct Args {
     /// Name of a package, such as ripgrep; store path (in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of
-    /// these); or a profile
+    /// these); or a profile [default: the packages of the project: see 'narval lock']
     #[arg(value_name = "PATH")]
-    path: String,
+    path: Option<String>,
     /// Command to run, with the path's bin folder first on PATH [default: the path's main program]
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -40,6 +44,8 @@ pub struct Args {
     version: bool,
     #[command(flatten)]
     names: NameArgs,
+    #[command(flatten)]
+    project: ProjectArgs,
     #[command(flatten)]
     deltas: DeltaArgs,
     #[command(flatten)]
@@ -54,7 +60,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
     refuse_version(args.version, "run")?;
     args.client.output.start_log();
     let destination = args.client.store.destination()?;
-    let (paths, package) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &[args.path])?;
+    let Some(path) = args.path else {
+        if args.command.is_empty() {
+            return Err(Failure::usage("say what to run: a PATH, or a command of the project after --"));
+        }
+        let paths = of_project(&destination, &args.client, args.deltas, &args.names, &args.project)?;
+        return become_program(&destination, &paths, &args.command);
+    };
+    let (paths, package) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &[path])?;
     let program =
         package.map(|package| package.program).filter(|program| !program.is_empty() && !program.contains('/'));
     let command = match (args.command.is_empty(), &*paths) {
@@ -93,16 +106,67 @@ pub(crate) fn ensure_installed(
     if there.iter().all(Option::is_some) {
         return Ok((there.into_iter().flatten().collect(), package));
     }
-    let progress = Arc::new(Progress::default());
-    let display = Display::start(&progress, client.output, FETCH);
-    let options = Options { deltas: deltas.chosen(), ..client.caches.options(None, false)? };
-    let client = client.caches.client()?;
-    let report = install(destination, &options, &client, &wanted, &progress);
-    display.finish();
-    report.map_err(|error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, destination)))?;
+    fetch(destination, client, deltas, &wanted, HashMap::new())?
+        .map_err(|error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, destination)))?;
     let find =
         |one: &Wanted| destination.find(one)?.ok_or_else(|| Failure::runtime("it was installed, but does not exist"));
     Ok((wanted.iter().map(find).collect::<Result<_, _>>()?, package))
+}
+
+/// Installs paths, with their progress shown.
+fn fetch(
+    destination: &Destination,
+    client: &ClientArgs,
+    deltas: DeltaArgs,
+    wanted: &[Wanted],
+    nar_hashes: HashMap<StorePath, NarHash>,
+) -> Result<Result<(), Error>, Failure> {
+    let options = Options { deltas: deltas.chosen(), nar_hashes, ..client.caches.options(None, false)? };
+    let progress = Arc::new(Progress::default());
+    let display = Display::start(&progress, client.output, FETCH);
+    let report = client.caches.client().map(|client| install(destination, &options, &client, wanted, &progress));
+    display.finish();
+    Ok(report?.map(drop))
+}
+
+/// The locked paths of the project, installed as far as they are missing.
+pub(crate) fn of_project(
+    destination: &Destination,
+    client: &ClientArgs,
+    deltas: DeltaArgs,
+    names: &NameArgs,
+    project: &ProjectArgs,
+) -> Result<Vec<StorePath>, Failure> {
+    let accept = project.accept_project;
+    let project = project.open()?;
+    let Some(lock) = Lock::read(&project)? else {
+        return Err(project.says("there is no narval.lock beside it: 'narval lock' makes it"));
+    };
+    let packages = lock.of(&project, &names.system().parse().map_err(Failure::usage)?)?;
+    let hashes = hashes(&packages);
+    let paths: Vec<StorePath> =
+        packages.iter().flat_map(|package| &package.outputs).map(|one| one.path.clone()).collect();
+    let mut missing = Vec::new();
+    for path in &paths {
+        let wanted = Wanted::Path(path.clone());
+        if destination.find_and_keep(&wanted)?.is_none() {
+            missing.push(wanted);
+            continue;
+        }
+        let there = destination.store().path_info(path).map_err(Error::from)?;
+        if let Some(there) = there.filter(|there| hashes.get(path) != Some(&there.nar_hash)) {
+            let (hash, dir) = (there.nar_hash, destination.name());
+            return Err(
+                Error::WrongPath(format!("{path} in {dir} has the NAR hash {hash}, and narval.lock another")).into()
+            );
+        }
+    }
+    if !missing.is_empty() {
+        let client = with_caches(&project, client, None, accept)?;
+        fetch(destination, &client, deltas, &missing, hashes)?.map_err(|error| or_elsewhere(error, destination))?;
+    }
+    protect(destination, &project, &paths, !missing.is_empty())?;
+    Ok(paths)
 }
 
 /// Executes the program, in a namespace if one is needed. Only a process with one thread can enter a user namespace: if this one has

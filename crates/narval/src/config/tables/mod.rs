@@ -5,6 +5,7 @@ pub(in crate::config) mod cache;
 pub(in crate::config) mod limits;
 pub(in crate::config) mod nar_cache;
 pub(in crate::config) mod oidc;
+pub(in crate::config) mod project;
 pub(in crate::config) mod proxies;
 pub(crate) mod tls;
 pub(in crate::config) mod upstream;
