@@ -52,11 +52,13 @@ kinds: with kinds; {
     priority = key (types.ints.between 0 1000000) "An answer of the lowest is preferred, and of equal ones, the first answer is used; see docs/cache.md#several-upstreams.";
     netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
     redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
+    skip = key (oneOrMore types.str) "As `upstream-skip`, for this upstream.";
     timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
     stall-timeout = key time "Time after which a download that makes no progress is aborted, if no other upstream has the same file.";
   };
   upstream-size = key size "Maximum size of stored upstream files; the least recently used are removed first.";
   upstream-absent-after = key time "Time after which an upstream that has not answered counts as one that does not have the path, for this request alone; see docs/cache.md#several-upstreams.";
+  upstream-skip = key (oneOrMore types.str) "Names of paths, without the hash part, that no upstream is asked for where the name is known: `mycorp-*`; see docs/cache.md#names-that-stay-here.";
   upstream-rate-min = key size "Lowest rate of a download, in bytes a second: below it, the rest of a NAR is fetched from another upstream; see docs/cache.md#several-upstreams.";
   upstream-when-down = key (types.enum [ "absent" "unavailable" ]) "What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams.";
   cache = tables "Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`." {
@@ -76,6 +78,7 @@ kinds: with kinds; {
       priority = key (types.ints.between 0 1000000) "An answer of the lowest is preferred, and of equal ones, the first answer is used; see docs/cache.md#several-upstreams.";
       netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
       redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
+      skip = key (oneOrMore types.str) "As `upstream-skip`, for this upstream.";
       timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
       stall-timeout = key time "Time after which a download that makes no progress is aborted, if no other upstream has the same file.";
     };

@@ -9,9 +9,11 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_cache::upstream::{Deadline, Lookup, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting, WhenDown};
+use narval_cache::upstream::{
+    Deadline, Lookup, Small, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting, WhenDown,
+};
 use narval_client::Url;
-use narval_nix::{SecretKey, StoreDir, TrustedKeys};
+use narval_nix::{HashPart, SecretKey, StoreDir, StorePath, TrustedKeys};
 use support::*;
 
 /// Far less than the timeout of each request, which is [`TIMEOUT`].
@@ -257,13 +259,58 @@ fn a_push_is_not_told_what_a_client_is() {
     let (_folder, upstreams) = open_near(vec![upstream.options()], Duration::from_millis(200));
     assert!(matches!(upstreams.narinfo(&path.hash_part()).unwrap(), Lookup::Absent));
     upstreams.narinfo_to_look_at(&path.hash_part()).unwrap_err();
-    assert_eq!(upstreams.have(&[path.hash_part()]), [true]);
+    assert_eq!(upstreams.have(&[&path.path]), [true]);
     let (absent_after, when_down) = (Duration::from_millis(200), WhenDown::Unavailable);
     let telling = Deadline { absent_after, when_down, ..Deadline::default() };
     let other = TestPath::new("other", b"contents", false);
     upstream.put(&format!("/{}.narinfo", other.hash_part()), File::Silence);
     upstreams.replace(vec![upstream.options()], telling, 1 << 30);
     upstreams.narinfo(&other.hash_part()).unwrap_err();
+}
+
+/// An upstream is not asked for a path whose name is known and must not leave the house, and what it says of one is not used.
+#[test]
+fn names_that_are_skipped_are_not_asked_for() {
+    let (upstream, other) = (Upstream::start("up-1"), Upstream::start("other-1"));
+    let [secret, kept, open] =
+        ["mycorp-lib-1.0", "mycorp-kept", "zlib-1.3"].map(|name| TestPath::new(name, name.as_bytes(), false));
+    let mut app = TestPath::new("app", b"app", false);
+    app.references = vec![secret.path.clone(), open.path.clone()];
+    for path in [&secret, &kept, &app, &open] {
+        upstream.offer(path);
+        other.offer(path);
+    }
+    let log = |name: &str| {
+        let drv = StorePath::parse(&format!("{}-{name}.drv", HashPart::from_digest(&[7; 20]))).unwrap();
+        let url = format!("/log/{}", drv.base_name());
+        upstream.put(&url, File::Bytes(b"log".to_vec()));
+        (Small::Log(drv), url)
+    };
+    let (secret_log, secret_url) = log("mycorp-lib-1.0");
+    let (open_log, _) = log("zlib-1.3");
+    let (_folder, upstreams) = open_near(vec![upstream.options()], ABSENT_AFTER);
+    // From before there was a pattern.
+    found(upstreams.narinfo(&kept.hash_part()).unwrap());
+    let skip = vec!["mycorp-*".parse().unwrap()];
+    let skipping = UpstreamOptions { skip, ..upstream.options() };
+    upstreams.replace(
+        vec![skipping, UpstreamOptions { priority: 60, ..other.options() }],
+        Deadline::default(),
+        1 << 30,
+    );
+    upstream.state.lock().unwrap().asked.clear();
+    // A push knows names, and so does who has seen the narinfo that refers to a path.
+    assert_eq!(upstreams.have(&[&secret.path, &open.path]), [true, true]);
+    found(upstreams.narinfo(&app.hash_part()).unwrap());
+    for path in [&secret, &kept] {
+        let signature = found(upstreams.narinfo(&path.hash_part()).unwrap()).signatures.remove(0);
+        assert_eq!(signature.key_name(), "other-1");
+    }
+    assert!(upstreams.small(&secret_log).unwrap().is_none() && upstreams.small(&open_log).unwrap().is_some());
+    let state = upstream.state.lock().unwrap();
+    let asked = |text: &str| state.asked.keys().any(|path| path.contains(text));
+    assert!(!asked(secret.hash_part().as_str()) && !asked("mycorp") && !asked(&secret_url), "{:?}", state.asked);
+    assert!(asked(open.hash_part().as_str()) && asked(app.hash_part().as_str()), "{:?}", state.asked);
 }
 
 /// An upstream that is slow now and then is asked twice, but not for more than one request in twenty.

@@ -20,13 +20,17 @@ const NEVER: Duration = Duration::from_secs(600);
 const ABSENT_AFTER: Duration = Duration::from_secs(1);
 
 fn open_near(upstreams: Vec<UpstreamOptions>) -> (tempfile::TempDir, Upstreams) {
+    open_near_with(upstreams, ABSENT_AFTER)
+}
+
+fn open_near_with(upstreams: Vec<UpstreamOptions>, absent_after: Duration) -> (tempfile::TempDir, Upstreams) {
     let folder = tempfile::tempdir().unwrap();
     let patient = |one| UpstreamOptions { timeout: NEVER, stall_timeout: NEVER, ..one };
     let options = UpstreamsOptions {
         folder: folder.path().to_owned(),
         bytes_max: 1 << 30,
         upstreams: upstreams.into_iter().map(patient).collect(),
-        deadline: Deadline { absent_after: ABSENT_AFTER, ..Deadline::default() },
+        deadline: Deadline { absent_after, ..Deadline::default() },
         store_dir: StoreDir::default(),
         waiting: Waiting::default(),
     };
@@ -67,8 +71,10 @@ enum Fault {
 #[test]
 fn a_nar_is_finished_by_another_upstream() {
     let faults = [Fault::Dies, Fault::FallsSilent, Fault::Trickles];
-    let parts = [(10, true), (50, false), (90, true)];
-    for (fault, (percent, compressed)) in faults.into_iter().flat_map(|fault| parts.map(|part| (fault, part))) {
+    let parts = [10, 50, 90].into_iter().flat_map(|percent| [(percent, true), (percent, false)]);
+    for (fault, (percent, compressed)) in
+        faults.into_iter().flat_map(|fault| parts.clone().map(move |part| (fault, part)))
+    {
         let (failing, other) = (Upstream::start("failing-1"), Upstream::start("other-1"));
         let path = TestPath::new("large", &noise(1_000_000), compressed);
         let at = format!("/{}", failing.offer(&path).url);
@@ -96,6 +102,31 @@ fn a_nar_is_finished_by_another_upstream() {
         until_kept(&upstreams, &name);
         drop(kill);
     }
+}
+
+/// NARs of one upstream that fall silent are left together, and not each of them after the whole time.
+#[test]
+fn nars_that_stall_together_are_left_together() {
+    const ABSENT_AFTER: Duration = Duration::from_secs(4);
+    let (failing, other) = (Upstream::start("failing-1"), Upstream::start("other-1"));
+    let preferred = UpstreamOptions { priority: 40, ..failing.options() };
+    let (_folder, upstreams) = open_near_with(vec![other.options(), preferred], ABSENT_AFTER);
+    let fetches = [0, 1].map(|at| {
+        let path = TestPath::new(&format!("large-{at}"), &noise(1_000_000 + at), true);
+        let url = format!("/{}", failing.offer(&path).url);
+        other.offer(&path);
+        other.put(&url, File::Ranged(path.file.clone()));
+        let (file, silent) = gated(&path, path.file.len() / 2);
+        failing.put(&url, file);
+        let waits = begin(&upstreams, &name(&upstreams, &path));
+        thread::sleep(ABSENT_AFTER / 2);
+        (path, waits, silent, Instant::now())
+    });
+    for (path, waits, ..) in &fetches {
+        assert!(follow(waits).unwrap() == path.file);
+    }
+    let second = fetches[1].3.elapsed() + ABSENT_AFTER / 2;
+    assert!(second < ABSENT_AFTER, "{second:?}");
 }
 
 /// Where the NAR itself is served, another upstream may have it compressed: what came already is decoded again, and skipped.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_nix::HashPart;
+use narval_nix::{HashPart, StorePath};
 
 use super::known::{Known, wrong_name};
 use super::question::{NoAnswer, PATIENCE, Patience, Question};
@@ -87,9 +87,23 @@ impl Shared {
         Ok(Some(known))
     }
 
-    /// The upstreams that may have a path. One that lately had a wrong NAR for it, or none, is left out.
+    /// Remembers the names of paths that some upstream is not asked for: a client asks for a hash part alone.
+    pub(super) fn learn_names<'a>(&self, paths: impl IntoIterator<Item = &'a StorePath>) {
+        let remotes = self.remotes();
+        if remotes.iter().any(|remote| remote.skips_any()) {
+            let skipped = |path: &&StorePath| remotes.iter().any(|remote| remote.skips(path.name()));
+            for path in paths.into_iter().filter(skipped) {
+                self.names.insert(path.hash_part(), path.name().into());
+            }
+        }
+    }
+
+    /// The upstreams that may have a path, and may be asked for it. One that lately had a wrong NAR for it, or none, is left out.
     pub(super) fn remotes_for(&self, hash_part: &HashPart) -> Vec<Arc<Remote>> {
-        let may_have = |remote: &&Arc<Remote>| !self.is_absent(&wrong_name(remote, hash_part));
+        let name = self.names.get(hash_part);
+        let may_have = |remote: &&Arc<Remote>| {
+            !self.is_absent(&wrong_name(remote, hash_part)) && !name.as_ref().is_some_and(|name| remote.skips(name))
+        };
         self.remotes().iter().filter(may_have).cloned().collect()
     }
 

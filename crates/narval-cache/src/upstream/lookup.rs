@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 
 use narval_client::{Budget, request_id};
-use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir};
+use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir, StorePath};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
@@ -23,7 +23,7 @@ use super::shared::Shared;
 use super::standing::counts::UpstreamsFigures;
 use super::standing::health::Standing;
 use super::walk::Walks;
-use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NARINFOS_MAX, Unavailable};
+use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX, Unavailable};
 use narval_files::{Kept, Permits, Waits, served_client, work_for};
 
 /// The number of threads that check whether references of pushed paths exist upstream.
@@ -91,6 +91,7 @@ impl Upstreams {
                 sign_keys: RwLock::default(),
                 narinfos: Memory::new(NARINFOS_MAX),
                 absent: Memory::new(ABSENT_MAX),
+                names: Memory::new(NAMES_MAX),
                 asking: Mutex::default(),
                 deadline: RwLock::new(deadline),
                 hedges: Budget::new(HEDGES_SHARE),
@@ -236,19 +237,21 @@ impl Upstreams {
 }
 
 impl Upstreams {
-    /// For each hash part, whether a client can get the path from an upstream. Queries unknown ones, several at once. A path that cannot be
+    /// Whether a client can get each of these paths from an upstream. Queries unknown ones, several at once. A path that cannot be
     /// queried counts as absent, so that closures stay complete.
-    pub fn have(&self, hash_parts: &[HashPart]) -> Vec<bool> {
-        self.look_up_all(hash_parts, |_| true).into_iter().map(|found| found.is_some()).collect()
+    pub fn have(&self, paths: &[&StorePath]) -> Vec<bool> {
+        self.look_up_all(paths, |_| true).into_iter().map(|found| found.is_some()).collect()
     }
 
     /// As [`have`](Self::have): the narinfos, as served. An upstream that is down stops no pushes.
-    pub fn served(&self, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
+    pub fn served(&self, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
         let served = |known: &Known| NarInfo::parse(&known.text, &self.shared.store_dir).ok();
-        self.look_up_all(hash_parts, served).into_iter().map(Option::flatten).collect()
+        self.look_up_all(paths, served).into_iter().map(Option::flatten).collect()
     }
 
-    fn look_up_all<T: Send>(&self, hash_parts: &[HashPart], take: impl Fn(&Known) -> T + Sync) -> Vec<Option<T>> {
+    fn look_up_all<T: Send>(&self, paths: &[&StorePath], take: impl Fn(&Known) -> T + Sync) -> Vec<Option<T>> {
+        self.shared.learn_names(paths.iter().copied());
+        let hash_parts: Vec<_> = paths.iter().map(|path| path.hash_part()).collect();
         let size = hash_parts.len().div_ceil(ELSEWHERE_THREADS).max(1);
         let find = |hash_part: &HashPart| Some(take(&*self.shared.lookup(hash_part, Patience::Push).ok()??));
         let (id, client) = (request_id::current(), served_client());

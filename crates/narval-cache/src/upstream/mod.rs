@@ -38,7 +38,7 @@ use std::time::Duration;
 
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress, Waits};
-pub use options::{Deadline, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
+pub use options::{Deadline, NamePattern, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
 pub use small::Small;
 pub use standing::counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 
@@ -46,6 +46,8 @@ pub use standing::counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 pub const ABSENT_FOR: Duration = Duration::from_secs(60);
 /// The maximum number of remembered absences.
 pub const ABSENT_MAX: usize = 100_000;
+/// The maximum number of remembered names that an upstream is not asked for.
+pub const NAMES_MAX: usize = 1 << 16;
 /// The maximum number of narinfos in memory; each takes 2 to 4 KB.
 pub const NARINFOS_MAX: usize = 8192;
 /// The maximum number of server threads that wait for upstreams. Further requests fail as unavailable: the other

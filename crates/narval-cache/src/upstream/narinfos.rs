@@ -30,10 +30,14 @@ impl Shared {
         let (url, text) = text.strip_prefix(KEPT_FIRST)?.split_once("\n\n")?;
         let remote = self.remotes().iter().find(|remote| remote.url().to_string() == url).cloned()?;
         let info = remote.take_up(hash_part, text.as_bytes()).ok()?;
+        if remote.skips(info.path.name()) {
+            return None;
+        }
         Some(self.remember(info, &remote))
     }
 
     pub(super) fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
+        self.learn_names(&info.references);
         let mut served = info.clone();
         let plain = info.nar_size >= DELTA_NAR_BYTES_MIN && self.is_plain(&info, remote);
         let name = if plain { NarName::plain(&info) } else { NarName::of(&info) };

@@ -1,7 +1,11 @@
 //! Options of upstreams.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
+
+use globset::{GlobBuilder, GlobMatcher};
 
 use narval_client::{HostPattern, Netrc, Url};
 use narval_nix::{StoreDir, TrustedKeys};
@@ -26,6 +30,8 @@ pub struct UpstreamOptions {
     pub timeout: Duration,
     /// How long a NAR may make no progress if no other upstream has it.
     pub stall_timeout: Duration,
+    /// Names that it is never asked for, as far as the name of a path is known. What it says of such a path is not used either.
+    pub skip: Vec<NamePattern>,
 }
 
 impl UpstreamOptions {
@@ -39,9 +45,59 @@ impl UpstreamOptions {
             redirect_hosts: Vec::new(),
             timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
+            skip: Vec::new(),
         }
     }
 }
+
+/// The longest pattern, in bytes: a name has at most 211.
+const PATTERN_LEN_MAX: usize = 512;
+
+/// A pattern of names of store paths, without the hash part: `*`, `?`, `[…]` and `{a,b}`.
+///
+/// ```
+/// # use narval_cache::upstream::NamePattern;
+/// let pattern: NamePattern = "mycorp-*".parse().unwrap();
+/// assert!(pattern.matches("mycorp-api-1.2") && !pattern.matches("hello-2.12"));
+/// assert!("[".parse::<NamePattern>().is_err());
+/// ```
+#[derive(Clone, Debug)]
+pub struct NamePattern(GlobMatcher);
+
+impl NamePattern {
+    /// Whether a name matches.
+    pub fn matches(&self, name: &str) -> bool {
+        self.0.is_match(name)
+    }
+}
+
+impl FromStr for NamePattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            |why: &str| format!("'{text}' is no pattern of names: {why}; write it as mycorp-* or {{app,lib}}-[0-9]*");
+        if text.is_empty() || text.len() > PATTERN_LEN_MAX {
+            return Err(wrong(&format!("it has no characters, or more than {PATTERN_LEN_MAX}")));
+        }
+        let glob = GlobBuilder::new(text).backslash_escape(true).build();
+        glob.map(|glob| Self(glob.compile_matcher())).map_err(|error| wrong(&error.kind().to_string()))
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.glob().glob())
+    }
+}
+
+impl PartialEq for NamePattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.glob() == other.0.glob()
+    }
+}
+
+impl Eq for NamePattern {}
 
 /// Limits how many threads of a server wait for upstreams ([`WAITING_MAX`](super::WAITING_MAX)), over all caches that
 /// share it, and how many for one client ([`WAITING_OF_ONE_MAX`](super::WAITING_OF_ONE_MAX)). Cheap to clone.

@@ -8,7 +8,7 @@ use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
 
-use super::options::UpstreamOptions;
+use super::options::{NamePattern, UpstreamOptions};
 use super::said::Said;
 use super::standing::counts::{Asked, Counts};
 use super::standing::health::{Health, Standing};
@@ -34,6 +34,8 @@ pub(super) struct Remote {
     pub(super) asked: Permits,
     /// How long a NAR may make no progress.
     pub(super) stall_timeout: Duration,
+    /// Names that it is never asked for.
+    skip: Vec<NamePattern>,
     /// An answer that takes longer is late.
     in_time: Duration,
     /// The path that was asked for last.
@@ -42,7 +44,8 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn new(options: UpstreamOptions, store_dir: &StoreDir, in_time: Duration) -> Self {
-        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout } = options;
+        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout, skip } =
+            options;
         // What it answers is shown to anybody: it must not be that of a server in our own network. Requests to buckets are not redirected.
         let is_http = matches!(url.scheme(), Scheme::Http | Scheme::Https);
         let bounds = is_http.then(|| Bounds::new(std::slice::from_ref(&url), redirect_hosts));
@@ -75,6 +78,7 @@ impl Remote {
             health: Health::default(),
             asked: Permits::new(ASKED_MAX),
             stall_timeout,
+            skip,
             in_time,
             last: Mutex::default(),
         }
@@ -105,6 +109,16 @@ impl Remote {
         self.cache.url()
     }
 
+    /// Whether it is never asked for paths of this name.
+    pub(super) fn skips(&self, name: &str) -> bool {
+        self.skip.iter().any(|pattern| pattern.matches(name))
+    }
+
+    /// Whether there are names that it is never asked for.
+    pub(super) const fn skips_any(&self) -> bool {
+        !self.skip.is_empty()
+    }
+
     /// Whether its paths must be signed by a key that is trusted for it.
     pub(super) const fn is_signed(&self) -> bool {
         self.trust.check_signatures
@@ -125,6 +139,15 @@ impl Remote {
             self.health.answered(asked == Asked::Found, time, time <= in_time);
         };
         match answer {
+            Ok(Some(info)) if self.skips(info.path.name()) => {
+                answered(Asked::Found);
+                tracing::warn!(
+                    "upstream {}: has {}, whose name it is not asked for; it is not used",
+                    self.url(),
+                    info.path
+                );
+                Said::Absent
+            }
             Ok(Some(info)) => {
                 answered(Asked::Found);
                 if info.nar_size >= DELTA_NAR_BYTES_MIN && self.sends_deltas().is_none() {

@@ -31,6 +31,8 @@ pub(super) struct Shared {
     pub(super) narinfos: Memory<HashPart, Arc<Known>>,
     /// When absences were recorded, by name.
     pub(super) absent: Memory<Box<str>, Instant>,
+    /// Names of paths that were seen, if some upstream is not asked for them.
+    pub(super) names: Memory<HashPart, Box<str>>,
     pub(super) asking: Mutex<HashMap<(HashPart, Patience), Arc<Question>>>,
     pub(super) deadline: RwLock<Deadline>,
     pub(super) hedges: Budget,

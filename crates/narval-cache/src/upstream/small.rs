@@ -71,6 +71,15 @@ impl Small {
         }
     }
 
+    /// The name of the derivation that it is of, if it is known.
+    fn path_name(&self) -> Option<&str> {
+        match self {
+            Self::Log(path) => Some(path.name()),
+            Self::BuildTrace(key) => Some(key.drv_path.name()),
+            Self::Listing(_) | Self::Realisation(_) | Self::DebugInfo(_) => None,
+        }
+    }
+
     /// Checks that a file is what its name says, as far as that can be told without keeping it in memory: a listing or a realisation is a JSON
     /// object. Logs and debug information may have any contents.
     fn check(&self, file: &File) -> serde_json::Result<()> {
@@ -150,7 +159,11 @@ impl Upstreams {
             return Ok(None);
         }
         let _permit = shared.waiting.take().ok_or_else(Shared::busy)?;
-        let mut remotes = shared.remotes().to_vec();
+        let mut remotes = match small {
+            Small::Listing(hash_part) => shared.remotes_for(hash_part),
+            _ => shared.remotes().to_vec(),
+        };
+        remotes.retain(|remote| small.path_name().is_none_or(|name| !remote.skips(name)));
         let mut failed = None;
         loop {
             let url = small.url();

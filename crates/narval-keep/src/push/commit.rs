@@ -243,7 +243,7 @@ impl Cache {
         if !missing.is_empty()
             && let Some(elsewhere) = self.elsewhere()
         {
-            let have = elsewhere.have(self.name(), &parts(&mut missing.iter()));
+            let have = elsewhere.have(self.name(), &missing.iter().collect::<Vec<_>>());
             missing = keep(missing.iter().collect(), have);
         }
         let Some(first) = missing.first() else { return Ok(needed) };
@@ -276,10 +276,9 @@ impl Cache {
             old.is_none() && !trust.vouches_for(&self.signed(info, &trust.fingerprint(info), grant))
         };
         let asked: Vec<usize> = claimed.iter().zip(old).enumerate().filter(is_asked).map(|(at, _)| at).collect();
-        let parts: Vec<HashPart> =
-            asked.iter().filter_map(|at| claimed.get(*at)).map(|info| info.path.hash_part()).collect();
-        if !parts.is_empty() {
-            for (at, found) in asked.into_iter().zip(elsewhere.behind(self.name(), &parts)) {
+        let paths: Vec<&StorePath> = asked.iter().filter_map(|at| claimed.get(*at)).map(|info| &info.path).collect();
+        if !paths.is_empty() {
+            for (at, found) in asked.into_iter().zip(elsewhere.behind(self.name(), &paths)) {
                 if let Some(hidden) = hidden.get_mut(at) {
                     *hidden = found;
                 }

@@ -6,4 +6,5 @@ pub(in crate::upstream) mod name;
 pub(in crate::upstream) mod nars;
 pub(in crate::upstream) mod places;
 pub(in crate::upstream) mod plain;
+mod rate;
 pub(in crate::upstream) mod source;

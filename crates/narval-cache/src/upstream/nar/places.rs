@@ -62,6 +62,11 @@ impl Places {
         remotes
     }
 
+    /// Whether another one than these may have it.
+    pub(in crate::upstream) fn has_others(&self, tried: &[Arc<Remote>], current: &Arc<Remote>) -> bool {
+        self.others(tried).iter().any(|remote| !Arc::ptr_eq(remote, current))
+    }
+
     /// How long clients wait for upstreams.
     pub(in crate::upstream) fn deadline(&self) -> Deadline {
         *self.shared.deadline.read()

@@ -7,10 +7,17 @@ use narval_client::HttpError;
 use narval_files::Fill;
 
 use super::places::{Opened, Places, Same};
+use super::rate::Rate;
 use crate::upstream::remote::Remote;
 
 /// How often a fetch that waits looks whether anybody waits for it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Into how many parts the time is divided for which an upstream may be silent.
+const SLOTS: u32 = 16;
+
+/// The part of the time for which it may be silent once another NAR of it has stalled.
+const DOUBTED: u32 = 8;
 
 /// What happens when an upstream fails, and no other has the same file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +32,7 @@ pub(in crate::upstream) enum Otherwise {
 
 /// The bytes of one file. While another upstream may have the rest, one that is silent or too slow for
 /// [`absent_after`](crate::upstream::Deadline::absent_after) is left; the last one may take its `stall_timeout`, and is tried again.
+/// NARs that stall together are left together: where one of an upstream has stalled, the others may be silent for a fraction of that time.
 pub(in crate::upstream) struct Source<'a> {
     places: &'a Places,
     fill: &'a Fill,
@@ -37,9 +45,8 @@ pub(in crate::upstream) struct Source<'a> {
     /// Whether another may have the rest.
     others: bool,
     position: u64,
-    /// How long it was waited for, and what came meanwhile, since the rate was last looked at.
-    waited: Duration,
-    came: u64,
+    /// How fast it comes.
+    rate: Rate,
     /// What is wrong, when the bytes before it have been read.
     fault: Option<HttpError>,
 }
@@ -52,9 +59,9 @@ impl<'a> Source<'a> {
         tried: Vec<Arc<Remote>>,
         otherwise: Otherwise,
     ) -> Self {
-        let others = places.others(&tried).iter().any(|remote| !Arc::ptr_eq(remote, &opened.remote));
-        let (position, waited, came) = (0, Duration::ZERO, 0);
-        Self { places, fill, opened, otherwise, instead: None, tried, others, position, waited, came, fault: None }
+        let others = places.has_others(&tried, &opened.remote);
+        let (position, rate) = (0, Rate::default());
+        Self { places, fill, opened, otherwise, instead: None, tried, others, position, rate, fault: None }
     }
 
     /// The file's length, if it is known.
@@ -91,7 +98,7 @@ impl<'a> Source<'a> {
             if self.fill.is_abandoned() {
                 return Err(error);
             }
-            (self.waited, self.came) = (Duration::ZERO, 0);
+            self.rate = Rate::default();
             let is_slow = matches!(error, HttpError::Slow { .. });
             match std::mem::replace(&mut self.others, false) {
                 true if self.continues(&error)? => {}
@@ -116,7 +123,7 @@ impl<'a> Source<'a> {
         let another = |same, position| self.places.elsewhere(&self.tried, position, same);
         if let Some(opened) = another(Same::File, self.position) {
             self.opened = opened;
-            self.others = !self.places.others(&self.tried).is_empty();
+            self.others = self.places.has_others(&self.tried, &self.opened.remote);
             return Ok(true);
         }
         if self.otherwise == Otherwise::OtherFile {
@@ -128,27 +135,29 @@ impl<'a> Source<'a> {
     /// Reads some bytes, if any come soon.
     fn read_here(&mut self, out: &mut [u8]) -> Result<Option<usize>, HttpError> {
         let deadline = self.places.deadline();
-        let window = if self.others { deadline.absent_after } else { self.opened.remote.stall_timeout };
+        let (absent_after, short) = (deadline.absent_after, deadline.absent_after / SLOTS);
+        let (window, look_every) = match self.others {
+            true if self.opened.remote.health.doubts_nars() => (absent_after / DOUBTED, short),
+            true => (absent_after, short),
+            false => (self.opened.remote.stall_timeout, LOOK_EVERY),
+        };
         let began = Instant::now();
         let body = &mut self.opened.body;
-        let read = match body.wait_for_data(window.saturating_sub(self.waited).min(LOOK_EVERY)) {
+        let read = match body.wait_for_data(look_every) {
             true if self.others => body.read_once(out).map(Some),
             true => body.read_some(out).map(Some),
             false => Ok(None),
         };
-        self.waited += began.elapsed();
-        self.came += read.as_ref().map_or(0, |len| len.unwrap_or(0)) as u64;
+        let came = read.as_ref().map_or(0, |len| len.unwrap_or(0)) as u64;
+        self.rate.add(began.elapsed(), came, look_every, window.max(absent_after));
         if self.fill.is_abandoned() {
             return Err(HttpError::Truncated { received: self.position, expected: None });
         }
-        if self.waited >= window {
-            let (came, waited) = (self.came, self.waited);
-            (self.waited, self.came) = (Duration::ZERO, 0);
-            if (came as f64) < deadline.nar_rate_min as f64 * waited.as_secs_f64()
-                && !matches!(read, Ok(Some(0)) | Err(_))
-            {
-                self.fault = Some(HttpError::Slow { received: came, elapsed: waited });
-            }
+        if let Some((elapsed, received)) = self.rate.over(window)
+            && (received as f64) < deadline.nar_rate_min as f64 * elapsed.as_secs_f64()
+            && !matches!(read, Ok(Some(0)) | Err(_))
+        {
+            self.fault = Some(HttpError::Slow { received, elapsed });
         }
         read
     }

@@ -78,7 +78,7 @@ impl Health {
         let late = if within > state.late_within { 0 } else { state.late };
         match state.failures.saturating_add(late) {
             _ if rests => Standing::Down,
-            0 if state.nars_doubted_until.is_none_or(|until| clock::instant() >= until) => Standing::Good,
+            0 if !state.doubts_nars() => Standing::Good,
             FAILURES_MAX.. => Standing::Down,
             _ => Standing::Doubtful,
         }
@@ -131,12 +131,20 @@ impl Health {
         state.must_be_probed()
     }
 
-    /// Records that a NAR did not come from it, or too slowly.
+    /// Records that a NAR did not come from it, or too slowly. Those that fail together count once.
     pub(in crate::upstream) fn nar_failed(&self) {
         let mut state = self.0.lock();
+        if state.doubts_nars() {
+            return;
+        }
         let doubted = NARS_DOUBTED_FOR.saturating_mul(1 << state.nars_failed.min(16)).min(NARS_DOUBTED_FOR_MAX);
         state.nars_failed = state.nars_failed.saturating_add(1);
         state.nars_doubted_until = Some(clock::instant() + doubted);
+    }
+
+    /// Whether a NAR has lately failed to come from it.
+    pub(in crate::upstream) fn doubts_nars(&self) -> bool {
+        self.0.lock().doubts_nars()
     }
 
     /// Records that the end of a NAR came from it.
@@ -190,6 +198,10 @@ impl Health {
 }
 
 impl State {
+    fn doubts_nars(&self) -> bool {
+        self.nars_doubted_until.is_some_and(|until| clock::instant() < until)
+    }
+
     const fn is_doubted(&self) -> bool {
         self.failures > 0 || self.late > 0
     }

@@ -123,12 +123,12 @@ fn attic_110_a_lost_nar_can_be_pushed_in_another_compression() {
 fn references_may_be_in_the_same_commit_or_in_an_upstream() {
     struct Upstream(HashPart);
     impl Elsewhere for Upstream {
-        fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
-            hash_parts.iter().map(|part| *part == self.0).collect()
+        fn have(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
+            paths.iter().map(|path| path.hash_part() == self.0).collect()
         }
 
-        fn behind(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
-            vec![None; hash_parts.len()]
+        fn behind(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
+            vec![None; paths.len()]
         }
     }
     let fixture = Fixture::new();

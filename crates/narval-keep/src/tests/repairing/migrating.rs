@@ -74,12 +74,12 @@ fn fill(cache: &Cache) -> Vec<TestPath> {
 struct AnUpstream;
 
 impl Elsewhere for AnUpstream {
-    fn have(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<bool> {
-        vec![true; hash_parts.len()]
+    fn have(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
+        vec![true; paths.len()]
     }
 
-    fn behind(&self, _: &CacheName, hash_parts: &[HashPart]) -> Vec<Option<NarInfo>> {
-        vec![None; hash_parts.len()]
+    fn behind(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
+        vec![None; paths.len()]
     }
 }
 

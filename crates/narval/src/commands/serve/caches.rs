@@ -291,7 +291,9 @@ impl Served {
         let settings = told.settings(&before)?;
         let public = settings.public;
         let upstreams = opened.upstreams(told, &settings.store_dir)?;
-        let of_upstreams = |told: &CacheToServe| (told.cache.upstream.clone(), told.cache.upstream_size, told.deadline);
+        let of_upstreams = |CacheToServe { cache, deadline, skip, .. }: &CacheToServe| {
+            (cache.upstream.clone(), cache.upstream_size, *deadline, skip.clone())
+        };
         let last_upstreams = last.as_ref().map(|(last, _)| of_upstreams(&last.told));
         let replaced = match &upstreams {
             Some(upstreams) if last_upstreams != Some(of_upstreams(told)) => {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use narval_cache::upstream::{Deadline, UpstreamOptions};
+use narval_cache::upstream::{Deadline, NamePattern, UpstreamOptions};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
 use narval_keep::{CacheName, CacheSettings, Place, Redirect};
@@ -13,7 +13,7 @@ use super::args::Args;
 use crate::Failure;
 use crate::args::data::place_of;
 use crate::args::secret_key::read_secret_key;
-use crate::config::{At, Cache, ConfigErrors, Loaded, Oidc, ReadKey, ServeConfig};
+use crate::config::{At, Cache, ConfigErrors, Loaded, Oidc, ReadKey, ServeConfig, Upstreams};
 
 /// The effective settings.
 #[derive(Clone, Debug)]
@@ -56,6 +56,8 @@ pub(crate) struct CacheToServe {
     pub(crate) cache: Cache,
     /// How long clients wait for its upstreams.
     pub(crate) deadline: Deadline,
+    /// Names that none of them is asked for.
+    pub(crate) skip: Vec<NamePattern>,
     sign_keys: Vec<SignKey>,
 }
 
@@ -98,9 +100,8 @@ impl Settings {
             redirect: config.redirect.value,
             oidc: config.oidc.clone(),
         };
-        let deadline = config.upstreams.deadline();
-        let caches =
-            config.caches().into_iter().map(|cache| CacheToServe::new(cache, deadline)).collect::<Result<_, _>>()?;
+        let told = |cache| CacheToServe::new(cache, &config.upstreams);
+        let caches = config.caches().into_iter().map(told).collect::<Result<_, _>>()?;
         let tls = config.tls.config(Vec::new()).map_err(Failure::usage)?;
         Ok(Self { config, keys, limits, tls, wide, caches })
     }
@@ -128,13 +129,13 @@ impl ServerWide {
 }
 
 impl CacheToServe {
-    fn new(cache: Cache, deadline: Deadline) -> Result<Self, Failure> {
+    fn new(cache: Cache, upstreams: &Upstreams) -> Result<Self, Failure> {
         let read = |at: &At<PathBuf>| {
             let key = read_secret_key(&at.value);
             key.map(SignKey).map_err(|failure| Failure::usage(at.origin.error("sign-keys", failure)))
         };
         let sign_keys = cache.sign_keys.iter().flatten().map(read).collect::<Result<_, _>>()?;
-        Ok(Self { cache, deadline, sign_keys })
+        Ok(Self { cache, deadline: upstreams.deadline(), skip: upstreams.upstream_skip.clone(), sign_keys })
     }
 
     /// The keys that it signs with.
@@ -144,7 +145,11 @@ impl CacheToServe {
 
     /// The options for opening its upstreams, and the limit of their files in bytes.
     pub(crate) fn upstream_options(&self) -> Result<(Vec<UpstreamOptions>, u64), Failure> {
-        let options = self.cache.upstream.iter().map(|upstream| upstream.options().map_err(Failure::usage));
+        let options = self.cache.upstream.iter().map(|upstream| {
+            let mut options = upstream.options().map_err(Failure::usage)?;
+            options.skip.extend_from_slice(&self.skip);
+            Ok::<_, Failure>(options)
+        });
         Ok((options.collect::<Result<_, _>>()?, self.cache.upstream_size.unwrap_or(u64::MAX)))
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use narval_cache::upstream::{Deadline, UpstreamOptions, WhenDown};
+use narval_cache::upstream::{Deadline, NamePattern, UpstreamOptions, WhenDown};
 use narval_client::{HostPattern, Netrc, Scheme, Url};
 use narval_nix::{PublicKey, TrustedKeys};
 
@@ -35,6 +35,9 @@ table! {
         /// Time after which an upstream that has not answered counts as one that does not have the path, for this request alone; see
         /// docs/cache.md#several-upstreams
         upstream_absent_after: Duration = absent_after().or("800ms").option("upstream-absent-after", "TIME"),
+        /// Names of paths, without the hash part, that no upstream is asked for where the name is known: `mycorp-*`; see
+        /// docs/cache.md#names-that-stay-here
+        upstream_skip: Vec<NamePattern> = parsed::<NamePattern>("a pattern of names, such as mycorp-*,").option("upstream-skip", "PATTERN"),
         /// Lowest rate of a download, in bytes a second: below it, the rest of a NAR is fetched from another upstream; see
         /// docs/cache.md#several-upstreams
         upstream_rate_min: At<u64> = size().or("1K").option("upstream-rate-min", "SIZE"),
@@ -64,6 +67,8 @@ table! {
         /// Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port
         /// (`:8443`); see docs/cache.md#upstreams
         redirect_hosts: Vec<HostPattern> = parsed::<HostPattern>("a host, such as cdn.example.org or *.example.org,"),
+        /// As `upstream-skip`, for this upstream
+        skip: Vec<NamePattern> = parsed::<NamePattern>("a pattern of names, such as mycorp-*,"),
         /// Timeout for connecting, and for each wait for a narinfo
         timeout: Duration = wait().or("5s"),
         /// Time after which a download that makes no progress is aborted, if no other upstream has the same file
@@ -103,6 +108,7 @@ impl Upstream {
             redirect_hosts: self.redirect_hosts.clone(),
             timeout: self.timeout,
             stall_timeout: self.stall_timeout,
+            skip: self.skip.clone(),
         })
     }
 
