@@ -6,6 +6,7 @@
 
 mod caches;
 mod channel;
+mod distinction;
 mod evidence;
 mod exact;
 mod learnt;

@@ -9,6 +9,7 @@ use narval_names::{Decision, Evidence, Index, NamesError, Package, Problem, Sele
 use narval_nix::{StorePath, compare_versions};
 
 use super::channel::{Channel, NamesFolder, names_error};
+use super::distinction::{between, only_fitting};
 use super::evidence::FromNarinfos;
 use super::learnt::Learnt;
 use super::records;
@@ -45,6 +46,8 @@ pub struct Asked<'a> {
     pub records: Option<&'a Client>,
     /// Is told which server is asked for build records.
     pub on_records: &'a dyn Fn(&str),
+    /// What told an earlier choice among the paths of this name from the others: [`Resolved::distinction`].
+    pub distinction: &'a [String],
 }
 
 /// What a name means.
@@ -90,6 +93,8 @@ pub struct Resolved {
     pub system: String,
     /// The outputs that were asked for.
     pub outputs: Vec<Output>,
+    /// If a path was chosen among several: what tells it from the others, also in other releases. Empty if nothing does.
+    pub distinction: Vec<String>,
 }
 
 /// One output of a package.
@@ -293,12 +298,32 @@ impl ChannelNames {
         let is_32_bit = asked.system == EVALUATED_FOR && package.system == "i686-linux";
         let system = if is_32_bit { package.system.clone() } else { asked.system.to_owned() };
         let wanted = wanted_outputs(selector, &package)?;
-        let mut outputs = Vec::new();
+        let (mut outputs, mut distinction) = (Vec::new(), Vec::new());
         for (at, output) in wanted.iter().enumerate() {
             let choice = selector.choice.filter(|_| at == 0);
             let known = match choice {
                 Some(part) => self.chosen(&package, output, part)?,
                 None => self.known(&package, (output, &system), caches, asked)?,
+            };
+            let known = match known {
+                Known::Several { left, twins } => {
+                    match only_fitting(&left, asked.distinction, &mut FromNarinfos::new(caches, &mut self.learnt)) {
+                        Some(path) => {
+                            distinction = asked.distinction.to_vec();
+                            Known::Path(path, SourceOfName::Choice)
+                        }
+                        None => Known::Several { left, twins },
+                    }
+                }
+                Known::Path(path, source) if choice.is_some() => {
+                    let mut evidence = FromNarinfos::new(caches, &mut self.learnt);
+                    let all = join(&self.index, &package, (output, &system), &mut self.walk, &mut evidence);
+                    if let Decision::Several { left, .. } = all.map_err(|source| names_error(&self.channel, source))? {
+                        distinction = between(&path, &left, &mut evidence);
+                    }
+                    Known::Path(path, source)
+                }
+                known => known,
             };
             match known {
                 Known::Path(path, source) => {
@@ -327,7 +352,7 @@ impl ChannelNames {
                 }
             }
         }
-        Ok(Resolution::One(Box::new(Resolved { package, system, outputs })))
+        Ok(Resolution::One(Box::new(Resolved { package, system, outputs, distinction })))
     }
 
     /// What the sources know about an output, in their order.

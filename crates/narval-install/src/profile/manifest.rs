@@ -48,7 +48,7 @@ pub struct Element {
     others: Map<String, Value>,
 }
 
-/// The name that a path was installed by.
+/// The name that a path was installed by: one of a channel, or a release of a cache (`@api`), which is its channel then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// As the user has given it, without outputs: `nodejs@22`.
@@ -65,6 +65,8 @@ pub struct Origin {
     pub revision: String,
     /// The path that the user has chosen among several, by its base name.
     pub choice: Option<String>,
+    /// What tells that path from the others, also in other releases.
+    pub distinction: Vec<String>,
     /// Whether the outputs are the default ones, which may be others in the next release.
     pub is_default: bool,
 }
@@ -264,7 +266,7 @@ impl Element {
             PackageName { package, output: "", .. } => package.to_owned(),
             PackageName { package, output, .. } => format!("{package}-{output}"),
         };
-        let attribute = self.origin.as_ref().map(|origin| origin.attribute.clone());
+        let attribute = self.origin.as_ref().map(|origin| origin.attribute.trim_start_matches('@').to_owned());
         attribute.unwrap_or_else(|| self.paths.first().map(of_path).unwrap_or_default())
     }
 
@@ -280,8 +282,12 @@ impl Element {
                     self.outputs.clear();
                 }
                 let is_default = origin.is_default && before.as_ref().is_none_or(|before| before.is_default);
-                let choice = origin.choice.clone().or_else(|| before.and_then(|before| before.choice));
-                self.origin = Some(Origin { is_default, choice, ..origin.clone() });
+                let mut chosen = origin.clone();
+                // What was not decided anew was decided before.
+                if let (None, Some(before)) = (&chosen.choice, before) {
+                    (chosen.choice, chosen.distinction) = (before.choice, before.distinction);
+                }
+                self.origin = Some(Origin { is_default, ..chosen });
                 self.outputs.insert(output.clone(), one.path.clone());
             }
             // What the user names by its path is not what a channel or a flake has.
@@ -297,6 +303,11 @@ impl Element {
     fn drop_path(&mut self, path: &StorePath) {
         self.paths.remove(path);
         self.outputs.retain(|_, output| output != path);
+    }
+
+    /// Whether it came from a release of a cache.
+    pub fn is_released(&self) -> bool {
+        self.origin.as_ref().is_some_and(|origin| origin.attribute.starts_with('@'))
     }
 
     /// The name to look up again, with the outputs that are there.
@@ -377,13 +388,18 @@ impl Origin {
             release: text("release").unwrap_or_default(),
             revision: text("revision").unwrap_or_default(),
             choice: text("choice"),
+            distinction: json["distinction"]
+                .as_array()
+                .map(|all| all.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+                .unwrap_or_default(),
             is_default: json["defaultOutputs"] != Value::Bool(false),
         })
     }
 
     fn written(&self) -> Value {
         json!({"name": self.name, "attribute": self.attribute, "system": self.system, "channel": self.channel,
-            "release": self.release, "revision": self.revision, "choice": self.choice, "defaultOutputs": self.is_default})
+            "release": self.release, "revision": self.revision, "choice": self.choice,
+            "distinction": self.distinction, "defaultOutputs": self.is_default})
     }
 
     /// What `nix profile install` has written for an attribute of a channel of nixpkgs.
@@ -402,6 +418,7 @@ impl Origin {
             release: String::new(),
             revision: revision.split('?').next().unwrap_or_default().to_owned(),
             choice: None,
+            distinction: Vec::new(),
             is_default: fields.get("outputs").is_none_or(Value::is_null),
         })
     }
@@ -456,6 +473,7 @@ mod tests {
             release: release.to_owned(),
             revision: "0123456789".repeat(4),
             choice: None,
+            distinction: Vec::new(),
             is_default: true,
         }
     }

@@ -118,6 +118,8 @@ pub(crate) struct Lookup<'a> {
     channels: Option<Vec<ChannelNames>>,
     /// Whether the caller says what a name means.
     pub(crate) is_silent: bool,
+    /// What tells a path that was chosen before.
+    pub(crate) distinction: Vec<String>,
 }
 
 /// What an argument stands for.
@@ -137,7 +139,7 @@ impl From<Wanted> for Meant {
 
 impl<'a> Lookup<'a> {
     pub(crate) const fn new(destination: &'a Destination, client: &'a ClientArgs, args: &'a NameArgs) -> Self {
-        Self { destination, client, args, opened: None, channels: None, is_silent: false }
+        Self { destination, client, args, opened: None, channels: None, is_silent: false, distinction: Vec::new() }
     }
 
     /// The HTTP client and the caches.
@@ -266,6 +268,7 @@ impl<'a> Lookup<'a> {
             release: selector,
             revision: String::new(),
             choice: None,
+            distinction: Vec::new(),
             is_default: true,
         };
         let outputs = found.release.paths.get(&system).into_iter().flatten();
@@ -359,6 +362,7 @@ impl<'a> Lookup<'a> {
             release: fact("release"),
             revision: fact("revision"),
             choice: chosen.map(|output| output.path.base_name().to_owned()),
+            distinction: resolved.distinction.clone(),
             is_default: selector.outputs.is_empty(),
         })
     }
@@ -381,7 +385,8 @@ impl<'a> Lookup<'a> {
             }
         };
         let records = (!self.args.no_build_records).then_some(&*client);
-        let asked = Asked { system: &system, allowed: &allowed(), records, on_records: &on_records };
+        let (allowed, distinction) = (allowed(), &*self.distinction);
+        let asked = Asked { system: &system, allowed: &allowed, records, on_records: &on_records, distinction };
         let (Some((_, caches)), Some(channels)) = (&self.opened, &mut self.channels) else {
             return Err(Error::Died.into());
         };

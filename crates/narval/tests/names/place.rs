@@ -97,6 +97,11 @@ impl Place {
         (entry["version"], entry["name"]) = (json!(version), json!(format!("{attribute}-{version}")));
     }
 
+    /// Gives an attribute the name of another package.
+    pub(crate) fn packages_named(&mut self, attribute: &str, pname: &str, version: &str) {
+        self.packages.get_mut(attribute).unwrap()["name"] = json!(format!("{pname}-{version}"));
+    }
+
     /// Adds a path to the cache and to the channel's list.
     pub(crate) fn add(&mut self, base: &str, files: &[(&str, &str)], references: &[&str], deriver: Option<&str>) {
         use std::os::unix::fs::PermissionsExt;

@@ -93,6 +93,39 @@ fn names_are_installed_upgraded_and_removed_in_the_users_own_profile() {
     assert_eq!(names(&place), ["git", "hello", "vim"]);
 }
 
+/// In another release, no path has the hash that was chosen: what told it from the others decides, or nothing.
+#[test]
+fn a_choice_holds_in_the_next_release_by_what_told_it_from_the_others() {
+    let mut place = Place::new();
+    // The minimal one refers to hello, for the story's sake.
+    done(&place, &["install", &format!("git={}", "2".repeat(32))]);
+    let mut release = |name: &str, version: &str, paths: &[(char, &[&str])]| {
+        place.set("git", version);
+        place.set("gitMinimal", version);
+        place.packages_named("gitMinimal", "git", version);
+        for (digit, references) in paths {
+            let base = path(*digit, &format!("git-{version}"));
+            place.add(&base, &[("bin/git", &format!("#!/bin/sh\necho {digit}\n"))], references, None);
+        }
+        place.publish(name);
+        place.lead_to(name);
+        done(&place, &["update"]);
+        let output = own(&place, &["upgrade", "git", "--no-build-records"]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), element(&place, "git"))
+    };
+    let hello = path('0', "hello-2.12");
+    let (code, shown, git) = release("two", "2.52.0", &[('a', &[GLIBC]), ('b', &[GLIBC, &hello])]);
+    assert_eq!((code, git["paths"].clone()), (Some(0), serde_json::json!([path('b', "git-2.52.0")])), "{shown}");
+    assert_eq!(git["choice"], path('b', "git-2.52.0"));
+    // Two have it, or none: it is asked, and nothing changes.
+    let (code, shown, git) = release("three", "2.53.0", &[('c', &[GLIBC, &hello]), ('d', &[GLIBC, &hello])]);
+    assert_eq!(code, Some(3), "{shown}");
+    assert!(shown.contains(&path('c', "git-2.53.0")) && shown.contains(&path('d', "git-2.53.0")), "{shown}");
+    assert_eq!(git["version"], "2.52.0");
+    let (code, shown, git) = release("four", "2.54.0", &[('f', &[GLIBC]), ('g', &[GLIBC])]);
+    assert_eq!((code, git["version"].as_str()), (Some(3), Some("2.52.0")), "{shown}");
+}
+
 /// The line is added once, to the file of the shell, and shells that read it find what is in the profile.
 #[test]
 fn a_line_in_the_file_of_a_shell_finds_programs_and_manuals() {

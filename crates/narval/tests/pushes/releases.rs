@@ -244,6 +244,50 @@ fn from_a_job_to_a_machine() {
     assert!(failed(&untrusted, 4).contains("no trusted key has signed it"));
 }
 
+/// What was installed from a release is upgraded to its newest revision; never to an older one, whatever the machine has forgotten.
+#[test]
+fn a_release_in_a_profile_moves_on_and_never_back() {
+    let (lab, _) = signing(&[]);
+    std::fs::write(lab.store.path("token"), lab.token("push,sign,release:api,release:web,delete")).unwrap();
+    let (uri, url) = (lab.store.uri(), lab.server.url());
+    let paths: Vec<String> = (0..3).map(|at| lab.store.add_file(&format!("api-1.{at}"), format!("{at}"))).collect();
+    let push = |path: &str, release: &str| {
+        done(&narval(&lab, "ci", &["push", "--store", &uri, "--to", &url, path, "--release", release]))
+    };
+    let run = |args: &[&str]| narval(&lab, "machine", args);
+    push(&paths[0], "api@1.0");
+    done(&run(&["install", "@api"]));
+    let listed = done(&run(&["list"]));
+    assert!(listed.starts_with("api  1.0  @api@1 of http://"), "{listed}");
+    assert!(done(&run(&["history"])).contains("+api-1.0 (@api@1 of http://"));
+    let upgrade = |args: &[&str]| run(&[&["upgrade"], args].concat());
+    assert!(String::from_utf8_lossy(&upgrade(&[]).stderr).contains("nothing newer"));
+    // A release of less: what is newest is what the team says, not what the version says.
+    push(&paths[2], "api");
+    push(&paths[1], "api");
+    let shown = done(&upgrade(&["--dry-run", "@api"]));
+    assert!(shown.contains("api  1.0 → 1.1"), "{shown}");
+    done(&upgrade(&["api"]));
+    assert!(done(&run(&["list"])).starts_with("api  1.1  @api@3 of "), "{}", done(&run(&["list"])));
+    // Another element, of a revision that was asked for: it stays.
+    let webs: Vec<String> = (0..2).map(|at| lab.store.add_file(&format!("web-1.{at}"), format!("{at}"))).collect();
+    push(&webs[0], "web");
+    done(&run(&["install", "@web@1"]));
+    push(&webs[1], "web");
+    assert!(String::from_utf8_lossy(&upgrade(&[]).stderr).contains("nothing newer"));
+    // The machine has forgotten what it saw, and the cache has lost revisions: the profile still knows.
+    let home = lab.store.path("machine");
+    std::fs::remove_dir_all(home.join(".local/state/narval/releases")).unwrap();
+    let profile = home.join(".local/state/narval/profile/manifest.json");
+    let manifest = std::fs::read_to_string(&profile).unwrap();
+    assert!(manifest.contains("\"@api@3\""));
+    std::fs::write(&profile, manifest.replace("\"@api@3\"", "\"@api@9\"")).unwrap();
+    let said = failed(&upgrade(&["api"]), 4);
+    assert!(said.contains("has @api@3, and the profile @api@9: --allow-downgrade goes back"), "{said}");
+    let elsewhere = run(&["upgrade", "api", "--from", "file:///nowhere"]);
+    assert!(failed(&elsewhere, 2).contains("is not among the caches"));
+}
+
 /// Nix has no names of releases: it installs the path that the cache says, and verifies that path.
 #[test]
 fn nix_installs_a_release_by_its_path() {

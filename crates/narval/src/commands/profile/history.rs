@@ -1,6 +1,8 @@
 //! `narval history`: the generations of a profile, and what each has changed.
 
-use narval_install::Manifest;
+use std::collections::BTreeMap;
+
+use narval_install::{Element, Manifest};
 use narval_nix::StorePath;
 use serde_json::json;
 
@@ -8,6 +10,7 @@ use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
 use crate::args::data::ago;
 use crate::args::profile::ProfileArgs;
+use crate::commands::profile::list::from;
 use crate::ui::json;
 use crate::ui::output::out;
 
@@ -35,17 +38,27 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let manifest = profile.manifest(number)?;
         let (old, new) = (before.paths(), manifest.paths());
         let (added, removed): (Vec<_>, Vec<_>) = (new.difference(&old).collect(), old.difference(&new).collect());
+        let of_element = |element: &Element| {
+            let origin = element.origin.as_ref().map(from);
+            element.paths.iter().filter_map(|path| Some((path.clone(), origin.clone()?))).collect::<Vec<_>>()
+        };
+        // What was removed came from where it was before.
+        let origins: BTreeMap<StorePath, String> =
+            manifest.elements().flat_map(|(_, element)| of_element(element)).collect();
         let made = profile.made(number).and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok());
         if args.output.json {
             let names = |paths: &[&StorePath]| paths.iter().map(|path| path.base_name().to_owned()).collect::<Vec<_>>();
             json::event(
                 "generation",
                 json!({"generation": number, "current": number == current, "made": made.map(|made| made.as_secs()),
-                    "added": names(&added), "removed": names(&removed)}),
+                    "added": names(&added), "removed": names(&removed),
+                    "from": origins.iter().map(|(path, origin)| (path.base_name(), origin)).collect::<BTreeMap<_, _>>()}),
             );
         } else {
             let signed = |sign: char, paths: &[&StorePath]| -> String {
-                paths.iter().map(|path| format!("  {sign}{}", path.name())).collect()
+                let origin =
+                    |path: &StorePath| origins.get(path).map(|origin| format!(" ({origin})")).unwrap_or_default();
+                paths.iter().map(|path| format!("  {sign}{}{}", path.name(), origin(path))).collect()
             };
             let made = made.map(|made| format!("  {}", ago(made.as_secs()))).unwrap_or_default();
             let shown = if number == current { "  (current)" } else { "" };

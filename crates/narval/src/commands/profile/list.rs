@@ -1,6 +1,6 @@
 //! `narval list`: what a profile has.
 
-use narval_install::Element;
+use narval_install::{Element, Origin};
 use narval_nix::PackageName;
 use serde_json::json;
 
@@ -44,13 +44,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     "choice": origin.and_then(|origin| origin.choice.as_ref()), "flake": element.flake()}),
             );
         } else {
-            let from = match (&element.origin, element.flake()) {
-                (Some(origin), _) => format!("  {}", origin.channel),
+            let came_from = match (&element.origin, element.flake()) {
+                (Some(origin), _) => format!("  {}", from(origin)),
                 (None, Some(flake)) => format!("  {flake}"),
                 (None, None) => String::new(),
             };
             let hidden = if element.active { "" } else { "  (not shown)" };
-            out!("{name}  {}{from}{hidden}  {}", version(element), paths.join(" "));
+            out!("{name}  {}{came_from}{hidden}  {}", version(element), paths.join(" "));
         }
     }
     if args.output.json {
@@ -59,6 +59,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         note!("{} is empty", profile.link().display());
     }
     Ok(())
+}
+
+/// Where an element came from: the channel, or the release and its cache.
+pub(super) fn from(origin: &Origin) -> String {
+    match origin.attribute.starts_with('@') {
+        true => format!("{} of {}", origin.release, origin.channel),
+        false => origin.channel.clone(),
+    }
 }
 
 /// The versions of an element's paths, as a rule one.

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use narval_install::names::{Upgrades, upgrades};
-use narval_install::{Addition, Destination, Element, Manifest, Options, Progress, Wanted, install, plan};
+use narval_install::{
+    Addition, Destination, Element, Error, Manifest, Options, Origin, Progress, Wanted, install, plan,
+};
 use narval_nix::{PackageName, StorePath};
 use serde_json::{Value, json};
 
@@ -21,7 +23,8 @@ use crate::ui::signals;
 
 /// Replace what a profile has by newer versions
 ///
-/// Asks where each of them came from: what was installed by its name is looked up in its channel ('narval update' fetches a newer release of that), for
+/// Asks where each of them came from: what was installed by its name is looked up in its channel ('narval update' fetches a newer release of that), a release
+/// (@api) in its cache, where it moves to the newest revision and never back; for
 /// other paths the caches are asked for versions of the same package and output, by Nix's order of versions. Shows old and new versions and what has to be
 /// fetched, and installs all of them in one new generation of the profile: 'narval rollback' brings the one before back. Of several builds of a version that
 /// caches have, it takes the one that was used last.
@@ -136,6 +139,14 @@ fn of_channels(
         if element.paths.is_disjoint(chosen) {
             continue;
         }
+        if element.is_released() {
+            match of_release(args, destination, element, origin) {
+                Ok(upgrade) => all.extend(upgrade),
+                Err(failure) if args.names.is_empty() => note!("{name} stays as it is: {failure}"),
+                Err(failure) => return Err(failure),
+            }
+            continue;
+        }
         let mut names = args.channels.clone();
         // A cache that has published names is asked without being a channel.
         if names.channel.is_empty() && !caches.contains(&origin.channel) {
@@ -144,6 +155,7 @@ fn of_channels(
         names.system = names.system.or_else(|| Some(origin.system.clone()).filter(|system| !system.is_empty()));
         let mut lookup = Lookup::new(destination, &args.client, &names);
         lookup.is_silent = true;
+        lookup.distinction.clone_from(&origin.distinction);
         let chosen_before = origin.choice.as_ref().and_then(|path| path.split('-').next());
         let again = lookup.again(&selector);
         // Another release has other paths, of which none was chosen yet.
@@ -158,6 +170,38 @@ fn of_channels(
         }
     }
     Ok(all)
+}
+
+/// The newest release of the same name, of the same cache. It is never an older one, whatever this machine has forgotten.
+fn of_release(
+    args: &Args,
+    destination: &Destination,
+    element: &Element,
+    origin: &Origin,
+) -> Result<Option<Upgrade>, Failure> {
+    let (mut client, mut names) = (args.client.clone(), args.channels.clone());
+    let is_used = client.caches.urls()?.iter().any(|url| url.to_string() == origin.channel);
+    if !is_used {
+        return Err(Failure::usage(format!("{} is not among the caches: name it with --from", origin.channel)));
+    }
+    // Another cache may have releases of this name, too.
+    client.caches.from = vec![origin.channel.clone()];
+    names.system = names.system.or_else(|| Some(origin.system.clone()).filter(|system| !system.is_empty()));
+    let mut lookup = Lookup::new(destination, &client, &names);
+    lookup.is_silent = true;
+    let newest = lookup.released(&origin.name)?;
+    let revision = |release: &str| release.rsplit('@').next().and_then(|revision| revision.parse::<u64>().ok());
+    if let Some((found, _)) = &newest.origin
+        && revision(&found.release) < revision(&origin.release)
+        && !client.caches.allow_downgrade
+    {
+        return Err(Error::WrongPath(format!(
+            "{} has {}, and the profile {}: --allow-downgrade goes back",
+            origin.channel, found.release, origin.release
+        ))
+        .into());
+    }
+    Ok(upgrade_of(element, newest))
 }
 
 /// How an element changes by what its name means now.
