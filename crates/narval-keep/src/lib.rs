@@ -96,7 +96,10 @@ pub use push::{COMMIT_MAX, Committed, Elsewhere, NARS_MAX, Outcome, read_commit,
 pub use receive::verify_anything;
 pub use receive::{Begin, RECEIPT_KEY, Receipts, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
-pub use releases::{KEEP_RELEASES, KeptRelease, NewRelease};
+pub use releases::{
+    KEEP_RELEASES, KeptRelease, NewRelease, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, RELEASES_LISTED_BYTES_MAX,
+    RELEASES_LISTED_MAX, ReleaseCursor, ReleasePage,
+};
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,
     UNFINISHED_GRACE, Why,

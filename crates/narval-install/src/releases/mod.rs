@@ -116,21 +116,39 @@ pub fn find(
     Ok(Some(release))
 }
 
-/// The longest list that is read.
-const LIST_LEN_MAX: u64 = 64 * 1024 * 1024;
+/// The longest page of a list that is read.
+const PAGE_LEN_MAX: u64 = 16 * 1024 * 1024;
+/// The most pages of a list that are read.
+const PAGES_MAX: usize = 100_000;
 
-/// The releases of a name that a cache lists, or the newest of each name: JSON objects, which nobody has signed. `None` if it has none.
+/// Reads the releases of a name that a cache lists, or the newest of each name: JSON objects, which nobody has signed, a page of them at a time.
+/// `false` if it has none.
 ///
 /// # Errors
 /// If the cache cannot be asked.
-pub fn list(cache: &Url, client: &Client, name: Option<&ReleaseName>) -> Result<Option<Vec<Value>>, Error> {
+pub fn list(
+    cache: &Url,
+    client: &Client,
+    name: Option<&ReleaseName>,
+    mut take: impl FnMut(Vec<Value>),
+) -> Result<bool, Error> {
     if !matches!(cache.scheme(), Scheme::Http | Scheme::Https) {
-        return Ok(None);
+        return Ok(false);
     }
     let below = name.map_or_else(|| RELEASES.to_owned(), |name| format!("{RELEASES}/{name}"));
-    let answer = asked(cache, client, &below, LIST_LEN_MAX)?;
-    let json = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer).ok());
-    Ok(json.and_then(|mut json| json.get_mut("releases")?.as_array_mut().map(std::mem::take)))
+    let (mut page, mut is_there) = (below.clone(), false);
+    for _ in 0..PAGES_MAX {
+        let answer = asked(cache, client, &page, PAGE_LEN_MAX)?;
+        let Some(mut json) = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer).ok()) else { break };
+        let Some(rows) = json.get_mut("releases").and_then(Value::as_array_mut).map(std::mem::take) else { break };
+        is_there |= !rows.is_empty();
+        take(rows);
+        // Names, revisions and systems; anything else is no cursor of ours.
+        let is_legal = |text: &&str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+-@".contains(&byte));
+        let Some(next) = json.get("next").and_then(Value::as_str).filter(is_legal) else { break };
+        page = format!("{below}?after={}", escaped(&next));
+    }
+    Ok(is_there)
 }
 
 /// What a cache has at an address; `None` if it has nothing there.

@@ -121,6 +121,17 @@ pub(crate) struct ReleaseToRecord {
     pub(crate) paths: Vec<(ReleaseSystem, HashPart, String)>,
 }
 
+/// Why a release was not recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReleaseRefused {
+    /// This path is not there, or one with another name.
+    Absent(Option<HashPart>),
+    /// The cache has as many names as it may have.
+    Names,
+    /// The name has as many systems as it may have.
+    Systems,
+}
+
 /// A token as recorded in the index.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenRecord {

@@ -1,8 +1,9 @@
 //! What both databases have to do in the same way.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use narval_nix::Sha256;
+use narval_nix::{NarHash, Sha256};
 
 use super::*;
 use crate::NarFileName;
@@ -100,4 +101,74 @@ pub(super) fn commits_take_time_in_proportion(index: &dyn Index, cpu_time: impl 
     let small = (0..4).map(|round| commit(round, 1000)).min().unwrap();
     let large = commit(4, 16_000);
     assert!(large < 4 * small, "{small:?} for each of 1,000, {large:?} for each of 16,000");
+}
+
+/// Lists come in pages of limited size, whatever is in them, and names and systems have limits.
+pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
+    use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let record = |name: &str, revision: u64, system: &str, json: String| ReleaseRecord {
+        name: name.to_owned(),
+        revision,
+        system: system.to_owned(),
+        version: None,
+        created: revision,
+        is_pinned: false,
+        hold: format!("@{name}@{revision} {system}"),
+        json,
+        is_kept: false,
+    };
+    let restore = |records| one.restore_releases(cache, "id".to_owned(), records).unwrap();
+    // Of each name, one system has releases until 3, and the other until 5.
+    let of = |name: &str| {
+        let rows = (1..=5).flat_map(|revision| ["arm", "x86"].map(|system| (revision, system)));
+        let rows = rows.filter(|(revision, system)| *system == "x86" || *revision <= 3);
+        rows.map(|(revision, system)| record(name, revision, system, "x".repeat(100))).collect::<Vec<_>>()
+    };
+    restore(["b", "a-b", "B"].into_iter().flat_map(of).collect());
+    let pages = |name: Option<&str>, max: ListMax| {
+        let (mut pages, mut after): (Vec<Vec<String>>, Option<ReleaseCursor>) = (Vec::new(), None);
+        loop {
+            let (found, is_more) = other.releases(cache, name, after.as_ref(), max).unwrap();
+            let rows = found.iter().map(|of| format!("{}@{}@{}", of.name, of.revision, of.system)).collect::<Vec<_>>();
+            after = rows.last().map(|last| last.parse().unwrap());
+            pages.push(rows);
+            if !is_more {
+                return pages;
+            }
+        }
+    };
+    let all = ["b@5@x86", "b@4@x86", "b@3@arm", "b@3@x86", "b@2@arm", "b@2@x86", "b@1@arm", "b@1@x86"];
+    let newest = ["B@5@x86", "B@3@arm", "a-b@5@x86", "a-b@3@arm", "b@5@x86", "b@3@arm"];
+    for rows in [1, 2, 3, 100] {
+        for (name, expected) in [(Some("b"), &all[..]), (None, &newest[..])] {
+            let by_rows = pages(name, ListMax { rows, bytes: 1 << 20 });
+            assert_eq!(by_rows.concat(), expected, "{rows} rows");
+            assert!(by_rows.iter().all(|page| page.len() <= rows as usize));
+            let by_bytes = pages(name, ListMax { rows: 100, bytes: u64::from(rows) * 100 + 50 });
+            assert!(by_bytes.concat() == expected && by_bytes.iter().all(|page| page.len() <= rows as usize));
+        }
+    }
+    // A row that is larger than a page has one of its own.
+    assert_eq!(pages(Some("b"), ListMax { rows: 100, bytes: 1 }).len(), all.len());
+
+    let add = |name: &str, system: &str| {
+        let system: ReleaseSystem = system.parse().unwrap();
+        let make = move |_: &str, revision: u64, _: &[(HashPart, String, NarHash)]| {
+            let paths = vec![(system.clone(), part("a"), "a".to_owned())];
+            Some((revision, ReleaseToRecord { version: None, json: "{}".to_owned(), paths }))
+        };
+        other.add_release(cache, (&name.parse().unwrap(), "id".to_owned()), (BTreeSet::new(), 2, 1), make).unwrap()
+    };
+    restore((4..=RELEASE_NAMES_MAX).map(|at| record(&format!("n{at}"), 1, "x86", "{}".to_owned())).collect());
+    assert_eq!(add("new", "x86"), Err(ReleaseRefused::Names));
+    assert_eq!(add("n7", "x86"), Ok(2), "those that are there go on");
+    // What was forgotten makes room: the next name has its place.
+    assert_eq!(one.forget_release(cache, "n8", None).unwrap(), Some(true));
+    assert_eq!((add("new", "x86"), add("newer", "x86")), (Ok(1), Err(ReleaseRefused::Names)));
+    for at in 1..RELEASE_SYSTEMS_MAX {
+        assert!(add("n9", &format!("s{at}")).is_ok());
+    }
+    assert_eq!(add("n9", "one-more"), Err(ReleaseRefused::Systems));
+    assert!(add("n9", "s1").is_ok());
 }

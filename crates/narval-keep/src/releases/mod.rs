@@ -4,6 +4,8 @@
 //! of a cache agree on their order. What is promoted is a release of another name, with a revision of that: a name that is moved back has a newer
 //! revision, and clients do not take that for an attack.
 
+mod list;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use narval_nix::release::{
@@ -11,11 +13,17 @@ use narval_nix::release::{
 };
 use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
 
-use crate::index::{IndexError, ReleaseRecord, ReleaseToRecord};
+pub(crate) use self::list::ListMax;
+pub use self::list::{RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, ReleaseCursor, ReleasePage};
+use crate::index::{IndexError, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
 use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
 
 /// How many releases of a name and a system keep their paths, if nothing else is said.
 pub const KEEP_RELEASES: u32 = 10;
+/// How many names of releases a cache has at most: a token with a pattern may make any.
+pub const RELEASE_NAMES_MAX: u64 = 10_000;
+/// How many systems the releases of a name have at most, over all of its revisions.
+pub const RELEASE_SYSTEMS_MAX: usize = 32;
 
 /// A release to record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,12 +182,33 @@ impl Cache {
         };
         let added =
             self.index().add_release(self.id(), (&name, new_uid()?), (parts, settings.keep_releases, now), make)?;
-        added.map_err(|absent| {
-            let what = absent.map_or_else(|| "a path of this name".to_owned(), |part| format!("'{part}'"));
-            let message =
-                format!("{what} is not in the cache '{}', so it cannot be released: push it first", self.name());
-            Refusal::new(RefusalKind::NotFound, message)
-        })
+        added.map_err(|refused| self.not_recorded(&name, refused))
+    }
+
+    fn not_recorded(&self, name: &ReleaseName, refused: ReleaseRefused) -> Refusal {
+        let cache = self.name();
+        let (kind, message) = match refused {
+            ReleaseRefused::Absent(absent) => {
+                let what = absent.map_or_else(|| "a path of this name".to_owned(), |part| format!("'{part}'"));
+                let message = format!("{what} is not in the cache '{cache}', so it cannot be released: push it first");
+                return Refusal::new(RefusalKind::NotFound, message);
+            }
+            ReleaseRefused::Names => (
+                RefusalKind::NoSpace,
+                format!(
+                    "'{name}' would be one name more than the {RELEASE_NAMES_MAX} that the cache '{cache}' may have for releases: forget names that \
+                     nobody uses with 'narval release forget NAME --all', or use another cache"
+                ),
+            ),
+            ReleaseRefused::Systems => (
+                RefusalKind::NoSpace,
+                format!(
+                    "releases '{name}' of the cache '{cache}' would be for more than {RELEASE_SYSTEMS_MAX} systems: use another name, or forget this \
+                     one with 'narval release forget {name} --all'"
+                ),
+            ),
+        };
+        Refusal::new(kind, message).because("quota")
     }
 
     /// A release; with a system, one that has paths for it.
@@ -199,14 +228,6 @@ impl Cache {
         };
         let system = system.map(ReleaseSystem::as_str);
         self.index().find_release(self.id(), name.as_str(), system, by)?.map(kept).transpose()
-    }
-
-    /// The releases of a name, the newest first; without one, the newest of each name and system.
-    ///
-    /// # Errors
-    /// If the index fails.
-    pub fn releases(&self, name: Option<&ReleaseName>) -> Result<Vec<KeptRelease>, Refusal> {
-        self.index().releases(self.id(), name.map(ReleaseName::as_str))?.into_iter().map(kept).collect()
     }
 
     /// Pins a release, so that it keeps its paths however many come after it; or unpins it.

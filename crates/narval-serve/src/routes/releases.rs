@@ -1,7 +1,7 @@
 //! `/releases`: the names that the cache has given to paths (`docs/releases.md`). The same addresses are views for browsers.
 
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, KeptRelease, Refusal, RefusalKind};
+use narval_keep::{Cache, KeptRelease, Refusal, RefusalKind, ReleaseCursor, ReleasePage};
 use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem, Which};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -40,6 +40,26 @@ fn malformed(error: &ReleaseError) -> ServeError {
     Refusal::new(RefusalKind::Malformed, error).into()
 }
 
+/// Where a page of a list begins: what a page has said is its `next`.
+///
+/// # Errors
+/// If it is malformed.
+pub(crate) fn cursor(query: Option<&str>) -> Result<Option<ReleaseCursor>, ServeError> {
+    let after = parameter(query, AFTER).map(|after| after.parse());
+    after
+        .transpose()
+        .map_err(|_| Refusal::new(RefusalKind::Malformed, "'after' is what the page before has as 'next'").into())
+}
+
+/// The query of the page after a cursor.
+pub(crate) fn query_after(cursor: &ReleaseCursor) -> String {
+    // A `+` may stand for a blank.
+    format!("?{AFTER}={}", cursor.to_string().replace('+', "%2B"))
+}
+
+/// The parameter of a list's cursor.
+const AFTER: &str = "after";
+
 /// The value of a parameter. In names of systems, a `+` is itself.
 fn parameter(query: Option<&str>, key: &str) -> Option<String> {
     let mut pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
@@ -67,10 +87,10 @@ pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>
     let parameter = |key| parameter(head.query(), key);
     let system = parameter("system");
     match route {
-        ReleaseRoute::All => listed(cache, None),
+        ReleaseRoute::All => listed(cache, None, head),
         ReleaseRoute::Name(name) => {
             let name = name.parse().map_err(|error| malformed(&error))?;
-            listed(cache, Some(&name))
+            listed(cache, Some(&name), head)
         }
         ReleaseRoute::One(name, which) => {
             let found = find(cache, name, which, system.as_deref())?;
@@ -116,17 +136,20 @@ fn row(of: &KeptRelease) -> Value {
     })
 }
 
-fn listed(cache: &Cache, name: Option<&ReleaseName>) -> Result<Response, ServeError> {
+fn listed(cache: &Cache, name: Option<&ReleaseName>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
     #[derive(Serialize)]
     struct List {
         releases: Vec<Value>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
     }
-    let found = cache.releases(name)?;
-    if let Some(name) = name.filter(|_| found.is_empty()) {
+    let after = cursor(head.query())?;
+    let ReleasePage { releases, next } = cache.releases(name, after.as_ref())?;
+    if let Some(name) = name.filter(|_| releases.is_empty() && after.is_none()) {
         let message = format!("the cache '{}' has no release @{name}", cache.name());
         return Err(Refusal::new(RefusalKind::NotFound, message).into());
     }
-    let list = List { releases: found.iter().map(row).collect() };
+    let list = List { releases: releases.iter().map(row).collect(), next: next.map(|next| next.to_string()) };
     let json = serde_json::to_string(&list).map_err(|error| ServeError::Upload(error.to_string()))?;
     Ok(text(json + "\n", "application/json"))
 }
@@ -155,6 +178,11 @@ mod tests {
         assert_eq!(parse("releases/api/latest/path"), Some(ReleaseRoute::Path("api", "latest")));
         for other in ["releases2", "releases/a/b/c", "releases/a/b/path/x", "release/a"] {
             assert_eq!(parse(other), None, "{other}");
+        }
+        assert_eq!(cursor(Some("after=a@1@x%2By")).unwrap().unwrap().to_string(), "a@1@x+y");
+        assert!(cursor(None).unwrap().is_none());
+        for bad in ["", "a", "a@1", "a@x@y", "@1@y", "a@1@y@z", "a@-1@y", "a@1@%00"] {
+            assert!(cursor(Some(&format!("after={bad}"))).is_err(), "{bad}");
         }
         assert_eq!(parameter(Some("a=1&system=x%2By+z"), "system").unwrap(), "x+y+z");
     }

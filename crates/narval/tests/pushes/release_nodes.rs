@@ -127,9 +127,13 @@ fn two_jobs_at_two_servers_that_are_killed_get_revisions_in_one_order() {
     // What had no answer may be there, too: no revision is left out.
     let newest = ask(ports[0], "GET", "/releases/api/latest", &token, "").unwrap();
     let newest = Release::parse(&newest.body).unwrap().revision;
-    let list = ask(ports[1], "GET", "/releases/api", &token, "").unwrap();
-    let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
-    let listed: Vec<u64> =
-        list["releases"].as_array().unwrap().iter().map(|row| row["revision"].as_u64().unwrap()).collect();
+    let (mut listed, mut after): (Vec<u64>, _) = (Vec::new(), String::new());
+    loop {
+        let list = ask(ports[1], "GET", &format!("/releases/api{after}"), &token, "").unwrap();
+        let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
+        listed.extend(list["releases"].as_array().unwrap().iter().map(|row| row["revision"].as_u64().unwrap()));
+        let Some(next) = list["next"].as_str() else { break };
+        after = format!("?after={next}");
+    }
     assert_eq!(listed, (1..=newest).rev().collect::<Vec<_>>());
 }

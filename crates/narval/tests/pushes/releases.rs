@@ -111,6 +111,35 @@ fn releases_over_http() {
     assert_eq!(lab.get("/releases/api/1").status, 404);
 }
 
+/// However many there are, a page has a limit, and everybody who lists them reads all pages.
+#[test]
+fn lists_come_in_pages() {
+    let (lab, _) = signing(&[]);
+    let token = lab.token("release:*");
+    let record =
+        |name: &str| lab.post(&format!("/_narval/v1/releases/{name}"), &token, &body("x86_64-linux", NAMES[0], None));
+    (0..205).for_each(|_| assert_eq!(record("api").status, 201));
+    (0..205).for_each(|at| assert_eq!(record(&format!("name-{at}")).status, 201));
+    for (below, rows) in [("/releases/api", 205), ("/releases", 206)] {
+        let first: Value = serde_json::from_slice(&lab.get(below).body).unwrap();
+        let next = format!("{below}?after={}", first["next"].as_str().unwrap());
+        let second: Value = serde_json::from_slice(&lab.get(&next).body).unwrap();
+        let of = |page: &Value| page["releases"].as_array().unwrap().clone();
+        assert_eq!((of(&first).len(), of(&second).len(), &second["next"]), (200, rows - 200, &Value::Null));
+        let html = |below: &str| said(&lab.send("GET", below, "", &["Accept: text/html"], b""));
+        let (page, last) = (html(below), html(&next));
+        let link = next.rsplit('/').next().unwrap().split_once('?').unwrap().1;
+        assert!(page.contains(&format!("rel=\"next\" href=\"?{link}\"")), "{page}");
+        assert!(!last.contains("rel=\"next\"") && last.contains("api-1.4.2"), "{last}");
+    }
+    for bad in ["/releases?after=x", "/releases/api?after=api@x@y"] {
+        assert_eq!(lab.get(bad).status, 400, "{bad}");
+    }
+    std::fs::write(lab.store.path("token"), &token).unwrap();
+    assert_eq!(done(&narval(&lab, "machine", &["releases", "api"])).lines().count(), 205);
+    assert_eq!(done(&narval(&lab, "machine", &["releases", "--json"])).lines().count(), 207);
+}
+
 #[test]
 fn releases_of_private_caches_and_of_caches_without_a_key() {
     let (lab, _) = signing(&["--private"]);

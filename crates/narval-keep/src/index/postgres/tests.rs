@@ -581,3 +581,10 @@ fn pending_entries_and_objects() {
         check([&Postgres::open(&address).unwrap(), &Postgres::open(&address).unwrap()]);
     }
 }
+
+#[test]
+fn lists_and_limits_of_releases() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let address = server.database();
+    crate::index::tests::releases_have_limits([&Postgres::open(&address).unwrap(), &Postgres::open(&address).unwrap()]);
+}

@@ -13,11 +13,12 @@ use crate::index::tx::{Kind, Sql};
 const ROWS: u32 = 20_000;
 
 /// Statements that read a whole table: it is small, or everything in it is wanted.
-const WHOLE: [&str; 12] = [
+const WHOLE: [&str; 13] = [
     "caches ALL",
     "lost FORGET_OLD",
     "nars FILES",
     "nars USAGE",
+    "releases NAMES",
     "retention END_PINS",
     "snapshot LEASES",
     "snapshot PATHS",

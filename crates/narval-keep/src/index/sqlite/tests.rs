@@ -64,6 +64,12 @@ fn pending_entries_and_objects() {
 }
 
 #[test]
+fn lists_and_limits_of_releases() {
+    let (folder, index) = index();
+    crate::index::tests::releases_have_limits([&index, &Sqlite::open(&folder.path().join("index.sqlite")).unwrap()]);
+}
+
+#[test]
 fn a_commit_takes_time_in_proportion_to_its_narinfos() {
     let (_folder, index) = index();
     // All statements run on the writer's thread.

@@ -82,13 +82,17 @@ fn revisions_grow_and_the_newest_releases_keep_their_closures() {
     );
     assert_eq!((of("2", None), of("2", Some("aarch64-linux")), of("9", None)), (Some(2), None, None));
     let kept: Vec<(u64, bool, bool)> = cache
-        .releases(Some(&name("api")))
+        .releases(Some(&name("api")), None)
         .unwrap()
+        .releases
         .iter()
         .map(|of| (of.release.revision, of.is_pinned, of.is_kept))
         .collect();
     assert_eq!(kept, [(5, false, true), (4, false, true), (3, false, true), (2, false, false), (1, true, true)]);
-    assert_eq!(cache.releases(None).unwrap().iter().map(|of| of.release.revision).collect::<Vec<_>>(), [5, 4]);
+    assert_eq!(
+        cache.releases(None, None).unwrap().releases.iter().map(|of| of.release.revision).collect::<Vec<_>>(),
+        [5, 4]
+    );
     cache.pin_release(&name("api"), &Which::Revision(1), false, &with_scopes("pin")).unwrap();
     collect(cache);
     assert!(!is_there(cache, &paths[0]) && is_there(cache, &paths[2]));
@@ -135,7 +139,7 @@ fn revisions_are_not_used_again() {
     forget(Some(2)).unwrap();
     assert_eq!(forget(Some(2)).unwrap_err().kind, RefusalKind::NotFound);
     forget(None).unwrap();
-    assert!(cache.releases(None).unwrap().is_empty() && forget(None).is_err());
+    assert!(cache.releases(None, None).unwrap().releases.is_empty() && forget(None).is_err());
     assert!(cache.pins().unwrap().is_empty(), "nothing is kept for it");
     assert_eq!(released(cache, "api", &path).revision, 4);
 }

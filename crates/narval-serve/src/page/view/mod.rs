@@ -235,7 +235,7 @@ fn render(parts: &Parts, view: &View, visit: &Visit, request: &Request) -> Resul
         View::Path(hash_part) => package::package(parts, visit, *hash_part, request),
         View::Compare(one, other) => compare::compared(parts, visit, [*one, *other], request),
         View::Files(hash_part, path) => files::files(parts, visit, (*hash_part, path), request),
-        View::Releases(view) => releases::releases(parts, visit, view),
+        View::Releases(view) => releases::releases(parts, visit, view, request.query()),
         View::Status => Ok(status::status(&*parts.service(&visit.cache).ok_or(ServeError::NoPath)?, visit)),
         View::Manage(part) => manage::manage(parts, part, visit, request.query()),
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use maud::{Markup, html};
-use narval_keep::{Cache, KeptRelease};
+use narval_keep::{KeptRelease, ReleasePage};
 use narval_nix::Release;
 use narval_nix::release::ReleaseName;
 
@@ -11,10 +11,7 @@ use super::parts::copied;
 use super::words::{ago, date, name};
 use super::{Parts, Visit};
 use crate::error::ServeError;
-use crate::routes::releases::find;
-
-/// Rows that are listed.
-const LISTED_MAX: usize = 500;
+use crate::routes::releases::{cursor, find, query_after};
 
 /// What is looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,14 +24,21 @@ pub(crate) enum ReleasesView {
     One(String, String),
 }
 
-pub(super) fn releases(parts: &Parts, visit: &Visit, view: &ReleasesView) -> Result<(String, Markup), ServeError> {
+pub(super) fn releases(
+    parts: &Parts,
+    visit: &Visit,
+    view: &ReleasesView,
+    query: Option<&str>,
+) -> Result<(String, Markup), ServeError> {
     let cache = parts.places.written.as_ref().ok_or(ServeError::NoPath)?;
+    // What is no cursor is no page.
+    let after = || cursor(query).map_err(|_| ServeError::NoPath);
     match view {
-        ReleasesView::All => Ok(("Releases".to_owned(), all(cache, visit)?)),
+        ReleasesView::All => Ok(("Releases".to_owned(), all(visit, &cache.releases(None, after()?.as_ref())?))),
         ReleasesView::Name(of) => {
             let of: ReleaseName = of.parse().map_err(|_| ServeError::NoPath)?;
-            let found = cache.releases(Some(&of))?;
-            if found.is_empty() {
+            let found = cache.releases(Some(&of), after()?.as_ref())?;
+            if found.releases.is_empty() {
                 return Err(ServeError::NoPath);
             }
             let main = html! {
@@ -52,20 +56,19 @@ pub(super) fn releases(parts: &Parts, visit: &Visit, view: &ReleasesView) -> Res
     }
 }
 
-fn all(cache: &Cache, visit: &Visit) -> Result<Markup, ServeError> {
-    let found = cache.releases(None)?;
-    Ok(html! {
+fn all(visit: &Visit, found: &ReleasePage) -> Markup {
+    html! {
         h1 { "Releases" }
-        @if found.is_empty() {
+        @if found.releases.is_empty() {
             p { "There are no releases yet. A job records one with what it pushes:" }
             (copied("command to record a release", format!("narval push ./result --release NAME --to {}", visit.url)))
         } @else {
-            (table(visit, &found))
+            (table(visit, found))
         }
-    })
+    }
 }
 
-fn table(visit: &Visit, found: &[KeptRelease]) -> Markup {
+fn table(visit: &Visit, found: &ReleasePage) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label="Releases" {
             table aria-label="Releases" {
@@ -74,7 +77,7 @@ fn table(visit: &Visit, found: &[KeptRelease]) -> Markup {
                     th scope="col" { "Path" } th.w.s scope="col" { "Recorded" } th scope="col" { "Kept" }
                 } }
                 tbody {
-                    @for KeptRelease { release, system, is_pinned, is_kept } in found.iter().take(LISTED_MAX) {
+                    @for KeptRelease { release, system, is_pinned, is_kept } in &found.releases {
                         @let below = format!("releases/{}", release.name);
                         tr {
                             td { a href=(visit.link(&below)) { (name(release.name.as_str())) } }
@@ -97,7 +100,7 @@ fn table(visit: &Visit, found: &[KeptRelease]) -> Markup {
                 }
             }
         }
-        @if found.len() > LISTED_MAX { p.soft { (found.len() - LISTED_MAX) " more are not listed." } }
+        @if let Some(next) = &found.next { p.links { a rel="next" href=(query_after(next)) { "More →" } } }
     }
 }
 

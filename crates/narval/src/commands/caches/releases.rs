@@ -38,17 +38,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let client = args.caches.client()?;
     let mut count = 0;
     for cache in args.caches.urls()? {
-        for mut release in list(&cache, &client, name.as_ref())?.unwrap_or_default() {
-            count += 1;
-            if args.output.json {
-                if let Some(fields) = release.as_object_mut() {
-                    fields.insert("cache".to_owned(), json!(cache.to_string()));
+        list(&cache, &client, name.as_ref(), |page| {
+            for mut release in page {
+                count += 1;
+                if args.output.json {
+                    if let Some(fields) = release.as_object_mut() {
+                        fields.insert("cache".to_owned(), json!(cache.to_string()));
+                    }
+                    json::event("release", release);
+                } else {
+                    show(&release);
                 }
-                json::event("release", release);
-            } else {
-                show(&release);
             }
-        }
+        })?;
     }
     if let Some(name) = name.filter(|_| count == 0) {
         return Err(Failure::Coded(3, format!("no cache has a release @{name}; name the cache with --from")));

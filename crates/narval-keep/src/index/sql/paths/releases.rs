@@ -1,5 +1,6 @@
 //! Releases. What a release keeps is pinned, under a name that no other pin has: its *hold*.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use narval_nix::release::{ReleaseName, ReleaseSystem};
@@ -7,12 +8,13 @@ use narval_nix::{HashPart, NarHash};
 
 use super::commit::hold;
 use crate::index::tx::{Arg, LARGE, NOTE, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError, ReleaseRecord, ReleaseToRecord};
+use crate::index::{CacheId, Index, IndexError, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
+use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
 
 /// How many releases of a name and a system are remembered, with or without their paths.
 const REMEMBERED_MAX: u32 = 1000;
-/// The most rows that a list has.
-const LISTED_MAX: u32 = 10_000;
+/// How many forgotten names are dropped at once.
+const FORGOTTEN_AT_ONCE: u64 = 1000;
 
 /// The columns of a record, of a row `r`.
 macro_rules! record {
@@ -44,10 +46,26 @@ statements! {
          order by revision desc limit 10000 offset $4)";
     FIND(Int, Text, Text, Int, Text) = concat!(record!(), " and r.name = $2 and r.system = coalesce($3, r.system) \
          and r.revision = coalesce($4, r.revision) and coalesce(r.version, '') = coalesce($5, r.version, '') order by r.revision desc limit 1");
-    OF_NAME(Int, Text, Int) = concat!(record!(), " and r.name = $2 order by r.revision desc, r.system limit $3");
+    /// Which rows a page of a list has, and how large their records are. They are immutable: what is read by these keys is no larger.
+    KEYS_OF_NAME(Int, Text, Int, Text, Int) = "select r.name, r.revision, r.system, octet_length(r.record) from narval.releases r \
+         where r.cache = $1 and r.record <> '' and r.name = $2 and (r.revision < $3 or (r.revision = $3 and r.system > $4)) \
+         order by r.revision desc, r.system limit $5";
     /// The newest of each name and system.
-    OF_CACHE(Int, Int) = concat!(record!(), " and not exists (select 1 from narval.releases q where q.cache = r.cache and q.name = r.name \
-         and q.system = r.system and q.revision > r.revision and q.record <> '') order by r.name, r.revision desc, r.system limit $2");
+    KEYS_OF_CACHE(Int, Text, Int, Text, Int) = "select r.name, r.revision, r.system, octet_length(r.record) from narval.releases r \
+         where r.cache = $1 and r.record <> '' and r.name >= $2 \
+         and (r.name > $2 or r.revision < $3 or (r.revision = $3 and r.system > $4)) and not exists (select 1 from narval.releases q \
+         where q.cache = r.cache and q.name = r.name and q.system = r.system and q.revision > r.revision and q.record <> '') \
+         order by r.name, r.revision desc, r.system limit $5";
+    RECORDS(Int) { name: Text, revision: Int, system: Text } = "select q.name, q.revision, q.system, q.version, q.created, q.pinned, q.hold, \
+         q.record, (select count(*) from narval.pins i where i.cache = q.cache and i.name = q.hold) from {rows} join narval.releases q \
+         on q.name = r.name and q.revision = r.revision and q.system = r.system where q.cache = $1 and q.record <> ''";
+    /// From one name to the next: however many revisions they have.
+    NAMES(Int) = "select count(q.name) from (with recursive n (name) as (select min(r.name) from narval.releases r where r.cache = $1 union all \
+         select (select min(r.name) from narval.releases r where r.cache = $1 and r.name > n.name) from n where n.name is not null) \
+         select n.name from n) q";
+    FORGET_FORGOTTEN(Int, Int) = "delete from narval.releases where cache = $1 and record = '' and name in (select name \
+         from narval.releases where cache = $1 and record = '' order by created limit $2)";
+    SYSTEMS(Int, Text) = "select distinct system from narval.releases where cache = $1 and name = $2 and record <> ''";
     EVERYTHING(Int) = concat!(record!(), " order by r.name, r.revision, r.system");
     IS_NEWEST(Int, Text, Int) = "select 1 from narval.releases r where r.cache = $1 and r.name = $2 and r.revision = $3 and not exists \
          (select 1 from narval.releases q where q.cache = $1 and q.name = $2 and q.system = r.system and q.revision > $3 and q.record <> '')";
@@ -103,9 +121,19 @@ fn prune(tx: &mut dyn Tx, cache: CacheId, name: &str, system: &str, keep: u32) -
     tx.execute(&FORGET_OLD, &args![cache, name, system, Some(REMEMBERED_MAX.max(keep))]).map(drop)
 }
 
+/// Whether a cache has room for one more name. If not, the names that were forgotten first are dropped: their revisions may be used again.
+fn has_room(tx: &mut dyn Tx, cache: CacheId) -> Result<bool, TxError> {
+    let names = |tx: &mut dyn Tx| tx.one(&NAMES, &args![cache], |row| row.get::<u64>(0));
+    if names(tx)? < RELEASE_NAMES_MAX {
+        return Ok(true);
+    }
+    tx.execute(&FORGET_FORGOTTEN, &args![cache, FORGOTTEN_AT_ONCE])?;
+    Ok(names(tx)? < RELEASE_NAMES_MAX)
+}
+
 impl dyn Index + '_ {
     /// Records a release, if all its paths are there. `make` is given the id of the cache, the revision, and the base name and hash of each path, and
-    /// returns the record as it is signed. The result is what it has returned; or else the first path that is not there.
+    /// returns the record as it is signed. The result is what it has returned.
     ///
     /// A revision is one more than that of the release of this name before, also if that one was forgotten.
     pub(crate) fn add_release<T: Clone + Send + 'static>(
@@ -114,13 +142,13 @@ impl dyn Index + '_ {
         (name, new_uid): (&ReleaseName, String),
         (parts, keep, now): (BTreeSet<HashPart>, u32, u64),
         make: impl Fn(&str, u64, &[(HashPart, String, NarHash)]) -> Option<(T, ReleaseToRecord)> + Send + 'static,
-    ) -> Result<Result<T, Option<HashPart>>, IndexError> {
+    ) -> Result<Result<T, ReleaseRefused>, IndexError> {
         let name = name.to_string();
         self.write(NOTE, move |tx| {
             // A collection leaves them alone meanwhile, and finds the pins later.
             let held: BTreeSet<HashPart> = hold(tx, cache, &parts)?.into_iter().collect();
             if let Some(absent) = parts.difference(&held).next() {
-                return Ok(Err(Some(*absent)));
+                return Ok(Err(ReleaseRefused::Absent(Some(*absent))));
             }
             let uid = tx.one(&LOCK, &args![cache], |row| row.get::<Option<String>>(0))?;
             let uid = match uid {
@@ -133,11 +161,23 @@ impl dyn Index + '_ {
             let rows: Vec<Arg<'_>> = parts.iter().map(Arg::from).collect();
             let contents = |row: &dyn Row| Ok((row.parsed(0)?, row.get(1)?, row.get(2)?));
             let contents = tx.all_of(&CONTENTS, &args![cache], &rows, contents)?;
-            let newest = tx.first(&NEWEST, &args![cache, &name], |row| row.get::<u64>(0))?.unwrap_or(0);
-            let Some((made, record)) = make(&uid, newest + 1, &contents) else { return Ok(Err(None)) };
+            let newest = tx.first(&NEWEST, &args![cache, &name], |row| row.get::<u64>(0))?;
+            if newest.is_none() && !has_room(tx, cache)? {
+                return Ok(Err(ReleaseRefused::Names));
+            }
+            let newest = newest.unwrap_or(0);
+            let Some((made, record)) = make(&uid, newest + 1, &contents) else {
+                return Ok(Err(ReleaseRefused::Absent(None)));
+            };
             let ReleaseToRecord { version, json, paths } = record;
             let revision = newest + 1;
             let systems: BTreeSet<&str> = paths.iter().map(|(system, ..)| system.as_str()).collect();
+            let known: BTreeSet<String> =
+                tx.all(&SYSTEMS, &args![cache, &name], |row| row.get(0))?.into_iter().collect();
+            let more = systems.iter().filter(|system| !known.contains(**system)).count();
+            if more > 0 && known.len() + more > RELEASE_SYSTEMS_MAX {
+                return Ok(Err(ReleaseRefused::Systems));
+            }
             let holds: Vec<(&str, String)> =
                 systems.iter().map(|system| (*system, name_of_hold(&name, revision, system))).collect();
             let rows: Vec<Arg<'_>> = holds.iter().flat_map(|(system, hold)| args![*system, hold]).collect();
@@ -160,11 +200,38 @@ impl dyn Index + '_ {
         self.read(Reading::Some, |tx| tx.first(&FIND, &args![cache, name, system, revision, version], record))
     }
 
-    /// The releases of a name, the newest first; without one, the newest of each name and system. One has a row for each system.
-    pub(crate) fn releases(&self, cache: CacheId, name: Option<&str>) -> Result<Vec<ReleaseRecord>, IndexError> {
-        self.read(Reading::Many, |tx| match name {
-            Some(name) => tx.all(&OF_NAME, &args![cache, name, Some(LISTED_MAX)], record),
-            None => tx.all(&OF_CACHE, &args![cache, Some(LISTED_MAX)], record),
+    /// A page of the releases of a name, the newest first; without one, of the newest of each name and system, by name. One has a row for each system.
+    /// And whether there are more.
+    pub(crate) fn releases(
+        &self,
+        cache: CacheId,
+        name: Option<&str>,
+        after: Option<&ReleaseCursor>,
+        max: ListMax,
+    ) -> Result<(Vec<ReleaseRecord>, bool), IndexError> {
+        let (sql, first) = name.map_or((&KEYS_OF_CACHE, ""), |name| (&KEYS_OF_NAME, name));
+        let (from, revision, system) = after.map_or((first, i64::MAX.unsigned_abs(), ""), ReleaseCursor::key);
+        self.read(Reading::Some, |tx| {
+            let key = |row: &dyn Row| Ok(((row.get(0)?, row.get(1)?, row.get(2)?), row.get(3)?));
+            let limit = Some(max.rows.saturating_add(1));
+            let mut keys: Vec<((String, u64, String), u64)> =
+                tx.all(sql, &args![cache, from, revision, system, limit], key)?;
+            let (rows, mut bytes) = (max.rows as usize, 0_u64);
+            let mut fits = |(at, (_, len)): (usize, &(_, u64))| {
+                bytes += len;
+                at < rows && (at == 0 || bytes <= max.bytes)
+            };
+            let count = keys.iter().enumerate().map_while(|one| fits(one).then_some(())).count();
+            let is_more = count < keys.len();
+            keys.truncate(count);
+            let rows: Vec<Arg<'_>> =
+                keys.iter().flat_map(|((name, revision, system), _)| args![name, *revision, system]).collect();
+            let mut found =
+                if rows.is_empty() { Vec::new() } else { tx.all_of(&RECORDS, &args![cache], &rows, record)? };
+            found.sort_by(|a, b| {
+                (&a.name, Reverse(a.revision), &a.system).cmp(&(&b.name, Reverse(b.revision), &b.system))
+            });
+            Ok((found, is_more))
         })
     }
 
