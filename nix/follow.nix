@@ -26,6 +26,11 @@ let
     "--check"
     cfg.check
   ]
+  ++ lib.optionals (cfg.reportTokenFile != null) [
+    "--report"
+    "--token-file"
+    cfg.reportTokenFile
+  ]
   ++ repeated "--from" cfg.from
   ++ repeated "--on" cfg.on
   ++ cfg.extraArguments;
@@ -78,6 +83,12 @@ in
       default = [ ];
       example = [ "Mon-Fri 02:00-05:00" ];
       description = "Days and times of UTC at which the machine may switch; always if there are none here.";
+    };
+    reportTokenFile = mkOption {
+      type = types.nullOr (types.strMatching "/.+" // { description = "absolute path"; });
+      default = null;
+      example = "/run/secrets/narval-report";
+      description = "File with a token that may `report`: the machine says to the cache what it runs. It reports nothing if there is none.";
     };
     path = mkOption {
       type = types.listOf types.anything;

@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::error::{DataError, io_error};
 use super::index::CacheRecord;
+use super::releases::MACHINES_KEPT_FOR;
 use super::shared::{CacheState, Shared};
 use super::tokens::audit::AUDIT_KEPT_FOR;
 
@@ -170,6 +171,18 @@ impl Data {
     /// Removes lines of the audit log from the database that are old.
     pub(super) fn forget_old_audit(&self) {
         if let Err(error) = self.shared.index.forget_audit(self.shared.index.now().saturating_sub(AUDIT_KEPT_FOR)) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Forgets machines that have not reported for a long time.
+    pub(super) fn forget_old_machines(&self) {
+        let index = &self.shared.index;
+        let before = index.now().saturating_sub(MACHINES_KEPT_FOR);
+        let forgotten = index
+            .caches()
+            .and_then(|caches| caches.iter().try_for_each(|cache| index.forget_machines(cache.id, before)));
+        if let Err(error) = forgotten {
             tracing::warn!("{error}");
         }
     }

@@ -212,6 +212,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             collect_all(&data, every);
             data.end_unfinished();
             data.forget_old_audit();
+            data.forget_old_machines();
             data.note_sizes();
             collected = Instant::now();
         }

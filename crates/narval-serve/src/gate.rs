@@ -67,6 +67,12 @@ pub(crate) enum Administration<'a> {
     Stats,
     /// `DELETE /<hash part>.narinfo`
     Delete(HashPart),
+    /// `GET machines`
+    Machines,
+    /// `POST machines/<name>`
+    Report(&'a str),
+    /// `DELETE machines/<name>`
+    ForgetMachine(&'a str),
 }
 
 impl<'a> Administration<'a> {
@@ -82,18 +88,24 @@ impl<'a> Administration<'a> {
             (&Method::DELETE, Route::Push(PushRoute::Release(name))) => Self::ForgetRelease(name, None),
             (&Method::DELETE, Route::Push(PushRoute::ReleaseOf(name, which))) => Self::ForgetRelease(name, Some(which)),
             (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Stats)) => Self::Stats,
+            (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Machines)) => Self::Machines,
+            (&Method::POST, Route::Push(PushRoute::Machine(name))) => Self::Report(name),
+            (&Method::DELETE, Route::Push(PushRoute::Machine(name))) => Self::ForgetMachine(name),
             (&Method::DELETE, Route::NarInfo(hash_part)) => Self::Delete(*hash_part),
             _ => return None,
         })
     }
 
     /// # Errors
-    /// If the token does not allow it, or the name is not that of a release.
+    /// If the token does not allow it, or the name is not that of a release or machine.
     fn require(self, cache: &CacheName, grant: &Grant) -> Result<(), Refusal> {
         let scope = match self {
             Self::ListPins | Self::Pin(_) | Self::Unpin(_) | Self::PinRelease(..) => Scope::Pin,
             Self::Delete(_) | Self::ForgetRelease(..) => Scope::Delete,
-            Self::Stats => Scope::Admin,
+            Self::Stats | Self::Machines | Self::ForgetMachine(_) => Scope::Admin,
+            Self::Report(name) => {
+                return grant.require_report(cache, &name.parse()?);
+            }
             Self::Release(name) => {
                 let name: ReleaseName = name.parse().map_err(|error| Refusal::new(RefusalKind::Malformed, error))?;
                 return grant.require_release(cache, &name);
@@ -137,9 +149,11 @@ impl Gate<'_> {
             (_, Route::Push(PushRoute::Missing | PushRoute::Nars | PushRoute::Commit | PushRoute::Oidc)) => {
                 Err(ServeError::Method("POST"))
             }
-            (_, Route::Push(PushRoute::Pins | PushRoute::Stats)) => Err(ServeError::Method("GET, HEAD")),
+            (_, Route::Push(PushRoute::Pins | PushRoute::Stats | PushRoute::Machines)) => {
+                Err(ServeError::Method("GET, HEAD"))
+            }
             (_, Route::Push(PushRoute::Pin(_) | PushRoute::ReleasePin(..))) => Err(ServeError::Method("PUT, DELETE")),
-            (_, Route::Push(PushRoute::Release(_))) => Err(ServeError::Method("POST, DELETE")),
+            (_, Route::Push(PushRoute::Release(_) | PushRoute::Machine(_))) => Err(ServeError::Method("POST, DELETE")),
             (_, Route::Push(PushRoute::ReleaseOf(..))) => Err(ServeError::Method("DELETE")),
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 self.may_read(&caller, &route, &head)?;

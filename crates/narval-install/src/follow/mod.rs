@@ -99,6 +99,9 @@ pub enum Round {
 /// Finds the newest release.
 pub type Find<'a> = dyn Fn() -> Result<FoundRelease, Error> + 'a;
 
+/// Is told what is tried, and what runs.
+type OnTrying<'a> = dyn Fn(&Running, Option<&Running>) + 'a;
+
 /// One machine. No other process follows with its profile while this lives.
 pub struct Follower<'a> {
     options: FollowOptions,
@@ -110,6 +113,7 @@ pub struct Follower<'a> {
     is_unsaved: bool,
     stop: Stop,
     is_switching: Arc<AtomicBool>,
+    on_trying: Option<Box<OnTrying<'a>>>,
     _lock: std::fs::File,
 }
 
@@ -160,7 +164,25 @@ impl<'a> Follower<'a> {
             state = State { release, good: state.good, trying: state.trying, ..State::default() };
         }
         let (stop, is_switching) = (stop.clone(), Arc::default());
-        Ok(Self { options, destination, links, state, state_file, is_unsaved: false, stop, is_switching, _lock: lock })
+        let on_trying = None;
+        let is_unsaved = false;
+        Ok(Self {
+            options,
+            destination,
+            links,
+            state,
+            state_file,
+            is_unsaved,
+            stop,
+            is_switching,
+            on_trying,
+            _lock: lock,
+        })
+    }
+
+    /// Is told what is tried, and what runs, before each switch.
+    pub fn on_trying(&mut self, told: impl Fn(&Running, Option<&Running>) + 'a) {
+        self.on_trying = Some(Box::new(told));
     }
 
     /// What runs.
@@ -250,6 +272,9 @@ impl<'a> Follower<'a> {
         if let Err(error) = self.save() {
             (self.state, self.is_unsaved) = (before, false);
             return Err(error);
+        }
+        if let Some(told) = &self.on_trying {
+            told(&trying, self.state.good.as_ref());
         }
         match self.attempt(&trying, find) {
             Ok(()) => {

@@ -16,6 +16,9 @@ const PROTOCOL: &str = "_narval/v1";
 /// The maximum length of a list of pins.
 const PINS_LEN_MAX: u64 = 64 * 1024 * 1024;
 
+/// The maximum length of a page of machines.
+const MACHINES_LEN_MAX: u64 = 16 * 1024 * 1024;
+
 /// A cache that is administered over HTTP.
 pub struct Administered(Server);
 
@@ -85,6 +88,26 @@ impl Administered {
         let revision = revision.map(|revision| format!("/{revision}")).unwrap_or_default();
         let below = format!("{PROTOCOL}/releases/{}{revision}", escaped(name.as_str()));
         self.ask(Method::Delete, &below, ANSWER_LEN_MAX).map(drop)
+    }
+
+    /// Sends what a machine reports that follows a release.
+    pub fn report(&self, machine: &str, report: &Value) -> Result<(), Error> {
+        let below = format!("{PROTOCOL}/machines/{}", escaped(machine));
+        self.send(Method::Post, &below, report.to_string().as_bytes(), ANSWER_LEN_MAX).map(drop)
+    }
+
+    /// A page of the machines that have reported, after what the page before has as its `next`.
+    pub fn machines(&self, after: Option<&str>) -> Result<Value, Error> {
+        let after = after.map(|after| format!("?after={}", escaped(after))).unwrap_or_default();
+        self.json(Method::Get, &format!("{PROTOCOL}/machines{after}"), MACHINES_LEN_MAX)
+    }
+
+    /// Forgets a machine. Returns whether it was known.
+    pub fn forget_machine(&self, machine: &str) -> Result<bool, Error> {
+        match self.ask(Method::Delete, &format!("{PROTOCOL}/machines/{}", escaped(machine)), ANSWER_LEN_MAX) {
+            Err(Error::Refused { status: 404, .. }) => Ok(false),
+            answer => answer.map(|_| true),
+        }
     }
 
     /// Its figures.

@@ -103,6 +103,49 @@ pub(super) fn commits_take_time_in_proportion(index: &dyn Index, cpu_time: impl 
     assert!(large < 4 * small, "{small:?} for each of 1,000, {large:?} for each of 16,000");
 }
 
+/// A table of machines is bounded: whoever is silent for a day makes room, and nobody else.
+pub(super) fn machines_have_limits([one, other]: [&dyn Index; 2]) {
+    use super::tx::{Arg, Kind, LARGE, Sql, args};
+    use crate::releases::{MACHINES_MAX, MachineCursor, Noted, SILENT_FOR};
+    static FILL: Sql = Sql::new(
+        "insert into narval.machines (cache, name, release, seen, token, report) \
+         select $1, r.name, '@web', r.seen, 'token', '{\"release\":\"@web\",\"state\":\"running\"}' from {rows}",
+        &[Kind::Int],
+        &[("name", Kind::Text), ("seen", Kind::Int)],
+    );
+    const NOW: u64 = 10 * SILENT_FOR;
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let elsewhere = one.create_cache(&CacheName::parse("other").unwrap(), "{}", 1).unwrap().id;
+    one.write(LARGE, move |tx| {
+        let names: Vec<String> = (0..MACHINES_MAX).map(|at| format!("m{at:05}")).collect();
+        let rows: Vec<Arg<'_>> = names.iter().zip(NOW..).flat_map(|(name, seen)| args![name, seen]).collect();
+        tx.execute_all(&FILL, &args![cache], &rows)
+    })
+    .unwrap();
+    let note = |cache, name: &str, now: u64| {
+        let key = MachineCursor { name: name.to_owned(), release: "@web".to_owned() };
+        let report = r#"{"release":"@web","state":"stopped"}"#.to_owned();
+        other.note_machine(cache, key, ("token".to_owned(), report), now).unwrap()
+    };
+    assert_eq!(note(cache, "new", NOW + SILENT_FOR), Noted::Full, "the first one was heard of a day ago, not longer");
+    assert_eq!(note(elsewhere, "new", NOW), Noted::New, "each cache has its own");
+    assert_eq!(note(cache, "m00000", NOW + SILENT_FOR), Noted::Again);
+    // Now m00001 is the one that was silent for the longest time.
+    assert_eq!(note(cache, "new", NOW + SILENT_FOR + 2), Noted::New);
+    let after = |name: &str| Some(MachineCursor { name: name.to_owned(), release: "@web".to_owned() });
+    let names = |after: Option<MachineCursor>, max| {
+        let found = one.machines(cache, after.as_ref(), max).unwrap();
+        found.into_iter().map(|machine| machine.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(None, 2), ["m00000", "m00002"]);
+    assert_eq!(names(after("m09998"), 9), ["m09999", "new"]);
+    assert!(one.forget_machine(cache, "m09999".to_owned()).unwrap());
+    assert!(!one.forget_machine(cache, "m09999".to_owned()).unwrap());
+    one.forget_machines(cache, NOW + SILENT_FOR).unwrap();
+    assert_eq!(names(None, 9), ["m00000", "new"]);
+    assert_eq!(one.machines(elsewhere, None, 9).unwrap().len(), 1);
+}
+
 /// Lists come in pages of limited size, whatever is in them, and names and systems have limits.
 pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
     use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};

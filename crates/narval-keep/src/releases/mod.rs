@@ -5,6 +5,7 @@
 //! revision, and clients do not take that for an attack.
 
 mod list;
+mod machines;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,11 @@ use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
 
 pub(crate) use self::list::ListMax;
 pub use self::list::{RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, ReleaseCursor, ReleasePage};
+pub use self::machines::{
+    MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachineName, MachinePage,
+    MachineReport, MachineState, REPORT_LEN_MAX,
+};
+pub(crate) use self::machines::{Noted, SILENT_FOR};
 use crate::index::{IndexError, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
 use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
 

@@ -9,7 +9,7 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use narval_nix::release::ReleaseName;
 use thiserror::Error;
 
-use crate::{CacheName, Refusal, RefusalKind};
+use crate::{CacheName, MachineName, Refusal, RefusalKind};
 
 /// The maximum number of caches or patterns of one token.
 pub const PATTERNS_MAX: usize = 64;
@@ -32,14 +32,16 @@ pub enum Scope {
     Delete,
     /// Replace the contents of a path.
     Replace,
+    /// Report what a machine runs, under any name.
+    Report,
     /// All of these, and managing tokens.
     Admin,
 }
 
 impl Scope {
     /// All scopes.
-    pub const ALL: [Self; 7] =
-        [Self::Pull, Self::Push, Self::Sign, Self::Pin, Self::Delete, Self::Replace, Self::Admin];
+    pub const ALL: [Self; 8] =
+        [Self::Pull, Self::Push, Self::Sign, Self::Pin, Self::Delete, Self::Replace, Self::Report, Self::Admin];
 
     /// The name, as in `narval token create --<name>`.
     pub const fn name(self) -> &'static str {
@@ -50,6 +52,7 @@ impl Scope {
             Self::Pin => "pin",
             Self::Delete => "delete",
             Self::Replace => "replace",
+            Self::Report => "report",
             Self::Admin => "admin",
         }
     }
@@ -61,24 +64,28 @@ impl Scope {
 
 /// How the scope of releases is written: with the pattern of their names after it.
 const RELEASE: &str = "release:";
+/// The same for the names of machines.
+const REPORT: &str = "report:";
 
 /// An unknown scope.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UnknownScope {
     /// Neither a scope nor one of releases.
-    #[error("unknown scope '{0}' (known: pull, push, sign, pin, delete, replace, admin, and release:PATTERN)")]
-    Unknown(String),
-    /// Not a pattern for names of releases.
     #[error(
-        "'{0}' is not a pattern for names of releases: use letters, digits, and . _ + - with * and ? (such as 'release:api-*')"
+        "unknown scope '{0}' (known: pull, push, sign, pin, delete, replace, report, admin, and release:PATTERN, report:PATTERN)"
+    )]
+    Unknown(String),
+    /// Not a pattern for names of releases or machines.
+    #[error(
+        "'{0}' is not a pattern for names of releases or machines: use letters, digits, and . _ + - with * and ? (such as 'release:api-*')"
     )]
     Pattern(String),
     /// More than [`PATTERNS_MAX`].
-    #[error("a token can have at most {PATTERNS_MAX} patterns for names of releases")]
+    #[error("a token can have at most {PATTERNS_MAX} patterns for names of releases and machines")]
     TooMany,
 }
 
-/// A set of scopes, and patterns for the names of releases.
+/// A set of scopes, and patterns for the names of releases and machines.
 ///
 /// ```
 /// use narval_keep::{Scope, Scopes};
@@ -89,8 +96,8 @@ pub enum UnknownScope {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Scopes {
     bits: u8,
-    /// Patterns for the names of releases.
-    releases: BTreeSet<Box<str>>,
+    /// Scopes for some names, such as `release:api-*`.
+    named: BTreeSet<Box<str>>,
 }
 
 impl Scopes {
@@ -101,7 +108,17 @@ impl Scopes {
 
     /// Whether releases of this name may be recorded; [`Scope::Admin`] includes all.
     pub fn may_release(&self, name: &str) -> bool {
-        self.has(Scope::Admin) || self.releases.iter().any(|pattern| matches_name(pattern, name))
+        self.has(Scope::Admin) || self.may(RELEASE, name)
+    }
+
+    /// Whether a machine of this name may be reported for; [`Scope::Report`] includes all.
+    pub fn may_report(&self, name: &str) -> bool {
+        self.has(Scope::Report) || self.may(REPORT, name)
+    }
+
+    fn may(&self, prefix: &str, name: &str) -> bool {
+        let mut patterns = self.named.iter().filter_map(|named| named.strip_prefix(prefix));
+        patterns.any(|pattern| matches_name(pattern, name))
     }
 
     /// These and one more.
@@ -121,8 +138,8 @@ impl Scopes {
     /// # Errors
     /// If there are too many patterns.
     pub fn and(mut self, others: &Self) -> Result<Self, UnknownScope> {
-        self.releases.extend(others.releases.iter().cloned());
-        if self.releases.len() > PATTERNS_MAX {
+        self.named.extend(others.named.iter().cloned());
+        if self.named.len() > PATTERNS_MAX {
             return Err(UnknownScope::TooMany);
         }
         Ok(Self { bits: self.bits | others.bits, ..self })
@@ -131,13 +148,13 @@ impl Scopes {
     /// These without others.
     #[must_use]
     pub fn except(self, others: &Self) -> Self {
-        let releases = self.releases.difference(&others.releases).cloned().collect();
-        Self { bits: self.bits & !others.bits, releases }
+        let named = self.named.difference(&others.named).cloned().collect();
+        Self { bits: self.bits & !others.bits, named }
     }
 
     /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
-        self.bits == 0 && self.releases.is_empty()
+        self.bits == 0 && self.named.is_empty()
     }
 }
 
@@ -175,8 +192,7 @@ impl fmt::Display for Scopes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scopes = Scope::ALL.into_iter().filter(|scope| self.bits & scope.bit() != 0);
         let names = scopes.map(|scope| scope.name().to_owned());
-        let releases = self.releases.iter().map(|pattern| format!("{RELEASE}{pattern}"));
-        f.write_str(&names.chain(releases).collect::<Vec<_>>().join(","))
+        f.write_str(&names.chain(self.named.iter().map(ToString::to_string)).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -186,18 +202,18 @@ impl FromStr for Scopes {
     fn from_str(text: &str) -> Result<Self, UnknownScope> {
         let mut scopes = Self::default();
         for name in text.split(',').filter(|name| !name.is_empty()) {
-            if let Some(pattern) = name.strip_prefix(RELEASE) {
+            if let Some(pattern) = name.strip_prefix(RELEASE).or_else(|| name.strip_prefix(REPORT)) {
                 let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-*?".contains(&byte);
                 if pattern.is_empty() || pattern.len() > PATTERN_LEN_MAX || !pattern.bytes().all(is_legal) {
                     return Err(UnknownScope::Pattern(pattern.to_owned()));
                 }
-                scopes.releases.insert(pattern.into());
+                scopes.named.insert(name.into());
                 continue;
             }
             let scope = Scope::ALL.into_iter().find(|scope| scope.name() == name);
             scopes = scopes.with(scope.ok_or_else(|| UnknownScope::Unknown(name.to_owned()))?);
         }
-        if scopes.releases.len() > PATTERNS_MAX { Err(UnknownScope::TooMany) } else { Ok(scopes) }
+        if scopes.named.len() > PATTERNS_MAX { Err(UnknownScope::TooMany) } else { Ok(scopes) }
     }
 }
 
@@ -345,17 +361,37 @@ impl Grant {
     /// # Errors
     /// [`RefusalKind::Forbidden`].
     pub fn require_release(&self, cache: &CacheName, name: &ReleaseName) -> Result<(), Refusal> {
-        if self.caches.matches(cache) && self.scopes.may_release(name.as_str()) {
+        let is_allowed = self.scopes.may_release(name.as_str());
+        self.require_named(cache, is_allowed, "record releases", (RELEASE, name.as_str()))
+    }
+
+    /// Whether a cache takes reports about a machine.
+    ///
+    /// # Errors
+    /// [`RefusalKind::Forbidden`].
+    pub fn require_report(&self, cache: &CacheName, name: &MachineName) -> Result<(), Refusal> {
+        let is_allowed = self.scopes.may_report(name.as_str());
+        self.require_named(cache, is_allowed, "report for the machine", (REPORT, name.as_str()))
+    }
+
+    fn require_named(
+        &self,
+        cache: &CacheName,
+        is_allowed: bool,
+        what: &str,
+        (scope, name): (&str, &str),
+    ) -> Result<(), Refusal> {
+        if is_allowed && self.caches.matches(cache) {
             return Ok(());
         }
         let (id, caches) = (&self.token, self.caches.texts().join(", "));
         let change = if self.caches.matches(cache) {
-            format!("--add-scope {RELEASE}{name}")
+            format!("--add-scope {scope}{name}")
         } else {
             format!("--add-cache {cache}")
         };
         let message = format!(
-            "token '{id}' may not record releases '{name}' in the cache '{cache}': it allows {} in {caches}; the cache's operator changes that \
+            "token '{id}' may not {what} '{name}' in the cache '{cache}': it allows {} in {caches}; the cache's operator changes that \
              with 'narval token change {id} {change}'",
             self.scopes
         );
@@ -397,7 +433,14 @@ mod tests {
         ] {
             assert_eq!(matches_name(pattern, name), expected, "{pattern} {name}");
         }
-        for bad in ["release:", "release:a b", "release:{a}", "release:a/b", "releases:a", "release"] {
+        let report: Scopes = "report:web-*,release:api".parse().unwrap();
+        assert!(report.may_report("web-1") && !report.may_report("api") && !report.may_release("web-1"));
+        assert!(!report.has(Scope::Report) && report.to_string() == "release:api,report:web-*");
+        let any: Scopes = "report".parse().unwrap();
+        assert!(any.may_report("x") && !any.may_release("x") && !any.has(Scope::Pull) && !any.has(Scope::Admin));
+        for bad in
+            ["report:", "report:a/b", "release:", "release:a b", "release:{a}", "release:a/b", "releases:a", "release"]
+        {
             assert!(bad.parse::<Scopes>().is_err(), "{bad}");
         }
         let many = (0..=PATTERNS_MAX).map(|n| format!("release:a{n}")).collect::<Vec<_>>().join(",");

@@ -83,7 +83,7 @@ pub enum TokenError {
     Label,
     /// It would allow nothing.
     #[error(
-        "a token must allow something: give at least one of pull, push, sign, pin, delete, replace, admin, release:PATTERN"
+        "a token must allow something: give at least one of pull, push, sign, pin, delete, replace, report, admin, release:PATTERN, report:PATTERN"
     )]
     NoScope,
     /// The operating system provides no random numbers.

@@ -100,6 +100,10 @@ pub(crate) enum PushRoute<'a> {
     ReleasePin(&'a str, &'a str),
     /// `stats`
     Stats,
+    /// `machines`
+    Machines,
+    /// `machines/<name>`
+    Machine(&'a str),
 }
 
 /// What another node asks for: a NAR of any cache, `<cache>/nar/<name>`.
@@ -210,6 +214,8 @@ fn others(face: Face, path: &str) -> Route<'_> {
             // The search of the page, at an address that stays: `narval search` and `narval install NAME` ask it.
             ("paths", _) => Route::Page(PageRoute::Paths),
             ("pins", _) => Route::Push(PushRoute::Pins),
+            ("machines", _) => Route::Push(PushRoute::Machines),
+            (_, Some(("machines", name))) => Route::Push(PushRoute::Machine(name)),
             (_, Some(("nar", name))) => Route::Push(PushRoute::Nar(name)),
             (_, Some(("pins", name))) => Route::Push(PushRoute::Pin(name)),
             (_, Some(("releases", rest))) => match rest.split('/').collect::<Vec<_>>().as_slice() {

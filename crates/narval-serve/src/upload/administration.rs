@@ -1,17 +1,17 @@
-//! Administration over HTTP, for tokens with the scopes `pin`, `delete` and `admin`: pins, deleting paths, and figures (`docs/push-protocol.md`).
+//! Administration over HTTP, for tokens with the scopes `pin`, `delete`, `report` and `admin`: pins, deleting paths, figures, and machines (`docs/push-protocol.md`).
 //! The commands `narval pin` and `narval cache` with `--to` send these requests.
 
 use std::io::Read;
 
 use narval_client::clock;
 use narval_http::{HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, Grant, PinFor};
+use narval_keep::{Cache, Grant, MachineCursor, MachineName, MachineReport, PinFor, REPORT_LEN_MAX};
 use narval_nix::release::{ReleaseError, ReleaseName, Which};
 use narval_nix::{HashPart, StorePath};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{releases, text};
+use super::{read, releases, text};
 use crate::error::ServeError;
 use crate::gate::Administration;
 
@@ -28,6 +28,9 @@ pub(super) enum Command {
     PinRelease { name: ReleaseName, which: Which, is_pinned: bool },
     ForgetRelease { name: ReleaseName, revision: Option<u64> },
     Stats,
+    Machines { after: Option<MachineCursor> },
+    Report { name: MachineName },
+    ForgetMachine { name: MachineName },
 }
 
 /// The parameters of a query. Each occurs at most once.
@@ -37,6 +40,7 @@ struct Query {
     keep: Option<u32>,
     seconds: Option<u64>,
     referrers: bool,
+    after: Option<MachineCursor>,
 }
 
 impl Query {
@@ -54,6 +58,7 @@ impl Query {
                 "keep" => parsed.keep = Some(value.parse().ok()?),
                 "days" => parsed.seconds = Some(u64::from(value.parse::<u32>().ok()?) * DAY_SECONDS),
                 "seconds" => parsed.seconds = Some(value.parse().ok()?),
+                "after" => parsed.after = Some(value.parse().ok()?),
                 "referrers" if value == "1" => parsed.referrers = true,
                 _ => return None,
             }
@@ -71,6 +76,14 @@ impl Command {
         match asked {
             Administration::ListPins => Ok(Self::ListPins),
             Administration::Stats => Ok(Self::Stats),
+            Administration::Machines => match parsed {
+                Some(Query { path: None, keep: None, seconds: None, referrers: false, after }) => {
+                    Ok(Self::Machines { after })
+                }
+                _ => Err(malformed("the query is after=<next of the page before>, or nothing")),
+            },
+            Administration::Report(name) => Ok(Self::Report { name: name.parse()? }),
+            Administration::ForgetMachine(name) => Ok(Self::ForgetMachine { name: name.parse()? }),
             Administration::Release(name) => Ok(Self::Release { name: name.to_owned() }),
             Administration::PinRelease(name, which, is_pinned) => {
                 let (name, which) = (name.parse(), which.parse());
@@ -88,19 +101,19 @@ impl Command {
                 Ok(Self::ForgetRelease { name, revision })
             }
             Administration::Pin(name) => match parsed {
-                Some(Query { path: Some(path), keep, seconds, referrers: false }) => {
+                Some(Query { path: Some(path), keep, seconds, referrers: false, after: None }) => {
                     Ok(Self::Pin { name: name.to_owned(), path, keep, seconds })
                 }
                 _ => Err(malformed("the query of a pin is path=<store path>, and keep=<revisions> or days=<number>")),
             },
             Administration::Unpin(name) => match parsed {
-                Some(Query { path, keep: None, seconds: None, referrers: false }) => {
+                Some(Query { path, keep: None, seconds: None, referrers: false, after: None }) => {
                     Ok(Self::Unpin { name: name.to_owned(), path })
                 }
                 _ => Err(malformed("the query is path=<store path>, or nothing for all revisions of the pin")),
             },
             Administration::Delete(path) => match parsed {
-                Some(Query { path: None, keep: None, seconds: None, referrers }) => {
+                Some(Query { path: None, keep: None, seconds: None, referrers, after: None }) => {
                     Ok(Self::Delete { path, referrers })
                 }
                 _ => Err(malformed("the query is referrers=1, or nothing")),
@@ -112,6 +125,16 @@ impl Command {
         match self {
             Self::ListPins => json(&cache.pins()?),
             Self::Stats => json(&cache.figures()?),
+            Self::Machines { after } => json(&cache.machines(after.as_ref())?),
+            Self::Report { name } => {
+                let report = MachineReport::parse(&read(body, REPORT_LEN_MAX)?)?;
+                cache.report(&name, &report, grant)?;
+                Ok(text(StatusCode::OK, "noted\n".to_owned()))
+            }
+            Self::ForgetMachine { name } => match cache.forget_machine(&name, grant)? {
+                true => Ok(text(StatusCode::OK, "forgotten\n".to_owned())),
+                false => Ok(text(StatusCode::NOT_FOUND, format!("There is no machine '{name}'.\n"))),
+            },
             Self::Release { name } => releases::record(cache, &name, body, grant),
             Self::PinRelease { name, which, is_pinned } => {
                 let release = cache.pin_release(&name, &which, is_pinned, grant)?;

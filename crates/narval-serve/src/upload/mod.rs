@@ -156,15 +156,15 @@ impl Uploads {
             PushRoute::Nars => push::nars(self, grant, request),
             PushRoute::Commit => push::commit(self, grant, request),
             PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
-            PushRoute::Pins | PushRoute::Stats => Err(ServeError::Method("GET, HEAD")),
+            PushRoute::Pins | PushRoute::Stats | PushRoute::Machines => Err(ServeError::Method("GET, HEAD")),
             PushRoute::Pin(_) | PushRoute::ReleasePin(..) => Err(ServeError::Method("PUT, DELETE")),
-            PushRoute::Release(_) => Err(ServeError::Method("POST, DELETE")),
+            PushRoute::Release(_) | PushRoute::Machine(_) => Err(ServeError::Method("POST, DELETE")),
             PushRoute::ReleaseOf(..) => Err(ServeError::Method("DELETE")),
             PushRoute::Oidc => Err(ServeError::NoRoute),
         }
     }
 
-    /// Lists, adds and removes pins, records and forgets releases, and deletes paths, as the token allows. This can wait for uploads, so it runs on the upload threads.
+    /// Lists, adds and removes pins, records and forgets releases, notes reports of machines, and deletes paths, as the token allows. This can wait for uploads, so it runs on the upload threads.
     pub(crate) fn administer(
         self: &Arc<Self>,
         asked: Administration<'_>,

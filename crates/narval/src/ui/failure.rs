@@ -4,6 +4,9 @@ use std::fmt::{self, Display};
 use std::io;
 use std::process::ExitCode;
 
+use tracing::Level;
+
+use crate::ui::log::priority;
 use crate::ui::output::note;
 
 /// Why a command failed.
@@ -51,10 +54,11 @@ impl Failure {
         }
     }
 
-    /// Prints `program: message` to standard error, for each line of the message, and returns the exit code.
+    /// Prints `program: message` to standard error, for each line of the message, with its priority for the journal, and returns the exit code.
     pub fn report(&self, program: &str) -> ExitCode {
+        let priority = priority(Level::ERROR);
         for line in self.to_string().lines() {
-            note!("{program}: {line}");
+            note!("{priority}{program}: {line}");
         }
         ExitCode::from(self.code())
     }

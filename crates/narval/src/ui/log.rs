@@ -11,7 +11,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -70,14 +72,50 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
         registry.with(layer.event_format(ForPrograms { json }).with_ansi(false).with_writer(move || log)).init();
         return Ok(());
     }
-    let with_ids = move || WithIds(log);
+    let with_ids = move || WithIds(log, "");
     // The journal adds its own times.
-    if file.is_none() && std::env::var_os("JOURNAL_STREAM").is_some() {
-        registry.with(layer.with_ansi(false).without_time().with_writer(with_ids)).init();
+    if file.is_none() && is_journal() {
+        registry.with(layer.with_ansi(false).without_time().with_writer(ForJournal(log))).init();
     } else {
         registry.with(layer.with_ansi(ansi).with_writer(with_ids)).init();
     }
     Ok(())
+}
+
+/// Whether the journal of systemd records standard error. A program that a service starts has the variable, too, and may have another standard error.
+fn is_journal() -> bool {
+    let Some(stream) = std::env::var("JOURNAL_STREAM").ok() else { return false };
+    let Ok(found) = rustix::fs::fstat(io::stderr()) else { return false };
+    stream == format!("{}:{}", found.st_dev, found.st_ino)
+}
+
+/// What sd-daemon(3) has before a line for its priority, if the journal records standard error.
+pub(super) fn priority(level: Level) -> &'static str {
+    if is_journal() { prefix(level) } else { "" }
+}
+
+const fn prefix(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        _ => "<7>",
+    }
+}
+
+/// Lines whose priority the journal reads, so that `journalctl -p warning` shows warnings.
+struct ForJournal(&'static Log);
+
+impl<'a> MakeWriter<'a> for ForJournal {
+    type Writer = WithIds;
+
+    fn make_writer(&'a self) -> WithIds {
+        WithIds(self.0, "")
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> WithIds {
+        WithIds(self.0, prefix(*event.level()))
+    }
 }
 
 /// Waits until all lines so far are written, for at most a second.
@@ -128,19 +166,18 @@ impl Write for &Log {
     }
 }
 
-/// Lines of text, with the id of the request at their end.
-struct WithIds(&'static Log);
+/// Lines of text, with their priority before them, and the id of the request at their end.
+struct WithIds(&'static Log, &'static str);
 
 impl Write for WithIds {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut log = self.0;
-        match (request_id(), line.strip_suffix(b"\n")) {
-            (Some(id), Some(text)) => {
-                log.write_all(&[text, format!(" {REQUEST_ID}={id}\n").as_bytes()].concat())?;
-                Ok(line.len())
-            }
-            _ => log.write(line),
-        }
+        let (text, end) = match (request_id(), line.strip_suffix(b"\n")) {
+            (Some(id), Some(text)) => (text, format!(" {REQUEST_ID}={id}\n")),
+            _ => (line, String::new()),
+        };
+        log.write_all(&[self.1.as_bytes(), text, end.as_bytes()].concat())?;
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -101,7 +101,7 @@ impl Lab {
         self.send(method, &format!("/_narval/page/{path}"), fields, body)
     }
 
-    fn send(&self, method: &str, path: &str, fields: &[&str], body: &str) -> Answer {
+    pub fn send(&self, method: &str, path: &str, fields: &[&str], body: &str) -> Answer {
         let mut request = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
         if !fields.iter().any(|field| field.starts_with("Host:")) {
             request.push_str(&format!("Host: {}\r\n", self.server.address));

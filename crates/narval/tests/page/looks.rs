@@ -175,6 +175,23 @@ fn every_view_can_be_read_and_used_by_everybody() {
     browser.open(&format!("{url}/#/manage/pins"), "release");
     check(&mut browser, "pins");
     keyboard(&mut browser, "pins");
+    let report = json!({
+        "release": "@web", "state": "wentBack", "revision": 41, "since": 1_764_000_000, "generation": 8, "nextWithin": 0,
+        "path": format!("/nix/store/{}", "long-name-".repeat(20)), "errorAt": 1_764_000_000, "version": "0.1.0",
+        "error": format!("<img src=x onerror=alert(1)> & \u{202e}txt.exe {}", "word".repeat(200)),
+    });
+    let bearer = format!("Authorization: Bearer {}", lab.token(&["--report"]));
+    let body = report.to_string();
+    let fields = ["Content-Type: application/json", bearer.as_str()];
+    for name in ["web-1", &"w".repeat(64)] {
+        let answer = lab.send("POST", &format!("/_narval/v1/machines/{name}"), &fields, &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    browser.open(&format!("{url}/_narval/manage/machines"), "gone back");
+    browser.shows("<img src=x onerror=alert(1)> & \u{fffd}txt.exe");
+    browser.shows("2 machines with an error");
+    check(&mut browser, "machines");
+    keyboard(&mut browser, "machines");
     browser.open(&format!("{url}/_narval/manage/audit"), "sign-in");
     check(&mut browser, "audit");
     keyboard(&mut browser, "audit");

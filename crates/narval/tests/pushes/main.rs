@@ -19,6 +19,7 @@ mod interrupted;
 mod killed;
 mod lab;
 mod limits;
+mod machines;
 mod migrating;
 mod nix;
 mod nodes;

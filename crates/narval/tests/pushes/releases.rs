@@ -36,7 +36,7 @@ fn body(system: &str, path: &str, version: Option<&str>) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-fn said(answer: &crate::support::Answer) -> String {
+pub fn said(answer: &crate::support::Answer) -> String {
     String::from_utf8_lossy(&answer.body).into_owned()
 }
 
@@ -184,7 +184,7 @@ fn releases_beside_a_private_cache() {
 }
 
 /// A command of a user of this cache, with a home of its own.
-fn narval(lab: &Lab, home: &str, args: &[&str]) -> std::process::Output {
+pub fn narval(lab: &Lab, home: &str, args: &[&str]) -> std::process::Output {
     let mut command = std::process::Command::new(NARVAL);
     let home = lab.store.path(home);
     std::fs::create_dir_all(&home).unwrap();
@@ -195,13 +195,13 @@ fn narval(lab: &Lab, home: &str, args: &[&str]) -> std::process::Output {
 }
 
 #[track_caller]
-fn done(output: &std::process::Output) -> String {
+pub fn done(output: &std::process::Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[track_caller]
-fn failed(output: &std::process::Output, code: i32) -> String {
+pub fn failed(output: &std::process::Output, code: i32) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{said}");
     said

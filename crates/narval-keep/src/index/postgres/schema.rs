@@ -13,7 +13,7 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 11;
+pub(super) const VERSION: u32 = 12;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 10;
@@ -202,6 +202,14 @@ create table narval.releases (
 create index releases_by_hold on narval.releases (cache, hold);
 ";
 
+/// From version 11: machines that follow releases, of which nodes of version 11 know nothing.
+const FROM_11: &str = "
+create table narval.machines (
+  cache bigint not null, name text collate \"C\" not null, release text collate \"C\" not null, seen bigint not null, token text not null,
+  report text not null, primary key (cache, name, release));
+create index machines_by_seen on narval.machines (cache, seen);
+";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -320,7 +328,7 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
             return Ok(());
         }
         // What the version of the same number is brought up to date by.
-        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10];
+        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10, FROM_11];
         for step in steps.iter().skip(found as usize) {
             client.batch_execute(step).await?;
         }
@@ -367,7 +375,7 @@ pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
     }
     // Numbers are not used again: servers may remember some.
     let empty = "truncate narval.caches, narval.nars, narval.files, narval.paths, narval.refs, narval.leases, narval.pins, narval.tokens, \
-         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost, narval.releases; \
+         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost, narval.releases, narval.machines; \
          insert into narval.meta values ('rebuilding', '') on conflict do nothing";
     change.client.batch_execute(empty).await?;
     change.is_visible().await?;

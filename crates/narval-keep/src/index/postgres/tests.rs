@@ -19,7 +19,7 @@ use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
 /// Makes the tables those of version 1.
 const BEFORE: &str = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
-     drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop table work; drop table releases; \
+     drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop table work; drop table releases; drop table machines; \
      alter table caches drop column uid; \
      drop index pending_by_name; drop index pins_by_path; update meta set value = '1' where key = 'version'";
 
@@ -574,17 +574,15 @@ fn nodes_know_who_is_there() {
 }
 
 #[test]
-fn pending_entries_and_objects() {
-    for check in [crate::index::tests::entries_are_taken_over, crate::index::tests::objects_are_added_together] {
+fn what_both_databases_do() {
+    for check in [
+        crate::index::tests::entries_are_taken_over,
+        crate::index::tests::objects_are_added_together,
+        crate::index::tests::releases_have_limits,
+        crate::index::tests::machines_have_limits,
+    ] {
         let Some(server) = PostgresServer::shared() else { return };
         let address = server.database();
         check([&Postgres::open(&address).unwrap(), &Postgres::open(&address).unwrap()]);
     }
-}
-
-#[test]
-fn lists_and_limits_of_releases() {
-    let Some(server) = PostgresServer::shared() else { return };
-    let address = server.database();
-    crate::index::tests::releases_have_limits([&Postgres::open(&address).unwrap(), &Postgres::open(&address).unwrap()]);
 }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod caches;
+mod machines;
 mod nars;
 mod paths;
 mod pending;

@@ -5,7 +5,7 @@ use rusqlite::{Connection, params_from_iter};
 
 use super::nars::{lost, writers};
 use super::paths::{commit, pins, releases};
-use super::{audit, caches, nars, paths, pending, retention, snapshot, tokens, work};
+use super::{audit, caches, machines, nars, paths, pending, retention, snapshot, tokens, work};
 use crate::index::Sqlite;
 use crate::index::tx::{Kind, Sql};
 
@@ -36,6 +36,7 @@ pub(in crate::index) fn statements() -> Vec<(String, &'static Sql)> {
         ("caches", caches::STATEMENTS),
         ("commit", commit::STATEMENTS),
         ("lost", lost::STATEMENTS),
+        ("machines", machines::STATEMENTS),
         ("nars", nars::STATEMENTS),
         ("paths", paths::STATEMENTS),
         ("pending", pending::STATEMENTS),
@@ -77,6 +78,7 @@ pub(in crate::index) fn fill() -> String {
             "insert into releases (cache, name, revision, system, created, pinned, hold, record) \
              select 1, {{text}}, i, {{text}}, i, 0, {{text}}, {{text}} {from}"
         ),
+        format!("insert into machines (cache, name, release, seen, token, report) select 1, {{text}}, {{text}}, i, '', '' {from}"),
         format!("insert into pending (cache, kind, name) select 1, 'path', {{text}} {from}"),
         format!("insert into writers (cache, key, begun, seen) select i, {{bytes}}, i, i {from}"),
         format!("insert into work (name, owner, fence, until) select {{text}}, '', 1, i {from}"),

@@ -8,7 +8,7 @@ use super::sql_error;
 use crate::index::IndexError;
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -125,6 +125,14 @@ create table releases (
 create index releases_by_hold on releases (cache, hold);
 ";
 
+/// Migrates from version 7: machines that follow releases.
+const FROM_7: &str = "
+create table machines (
+  cache integer not null references caches (id), name text not null, release text not null, seen integer not null, token text not null,
+  report text not null, primary key (cache, name, release)) without rowid;
+create index machines_by_seen on machines (cache, seen);
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -139,7 +147,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             // What the version of the same number is migrated by.
-            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6];
+            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7];
             let steps =
                 steps.iter().enumerate().filter(|(from, _)| *from >= found as usize && (found > 0 || *from != 1));
             let mut steps = steps.map(|(_, step)| step);

@@ -56,17 +56,16 @@ fn a_later_version_is_refused() {
 }
 
 #[test]
-fn pending_entries_and_objects() {
-    for check in [crate::index::tests::entries_are_taken_over, crate::index::tests::objects_are_added_together] {
+fn what_both_databases_do() {
+    for check in [
+        crate::index::tests::entries_are_taken_over,
+        crate::index::tests::objects_are_added_together,
+        crate::index::tests::releases_have_limits,
+        crate::index::tests::machines_have_limits,
+    ] {
         let (folder, index) = index();
         check([&index, &Sqlite::open(&folder.path().join("index.sqlite")).unwrap()]);
     }
-}
-
-#[test]
-fn lists_and_limits_of_releases() {
-    let (folder, index) = index();
-    crate::index::tests::releases_have_limits([&index, &Sqlite::open(&folder.path().join("index.sqlite")).unwrap()]);
 }
 
 #[test]

@@ -30,7 +30,8 @@ enum Command {
     #[command(after_help = "\
 Examples:
   narval token create --pull --push --sign ci --out token
-  narval token create --push --sign --cache 'team-*' --expires 90d builders")]
+  narval token create --push --sign --cache 'team-*' --expires 90d builders
+  narval token create --report='web-*' machines --out report.token")]
     Create(CreateArgs),
     /// Change the caches and the scopes of a token
     ///
@@ -93,7 +94,8 @@ struct ChangeArgs {
     /// Caches that it is also valid for
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "caches")]
     add_cache: Vec<String>,
-    /// Scopes that it also has: pull, push, sign, pin, delete, replace, admin, release:PATTERN
+    /// Scopes that it also has: pull, push, sign, pin, delete, replace, report, admin, release:PATTERN,
+    /// report:PATTERN
     #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
     add_scope: Vec<Scopes>,
     /// Scopes that it has no longer
@@ -126,6 +128,9 @@ struct AllowArgs {
     /// Record releases whose names match this pattern, such as `api-*`. Repeatable
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     release: Vec<String>,
+    /// Report what runs on machines whose names match this pattern, such as `web-*`; without one, on any. Repeatable
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',', num_args = 0..=1, require_equals = true, default_missing_value = "*")]
+    report: Vec<String>,
     /// All of these
     #[arg(long)]
     admin: bool,
@@ -133,11 +138,13 @@ struct AllowArgs {
 
 impl AllowArgs {
     fn scopes(&self) -> Result<Scopes, Failure> {
-        let chosen = [self.pull, self.push, self.sign, self.pin, self.delete, self.replace, self.admin];
+        let report = self.report.iter().any(|pattern| pattern == "*");
+        let chosen = [self.pull, self.push, self.sign, self.pin, self.delete, self.replace, report, self.admin];
         let chosen = Scope::ALL.into_iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(scope, _)| scope);
-        let releases = self.release.iter().map(|pattern| format!("release:{pattern}")).collect::<Vec<_>>().join(",");
-        let releases = releases.parse().map_err(Failure::usage)?;
-        chosen.collect::<Scopes>().and(&releases).map_err(Failure::usage)
+        let releases = self.release.iter().map(|pattern| format!("release:{pattern}"));
+        let reports = self.report.iter().filter(|pattern| *pattern != "*").map(|pattern| format!("report:{pattern}"));
+        let named = releases.chain(reports).collect::<Vec<_>>().join(",").parse().map_err(Failure::usage)?;
+        chosen.collect::<Scopes>().and(&named).map_err(Failure::usage)
     }
 }
 

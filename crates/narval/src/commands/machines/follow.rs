@@ -1,22 +1,25 @@
 //! `narval follow`: a machine that follows a release.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use narval_client::Client;
+use narval_client::{Client, Url};
 use narval_install::follow::{FollowOptions, Follower, Round, Window, state_folder};
 use narval_install::names::machine_system;
 use narval_install::releases::{Expected, SeenReleases, find_in};
 use narval_install::watch::Stop;
 use narval_install::{Error, Options, human_bytes};
+use narval_keep::MachineName;
 use narval_nix::release::{ReleaseSystem, Selector};
 use sd_notify::NotifyState;
 use serde_json::{Value, json};
 
+use super::report::{ReportOptions, Reports};
 use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
+use crate::args::push::TokenArgs;
 use crate::server::notify_systemd;
 use crate::ui::output::{out, paths};
 use crate::ui::signals;
@@ -77,6 +80,15 @@ pub struct Args {
     /// System whose paths are used [default: this machine's]
     #[arg(long, value_name = "SYSTEM")]
     system: Option<ReleaseSystem>,
+    /// Report to the cache which revision runs, and what failed: 'narval machines' and the cache's page show it. Needs a token with the scope `report`
+    #[arg(long, help_heading = "Reports")]
+    report: bool,
+    /// File with the token to report with [default: what netrc has for the cache]
+    #[arg(long, value_name = "FILE", env = "NARVAL_TOKEN_FILE", hide_env_values = true, help_heading = "Reports")]
+    token_file: Option<PathBuf>,
+    /// Name that this machine reports under [default: that of its host]
+    #[arg(long, value_name = "NAME", help_heading = "Reports", value_parser = parse_machine)]
+    name: Option<MachineName>,
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
@@ -91,6 +103,10 @@ Examples:
     --switch 'bin/switch-to-configuration switch' \\
     --check 'curl -sf localhost/health' --every 1m
 
+  The same, seen at the cache by 'narval machines':
+  narval follow @web --from https://cache.example.org \\
+    --profile /nix/var/nix/profiles/system --report --token-file report.token
+
   A service on any other system, at night:
   narval follow @api --from https://cache.example.org --store /opt/store \\
     --profile /opt/api --switch 'systemctl restart api' --on 02:00-05:00
@@ -101,6 +117,36 @@ with --once also 3 not in any cache, 4 verification failed, 5 network,
 
 fn parse_limit(text: &str) -> Result<Duration, String> {
     parse_time_in(text, &(Duration::from_millis(100)..=Duration::from_secs(7 * 86_400)))
+}
+
+impl Args {
+    /// The name of this machine: that of its host, unless another one is given.
+    fn name_of_machine(&self) -> String {
+        let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        self.name.as_ref().map_or_else(host, ToString::to_string)
+    }
+
+    /// What is reported, if anything is.
+    fn reports(&self) -> Result<Option<ReportOptions>, Failure> {
+        if !self.report {
+            return Ok(None);
+        }
+        let name = self.name_of_machine();
+        let unfit = |error| Failure::usage(format!("'{name}' is {error}; give another name with --name NAME"));
+        Ok(Some(ReportOptions {
+            name: name.parse().map_err(unfit)?,
+            token: TokenArgs { token_file: self.token_file.clone(), requests: self.client.caches.requests.clone() },
+            release: self.release.to_string(),
+            every: self.every + self.jitter,
+            // Going back switches, too.
+            attempt: self.switch_timeout * 2 + self.check_timeout + self.network_timeout,
+            once: self.once,
+        }))
+    }
+}
+
+fn parse_machine(text: &str) -> Result<MachineName, String> {
+    text.parse().map_err(|error: narval_keep::Refusal| error.to_string())
 }
 
 fn parse_jitter(text: &str) -> Result<Duration, String> {
@@ -115,6 +161,8 @@ struct Source {
     client: Arc<Client>,
     seen: SeenReleases,
     allow_downgrade: bool,
+    /// The cache that has the release.
+    cache: Mutex<Option<Url>>,
 }
 
 /// Runs `narval follow`.
@@ -141,6 +189,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
         client: args.client.caches.client()?,
         seen: SeenReleases::at(state_folder(&args.profile, lock_timeout)?, lock_timeout),
         allow_downgrade: args.client.caches.allow_downgrade,
+        cache: Mutex::new(None),
     };
     let follow = FollowOptions {
         selector: args.release.clone(),
@@ -165,8 +214,11 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     signals::stop_on_signal(&stop, "what is half done is finished by the next start", move || {
         is_switching.load(Ordering::Relaxed)
     })?;
-    let switched = rounds(&args, &source, follower, &stop);
+    let reports = args.reports()?.map(|options| Reports::start(options, &source.cache)).transpose()?;
+    let switched = rounds(&args, &source, follower, &stop, reports.as_ref());
     notify_systemd(&[NotifyState::Stopping]);
+    // What was reported last is sent.
+    drop(reports);
     let switched = switched?;
     if args.client.output.json {
         json::summary(json!({"switched": switched}));
@@ -175,8 +227,17 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
 }
 
 /// Follows the release until it is stopped; returns how often it has switched.
-fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop) -> Result<u64, Failure> {
+fn rounds<'a>(
+    args: &'a Args,
+    source: &'a Source,
+    mut follower: Follower<'a>,
+    stop: &Stop,
+    reports: Option<&'a Reports<'a>>,
+) -> Result<u64, Failure> {
     notify_systemd(&[NotifyState::Ready]);
+    if let Some(reports) = reports {
+        follower.on_trying(|trying, running| reports.trying(trying, running));
+    }
     let (mut last, mut switched) = (None, 0);
     loop {
         // Going back does not wait for a window.
@@ -186,6 +247,10 @@ fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop)
             }
             follower.round(&|| source.find(), (&source.options, &source.client)).map(Some)
         });
+        let is_last = args.once || stop.is_stopped();
+        if let Some(reports) = reports {
+            reports.round(&follower, result.as_ref().err(), is_last);
+        }
         if stop.is_stopped() && !matches!(result, Ok(Some(Round::Switched { .. } | Round::WentBack(_)))) {
             if args.once {
                 return Err(result.err().unwrap_or(Error::Interrupted).into());
@@ -222,6 +287,9 @@ fn rounds(args: &Args, source: &Source, mut follower: Follower<'_>, stop: &Stop)
         }
         stop.pause(args.every + args.jitter.mul_f64(random()));
         if stop.is_stopped() {
+            if let Some(reports) = reports {
+                reports.round(&follower, None, true);
+            }
             tracing::info!("stopped");
             return Ok(switched);
         }
@@ -237,7 +305,9 @@ impl Source {
             seen: &self.seen,
             allow_downgrade: self.allow_downgrade,
         };
-        find_in(&self.options.caches, &self.client, &self.selector, &expected)
+        let found = find_in(&self.options.caches, &self.client, &self.selector, &expected)?;
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.cache.clone());
+        Ok(found)
     }
 }
 

@@ -1,3 +1,5 @@
 //! Machines that follow releases.
 
 pub mod follow;
+pub mod list;
+mod report;

@@ -1,6 +1,7 @@
 //! Manage: what a token allows, as forms that work without script. Each has the session's proof, and is answered with the view that it is in.
 
 mod audit;
+mod machines;
 mod pins;
 mod space;
 mod tokens;
@@ -18,9 +19,10 @@ use crate::page::Parts;
 use crate::page::manage::{Done, Form};
 
 /// The views: their address, their title, and the scope that they need.
-const VIEWS: [(&str, &str, Scope); 4] = [
+const VIEWS: [(&str, &str, Scope); 5] = [
     ("space", "Space", Scope::Admin),
     ("pins", "Pins", Scope::Pin),
+    ("machines", "Machines", Scope::Admin),
     ("tokens", "Tokens", Scope::Admin),
     ("audit", "Audit", Scope::Admin),
 ];
@@ -100,6 +102,7 @@ fn render(parts: &Parts, part: &str, visit: &Visit, asked: Form, notice: &Markup
                 "pins" => manage.pins()?,
                 "tokens" => manage.tokens()?,
                 "audit" => manage.audit()?,
+                "machines" => manage.machines()?,
                 DELETE => manage.delete()?,
                 _ => manage.space()?,
             })

@@ -23,7 +23,7 @@ const DAY_SECONDS: u64 = 24 * 60 * 60;
 const UNUSED_DAYS: u64 = 90;
 
 /// Whom a token is for, and what they need.
-const PURPOSES: [(&str, &str, &[&str], &str); 4] = [
+const PURPOSES: [(&str, &str, &[&str], &str); 5] = [
     (
         "ci",
         "CI that pushes",
@@ -31,17 +31,24 @@ const PURPOSES: [(&str, &str, &[&str], &str); 4] = [
         "It pushes what it has built, the server signs it, and it reads the cache itself.",
     ),
     ("person", "A person who installs", &["pull"], "It reads this cache, and nothing else."),
+    (
+        "machine",
+        "A machine that follows a release",
+        &["pull", "report"],
+        "It reads this cache, and reports what it runs.",
+    ),
     ("monitoring", "Monitoring", &["pull"], "It reads /metrics and the cache, and nothing else."),
     ("other", "Something else", &[], ""),
 ];
 
-const SCOPES: [(&str, &str); 7] = [
+const SCOPES: [(&str, &str); 8] = [
     ("pull", "read this cache if it is private"),
     ("push", "upload"),
     ("sign", "have uploads signed with the server's key; without it, clients refuse what this token pushes"),
     ("pin", "add and remove pins"),
     ("delete", "delete paths"),
     ("replace", "replace paths"),
+    ("report", "report what a machine runs that follows a release"),
     ("admin", "all of these, and tokens"),
 ];
 

@@ -1,0 +1,124 @@
+//! `narval machines`: what the machines that follow releases have reported to a cache.
+
+use clap::Subcommand;
+use narval_keep::{Machine, MachineName, MachinePage};
+use serde_json::json;
+
+use crate::Failure;
+use crate::args::administered::{AdministeredArgs, Place};
+use crate::args::data::{administrator, ago, now};
+use crate::ui::json;
+use crate::ui::output::out;
+
+/// List machines that follow releases, and what they run
+///
+/// Machines report it themselves, with 'narval follow --report'. Those that report nothing for 30 days are forgotten.
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Examples:
+  narval machines --to https://cache.example.org
+  narval machines forget web-3 --to https://cache.example.org"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    place: AdministeredArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Forget a machine, until it reports again
+    #[command(after_help = "Example:\n  narval machines forget web-3 --to https://cache.example.org")]
+    Forget {
+        #[command(flatten)]
+        place: AdministeredArgs,
+        /// Name of the machine
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+}
+
+/// Runs `narval machines`.
+///
+/// # Errors
+/// If the data folder or the URL cannot be used, or the token may not administer the cache.
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        None => list(&args.place.open()?, args.json),
+        Some(Command::Forget { place, name }) => forget(&place.open()?, &name),
+    }
+}
+
+fn list(place: &Place, as_json: bool) -> Result<(), Failure> {
+    let (mut count, mut after) = (0, None);
+    loop {
+        let page = page(place, after.as_deref())?;
+        for machine in &page.machines {
+            count += 1;
+            if as_json {
+                json::event("machine", serde_json::to_value(machine).map_err(Failure::runtime)?);
+            } else {
+                show(machine);
+            }
+        }
+        // A server that says the same again would never end.
+        if page.next.is_none() || page.next == after || page.machines.is_empty() {
+            break;
+        }
+        after = page.next;
+    }
+    if as_json {
+        json::summary(json!({"machines": count}));
+    }
+    Ok(())
+}
+
+fn page(place: &Place, after: Option<&str>) -> Result<MachinePage, Failure> {
+    match place {
+        Place::Here(_, cache) => {
+            let after = after.map(str::parse).transpose().map_err(Failure::runtime)?;
+            cache.machines(after.as_ref()).map_err(Failure::runtime)
+        }
+        Place::There(there) => serde_json::from_value(there.cache.machines(after)?).map_err(Failure::runtime),
+    }
+}
+
+/// What a server says is text: control characters are left out.
+fn show(machine: &Machine) {
+    let plain = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
+    let Machine { name, seen, report, .. } = machine;
+    let revision = report.revision.map_or_else(|| "  no revision".to_owned(), |revision| format!("  {revision}"));
+    let since = report.since.map(|since| format!(" since {}", ago(since))).unwrap_or_default();
+    let trying = report.trying.map(|trying| format!(" {trying}")).unwrap_or_default();
+    let generation = report.generation.map(|number| format!(", generation {number}")).unwrap_or_default();
+    let silent = if machine.is_silent(now()) { ", not heard of since" } else { "" };
+    out!(
+        "{}  {}{revision}{since}{generation}  {}{trying}  seen {}{silent}",
+        plain(name),
+        plain(&report.release),
+        report.state.text(),
+        ago(*seen)
+    );
+    if let Some(error) = &report.error {
+        let at = report.error_at.map(|at| format!(" ({})", ago(at))).unwrap_or_default();
+        out!("  {}{at}", plain(error));
+    }
+}
+
+fn forget(place: &Place, name: &str) -> Result<(), Failure> {
+    let parsed: MachineName = name.parse().map_err(|error| Failure::usage(format!("'{name}' is {error}")))?;
+    let is_forgotten = match place {
+        Place::Here(_, cache) => cache.forget_machine(&parsed, &administrator()).map_err(Failure::runtime)?,
+        Place::There(there) => there.cache.forget_machine(parsed.as_str())?,
+    };
+    if is_forgotten {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("there is no machine '{name}'; 'narval machines' shows all of them")))
+}
