@@ -47,6 +47,7 @@
 
 mod http1;
 mod http2;
+mod intake;
 mod io;
 mod limits;
 mod message;

@@ -13,8 +13,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::{Buffered, Share};
-use crate::http1::conn::{self, Receiver};
+use crate::intake::body_memory::{Buffered, Share};
+use crate::intake::{self, Receiver};
 use crate::io::sync;
 use crate::limits::{HANDLER_RECEIVES_MIN, HANDLER_SLOW, HANDLER_WAIT};
 use crate::message::carrier::{Carrier, Nudge};
@@ -234,7 +234,7 @@ impl BodyPipe {
 }
 
 /// The shard's end of it.
-impl conn::Pipe for Arc<BodyPipe> {
+impl intake::Pipe for Arc<BodyPipe> {
     /// They are discarded once the response has started.
     fn push(&self, data: &[u8]) {
         let mut pipe = self.lock();

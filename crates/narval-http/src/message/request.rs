@@ -14,9 +14,9 @@ use super::informational::{Informational, Informer};
 use super::path_params::PathParams;
 use super::reject::Reject;
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::{Buffered, Share};
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::http1::head_parts::{HeadParts, HeadRef};
+use crate::intake::body_memory::{Buffered, Share};
 use crate::observe::request_id::RequestId;
 use crate::peer::{Peer, Remote};
 

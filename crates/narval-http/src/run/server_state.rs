@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderValue, StatusCode, header};
 
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::BodyMemory;
+use crate::intake::body_memory::BodyMemory;
 use crate::io::clock::Clock;
 use crate::io::output_memory::OutputMemory;
 use crate::limits::{CHECKS_MAX, Limits, PREPARED_MAX};

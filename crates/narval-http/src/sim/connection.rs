@@ -16,10 +16,11 @@ pub(crate) use self::piped::Piped;
 use self::piped::lock;
 pub(crate) use self::world::Carried;
 use self::world::World;
-use crate::http1::conn::body_memory::BodyMemory;
-use crate::http1::conn::incoming_body::IncomingBody;
-use crate::http1::conn::{Act, Body, Close, Closing, Conn, Input, Request, Wants};
+use crate::http1::conn::{Act, Close, Closing, Conn, Input, Wants};
 use crate::http1::head::{Framing, HeadLimits, LastHead, parse_head};
+use crate::intake::body_memory::BodyMemory;
+use crate::intake::incoming_body::IncomingBody;
+use crate::intake::{Body, Request};
 use crate::io::clock::Millis;
 use crate::io::sim::Random;
 use crate::limits::Limits;
@@ -450,7 +451,12 @@ impl Run {
         None
     }
 
-    fn dispatch(&mut self, conn: &mut Conn<Carried>, request: Request<Carried>, input: &mut Input<'_>) -> Act<Carried> {
+    fn dispatch(
+        &mut self,
+        conn: &mut Conn<Carried>,
+        request: Request<Arc<Mutex<Piped>>>,
+        input: &mut Input<'_>,
+    ) -> Act<Carried> {
         let Request { bytes, head, body } = request;
         assert_eq!(self.world.collected, 0, "a job begins before what was answered is sent");
         self.world.serve(&head, &bytes);

@@ -13,13 +13,12 @@ use http::Method;
 
 use super::connection::Piped;
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::{BodyMemory, Buffered};
 use crate::http1::head::ParsedHead;
-use crate::http2::conn::{
-    Answer, Body, Conn, Ending, Exchange, HeadBuilder, Inline, Request, RequestBody, Rest, Service, Work,
-};
+use crate::http2::conn::{Answer, Body, Conn, Ending, Exchange, HeadBuilder, Inline, Rest, Service, Work};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
 use crate::http2::hpack::{encode_field, encode_status};
+use crate::intake::body_memory::{BodyMemory, Buffered};
+use crate::intake::{self, Host, Request};
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::output_memory::{Holding, OutputMemory};
@@ -246,7 +245,7 @@ fn answer(number: u32) -> Answer<Carried> {
     Answer { status: 200, block, body: SimBody::new(number), note: None, accepted: None }
 }
 
-impl Service<Carried> for World {
+impl Host for World {
     fn now(&self) -> Millis {
         self.now
     }
@@ -259,6 +258,22 @@ impl Service<Carried> for World {
         false
     }
 
+    fn buffer(&self) -> Buffered {
+        Buffered::new(&self.memory)
+    }
+
+    fn has_spare_streams(&self) -> bool {
+        self.now.is_multiple_of(2)
+    }
+
+    fn is_short_for_bodies(&self) -> bool {
+        false
+    }
+
+    fn count_timeout(&self) {}
+}
+
+impl Service<Carried> for World {
     fn head(&mut self) -> HeadBuilder {
         std::mem::take(&mut self.head)
     }
@@ -286,21 +301,9 @@ impl Service<Carried> for World {
         Answer { body: None, ..answer(0) }
     }
 
-    fn buffer(&self) -> Buffered {
-        Buffered::new(&self.memory)
-    }
-
     fn pipe(&self, _: u32, begun: Buffered, _: bool) -> Arc<Mutex<Piped>> {
         // Its handler reads the body in one call.
         Arc::new(Mutex::new(Piped::begun(begun.bytes, usize::MAX / 2)))
-    }
-
-    fn has_spare_streams(&self) -> bool {
-        self.now.is_multiple_of(2)
-    }
-
-    fn is_short_for_bodies(&self) -> bool {
-        false
     }
 
     fn wait(&mut self, _: u32, _: &mut SimBody) -> Duration {
@@ -324,8 +327,6 @@ impl Service<Carried> for World {
     fn tell_departed(&self, departure: &Departure) {
         departure.tell();
     }
-
-    fn count_timeout(&self) {}
 
     fn count_abuse(&self, _: &'static str) {}
 }
@@ -450,7 +451,7 @@ impl Run {
     fn finish(&mut self, work: Work<Carried>) {
         match work {
             Work::Request { stream, request, .. } => {
-                let Request { bytes, head, body } = *request;
+                let Request { bytes, head, body } = request;
                 if head.parts.method == Method::GET && self.world.random.below(20) > 2 {
                     let request = crate::Request::new(
                         bytes.clone(),
@@ -462,7 +463,7 @@ impl Run {
                         return self.conn.answer(stream, answer, &mut self.world);
                     }
                 }
-                if let RequestBody::Streamed(pipe) = &body {
+                if let intake::Body::Streamed(pipe) = &body {
                     drop(pipe.lock());
                 }
                 let number = number_of(&head, &bytes);

@@ -1,10 +1,6 @@
-use bytes::Bytes;
-use http::HeaderMap;
-
-use super::body_memory::Buffered;
 use super::closing::End;
 use super::service::Exchange;
-use crate::http1::head::ParsedHead;
+use crate::intake::Request;
 
 /// The next action for a connection, once the gathered responses are sent.
 pub(crate) enum Act<X: Exchange> {
@@ -16,25 +12,11 @@ pub(crate) enum Act<X: Exchange> {
     Answer(Box<X::Answer>),
     /// Have a worker answer this request: [`dispatched`](super::Conn::dispatched) or [`refused`](super::Conn::refused), and then
     /// [`answered`](super::Conn::answered).
-    Job(Request<X>),
+    Job(Request<X::Pipe>),
     /// The answer to the last request follows later: [`answered`](super::Conn::answered).
     Later(X::Later),
     /// End the connection.
     End(End),
     /// Drop the connection at once.
     Drop,
-}
-
-/// A request for a worker.
-pub(crate) struct Request<X: Exchange> {
-    pub(crate) bytes: Bytes,
-    pub(crate) head: Box<ParsedHead>,
-    pub(crate) body: Body<X>,
-}
-
-/// The body of a request for a worker.
-pub(crate) enum Body<X: Exchange> {
-    None,
-    Buffered(Box<(Buffered, HeaderMap)>),
-    Streamed(X::Pipe),
 }

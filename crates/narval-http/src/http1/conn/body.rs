@@ -3,18 +3,17 @@
 use std::io;
 
 use bytes::Bytes;
-use http::{Method, StatusCode};
+use http::Method;
 
-use super::act::{Act, Body, Request};
-use super::body_memory::NextStep;
-use super::incoming_body::{Fed, IncomingBody};
-use super::service::{Exchange, Pipe, Service};
-use super::state::{BodyLeft, Receiving, Scan, State, Unread};
+use super::act::Act;
+use super::service::{Exchange, Service};
+use super::state::{BodyLeft, Scan, State, Unread};
 use super::{Conn, Input};
-use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
-use crate::io::clock::millis;
-use crate::limits::{BODY_AWAITED, BODY_SMALL, Limits};
+use crate::intake::body_memory::NextStep;
+use crate::intake::incoming_body::Fed;
+use crate::intake::{Begun, Body, InMemory, Look, Pipe, Request, look_at_piped, too_slow};
+use crate::limits::Limits;
 
 impl<X: Exchange> Conn<X> {
     /// Starts a request that is not answered inline: receives its body, or hands it to a worker.
@@ -30,54 +29,41 @@ impl<X: Exchange> Conn<X> {
             self.run(BodyLeft::Nothing, service);
             return Act::Job(Request { bytes, head, body: Body::None });
         }
-        let limits = service.limits();
-        if let Framing::Length(length) = head.framing
-            && length > limits.body_max
-        {
-            input.use_all();
-            let error = ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large");
-            service.reject(error, head.parts.method == Method::HEAD);
-            return self.give_up_input();
+        let is_head = head.parts.method == Method::HEAD;
+        let (framing, is_awaited) = (head.framing, input.rest().is_empty());
+        match InMemory::begin(bytes, head, framing, is_awaited, service) {
+            Begun::Rejected(error) => {
+                service.reject(error, is_head);
+                self.give_up(input)
+            }
+            Begun::Refused => {
+                service.refuse(is_head);
+                self.give_up(input)
+            }
+            Begun::Stream(request) => self.stream(request, is_awaited, service),
+            Begun::Receive(request) => {
+                if request.expects_continue() {
+                    service.send_continue();
+                }
+                self.deadline = request.first_look(service);
+                self.state = State::Body(Box::new(request));
+                if is_awaited { Act::Wait } else { self.feed_buffer(input, service) }
+            }
         }
-        let incoming = Box::new(IncomingBody::new(head.framing, service.now()));
-        let mut body = service.buffer();
-        if let Framing::Length(length) = head.framing {
-            body.share.announce(length);
-        }
-        if body.share.is_refused() {
-            input.use_all();
-            service.refuse(head.parts.method == Method::HEAD);
-            return self.give_up_input();
-        }
-        let expects = head.expect_continue && input.rest().is_empty();
-        if body.share.is_full() || (expects && service.has_spare_streams()) {
-            // The client gets `100 Continue` only when the handler wants the body.
-            let pipe = service.pipe(body, incoming.rest(), expects);
-            return self.stream(bytes, head, incoming, pipe, service);
-        }
-        if expects {
-            service.send_continue();
-        }
-        self.deadline = incoming.next_check(service.now(), service.limits());
-        let is_awaited = input.rest().is_empty();
-        if is_awaited {
-            self.deadline = self.deadline.min(service.now() + millis(BODY_AWAITED));
-        }
-        self.state = State::Body(Box::new(Receiving { incoming, body, bytes, head, is_awaited }));
-        if is_awaited { Act::Wait } else { self.feed_buffer(input, service) }
     }
 
-    /// Streams the body to a handler.
-    fn stream(
-        &mut self,
-        bytes: Bytes,
-        head: Box<ParsedHead>,
-        incoming: Box<IncomingBody>,
-        pipe: X::Pipe,
-        service: &impl Service<X>,
-    ) -> Act<X> {
-        self.run(BodyLeft::Streamed { incoming, pipe: pipe.clone() }, service);
-        Act::Job(Request { bytes, head, body: Body::Streamed(pipe) })
+    /// The request is rejected: no further input is used.
+    fn give_up(&mut self, input: &mut Input<'_>) -> Act<X> {
+        input.use_all();
+        self.give_up_input()
+    }
+
+    /// Streams the rest of a body to a handler. `is_first`: the client may wait for `100 Continue`.
+    fn stream(&mut self, request: InMemory, is_first: bool, service: &impl Service<X>) -> Act<X> {
+        let continue_due = is_first && request.expects_continue();
+        let (request, incoming, pipe) = request.streamed(|body, rest| service.pipe(body, rest, continue_due));
+        self.run(BodyLeft::Streamed { incoming, pipe }, service);
+        Act::Job(request)
     }
 
     /// A worker will answer the last request.
@@ -134,46 +120,41 @@ impl<X: Exchange> Conn<X> {
     /// Passes input to a body that is received into memory.
     pub(super) fn feed_buffer(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
         let State::Body(request) = &mut self.state else { return Act::Wait };
-        let Receiving { incoming, body, head, .. } = &mut **request;
-        let is_head = head.parts.method == Method::HEAD;
-        let limits = service.limits();
-        let expected = incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
-        let expected = expected.min(limits.body_buffer_max);
-        let next = match incoming.feed(input.rest(), limits, |data| body.push(data, expected)) {
-            Ok(Fed { consumed, done }) => {
+        let is_head = request.head.parts.method == Method::HEAD;
+        let next = match request.feed(input.rest(), service.limits(), true) {
+            Ok((consumed, next)) => {
                 input.used += consumed;
-                body.next_step(limits.body_buffer_max, done)
+                next
             }
             Err(error) => {
-                input.use_all();
                 service.reject(error, is_head);
-                return self.give_up_input();
+                return self.give_up(input);
             }
         };
         match next {
-            NextStep::Receive => return Act::Wait,
+            NextStep::Receive => Act::Wait,
             NextStep::Refuse => {
-                input.use_all();
                 service.refuse(is_head);
-                return self.give_up_input();
+                self.give_up(input)
             }
-            NextStep::Stream => return self.stream_rest(service),
-            NextStep::Answer => {}
+            NextStep::Stream => self.stream_rest(service),
+            NextStep::Answer => {
+                let Some(request) = self.take_body() else { return Act::Wait };
+                self.run(BodyLeft::Nothing, service);
+                let trailers = request.incoming.trailers();
+                Act::Job(request.whole(trailers))
+            }
         }
-        let Some(Receiving { incoming, body, bytes, head, .. }) = self.take_body() else { return Act::Wait };
-        self.run(BodyLeft::Nothing, service);
-        Act::Job(Request { bytes, head, body: Body::Buffered(Box::new((body, incoming.trailers()))) })
     }
 
     /// Streams the rest of a body to a handler.
     fn stream_rest(&mut self, service: &impl Service<X>) -> Act<X> {
-        let Some(Receiving { incoming, body, bytes, head, .. }) = self.take_body() else { return Act::Wait };
-        let pipe = service.pipe(body, incoming.rest(), false);
-        self.stream(bytes, head, incoming, pipe, service)
+        let Some(request) = self.take_body() else { return Act::Wait };
+        self.stream(request, false, service)
     }
 
     /// Takes the request whose body is being received into memory.
-    fn take_body(&mut self) -> Option<Receiving> {
+    fn take_body(&mut self) -> Option<InMemory> {
         match std::mem::replace(&mut self.state, State::Head(Scan::default())) {
             State::Body(request) => Some(*request),
             other => {
@@ -185,47 +166,38 @@ impl<X: Exchange> Conn<X> {
 
     /// Checks the progress of a body.
     pub(super) fn check_body(&mut self, service: &mut impl Service<X>) -> Act<X> {
-        let (now, limits) = (service.now(), service.limits());
-        let short = service.is_short_for_bodies();
-        if let State::Body(request) = &mut self.state
-            && std::mem::take(&mut request.is_awaited)
-        {
-            self.deadline = request.incoming.next_check(now, limits);
-            let is_late = !request.incoming.has_begun() && service.has_spare_streams();
-            return if is_late { self.stream_rest(service) } else { Act::Wait };
-        }
-        if let State::Answering(left) = &mut self.state {
-            left.catch_up();
-        }
-        let (incoming, is_paused, is_in_demand) = match &mut self.state {
-            // It waits for a thread from now on, and is not received meanwhile.
-            State::Body(request) if !request.body.share.is_fair() => return self.stream_rest(service),
-            State::Body(request) => (&mut request.incoming, false, short && request.body.bytes.len() > BODY_SMALL),
-            State::Answering(BodyLeft::Streamed { incoming, pipe }) => (incoming, pipe.is_paused(), short),
-            _ => {
-                self.deadline = now + service.keep_alive();
+        let looked = match &mut self.state {
+            State::Body(request) => request.look(service),
+            State::Answering(left) => {
+                left.catch_up();
+                match left {
+                    BodyLeft::Streamed { incoming, pipe } => look_at_piped(incoming, pipe, service),
+                    BodyLeft::Nothing => Look::Again(service.now() + service.keep_alive()),
+                }
+            }
+            State::Head(_) => Look::Again(service.now() + service.keep_alive()),
+        };
+        match looked {
+            Look::Again(at) => {
+                self.deadline = at;
                 return Act::Wait;
             }
-        };
-        if incoming.progresses(now, limits, is_paused, is_in_demand) {
-            self.deadline = incoming.next_check(now, limits);
-            return Act::Wait;
+            Look::Stream => return self.stream_rest(service),
+            Look::TooSlow => service.count_timeout(),
         }
-        service.count_timeout();
         match &mut self.state {
             State::Body(request) => {
                 let is_head = request.head.parts.method == Method::HEAD;
-                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body arrived too slowly");
-                service.time_out(error, is_head);
+                service.time_out(too_slow(), is_head);
                 self.give_up_input()
             }
             State::Answering(left) => {
                 drop(left.abort(io::ErrorKind::TimedOut));
                 self.read_no_more();
-                self.deadline = now + service.keep_alive();
+                self.deadline = service.now() + service.keep_alive();
                 Act::Wait
             }
-            _ => Act::Wait,
+            State::Head(_) => Act::Wait,
         }
     }
 }

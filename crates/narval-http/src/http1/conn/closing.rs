@@ -61,11 +61,7 @@ impl Closing {
         limits: &Limits,
         has_in_flight: impl FnOnce() -> bool,
     ) -> Option<Millis> {
-        if let Some(incoming) = &mut self.unread
-            && incoming.progresses(now, limits, false, false)
-        {
-            return Some(incoming.next_check(now, limits));
-        }
-        (now < self.until && has_in_flight()).then(|| self.until.min(now + millis(LINGER_LOOK)))
+        let progress = self.unread.as_mut().and_then(|incoming| incoming.look(now, limits, false, false));
+        progress.or_else(|| (now < self.until && has_in_flight()).then(|| self.until.min(now + millis(LINGER_LOOK))))
     }
 }

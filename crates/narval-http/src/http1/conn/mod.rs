@@ -17,10 +17,8 @@
 
 mod act;
 mod body;
-pub(crate) mod body_memory;
 mod closing;
 mod end;
-pub(crate) mod incoming_body;
 mod over;
 mod service;
 mod state;
@@ -32,10 +30,10 @@ use std::mem;
 
 use http::Method;
 
-pub(crate) use self::act::{Act, Body, Request};
+pub(crate) use self::act::Act;
 pub(crate) use self::closing::{Closing, End};
 pub(crate) use self::over::{Close, Next, Over};
-pub(crate) use self::service::{Exchange, Inline, Pipe, Receiver, Service};
+pub(crate) use self::service::{Exchange, Inline, Service};
 use self::state::{BodyLeft, Reading, Scan, State, Unread};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};

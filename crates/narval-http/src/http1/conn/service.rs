@@ -1,11 +1,8 @@
-use std::io;
-
-use http::HeaderMap;
-
-use super::body_memory::Buffered;
 use super::over::Close;
 use crate::http1::ProtoError;
 use crate::http1::head::{LastHead, ParsedHead};
+use crate::intake::body_memory::Buffered;
+use crate::intake::{Host, Pipe};
 use crate::io::clock::Millis;
 use crate::limits::Limits;
 
@@ -21,17 +18,9 @@ pub(crate) trait Exchange {
 
 /// What a connection needs from its server. None of it is I/O: the service gathers inline responses, which are sent
 /// before its next [action](super::Act).
-pub(crate) trait Service<X: Exchange> {
-    /// The current time.
-    fn now(&self) -> Millis;
-
-    fn limits(&self) -> &Limits;
-
+pub(crate) trait Service<X: Exchange>: Host {
     /// How long a connection may be idle.
     fn keep_alive(&self) -> Millis;
-
-    /// Whether connections are closed after the current request.
-    fn is_stopping(&self) -> bool;
 
     /// The last head, in case the next one repeats it, and the limits of heads.
     fn heads(&mut self) -> (&mut LastHead, &Limits);
@@ -52,24 +41,12 @@ pub(crate) trait Service<X: Exchange> {
     /// Answers 503 because there is no memory for the request's body.
     fn refuse(&mut self, is_head: bool);
 
-    /// The memory for a request body.
-    fn buffer(&self) -> Buffered;
-
     /// A pipe that starts with the received bytes. `rest`: bytes still to come, if the body's length was announced;
     /// `continue_due`: the client waits for `100 Continue`.
     fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> X::Pipe;
 
     /// Sends `100 Continue`.
     fn send_continue(&self);
-
-    /// Whether a handler may start before any of its body has arrived.
-    fn has_spare_streams(&self) -> bool;
-
-    /// Whether threads or memory are short, so that slow bodies delay others.
-    fn is_short_for_bodies(&self) -> bool;
-
-    /// A deadline was missed.
-    fn count_timeout(&self);
 
     /// Whether much of the last response may still be in flight.
     fn last_was_large(&self) -> bool;
@@ -89,49 +66,4 @@ pub(crate) enum Inline<X: Exchange> {
     Later(X::Later),
     /// A worker must answer it.
     Job(Box<ParsedHead>),
-}
-
-/// A request body between the connection that receives it and the handler that reads it.
-pub(crate) trait Pipe: Clone {
-    /// Adds bytes.
-    fn push(&self, data: &[u8]);
-
-    /// The body is complete.
-    fn complete(&self, trailers: HeaderMap);
-
-    /// The body is malformed, and is not received any further.
-    fn refuse(&self, error: ProtoError);
-
-    /// The rest of the body will never arrive.
-    fn abort(&self, reason: io::ErrorKind);
-
-    /// Decides who receives next. After anything but [`Receiver::Connection`], the handler must report when that
-    /// changes. Only called while the connection does not receive.
-    fn receiver(&self) -> Receiver;
-
-    /// Whether to continue receiving, for handlers that cannot receive themselves. After `false`, the handler must ask
-    /// for more.
-    fn has_room(&self) -> bool {
-        self.receiver() == Receiver::Connection
-    }
-
-    /// Whether the handler has begun to read. Until then the body waits for a thread.
-    fn has_begun(&self) -> bool;
-
-    /// Bytes of the body that the handler has received itself since the last call.
-    fn take_received(&self) -> u64;
-
-    /// Whether the connection waits for the handler to read.
-    fn is_paused(&self) -> bool;
-}
-
-/// Who receives more of a request body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Receiver {
-    /// The connection: what it receives is [pushed](Pipe::push).
-    Connection,
-    /// The handler, straight from the socket.
-    Handler,
-    /// Nobody, until the handler has read the buffered bytes.
-    Nobody,
 }

@@ -1,12 +1,10 @@
 use std::io;
 use std::mem;
 
-use bytes::Bytes;
-
-use super::body_memory::Buffered;
-use super::incoming_body::IncomingBody;
-use super::service::{Exchange, Pipe, Receiver};
-use crate::http1::head::{HeadScan, ParsedHead};
+use super::service::Exchange;
+use crate::http1::head::HeadScan;
+use crate::intake::incoming_body::IncomingBody;
+use crate::intake::{InMemory, Pipe, Receiver};
 
 /// The client's side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +23,7 @@ pub(super) enum State<X: Exchange> {
     /// Waiting for a request's head.
     Head(Scan),
     /// Receiving a request body into memory.
-    Body(Box<Receiving>),
+    Body(Box<InMemory>),
     /// The last request is being answered.
     Answering(BodyLeft<X::Pipe>),
 }
@@ -40,16 +38,6 @@ pub(super) struct Scan {
     pub(super) scan: HeadScan,
     /// Part of the head has arrived, and its deadline is fixed.
     pub(super) has_begun: bool,
-}
-
-/// A request whose body is received into memory.
-pub(super) struct Receiving {
-    pub(super) incoming: Box<IncomingBody>,
-    pub(super) body: Buffered,
-    pub(super) bytes: Bytes,
-    pub(super) head: Box<ParsedHead>,
-    /// The first look is for whether any of it has arrived.
-    pub(super) is_awaited: bool,
 }
 
 /// The unreceived part of the body of a request that is being answered.

@@ -2,20 +2,18 @@
 
 use std::io;
 
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 
 use super::Conn;
-use super::service::{Ending, Exchange, Request, RequestBody, Service};
-use super::stream::{How, InMemory, Receiving};
-use crate::http1::ProtoError;
-use crate::http1::conn::Pipe;
-use crate::http1::conn::body_memory::NextStep;
+use super::service::{Ending, Exchange, Service};
+use super::stream::{How, Receiving};
 use crate::http2::frame::{self, ErrorCode};
 use crate::http2::response;
+use crate::intake::body_memory::NextStep;
+use crate::intake::{InMemory, Look, Pipe, look_at_piped, too_slow};
 use crate::io::clock::{Millis, millis};
 use crate::limits::{
-    BODY_SMALL, HTTP2_BODY_WINDOW, HTTP2_STREAM_WINDOW_MAX, HTTP2_WINDOW_FACTOR_MAX, HTTP2_WINDOW_GROWTH_MAX,
-    HTTP2_WINDOW_HALF,
+    HTTP2_BODY_WINDOW, HTTP2_STREAM_WINDOW_MAX, HTTP2_WINDOW_FACTOR_MAX, HTTP2_WINDOW_GROWTH_MAX, HTTP2_WINDOW_HALF,
 };
 
 impl<X: Exchange> Conn<X> {
@@ -47,13 +45,8 @@ impl<X: Exchange> Conn<X> {
                 return;
             }
             Receiving::Memory(memory) => {
-                let InMemory { incoming, body, .. } = &mut **memory;
-                let expected =
-                    incoming.length().map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
-                let expected = expected.min(service.limits().body_buffer_max);
-                let fed = incoming.feed(data, service.limits(), |data| body.push(data, expected));
                 // Whether it is whole shows at the end of the stream.
-                fed.map(|fed| (fed.consumed, body.next_step(service.limits().body_buffer_max, false), true))
+                memory.feed(data, service.limits(), false).map(|(consumed, next)| (consumed, next, true))
             }
             Receiving::Piped { incoming, pipe } => {
                 let fed = incoming.feed(data, service.limits(), |data| pipe.push(data));
@@ -126,9 +119,8 @@ impl<X: Exchange> Conn<X> {
             return self.forget(id, service);
         }
         let trailers = trailers.unwrap_or_default();
-        if let Some(memory) = stream.take_memory() {
-            let InMemory { body, bytes, head, .. } = memory;
-            self.ask(id, Request { bytes, head, body: RequestBody::Buffered(body, trailers) });
+        if let Some(request) = stream.take_memory() {
+            self.ask(id, request.whole(trailers));
         } else if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.complete(trailers);
         }
@@ -171,14 +163,19 @@ impl<X: Exchange> Conn<X> {
     /// Streams the rest of a body to a handler.
     fn stream_body(&mut self, id: u32, service: &mut impl Service<X>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let Some(InMemory { incoming, body, bytes, head, is_awaited }) = stream.take_memory() else { return };
-        if is_awaited {
+        let Some(request) = stream.take_memory() else { return };
+        if request.is_awaited {
             // That was no check of its progress.
-            stream.body_check = incoming.next_check(service.now(), service.limits());
+            stream.body_check = request.incoming.next_check(service.now(), service.limits());
         }
-        let pipe = service.pipe(id, body, false);
-        stream.receiving = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
-        self.ask(id, Request { bytes, head, body: RequestBody::Streamed(pipe) });
+        self.stream(id, request, false, service);
+    }
+
+    /// Streams a body to a handler. `continue_due`: the client waits for `100 Continue`.
+    pub(super) fn stream(&mut self, id: u32, request: InMemory, continue_due: bool, service: &mut impl Service<X>) {
+        let (request, incoming, pipe) = request.streamed(|body, _| service.pipe(id, body, continue_due));
+        self.set_receiving(id, Receiving::Piped { incoming, pipe });
+        self.ask(id, request);
     }
 
     /// The handler has read, and there may be room for more.
@@ -247,47 +244,38 @@ impl<X: Exchange> Conn<X> {
 
     /// Checks the progress of a body; returns when to do so again.
     pub(super) fn check_body(&mut self, id: u32, service: &mut impl Service<X>) -> Option<Millis> {
-        let (now, short) = (service.now(), service.is_short_for_bodies());
+        let now = service.now();
         let stream = self.streams.get_mut(&id)?;
-        let (incoming, is_paused, is_in_demand) = match &mut stream.receiving {
+        // The connection ticks for other streams, too. What a client must send between two checks is for the time between them.
+        let is_due = stream.body_check <= now;
+        let looked = match &mut stream.receiving {
             Receiving::Done | Receiving::Unread | Receiving::Ahead { .. } | Receiving::WebSocket => return None,
             Receiving::Discarded { until, .. } if *until <= now => {
                 self.stop_discarding(id, service);
                 return None;
             }
             Receiving::Discarded { until, .. } => return Some(*until),
-            // It waits for a thread from now on, and no more of it is asked for meanwhile.
-            Receiving::Memory(memory) if !memory.body.share.is_fair() => {
+            Receiving::Memory(memory) if is_due || !memory.body.share.is_fair() => memory.look(service),
+            Receiving::Piped { incoming, pipe } if is_due => look_at_piped(incoming, pipe, service),
+            Receiving::Memory(_) | Receiving::Piped { .. } => return Some(stream.body_check),
+        };
+        match looked {
+            Look::Again(at) => {
+                stream.body_check = at;
+                return Some(at);
+            }
+            Look::Stream => {
                 self.stream_body(id, service);
                 self.credit_if_room(id, 0);
                 return self.streams.get(&id).map(|stream| stream.body_check.max(now + 1));
             }
-            Receiving::Memory(memory) if memory.is_awaited && stream.body_check <= now => {
-                memory.is_awaited = false;
-                stream.body_check = memory.incoming.next_check(now, service.limits());
-                if !memory.incoming.has_begun() && service.has_spare_streams() {
-                    self.stream_body(id, service);
-                }
-                return self.streams.get(&id).map(|stream| stream.body_check);
-            }
-            Receiving::Memory(memory) => (&mut memory.incoming, false, short && memory.body.bytes.len() > BODY_SMALL),
-            Receiving::Piped { incoming, pipe } => (&mut **incoming, pipe.is_paused(), short),
-        };
-        // The connection ticks for other streams, too. What a client must send between two checks is for the time between them.
-        if now < stream.body_check {
-            return Some(stream.body_check);
+            Look::TooSlow => service.count_timeout(),
         }
-        if incoming.progresses(now, service.limits(), is_paused, is_in_demand) {
-            stream.body_check = incoming.next_check(now, service.limits());
-            return Some(stream.body_check);
-        }
-        service.count_timeout();
         match std::mem::replace(&mut stream.receiving, Receiving::Unread) {
             Receiving::Piped { pipe, .. } => pipe.abort(io::ErrorKind::TimedOut),
             _ => {
                 let is_head = stream.is_head;
-                let error = ProtoError::new(StatusCode::REQUEST_TIMEOUT, "the request body arrived too slowly");
-                let answer = service.reject(error, is_head);
+                let answer = service.reject(too_slow(), is_head);
                 self.answer(id, answer, service);
             }
         }

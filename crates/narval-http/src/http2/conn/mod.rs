@@ -26,7 +26,7 @@ mod websocket;
 use std::collections::{BTreeMap, VecDeque};
 
 use self::budget::Budget;
-pub(crate) use self::service::{Answer, Body, Ending, Exchange, Inline, Request, RequestBody, Rest, Service, Work};
+pub(crate) use self::service::{Answer, Body, Ending, Exchange, Inline, Rest, Service, Work};
 use self::stream::{Closed, Stream};
 use self::turns::Turns;
 use super::flow::{ReceiveWindow, SendWindow};

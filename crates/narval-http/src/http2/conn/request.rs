@@ -3,10 +3,9 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
-use super::service::{Exchange, Inline, Request, RequestBody, Service, Work};
-use super::stream::{How, InMemory, Receiving, Stream};
+use super::service::{Exchange, Inline, Service, Work};
+use super::stream::{How, Receiving, Stream};
 use super::{Conn, ConnError, Going};
-use crate::http1::conn::incoming_body::IncomingBody;
 use crate::http1::head::{Framing, ParsedHead, is_token_byte};
 use crate::http1::{ProtoError, chunked};
 use crate::http2::flow::{ReceiveWindow, SendWindow};
@@ -14,9 +13,10 @@ use crate::http2::frame::{self, ErrorCode};
 use crate::http2::head::{HeadBuilder, HeadError, is_field_value};
 use crate::http2::hpack::HpackError;
 use crate::http2::response;
-use crate::io::clock::{Millis, millis};
+use crate::intake::{Begun, Body, InMemory, Request};
+use crate::io::clock::Millis;
 use crate::io::progress::Progress;
-use crate::limits::{BODY_AWAITED, HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
+use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
 use crate::message::departure::Departure;
 
 type Taken = Result<(), ConnError>;
@@ -125,16 +125,16 @@ impl<X: Exchange> Conn<X> {
             }
             Inline::Job => {
                 let bytes = Bytes::copy_from_slice(head.bytes());
-                self.ask(id, Request { bytes, head: parsed, body: RequestBody::None });
+                self.ask(id, Request { bytes, head: Box::new(parsed), body: Body::None });
             }
         }
         Ok(())
     }
 
     /// Has a worker answer a request.
-    pub(super) fn ask(&mut self, id: u32, request: Request<X>) {
+    pub(super) fn ask(&mut self, id: u32, request: Request<X::Pipe>) {
         let departure = self.set_away(id);
-        self.work.push_back(Work::Request { stream: id, request: Box::new(request), departure });
+        self.work.push_back(Work::Request { stream: id, request, departure });
     }
 
     fn set_away(&mut self, id: u32) -> Departure {
@@ -145,46 +145,36 @@ impl<X: Exchange> Conn<X> {
 
     /// Starts a request with a body.
     fn begin_body(&mut self, id: u32, parsed: ParsedHead, head: &HeadBuilder, service: &mut impl Service<X>) {
-        let limits = service.limits();
-        if let Framing::Length(length) = parsed.framing
-            && length > limits.body_max
-        {
-            let error = ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large");
-            let answer = service.reject(error, parsed.parts.method == Method::HEAD);
-            return self.answer(id, answer, service);
-        }
         let framing = match parsed.framing {
             // The end of the stream ends it.
             Framing::Chunked | Framing::None => Framing::Length(u64::MAX),
             length => length,
         };
-        let incoming = IncomingBody::new(framing, service.now());
-        let body_check = incoming.next_check(service.now(), service.limits());
-        self.check_body_at(id, body_check);
+        let is_head = parsed.parts.method == Method::HEAD;
         let bytes = Bytes::copy_from_slice(head.bytes());
-        let mut body = service.buffer();
-        body.share.announce(incoming.length().unwrap_or(u64::MAX));
-        if body.share.is_refused() {
-            let answer = service.overloaded(parsed.parts.method == Method::HEAD);
-            return self.answer(id, answer, service);
+        match InMemory::begin(bytes, Box::new(parsed), framing, true, service) {
+            Begun::Rejected(error) => {
+                let answer = service.reject(error, is_head);
+                self.answer(id, answer, service);
+            }
+            Begun::Refused => {
+                let answer = service.overloaded(is_head);
+                self.answer(id, answer, service);
+            }
+            Begun::Stream(request) => {
+                self.check_body_at(id, request.incoming.next_check(service.now(), service.limits()));
+                let continue_due = request.expects_continue();
+                self.stream(id, request, continue_due, service);
+            }
+            Begun::Receive(request) => {
+                if request.expects_continue() {
+                    self.inform(id, &response::continue_block());
+                }
+                self.check_body_at(id, request.first_look(service));
+                self.set_receiving(id, Receiving::Memory(Box::new(request)));
+                self.enlarge_window(id);
+            }
         }
-        let expects = parsed.expect_continue;
-        if body.share.is_full() || (expects && service.has_spare_streams()) {
-            // The client gets `100 Continue` only when the handler wants the body.
-            let pipe = service.pipe(id, body, expects);
-            let piped = Receiving::Piped { incoming: Box::new(incoming), pipe: pipe.clone() };
-            self.set_receiving(id, piped);
-            return self.ask(id, Request { bytes, head: parsed, body: RequestBody::Streamed(pipe) });
-        }
-        if expects {
-            self.inform(id, &response::continue_block());
-        }
-        self.set_receiving(
-            id,
-            Receiving::Memory(Box::new(InMemory { incoming, body, bytes, head: parsed, is_awaited: true })),
-        );
-        self.check_body_at(id, body_check.min(service.now() + millis(BODY_AWAITED)));
-        self.enlarge_window(id);
     }
 
     fn check_body_at(&mut self, id: u32, at: Millis) {

@@ -8,9 +8,9 @@ use super::Conn;
 use super::service::{Answer, Body, Ending, Exchange, Rest, Service, Work};
 use super::stream::{How, Receiving, Sending};
 use crate::http1::ProtoError;
-use crate::http1::conn::Pipe;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
+use crate::intake::Pipe;
 use crate::io::clock::{Millis, millis};
 use crate::io::progress::Progress;
 use crate::limits::{

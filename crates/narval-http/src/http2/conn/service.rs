@@ -2,16 +2,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderMap;
-
 use super::HeadBuilder;
 use crate::http1::ProtoError;
-use crate::http1::conn::Pipe;
-use crate::http1::conn::body_memory::Buffered;
 use crate::http1::head::ParsedHead;
-use crate::io::clock::Millis;
+use crate::intake::body_memory::Buffered;
+use crate::intake::{Host, Pipe, Request};
 use crate::io::output_memory::Holding;
-use crate::limits::Limits;
 use crate::message::carrier::Carrier;
 use crate::message::departure::Departure;
 use crate::ws;
@@ -108,25 +104,11 @@ pub(crate) struct Answer<X: Exchange> {
 /// Work for another thread.
 pub(crate) enum Work<X: Exchange> {
     /// A worker must answer this request; report [`refused`](super::Conn::refused) if the queue is full.
-    Request { stream: u32, request: Box<Request<X>>, departure: Departure },
+    Request { stream: u32, request: Request<X::Pipe>, departure: Departure },
     /// The answer follows later.
     Later { stream: u32, later: X::Later, departure: Departure },
     /// Produce about this many bytes.
     Make { stream: u32, maker: X::Maker, quantum: usize, departure: Departure },
-}
-
-/// A request for a worker.
-pub(crate) struct Request<X: Exchange> {
-    pub(crate) bytes: bytes::Bytes,
-    pub(crate) head: ParsedHead,
-    pub(crate) body: RequestBody<X>,
-}
-
-/// The body of a request for a worker.
-pub(crate) enum RequestBody<X: Exchange> {
-    None,
-    Buffered(Buffered, HeaderMap),
-    Streamed(X::Pipe),
 }
 
 /// The result of [`Service::inline`].
@@ -138,15 +120,7 @@ pub(crate) enum Inline<X: Exchange> {
 }
 
 /// What a connection needs from its server. None of it blocks.
-pub(crate) trait Service<X: Exchange> {
-    /// The current time.
-    fn now(&self) -> Millis;
-
-    fn limits(&self) -> &Limits;
-
-    /// Whether connections are closed after the current requests.
-    fn is_stopping(&self) -> bool;
-
+pub(crate) trait Service<X: Exchange>: Host {
     /// A builder for a request head, to be returned afterwards.
     fn head(&mut self) -> HeadBuilder;
 
@@ -165,17 +139,8 @@ pub(crate) trait Service<X: Exchange> {
     /// The 503 of an overloaded server.
     fn overloaded(&mut self, is_head: bool) -> Answer<X>;
 
-    /// The memory for a request body.
-    fn buffer(&self) -> Buffered;
-
     /// A pipe that starts with the received bytes. `continue_due`: the client waits for `100 Continue`.
     fn pipe(&self, stream: u32, begun: Buffered, continue_due: bool) -> X::Pipe;
-
-    /// Whether a handler may start before any of its body has arrived.
-    fn has_spare_streams(&self) -> bool;
-
-    /// Whether threads or memory are short, so that slow bodies delay others.
-    fn is_short_for_bodies(&self) -> bool;
 
     /// What the connection holds for its client.
     fn holding(&self) -> &Arc<Holding>;
@@ -194,9 +159,6 @@ pub(crate) trait Service<X: Exchange> {
 
     /// Tells whoever works for a stream that it was reset.
     fn tell_departed(&self, departure: &Departure);
-
-    /// A deadline was missed.
-    fn count_timeout(&self);
 
     /// The connection was ended because it broke a limit.
     fn count_abuse(&self, what: &'static str);

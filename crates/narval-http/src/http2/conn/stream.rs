@@ -1,10 +1,9 @@
 use std::collections::VecDeque;
 
 use super::service::Exchange;
-use crate::http1::conn::body_memory::Buffered;
-use crate::http1::conn::incoming_body::IncomingBody;
-use crate::http1::head::ParsedHead;
 use crate::http2::flow::{ReceiveWindow, SendWindow};
+use crate::intake::InMemory;
+use crate::intake::incoming_body::IncomingBody;
 use crate::io::clock::Millis;
 use crate::io::progress::Progress;
 use crate::message::departure::{Departure, Here};
@@ -64,16 +63,6 @@ pub(super) enum Receiving<X: Exchange> {
     /// The same, and the response is sent: the rest is received, up to the largest body, if `left` arrives until that time,
     /// and as much in each window after that.
     Discarded { total: u64, left: usize, until: Millis },
-}
-
-/// A request whose body is received into memory.
-pub(super) struct InMemory {
-    pub(super) incoming: IncomingBody,
-    pub(super) body: Buffered,
-    pub(super) bytes: bytes::Bytes,
-    pub(super) head: ParsedHead,
-    /// The first look is for whether any of it has arrived.
-    pub(super) is_awaited: bool,
 }
 
 /// Our side of a stream.

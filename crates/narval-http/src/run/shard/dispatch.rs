@@ -1,10 +1,13 @@
 //! Handing requests to the workers, whichever protocol they came by.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shard;
-use crate::Request;
+use crate::intake::{self, Body};
 use crate::io::driver::Driver;
+use crate::message::body_pipe::BodyPipe;
+use crate::message::departure::Departure;
 use crate::observe::access_log::Watch;
 use crate::peer::network;
 use crate::run::answer_context::AnswerContext;
@@ -13,6 +16,7 @@ use crate::run::job::{Call, Job};
 use crate::run::pending_late::PendingLate;
 use crate::run::reply::Reply;
 use crate::run::{late, worker};
+use crate::{Request, RequestBody};
 
 /// One in this many requests that are not answered inline is timed.
 const REQUEST_SAMPLE: u64 = 16;
@@ -49,6 +53,25 @@ impl<D: Driver<Connection>> Shard<D> {
             self.local.counters.queue_depth.add_count(depth as u64);
         }
         Ok(())
+    }
+
+    /// A request as its handler gets it, and the pipe of its body if that is streamed.
+    pub(super) fn to_handle(
+        connection: &Arc<Connection>,
+        stream: u32,
+        request: intake::Request<Arc<BodyPipe>>,
+        departure: Departure,
+    ) -> (Request, Option<Arc<BodyPipe>>) {
+        let intake::Request { bytes, head, body } = request;
+        let (body, pipe) = match body {
+            Body::None => (RequestBody::default(), None),
+            Body::Buffered(body) => (RequestBody::buffered(body.0, body.1), None),
+            Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
+        };
+        let mut request = Request::new(bytes, head.parts, connection.remote().clone(), body);
+        request.departure = departure;
+        request.informer = Some(connection.informer(stream));
+        (request, pipe)
     }
 
     /// Leaves the right to answer with an inline answer that follows later.

@@ -1,19 +1,21 @@
 //! HTTP/1 connections: the shard passes events to them, and performs the actions they return.
 
 use std::io;
+use std::sync::Arc;
 
 use super::Shard;
 use super::delivery::Delivery;
 use super::send::Sent;
 use super::service::{At, Exchanged, answer_to};
 use super::slots::{Protocol, Slot};
-use crate::RequestBody;
 #[cfg(doc)]
 use crate::http1::conn::Wants;
-use crate::http1::conn::{Act, Body, Close, Conn, Input, Request};
+use crate::http1::conn::{Act, Close, Conn, Input};
 use crate::http1::response_head::AnswerTo;
+use crate::intake::Request;
 use crate::io::driver::{Driver, Op};
 use crate::limits::HANDSHAKE_INPUT_MAX;
+use crate::message::body_pipe::BodyPipe;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
@@ -286,25 +288,14 @@ impl<D: Driver<Connection>> Shard<D> {
     fn dispatch(
         &mut self,
         slot: &mut Slot,
-        request: Request<Exchanged>,
+        request: Request<Arc<BodyPipe>>,
         input: &mut Input<'_>,
     ) -> Option<Act<Exchanged>> {
-        let Request { bytes, head, body } = request;
-        let connection = slot.connection.clone();
-        let to = answer_to(&head);
-        let (body, pipe) = match body {
-            Body::None => (RequestBody::default(), None),
-            Body::Buffered(body) => {
-                let (body, trailers) = *body;
-                (RequestBody::buffered(body, trailers), None)
-            }
-            Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
-        };
-        let mut request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
+        let to = answer_to(&request.head);
+        let here = slot.await_answer(to.version);
+        let (request, pipe) = Self::to_handle(&slot.connection, 0, request, here.departure().clone());
         let streamed = pipe.is_some();
-        let context = AnswerContext::new(to, pipe).with(slot.await_answer(to.version));
-        request.departure = slot.departure.clone();
-        request.informer = Some(slot.connection.informer(0));
+        let context = AnswerContext::new(to, pipe).with(here);
         let reply_to = self.give_lease(slot);
         match self.queue(reply_to, request, context) {
             Ok(()) => {

@@ -10,16 +10,16 @@ use super::Shard;
 use super::service::{At, Local};
 use super::slots::{Http2, Protocol, Slot};
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::Buffered;
 use crate::http1::conn::{Close, End};
 use crate::http1::head::ParsedHead;
 use crate::http1::response_head::AnswerTo;
-use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Request, RequestBody, Service, Work};
-use crate::io::clock::Millis;
+use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Service, Work};
+use crate::intake::body_memory::Buffered;
+use crate::intake::{Host, Request};
 use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::Holding;
-use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, Limits, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
+use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
 use crate::message::body_pipe::BodyPipe;
 use crate::message::carrier::{Carrier, Nudge};
 use crate::message::departure::Departure;
@@ -159,7 +159,7 @@ impl<D: Driver<Connection>> Shard<D> {
             match http2.conn.take_work() {
                 None => return,
                 Some(Work::Request { stream, request, departure }) => {
-                    if !self.dispatch_stream(&connection, stream, *request, departure) {
+                    if !self.dispatch_stream(&connection, stream, request, departure) {
                         let Protocol::Http2(http2) = &mut slot.protocol else { return };
                         http2.conn.refused(stream, &mut self.local.at(&connection));
                     }
@@ -182,21 +182,13 @@ impl<D: Driver<Connection>> Shard<D> {
         &mut self,
         connection: &Arc<Connection>,
         stream: u32,
-        request: Request<Streamed>,
+        request: Request<Arc<BodyPipe>>,
         departure: Departure,
     ) -> bool {
-        let Request { bytes, head, body } = request;
-        let to = answer_to(&head);
-        let (body, pipe) = match body {
-            RequestBody::None => (crate::RequestBody::default(), None),
-            RequestBody::Buffered(body, trailers) => (crate::RequestBody::buffered(body, trailers), None),
-            RequestBody::Streamed(pipe) => (crate::RequestBody::streamed(pipe.clone()), Some(pipe)),
-        };
-        let mut request = crate::Request::new(bytes, head.parts, connection.remote().clone(), body);
-        request.departure = departure;
-        request.informer = Some(connection.informer(stream));
+        let to = answer_to(&request.head);
+        let (request, pipe) = Self::to_handle(connection, stream, request, departure.clone());
         let reply_to = Reply::on_stream(connection, stream);
-        let context = AnswerContext { departure: request.departure.clone(), ..AnswerContext::new(to, pipe) };
+        let context = AnswerContext { departure, ..AnswerContext::new(to, pipe) };
         match self.queue(reply_to, request, context) {
             Ok(()) => true,
             Err(call) => {
@@ -281,18 +273,6 @@ impl Local {
 }
 
 impl Service<Streamed> for At<'_> {
-    fn now(&self) -> Millis {
-        self.local.now
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.local.server.limits
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.local.server.is_stopping()
-    }
-
     fn head(&mut self) -> HeadBuilder {
         std::mem::take(&mut self.local.head)
     }
@@ -331,21 +311,9 @@ impl Service<Streamed> for At<'_> {
         http2::encode(self.local.server.overloaded.clone().into(), is_head, None)
     }
 
-    fn buffer(&self) -> Buffered {
-        Buffered::new(&self.local.server.body_memory)
-    }
-
     fn pipe(&self, stream: u32, begun: Buffered, continue_due: bool) -> Arc<BodyPipe> {
         let window = self.local.server.limits.body_window;
         Arc::new(BodyPipe::new(self.carrier(stream), window, continue_due, begun))
-    }
-
-    fn has_spare_streams(&self) -> bool {
-        self.local.server.has_spare_streams()
-    }
-
-    fn is_short_for_bodies(&self) -> bool {
-        self.local.server.is_short_for_bodies()
     }
 
     fn holding(&self) -> &Arc<Holding> {
@@ -376,10 +344,6 @@ impl Service<Streamed> for At<'_> {
 
     fn tell_departed(&self, departure: &Departure) {
         self.local.counters.panics.add(departure.tell());
-    }
-
-    fn count_timeout(&self) {
-        self.local.counters.timeouts.add(1);
     }
 
     fn count_abuse(&self, what: &'static str) {

@@ -8,11 +8,12 @@ use crossbeam_utils::CachePadded;
 use http::{Method, StatusCode, Version};
 
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::Buffered;
 use crate::http1::conn::{Close, Exchange, Inline, Service};
 use crate::http1::head::{LastHead, ParsedHead};
 use crate::http1::response_head::AnswerTo;
 use crate::http2::conn::HeadBuilder;
+use crate::intake::Host;
+use crate::intake::body_memory::Buffered;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits, RECEIVE_BUFFER, RECEIVE_TIGHT};
@@ -166,7 +167,7 @@ impl Local {
     }
 }
 
-impl Service<Exchanged> for At<'_> {
+impl Host for At<'_> {
     #[inline(always)]
     fn now(&self) -> Millis {
         self.local.now
@@ -178,13 +179,31 @@ impl Service<Exchanged> for At<'_> {
     }
 
     #[inline(always)]
-    fn keep_alive(&self) -> Millis {
-        self.local.keep_alive
-    }
-
-    #[inline(always)]
     fn is_stopping(&self) -> bool {
         self.local.server.is_stopping()
+    }
+
+    fn buffer(&self) -> Buffered {
+        Buffered::new(&self.local.server.body_memory)
+    }
+
+    fn has_spare_streams(&self) -> bool {
+        self.local.server.has_spare_streams()
+    }
+
+    fn is_short_for_bodies(&self) -> bool {
+        self.local.server.is_short_for_bodies()
+    }
+
+    fn count_timeout(&self) {
+        self.local.counters.timeouts.add(1);
+    }
+}
+
+impl Service<Exchanged> for At<'_> {
+    #[inline(always)]
+    fn keep_alive(&self) -> Millis {
+        self.local.keep_alive
     }
 
     #[inline(always)]
@@ -245,10 +264,6 @@ impl Service<Exchanged> for At<'_> {
         self.local.answer_last(overloaded.into(), is_head);
     }
 
-    fn buffer(&self) -> Buffered {
-        Buffered::new(&self.local.server.body_memory)
-    }
-
     fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> Arc<BodyPipe> {
         let window = self.local.server.limits.body_window;
         // On a TLS connection only the shard may receive: other records may arrive between those of the body.
@@ -258,18 +273,6 @@ impl Service<Exchanged> for At<'_> {
 
     fn send_continue(&self) {
         self.connection.send_continue();
-    }
-
-    fn has_spare_streams(&self) -> bool {
-        self.local.server.has_spare_streams()
-    }
-
-    fn is_short_for_bodies(&self) -> bool {
-        self.local.server.is_short_for_bodies()
-    }
-
-    fn count_timeout(&self) {
-        self.local.counters.timeouts.add(1);
     }
 
     fn last_was_large(&self) -> bool {

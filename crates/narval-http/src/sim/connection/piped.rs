@@ -5,7 +5,7 @@ use http::HeaderMap;
 
 use super::PIECE_MAX;
 use crate::http1::ProtoError;
-use crate::http1::conn::{Pipe, Receiver};
+use crate::intake::{Pipe, Receiver};
 
 /// A body that is streamed to its handler.
 #[derive(Default)]

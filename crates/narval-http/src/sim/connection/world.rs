@@ -2,9 +2,10 @@ use std::sync::{Arc, Mutex};
 
 use super::piped::Piped;
 use crate::http1::ProtoError;
-use crate::http1::conn::body_memory::{BodyMemory, Buffered};
 use crate::http1::conn::{Close, Exchange, Inline, Service};
 use crate::http1::head::{Framing, LastHead, ParsedHead};
+use crate::intake::Host;
+use crate::intake::body_memory::{BodyMemory, Buffered};
 use crate::io::clock::Millis;
 use crate::io::sim::Random;
 use crate::limits::Limits;
@@ -43,7 +44,7 @@ impl World {
     }
 }
 
-impl Service<Carried> for World {
+impl Host for World {
     fn now(&self) -> Millis {
         self.now
     }
@@ -52,12 +53,28 @@ impl Service<Carried> for World {
         &self.limits
     }
 
-    fn keep_alive(&self) -> Millis {
-        self.limits.keep_alive_timeout.as_millis() as Millis
-    }
-
     fn is_stopping(&self) -> bool {
         self.stopping
+    }
+
+    fn buffer(&self) -> Buffered {
+        Buffered::new(&self.memory)
+    }
+
+    fn has_spare_streams(&self) -> bool {
+        self.now.is_multiple_of(2)
+    }
+
+    fn is_short_for_bodies(&self) -> bool {
+        self.now.is_multiple_of(5)
+    }
+
+    fn count_timeout(&self) {}
+}
+
+impl Service<Carried> for World {
+    fn keep_alive(&self) -> Millis {
+        self.limits.keep_alive_timeout.as_millis() as Millis
     }
 
     fn heads(&mut self) -> (&mut LastHead, &Limits) {
@@ -109,10 +126,6 @@ impl Service<Carried> for World {
         self.collected += 1;
     }
 
-    fn buffer(&self) -> Buffered {
-        Buffered::new(&self.memory)
-    }
-
     fn pipe(&self, begun: Buffered, rest: Option<u64>, _: bool) -> Arc<Mutex<Piped>> {
         // Bytes that were received before do not count against the window.
         let window = self.limits.body_window + begun.bytes.len();
@@ -124,16 +137,6 @@ impl Service<Carried> for World {
     fn send_continue(&self) {
         assert!(!self.is_busy && self.collected == 0, "100 Continue in the middle of a response");
     }
-
-    fn has_spare_streams(&self) -> bool {
-        self.now.is_multiple_of(2)
-    }
-
-    fn is_short_for_bodies(&self) -> bool {
-        self.now.is_multiple_of(5)
-    }
-
-    fn count_timeout(&self) {}
 
     fn last_was_large(&self) -> bool {
         self.now.is_multiple_of(7)

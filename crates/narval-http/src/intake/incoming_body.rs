@@ -147,21 +147,22 @@ impl IncomingBody {
         self.progress.until(millis(limits.body_stall_timeout)).min(now + millis(limits.body_busy_timeout).max(1))
     }
 
-    /// Whether the client has sent enough, or receiving was paused. `is_paused`: the handler must read before more is
-    /// received. `is_in_demand`: other bodies wait for the thread or memory of this one.
-    pub(crate) fn progresses(&mut self, now: Millis, limits: &Limits, is_paused: bool, is_in_demand: bool) -> bool {
+    /// Looks whether the client has sent enough, or receiving was paused; returns when to look again, or `None` if it is too slow.
+    /// `is_paused`: the handler must read before more is received. `is_in_demand`: other bodies wait for the thread or memory of
+    /// this one.
+    pub(crate) fn look(&mut self, now: Millis, limits: &Limits, is_paused: bool, is_in_demand: bool) -> Option<Millis> {
         let paused = std::mem::replace(&mut self.was_paused, is_paused) || is_paused;
         let since_check = self.received - std::mem::replace(&mut self.received_at_check, self.received);
         self.was_paused_in_window |= paused;
         if is_in_demand && !paused && since_check < limits.body_busy_progress_min {
-            return false;
+            return None;
         }
         let stall = millis(limits.body_stall_timeout);
-        if now < self.progress.until(stall) {
-            return true;
+        if now >= self.progress.until(stall) {
+            // A pause excuses the whole window.
+            let least = if std::mem::take(&mut self.was_paused_in_window) { 0 } else { limits.body_progress_min };
+            self.progress.check(now, self.received, least, stall)?;
         }
-        // A pause excuses the whole window.
-        let least = if std::mem::take(&mut self.was_paused_in_window) { 0 } else { limits.body_progress_min };
-        self.progress.check(now, self.received, least, stall).is_some()
+        Some(self.next_check(now, limits))
     }
 }
