@@ -9,9 +9,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use http::header::SET_COOKIE;
 use sha2::Sha256;
 
-use super::request::Request;
-use super::response::Response;
 use crate::http1::head_parts::HeadRef;
+use crate::message::request::Request;
+use crate::message::response::Response;
 
 impl<'a> HeadRef<'a> {
     /// The value of the first cookie with this name.

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
-use super::into_response::IntoResponse;
-use super::reject::Reject;
-use super::request::Request;
-use super::response::Response;
 use crate::http1::head_parts::HeadRef;
+use crate::message::into_response::IntoResponse;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
 
 /// Answers requests.
 ///

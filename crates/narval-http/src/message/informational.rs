@@ -5,8 +5,8 @@ use std::sync::Weak;
 
 use http::{HeaderName, HeaderValue, StatusCode, Version, header};
 
-use super::departure::Departure;
 use crate::http1::response_head::encode_informational;
+use crate::message::departure::Departure;
 
 /// A connection, as the requests that came over it see it.
 pub(crate) trait Informs: Send + Sync + std::fmt::Debug {

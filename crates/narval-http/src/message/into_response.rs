@@ -5,9 +5,9 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 
-use super::body::Body;
-use super::reject::{Reject, take_early};
-use super::response::Response;
+use crate::message::body::Body;
+use crate::message::reject::{Reject, take_early};
+use crate::message::response::Response;
 
 /// What a handler may return.
 ///

@@ -1,23 +1,15 @@
 //! Requests, responses and bodies, as handlers use them.
 
 pub(crate) mod body;
-pub(crate) mod body_pipe;
-pub(crate) mod body_reader;
-pub(crate) mod body_source;
-pub(crate) mod body_writer;
 pub(crate) mod carrier;
 pub(crate) mod cookie;
 pub(crate) mod departure;
-pub(crate) mod feed;
-pub(crate) mod form_values;
 pub(crate) mod handler;
 pub(crate) mod informational;
 pub(crate) mod into_response;
 pub(crate) mod invalid_header;
 pub(crate) mod late_answer;
 pub(crate) mod panic_guard;
-pub(crate) mod path_params;
-pub(crate) mod query;
 pub(crate) mod reject;
 pub(crate) mod request;
 pub(crate) mod responder;

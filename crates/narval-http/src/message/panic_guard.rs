@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// A source that does not panic. After a panic, its next piece is an error, which aborts the connection.
 pub(crate) struct Guarded<S> {

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use super::response::Response;
 use crate::http1::ProtoError;
+use crate::message::response::Response;
 // The one error of a higher part that is known here: its response has fields of its own, and an error that a handler returns can only
 // be asked for its type.
 use crate::ws::UpgradeError;

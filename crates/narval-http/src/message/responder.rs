@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use super::informational::Informational;
-use super::late_answer::{Changes, LateAnswer};
 use crate::Response;
+use crate::message::informational::Informational;
+use crate::message::late_answer::{Changes, LateAnswer};
 
 /// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. If it is
 /// dropped without an answer, the response is a 500.

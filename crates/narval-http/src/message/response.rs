@@ -5,11 +5,11 @@ use std::sync::atomic::AtomicU64;
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
-use super::body::{Body, BodyKind};
-use super::invalid_header::{InvalidHeader, header_field};
-use super::panic_guard::Kept;
-use super::responder::Later;
 use crate::http1::response_head::Prepared;
+use crate::message::body::{Body, BodyKind};
+use crate::message::invalid_header::{InvalidHeader, header_field};
+use crate::message::panic_guard::Kept;
+use crate::message::responder::Later;
 // Carried, never looked into: a trait object in its place would only be turned back into this type where the response is sent.
 use crate::ws;
 

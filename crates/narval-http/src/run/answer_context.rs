@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use crate::http1::response_head::AnswerTo;
-use crate::message::body_pipe::BodyPipe;
+use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::{Departure, Here};
 use crate::observe::access_log::Watch;
 

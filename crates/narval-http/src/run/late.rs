@@ -9,7 +9,7 @@ use crate::message::responder::{AwaitsAnswer, Later};
 use crate::run::answer_context::AnswerContext;
 use crate::run::job::{Job, LateCall};
 use crate::run::reply::Reply;
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 
 /// A request that waits for its answer.
 #[derive(Debug)]

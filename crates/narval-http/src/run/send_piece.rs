@@ -4,7 +4,7 @@ use crate::http1::conn::{Next, Over};
 use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
 use crate::run::connection::Connection;
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 use crate::run::transmit::{Outgoing, Step};
 
 /// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. Records the response once it

@@ -25,7 +25,7 @@ use crate::run::mailbox::Note;
 use crate::run::pool::{Pool, Sleeper};
 use crate::run::reply::Reply;
 use crate::run::send_piece::send_piece;
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
 use crate::{Bytes, FileRange, Response, ws};
 

@@ -59,10 +59,6 @@ impl Client {
         Self::with(network, script, expected, is_faulty, layer)
     }
 
-    /// How many streams one that [uploads](Self::uploading) over HTTP/2 has at most.
-    #[cfg(test)]
-    pub(super) const UPLOADS_MAX: usize = 3;
-
     /// A client that uploads large bodies.
     #[cfg(test)]
     pub(crate) fn uploading(network: &Network, random: &mut Random, is_http2: bool) -> Self {

@@ -13,7 +13,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use self::piped::Piped;
-use self::piped::lock;
+use self::piped::{PIECE_MAX, lock};
 pub(crate) use self::world::Carried;
 use self::world::World;
 use crate::http1::conn::{Act, Close, Closing, Conn, Input, Wants};
@@ -29,8 +29,6 @@ use crate::limits::Limits;
 const EVENTS_MAX: usize = 200_000;
 /// The upper bound of a connection's deadlines: longer than every timeout.
 const WAIT_MAX: Millis = 24 * 3_600_000;
-/// The maximum number of bytes that arrive at once.
-const PIECE_MAX: usize = 5000;
 
 /// Runs one connection whose client sends `input`, with choices drawn from `seed`.
 ///

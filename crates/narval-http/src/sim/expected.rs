@@ -7,3 +7,7 @@ pub(crate) struct Expected {
     pub(crate) body: Vec<u8>,
     pub(crate) is_head: bool,
 }
+
+/// How many streams a client that uploads over HTTP/2 has at most.
+#[cfg(test)]
+pub(super) const UPLOADS_MAX: usize = 3;

@@ -5,8 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::client::Client;
-use super::expected::Expected;
+use super::expected::{Expected, UPLOADS_MAX};
 use super::pattern;
 use super::websocket::{self, Came, Echoes};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, STREAM_MAX, flag};
@@ -87,7 +86,7 @@ impl Http2Client {
     /// One that uploads.
     pub(super) fn uploading(random: &mut Random) -> Self {
         Self::with(random, |random| {
-            (0..1 + random.below(Client::UPLOADS_MAX))
+            (0..1 + random.below(UPLOADS_MAX))
                 .map(|_| {
                     let length = random.below(300_000);
                     plan_post(random, "post", length)

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::client::Client;
+#[cfg(test)]
+use super::expected::UPLOADS_MAX;
 use super::handler::Simulated;
 use super::pattern;
 use super::websocket::Tally;
@@ -12,11 +14,12 @@ use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
 use crate::io::sim::{Baton, Network, Random};
 use crate::io::socket::Socket;
+#[cfg(test)]
 use crate::limits::HTTP2_STREAM_WINDOW;
 use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::mailbox::{Mailbox, Message};
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::Worker;
 use crate::tls::Acceptor;
@@ -92,7 +95,7 @@ fn uploads(seed: u64) -> io::Result<Report> {
     let limits = Limits {
         body_buffer_max: [1 << 20, 65_536, 1000][random.below(3)],
         body_window: [1, 5000, 256 << 10][random.below(3)],
-        body_memory_max: with_http2 * Client::UPLOADS_MAX * HTTP2_STREAM_WINDOW as usize,
+        body_memory_max: with_http2 * UPLOADS_MAX * HTTP2_STREAM_WINDOW as usize,
         ..limits()
     };
     let mut simulation = Simulation::with(seed, limits, 1 + random.below(3))?;

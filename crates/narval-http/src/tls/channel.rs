@@ -368,7 +368,7 @@ mod tests {
     use super::*;
     use crate::io::driver::Token;
     use crate::io::output_memory::{Holding, OutputMemory};
-    use crate::message::feed::Feed;
+    use crate::message::body::feed::Feed;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
     use crate::run::transmit::{Outgoing, Step};

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 
 use crate::message::body::Body;
-use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::ws::SendStatus;
 use crate::{HeaderName, Response};
 

@@ -7,13 +7,12 @@ use http::Method;
 
 use super::act::Act;
 use super::service::{Exchange, Service};
-use super::state::{BodyLeft, Scan, State, Unread};
+use super::state::{BodyLeft, Scan, State};
 use super::{Conn, Input};
 use crate::http1::head::{Framing, ParsedHead};
 use crate::intake::body_memory::NextStep;
 use crate::intake::incoming_body::Fed;
 use crate::intake::{Begun, Body, InMemory, Look, Pipe, Request, look_at_piped, too_slow};
-use crate::limits::Limits;
 
 impl<X: Exchange> Conn<X> {
     /// Starts a request that is not answered inline: receives its body, or hands it to a worker.
@@ -199,15 +198,5 @@ impl<X: Exchange> Conn<X> {
             }
             State::Head(_) => Act::Wait,
         }
-    }
-}
-
-/// Receives more of a body that nobody reads, while the response is sent or the connection ends. Input after it, or
-/// malformed input, is discarded too: the connection ends.
-pub(super) fn feed_unread(unread: &mut Unread, bytes: &[u8], limits: &Limits) {
-    if let Some(incoming) = unread
-        && !incoming.feed(bytes, limits, |_| {}).is_ok_and(|fed| !fed.done)
-    {
-        *unread = None;
     }
 }

@@ -1,6 +1,5 @@
 //! How connections of every protocol end.
 
-use super::body::feed_unread;
 use super::over::Close;
 use super::state::Unread;
 use crate::io::clock::{Millis, millis};
@@ -63,5 +62,15 @@ impl Closing {
     ) -> Option<Millis> {
         let progress = self.unread.as_mut().and_then(|incoming| incoming.look(now, limits, false, false));
         progress.or_else(|| (now < self.until && has_in_flight()).then(|| self.until.min(now + millis(LINGER_LOOK))))
+    }
+}
+
+/// Receives more of a body that nobody reads, while the response is sent or the connection ends. Input after it, or
+/// malformed input, is discarded too: the connection ends.
+fn feed_unread(unread: &mut Unread, bytes: &[u8], limits: &Limits) {
+    if let Some(incoming) = unread
+        && !incoming.feed(bytes, limits, |_| {}).is_ok_and(|fed| !fed.done)
+    {
+        *unread = None;
     }
 }

@@ -2,9 +2,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::HeadBuilder;
 use crate::http1::ProtoError;
 use crate::http1::head::ParsedHead;
+use crate::http2::head::HeadBuilder;
 use crate::intake::body_memory::Buffered;
 use crate::intake::{Host, Pipe, Request};
 use crate::io::output_memory::Holding;

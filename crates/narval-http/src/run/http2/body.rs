@@ -11,8 +11,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::FileRange;
 use crate::http2::conn::{Body, Rest};
 use crate::http2::response;
-use crate::message::body_source::{BodyWaker, Fill, SegmentBuf};
-use crate::message::feed::Feed;
+use crate::message::body::feed::Feed;
+use crate::message::body::source::{BodyWaker, Fill, SegmentBuf};
 use crate::message::panic_guard::Kept;
 
 /// The body of a response on a stream. The shard itself copies memory and cached parts of files into frames; workers

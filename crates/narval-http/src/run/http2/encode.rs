@@ -6,7 +6,7 @@ use crate::http1::response_head::{BodyLength, has_content};
 use crate::http2::conn::Answer;
 use crate::http2::response::{block, prepared_block};
 use crate::message::body::BodyKind;
-use crate::message::feed::Feed;
+use crate::message::body::feed::Feed;
 use crate::message::response::ResponseKind;
 use crate::observe::access_log::Watch;
 use crate::{Body, Response};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub(crate) use self::body::{Made, Maker, StreamBody};
 pub(crate) use self::encode::encode;
 use crate::http2::conn::Exchange;
-use crate::message::body_pipe::BodyPipe;
+use crate::message::body::pipe::BodyPipe;
 use crate::observe::access_log::Watch;
 use crate::run::pending_late::PendingLate;
 

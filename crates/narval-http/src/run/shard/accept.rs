@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shard;
-use super::delivery::Delivery;
+use super::slots::Delivery;
 use super::slots::{Protocol, Slot};
 use crate::Peer;
 use crate::http1::conn::Conn;

@@ -6,61 +6,17 @@ use std::mem;
 use super::Shard;
 use super::send::Sent;
 use super::service::Exchanged;
-use super::slots::{Protocol, Slot};
+use super::slots::{After, Delivery, Protocol, Slot};
 use crate::BodyWaker;
 use crate::http1::conn::{Act, Close, End, Next, Over};
-use crate::io::clock::{Millis, millis};
+use crate::io::clock::millis;
 use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
 use crate::limits::{LAST_TRY, SOURCE_WAIT_MAX};
 use crate::message::departure::Here;
 use crate::run::connection::Connection;
 use crate::run::job::Job;
-use crate::run::pending_late::PendingLate;
 use crate::run::transmit::Outgoing;
-
-/// Where the answer to the last request of an HTTP/1 connection is.
-#[derive(Default)]
-pub(super) enum Delivery {
-    /// There is none.
-    #[default]
-    Idle,
-    /// A job has it, and the lease, unless it has ended without a message.
-    Away,
-    /// The driver sends the gathered responses.
-    InFlight(After),
-    /// It waits for the socket.
-    AtSocket(Box<Outgoing>),
-    /// It waits for its source.
-    AtSource(Box<Outgoing>),
-}
-
-/// What follows gathered responses that are not sent yet.
-pub(super) enum After {
-    /// The next request.
-    Next,
-    /// The end of the connection.
-    Close(Close),
-    /// An answer that follows later.
-    Late(Box<PendingLate>),
-}
-
-impl Delivery {
-    /// When to look at it.
-    #[inline(always)]
-    pub(super) fn deadline(&self) -> Millis {
-        match self {
-            // That of the connection.
-            Self::Idle | Self::Away | Self::InFlight(_) => Millis::MAX,
-            Self::AtSocket(outgoing) | Self::AtSource(outgoing) => outgoing.until,
-        }
-    }
-
-    /// Whether the shard sends it.
-    pub(super) fn is_here(&self) -> bool {
-        !matches!(self, Self::Idle | Self::Away)
-    }
-}
 
 impl<D: Driver<Connection>> Shard<D> {
     /// The gathered responses could not be sent at once; `act` follows them.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Shard;
 use crate::intake::{self, Body};
 use crate::io::driver::Driver;
-use crate::message::body_pipe::BodyPipe;
+use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::Departure;
 use crate::observe::access_log::Watch;
 use crate::peer::network;

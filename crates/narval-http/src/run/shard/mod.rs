@@ -9,26 +9,24 @@
 //! |---|---|
 //! | `event_loop.rs` | one turn: completions, messages, deadlines |
 //! | `slots.rs` | the connections |
-//! | `timers.rs`, `timer_wheel.rs` | their deadlines |
+//! | `timers/` | their deadlines |
 //! | `mail.rs` | messages from workers and other shards |
-//! | `http1.rs`, `service.rs` | HTTP/1: performs a connection's actions |
+//! | `connections/http1.rs`, `service.rs` | HTTP/1: performs a connection's actions |
 //! | `delivery.rs`, `send.rs` | HTTP/1: answers until they are sent |
-//! | `http2.rs` | the same for HTTP/2 |
+//! | `connections/http2.rs` | the same for HTTP/2 |
 //! | `dispatch.rs` | hands requests of both to workers |
-//! | `handshake.rs`, `websocket.rs` | TLS handshakes; WebSockets |
+//! | `connections/handshake.rs`, `connections/websocket.rs` | TLS handshakes; WebSockets |
 //! | `accept.rs`, `close.rs` | opening and closing connections |
 //! | `room.rs` | closes connections that hold too much for their clients |
 //! | `departure.rs` | clients that leave before they are answered |
 
 mod accept;
 mod close;
+mod connections;
 mod delivery;
 mod departure;
 mod dispatch;
 mod event_loop;
-mod handshake;
-mod http1;
-mod http2;
 mod mail;
 mod room;
 mod send;
@@ -36,9 +34,7 @@ mod service;
 mod slots;
 #[cfg(test)]
 mod tests;
-mod timer_wheel;
 mod timers;
-mod websocket;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -48,13 +44,13 @@ use std::sync::Arc;
 
 use self::service::Local;
 use self::slots::{Slot, Slots};
-use self::timer_wheel::TimerWheel;
+use self::timers::wheel::TimerWheel;
 use crate::io::clock::Millis;
 use crate::io::driver::{Completion, Driver, Token};
 use crate::io::socket::Socket;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 use crate::run::transmit::Probes;
 
 /// One shard.

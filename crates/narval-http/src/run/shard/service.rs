@@ -17,7 +17,7 @@ use crate::intake::body_memory::Buffered;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits, RECEIVE_BUFFER, RECEIVE_TIGHT};
-use crate::message::body_pipe::BodyPipe;
+use crate::message::body::pipe::BodyPipe;
 use crate::message::response::Held;
 use crate::observe::access_log::{Entry, Watch};
 use crate::observe::counters::ThreadCounters;
@@ -25,7 +25,7 @@ use crate::observe::request_id::RequestIds;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::pending_late::PendingLate;
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 use crate::run::transmit::{Encoded, Outgoing, Rest, encode};
 use crate::{HeadRef, Response};
 

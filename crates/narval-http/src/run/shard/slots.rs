@@ -2,9 +2,8 @@ use std::sync::Arc;
 
 use http::Version;
 
-use super::delivery::Delivery;
 use super::service::Exchanged;
-use crate::http1::conn::{Closing, Conn};
+use crate::http1::conn::{Close, Closing, Conn};
 use crate::http2::conn::Conn as Http2Conn;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
@@ -15,6 +14,8 @@ use crate::message::departure::{Departure, Here};
 use crate::message::informational::Informational;
 use crate::run::connection::Connection;
 use crate::run::http2::Streamed;
+use crate::run::pending_late::PendingLate;
+use crate::run::transmit::Outgoing;
 use crate::ws;
 
 /// A shard's state of a connection. An idle one holds no buffer.
@@ -73,6 +74,49 @@ pub(super) struct Http2 {
 impl Http2 {
     pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
         Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_turn: false }
+    }
+}
+
+/// Where the answer to the last request of an HTTP/1 connection is.
+#[derive(Default)]
+pub(super) enum Delivery {
+    /// There is none.
+    #[default]
+    Idle,
+    /// A job has it, and the lease, unless it has ended without a message.
+    Away,
+    /// The driver sends the gathered responses.
+    InFlight(After),
+    /// It waits for the socket.
+    AtSocket(Box<Outgoing>),
+    /// It waits for its source.
+    AtSource(Box<Outgoing>),
+}
+
+/// What follows gathered responses that are not sent yet.
+pub(super) enum After {
+    /// The next request.
+    Next,
+    /// The end of the connection.
+    Close(Close),
+    /// An answer that follows later.
+    Late(Box<PendingLate>),
+}
+
+impl Delivery {
+    /// When to look at it.
+    #[inline(always)]
+    pub(super) fn deadline(&self) -> Millis {
+        match self {
+            // That of the connection.
+            Self::Idle | Self::Away | Self::InFlight(_) => Millis::MAX,
+            Self::AtSocket(outgoing) | Self::AtSource(outgoing) => outgoing.until,
+        }
+    }
+
+    /// Whether the shard sends it.
+    pub(super) fn is_here(&self) -> bool {
+        !matches!(self, Self::Idle | Self::Away)
     }
 }
 

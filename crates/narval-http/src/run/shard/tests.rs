@@ -7,7 +7,7 @@ use crate::io::sim::Network;
 use crate::io::socket::Socket;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
-use crate::run::server_state::ServerState;
+use crate::run::server::state::ServerState;
 use crate::{Handler, HeadRef, Limits, Request, Response, StatusCode};
 
 struct Hello;

@@ -5,7 +5,7 @@ use crate::http1::response_head::{AnswerTo, BodyFraming, BodyLength, encode_head
 use crate::io::out_buf::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;
-use crate::message::feed::Feed;
+use crate::message::body::feed::Feed;
 use crate::message::panic_guard::Kept;
 use crate::message::response::{Held, ResponseKind};
 use crate::{FileRange, Response};

@@ -14,9 +14,9 @@ use crate::io::socket::Socket;
 use crate::limits::{
     CORK_MIN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM, SENDFILE_QUANTUM, SENDFILE_QUANTUM_NEAR, SHARD_FILE_MAX,
 };
-use crate::message::body_source::{BodyWaker, Fill, SegmentBuf};
+use crate::message::body::feed::Feed;
+use crate::message::body::source::{BodyWaker, Fill, SegmentBuf};
 use crate::message::departure::Here;
-use crate::message::feed::Feed;
 use crate::message::panic_guard::Kept;
 use crate::observe::access_log::Watch;
 use crate::run::connection::Connection;

@@ -3,9 +3,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::HeaderMap;
 
-use super::PIECE_MAX;
 use crate::http1::ProtoError;
 use crate::intake::{Pipe, Receiver};
+
+/// The maximum number of bytes that arrive at once.
+pub(super) const PIECE_MAX: usize = 5000;
 
 /// A body that is streamed to its handler.
 #[derive(Default)]

@@ -17,7 +17,7 @@ pub use table::RoutingTable;
 
 use crate::{Handler, IntoHandler, Middleware, Response};
 use errors::Errors;
-use table::Dispatch;
+use table::{Dispatch, Route, Scope};
 
 /// Collects routes; [`build`](Router::build) makes a handler of them.
 ///
@@ -65,34 +65,6 @@ impl Default for Router {
             redirects_slashes: false,
             error: None,
         }
-    }
-}
-
-struct Route {
-    method: Method,
-    pattern: Pattern,
-    text: String,
-    handler: Box<dyn Handler>,
-    /// The middlewares of the routers that this route was nested in, outermost first.
-    layers: Vec<Arc<dyn Middleware>>,
-    inline: bool,
-}
-
-/// Where a router answers for paths that have no route.
-struct Scope {
-    prefix: String,
-    /// All paths below the prefix.
-    below: Vec<Pattern>,
-    layers: Vec<Arc<dyn Middleware>>,
-    not_found: Option<Box<dyn Handler>>,
-}
-
-impl Scope {
-    fn new(prefix: String, layers: Vec<Arc<dyn Middleware>>, not_found: Option<Box<dyn Handler>>) -> Self {
-        // A prefix that ends with `**` matches all paths below it already.
-        let below =
-            [prefix.clone(), format!("{prefix}/**")].iter().filter_map(|text| Pattern::parse(text).ok()).collect();
-        Self { prefix, below, layers, not_found }
     }
 }
 

@@ -9,12 +9,40 @@ use http::{HeaderValue, Method, StatusCode};
 
 use super::errors::Errors;
 use super::pattern::{Capture, Pattern};
-use super::{Route, Scope};
 use crate::http1::ProtoError;
 use crate::http1::path::percent_decode_text;
-use crate::message::path_params::PathParams;
 use crate::message::reject::Reject;
+use crate::message::request::path_params::PathParams;
 use crate::{Handler, HeadRef, Middleware, Next, Request, Response};
+
+/// A route.
+pub(super) struct Route {
+    pub(super) method: Method,
+    pub(super) pattern: Pattern,
+    pub(super) text: String,
+    pub(super) handler: Box<dyn Handler>,
+    /// The middlewares of the routers that this route was nested in, outermost first.
+    pub(super) layers: Vec<Arc<dyn Middleware>>,
+    pub(super) inline: bool,
+}
+
+/// Where a router answers for paths that have no route.
+pub(super) struct Scope {
+    pub(super) prefix: String,
+    /// All paths below the prefix.
+    pub(super) below: Vec<Pattern>,
+    pub(super) layers: Vec<Arc<dyn Middleware>>,
+    pub(super) not_found: Option<Box<dyn Handler>>,
+}
+
+impl Scope {
+    pub(super) fn new(prefix: String, layers: Vec<Arc<dyn Middleware>>, not_found: Option<Box<dyn Handler>>) -> Self {
+        // A prefix that ends with `**` matches all paths below it already.
+        let below =
+            [prefix.clone(), format!("{prefix}/**")].iter().filter_map(|text| Pattern::parse(text).ok()).collect();
+        Self { prefix, below, layers, not_found }
+    }
+}
 
 /// The handler built by a [`Router`](crate::Router).
 pub struct RoutingTable {

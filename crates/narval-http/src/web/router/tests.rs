@@ -3,7 +3,7 @@ use http::StatusCode;
 use http::header::{ALLOW, LOCATION};
 
 use super::*;
-use crate::message::path_params::PathParams;
+use crate::message::request::path_params::PathParams;
 use crate::{HeadRef, Next, Reject, Request};
 
 fn request(method: &str, target: &str) -> Request {

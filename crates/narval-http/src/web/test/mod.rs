@@ -42,7 +42,7 @@ pub use socket::Socket;
 
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
-use crate::message::body_reader::BodyReader;
+use crate::message::body::reader::BodyReader;
 use crate::{Handler, IntoHandler, Limits, Peer, Reject, Remote, Request, Response, ws};
 
 /// How long a test waits for an event, or a message.

@@ -1,19 +1,21 @@
 //! The deadlines of a shard's connections.
 
-use super::Shard;
-use super::slots::{Protocol, Slot};
+pub(super) mod wheel;
+
 use crate::io::clock::{Millis, millis};
 use crate::io::driver::Driver;
 use crate::limits::EXPIRY_POSTPONED_MAX;
 use crate::run::connection::Connection;
 use crate::run::lease::Holder;
+use crate::run::shard::Shard;
+use crate::run::shard::slots::{Protocol, Slot};
 
 impl<D: Driver<Connection>> Shard<D> {
     /// Calls the timers of connections that are due.
     ///
     /// All input that arrived before `now` has been handled, unless there was more than one turn takes.
     #[inline]
-    pub(super) fn expire(&mut self, now: Millis) {
+    pub(in crate::run::shard) fn expire(&mut self, now: Millis) {
         if self.wheel.is_behind(now) && self.driver.has_more() && self.expiry_postponed < EXPIRY_POSTPONED_MAX {
             self.expiry_postponed += 1;
             return;
@@ -60,7 +62,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Schedules the connection's deadline in the timer wheel.
     #[inline(always)]
-    pub(super) fn watch(&mut self, slot: &Slot) {
+    pub(in crate::run::shard) fn watch(&mut self, slot: &Slot) {
         self.wheel.set(slot.token(), slot.deadline);
     }
 }

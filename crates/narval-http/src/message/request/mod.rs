@@ -1,3 +1,7 @@
+pub(crate) mod form_values;
+pub(crate) mod path_params;
+mod query;
+
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,16 +11,15 @@ use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, V
 
 use serde::de::DeserializeOwned;
 
-use super::body_pipe::BodyPipe;
-use super::departure::Departure;
-use super::form_values;
-use super::informational::{Informational, Informer};
-use super::path_params::PathParams;
-use super::reject::Reject;
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::http1::head_parts::{HeadParts, HeadRef};
 use crate::intake::body_memory::{Buffered, Share};
+use crate::message::body::pipe::BodyPipe;
+use crate::message::departure::Departure;
+use crate::message::informational::{Informational, Informer};
+use crate::message::reject::Reject;
+use crate::message::request::path_params::PathParams;
 use crate::observe::request_id::RequestId;
 use crate::peer::{Peer, Remote};
 

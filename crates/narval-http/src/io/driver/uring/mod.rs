@@ -7,30 +7,28 @@
 //! completion.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+mod buffers;
+
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use io_uring::types::{BufRingEntry, CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
+use self::buffers::{BUFFER_GROUP, ProvidedBuffers};
 use super::{AT_ONCE, Completion, Driver, Op, Token, lacks_resources};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::{Family, HasSocket, Socket};
 use crate::io::wake_queue::WakeQueue;
-use crate::limits::{RECEIVE_BUFFER, URING_BUFFER, URING_BUFFERS, URING_ENTRIES, URING_PAUSE};
+use crate::limits::{RECEIVE_BUFFER, URING_ENTRIES, URING_PAUSE};
 
 /// Completions of cancellations are ignored.
 const IGNORED: u64 = u64::MAX;
-/// The group of the provided buffers.
-const BUFFER_GROUP: u16 = 0;
 /// Constants of <poll.h> and <linux/io_uring.h> that the bindings lack.
 const POLLIN: u32 = 1;
 const POLLOUT: u32 = 4;
@@ -505,87 +503,6 @@ impl<C, M> Drop for UringDriver<C, M> {
         }
     }
 }
-
-/// The ring of provided buffers that the kernel receives into.
-struct ProvidedBuffers {
-    ring: NonNull<BufRingEntry>,
-    memory: NonNull<u8>,
-    tail: u16,
-    leaked: bool,
-}
-
-impl ProvidedBuffers {
-    const RING: Layout = match Layout::from_size_align(URING_BUFFERS as usize * size_of::<BufRingEntry>(), 4096) {
-        Ok(layout) => layout,
-        Err(_) => unreachable!(),
-    };
-    const MEMORY: Layout = match Layout::from_size_align(URING_BUFFERS as usize * URING_BUFFER, 4096) {
-        Ok(layout) => layout,
-        Err(_) => unreachable!(),
-    };
-
-    fn register(ring: &IoUring) -> io::Result<Self> {
-        // SAFETY: both layouts have a size above zero.
-        let (entries, memory) = unsafe { (alloc_zeroed(Self::RING), alloc_zeroed(Self::MEMORY)) };
-        let (Some(entries), Some(memory)) = (NonNull::new(entries), NonNull::new(memory)) else {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        };
-        let mut buffers = Self { ring: entries.cast(), memory, tail: 0, leaked: false };
-        // SAFETY: the ring's memory has room for that many entries and lives as long as the driver, which cancels all
-        // operations before it frees it.
-        unsafe {
-            ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, URING_BUFFERS, BUFFER_GROUP, 0)?;
-        }
-        for id in 0..URING_BUFFERS {
-            buffers.give_back(id);
-        }
-        Ok(buffers)
-    }
-
-    /// The first `length` bytes of a buffer that the kernel filled.
-    fn take(&self, id: u16, length: usize) -> &[u8] {
-        let id = usize::from(id % URING_BUFFERS);
-        // SAFETY: the buffer is within `memory`, which is initialised, and the kernel does not write to it until it is
-        // provided again, which requires `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(id * URING_BUFFER), length.min(URING_BUFFER)) }
-    }
-
-    /// Provides a buffer to the kernel again.
-    fn give_back(&mut self, id: u16) {
-        let id = id % URING_BUFFERS;
-        let place = usize::from(self.tail % URING_BUFFERS);
-        // SAFETY: `place` is below the number of entries, and entries behind the tail are not the kernel's. The tail
-        // lies within the first entry (io_uring_register_buf_ring(3)), aligned to two bytes, and only we write it: the
-        // kernel reads it after the release store.
-        unsafe {
-            let entry = &mut *self.ring.as_ptr().add(place);
-            entry.set_addr(self.memory.as_ptr().add(usize::from(id) * URING_BUFFER) as u64);
-            entry.set_len(URING_BUFFER as u32);
-            entry.set_bid(id);
-            self.tail = self.tail.wrapping_add(1);
-            let tail = BufRingEntry::tail(self.ring.as_ptr()).cast_mut();
-            AtomicU16::from_ptr(tail).store(self.tail, Ordering::Release);
-        }
-    }
-
-    fn leak(&mut self) {
-        self.leaked = true;
-    }
-}
-
-impl Drop for ProvidedBuffers {
-    fn drop(&mut self) {
-        if !self.leaked {
-            // SAFETY: allocated with these layouts; the driver has seen all operations end that could use them.
-            unsafe {
-                dealloc(self.ring.as_ptr().cast(), Self::RING);
-                dealloc(self.memory.as_ptr(), Self::MEMORY);
-            }
-        }
-    }
-}
-
-const _: () = assert!(URING_BUFFERS.is_power_of_two(), "the tail wraps around at 2^16");
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,7 @@
 //! The worker pool: plain threads on one bounded queue.
 
+pub(crate) mod queue;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 
 use crate::run::job::{Call, Job};
-use crate::run::queue::Queue;
+use crate::run::pool::queue::Queue;
 use crate::ws;
 
 /// A handle to wake a sleeping worker.

@@ -8,8 +8,8 @@ use http::header::{
 };
 use http::{HeaderName, HeaderValue};
 
-use super::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::RequestId;
+use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// Fields that a client must know before the body (RFC 9110 section 6.5.1).
 const NOT_IN_TRAILERS: [HeaderName; 7] =

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use super::reject::Reject;
+use crate::message::reject::Reject;
 
 /// The path parameters of a route, percent-decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

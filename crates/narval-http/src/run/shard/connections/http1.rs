@@ -3,11 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use super::Shard;
-use super::delivery::Delivery;
-use super::send::Sent;
-use super::service::{At, Exchanged, answer_to};
-use super::slots::{Protocol, Slot};
 #[cfg(doc)]
 use crate::http1::conn::Wants;
 use crate::http1::conn::{Act, Close, Conn, Input};
@@ -15,26 +10,31 @@ use crate::http1::response_head::AnswerTo;
 use crate::intake::Request;
 use crate::io::driver::{Driver, Op};
 use crate::limits::HANDSHAKE_INPUT_MAX;
-use crate::message::body_pipe::BodyPipe;
+use crate::message::body::pipe::BodyPipe;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::lease::Holder;
 use crate::run::pending_late::PendingLate;
 use crate::run::reply::Reply;
+use crate::run::shard::Shard;
+use crate::run::shard::send::Sent;
+use crate::run::shard::service::{At, Exchanged, answer_to};
+use crate::run::shard::slots::Delivery;
+use crate::run::shard::slots::{Protocol, Slot};
 use crate::run::transmit::encode;
 
 const _: () = assert!(size_of::<Act<Exchanged>>() <= 64, "it is moved for every request");
 
 impl<D: Driver<Connection>> Shard<D> {
     #[inline(never)]
-    pub(super) fn on_received_again(&mut self, slot: &mut Slot, bytes: &[u8]) {
+    pub(in crate::run::shard) fn on_received_again(&mut self, slot: &mut Slot, bytes: &[u8]) {
         self.on_received(slot, bytes);
     }
 
     /// Handles received bytes; none is the end of input.
     #[inline(always)]
-    pub(super) fn on_received(&mut self, slot: &mut Slot, bytes: &[u8]) {
+    pub(in crate::run::shard) fn on_received(&mut self, slot: &mut Slot, bytes: &[u8]) {
         slot.receiving = false;
         if bytes.is_empty() {
             return self.on_input_end(slot);
@@ -48,7 +48,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Handles decrypted bytes from the client.
     #[inline(always)]
-    pub(super) fn on_plaintext(&mut self, slot: &mut Slot, bytes: &[u8]) {
+    pub(in crate::run::shard) fn on_plaintext(&mut self, slot: &mut Slot, bytes: &[u8]) {
         match &mut slot.protocol {
             Protocol::Http1(_) => self.http1(slot, bytes, |conn, input, at| conn.received(input, at)),
             Protocol::Http2(_) => self.http2(slot, |conn, at| conn.received(bytes, at)),
@@ -62,12 +62,12 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// The client has ended its input. It may still read.
     #[inline(never)]
-    pub(super) fn on_input_end(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn on_input_end(&mut self, slot: &mut Slot) {
         self.on_reading_over(slot, io::ErrorKind::UnexpectedEof);
     }
 
     /// Receiving failed: the connection is gone.
-    pub(super) fn on_broken(&mut self, slot: &mut Slot, error: &io::Error) {
+    pub(in crate::run::shard) fn on_broken(&mut self, slot: &mut Slot, error: &io::Error) {
         tracing::trace!(%error, "a connection broke");
         slot.receiving = false;
         self.tell_departed(slot);
@@ -91,7 +91,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// The socket is writable again, or (`source`) the source of a response has data again.
-    pub(super) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
+    pub(in crate::run::shard) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
         slot.awaits_room &= source;
         match (&slot.protocol, &slot.delivery) {
             (Protocol::Http2(_), _) => self.await_turn(slot),
@@ -103,14 +103,14 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Has the driver report when the socket is writable.
-    pub(super) fn await_writable(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn await_writable(&mut self, slot: &mut Slot) {
         if !std::mem::replace(&mut slot.awaits_room, true) {
             self.submit(Op::AwaitWritable(slot.token()));
         }
     }
 
     /// A job is done, and has returned the lease.
-    pub(super) fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
+    pub(in crate::run::shard) fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
         slot.connection.lease.take_back();
         if let Protocol::Handshake = slot.protocol {
             // Its job panicked.
@@ -124,7 +124,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Finds out whether the job of an HTTP/1 connection has ended without a message. Asked before every event; a connection that
     /// waits for that end [gets](Wants::answer) a message.
     #[inline(always)]
-    pub(super) fn find_quiet_end(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn find_quiet_end(&mut self, slot: &mut Slot) {
         if let Protocol::Http1(conn) = &mut slot.protocol
             && let Delivery::Away = slot.delivery
             && slot.connection.lease.holder() == Holder::Shard
@@ -137,7 +137,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Passes `event` to an HTTP/1 connection, with its unused input and `bytes`, and performs what follows.
     #[inline(always)]
-    pub(super) fn http1(
+    pub(in crate::run::shard) fn http1(
         &mut self,
         slot: &mut Slot,
         bytes: &[u8],
@@ -224,7 +224,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// The answer to the last request follows later.
-    pub(super) fn await_late(&mut self, slot: &mut Slot, mut late: PendingLate) {
+    pub(in crate::run::shard) fn await_late(&mut self, slot: &mut Slot, mut late: PendingLate) {
         let here = slot.await_answer(late.context.to.version);
         late.context = late.context.with(here);
         // Until it comes, the connection counts as held by a job, although no worker has one.
@@ -233,14 +233,14 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Moves the lease into a job.
-    pub(super) fn give_lease(&mut self, slot: &mut Slot) -> Reply {
+    pub(in crate::run::shard) fn give_lease(&mut self, slot: &mut Slot) -> Reply {
         slot.delivery = Delivery::Away;
         Reply::dispatch(&slot.connection)
     }
 
     /// Registers what a connection waits for, once there are no more actions.
     #[inline(always)]
-    pub(super) fn settle(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn settle(&mut self, slot: &mut Slot) {
         if slot.is_gone {
             return;
         }

@@ -2,9 +2,6 @@
 
 use std::io;
 
-use super::Shard;
-use super::send::Sent;
-use super::slots::{Http2, Protocol, Slot};
 use crate::http1::conn::{Act, Close, Conn, End};
 use crate::io::driver::Driver;
 use crate::limits::HTTP2_UNSENT_CROWDED;
@@ -13,12 +10,15 @@ use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::lease::Holder;
 use crate::run::reply::Reply;
+use crate::run::shard::Shard;
+use crate::run::shard::send::Sent;
+use crate::run::shard::slots::{Http2, Protocol, Slot};
 use crate::run::worker;
 use crate::tls::Opened;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// Handles bytes received on a TLS connection.
-    pub(super) fn on_ciphertext(&mut self, slot: &mut Slot, bytes: &[u8]) {
+    pub(in crate::run::shard) fn on_ciphertext(&mut self, slot: &mut Slot, bytes: &[u8]) {
         if let Protocol::ProxyHeader = slot.protocol {
             return self.on_proxy_header(slot, bytes);
         }
@@ -106,7 +106,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// A worker has finished a step of a handshake, and returned the lease.
-    pub(super) fn on_handshaken(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
+    pub(in crate::run::shard) fn on_handshaken(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         slot.connection.lease.take_back();
         self.go_on_after_handshake(slot, plaintext);
     }

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 
-use super::form_values;
-use super::reject::Reject;
-use super::request::Request;
 use crate::http1::head_parts::HeadRef;
 use crate::http1::path::query_pairs;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::request::form_values;
 
 impl<'a> HeadRef<'a> {
     /// The name-value pairs of the query, decoded, in order; see [`query_pairs`].

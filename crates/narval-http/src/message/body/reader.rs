@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 
-use super::body::{Body, BodyKind};
-use super::body_source::{BodyWaker, FileRange, Fill, SegmentBuf};
-use super::carrier::Bell;
-use super::feed::Feed;
-use super::informational::Informational;
-use super::late_answer::LateAnswer;
-use super::panic_guard::Kept;
-use super::responder::AwaitsAnswer;
-use super::response::{Response, ResponseKind};
+use crate::message::body::feed::Feed;
+use crate::message::body::source::{BodyWaker, FileRange, Fill, SegmentBuf};
+use crate::message::body::{Body, BodyKind};
+use crate::message::carrier::Bell;
+use crate::message::informational::Informational;
+use crate::message::late_answer::LateAnswer;
+use crate::message::panic_guard::Kept;
+use crate::message::responder::AwaitsAnswer;
+use crate::message::response::{Response, ResponseKind};
 
 impl Response {
     /// The whole body, of at most `bytes_max` bytes. This thread waits until it is there: for an answer that [follows

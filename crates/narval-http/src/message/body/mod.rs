@@ -1,11 +1,17 @@
+pub(crate) mod feed;
+pub(crate) mod pipe;
+pub(crate) mod reader;
+pub(crate) mod source;
+pub(crate) mod writer;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 
-use crate::message::body_source::{BodySource, FileRange};
-use crate::message::body_writer::{self, BodyWriter};
+use crate::message::body::source::{BodySource, FileRange};
+use crate::message::body::writer::BodyWriter;
 use crate::message::panic_guard::{Guarded, Kept};
 
 /// The body of a [`Response`](crate::Response).
@@ -75,7 +81,7 @@ impl Body {
     /// }
     /// ```
     pub fn writer(length: Option<u64>) -> (Self, BodyWriter) {
-        let (writer, source) = body_writer::pair();
+        let (writer, source) = writer::pair();
         (Self::source(source, length), writer)
     }
 

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use super::Shard;
-use super::delivery::Delivery;
-use super::slots::{Protocol, Slot};
 use crate::http1::conn::End;
 use crate::io::driver::Driver;
 use crate::run::connection::Connection;
+use crate::run::shard::Shard;
+use crate::run::shard::slots::Delivery;
+use crate::run::shard::slots::{Protocol, Slot};
 use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// A job has answered 101: from now on the connection is a WebSocket.
-    pub(super) fn on_upgraded(&mut self, slot: &mut Slot, shared: Arc<ws::Shared>) {
+    pub(in crate::run::shard) fn on_upgraded(&mut self, slot: &mut Slot, shared: Arc<ws::Shared>) {
         let mut stream = Box::new(ws::Stream::new(shared, self.local.now));
         // Senders take the outbox's lock from now on; the lease stays here.
         slot.connection.lease.take_back();
@@ -33,7 +33,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Handles received bytes.
-    pub(super) fn on_websocket_bytes(&mut self, slot: &mut Slot, bytes: &[u8]) {
+    pub(in crate::run::shard) fn on_websocket_bytes(&mut self, slot: &mut Slot, bytes: &[u8]) {
         if let Protocol::WebSocket(stream) = &mut slot.protocol {
             stream.receive(bytes, self.local.now, &self.local.server.pool);
             self.look_at_websocket(slot, false);
@@ -41,7 +41,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// The client has ended its input, or the connection broke.
-    pub(super) fn on_websocket_end(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn on_websocket_end(&mut self, slot: &mut Slot) {
         if let Protocol::WebSocket(stream) = &mut slot.protocol {
             stream.receive_end(&self.local.server.pool);
             self.look_at_websocket(slot, false);
@@ -49,7 +49,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Performs what the stream wants. `writable`: the socket is writable again.
-    pub(super) fn look_at_websocket(&mut self, slot: &mut Slot, writable: bool) {
+    pub(in crate::run::shard) fn look_at_websocket(&mut self, slot: &mut Slot, writable: bool) {
         let Protocol::WebSocket(stream) = &mut slot.protocol else { return };
         let wants = stream.look(writable, self.local.now, &self.local.server.pool);
         if let Some(close) = wants.end {
@@ -63,7 +63,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Starts the closing handshake because the server stops.
-    pub(super) fn stop_websocket(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn stop_websocket(&mut self, slot: &mut Slot) {
         if let Protocol::WebSocket(stream) = &mut slot.protocol {
             stream.stop();
             self.look_at_websocket(slot, false);

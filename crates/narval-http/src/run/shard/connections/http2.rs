@@ -6,9 +6,6 @@ use std::time::{Duration, Instant};
 
 use http::{Method, StatusCode};
 
-use super::Shard;
-use super::service::{At, Local};
-use super::slots::{Http2, Protocol, Slot};
 use crate::http1::ProtoError;
 use crate::http1::conn::{Close, End};
 use crate::http1::head::ParsedHead;
@@ -20,7 +17,7 @@ use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::Holding;
 use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
-use crate::message::body_pipe::BodyPipe;
+use crate::message::body::pipe::BodyPipe;
 use crate::message::carrier::{Carrier, Nudge};
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
@@ -32,6 +29,9 @@ use crate::run::job::Job;
 use crate::run::mailbox::Note;
 use crate::run::pending_late::PendingLate;
 use crate::run::reply::{MakeJob, Reply};
+use crate::run::shard::Shard;
+use crate::run::shard::service::{At, Local};
+use crate::run::shard::slots::{Http2, Protocol, Slot};
 use crate::tls::layout::Layout;
 use crate::{BodyWaker, HeadRef, Response, ws};
 
@@ -47,7 +47,11 @@ enum Written {
 
 impl<D: Driver<Connection>> Shard<D> {
     /// Passes `event` to an HTTP/2 connection, and performs what follows.
-    pub(super) fn http2(&mut self, slot: &mut Slot, event: impl FnOnce(&mut Conn<Streamed>, &mut At<'_>)) {
+    pub(in crate::run::shard) fn http2(
+        &mut self,
+        slot: &mut Slot,
+        event: impl FnOnce(&mut Conn<Streamed>, &mut At<'_>),
+    ) {
         let Protocol::Http2(http2) = &mut slot.protocol else { return };
         if slot.is_gone {
             return;
@@ -57,7 +61,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Handles a note on a stream from another thread.
-    pub(super) fn on_stream_note(&mut self, slot: &mut Slot, stream: u32, note: Note) {
+    pub(in crate::run::shard) fn on_stream_note(&mut self, slot: &mut Slot, stream: u32, note: Note) {
         self.http2(slot, |conn, at| match note {
             // What it holds is counted by the connection from now on.
             Note::Answer(answer, _held) => conn.answer(stream, *answer, at),
@@ -77,7 +81,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Performs what an HTTP/2 connection wants. `has_control`: TLS has messages to send.
-    pub(super) fn look_at_http2(&mut self, slot: &mut Slot, has_control: bool) {
+    pub(in crate::run::shard) fn look_at_http2(&mut self, slot: &mut Slot, has_control: bool) {
         let Protocol::Http2(http2) = &slot.protocol else { return };
         // Others have waited for longer.
         let budget = if http2.awaits_turn { 0 } else { HTTP2_BYTES_AT_ONCE };
@@ -85,7 +89,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Lets the HTTP/2 connections with more to send do so, until the bytes of the turn are used up.
-    pub(super) fn send_http2_in_turn(&mut self) {
+    pub(in crate::run::shard) fn send_http2_in_turn(&mut self) {
         while self.bytes_left > 0
             && let Some(token) = self.http2_turns.pop_front()
         {
@@ -98,7 +102,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// The socket is writable again, or may be.
-    pub(super) fn await_turn(&mut self, slot: &mut Slot) {
+    pub(in crate::run::shard) fn await_turn(&mut self, slot: &mut Slot) {
         if let Protocol::Http2(http2) = &mut slot.protocol
             && !std::mem::replace(&mut http2.awaits_turn, true)
         {

@@ -9,7 +9,7 @@ use http::{HeaderName, HeaderValue};
 
 use crate::io::sync;
 use crate::limits::{WRITER_ATTACH, WRITER_BUFFER_MAX, WRITER_GATHER};
-use crate::message::body_source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// Writes a response body; see [`Body::writer`](crate::Body::writer).
 ///

@@ -1,0 +1,6 @@
+//! What a shard does with its connections, by what they speak.
+
+mod handshake;
+mod http1;
+mod http2;
+mod websocket;
