@@ -8,10 +8,13 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fs, io};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::Mutex;
+use zeroize::Zeroizing;
 
 use super::message::url::{Origin, Scheme, Url};
 
@@ -153,12 +156,34 @@ fn words(text: &str) -> Vec<(String, usize)> {
     words
 }
 
+/// A token that is replaced while the client is in use, sent as `Authorization: Bearer`. Clones share it.
+#[derive(Clone, Default)]
+pub struct Bearer(Arc<Mutex<Option<Zeroizing<String>>>>);
+
+impl Bearer {
+    /// Requests from now on have this token. Returns whether it can be one: it has printable ASCII alone.
+    pub fn set(&self, token: &str) -> bool {
+        let is_token = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+        if is_token {
+            *self.0.lock() = Some(token.to_owned().into());
+        }
+        is_token
+    }
+
+    /// The token, if there is one.
+    pub fn token(&self) -> Option<Zeroizing<String>> {
+        self.0.lock().clone()
+    }
+}
+
 /// The credentials for requests, and the origins that get them.
 #[derive(Default, Clone)]
 pub struct Credentials {
     netrc: Netrc,
     /// `Name: value` lines for the origins of the caches.
     headers: Vec<(String, String)>,
+    /// A token for the origins of the caches.
+    bearer: Bearer,
     /// The origins of the configured caches.
     origins: Vec<Origin>,
     basic: HashMap<Origin, String>,
@@ -176,7 +201,7 @@ impl Credentials {
             }
         }
         let origins = caches.iter().map(|url| url.origin().clone()).collect();
-        Self { netrc, headers: Vec::new(), origins, basic, only_caches: false }
+        Self { netrc, headers: Vec::new(), bearer: Bearer::default(), origins, basic, only_caches: false }
     }
 
     /// Uses the netrc for the caches alone. Otherwise whoever answers for a cache could make the client use logins that were meant for other
@@ -184,6 +209,12 @@ impl Credentials {
     #[must_use]
     pub fn only_for_caches(self) -> Self {
         Self { only_caches: true, ..self }
+    }
+
+    /// Uses this token for the caches, once it is set.
+    #[must_use]
+    pub fn with_bearer(self, bearer: Bearer) -> Self {
+        Self { bearer, ..self }
     }
 
     /// Adds a `Name: value` line to every request to the caches.
@@ -204,6 +235,8 @@ impl Credentials {
         let mut lines = Vec::new();
         if self.origins.contains(origin) {
             lines.extend(self.headers.iter().cloned());
+            let token = self.bearer.token();
+            lines.extend(token.map(|token| ("Authorization".to_owned(), format!("Bearer {}", &*token))));
         }
         if lines.iter().any(|(name, _)| name.eq_ignore_ascii_case("authorization")) {
             return lines;

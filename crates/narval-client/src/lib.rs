@@ -56,7 +56,7 @@ mod retrying;
 mod wire;
 pub use message::request_id;
 
-pub use auth::{Credentials, Netrc};
+pub use auth::{Bearer, Credentials, Netrc};
 pub use bounds::{Bounds, HostPattern};
 pub use client::{Buckets, Client, ClientOptions};
 pub use error::HttpError;

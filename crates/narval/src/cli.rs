@@ -11,7 +11,7 @@ use crate::commands::packages::{info, lock, names, search, update, which_package
 use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
 use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
-use crate::commands::{cache, completions, config, demo, doctor, key, man, serve, static_site, top};
+use crate::commands::{cache, ci, completions, config, demo, doctor, key, man, oidc, serve, static_site, top};
 use crate::ui::output::note;
 use crate::ui::{finish, json, log};
 
@@ -60,6 +60,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     (
         "Caches",
         &[
+            "ci",
             "use",
             "copy",
             "push",
@@ -69,6 +70,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "release",
             "machines",
             "token",
+            "oidc",
             "pin",
             "names",
             "cache",
@@ -138,6 +140,7 @@ enum Command {
     Lock(lock::Args),
     Copy(copy::Args),
     Push(push::Args),
+    Ci(Box<ci::Args>),
     #[command(name = "use")]
     Use(use_cache::Args),
     Hook(hook::Args),
@@ -171,6 +174,7 @@ enum Command {
     Warm(warm::Args),
     Static(static_site::Args),
     Token(token::Args),
+    Oidc(oidc::Args),
     Pin(pin::Args),
     Releases(releases::Args),
     Release(release::Args),
@@ -241,6 +245,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Lock(args) => lock::run(&args),
         Command::Copy(args) => copy::run(args),
         Command::Push(args) => push::run(args),
+        Command::Ci(args) => ci::run(*args),
         Command::Use(args) => use_cache::run(args),
         Command::Hook(args) => hook::run(&args),
         Command::WatchStore(args) => watch_store::run(args),
@@ -271,6 +276,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Warm(args) => warm::run(args),
         Command::Static(args) => static_site::run(args),
         Command::Token(args) => token::run(args),
+        Command::Oidc(args) => oidc::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Releases(args) => releases::run(&args),
         Command::Release(args) => release::run(args),

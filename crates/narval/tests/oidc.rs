@@ -102,6 +102,89 @@ fn a_job_pushes_with_the_token_that_it_was_given() {
 }
 
 #[test]
+fn rules_explain_themselves() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let server = serve(&store, &platform);
+    let test = |token: &str, options: &[&str]| {
+        std::fs::write(store.path("jwt"), token).unwrap();
+        let mut command = Command::new(NARVAL);
+        command.args(["oidc", "test"]).arg(store.path("narval.toml")).arg("--token-file").arg(store.path("jwt"));
+        let output = command.args(options).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let token = platform.token(&[]);
+    let (code, said) = test(&token, &[]);
+    assert!(code == Some(0) && said.contains("rule 1 grants pull,push for default for 1h"), "{said}");
+    assert!(said.contains("rule 2 matches, too") && said.contains("claim  repository = \"our-org/app\""), "{said}");
+    assert_eq!(exchange(&server, &token).status, 201, "it was not used up");
+    let (code, said) = test(&platform.token(&[("ref", json!("refs/heads/feature"))]), &[]);
+    let why = "rule 1 does not match: ref is \"refs/heads/feature\" and must match refs/heads/main or refs/tags/v*";
+    assert!(code == Some(0) && said.contains(why) && said.contains("rule 2 grants pull for *"), "{said}");
+    let (code, said) = test(&platform.token(&[("repository", json!("stranger/app"))]), &["--json"]);
+    let summary: serde_json::Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    assert!(
+        code == Some(1) && summary["granted"].is_null() && summary["rules"].as_array().unwrap().len() == 2,
+        "{said}"
+    );
+    let (code, said) = test(&platform.token(&[("aud", json!("https://other.example.org"))]), &[]);
+    assert!(code == Some(1) && said.contains("audience"), "{said}");
+}
+
+/// RFC 8693: a form, answered with JSON, and never more than the rule grants.
+#[test]
+fn a_form_is_answered_with_json() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let server = serve(&store, &platform);
+    let grant = "urn:ietf:params:oauth:grant-type:token-exchange";
+    let jwt = "urn:ietf:params:oauth:token-type:jwt";
+    let ask = |fields: &[(&str, &str)]| {
+        let form: Vec<_> = fields.iter().map(|(name, value)| format!("{name}={}", value.replace('+', "%2B"))).collect();
+        let form = form.join("&");
+        let head = format!(
+            "POST /_narval/v1/oidc HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+             Content-Length: {}\r\n\r\n",
+            form.len()
+        );
+        Answer::parse(&server.send(format!("{head}{form}").as_bytes())).unwrap()
+    };
+    let exchange = |token: &str, scope: Option<&str>| {
+        let mut fields = vec![("grant_type", grant), ("subject_token", token), ("subject_token_type", jwt)];
+        fields.extend(scope.map(|scope| ("scope", scope)));
+        ask(&fields)
+    };
+    let answer = exchange(&platform.token(&[]), None);
+    assert_eq!((answer.status, answer.field("cache-control")), (200, Some("no-store")), "{answer:?}");
+    let given: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+    assert_eq!((&given["scope"], &given["token_type"]), (&json!("pull push"), &json!("Bearer")));
+    assert_eq!(given["expires_in"], json!(3600));
+    assert_eq!(given["issued_token_type"], json!("urn:ietf:params:oauth:token-type:access_token"));
+    // The least rights that the job needs.
+    let answer = exchange(&platform.token(&[]), Some("pull%20delete"));
+    let given: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+    assert_eq!(given["scope"], json!("pull"), "{answer:?}");
+    let bearer = format!("Authorization: Bearer {}", given["access_token"].as_str().unwrap());
+    assert_eq!(server.ask("POST", "/_narval/v1/missing", &[&bearer, "Content-Length: 0"]).status, 403);
+    assert_eq!(server.ask("GET", "/nix-cache-info", &[&bearer]).status, 200);
+    let token = platform.token(&[]);
+    assert_eq!(exchange(&token, Some("delete")).status, 403);
+    assert_eq!(exchange(&token, Some("everything")).status, 400);
+    assert_eq!(exchange("nonsense", None).status, 401);
+    for fields in [
+        &[("grant_type", "authorization_code"), ("subject_token", &token), ("subject_token_type", jwt)][..],
+        &[("grant_type", grant), ("subject_token", &token), ("subject_token_type", "x")],
+        &[("grant_type", grant), ("subject_token_type", jwt)],
+        &[],
+    ] {
+        let answer = ask(fields);
+        assert_eq!(answer.status, 400, "{answer:?}");
+    }
+    // It was not used up by what was refused.
+    assert_eq!(exchange(&token, None).status, 200);
+    assert_eq!(exchange(&token, None).status, 401, "once");
+}
+
+#[test]
 fn tokens_that_are_refused() {
     let (store, platform) = (Store::new(), Platform::start());
     let server = serve(&store, &platform);

@@ -1,11 +1,13 @@
 //! Administers a cache over HTTP, with a token that may (`docs/push-protocol.md`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use narval_client::{Client, Method, Payload, Url};
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName, Which};
 use narval_nix::{HashPart, Release, StoreDir};
 use serde_json::Value;
+use zeroize::Zeroizing;
 
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
 use crate::Error;
@@ -18,6 +20,19 @@ const PINS_LEN_MAX: u64 = 64 * 1024 * 1024;
 
 /// The maximum length of a page of machines.
 const MACHINES_LEN_MAX: u64 = 16 * 1024 * 1024;
+/// What a form of RFC 8693 asks for, and what for.
+const EXCHANGE: &str = "grant_type=urn:ietf:params:oauth:grant-type:token-exchange\
+                        &subject_token_type=urn:ietf:params:oauth:token-type:jwt&subject_token=";
+
+/// What a job gets for the token of its platform.
+pub struct Exchanged {
+    /// A token of the cache.
+    pub token: Zeroizing<String>,
+    /// How long it is valid.
+    pub lifetime: Duration,
+    /// What it may do.
+    pub scopes: Vec<String>,
+}
 
 /// A cache that is administered over HTTP.
 pub struct Administered(Server);
@@ -110,6 +125,34 @@ impl Administered {
         }
     }
 
+    /// Exchanges the token of a CI platform for one of the cache (RFC 8693; `docs/push-protocol.md`).
+    pub fn exchange(&self, platform_token: &str) -> Result<Exchanged, Error> {
+        let below = format!("{PROTOCOL}/oidc");
+        let form = Zeroizing::new(format!("{EXCHANGE}{}", escaped(platform_token)));
+        let form_type = "application/x-www-form-urlencoded";
+        let answer = Zeroizing::new(self.send_as(form_type, Method::Post, &below, form.as_bytes(), ANSWER_LEN_MAX)?);
+        let answer: Value = serde_json::from_slice(&answer).map_err(|error| self.not_narval(&below, &error))?;
+        let text = |name: &str| answer.get(name).and_then(Value::as_str);
+        let token = text("access_token").ok_or_else(|| self.not_narval(&below, &"no access_token"))?;
+        let seconds = answer.get("expires_in").and_then(Value::as_u64).unwrap_or(0);
+        Ok(Exchanged {
+            token: token.to_owned().into(),
+            lifetime: Duration::from_secs(seconds),
+            scopes: text("scope").unwrap_or_default().split(' ').map(ToOwned::to_owned).collect(),
+        })
+    }
+
+    /// Whether the credentials allow to push: asks for nothing.
+    pub fn may_push(&self) -> Result<bool, Error> {
+        match self.ask(Method::Post, &format!("{PROTOCOL}/missing"), ANSWER_LEN_MAX) {
+            Ok(_) => Ok(true),
+            Err(Error::Refused { status: 401 | 403, .. }) => Ok(false),
+            // Another server, which cannot be asked.
+            Err(Error::Refused { status: 404 | 405, .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Its figures.
     pub fn stats(&self) -> Result<Value, Error> {
         self.json(Method::Get, &format!("{PROTOCOL}/stats"), ANSWER_LEN_MAX)
@@ -134,8 +177,19 @@ impl Administered {
     }
 
     fn send(&self, method: Method, below: &str, body: &[u8], answer_len_max: u64) -> Result<Vec<u8>, Error> {
-        let url = self.0.url.child(below)?;
         let content_type = if body.is_empty() { "text/plain" } else { "application/json" };
+        self.send_as(content_type, method, below, body, answer_len_max)
+    }
+
+    fn send_as(
+        &self,
+        content_type: &str,
+        method: Method,
+        below: &str,
+        body: &[u8],
+        answer_len_max: u64,
+    ) -> Result<Vec<u8>, Error> {
+        let url = self.0.url.child(below)?;
         let (fields, payload) = (&[], Payload::Bytes(body));
         let sent = Sent { method, url: &url, content_type, fields, payload, answer_len_max };
         self.0.accepted(&url, self.0.send(&sent, &|_| {})?)

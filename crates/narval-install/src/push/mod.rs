@@ -7,7 +7,7 @@ mod server;
 mod small;
 mod spool;
 
-pub use administration::Administered;
+pub use administration::{Administered, Exchanged};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

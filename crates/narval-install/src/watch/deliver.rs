@@ -1,13 +1,13 @@
 //! Delivers pending paths to one cache.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::{CacheError, Wanted};
 use narval_client::Url;
 use narval_nix::{PathInfo, StorePath};
 
-use super::options::WatchOptions;
+use super::options::{DELIVERED_MAX, WatchOptions};
 use super::state::{DestinationId, State};
 use super::stop::Stop;
 use crate::{Destination, Error, Target, push};
@@ -39,8 +39,18 @@ pub(super) struct Delivery<'a> {
 #[derive(Default)]
 pub(super) struct Delivered {
     pub(super) pushed: u64,
+    pub(super) already: u64,
+    pub(super) sent: u64,
+    pub(super) paths: Vec<StorePath>,
     pub(super) left: u64,
     pub(super) failure: Option<String>,
+}
+
+impl Delivered {
+    fn add(&mut self, paths: Vec<StorePath>) {
+        let room = DELIVERED_MAX.saturating_sub(self.paths.len());
+        self.paths.extend(paths.into_iter().take(room));
+    }
 }
 
 impl Delivery<'_> {
@@ -71,12 +81,14 @@ impl Delivery<'_> {
                     target = None;
                     failures += 1;
                     delivered.failure = Some(self.named(&error));
-                    if is_over && failures >= ATTEMPTS_ONCE {
+                    // Who finishes is stopped when its time is over.
+                    let is_hopeless = !self.stop.is_finishing() || is_refused(&error);
+                    if is_over && is_hopeless && failures >= ATTEMPTS_ONCE {
                         break;
                     }
-                    let pause = pause(failures);
+                    let pause = if is_over { PAUSE } else { pause(failures) };
                     tracing::warn!("{}; trying again in {} s", self.named(&error), pause.as_secs());
-                    self.stop.pause(pause);
+                    self.stop.pause_or_over(pause, is_over);
                 }
             }
         }
@@ -120,7 +132,9 @@ impl Delivery<'_> {
         }
         if infos.is_empty() {
             // Other caches have them.
-            return self.state.done(self.id, &valid);
+            self.state.done(self.id, &valid)?;
+            delivered.add(valid);
+            return Ok(());
         }
         let opened = match target.take() {
             Some(opened) => opened,
@@ -136,6 +150,9 @@ impl Delivery<'_> {
             Ok(pushed) => {
                 self.state.done(self.id, &valid)?;
                 delivered.pushed += pushed.pushed as u64;
+                delivered.already += pushed.already as u64;
+                delivered.sent += pushed.sent;
+                delivered.add(valid);
                 tracing::info!(
                     "{}: pushed {}, already there {}, {} bytes sent",
                     self.url,
@@ -165,17 +182,27 @@ impl Delivery<'_> {
         if from.find_and_keep(&Wanted::Path(root.clone()))?.is_none() {
             return Ok(false);
         }
-        let (mut own, mut queue) = (BTreeMap::new(), vec![root.clone()]);
-        while let Some(path) = queue.pop() {
-            if infos.contains_key(&path) || own.contains_key(&path) {
-                continue;
+        if infos.contains_key(root) {
+            return Ok(true);
+        }
+        let (mut own, mut level) = (BTreeMap::new(), BTreeSet::from([root.clone()]));
+        while !level.is_empty() {
+            let mut found = Vec::with_capacity(level.len());
+            for path in std::mem::take(&mut level) {
+                let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
+                if !self.options.filter.is_elsewhere(&info) {
+                    found.push(info);
+                }
             }
-            let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
-            if self.options.filter.is_elsewhere(&info) {
-                continue;
+            if let Some(elsewhere) = &self.options.elsewhere {
+                found = elsewhere.without(found);
             }
-            queue.extend(info.references.iter().cloned());
-            own.insert(path, info);
+            let references = found.iter().flat_map(|info| &info.references);
+            level = references.filter(|path| !infos.contains_key(*path) && !own.contains_key(*path)).cloned().collect();
+            for info in found {
+                level.remove(&info.path);
+                own.insert(info.path.clone(), info);
+            }
         }
         infos.append(&mut own);
         Ok(true)
@@ -187,6 +214,11 @@ impl Delivery<'_> {
         tracing::warn!("{path} was not pushed: {}; {then}", self.named(error));
         Ok(())
     }
+}
+
+/// Whether the cache does not allow it.
+const fn is_refused(error: &Error) -> bool {
+    matches!(error, Error::Refused { status: 401 | 403, .. })
 }
 
 /// Whether a failure concerns the cache or its connection, so that no other path would succeed now.

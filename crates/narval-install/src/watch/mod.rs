@@ -11,6 +11,7 @@
 //! makes it faster.
 
 mod deliver;
+mod elsewhere;
 mod filter;
 mod options;
 mod queue;
@@ -19,8 +20,9 @@ mod stop;
 mod wake;
 mod watcher;
 
+pub use elsewhere::Elsewhere;
 pub use filter::Filter;
-pub use options::WatchOptions;
+pub use options::{DELIVERED_MAX, WatchOptions};
 pub use queue::Queue;
 pub use stop::Stop;
 pub use watcher::{WatchReport, watch};

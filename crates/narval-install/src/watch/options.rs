@@ -6,8 +6,12 @@ use std::sync::Arc;
 use narval_client::{Client, Url};
 use narval_store::StoreConfig;
 
+use super::elsewhere::Elsewhere;
 use super::filter::Filter;
 use crate::PushOptions;
+
+/// The maximum number of paths that a report lists.
+pub const DELIVERED_MAX: usize = 10_000;
 
 /// What is watched, and where it goes.
 pub struct WatchOptions {
@@ -21,6 +25,8 @@ pub struct WatchOptions {
     pub client: Arc<Client>,
     /// Which paths are pushed.
     pub filter: Filter,
+    /// Caches that clients use anyway: what they have is not pushed.
+    pub elsewhere: Option<Elsewhere>,
     /// How they are pushed.
     pub push: PushOptions,
     /// Whether only the queue is pushed, and other paths that become valid are skipped for good.

@@ -17,6 +17,7 @@ pub struct Stop(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     is_stopped: AtomicBool,
+    is_finishing: AtomicBool,
     progress: Progress,
     /// Counts changes: collected paths, and the request to stop.
     changes: Mutex<Changes>,
@@ -40,6 +41,20 @@ impl Stop {
             waker.wake();
         }
         self.change(false);
+    }
+
+    /// Has the watcher look once more, deliver what it has found, and end. It tries until it is [stopped](Self::stop).
+    pub fn finish(&self) {
+        self.0.is_finishing.store(true, Ordering::Relaxed);
+        if let Some(waker) = self.0.waker.get() {
+            waker.wake();
+        }
+        self.change(false);
+    }
+
+    /// Whether it was told to finish.
+    pub(super) fn is_finishing(&self) -> bool {
+        self.0.is_finishing.load(Ordering::Relaxed)
     }
 
     /// Whether it was told to stop.
@@ -79,6 +94,16 @@ impl Stop {
 
     /// Sleeps for this long, or until the watcher must stop.
     pub fn pause(&self, timeout: Duration) {
-        self.0.changed.wait_while_for(&mut self.0.changes.lock(), |_| !self.is_stopped(), timeout);
+        self.pause_while(timeout, |_| true);
+    }
+
+    /// The same, and also ends when no more paths will be collected, unless that was so before.
+    pub(super) fn pause_or_over(&self, timeout: Duration, was_over: bool) {
+        self.pause_while(timeout, |changes| changes.is_over == was_over);
+    }
+
+    fn pause_while(&self, timeout: Duration, as_long_as: impl Fn(&Changes) -> bool) {
+        let waits = |changes: &mut Changes| !self.is_stopped() && as_long_as(changes);
+        self.0.changed.wait_while_for(&mut self.0.changes.lock(), waits, timeout);
     }
 }

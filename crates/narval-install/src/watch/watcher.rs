@@ -39,6 +39,12 @@ const LOOK: Duration = Duration::from_secs(2);
 pub struct WatchReport {
     /// The number of pushed paths, summed over the caches.
     pub pushed: u64,
+    /// The number of paths that the caches had already.
+    pub already: u64,
+    /// Bytes sent.
+    pub sent: u64,
+    /// The paths that were delivered with their closures, the first [`DELIVERED_MAX`](super::DELIVERED_MAX) of them.
+    pub delivered: Vec<StorePath>,
     /// The number of paths left for the next run, summed over the caches.
     pub left: u64,
     /// Why paths are left, per cache, if known.
@@ -77,13 +83,18 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
         };
         let threads: Vec<_> = destinations.iter().map(start).collect();
         while !options.once && !stop.is_stopped() {
-            if waker.wait(if waker.is_told() { LOOK_ANYWAY } else { LOOK }) {
-                waker.settle(QUIET, QUIET_AT_LATEST, || stop.is_stopped());
+            if !stop.is_finishing() && waker.wait(if waker.is_told() { LOOK_ANYWAY } else { LOOK }) {
+                waker.settle(QUIET, QUIET_AT_LATEST, || stop.is_stopped() || stop.is_finishing());
             }
+            // What became valid before it was set is collected now.
+            let is_last = stop.is_finishing();
             match collector.collect(&destinations) {
                 Ok(0) => {}
                 Ok(_) => stop.change(false),
                 Err(error) => tracing::error!("{error}; trying again"),
+            }
+            if is_last {
+                break;
             }
         }
         stop.change(true);
@@ -94,6 +105,9 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
     }
     Ok(delivered.into_iter().fold(WatchReport::default(), |mut report, delivered| {
         report.pushed += delivered.pushed;
+        report.already += delivered.already;
+        report.sent += delivered.sent;
+        report.delivered.extend(delivered.paths);
         report.left += delivered.left;
         report.failures.extend(delivered.failure);
         report

@@ -117,6 +117,20 @@ impl<T> Rule<T> {
         Ok(Self { claims, allows })
     }
 
+    /// For each claim that a token does not match: its name, what the token has, and the patterns. For the operator of the server.
+    pub fn unmet<'a>(
+        &'a self,
+        claims: &'a Claims,
+    ) -> impl Iterator<Item = (&'a str, Option<&'a Value>, &'a [Box<str>])> {
+        let unmet = self.claims.iter().filter(|claim| !claim.is_met(claims));
+        unmet.map(|claim| (&*claim.name, claims.get(&*claim.name), &*claim.patterns))
+    }
+
+    /// What it allows to those that match.
+    pub const fn allows(&self) -> &T {
+        &self.allows
+    }
+
     /// Whether a token matches all claims.
     pub fn is_met(&self, claims: &Claims) -> bool {
         self.claims.iter().all(|claim| claim.is_met(claims))

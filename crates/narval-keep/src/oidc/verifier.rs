@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::error::OidcError;
 use super::issuer::Issuer;
 use super::keys::Keys;
-use super::rule::Claims;
+use super::rule::{Claims, Rule};
 use super::token::{Unverified, short};
 use super::{FETCH_TIMEOUT, LEEWAY_SECONDS};
 
@@ -88,6 +88,16 @@ impl<T> Verifier<T> {
         }
     }
 
+    /// The verified claims of a token, its issuer's name, and all rules of that, whether they match or not. May wait for the issuer.
+    ///
+    /// # Errors
+    /// It is rejected for another reason than that no rule matches, or [`OidcError::Unavailable`].
+    pub fn claims(&self, token: &str) -> Result<(Claims, &str, &[Rule<T>]), OidcError> {
+        let (unverified, issuer, keys) = self.look_at(token)?;
+        let key = keys.find(&unverified.kid, unverified.algorithm)?;
+        Ok((claims_of(token, issuer, unverified.algorithm, &key)?, &issuer.name, &issuer.rules))
+    }
+
     fn look_at(&self, token: &str) -> Result<(Unverified, &Issuer<T>, &Keys), OidcError> {
         let unverified = Unverified::parse(token.trim())?;
         let known = self.issuers.iter().find(|(issuer, _)| *issuer.issuer == *unverified.issuer);
@@ -103,6 +113,16 @@ fn check<'a, T>(
     algorithm: Algorithm,
     key: &DecodingKey,
 ) -> Result<Verified<'a, T>, OidcError> {
+    let claims = claims_of(token, issuer, algorithm, key)?;
+    let label = label(&issuer.name, &claims);
+    match issuer.rules.iter().find(|rule| rule.is_met(&claims)) {
+        Some(rule) => Ok(Verified { allows: &rule.allows, label, claims, issuer: &issuer.issuer }),
+        None => Err(OidcError::NoRule(label)),
+    }
+}
+
+/// Checks the signature, and the claims that every token has.
+fn claims_of<T>(token: &str, issuer: &Issuer<T>, algorithm: Algorithm, key: &DecodingKey) -> Result<Claims, OidcError> {
     let mut validation = Validation::new(algorithm);
     validation.leeway = LEEWAY_SECONDS;
     validation.validate_nbf = true;
@@ -115,11 +135,7 @@ fn check<'a, T>(
     if claims.get("iss").and_then(Value::as_str) != Some(&issuer.issuer) {
         return Err(OidcError::Claim("iss".to_owned()));
     }
-    let label = label(&issuer.name, &claims);
-    match issuer.rules.iter().find(|rule| rule.is_met(&claims)) {
-        Some(rule) => Ok(Verified { allows: &rule.allows, label, claims, issuer: &issuer.issuer }),
-        None => Err(OidcError::NoRule(label)),
-    }
+    Ok(claims)
 }
 
 fn explain<T>(error: &ErrorKind, issuer: &Issuer<T>) -> OidcError {

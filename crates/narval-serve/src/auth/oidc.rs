@@ -1,4 +1,5 @@
-//! `POST /_narval/v1/oidc`: a CI job exchanges the token of its platform for a short-lived one of this cache.
+//! `POST /_narval/v1/oidc`: a CI job exchanges the token of its platform for a short-lived one of this cache. The body is that token; or a form of
+//! RFC 8693 with it, which is answered with JSON.
 //!
 //! Most tokens are verified at once, with keys that are known. If the issuer must be asked for its keys, the exchange waits for it on a thread of
 //! its own: neither workers nor other exchanges do.
@@ -12,7 +13,11 @@ use narval_client::request_id;
 use narval_files::{Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 use narval_keep::oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
-use narval_keep::{CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError};
+use narval_keep::{
+    CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError, UnknownScope,
+};
+use serde::Deserialize;
+use serde_json::json;
 
 use super::{Auth, THROTTLED, client, client_text, unauthorized};
 use crate::background::Background;
@@ -25,6 +30,15 @@ const THREADS_MAX: usize = 4;
 const WAITING_MAX: usize = 32;
 /// The most exchanges of one client that wait for issuers.
 const WAITING_OF_ONE_MAX: usize = 8;
+
+/// What a form asks for (RFC 8693, section 2.1).
+const TOKEN_EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+/// The types of a platform's token (RFC 8693, section 3).
+const SUBJECT_TYPES: [&str; 2] = ["urn:ietf:params:oauth:token-type:jwt", "urn:ietf:params:oauth:token-type:id_token"];
+/// The type of the token that is issued.
+const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
+/// How much longer than the token a form may be.
+const FORM_MORE: usize = 4096;
 
 /// What a rule allows to tokens that match it.
 #[derive(Clone, Debug)]
@@ -50,8 +64,28 @@ struct Exchange {
     waiting: Permits,
 }
 
+/// A request of RFC 8693. Other parameters are ignored: a token is for the caches that its rule says.
+#[derive(Deserialize)]
+struct Form {
+    grant_type: String,
+    subject_token: String,
+    subject_token_type: String,
+    /// The scopes that are wanted, separated by blanks; without it, all that the rule grants.
+    scope: Option<String>,
+}
+
+/// Which answer is wanted.
+#[derive(Clone)]
+enum Wanted {
+    /// The token, on a line.
+    Line,
+    /// JSON of RFC 8693; with only these scopes of those that the rule grants.
+    Json(Option<Scopes>),
+}
+
 /// Who asks.
 struct Asker {
+    wanted: Wanted,
     auth: Arc<Auth>,
     metrics: Arc<Metrics>,
     client: Option<std::net::IpAddr>,
@@ -90,11 +124,9 @@ impl OidcExchange {
         mut request: Request,
         metrics: &Arc<Metrics>,
     ) -> Result<Response, ServeError> {
-        let presented = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {
-            ServeError::Upload(format!("the body must be the platform's token, at most {TOKEN_LEN_MAX} bytes: {error}"))
-        })?;
+        let (presented, wanted) = read(&mut request)?;
         let (client, text) = (client(&request.head()), client_text(&request.head()));
-        let asker = Asker { auth: Arc::clone(auth), metrics: Arc::clone(metrics), client, text };
+        let asker = Asker { wanted, auth: Arc::clone(auth), metrics: Arc::clone(metrics), client, text };
         if let Some(verified) = self.0.verifier.verify_now(&presented) {
             return self.0.answer(&asker, verified);
         }
@@ -121,7 +153,7 @@ impl Exchange {
         asker: &Asker,
         verified: Result<Verified<'_, OidcGrant>, OidcError>,
     ) -> Result<Response, ServeError> {
-        match verified.map_err(Failed::Token).and_then(|verified| self.issue(&verified, &asker.text)) {
+        match verified.map_err(Failed::Token).and_then(|verified| self.issue(&verified, asker)) {
             Ok(response) => Ok(response),
             Err(Failed::Server(refusal)) => Err(refusal.into()),
             Err(Failed::Token(error @ OidcError::Unavailable { .. })) => Ok(later(&error.to_string())),
@@ -139,8 +171,20 @@ impl Exchange {
     }
 
     /// Creates the token, unless the platform's was exchanged before.
-    fn issue(&self, verified: &Verified<'_, OidcGrant>, peer: &str) -> Result<Response, Failed> {
+    fn issue(&self, verified: &Verified<'_, OidcGrant>, asker: &Asker) -> Result<Response, Failed> {
         let OidcGrant { caches, scopes, lifetime, requires_id } = verified.allows;
+        let scopes = match &asker.wanted {
+            // Never more than the rule grants.
+            Wanted::Json(Some(wanted)) => &scopes.clone().except(&scopes.clone().except(wanted)),
+            _ => scopes,
+        };
+        if scopes.is_empty() {
+            let refusal = Refusal::new(
+                RefusalKind::Forbidden,
+                "the rule for this job grants none of the scopes that were asked for",
+            );
+            return Err(Failed::Server(refusal));
+        }
         let now = clock::now();
         let expires = now.saturating_add(lifetime.as_secs());
         let new = NewToken {
@@ -169,14 +213,49 @@ impl Exchange {
             caches: caches.clone(),
             scopes: scopes.clone(),
             expires: Some(expires),
-            peer: Some(peer.to_owned()),
+            peer: Some(asker.text.clone()),
         };
         let note = Ok(format!("{scopes} for {}", caches.texts().join(",")));
         self.data.audit().note(&grant, None, "oidc", &info.id, &note);
-        Ok(Response::text(StatusCode::CREATED, format!("{}\n", &*token))
+        let answer = match asker.wanted {
+            Wanted::Line => Response::text(StatusCode::CREATED, format!("{}\n", &*token)),
+            Wanted::Json(_) => Response::json(
+                StatusCode::OK,
+                &json!({
+                    "access_token": &*token, "issued_token_type": ACCESS_TOKEN, "token_type": "Bearer",
+                    "expires_in": lifetime.as_secs(), "scope": scopes.to_string().replace(',', " "),
+                }),
+            ),
+        };
+        Ok(answer
             .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             .header("narval-token-expires", HeaderValue::from(expires)))
     }
+}
+
+/// The platform's token, and the answer that is wanted.
+fn read(request: &mut Request) -> Result<(String, Wanted), ServeError> {
+    let is_form =
+        request.header("content-type").is_some_and(|value| value.starts_with("application/x-www-form-urlencoded"));
+    if !is_form {
+        let text = request.body().text(TOKEN_LEN_MAX + 2).map_err(|error| {
+            ServeError::Upload(format!("the body must be the platform's token, at most {TOKEN_LEN_MAX} bytes: {error}"))
+        })?;
+        return Ok((text, Wanted::Line));
+    }
+    let wrong = |reason: &dyn fmt::Display| ServeError::Upload(format!("not a token exchange of RFC 8693: {reason}"));
+    let form: Form = request.body().form(TOKEN_LEN_MAX + FORM_MORE).map_err(|error| wrong(&error))?;
+    if form.grant_type != TOKEN_EXCHANGE {
+        return Err(wrong(&format!("grant_type must be {TOKEN_EXCHANGE}")));
+    }
+    if !SUBJECT_TYPES.contains(&&*form.subject_token_type) {
+        return Err(wrong(&format!("subject_token_type must be {}", SUBJECT_TYPES.join(" or "))));
+    }
+    if form.subject_token.len() > TOKEN_LEN_MAX {
+        return Err(wrong(&format!("subject_token has more than {TOKEN_LEN_MAX} bytes")));
+    }
+    let scopes = form.scope.map(|scopes| scopes.split_whitespace().collect::<Vec<_>>().join(",").parse()).transpose();
+    Ok((form.subject_token, Wanted::Json(scopes.map_err(|error: UnknownScope| wrong(&error))?)))
 }
 
 fn later(message: &str) -> Response {

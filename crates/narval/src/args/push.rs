@@ -43,12 +43,38 @@ impl TokenArgs {
     }
 }
 
-/// Options of the commands that push.
+/// The destination and the options of the commands that push.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PushArgs {
     /// Cache to push to: an http://, https://, s3:// or file:// URL. Repeatable
     #[arg(long, value_name = "URL", required = true)]
     pub to: Vec<String>,
+    /// How paths are sent.
+    #[command(flatten)]
+    pub how: SendArgs,
+}
+
+impl PushArgs {
+    /// The URLs of the caches.
+    ///
+    /// # Errors
+    /// For an invalid URL.
+    pub fn urls(&self) -> Result<Vec<Url>, Failure> {
+        self.to.iter().map(|text| parse_cache(text)).collect()
+    }
+
+    /// The client for sending.
+    ///
+    /// # Errors
+    /// If a file with credentials cannot be used.
+    pub fn client(&self) -> Result<Arc<Client>, Failure> {
+        self.how.token.client(&self.urls()?)
+    }
+}
+
+/// How paths are sent.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SendArgs {
     /// The token.
     #[command(flatten)]
     pub token: TokenArgs,
@@ -70,23 +96,7 @@ fn default_uploads() -> NonZeroUsize {
     NonZeroUsize::new(UPLOADS_MAX / 2).unwrap_or(NonZeroUsize::MIN)
 }
 
-impl PushArgs {
-    /// The URLs of the caches.
-    ///
-    /// # Errors
-    /// For an invalid URL.
-    pub fn urls(&self) -> Result<Vec<Url>, Failure> {
-        self.to.iter().map(|text| parse_cache(text)).collect()
-    }
-
-    /// The client for sending.
-    ///
-    /// # Errors
-    /// If a file with credentials cannot be used.
-    pub fn client(&self) -> Result<Arc<Client>, Failure> {
-        self.token.client(&self.urls()?)
-    }
-
+impl SendArgs {
     /// The options of the push.
     ///
     /// # Errors
@@ -100,7 +110,11 @@ impl PushArgs {
     }
 }
 
-fn read_token(file: &Path) -> Result<String, Failure> {
+/// The token in a file.
+///
+/// # Errors
+/// It cannot be read, is empty or too large.
+pub(crate) fn read_token(file: &Path) -> Result<String, Failure> {
     let fail = |error: &std::io::Error| Failure::of_file(&format!("--token-file {}", file.display()), error);
     let len = std::fs::metadata(file).map_err(|error| fail(&error))?.len();
     if len > TOKEN_LEN_MAX {

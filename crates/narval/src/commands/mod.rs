@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod caches;
+pub mod ci;
 pub mod completions;
 pub mod config;
 pub mod demo;
@@ -9,6 +10,7 @@ pub mod doctor;
 pub mod key;
 pub mod machines;
 pub mod man;
+pub mod oidc;
 pub mod packages;
 pub mod paths;
 pub mod profile;

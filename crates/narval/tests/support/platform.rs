@@ -61,7 +61,11 @@ impl Platform {
                 let len = socket.read(&mut request).unwrap_or(0);
                 let request = String::from_utf8_lossy(&request[..len]).into_owned();
                 let job = jobs.lock().unwrap().clone();
-                let job = job.filter(|(secret, _)| request.contains(&format!("Authorization: bearer {secret}\r\n")));
+                let job = job.filter(|(secret, _)| {
+                    let name = "\r\nauthorization: ";
+                    let value = request.to_ascii_lowercase().find(name).and_then(|at| request.get(at + name.len()..));
+                    value.is_some_and(|value| value.starts_with(&format!("bearer {secret}\r\n")))
+                });
                 let (status, body) = match (request.split(['?', ' ']).nth(1), job) {
                     (Some("/keys"), _) => ("200 OK", keys.clone()),
                     (Some("/token"), Some((_, token))) => ("200 OK", json!({ "count": 1, "value": token }).to_string()),

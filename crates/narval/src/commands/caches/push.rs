@@ -61,10 +61,10 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in the store,
 pub fn run(args: Args) -> Result<(), Failure> {
     args.output.start_log();
     let from = Destination::new(args.store.config()?);
-    let (urls, client, options) = (args.to.urls()?, args.to.client()?, args.to.options()?);
+    let (urls, client, options) = (args.to.urls()?, args.to.client()?, args.to.how.options()?);
     // Of the caches that this machine uses: those of --to may not have it yet.
     let named =
-        expand_releases(&CacheArgs::of_environment(args.to.token.requests.clone()), &args.paths, from.config())?;
+        expand_releases(&CacheArgs::of_environment(args.to.how.token.requests.clone()), &args.paths, from.config())?;
     let closure = closure_in(&from, &parse_wanted(&named, from.config())?)?;
     let release = args.release.to_record(&closure.roots, from.store_dir())?;
     let infos: Vec<PathInfo> = closure.nodes.into_values().map(|node| node.info).collect();

@@ -283,8 +283,7 @@ fn client(url: &Url, netrc: &str, settings: &CacheSettings) -> Result<Arc<Client
 
 /// Reads the `nix-cache-info`.
 fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure> {
-    let place = url.child("nix-cache-info").map_err(Failure::usage)?;
-    let text = narval_cache::read_small(client, &place, CACHE_INFO_LEN_MAX).map_err(|error| {
+    let text = cache_info(client, url)?.map_err(|error| {
         let hint = match (error.is_auth(), has_token) {
             (true, false) => "; give a token with --token-file",
             (true, true) => "; the cache does not accept this token",
@@ -292,6 +291,17 @@ fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure
         };
         Failure::Coded(if matches!(error, HttpError::File { .. }) { 2 } else { 5 }, format!("{url}: {error}{hint}"))
     })?;
+    told(url, text)
+}
+
+/// The `nix-cache-info` of a cache.
+pub(crate) fn cache_info(client: &Client, url: &Url) -> Result<Result<Option<Vec<u8>>, HttpError>, Failure> {
+    let place = url.child("nix-cache-info").map_err(Failure::usage)?;
+    Ok(narval_cache::read_small(client, &place, CACHE_INFO_LEN_MAX))
+}
+
+/// What it says. It must be for the store of this machine.
+pub(crate) fn told(url: &Url, text: Option<Vec<u8>>) -> Result<CacheInfo, Failure> {
     let text = text.ok_or_else(|| Failure::Coded(3, format!("{url}: has no nix-cache-info; is it a cache?")))?;
     let info = CacheInfo::parse(&text).map_err(|error| Failure::runtime(format!("{url}: {error}")))?;
     let ours = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?.store_dir;
@@ -305,7 +315,12 @@ fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure
 }
 
 /// The given keys, otherwise those that the cache publishes.
-fn public_keys(given: &[String], told: &CacheInfo, url: &Url, notes: &mut Vec<String>) -> Result<Vec<String>, Failure> {
+pub(crate) fn public_keys(
+    given: &[String],
+    told: &CacheInfo,
+    url: &Url,
+    notes: &mut Vec<String>,
+) -> Result<Vec<String>, Failure> {
     let parse = |text: &String| match text.parse::<PublicKey>() {
         Ok(key) => Ok(key.to_string()),
         Err(error) => Err(Failure::usage(format!("public key '{text}': {error}"))),

@@ -105,7 +105,7 @@ fn build(files: &[PathBuf], out: &Path) -> Result<(), Failure> {
 }
 
 fn publish(file: &Path, to: &PushArgs) -> Result<(), Failure> {
-    let (urls, client, options) = (to.urls()?, to.client()?, to.options()?);
+    let (urls, client, options) = (to.urls()?, to.client()?, to.how.options()?);
     let scratch = tempfile::tempdir().map_err(|error| Failure::runtime(format!("cannot create a folder: {error}")))?;
     let (from, info) = prepare_exact(file, scratch.path())?;
     let progress = Arc::new(Progress::default());

@@ -6,9 +6,10 @@ mod reload;
 mod settings;
 
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use narval_cache::upstream::WAITING_MAX;
-use narval_http::{ListenAddress, Server};
+use narval_http::{ListenAddress, Server, ServerHandle};
 use rustix::fs::Mode;
 
 use crate::args::data::create_private_files;
@@ -46,8 +47,51 @@ fn warn_of_plain_uploads(settings: &Settings, addresses: &[ListenAddress]) {
 /// An invalid option or configuration file (before anything listens), or a server that cannot start.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
-    let settings = Settings::read(&args)?;
     server::raise_descriptors();
+    let (started, signals) = start(args, server::CaughtSignals::catch)?;
+    let Started { handle, mut running, grace } = started;
+    let (tls, data) = (running.tls.clone(), running.opened.data.clone());
+    let ended = server::run_reloading(handle, signals, grace, tls, move || running.reload());
+    // The thread for reloads keeps it open.
+    if let Some(data) = data {
+        data.end();
+    }
+    ended
+}
+
+/// A server that runs.
+pub(crate) struct Started {
+    /// The engine.
+    pub(crate) handle: ServerHandle,
+    running: Running,
+    /// How long requests may take once it is told to end.
+    grace: Duration,
+}
+
+impl Started {
+    /// Reads the settings again, and the files that they name.
+    ///
+    /// # Errors
+    /// Something is wrong with them; then nothing has changed.
+    pub(crate) fn reload(&mut self) -> Result<String, Failure> {
+        self.running.reload()
+    }
+
+    /// Ends it, with the requests that are under way.
+    pub(crate) fn end(self) {
+        self.handle.shutdown(Duration::ZERO);
+        if let Some(data) = &self.running.opened.data {
+            data.end();
+        }
+    }
+}
+
+/// Starts the server. `before` is called when everything is open, and before the first answer.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn start<T>(args: Args, before: impl FnOnce() -> Result<T, Failure>) -> Result<(Started, T), Failure> {
+    let settings = Settings::read(&args)?;
     let config = &settings.config;
     let umask = (!config.share_data).then(create_private_files);
     let mut opened = Opened::new(&settings, args.unsafe_no_verify)?;
@@ -76,7 +120,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         builder = builder.tls(tls.clone());
     }
     let server = builder.build().map_err(Failure::usage)?;
-    let signals = server::CaughtSignals::catch()?;
+    let done = before()?;
     let handle = server.spawn().map_err(Failure::runtime)?;
     if let Some(umask) = umask {
         open_sockets(&config.listen, umask)?;
@@ -87,15 +131,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let tls = tls.clone();
         opened.state.show_certificates(move || tls.ends());
     }
-    let data = opened.data.clone();
     let grace = settings.config.limits.shutdown_grace;
-    let mut running = Running { args, keys: settings.keys, opened, services, current, log, tls: tls.clone() };
-    let ended = server::run_reloading(handle, signals, grace, tls, move || running.reload());
-    // The thread for reloads keeps it open.
-    if let Some(data) = data {
-        data.end();
-    }
-    ended
+    let running = Running { args, keys: settings.keys, opened, services, current, log, tls };
+    Ok((Started { handle, running, grace }, done))
 }
 
 /// Gives unix sockets the mode that the umask of before allows: private files are no reason to refuse a proxy.

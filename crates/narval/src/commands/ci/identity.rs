@@ -1,0 +1,231 @@
+//! Who a job is: the token of its CI platform (OpenID Connect), which a cache exchanges for one of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use narval_client::{Client, ClientOptions, Extra, Request, Scheme, Url};
+use narval_keep::oidc::TOKEN_LEN_MAX;
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+/// The variable with a platform's token: GitLab's `id_tokens`, Jenkins's plugin, and everything else that can set a variable.
+const VARIABLE: &str = "NARVAL_ID_TOKEN";
+/// The variables of GitHub, Forgejo and Gitea: where a job gets a token, and with what.
+const REQUEST: [&str; 2] = ["ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"];
+/// That of CircleCI.
+const CIRCLE: &str = "CIRCLE_OIDC_TOKEN_V2";
+/// The maximum size of an answer with a token in bytes.
+const ANSWER_LEN_MAX: usize = 64 * 1024;
+
+/// Where the token of the platform comes from, as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Identity {
+    /// Whatever is there.
+    Auto,
+    /// None is used.
+    None,
+    /// A file, which may be renewed.
+    File(PathBuf),
+    /// An environment variable.
+    Variable(String),
+    /// The output of a command of a shell.
+    Command(String),
+}
+
+impl FromStr for Identity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "auto" => Ok(Self::Auto),
+            None if text == "none" => Ok(Self::None),
+            Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
+            Some(("env", name)) if !name.is_empty() => Ok(Self::Variable(name.to_owned())),
+            Some(("command", command)) if !command.is_empty() => Ok(Self::Command(command.to_owned())),
+            _ => Err("use auto, none, file:PATH, env:NAME or command:COMMAND".to_owned()),
+        }
+    }
+}
+
+/// Where the token comes from.
+pub(super) enum Source {
+    /// A request to the runner. Each is answered with another token.
+    Runner {
+        url: String,
+        secret: Zeroizing<String>,
+    },
+    /// A variable: one token, which can be exchanged once.
+    Variable(String),
+    File(PathBuf),
+    Program(Command),
+}
+
+impl Identity {
+    /// Where the token comes from here; `None` if there is none. `variable` reads the environment.
+    pub(super) fn source(&self, audience: &str, variable: impl Fn(&str) -> Option<String>) -> Option<Source> {
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        match self {
+            Self::None => None,
+            Self::File(path) => Some(Source::File(path.clone())),
+            Self::Variable(name) => set(name).map(|_| Source::Variable(name.clone())),
+            Self::Command(command) => {
+                let mut shell = Command::new("/bin/sh");
+                shell.args(["-c", command]);
+                Some(Source::Program(shell))
+            }
+            Self::Auto => {
+                let [url, secret] = REQUEST.map(set);
+                if let (Some(url), Some(secret)) = (url, secret) {
+                    let mark = if url.contains('?') { '&' } else { '?' };
+                    let audience: String = percent(audience);
+                    return Some(Source::Runner {
+                        url: format!("{url}{mark}audience={audience}"),
+                        secret: secret.into(),
+                    });
+                }
+                if let Some(name) = [VARIABLE, CIRCLE].into_iter().find(|name| set(name).is_some()) {
+                    return Some(Source::Variable(name.to_owned()));
+                }
+                (set("BUILDKITE").as_deref() == Some("true")).then(|| {
+                    let mut agent = Command::new("buildkite-agent");
+                    agent.args(["oidc", "request-token", "--audience", audience]);
+                    Source::Program(agent)
+                })
+            }
+        }
+    }
+}
+
+/// Everything but letters and digits, percent-encoded.
+fn percent(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
+
+impl Source {
+    /// Whether another token can be had later.
+    pub(super) const fn is_renewed(&self) -> bool {
+        !matches!(self, Self::Variable(_))
+    }
+
+    /// A token of the platform.
+    ///
+    /// # Errors
+    /// Why there is none, in words. They do not contain it.
+    pub(super) fn token(&mut self) -> Result<Zeroizing<String>, String> {
+        let token = match self {
+            Self::Runner { url, secret } => ask_runner(url, secret)?,
+            Self::Variable(name) => std::env::var(&*name).map_err(|error| format!("variable {name}: {error}"))?.into(),
+            Self::File(path) => read(path)?,
+            Self::Program(command) => output_of(command)?,
+        };
+        let trimmed = token.trim();
+        if trimmed.is_empty() || trimmed.len() > TOKEN_LEN_MAX || !trimmed.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err("the platform's identity token is empty, too long or malformed".to_owned());
+        }
+        Ok(trimmed.to_owned().into())
+    }
+}
+
+fn read(path: &Path) -> Result<Zeroizing<String>, String> {
+    use std::io::Read;
+    let failed = |error: std::io::Error| format!("identity token {}: {error}", path.display());
+    let mut text = Zeroizing::new(String::new());
+    let file = std::fs::File::open(path).map_err(failed)?;
+    file.take(TOKEN_LEN_MAX as u64 + 2).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+fn output_of(command: &mut Command) -> Result<Zeroizing<String>, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("identity: cannot run {name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("identity: {name} ended with {}", output.status));
+    }
+    String::from_utf8(output.stdout).map(Into::into).map_err(|_| format!("identity: {name} did not print a token"))
+}
+
+/// `GET` of the address that the runner gives, with its secret: `{"value": TOKEN}`.
+fn ask_runner(url: &str, secret: &str) -> Result<Zeroizing<String>, String> {
+    let failed = |error: &dyn std::fmt::Display| format!("identity: the runner gives no token: {error}");
+    let url = Url::parse(url).map_err(|error| failed(&error))?;
+    if !is_safe(&url) {
+        return Err(failed(&"its address is not https://"));
+    }
+    let client = Arc::new(Client::new(ClientOptions::default()));
+    let authorization = Zeroizing::new(format!("bearer {secret}"));
+    let fields = [("authorization", authorization.as_str()), ("accept", "application/json")];
+    let request = Request { extra: Extra { fields: &fields, ..Extra::default() }, ..Request::get(&url) };
+    let answer = client.send_once(&request).map_err(|error| failed(&error))?;
+    let status = answer.head.status;
+    if status != 200 {
+        return Err(failed(&format!("it answered {status}")));
+    }
+    let body = Zeroizing::new(answer.body.read_all(ANSWER_LEN_MAX as u64).map_err(|error| failed(&error))?);
+    let answer: Value = serde_json::from_slice(&body).map_err(|error| failed(&error))?;
+    let token = answer.get("value").and_then(Value::as_str).ok_or_else(|| failed(&"there is none in its answer"))?;
+    Ok(token.to_owned().into())
+}
+
+/// Whether a secret may be sent there: encrypted, or within this machine.
+pub(super) fn is_safe(url: &Url) -> bool {
+    let host = url.origin().host.as_str();
+    let is_here = host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    url.scheme() == Scheme::Https || is_here
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn platforms_are_known_by_their_variables() {
+        let found = |variables: &[(&str, &str)]| {
+            let variable =
+                |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            match Identity::Auto.source("https://cache.example.org", variable) {
+                None => "none".to_owned(),
+                Some(Source::Runner { url, .. }) => url,
+                Some(Source::Variable(name)) => name,
+                Some(Source::File(path)) => path.display().to_string(),
+                Some(Source::Program(command)) => format!("{command:?}"),
+            }
+        };
+        assert_eq!(found(&[]), "none");
+        // A pull request of a fork has no address to ask.
+        assert_eq!(found(&[("GITHUB_ACTIONS", "true"), (REQUEST[0], ""), (REQUEST[1], "")]), "none");
+        assert_eq!(
+            found(&[(REQUEST[0], "https://runner/t?v=2"), (REQUEST[1], "s")]),
+            "https://runner/t?v=2&audience=https%3A%2F%2Fcache%2Eexample%2Eorg"
+        );
+        assert_eq!(found(&[(VARIABLE, "jwt"), ("GITLAB_CI", "true")]), VARIABLE);
+        assert_eq!(found(&[(CIRCLE, "jwt")]), CIRCLE);
+        let buildkite = found(&[("BUILDKITE", "true")]);
+        assert!(
+            buildkite.contains("buildkite-agent") && buildkite.contains("https://cache.example.org"),
+            "{buildkite}"
+        );
+    }
+
+    #[test]
+    fn where_it_comes_from_is_written() {
+        assert_eq!("file:/run/token".parse(), Ok(Identity::File("/run/token".into())));
+        assert_eq!("env:JWT".parse(), Ok(Identity::Variable("JWT".to_owned())));
+        assert_eq!("command:a --b c".parse(), Ok(Identity::Command("a --b c".to_owned())));
+        assert!(["github", "file:", "", "auto:x"].iter().all(|text| text.parse::<Identity>().is_err()));
+    }
+
+    #[test]
+    fn secrets_are_not_sent_in_the_open() {
+        let safe = |url: &str| is_safe(&Url::parse(url).unwrap());
+        assert!(safe("https://cache.example.org") && safe("http://127.0.0.1:5000") && safe("http://localhost:1"));
+        assert!(!safe("http://cache.example.org") && !safe("http://127.0.0.1.example.org"));
+    }
+}

@@ -1,0 +1,274 @@
+//! What a job had from the cache and gave to it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use narval_install::human_bytes;
+use narval_install::watch::WatchReport;
+use narval_nix::HashPart;
+use serde_json::{Value, json};
+
+use super::near;
+use super::platform::Platform;
+use super::session::{Pushes, Session};
+use crate::Failure;
+use crate::args::client::OutputArgs;
+use crate::ui::json;
+use crate::ui::output::{counted, paths};
+
+/// The most lines of the log that are read: two for each path.
+const LINES_MAX: usize = 2_000_000;
+/// The most paths that are listed for people.
+const LISTED_MAX: usize = 50;
+
+/// What the job's Nix asked of the cache.
+#[derive(Default)]
+pub(super) struct Asked {
+    /// Paths that it has.
+    there: BTreeSet<HashPart>,
+    /// Paths that it does not have.
+    absent: BTreeSet<HashPart>,
+    nars: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Asked {
+    /// Reads the log of the server that stood between. A line that is none of its own is skipped.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn read(log: &Path) -> Result<Self, Failure> {
+        let mut asked = Self::default();
+        let failed = |error: std::io::Error| Failure::of_file(&log.display().to_string(), &error);
+        let file = match File::open(log) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(asked),
+            file => file.map_err(failed)?,
+        };
+        for line in BufReader::new(file).lines().take(LINES_MAX) {
+            asked.add(&line.map_err(failed)?);
+        }
+        Ok(asked)
+    }
+
+    fn add(&mut self, line: &str) -> Option<()> {
+        let entry: Value = serde_json::from_str(line).ok()?;
+        let target = entry.get("request")?.as_str()?.strip_prefix("GET /")?.split([' ', '?']).next()?;
+        let status = entry.get("status")?.as_u64()?;
+        if let Some(part) = target.strip_suffix(".narinfo") {
+            let part = HashPart::parse(part.as_bytes()).ok()?;
+            if status == 200 {
+                self.absent.remove(&part);
+                self.there.insert(part);
+            } else if status == 404 && !self.there.contains(&part) {
+                self.absent.insert(part);
+            }
+        } else if target.starts_with("nar/") && status == 200 && entry.get("aborted")?.as_bool() == Some(false) {
+            self.nars += 1;
+            self.bytes += entry.get("bytes")?.as_u64()?;
+            self.seconds += entry.get("seconds")?.as_f64()?;
+        }
+        Some(())
+    }
+}
+
+/// The summary of a job.
+pub(super) struct Summary {
+    cache: String,
+    is_substituter: bool,
+    asked: Asked,
+    pushes: Pushes,
+    /// Seconds from the end of the command to that of the pushes.
+    waited: f64,
+    /// The exit code of the command.
+    code: Option<u8>,
+}
+
+impl Summary {
+    /// Ends a session, which may take this long, and says what it was.
+    ///
+    /// # Errors
+    /// Its files cannot be read.
+    pub(super) fn of(session: Session, deadline: Duration, code: Option<u8>) -> Result<Self, Failure> {
+        let (cache, is_substituter, begun) = (session.cache.clone(), session.nix_config.is_some(), Instant::now());
+        let (pushes, folder) = session.end(deadline);
+        let waited = begun.elapsed().as_secs_f64();
+        let asked = Asked::read(&near::access_log(&folder))?;
+        Ok(Self { cache, is_substituter, asked, pushes, waited, code })
+    }
+
+    /// Shows it.
+    pub(super) fn show(&self, output: OutputArgs) {
+        let platform = Platform::of_process();
+        if let Some(warning) = self.warning() {
+            platform.warn(&warning);
+        }
+        if !output.quiet {
+            platform.show(&self.markdown(), &self.text());
+        }
+        if output.json {
+            json::summary(self.json());
+        }
+    }
+
+    const fn report(&self) -> Option<&WatchReport> {
+        match &self.pushes {
+            Pushes::Done(report) => Some(report),
+            _ => None,
+        }
+    }
+
+    /// What is wrong, for a warning.
+    pub(super) fn warning(&self) -> Option<String> {
+        match &self.pushes {
+            Pushes::None => None,
+            Pushes::Unknown => Some(format!("{} did not answer in time: not all that was built is there", self.cache)),
+            Pushes::Failed(reason) => Some(format!("what was built is not pushed: {reason}")),
+            Pushes::Done(report) if report.left == 0 && report.failures.is_empty() => None,
+            Pushes::Done(report) => {
+                let why = report.failures.first().map_or_else(|| "no time was left".to_owned(), Clone::clone);
+                Some(format!("{} not pushed: {why}", paths(report.left)))
+            }
+        }
+    }
+
+    /// Why a path that was built did not come from the cache.
+    fn why_built(&self, part: &HashPart) -> &'static str {
+        match () {
+            () if !self.is_substituter => "the cache was not asked",
+            () if self.asked.there.contains(part) => "the cache has it",
+            () if self.asked.absent.contains(part) => "not in the cache",
+            () => "not asked for",
+        }
+    }
+
+    /// One object.
+    pub(super) fn json(&self) -> Value {
+        let report = self.report();
+        let built = report.iter().flat_map(|report| &report.delivered);
+        let built: Vec<Value> =
+            built.map(|path| json!({"path": path.to_string(), "why": self.why_built(&path.hash_part())})).collect();
+        json!({
+            "cache": self.cache, "exit_code": self.code, "waited_seconds": self.waited, "substituter": self.is_substituter,
+            "hits": self.asked.there.len(), "misses": self.asked.absent.len(), "nars": self.asked.nars,
+            "bytes_fetched": self.asked.bytes, "seconds_fetching": self.asked.seconds,
+            "pushed": report.map(|report| report.pushed), "already": report.map(|report| report.already),
+            "bytes_sent": report.map(|report| report.sent), "left": report.map(|report| report.left),
+            "built": built, "warning": self.warning(),
+        })
+    }
+
+    /// One or two lines.
+    pub(super) fn text(&self) -> String {
+        let Asked { there, absent, nars, bytes, .. } = &self.asked;
+        let mut text = match self.is_substituter {
+            true => format!(
+                "narval ci: {}: {} there, {} not; fetched {} ({})\n",
+                self.cache,
+                paths(there.len()),
+                absent.len(),
+                counted(*nars, "NAR"),
+                human_bytes(*bytes)
+            ),
+            false => format!("narval ci: {} was not asked for paths\n", self.cache),
+        };
+        if let Some(report) = self.report() {
+            // Nobody can read what it was not written to.
+            let _ = writeln!(
+                text,
+                "narval ci: built {}; pushed {} ({}), already there {}, {:.1} s after the end of the command",
+                report.delivered.len(),
+                paths(report.pushed),
+                human_bytes(report.sent),
+                report.already,
+                self.waited
+            );
+        }
+        text
+    }
+
+    /// For a page of the platform.
+    pub(super) fn markdown(&self) -> String {
+        let Asked { there, absent, nars, bytes, seconds } = &self.asked;
+        let mut text = format!("### Narval: {}\n\n| | |\n|---|---|\n", escaped(&self.cache));
+        let mut row = |name: &str, value: String| {
+            let _ = writeln!(text, "| {name} | {value} |");
+        };
+        if self.is_substituter {
+            row("paths that it has", there.len().to_string());
+            row("paths that it does not have", absent.len().to_string());
+            row("fetched", format!("{}, {} in {seconds:.1} s", counted(*nars, "NAR"), human_bytes(*bytes)));
+        }
+        if let Some(report) = self.report() {
+            row("built", report.delivered.len().to_string());
+            row("pushed", format!("{}, {}", paths(report.pushed), human_bytes(report.sent)));
+            row("already there", report.already.to_string());
+            row("waited after the end of the command", format!("{:.1} s", self.waited));
+        }
+        if let Some(warning) = self.warning() {
+            row("**warning**", escaped(&warning));
+        }
+        let built: Vec<_> = self.report().iter().flat_map(|report| &report.delivered).collect();
+        if !built.is_empty() {
+            text.push_str("\n<details><summary>What was built, and why</summary>\n\n| path | why |\n|---|---|\n");
+            for path in built.iter().take(LISTED_MAX) {
+                let why = self.why_built(&path.hash_part());
+                let _ = writeln!(text, "| `{path}` | {why} |");
+            }
+            if built.len() > LISTED_MAX {
+                let _ = writeln!(text, "| and {} more | |", built.len() - LISTED_MAX);
+            }
+            text.push_str("\n</details>\n");
+        }
+        text
+    }
+}
+
+/// A text in a cell of a table.
+fn escaped(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '<' => "&lt;".to_owned(),
+            '&' => "&amp;".to_owned(),
+            '|' | '`' | '*' | '_' | '[' | ']' | '\\' => format!("\\{c}"),
+            c if c.is_control() => " ".to_owned(),
+            c => c.to_string(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_says_what_was_there() {
+        let (one, other) = ("0".repeat(32), "1".repeat(32));
+        let mut asked = Asked::default();
+        let line = |request: &str, status: u16| {
+            json!({"request": request, "status": status, "bytes": 10, "seconds": 0.5, "aborted": false}).to_string()
+        };
+        for (request, status) in [
+            (format!("GET /{one}.narinfo HTTP/1.1"), 404),
+            (format!("GET /{one}.narinfo HTTP/1.1"), 200),
+            (format!("GET /{other}.narinfo HTTP/1.1"), 404),
+            (format!("HEAD /{other}.narinfo HTTP/1.1"), 200),
+            ("GET /nar/x.nar.zst HTTP/1.1".to_owned(), 200),
+            ("GET /nar/x.nar.zst HTTP/1.1".to_owned(), 404),
+            ("GET /nix-cache-info HTTP/1.1".to_owned(), 200),
+        ] {
+            asked.add(&line(&request, status));
+        }
+        asked.add("no JSON");
+        assert_eq!((asked.there.len(), asked.absent.len(), asked.nars, asked.bytes), (1, 1, 1, 10));
+    }
+
+    #[test]
+    fn texts_of_others_are_text() {
+        assert_eq!(escaped("a|b\n<img>`x`"), "a\\|b &lt;img>\\`x\\`");
+    }
+}
