@@ -226,7 +226,7 @@ pub(crate) fn names_error(channel: &Channel, source: NamesError) -> Error {
     Error::Names { channel: channel.name.clone(), source }
 }
 
-fn fetch_error(channel: &Channel, what: &str, source: HttpError) -> Error {
+pub(super) fn fetch_error(channel: &Channel, what: &str, source: HttpError) -> Error {
     CacheError::Fetch { cache: channel.name.clone(), what: what.to_owned(), source }.into()
 }
 
@@ -346,7 +346,7 @@ fn make(
 }
 
 /// A file of a channel, decompressed; also if a server has done that already.
-fn decoded<'a>(
+pub(super) fn decoded<'a>(
     file: CacheFile,
     compression: &Compression,
     work: &'a Work,

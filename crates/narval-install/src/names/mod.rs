@@ -10,6 +10,7 @@ mod distinction;
 mod evidence;
 mod exact;
 mod learnt;
+mod programs;
 mod records;
 mod resolve;
 
@@ -17,4 +18,5 @@ pub(crate) use caches::escaped;
 pub use caches::{Candidate, Found, Query, Upgrade, Upgrades, find, named, query_for, search, sort, upgrades};
 pub use channel::{CHANNEL_DEFAULT, Channel, NamesFolder, Refreshed};
 pub use exact::prepare_exact;
+pub use programs::Programs;
 pub use resolve::{Asked, ChannelNames, Output, Resolution, Resolved, SourceOfName, Variant, machine_system};

@@ -9,5 +9,6 @@ mod channels;
 mod exact;
 mod place;
 mod profile;
+mod programs;
 mod project;
 mod resolving;
