@@ -26,6 +26,9 @@ const DAY: u64 = 24 * 60 * 60;
 /// The number of paths read from the index at a time.
 const LIST_STEP: usize = 4096;
 
+/// Hash parts in one statement.
+const PARTS_STEP: usize = 65_536;
+
 /// Identifies a state for caching results: if two stamps are equal, nothing has changed that a reader of any cache of
 /// the folder can see. Take it before the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -320,6 +323,40 @@ impl Cache {
         })?;
         // By hash part, and so by base name.
         Ok(listed)
+    }
+
+    /// The hash parts of all paths, and up to which point of the cache's history they are complete; `None` if there are more than `max`, or
+    /// if the history cannot be followed, because other servers write to it. Paths that come meanwhile may be left out: they are after that point.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn all_parts(&self, max: usize) -> Result<Option<(u64, Vec<HashPart>)>, IndexError> {
+        if self.is_shared() {
+            return Ok(None);
+        }
+        let (last, mut all, mut after) = (self.index().last_id()?, Vec::new(), String::new());
+        while all.len() <= max {
+            let parts = self.index().parts(self.id(), &after, PARTS_STEP)?;
+            let Some(end) = parts.last().filter(|_| parts.len() == PARTS_STEP) else {
+                all.extend(parts);
+                return Ok(Some((last.cast_unsigned(), all)).filter(|(_, all)| all.len() <= max));
+            };
+            after = end.to_string();
+            all.extend(parts);
+        }
+        Ok(None)
+    }
+
+    /// The paths that came after a point of the cache's history, and up to which point; `None` if there are more than `max`.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn parts_since(&self, since: u64, max: usize) -> Result<Option<(u64, Vec<HashPart>)>, IndexError> {
+        let last = self.index().last_id()?;
+        // The last path may be gone since.
+        let ids = (since.cast_signed(), last.max(since.cast_signed()));
+        let parts = self.index().parts_between(self.id(), ids, max + 1)?;
+        Ok((parts.len() <= max).then_some((ids.1.cast_unsigned(), parts)))
     }
 
     /// Each path, sorted by hash part. Paths that come or go meanwhile may be left out.

@@ -5,7 +5,7 @@
 //!
 //! - [`StorePath`], [`StoreDir`], [`HashPart`]: names of paths. [`struct@Hash`], [`nix32`]: hashes in all of Nix's encodings.
 //! - [`NarInfo`], [`CacheInfo`], [`Listing`]: the files of a binary cache. [`realisation`], [`derivation`]: outputs.
-//! - [`release`]: names that a cache gives to paths.
+//! - [`release`]: names that a cache gives to paths. [`presence`]: what a cache has, as a filter.
 //! - [`SecretKey`], [`PublicKey`], [`TrustedKeys`], [`Signature`]: who vouches for a path. [`ContentAddress`],
 //!   [`ContentsCheck`]: paths whose name follows from their contents.
 //! - [`nar`]: NARs, written and parsed piece by piece, in bounded memory. [`ClosureWalk`]: visits each path of a closure once.
@@ -46,6 +46,7 @@ pub mod nar;
 pub mod narinfo;
 mod package;
 pub mod path_info;
+pub mod presence;
 pub mod realisation;
 pub mod release;
 mod signing;

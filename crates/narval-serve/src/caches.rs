@@ -109,7 +109,7 @@ fn host_name(host: &str) -> Cow<'_, str> {
 }
 
 /// Names that no cache below `/` may have: the first components of the paths that the cache at `/` answers, and files that browsers request.
-const RESERVED: [&str; 21] = [
+const RESERVED: [&str; 22] = [
     "_narval",
     "api",
     "assets",
@@ -125,6 +125,7 @@ const RESERVED: [&str; 21] = [
     "metrics",
     "nar",
     "nix-cache-info",
+    "presence-v1",
     "push",
     "ready",
     "realisations",

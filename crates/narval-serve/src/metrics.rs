@@ -34,13 +34,14 @@ pub(crate) enum RouteLabel {
     Listing,
     BuildTrace,
     Batch,
+    Presence,
     Push,
     Peer,
     Other,
 }
 
-const ROUTES: [&str; 10] =
-    ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "push", "peer", "other"];
+const ROUTES: [&str; 11] =
+    ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "presence", "push", "peer", "other"];
 
 /// All counters. Request counters are looked up once, so that counting is one addition.
 pub(crate) struct Metrics {

@@ -31,6 +31,7 @@ use crate::nar::packed;
 use crate::page::{self, Page, View, Visit, session};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::Narinfos;
+use crate::routes::presence::Presence;
 use crate::routes::table::{self, PushRoute, Route};
 use crate::state::ServerState;
 use crate::upload::{Uploads, no_cache};
@@ -90,6 +91,8 @@ pub(crate) struct Shared {
     metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
+    /// The filter of the paths that it has, if it publishes one.
+    presence: Option<Arc<Presence>>,
     /// See [`Service::take_effect`].
     sign_secrets: Vec<SecretKey>,
     /// The page for browsers, if enabled.

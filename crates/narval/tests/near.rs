@@ -9,9 +9,9 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use support::{NARVAL, Server, Store};
+use support::{NARVAL, Nix, Server, Store, hash_part};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -89,4 +89,75 @@ fn a_fetch_lasts_as_long_as_a_client_waits_for_it() {
     assert!(closed.recv_timeout(Duration::from_secs(5)).is_err(), "the other client waits");
     drop(two);
     closed.recv_timeout(PATIENCE).unwrap();
+}
+
+/// A cache that takes uploads and signs them, with the log of its requests.
+fn written(store: &Store, args: &[&str]) -> Server {
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("up"));
+    command.arg("--access-log").arg(store.path("up.log")).args(args);
+    Server::start(command, &[])
+}
+
+/// `nix copy` of a path to a cache.
+fn push(store: &Store, cache: &Server, path: &str) {
+    let mut create = Command::new(NARVAL);
+    create.args(["token", "create", "--push", "--sign", &hash_part(path)[..8], "--data"]).arg(store.path("up"));
+    let (netrc, token) = (store.path("netrc"), support::stdout(create.output().unwrap()));
+    std::fs::write(&netrc, format!("machine 127.0.0.1 login any password {token}\n")).unwrap();
+    let (to, from) = (cache.url(), store.uri());
+    let args = ["copy", "--to", &to, "--from", &from, "--option", "netrc-file", netrc.to_str().unwrap(), path];
+    support::stdout(Nix::Newest.nix(store.dir.path(), &args));
+}
+
+/// What an upstream does not have by its presence filter is not asked for, and what it gets is found a second later, also if it was asked
+/// for just before.
+#[test]
+fn what_an_upstream_lacks_is_not_asked_for() {
+    const ABSENT: usize = 300;
+    let store = Store::new();
+    let (file, key) = store.key("up-1");
+    let upstream = written(&store, &["--sign-key", file.to_str().unwrap()]);
+    assert!(upstream.get("/nix-cache-info").text().contains("\nPresenceFilter: presence-v1\n"));
+    let (old, new) = (store.add_file("old", "old"), store.add_file("new", "new"));
+    push(&store, &upstream, &old);
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(store.path("near"));
+    command.args(["--upstream", &upstream.url(), "--upstream-key", &key]);
+    let near = Server::start(command, &[]);
+    let narinfo = |path: &str| near.get(&format!("/{}.narinfo", hash_part(path))).status;
+    let absent = |at: usize| narinfo(&format!("/nix/store/{}{at:04}-absent", "x".repeat(28)));
+    let filtered = || near.get("/metrics").figure("narval_upstream_filtered_total").unwrap();
+    let asked = || {
+        let log = std::fs::read_to_string(store.path("up.log")).unwrap();
+        log.lines().filter(|line| line.contains(".narinfo")).count()
+    };
+    let until = Instant::now() + PATIENCE;
+    while filtered() == 0 {
+        assert_eq!(absent(0), 404);
+        assert!(Instant::now() < until, "{} {}", near.log(), upstream.log());
+        thread::sleep(Duration::from_millis(50));
+    }
+    let (before, of_filter) = (asked(), filtered());
+    for at in 1..=ABSENT {
+        assert_eq!(absent(at), 404);
+    }
+    let (asked, by_filter) = (asked() - before, filtered() - of_filter);
+    // One in 256 is wrongly present.
+    assert!(asked <= 10 && by_filter as usize + asked >= ABSENT, "{asked} {by_filter}");
+    assert_eq!((narinfo(&old), narinfo(&new)), (200, 404));
+    push(&store, &upstream, &new);
+    thread::sleep(Duration::from_millis(1100));
+    assert_eq!(narinfo(&new), 200, "{}", near.log());
+}
+
+/// A filter tells who has what: only those who may read get it, and a cache with more sources than its own has none.
+#[test]
+fn a_presence_filter_is_for_those_who_may_read() {
+    let store = Store::new();
+    let private = written(&store, &["--private"]);
+    assert_eq!(private.get("/presence-v1").status, 401);
+    let live = Server::narval(&store, &[]);
+    assert_eq!(live.get("/presence-v1").status, 404);
+    assert!(!live.get("/nix-cache-info").text().contains("PresenceFilter"));
 }

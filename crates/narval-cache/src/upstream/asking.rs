@@ -10,6 +10,8 @@ use super::question::{NoAnswer, PATIENCE, Patience, Question};
 use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
+use super::standing::health::Standing;
+use super::standing::presence::Says;
 use super::{ABSENT_FOR, Unavailable};
 
 impl Shared {
@@ -74,17 +76,44 @@ impl Shared {
             Patience::Client => self.absent_after(),
             Patience::Push => PATIENCE,
         };
-        let asked = race(&self.remotes_for(&hash_part), &self.hedges, Pace::ranked(within), move |remote| {
-            remote.narinfo(hash_part)
-        })?;
+        let all = self.remotes_for(&hash_part);
+        let mut remotes = all.clone();
+        // A push waits for the answer itself.
+        if patience == Patience::Client {
+            remotes.retain(|remote| !self.lacks(remote, &hash_part));
+        }
+        let asked = race(&remotes, &self.hedges, Pace::ranked(within), move |remote| remote.narinfo(hash_part))?;
         let Some((remote, info)) = asked else {
-            self.note_absent(hash_part.as_str());
+            // What a filter says holds for this moment.
+            if remotes.len() == all.len() {
+                self.note_absent(hash_part.as_str());
+            }
             return Ok(None);
         };
         let known = self.remember(info, &remote);
         self.keep(&known);
         self.ahead.references(&known.info);
         Ok(Some(known))
+    }
+
+    /// Whether an upstream does not have a path, as far as its presence filter says so for certain.
+    fn lacks(&self, remote: &Arc<Remote>, hash_part: &HashPart) -> bool {
+        let within = self.absent_after() / 2;
+        let mut says = remote.presence_of(hash_part);
+        if says == Says::WasAbsent && remote.standing() == Standing::Good {
+            remote.presence.check(within, |check| {
+                let check = Arc::new(check);
+                let ask = move |remote: &Arc<Remote>| remote.check_presence(&check);
+                if race(std::slice::from_ref(remote), &self.hedges, Pace::ranked(within), ask).is_err() {
+                    remote.presence.gives_up();
+                }
+            });
+            says = remote.presence_of(hash_part);
+        }
+        if says == Says::Absent {
+            remote.counts.filtered();
+        }
+        says == Says::Absent
     }
 
     /// Remembers the names of paths that some upstream is not asked for: a client asks for a hash part alone.

@@ -1,6 +1,7 @@
 //! Requests to one upstream.
 
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_client::{Bounds, Budget, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
@@ -12,6 +13,7 @@ use super::options::{NamePattern, UpstreamOptions};
 use super::said::Said;
 use super::standing::counts::{Asked, Counts};
 use super::standing::health::{Health, Standing};
+use super::standing::presence::{Asking, Check, Presence, Says};
 use super::{ASKED_MAX, RETRIES_SHARE, Unavailable};
 use crate::cache::Patience;
 use crate::lookup::Trust;
@@ -30,6 +32,7 @@ pub(super) struct Remote {
     deltas: OnceLock<bool>,
     pub(super) counts: Counts,
     pub(super) health: Health,
+    pub(super) presence: Presence,
     /// For threads that wait for it.
     pub(super) asked: Permits,
     /// How long a NAR may make no progress.
@@ -76,6 +79,7 @@ impl Remote {
             deltas: OnceLock::new(),
             counts: Counts::default(),
             health: Health::default(),
+            presence: Presence::default(),
             asked: Permits::new(ASKED_MAX),
             stall_timeout,
             skip,
@@ -190,6 +194,37 @@ impl Remote {
                 Said::Failed(Unavailable::new(5, error.to_string()))
             }
         }
+    }
+
+    /// What its presence filter says of a path. The filter is fetched by a thread of its own.
+    pub(super) fn presence_of(self: &Arc<Self>, hash_part: &HashPart) -> Says {
+        self.presence.says(hash_part, || {
+            let remote = Arc::clone(self);
+            let load = move || remote.asking(&remote.nars).load(&remote.presence);
+            if let Err(error) = thread::Builder::new().name("presence".into()).spawn(load) {
+                tracing::error!("upstreams: no thread to fetch the filter of {}: {error}", self.url());
+                self.presence.is_not_loaded();
+            }
+        })
+    }
+
+    /// Asks what it got since its presence filter was made.
+    pub(super) fn check_presence(self: &Arc<Self>, check: &Check) -> Said<()> {
+        match self.asking(self.cache.client()).changes(check) {
+            Ok(changes) => {
+                self.presence.take(check, changes);
+                Said::Has(())
+            }
+            Err(error) => {
+                self.has_failed(error.retry_after());
+                Said::Failed(Unavailable::new(5, error.to_string()))
+            }
+        }
+    }
+
+    fn asking<'a>(&'a self, client: &'a Client) -> Asking<'a> {
+        let Trust { check_signatures, keys, store_dir, .. } = &self.trust;
+        Asking { client, cache: self.url(), store_dir, keys: check_signatures.then_some(keys) }
     }
 
     /// Records a failure. A thread finds out when it answers again.

@@ -95,6 +95,11 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
             ("narval_upstream_late", "Requests that an upstream did not answer in time", upstream.late),
             ("narval_upstream_hedges", "Requests that were made because another upstream took long", upstream.hedges),
             ("narval_upstream_used", "Answers of an upstream that were used", upstream.used),
+            (
+                "narval_upstream_filtered",
+                "Narinfos that an upstream was not asked for, by its presence filter",
+                upstream.filtered,
+            ),
         ] {
             families.add(Named::counter(name, help), &labels, count);
         }

@@ -6,7 +6,7 @@ use narval_http::{Prepared, StatusCode};
 use narval_keep::Cache;
 use narval_nix::{CacheInfo, SecretKey, StoreDir};
 
-use super::batch;
+use super::{batch, presence};
 use crate::prepared::prepared;
 use crate::upload::push;
 use crate::{Config, Face};
@@ -17,7 +17,12 @@ const PUBLIC_KEY: &str = "PublicKey";
 const DELTAS: (&str, &str) = ("NarDeltas", "dcz");
 
 /// The answer, which never changes while the service runs.
-pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, written: Option<&Cache>) -> Arc<Prepared> {
+pub(crate) fn prepare(
+    config: &Config,
+    store_dir: &StoreDir,
+    written: Option<&Cache>,
+    has_filter: bool,
+) -> Arc<Prepared> {
     // Clients ignore unknown keys.
     let mut unknown = Vec::new();
     if config.face == Face::Narval {
@@ -27,6 +32,9 @@ pub(crate) fn prepare(config: &Config, store_dir: &StoreDir, written: Option<&Ca
     }
     if config.sends_deltas() {
         unknown.push((DELTAS.0.to_owned(), DELTAS.1.to_owned()));
+    }
+    if has_filter {
+        unknown.push((presence::CACHE_INFO_KEY.to_owned(), presence::PATH.to_owned()));
     }
     if let Some(cache) = written {
         unknown.push((push::CACHE_INFO_KEY.to_owned(), push::PATH.to_owned()));

@@ -6,8 +6,8 @@ use narval_keep::PEER_PATH;
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 
-use super::batch;
 use super::releases::ReleaseRoute;
+use super::{batch, presence};
 use crate::Face;
 use crate::metrics::RouteLabel;
 use crate::page::{self, PageRoute, View};
@@ -38,6 +38,8 @@ pub(crate) enum Route<'a> {
     DebugInfo(&'a str),
     /// `/batch-lookup-v1`
     Batch,
+    /// `/presence-v1`
+    Presence,
     /// A path of no known kind, which a later Nix may have uploaded, without its first `/`
     Other(&'a str),
     /// `/releases…`
@@ -151,6 +153,7 @@ impl<'a> Route<'a> {
             Self::Listing(_) => RouteLabel::Listing,
             Self::BuildTrace(_) | Self::Realisation(_) => RouteLabel::BuildTrace,
             Self::Batch => RouteLabel::Batch,
+            Self::Presence => RouteLabel::Presence,
             Self::Push(_) => RouteLabel::Push,
             Self::Peer(_) => RouteLabel::Peer,
             Self::DebugInfo(_)
@@ -185,6 +188,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
         "ready" => return Route::Ready,
         "metrics" => return Route::Metrics,
         batch::PATH => return Route::Batch,
+        presence::PATH => return Route::Presence,
         _ => {}
     }
     if let Some(stem) = path.strip_suffix(LISTING).filter(|stem| !stem.contains('/')) {

@@ -20,6 +20,7 @@ use crate::narinfo::memo::Memo;
 use crate::page::{Page, Places};
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
+use crate::routes::presence::Presence;
 use crate::routes::{narinfo, nix_cache_info};
 use crate::state::ServerState;
 use crate::upload::Uploads;
@@ -48,8 +49,9 @@ impl Service {
         let name = sources.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default();
         let metrics = state.metrics(&name);
         let store_dir = store_dir_of(&sources)?;
-        let cache_info =
-            nix_cache_info::prepare(&config, &store_dir, sources.written.as_ref().map(|written| &written.cache));
+        let presence = Presence::of(&sources, &config, &store_dir).map(Arc::new);
+        let written_cache = sources.written.as_ref().map(|written| &written.cache);
+        let cache_info = nix_cache_info::prepare(&config, &store_dir, written_cache, presence.is_some());
         let (face, prefix) = (config.face, config.prefix.clone());
         let sign_keys: Vec<_> = config.sign_keys.iter().map(SecretKey::public_key).collect();
         let (wants_page, priority) = (config.page && face == Face::Narval, config.priority);
@@ -119,6 +121,7 @@ impl Service {
                 deltas,
                 metrics,
                 cache_info,
+                presence,
                 sign_secrets,
                 page,
                 state: state.clone(),

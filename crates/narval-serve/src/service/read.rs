@@ -30,7 +30,7 @@ impl Shared {
                 small(SmallKind::BuildTrace, &format!("{}/{}.doi", key.drv_path, key.output_name))
             }
             Route::Realisation(id) => small(SmallKind::Realisation, &format!("{id}.doi")),
-            Route::Nar(_) | Route::UpstreamNar(_) | Route::Batch => Err(ServeError::NoPath),
+            Route::Nar(_) | Route::UpstreamNar(_) | Route::Batch | Route::Presence => Err(ServeError::NoPath),
             route => self.read(route, request),
         }
     }
@@ -98,6 +98,7 @@ impl Shared {
                 releases::answer(&written.cache, &route, &head)
             }
             Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
+            Route::Presence => self.presence.as_ref().ok_or(ServeError::NoRoute)?.answer(&head),
             Route::Metrics => self.measured(&head),
             Route::Health => Ok(health::answer(
                 self.live.as_ref().map(|live| &*live.store),

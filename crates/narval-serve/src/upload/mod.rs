@@ -124,7 +124,8 @@ impl Uploads {
             Route::Nar(_) | Route::UpstreamNar(_) | Route::Invalid => return Err(ServeError::Invalid),
             Route::Peer(_) => return Err(ServeError::Method("GET")),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
-            Route::Health
+            Route::Presence
+            | Route::Health
             | Route::Ready
             | Route::Metrics
             | Route::Index

@@ -17,6 +17,7 @@ pub(in crate::upstream) struct Counts {
     late: AtomicU64,
     hedges: AtomicU64,
     used: AtomicU64,
+    filtered: AtomicU64,
     saved_micros: AtomicU64,
     /// By the bound that they did not exceed; the last one counts the rest.
     times: [AtomicU64; SECONDS.len() + 1],
@@ -52,6 +53,8 @@ pub struct UpstreamFigures {
     pub hedges: u64,
     /// Answers of it that were used.
     pub used: u64,
+    /// Narinfos that it was not asked for, because its presence filter does not have them.
+    pub filtered: u64,
     /// How much longer clients would have waited for it, if no other upstream had been asked.
     pub saved: Duration,
     /// The mean time of an answer, the last ones counting most; `None` before the first.
@@ -115,6 +118,11 @@ impl Counts {
         self.used.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a narinfo that it was not asked for.
+    pub(in crate::upstream) fn filtered(&self) {
+        self.filtered.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts an answer, or a failure, that came so much later than the answer that was used.
     pub(in crate::upstream) fn saved(&self, time: Duration) {
         self.saved_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(0), Ordering::Relaxed);
@@ -142,6 +150,7 @@ impl Counts {
             late: get(&self.late),
             hedges: get(&self.hedges),
             used: get(&self.used),
+            filtered: get(&self.filtered),
             saved: Duration::from_micros(get(&self.saved_micros)),
             usual,
             found: get(&self.found),

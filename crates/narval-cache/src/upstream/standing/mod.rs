@@ -2,4 +2,5 @@
 
 pub(in crate::upstream) mod counts;
 pub(in crate::upstream) mod health;
+pub(in crate::upstream) mod presence;
 pub(in crate::upstream) mod probe;

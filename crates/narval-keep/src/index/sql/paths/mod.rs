@@ -44,6 +44,9 @@ statements! {
     LIST(Int, Text, Int) = concat!(
         listed!(), " from narval.paths p ", with_files!(), " where p.cache = $1 and p.hash_part > $2 order by p.hash_part limit $3"
     );
+    PARTS(Int, Text, Int) = "select hash_part from narval.paths where cache = $1 and hash_part > $2 order by hash_part limit $3";
+    LAST() = "select coalesce(max(id), 0) from narval.paths";
+    SINCE(Int, Int, Int, Int) = "select hash_part from narval.paths where id > $2 and id <= $3 and cache = $1 order by id limit $4";
     REFERRERS(Int, Text) = "select p.hash_part from narval.refs r join narval.paths p on p.id = r.referrer \
          where r.reference = $2 and p.cache = $1 and p.hash_part <> $2 order by p.path";
 }
@@ -134,6 +137,26 @@ impl dyn Index + '_ {
     /// At most this many paths, sorted by hash part, after the given one.
     pub(crate) fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
         self.read(Reading::Some, |tx| tx.all(&LIST, &args![cache, after, max], listed))
+    }
+
+    /// At most this many hash parts, sorted, after the given one.
+    pub(crate) fn parts(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<HashPart>, IndexError> {
+        self.read(Reading::Some, |tx| tx.all(&PARTS, &args![cache, after, max], |row| row.parsed(0)))
+    }
+
+    /// The last id of a path, of whichever cache. Ids only grow; where several servers write, not in the order in which paths become visible.
+    pub(crate) fn last_id(&self) -> Result<i64, IndexError> {
+        self.read(Reading::Some, |tx| Ok(tx.first(&LAST, &[], |row| row.get(0))?.unwrap_or(0)))
+    }
+
+    /// At most this many paths whose ids are after one and up to another.
+    pub(crate) fn parts_between(
+        &self,
+        cache: CacheId,
+        ids: (i64, i64),
+        max: usize,
+    ) -> Result<Vec<HashPart>, IndexError> {
+        self.read(Reading::Some, |tx| tx.all(&SINCE, &args![cache, ids.0, ids.1, max], |row| row.parsed(0)))
     }
 
     /// The referrers of a path, without itself.

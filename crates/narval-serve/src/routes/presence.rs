@@ -1,0 +1,144 @@
+//! `GET /presence-v1`: the filter of the paths that the cache has, and what it got since. The format is in `docs/presence-filters.md`.
+
+use std::time::{Duration, Instant};
+
+use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
+use narval_http::{Body, Bytes, HeadRef, HeaderValue, Response, StatusCode, header};
+use narval_keep::Cache;
+use narval_nix::presence::{CHANGES_MAX, Changes, Filter, PATHS_MAX, Snapshot, key};
+use narval_nix::{SecretKey, StoreDir};
+use parking_lot::Mutex;
+
+use crate::error::ServeError;
+use crate::{Config, Face, Sources};
+
+/// The key in `nix-cache-info` that tells clients where the filter is.
+pub(crate) const CACHE_INFO_KEY: &str = "PresenceFilter";
+/// Its value.
+pub(crate) const PATH: &str = "presence-v1";
+
+/// After how many changes a new filter is made: as many as clients get at once, or a part of the paths, if that is more.
+const CHANGES_PART: usize = 16;
+/// After which time a new filter is made, if anything has changed: paths that were removed are in the old one.
+const AGE_MAX: Duration = Duration::from_secs(3600);
+
+/// The filter of a cache.
+pub(crate) struct Presence {
+    cache: Cache,
+    store_dir: StoreDir,
+    sign_keys: Vec<SecretKey>,
+    /// Names the history that the numbers are of: another process may have seen another one.
+    instance: u64,
+    made: Mutex<Option<Made>>,
+}
+
+struct Made {
+    file: Bytes,
+    etag: HeaderValue,
+    sequence: u64,
+    paths: usize,
+    at: Instant,
+}
+
+impl Presence {
+    /// The filter of a service with these sources. One that has more than a writable cache publishes none: what is absent there may be in
+    /// its live store or its upstreams. Nor does one that shares its index with others, whose paths become visible in any order.
+    pub(crate) fn of(sources: &Sources, config: &Config, store_dir: &StoreDir) -> Option<Self> {
+        let alone = sources.store.is_none() && sources.upstreams.is_none() && config.face == Face::Narval;
+        let cache = &sources.written.as_ref().filter(|written| alone && !written.cache.is_shared())?.cache;
+        // Without random numbers there is no filter.
+        let nonce = SecretKey::generate("instance").ok()?.sign(b"");
+        Some(Self {
+            cache: cache.clone(),
+            store_dir: store_dir.clone(),
+            sign_keys: config.sign_keys.clone(),
+            instance: nonce.bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
+            made: Mutex::default(),
+        })
+    }
+
+    /// Answers with the filter, or with what came since: `?since=<instance>.<sequence>&nonce=<nonce>`.
+    pub(crate) fn answer(&self, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+        match head.query() {
+            None => self.snapshot(head),
+            Some(query) => self.changes(query),
+        }
+    }
+
+    /// The filter, which is made while nobody else makes it.
+    fn snapshot(&self, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+        let mut made = self.made.try_lock().ok_or(ServeError::Busy)?;
+        let is_old = match &*made {
+            None => true,
+            Some(made) => {
+                let changes_max = CHANGES_MAX.min((made.paths / CHANGES_PART).max(CHANGES_MAX / CHANGES_PART));
+                match self.cache.parts_since(made.sequence, changes_max)? {
+                    Some((sequence, _)) => made.at.elapsed() > AGE_MAX && sequence != made.sequence,
+                    None => true,
+                }
+            }
+        };
+        if is_old {
+            *made = Some(self.make()?);
+        }
+        let Some(Made { file, etag, .. }) = &*made else { return Err(ServeError::NoRoute) };
+        if evaluate(head, Some(&Validators { etag: Some(etag), last_modified: None })) == Outcome::NotModified {
+            return Ok(Response::new(StatusCode::NOT_MODIFIED).header(header::ETAG, etag.clone()));
+        }
+        Ok(answered(file.clone()).header(header::ETAG, etag.clone()))
+    }
+
+    fn make(&self) -> Result<Made, ServeError> {
+        let at = Instant::now();
+        // Too many paths for a filter: clients ask.
+        let (sequence, parts) = self.cache.all_parts(PATHS_MAX)?.ok_or(ServeError::NoRoute)?;
+        let filter = Filter::build(parts.iter().map(key).collect()).map_err(|error| {
+            tracing::error!("the presence filter of the cache '{}' cannot be made: {error}", self.cache.name());
+            ServeError::NoRoute
+        })?;
+        let file = Snapshot { instance: self.instance, sequence, filter }.render(&self.store_dir, &self.sign_keys);
+        tracing::info!(
+            "presence filter of the cache '{}': {} paths, {} bytes, {} ms",
+            self.cache.name(),
+            parts.len(),
+            file.len(),
+            at.elapsed().as_millis()
+        );
+        let etag = HeaderValue::from_str(&format!("\"{:016x}.{sequence}\"", self.instance));
+        let etag = etag.map_err(|_| ServeError::NoRoute)?;
+        Ok(Made { file: file.into(), etag, sequence, paths: parts.len(), at })
+    }
+
+    fn changes(&self, query: &str) -> Result<Response, ServeError> {
+        let wrong = ServeError::Batch("the query must be since=<instance>.<sequence>&nonce=<nonce>");
+        let Some((instance, since, nonce)) = parse(query) else { return Err(wrong) };
+        // The filter is of another process, or too much has come since: it is to be fetched again.
+        let changes = if instance == self.instance { self.cache.parts_since(since, CHANGES_MAX)? } else { None };
+        let Some((sequence, parts)) = changes else { return Ok(Response::new(StatusCode::GONE)) };
+        let keys = parts.iter().map(key).collect();
+        let changes = Changes { instance, since, sequence, nonce, keys };
+        Ok(answered(changes.render(&self.store_dir, &self.sign_keys).into()))
+    }
+}
+
+impl std::fmt::Debug for Presence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Presence").field("cache", &self.cache.name()).finish_non_exhaustive()
+    }
+}
+
+fn parse(query: &str) -> Option<(u64, u64, u64)> {
+    let (since, nonce) = query.strip_prefix("since=")?.split_once("&nonce=")?;
+    let (instance, since) = since.split_once('.')?;
+    let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16);
+    // An id has 63 bits.
+    let since = since.parse().ok().filter(|since| i64::try_from(*since).is_ok())?;
+    Some((hexadecimal(instance)?, since, hexadecimal(nonce)?))
+}
+
+fn answered(file: Bytes) -> Response {
+    Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-narval-presence"))
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+        .body(Body::bytes(file))
+}
