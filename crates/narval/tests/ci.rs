@@ -113,7 +113,10 @@ impl Runner {
     /// Runs a job, a command of a shell.
     fn job(&self, to: &str, options: &[&str], env: &[(&str, String)], script: &str) -> Job {
         let mut command = self.command(NARVAL);
-        command.args(["ci", "--json", "--deadline", "4s", "--to", to]).args(options);
+        command.args(["ci", "--json", "--to", to]).args(options);
+        if !options.contains(&"--deadline") {
+            command.args(["--deadline", "4s"]);
+        }
         command.args(["--", "/bin/sh", "-ec", script]).envs(env.iter().map(|(name, value)| (name, value)));
         let begun = Instant::now();
         Job::of(&command.output().unwrap(), begun.elapsed())
@@ -328,6 +331,18 @@ fn what_the_other_caches_have_is_not_pushed() {
         let job = runner.job(&target, &options, &[("NIX_CONFIG", config.clone())], &Runner::build("common alone"));
         assert_eq!((job.code, job.number("pushed")), (Some(0), pushed), "{}", job.said);
     }
+    // One that says nothing is not waited for, for each path.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = format!(
+        "sandbox = false\nbuild-users-group =\nsubstitute = false\nsubstituters = http://{}\n",
+        silent.local_addr().unwrap()
+    );
+    runner.forget();
+    std::fs::remove_dir_all(runner.path("target")).unwrap();
+    let names: Vec<_> = (0..30).map(|number| format!("many-{number}")).collect();
+    let options = ["--deadline", "15s"];
+    let job = runner.job(&target, &options, &[("NIX_CONFIG", config)], &Runner::build(&names.join(" ")));
+    assert_eq!((job.code, job.number("pushed")), (Some(0), 30), "{}", job.said);
 }
 
 /// The value of an input or a variable in a script of the folder `ci`.

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use narval_cache::{Caches, Wanted};
+use narval_cache::{CacheError, Caches, Wanted};
 use narval_client::{Client, Url};
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
 use parking_lot::Mutex;
@@ -13,29 +14,42 @@ const QUESTIONS_MAX: usize = 16;
 /// How many answers are remembered.
 const KNOWN_MAX: usize = 100_000;
 
+/// How long a cache that did not answer is not asked again.
+const REST: Duration = Duration::from_secs(60);
+
 /// Caches that clients use anyway. What they have, with the same contents and a trusted signature, need not be pushed.
 ///
 /// The caches are asked, by hash part. An answer is remembered for as long as this is: what a cache says that it has may be
-/// removed from it later, and what it does not have may come.
+/// removed from it later, and what it does not have may come. Give them a client that does not wait for long.
 pub struct Elsewhere {
-    urls: Vec<Url>,
+    caches: Vec<One>,
     client: Arc<Client>,
     keys: TrustedKeys,
     store_dir: StoreDir,
-    /// Opened when they are first asked; `None` if that failed.
-    opened: Mutex<Option<Option<Arc<Caches>>>>,
     known: Mutex<HashMap<StorePath, bool>>,
+}
+
+struct One {
+    url: Url,
+    state: Mutex<Opened>,
+}
+
+/// Whether a cache can be asked.
+enum Opened {
+    Not,
+    Ready(Arc<Caches>),
+    RestsUntil(Instant),
 }
 
 impl Elsewhere {
     /// These caches. Nothing is asked yet.
     pub fn new(urls: Vec<Url>, client: Arc<Client>, keys: TrustedKeys, store_dir: StoreDir) -> Self {
-        Self { urls, client, keys, store_dir, opened: Mutex::default(), known: Mutex::default() }
+        let caches = urls.into_iter().map(|url| One { url, state: Mutex::new(Opened::Not) }).collect();
+        Self { caches, client, keys, store_dir, known: Mutex::default() }
     }
 
     /// The paths that none of the caches has. One that cannot be asked counts as one that has nothing.
     pub(super) fn without(&self, infos: Vec<PathInfo>) -> Vec<PathInfo> {
-        let Some(caches) = self.caches() else { return infos };
         let known: Vec<Option<bool>> = {
             let known = self.known.lock();
             infos.iter().map(|info| known.get(&info.path).copied()).collect()
@@ -43,38 +57,76 @@ impl Elsewhere {
         let unknown: Vec<&PathInfo> =
             std::iter::zip(&infos, &known).filter(|(_, known)| known.is_none()).map(|(info, _)| info).collect();
         for several in unknown.chunks(QUESTIONS_MAX) {
-            let answers: Vec<bool> = std::thread::scope(|scope| {
-                let asked: Vec<_> = several.iter().map(|info| scope.spawn(|| has(&caches, info))).collect();
-                asked.into_iter().map(|asked| asked.join().unwrap_or(false)).collect()
+            let answers: Vec<Option<bool>> = std::thread::scope(|scope| {
+                let asked: Vec<_> = several.iter().map(|info| scope.spawn(|| self.is_there(info))).collect();
+                asked.into_iter().map(|asked| asked.join().ok().flatten()).collect()
             });
+            let answers = std::iter::zip(several, answers).filter_map(|(info, has)| Some((info.path.clone(), has?)));
             let mut known = self.known.lock();
             if known.len() + several.len() <= KNOWN_MAX {
-                known.extend(std::iter::zip(several.iter().map(|info| info.path.clone()), answers));
+                known.extend(answers);
             }
         }
         let known = self.known.lock();
         infos.into_iter().filter(|info| known.get(&info.path) != Some(&true)).collect()
     }
 
-    fn caches(&self) -> Option<Arc<Caches>> {
-        let mut opened = self.opened.lock();
-        let open = || match Caches::open(&self.urls, &self.client, &self.store_dir, self.keys.clone(), true) {
-            Ok(caches) => Some(Arc::new(caches)),
+    /// Whether one of the caches has a path; `None` if one that could not be asked may have it.
+    fn is_there(&self, info: &PathInfo) -> Option<bool> {
+        let mut answer = Some(false);
+        for cache in &self.caches {
+            match self.has(cache, info) {
+                Some(false) => {}
+                Some(true) => return Some(true),
+                None => answer = None,
+            }
+        }
+        answer
+    }
+
+    fn has(&self, cache: &One, info: &PathInfo) -> Option<bool> {
+        let found = self.open(cache)?.find(&Wanted::Path(info.path.clone()));
+        match found {
+            Ok(found) => Some(found.info.nar_hash == info.nar_hash),
+            Err(CacheError::NotFound { .. } | CacheError::Untrusted { .. } | CacheError::Mismatch { .. }) => {
+                Some(false)
+            }
             Err(error) => {
-                tracing::warn!("{error}; what it has is pushed as well");
+                cache.rest(&error);
                 None
             }
-        };
-        opened.get_or_insert_with(open).clone()
+        }
+    }
+
+    fn open(&self, cache: &One) -> Option<Arc<Caches>> {
+        let mut state = cache.state.lock();
+        match &*state {
+            Opened::Ready(caches) => return Some(Arc::clone(caches)),
+            Opened::RestsUntil(until) if Instant::now() < *until => return None,
+            Opened::Not | Opened::RestsUntil(_) => {}
+        }
+        let url = std::slice::from_ref(&cache.url);
+        match Caches::open(url, &self.client, &self.store_dir, self.keys.clone(), true).map(Arc::new) {
+            Ok(caches) => {
+                *state = Opened::Ready(Arc::clone(&caches));
+                Some(caches)
+            }
+            Err(error) => {
+                drop(state);
+                cache.rest(&error);
+                None
+            }
+        }
     }
 }
 
-fn has(caches: &Caches, info: &PathInfo) -> bool {
-    match caches.find(&Wanted::Path(info.path.clone())) {
-        Ok(found) => found.info.nar_hash == info.nar_hash,
-        Err(error) => {
-            tracing::debug!(path = %info.path, %error, "not elsewhere");
-            false
+impl One {
+    /// It did not answer.
+    fn rest(&self, error: &CacheError) {
+        let mut state = self.state.lock();
+        if !matches!(*state, Opened::RestsUntil(until) if Instant::now() < until) {
+            tracing::warn!("{error}; what it has is pushed as well");
+            *state = Opened::RestsUntil(Instant::now() + REST);
         }
     }
 }

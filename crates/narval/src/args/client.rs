@@ -202,13 +202,18 @@ impl CacheArgs {
 
     /// The URLs of the caches.
     pub fn urls(&self) -> Result<Vec<Url>, Failure> {
+        let urls = self.urls_if_any()?;
+        Ok(if urls.is_empty() { vec![parse_cache(CACHE_NIXOS_ORG)?] } else { urls })
+    }
+
+    /// The same, and none if the settings of Nix say that there is none.
+    pub(crate) fn urls_if_any(&self) -> Result<Vec<Url>, Failure> {
         if self.from.is_empty() {
             let settings = settings_of_nix();
             let listed = settings.substituters.clone().unwrap_or_else(|| vec![CACHE_NIXOS_ORG.to_owned()]);
             // Nix also has other types of store, which cannot be queried here.
             let of_nix = listed.iter().chain(&settings.extra_substituters).filter_map(|text| Url::parse(text).ok());
-            let of_nix: Vec<Url> = of_nix.collect();
-            return Ok(if of_nix.is_empty() { vec![parse_cache(CACHE_NIXOS_ORG)?] } else { of_nix });
+            return Ok(of_nix.collect());
         }
         self.from.iter().map(|text| parse_cache(text)).collect()
     }

@@ -117,13 +117,10 @@ impl Session {
             stop: stop.clone(),
         };
         let (sender, receiver) = mpsc::channel();
-        let quick = || -> Result<ClientOptions, Failure> {
-            let retry = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
-            let options = args.how.token.requests.options(&urls)?;
-            Ok(ClientOptions { retry, connect_timeout: STALL, stall_timeout: STALL, ..options })
-        };
-        let asking = quick()?;
-        let with_token = ClientOptions { credentials: quick()?.credentials.with_bearer(bearer.clone()), ..quick()? };
+        let asking = quick(args.how.token.requests.options(&urls)?);
+        let with_token = quick(args.how.token.requests.options(&urls)?);
+        let with_token =
+            ClientOptions { credentials: with_token.credentials.with_bearer(bearer.clone()), ..with_token };
         let clients = [asking, with_token].map(|options| Arc::new(narval_s3::client(options)));
         spawn("identity", move || keeper.keep(source, &clients, &sender))?;
         let access = wait(&receiver).map_err(|reason| {
@@ -211,6 +208,12 @@ impl Session {
     }
 }
 
+/// For questions that the job waits for: one attempt, and no long waits.
+fn quick(options: ClientOptions) -> ClientOptions {
+    let retry = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
+    ClientOptions { retry, connect_timeout: STALL, stall_timeout: STALL, ..options }
+}
+
 /// Waits until it is known what the job may do. Otherwise returns why not.
 fn wait(known: &Receiver<Result<Access, String>>) -> Result<Access, String> {
     let (until, mut reason) = (Instant::now() + PATIENCE, "it does not answer".to_owned());
@@ -236,12 +239,16 @@ fn watcher(
         return Ok(None);
     }
     let upstreams = CacheArgs::of_environment(args.how.token.requests.clone());
-    let others: Vec<Url> = upstreams.urls()?.into_iter().filter(|url| url.to_string() != to.to_string()).collect();
-    let elsewhere = (!args.all && !others.is_empty())
-        .then(|| {
-            Ok::<_, Failure>(Elsewhere::new(others, upstreams.client()?, upstreams.keys()?, store.store_dir.clone()))
-        })
-        .transpose()?;
+    let is_target = |url: &Url| url.to_string() == to.to_string();
+    let others: Vec<Url> = upstreams.urls_if_any()?.into_iter().filter(|url| !is_target(url)).collect();
+    let elsewhere = match args.all || others.is_empty() {
+        true => None,
+        false => {
+            let options = quick(args.how.token.requests.options(&others)?);
+            let client = Arc::new(narval_s3::client(options));
+            Some(Elsewhere::new(others, client, upstreams.keys()?, store.store_dir.clone()))
+        }
+    };
     let options = WatchOptions {
         store: store.clone(),
         state: folder.join("pushes"),
