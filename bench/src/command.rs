@@ -142,8 +142,8 @@ struct Common {
     /// A server that is already running (its process is found by its port)
     #[arg(long, value_name = "NAME=URL[,pid=N]")]
     peer: Vec<String>,
-    /// A server to start; {port} is replaced by its port
-    #[arg(long, value_name = "NAME=COMMAND")]
+    /// A server to start; {port} is replaced by its port, and requests go below PATH
+    #[arg(long, value_name = "NAME[/PATH]=COMMAND")]
     start: Vec<String>,
     /// Work folder of the harness
     #[arg(long, default_value = "target/bench-work", value_name = "DIR")]

@@ -43,17 +43,21 @@ impl Server {
         Ok(Server { name: name.to_owned(), base, pid, flat: false, child: None })
     }
 
-    /// Starts `NAME=COMMAND`. The command is a shell command line in which `{port}` is replaced by the port.
+    /// Starts `NAME=COMMAND` or `NAME/PATH=COMMAND`. The command is a shell command line in which `{port}` is replaced by the port;
+    /// requests go below the path.
     ///
     /// # Errors
     /// If it does not listen on that port in time.
     pub fn start(text: &str, work: &Path) -> Result<Server> {
         let (name, command) = name_and_rest(text)?;
+        let (name, path) = name.split_once('/').unwrap_or((name, ""));
         let port = free_port()?;
         let command = command.replace("{port}", &port.to_string());
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("exec {command}"));
-        Server::spawn(name, shell, port, work)
+        let mut server = Server::spawn(name, shell, port, work)?;
+        server.base = format!("http://127.0.0.1:{port}/{path}").parse::<BaseUrl>()?;
+        Ok(server)
     }
 
     /// Starts a program that will listen on this port of 127.0.0.1. Its output goes to a log file.
