@@ -98,8 +98,9 @@ pub use receive::{Begin, RECEIPT_KEY, Receipts, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
 pub use releases::{
     KEEP_RELEASES, KeptRelease, MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor,
-    MachineName, MachinePage, MachineReport, MachineState, NewRelease, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX,
-    RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, REPORT_LEN_MAX, ReleaseCursor, ReleasePage,
+    MachineName, MachinePage, MachineReport, MachineState, NewRelease, Promotion, RELEASE_KEY_LEN_MAX,
+    RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, REPORT_LEN_MAX,
+    ReleaseCursor, ReleasePage,
 };
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,

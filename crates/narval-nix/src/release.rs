@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::hash::{HashError, NarHash};
+use crate::hash::{HashError, NarHash, Sha256};
 use crate::keys::{SecretKey, TrustedKeys};
 use crate::signature::{KeyTextError, Signature};
 use crate::store_path::{StoreDir, StoreDirError, StorePath, StorePathError, StorePathName};
@@ -57,6 +57,9 @@ pub enum ReleaseError {
     /// A version could be mistaken for a revision.
     #[error("'{0}' is not the version of a release: a number alone is a revision, and '{LATEST}' the newest one")]
     Version(String),
+    /// Not a share of all machines.
+    #[error("the share of machines that a release is for is a number of percent from 1 to 100")]
+    Percent,
     /// Not a revision.
     #[error("the revision of a release is a number from 1 to {}", i64::MAX)]
     Revision,
@@ -276,6 +279,8 @@ pub struct Release {
     pub version: Option<ReleaseVersion>,
     /// The release that it was promoted from.
     pub promoted_from: Option<(ReleaseName, u64)>,
+    /// The share of machines that it is for, from 1 to 99 percent; `None`: it is for all. See [`share_of`].
+    pub percent: Option<u8>,
     /// The paths.
     pub paths: ReleasedPaths,
     /// What its author has noted, such as the revision of the sources.
@@ -296,6 +301,8 @@ struct ReleaseJson {
     store_dir: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     promoted_from: Option<FromJson>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    percent: Option<u8>,
     systems: BTreeMap<String, BTreeMap<String, PathJson>>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     notes: BTreeMap<String, String>,
@@ -347,6 +354,7 @@ impl Release {
             created: json.created,
             version: json.version.map(|version| version.parse()).transpose()?,
             promoted_from: promoted_from.transpose()?,
+            percent: json.percent,
             paths,
             notes: json.notes,
             signatures: json.signatures.iter().map(|text| text.parse()).collect::<Result<_, KeyTextError>>()?,
@@ -361,6 +369,9 @@ impl Release {
     /// If it exceeds a limit, or has characters that would not stand on one line.
     pub fn check(&self) -> Result<(), ReleaseError> {
         check_revision(self.revision)?;
+        if self.percent.is_some_and(|percent| !(1..100).contains(&percent)) {
+            return Err(ReleaseError::Percent);
+        }
         if let Some((_, revision)) = self.promoted_from {
             check_revision(revision)?;
         }
@@ -392,6 +403,7 @@ impl Release {
                 .promoted_from
                 .as_ref()
                 .map(|(name, revision)| FromJson { name: name.to_string(), revision: *revision }),
+            percent: self.percent,
             systems: self.paths.iter().map(|(system, of)| (system.to_string(), outputs(of))).collect(),
             notes: self.notes.clone(),
             signatures: self.signatures.iter().map(Signature::to_string).collect(),
@@ -412,6 +424,9 @@ impl Release {
         }
         if let Some((name, revision)) = &self.promoted_from {
             let _ = writeln!(text, "from {name} {revision}");
+        }
+        if let Some(percent) = self.percent {
+            let _ = writeln!(text, "percent {percent}");
         }
         for (system, outputs) in &self.paths {
             for (output, ReleasedPath { path, nar_hash }) in outputs {
@@ -441,10 +456,33 @@ impl Release {
         out.or_else(|| outputs.first_key_value()).map(|(_, released)| released)
     }
 
+    /// Whether it is for machines of this share, from [`share_of`].
+    pub fn is_for(&self, share: u8) -> bool {
+        self.percent.is_none_or(|percent| share < percent)
+    }
+
     /// How users name it: `@api@41`.
     pub fn selector(&self) -> Selector {
         Selector { name: self.name.clone(), which: Which::Revision(self.revision) }
     }
+}
+
+/// The share that is only reached by releases for all machines: whoever is no machine has it.
+pub const SHARE_OF_ALL: u8 = 99;
+
+/// Where a machine is among all that follow a release, from 0 to 99: a release for 10 percent of them is for those below 10. It depends on the two
+/// names alone, so a larger percentage is for the same machines and more.
+///
+/// ```
+/// use narval_nix::release::share_of;
+/// let web = "web".parse().unwrap();
+/// assert_eq!(share_of("machine-1", &web), share_of("machine-1", &web));
+/// ```
+pub fn share_of(machine: &str, release: &ReleaseName) -> u8 {
+    // Neither has a line break.
+    let digest = Sha256::of(format!("{machine}\n{release}").as_bytes());
+    let number = digest.as_bytes().iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    u8::try_from(number % 100).unwrap_or(SHARE_OF_ALL)
 }
 
 /// Checks the number of a release's paths.
@@ -497,6 +535,7 @@ mod tests {
             created: 1_764_000_000,
             version: Some("1.4.2".parse().unwrap()),
             promoted_from: None,
+            percent: None,
             paths: BTreeMap::from([("x86_64-linux".parse().unwrap(), outputs)]),
             notes: BTreeMap::from([("git".to_owned(), "0123abc".to_owned())]),
             signatures: Vec::new(),
@@ -511,6 +550,36 @@ mod tests {
         assert_eq!(release().signed_text(), text);
         let moved = Release { promoted_from: Some(("api".parse().unwrap(), 41)), ..release() };
         assert!(moved.signed_text().contains("\nfrom api 41\n"));
+        let some = Release { percent: Some(10), ..moved };
+        assert!(some.signed_text().contains("\nfrom api 41\npercent 10\n"));
+        assert!(some.is_for(0) && some.is_for(9) && !some.is_for(10) && release().is_for(SHARE_OF_ALL));
+    }
+
+    #[test]
+    fn shares_are_even_and_only_grow() {
+        for name in ["web", "api", "a"] {
+            let name: ReleaseName = name.parse().unwrap();
+            let shares: Vec<u8> = (0..1000).map(|at| share_of(&format!("machine-{at}"), &name)).collect();
+            let mut before: Vec<usize> = Vec::new();
+            for percent in [1, 10, 25, 50, 90, 99, 100] {
+                let some = Release { percent: Some(percent).filter(|percent| *percent < 100), ..release() };
+                let chosen: Vec<usize> = (0..1000).filter(|at| some.is_for(shares[*at])).collect();
+                // Four standard deviations around the percentage of 1,000.
+                let (expected, p) = (10 * usize::from(percent), f64::from(percent) / 100.0);
+                let limit = 4.0 * (1000.0 * p * (1.0 - p)).sqrt();
+                assert!(chosen.len().abs_diff(expected) as f64 <= limit, "{percent} %: {} of 1,000", chosen.len());
+                assert!(before.iter().all(|at| chosen.contains(at)), "{percent} % has no longer all that it had");
+                before = chosen;
+            }
+            assert_eq!(before.len(), 1000);
+        }
+        // Which machines are first differs from release to release.
+        let first = |name: &str| {
+            let name: ReleaseName = name.parse().unwrap();
+            (0..1000).filter(|at| share_of(&format!("m{at}"), &name) < 10).collect::<Vec<_>>()
+        };
+        let (web, api) = (first("web"), first("api"));
+        assert!(web.iter().filter(|at| api.contains(at)).count() < 30);
     }
 
     #[test]
@@ -523,7 +592,7 @@ mod tests {
         assert!(signed.find_valid(&[other.public_key()].into_iter().collect()).is_none());
         let again = Release::parse(signed.to_json().as_bytes()).unwrap();
         assert_eq!(again, signed);
-        let changes: [fn(&mut Release); 9] = [
+        let changes: [fn(&mut Release); 10] = [
             |release| release.revision += 1,
             |release| release.created += 1,
             |release| release.cache.push('x'),
@@ -531,6 +600,7 @@ mod tests {
             |release| release.version = None,
             |release| release.promoted_from = Some(("api".parse().unwrap(), 1)),
             |release| release.notes.clear(),
+            |release| release.percent = Some(99),
             |release| {
                 let outputs = release.paths.pop_first().unwrap().1;
                 release.paths.insert("aarch64-linux".parse().unwrap(), outputs);
@@ -572,6 +642,8 @@ mod tests {
             Release::parse(changed.to_json().as_bytes()).unwrap_err()
         };
         assert_eq!(refused(|release| release.revision = 0), ReleaseError::Revision);
+        assert_eq!(refused(|release| release.percent = Some(0)), ReleaseError::Percent);
+        assert_eq!(refused(|release| release.percent = Some(100)), ReleaseError::Percent);
         assert_eq!(refused(|release| release.paths.clear()), ReleaseError::Empty);
         assert_eq!(refused(|release| release.cache = "a\nname b".to_owned()), ReleaseError::Cache);
         let note = |release: &mut Release| drop(release.notes.insert("a".to_owned(), "x\nrevision 99".to_owned()));

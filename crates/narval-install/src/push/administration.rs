@@ -1,5 +1,6 @@
 //! Administers a cache over HTTP, with a token that may (`docs/push-protocol.md`).
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,9 +84,16 @@ impl Administered {
         self.json(Method::Delete, &format!("{path}.narinfo{query}"), ANSWER_LEN_MAX)
     }
 
-    /// Records a release of paths that it has, or promotes another one (`docs/push-protocol.md`).
+    /// Records a release of paths that it has, or promotes another one (`docs/push-protocol.md`). The request has a key, so that it is recorded once,
+    /// however often it is sent.
     pub fn release(&self, name: &ReleaseName, body: &Value) -> Result<Release, Error> {
         let below = format!("{PROTOCOL}/releases/{}", escaped(name.as_str()));
+        let mut body = body.clone();
+        if let Some(fields) = body.as_object_mut() {
+            // Nobody else's: 128 bits that depend on random ones of this process.
+            let random = |number: u8| RandomState::new().hash_one(number);
+            fields.insert("key".to_owned(), format!("{:016x}{:016x}", random(0), random(1)).into());
+        }
         let answer = self.send(Method::Post, &below, body.to_string().as_bytes(), RELEASE_LEN_MAX as u64)?;
         Release::parse(&answer).map_err(|error| self.not_narval(&below, &error))
     }

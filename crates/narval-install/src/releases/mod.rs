@@ -6,7 +6,7 @@ mod seen;
 
 use narval_cache::CacheError;
 use narval_client::{Client, Extra, HttpError, Request, Scheme, Url};
-use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName, ReleaseSystem, Selector, Which};
+use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName, ReleaseSystem, SHARE_OF_ALL, Selector, Which};
 use narval_nix::{Release, TrustedKeys};
 
 use serde_json::Value;
@@ -31,6 +31,9 @@ pub struct Expected<'a> {
     pub seen: &'a SeenReleases,
     /// Whether a release is taken that is older than what was seen before.
     pub allow_downgrade: bool,
+    /// The newest release for machines of this share is wanted ([`share_of`](narval_nix::release::share_of)); [`SHARE_OF_ALL`] if this is no machine that
+    /// follows it.
+    pub share: u8,
 }
 
 /// A release that was found.
@@ -90,12 +93,15 @@ pub fn find(
         return Ok(None);
     }
     let Selector { name, which } = selector;
-    let below = format!("{RELEASES}/{name}/{}?system={}", escaped(which), escaped(expected.system));
+    let mut below = format!("{RELEASES}/{name}/{}?system={}", escaped(which), escaped(expected.system));
+    if expected.share != SHARE_OF_ALL {
+        below.push_str(&format!("&share={}", expected.share));
+    }
     let Some(answer) = asked(cache, client, &below, RELEASE_LEN_MAX as u64)? else { return Ok(None) };
     let wrong = |why: String| Error::WrongPath(format!("{cache}: {selector}: {why}"));
     let release = Release::parse(&answer).map_err(|error| wrong(error.to_string()))?;
     let is_meant = match which {
-        Which::Latest => true,
+        Which::Latest => release.is_for(expected.share),
         Which::Revision(revision) => release.revision == *revision,
         Which::Version(version) => release.version.as_ref() == Some(version),
     };

@@ -154,6 +154,7 @@ mod tests {
             created: 1,
             version: None,
             promoted_from: None,
+            percent: None,
             paths: BTreeMap::from([("x86_64-linux".parse().unwrap(), outputs)]),
             notes: BTreeMap::new(),
             signatures: Vec::new(),

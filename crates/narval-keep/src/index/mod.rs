@@ -19,7 +19,7 @@ mod tx;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_nix::release::ReleaseSystem;
+use narval_nix::release::{ReleaseName, ReleaseSystem};
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use self::memory::Memory;
@@ -110,15 +110,35 @@ pub(crate) struct ReleaseRecord {
     pub(crate) json: String,
     /// Whether there are such pins.
     pub(crate) is_kept: bool,
+    /// The share of machines that it is for; `None`: all.
+    pub(crate) percent: Option<u32>,
 }
 
 /// What is recorded of a new release.
 #[derive(Debug, Clone)]
 pub(crate) struct ReleaseToRecord {
     pub(crate) version: Option<String>,
+    pub(crate) percent: Option<u8>,
     pub(crate) json: String,
     /// System, hash part and base name of each path.
     pub(crate) paths: Vec<(ReleaseSystem, HashPart, String)>,
+}
+
+/// A request for a release. One that is sent again, because its answer was lost, has the same key.
+#[derive(Debug, Clone)]
+pub(crate) struct ReleaseAsked {
+    pub(crate) name: ReleaseName,
+    pub(crate) key: Option<String>,
+    /// The id that the cache gets if it has none.
+    pub(crate) new_uid: String,
+}
+
+/// What became of a request for a release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Recorded<T> {
+    New(T),
+    /// The record that the request with this key has made before.
+    Again(String),
 }
 
 /// Why a release was not recorded.

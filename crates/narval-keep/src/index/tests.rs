@@ -160,6 +160,7 @@ pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
         hold: format!("@{name}@{revision} {system}"),
         json,
         is_kept: false,
+        percent: None,
     };
     let restore = |records| one.restore_releases(cache, "id".to_owned(), records).unwrap();
     // Of each name, one system has releases until 3, and the other until 5.
@@ -199,9 +200,14 @@ pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
         let system: ReleaseSystem = system.parse().unwrap();
         let make = move |_: &str, revision: u64, _: &[(HashPart, String, NarHash)]| {
             let paths = vec![(system.clone(), part("a"), "a".to_owned())];
-            Some((revision, ReleaseToRecord { version: None, json: "{}".to_owned(), paths }))
+            Some((revision, ReleaseToRecord { version: None, percent: None, json: "{}".to_owned(), paths }))
         };
-        other.add_release(cache, (&name.parse().unwrap(), "id".to_owned()), (BTreeSet::new(), 2, 1), make).unwrap()
+        let asked = ReleaseAsked { name: name.parse().unwrap(), key: None, new_uid: "id".to_owned() };
+        match other.add_release(cache, asked, (BTreeSet::new(), 2, 1), make).unwrap() {
+            Ok(Recorded::New(revision)) => Ok(revision),
+            Ok(Recorded::Again(record)) => panic!("{record}"),
+            Err(refused) => Err(refused),
+        }
     };
     restore((4..=RELEASE_NAMES_MAX).map(|at| record(&format!("n{at}"), 1, "x86", "{}".to_owned())).collect());
     assert_eq!(add("new", "x86"), Err(ReleaseRefused::Names));

@@ -10,7 +10,8 @@ mod machines;
 use std::collections::{BTreeMap, BTreeSet};
 
 use narval_nix::release::{
-    ReleaseName, ReleaseSystem, ReleaseVersion, ReleasedPath, ReleasedPaths, Which, check_notes, check_paths,
+    ReleaseError, ReleaseName, ReleaseSystem, ReleaseVersion, ReleasedPath, ReleasedPaths, SHARE_OF_ALL, Which,
+    check_notes, check_paths,
 };
 use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
 
@@ -21,7 +22,7 @@ pub use self::machines::{
     MachineReport, MachineState, REPORT_LEN_MAX,
 };
 pub(crate) use self::machines::{Noted, SILENT_FOR};
-use crate::index::{IndexError, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
+use crate::index::{IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
 use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
 
 /// How many releases of a name and a system keep their paths, if nothing else is said.
@@ -42,6 +43,31 @@ pub struct NewRelease {
     pub paths: BTreeMap<ReleaseSystem, BTreeMap<StorePathName, StorePath>>,
     /// What is noted with it.
     pub notes: BTreeMap<String, String>,
+    /// What a request that is sent again has in common with the first one, which may have been answered: it records nothing more.
+    pub key: Option<String>,
+}
+
+/// The longest key of a request, in bytes.
+pub const RELEASE_KEY_LEN_MAX: usize = 64;
+
+/// How a release is promoted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Promotion {
+    /// The share of machines that it is for, from 1 to 100 percent; `None`: all.
+    pub percent: Option<u8>,
+    /// See [`NewRelease::key`].
+    pub key: Option<String>,
+}
+
+fn check_key(key: Option<&str>) -> Result<(), Refusal> {
+    let is_legal = |key: &str| {
+        (1..=RELEASE_KEY_LEN_MAX).contains(&key.len())
+            && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    if key.is_none_or(is_legal) {
+        return Ok(());
+    }
+    Err(malformed(&format!("a key has 1 to {RELEASE_KEY_LEN_MAX} letters, digits and -")))
 }
 
 /// A release of the cache, for one of its systems.
@@ -89,7 +115,7 @@ impl Cache {
     /// # Errors
     /// If the token may not release this name, the cache has no key to sign it with, or a path is not there.
     pub fn release(&self, new: &NewRelease, grant: &Grant) -> Result<Release, Refusal> {
-        self.audited("release", &new.name, grant, || self.try_release(new, None, grant))
+        self.audited("release", &new.name, grant, || self.try_release(new, (None, None), grant))
     }
 
     /// Records a release of a name again, as one of another name (or the same: then the older one is the newest again).
@@ -101,6 +127,7 @@ impl Cache {
         from: &ReleaseName,
         which: &Which,
         to: &ReleaseName,
+        how: &Promotion,
         grant: &Grant,
     ) -> Result<Release, Refusal> {
         self.audited("promote", to, grant, || {
@@ -110,8 +137,9 @@ impl Cache {
                 outputs.into_iter().map(|(output, released)| (output, released.path)).collect()
             };
             let paths = found.paths.into_iter().map(|(system, of)| (system, outputs(of))).collect();
-            let new = NewRelease { name: to.clone(), version: found.version, paths, notes: found.notes };
-            self.try_release(&new, Some((from.clone(), found.revision)), grant)
+            let Promotion { percent, key } = how.clone();
+            let new = NewRelease { name: to.clone(), version: found.version, paths, notes: found.notes, key };
+            self.try_release(&new, (Some((from.clone(), found.revision)), percent), grant)
         })
     }
 
@@ -124,7 +152,10 @@ impl Cache {
     ) -> Result<Release, Refusal> {
         let result = act();
         let done = |release: &Release| match &release.promoted_from {
-            Some((from, revision)) => format!("{} from @{from}@{revision}", release.selector()),
+            Some((from, revision)) => {
+                let percent = release.percent.map(|percent| format!(" for {percent} %")).unwrap_or_default();
+                format!("{} from @{from}@{revision}{percent}", release.selector())
+            }
             None => release.selector().to_string(),
         };
         let outcome = result.as_ref().map(done).map_err(ToString::to_string);
@@ -135,12 +166,17 @@ impl Cache {
     fn try_release(
         &self,
         new: &NewRelease,
-        promoted_from: Option<(ReleaseName, u64)>,
+        (promoted_from, percent): (Option<(ReleaseName, u64)>, Option<u8>),
         grant: &Grant,
     ) -> Result<Release, Refusal> {
         grant.require_release(self.name(), &new.name)?;
         check_paths(&new.paths).map_err(|error| malformed(&error))?;
         check_notes(&new.notes).map_err(|error| malformed(&error))?;
+        check_key(new.key.as_deref())?;
+        if percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
+            return Err(malformed(&ReleaseError::Percent));
+        }
+        let percent = percent.filter(|percent| *percent < 100);
         let keys = self.sign_keys();
         if keys.is_empty() {
             let message = format!(
@@ -155,7 +191,7 @@ impl Cache {
         let parts: BTreeSet<HashPart> =
             new.paths.values().flat_map(BTreeMap::values).map(StorePath::hash_part).collect();
         let (now, new, cache_name) = (self.now(), new.clone(), self.name().clone());
-        let (name, store_dir) = (new.name.clone(), settings.store_dir.clone());
+        let (name, key, store_dir) = (new.name.clone(), new.key.clone(), settings.store_dir.clone());
         let make = move |uid: &str, revision: u64, contents: &[(HashPart, String, NarHash)]| {
             let released = |path: &StorePath| {
                 let (.., nar_hash) =
@@ -177,18 +213,23 @@ impl Cache {
                 created: now,
                 version: new.version.clone(),
                 promoted_from: promoted_from.clone(),
+                percent,
                 paths,
                 notes: new.notes.clone(),
                 signatures: Vec::new(),
             };
             keys.iter().for_each(|key| release.sign(key));
             let version = release.version.as_ref().map(ToString::to_string);
-            let record = ReleaseToRecord { version, json: release.to_json(), paths: held(&release) };
+            let record = ReleaseToRecord { version, percent, json: release.to_json(), paths: held(&release) };
             Some((release, record))
         };
-        let added =
-            self.index().add_release(self.id(), (&name, new_uid()?), (parts, settings.keep_releases, now), make)?;
-        added.map_err(|refused| self.not_recorded(&name, refused))
+        let asked = ReleaseAsked { name: name.clone(), key, new_uid: new_uid()? };
+        match self.index().add_release(self.id(), asked, (parts, settings.keep_releases, now), make)? {
+            Ok(Recorded::New(release)) => Ok(release),
+            Ok(Recorded::Again(json)) => Release::parse(json.as_bytes())
+                .map_err(|_| Refusal::new(RefusalKind::Failed, "the release that was recorded before cannot be read")),
+            Err(refused) => Err(self.not_recorded(&name, refused)),
+        }
     }
 
     fn not_recorded(&self, name: &ReleaseName, refused: ReleaseRefused) -> Refusal {
@@ -217,7 +258,7 @@ impl Cache {
         Refusal::new(kind, message).because("quota")
     }
 
-    /// A release; with a system, one that has paths for it.
+    /// A release; with a system, one that has paths for it. The newest one is that for all machines.
     ///
     /// # Errors
     /// If the index fails.
@@ -227,13 +268,29 @@ impl Cache {
         which: &Which,
         system: Option<&ReleaseSystem>,
     ) -> Result<Option<KeptRelease>, Refusal> {
+        self.find_release_for(SHARE_OF_ALL, name, which, system)
+    }
+
+    /// The same for a machine of this share ([`share_of`](narval_nix::release::share_of)): the newest one may be for some machines only.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn find_release_for(
+        &self,
+        share: u8,
+        name: &ReleaseName,
+        which: &Which,
+        system: Option<&ReleaseSystem>,
+    ) -> Result<Option<KeptRelease>, Refusal> {
+        // One that is named is meant, whomever it is for.
+        let share = if *which == Which::Latest { share } else { 0 };
         let by = match which {
             Which::Latest => (None, None),
             Which::Revision(revision) => (Some(*revision), None),
             Which::Version(version) => (None, Some(version.as_str())),
         };
         let system = system.map(ReleaseSystem::as_str);
-        self.index().find_release(self.id(), name.as_str(), system, by)?.map(kept).transpose()
+        self.index().find_release(self.id(), name.as_str(), system, by, share)?.map(kept).transpose()
     }
 
     /// Pins a release, so that it keeps its paths however many come after it; or unpins it.
@@ -273,7 +330,7 @@ impl Cache {
                 Some(false) => Err(self.no_release(name, &which)),
                 None => {
                     let message = format!(
-                        "@{name}@{which} is the newest release of a system: to go back, promote an older one as '{name}' first; without a \
+                        "@{name}@{which} is the newest release of a system for some machines: to go back, promote an older one as '{name}' first; without a \
                          revision, the whole name is forgotten"
                     );
                     Err(Refusal::new(RefusalKind::Conflict, message))

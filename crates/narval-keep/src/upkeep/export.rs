@@ -41,6 +41,8 @@ struct SavedRelease {
     hold: String,
     /// As it was signed.
     record: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    percent: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -106,6 +108,7 @@ impl Data {
                 pinned: release.is_pinned,
                 hold: release.hold,
                 record: release.json,
+                percent: release.percent,
             };
             let releases = releases.into_iter().map(release).collect();
             saved.caches.push(SavedCache { name: record.name.to_string(), settings, pins, id, releases });
@@ -162,6 +165,7 @@ impl Data {
                     hold: saved.hold,
                     json: saved.record,
                     is_kept: false,
+                    percent: saved.percent,
                 };
                 index.restore_releases(cache.id(), id, saved.releases.into_iter().map(release).collect())?;
             }

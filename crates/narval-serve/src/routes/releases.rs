@@ -2,7 +2,7 @@
 
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, KeptRelease, Refusal, RefusalKind, ReleaseCursor, ReleasePage};
-use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem, Which};
+use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem, SHARE_OF_ALL, Which};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -71,11 +71,19 @@ fn parameter(query: Option<&str>, key: &str) -> Option<String> {
 ///
 /// # Errors
 /// If a part is malformed, or there is no such release.
-pub(crate) fn find(cache: &Cache, name: &str, which: &str, system: Option<&str>) -> Result<KeptRelease, ServeError> {
+pub(crate) fn find(
+    cache: &Cache,
+    name: &str,
+    which: &str,
+    (system, share): (Option<&str>, Option<&str>),
+) -> Result<KeptRelease, ServeError> {
     let name: ReleaseName = name.parse().map_err(|error| malformed(&error))?;
     let which: Which = which.parse().map_err(|error| malformed(&error))?;
     let parsed = system.map(str::parse::<ReleaseSystem>).transpose().map_err(|error| malformed(&error))?;
-    cache.find_release(&name, &which, parsed.as_ref())?.ok_or_else(|| {
+    let share = share.map(|share| share.parse().ok().filter(|share| *share <= SHARE_OF_ALL));
+    let wrong = || Refusal::new(RefusalKind::Malformed, format!("'share' is a number from 0 to {SHARE_OF_ALL}"));
+    let share = share.map_or(Some(SHARE_OF_ALL), |share| share).ok_or_else(wrong)?;
+    cache.find_release_for(share, &name, &which, parsed.as_ref())?.ok_or_else(|| {
         let of = system.map(|system| format!(" for {system}")).unwrap_or_default();
         let message = format!("the cache '{}' has no release @{name}@{which}{of}", cache.name());
         Refusal::new(RefusalKind::NotFound, message).into()
@@ -85,7 +93,8 @@ pub(crate) fn find(cache: &Cache, name: &str, which: &str, system: Option<&str>)
 /// Answers with JSON, or with the text of a path.
 pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
     let parameter = |key| parameter(head.query(), key);
-    let system = parameter("system");
+    let (system, share) = (parameter("system"), parameter("share"));
+    let machine = (system.as_deref(), share.as_deref());
     match route {
         ReleaseRoute::All => listed(cache, None, head),
         ReleaseRoute::Name(name) => {
@@ -93,11 +102,11 @@ pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>
             listed(cache, Some(&name), head)
         }
         ReleaseRoute::One(name, which) => {
-            let found = find(cache, name, which, system.as_deref())?;
+            let found = find(cache, name, which, machine)?;
             Ok(text(found.release.to_json() + "\n", "application/json"))
         }
         ReleaseRoute::Path(name, which) => {
-            let release = find(cache, name, which, system.as_deref())?.release;
+            let release = find(cache, name, which, machine)?.release;
             let selector = release.selector();
             let of_system = match (&system, release.paths.len()) {
                 (Some(system), _) => release.paths.iter().find(|(of, _)| of.as_str() == system),
@@ -132,7 +141,7 @@ fn row(of: &KeptRelease) -> Value {
         "name": release.name.as_str(), "revision": release.revision, "system": of.system,
         "version": release.version.as_ref().map(ToString::to_string), "created": release.created,
         "promotedFrom": release.promoted_from.as_ref().map(|(name, revision)| format!("@{name}@{revision}")),
-        "pinned": of.is_pinned, "kept": of.is_kept, "outputs": outputs, "notes": release.notes,
+        "percent": release.percent, "pinned": of.is_pinned, "kept": of.is_kept, "outputs": outputs, "notes": release.notes,
     })
 }
 

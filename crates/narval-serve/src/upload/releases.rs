@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use narval_http::{HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, Grant, NewRelease, Refusal, RefusalKind};
+use narval_keep::{Cache, Grant, NewRelease, Promotion, Refusal, RefusalKind};
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use serde::Deserialize;
 
@@ -22,6 +22,10 @@ struct Asked {
     #[serde(default)]
     notes: BTreeMap<String, String>,
     from: Option<From>,
+    /// With `from`: the share of machines that it is for.
+    percent: Option<u8>,
+    /// The same when the request is sent again.
+    key: Option<String>,
 }
 
 /// The release that is promoted.
@@ -41,14 +45,15 @@ fn malformed(error: impl std::fmt::Display) -> ServeError {
 pub(super) fn record(cache: &Cache, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
     let name: ReleaseName = name.parse().map_err(malformed)?;
     let body = read(body, RELEASE_LEN_MAX as u64)?;
-    let Asked { version, systems, notes, from } =
+    let Asked { version, systems, notes, from, percent, key } =
         serde_json::from_slice(&body).map_err(|error| malformed(format!("not a release: {error}")))?;
     let release = match from {
         Some(from) if systems.is_empty() && version.is_none() && notes.is_empty() => {
             let (of, which) = (from.name.parse().map_err(malformed)?, from.which.parse().map_err(malformed)?);
-            cache.promote(&of, &which, &name, grant)?
+            cache.promote(&of, &which, &name, &Promotion { percent, key }, grant)?
         }
-        Some(_) => return Err(malformed("a release that is promoted has nothing but 'from'")),
+        Some(_) => return Err(malformed("a release that is promoted has nothing but 'from', 'percent' and 'key'")),
+        None if percent.is_some() => return Err(malformed("'percent' is for releases that are promoted, with 'from'")),
         None => {
             let store_dir = cache.settings().store_dir.clone();
             let mut paths = BTreeMap::new();
@@ -60,7 +65,7 @@ pub(super) fn record(cache: &Cache, name: &str, body: &mut dyn Read, grant: &Gra
                 paths.insert(system.parse().map_err(malformed)?, of_system);
             }
             let version = version.map(|version| version.parse()).transpose().map_err(malformed)?;
-            cache.release(&NewRelease { name, version, paths, notes }, grant)?
+            cache.release(&NewRelease { name, version, paths, notes, key }, grant)?
         }
     };
     let json = HeaderValue::from_static("application/json");

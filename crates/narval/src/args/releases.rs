@@ -6,7 +6,7 @@ use narval_cache::Caches;
 use narval_install::names::machine_system;
 use narval_install::releases::{Expected, FoundRelease, SeenReleases, find_in};
 use narval_install::{Error, Wanted};
-use narval_nix::release::{ReleaseSystem, Selector};
+use narval_nix::release::{ReleaseSystem, SHARE_OF_ALL, Selector};
 use narval_nix::{StoreDir, StorePath};
 use narval_store::StoreConfig;
 
@@ -58,6 +58,7 @@ impl ReleaseLookup<'_> {
             check_signatures: !self.caches.no_check_sigs,
             seen: &seen,
             allow_downgrade: self.caches.allow_downgrade,
+            share: SHARE_OF_ALL,
         };
         Ok(find_in(&urls, &client, &selector, &expected)?)
     }

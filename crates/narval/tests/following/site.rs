@@ -69,6 +69,7 @@ impl Site {
             created: 1,
             version: None,
             promoted_from: None,
+            percent: None,
             paths: BTreeMap::from([(system, outputs)]),
             notes: BTreeMap::new(),
             signatures: Vec::new(),
@@ -85,6 +86,8 @@ fn answer(stream: &TcpStream, files: &Mutex<BTreeMap<String, Vec<u8>>>) -> std::
         let mut head = String::new();
         while lines.read_line(&mut head)? > 2 {}
         let Some(target) = head.split(' ').nth(1) else { return Ok(()) };
+        // Its releases are for all machines.
+        let target = target.split("&share=").next().unwrap_or(target);
         let found = files.lock().unwrap().get(target).cloned();
         let status = if found.is_some() { "200 OK" } else { "404 Not Found" };
         let body = found.unwrap_or_default();

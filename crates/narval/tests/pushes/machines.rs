@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
+use narval_nix::release::share_of;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -197,6 +198,55 @@ fn the_cache_knows_what_a_machine_runs_round_after_round() {
     assert!(service.wait_with_output().unwrap().status.success());
     let seen = machine.seen();
     assert_eq!((&seen["state"], &seen["revision"]), (&"stopped".into(), &5.into()), "{seen}");
+}
+
+/// A release for a share of machines: those that are not in it have the one before, until it is for all.
+#[test]
+fn a_release_goes_to_more_and_more_machines() {
+    let machine = Followed::new();
+    fs::write(machine.lab.store.path("token"), machine.lab.token("push,sign,release:*")).unwrap();
+    for revision in 1..=2 {
+        machine.release(revision, "");
+    }
+    let promote = |which: &str, percent: &str| {
+        let to = ["--as", "prod", "--percent", percent, "--to", &machine.lab.server.url()];
+        done(&narval(&machine.lab, "ci", &[&["release", "promote", "web", which], &to[..]].concat()));
+    };
+    let name = "prod".parse().unwrap();
+    let with_share = |range: std::ops::Range<u8>| {
+        (0..).map(|at| format!("m-{at}")).find(|machine| range.contains(&share_of(machine, &name))).unwrap()
+    };
+    let machines = [with_share(0..10), with_share(10..50), with_share(50..100)];
+    // What each of them runs after it has asked.
+    let runs = || {
+        machines.each_ref().map(|name| {
+            let mut command = Command::new(NARVAL);
+            let key = fs::read_to_string(machine.lab.store.path("cache.sec")).unwrap();
+            let key = narval_nix::SecretKey::parse_file(&key).unwrap().public_key().to_string();
+            let place = machine.lab.store.path(name);
+            command.args([
+                "follow",
+                "@prod",
+                "--once",
+                "--from",
+                &machine.lab.server.url(),
+                "--trusted-public-key",
+                &key,
+            ]);
+            command.arg("--store").arg(place.join("store")).arg("--profile").arg(place.join("web"));
+            let output = command.args(["--name", name]).env("HOME", &place).output().unwrap();
+            done(&output);
+            let generation = place.join(fs::read_link(place.join("web")).unwrap());
+            let target = fs::read_link(generation).unwrap().display().to_string();
+            target.rsplit('-').next().unwrap().parse::<u64>().unwrap()
+        })
+    };
+    promote("1", "100");
+    assert_eq!(runs(), [1, 1, 1]);
+    for (percent, expected) in [("10", [2, 1, 1]), ("50", [2, 2, 1]), ("100", [2, 2, 2])] {
+        promote("2", percent);
+        assert_eq!(runs(), expected, "{percent} %");
+    }
 }
 
 /// A token that may not report, or no cache at all, is said and changes nothing else.

@@ -82,6 +82,13 @@ fn releases_over_http() {
     }
     assert_eq!(html("/releases/web").status, 404);
 
+    // The answer was lost, and the request is sent again.
+    let with_key =
+        String::from_utf8(body("x86_64-linux", NAMES[1], None)).unwrap().replacen('{', "{\"key\":\"k-1\",", 1);
+    let twice = [(); 2].map(|()| post("api-key", &token, with_key.as_bytes()));
+    assert!(twice[0].status == 201 && twice[0].body == twice[1].body, "{}", said(&twice[1]));
+    assert_eq!(Release::parse(&lab.get("/releases/api-key/latest").body).unwrap().revision, 1);
+
     // What a token may not do, and what is wrong.
     let refusals = [
         ("web", token.clone(), body("x86_64-linux", NAMES[0], None), 403),
@@ -248,6 +255,15 @@ fn from_a_job_to_a_machine() {
     assert!(promoted.contains("@prod@1") && promoted.contains("from @api@2"), "{promoted}");
     done(&release(&["promote", "api", "1.0", "--as", "prod"]));
     assert!(has(&run(&["install", "--json", "@prod"]), &paths[0]));
+    // For some machines: whoever is none of them has the one for all, unless it is named.
+    let some = done(&release(&["promote", "api", "2", "--as", "prod", "--percent", "10"]));
+    assert!(some.contains("@prod@3") && some.contains("for 10 %"), "{some}");
+    assert!(has(&run(&["path-info", "@prod"]), &paths[0]) && has(&run(&["path-info", "@prod@3"]), &paths[1]));
+    let newest = done(&run(&["releases"]));
+    assert!(newest.contains("@prod@3") && newest.contains("for 10 %") && newest.contains("@prod@2"), "{newest}");
+    let page = self::said(&lab.send("GET", "/releases/prod", "", &["Accept: text/html"], b""));
+    assert!(page.contains(">10 %<"), "{page}");
+    assert!(failed(&release(&["promote", "api", "2", "--as", "prod", "--percent", "0"]), 2).contains("1..=100"));
     done(&release(&["pin", "api", "1"]));
     assert!(done(&run(&["releases", "api"])).contains("pinned"));
     done(&release(&["pin", "api", "1", "--remove"]));
@@ -315,6 +331,32 @@ fn a_release_in_a_profile_moves_on_and_never_back() {
     assert!(said.contains("has @api@3, and the profile @api@9: --allow-downgrade goes back"), "{said}");
     let elsewhere = run(&["upgrade", "api", "--from", "file:///nowhere"]);
     assert!(failed(&elsewhere, 2).contains("is not among the caches"));
+}
+
+/// On the server, without a token.
+#[test]
+fn releases_of_a_data_folder() {
+    let (lab, keys) = signing(&[]);
+    let answer = lab.post("/_narval/v1/releases/api", &lab.token("release:api"), &body("x86_64-linux", NAMES[0], None));
+    assert_eq!(answer.status, 201, "{}", said(&answer));
+    let config = lab.store.path("serve.toml");
+    let (data, key) = (lab.data_path(), lab.store.path("cache.sec"));
+    std::fs::write(&config, format!("data = '{}'\nsign-keys = ['{}']\n", data.display(), key.display())).unwrap();
+    let run = |args: &[&str]| {
+        let config = ["--config", config.to_str().unwrap()];
+        narval(&lab, "admin", &[&["release"], args, &config].concat())
+    };
+    let promoted = done(&run(&["promote", "api", "1", "--as", "prod", "--percent", "50"]));
+    assert!(promoted.contains("@prod@1") && promoted.contains("for 50 %"), "{promoted}");
+    let found = Release::parse(&lab.get("/releases/prod/1").body).unwrap();
+    assert!(found.percent == Some(50) && found.find_valid(&keys).is_some());
+    done(&run(&["promote", "api", "1", "--as", "prod"]));
+    done(&run(&["pin", "prod", "1"]));
+    done(&run(&["pin", "prod", "1", "--remove"]));
+    done(&run(&["forget", "prod", "1"]));
+    assert_eq!((lab.get("/releases/prod/1").status, lab.get("/releases/prod/latest").status), (404, 200));
+    assert!(failed(&run(&["forget", "prod", "2"]), 1).contains("is the newest"));
+    assert!(failed(&run(&["pin", "prod", "7"]), 1).contains("has no release"));
 }
 
 /// Nix has no names of releases: it installs the path that the cache says, and verifies that path.

@@ -6,7 +6,9 @@ use crate::lab::{Lab, serve};
 use crate::support::{NARVAL, Nix, Store, hash_part};
 
 /// What takes the tables back by one version each, from the newest. No released version has made them: the first release has the newest ones.
-const BACK: [&str; 6] = [
+const BACK: [&str; 8] = [
+    "alter table releases drop column percent; alter table releases drop column request; pragma user_version = 8",
+    "drop table machines; pragma user_version = 7",
     "drop table releases; alter table caches drop column uid; pragma user_version = 6",
     "drop index pins_by_path; alter table work drop column owner; pragma user_version = 5",
     "drop table lost; drop index pending_by_name; pragma user_version = 4",
@@ -92,7 +94,7 @@ fn a_folder_of_a_later_version_is_refused_until_the_index_is_made_again() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.lines().count() <= 2, "{command:?}: {said}");
         let (_, said) = said.split_once("has version ").unwrap_or_else(|| panic!("{command:?}: {said}"));
-        let numbers = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "N");
+        let numbers = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "N").replace("NN", "N");
         assert_eq!(numbers(said.trim()), numbers(shown), "the page says something else");
     }
     assert_eq!(version(&store), newest + 1, "it was changed");

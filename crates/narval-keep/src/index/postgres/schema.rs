@@ -13,7 +13,7 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 12;
+pub(super) const VERSION: u32 = 13;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
 const COMPATIBLE: u32 = 10;
@@ -210,6 +210,13 @@ create table narval.machines (
 create index machines_by_seen on narval.machines (cache, seen);
 ";
 
+/// From version 12: releases that are for some machines. `request` is what a request for a release had as its key. Nodes of version 12 record releases
+/// for all, and clients refuse what they answer for some: they leave out a part of what was signed.
+const FROM_12: &str = "
+alter table narval.releases add column percent bigint;
+alter table narval.releases add column request text;
+";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -328,7 +335,8 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
             return Ok(());
         }
         // What the version of the same number is brought up to date by.
-        let steps = ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10, FROM_11];
+        let steps =
+            ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10, FROM_11, FROM_12];
         for step in steps.iter().skip(found as usize) {
             client.batch_execute(step).await?;
         }

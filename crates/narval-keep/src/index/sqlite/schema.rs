@@ -8,7 +8,7 @@ use super::sql_error;
 use crate::index::IndexError;
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -133,6 +133,12 @@ create table machines (
 create index machines_by_seen on machines (cache, seen);
 ";
 
+/// Migrates from version 8: releases that are for some machines. `request` is what a request for a release had as its key.
+const FROM_8: &str = "
+alter table releases add column percent integer;
+alter table releases add column request text;
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -147,7 +153,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             // What the version of the same number is migrated by.
-            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7];
+            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8];
             let steps =
                 steps.iter().enumerate().filter(|(from, _)| *from >= found as usize && (found > 0 || *from != 1));
             let mut steps = steps.map(|(_, step)| step);

@@ -138,7 +138,7 @@ fn sizes_in_an_older_index_are_recounted() {
     fixture.folder.sql(
         "update caches set bytes = 1; alter table files drop column doomed; alter table files drop column fence; \
          alter table nars drop column fence; drop table work; drop table collected; \
-         drop table writers; drop table lost; drop index pending_by_name; drop index pins_by_path; drop table releases; \
+         drop table writers; drop table lost; drop index pending_by_name; drop index pins_by_path; drop table releases; drop table machines; \
          alter table caches drop column uid; pragma user_version = 1",
     );
     let fixture = fixture.reopen();

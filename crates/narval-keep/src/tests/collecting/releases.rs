@@ -1,7 +1,7 @@
 //! Releases: their revisions, what they keep, and who may record them.
 
 use narval_files::Work;
-use narval_nix::release::{ReleaseName, ReleaseSystem, Which};
+use narval_nix::release::{ReleaseName, ReleaseSystem, SHARE_OF_ALL, Which};
 use narval_nix::{Release, SecretKey, TrustedKeys};
 use std::collections::BTreeMap;
 
@@ -28,6 +28,7 @@ fn new(of: &str, system: &str, path: &TestPath) -> NewRelease {
         version: None,
         paths: BTreeMap::from([(system.parse().unwrap(), outputs)]),
         notes: BTreeMap::new(),
+        key: None,
     }
 }
 
@@ -111,7 +112,13 @@ fn what_is_promoted_is_a_release_of_the_other_name() {
     cache.release(&first, &with_scopes("release:api")).unwrap();
     paths[1..].iter().for_each(|path| drop(released(cache, "api", path)));
     let promote = |which: &str, to: &str| {
-        cache.promote(&name("api"), &which.parse().unwrap(), &name(to), &with_scopes(&format!("release:{to}")))
+        cache.promote(
+            &name("api"),
+            &which.parse().unwrap(),
+            &name(to),
+            &Promotion::default(),
+            &with_scopes(&format!("release:{to}")),
+        )
     };
     let prod = promote("1.4.2", "prod").unwrap();
     assert_eq!((prod.revision, prod.promoted_from.clone()), (1, Some((name("api"), 1))));
@@ -125,6 +132,83 @@ fn what_is_promoted_is_a_release_of_the_other_name() {
     assert_eq!(promote("3", "api").unwrap().revision, 5);
     assert!(promote("2", "prod").unwrap_err().message.contains("push it first"), "its path is gone");
     assert_eq!(promote("7", "prod").unwrap_err().kind, RefusalKind::NotFound);
+}
+
+/// A release for some machines is the newest one for them alone, and the one for all keeps its paths meanwhile.
+#[test]
+fn a_release_for_some_machines() {
+    let (fixture, keys) = signing();
+    let cache = &fixture.cache;
+    let paths: Vec<TestPath> = (0..4).map(|at| TestPath::new(&format!("api-{at}"), &[])).collect();
+    for path in &paths {
+        path.push(cache).unwrap();
+        released(cache, "api", path);
+    }
+    let promote = |which: u64, percent: u8| {
+        let how = Promotion { percent: Some(percent), key: None };
+        cache.promote(&name("api"), &Which::Revision(which), &name("prod"), &how, &with_scopes("release:prod"))
+    };
+    let newest = |share: u8| {
+        let found = cache.find_release_for(share, &name("prod"), &Which::Latest, None).unwrap();
+        found.map(|found| found.release.revision)
+    };
+    assert_eq!(promote(1, 10).unwrap().percent, Some(10));
+    assert_eq!((newest(9), newest(10), newest(SHARE_OF_ALL)), (Some(1), None, None));
+    let whole = promote(1, 100).unwrap();
+    assert!(whole.percent.is_none() && whole.find_valid(&keys).is_some());
+    // 10, 50, 100: each step is for all that had the one before.
+    assert_eq!(promote(3, 10).unwrap().revision, 3);
+    assert_eq!((newest(0), newest(9), newest(10), newest(99)), (Some(3), Some(3), Some(2), Some(2)));
+    assert_eq!(promote(3, 50).unwrap().revision, 4);
+    // Another one for fewer machines takes none back to what they had.
+    let some = promote(4, 20).unwrap();
+    assert!(some.revision == 5 && some.find_valid(&keys).is_some());
+    assert_eq!((newest(19), newest(20), newest(49), newest(50)), (Some(5), Some(4), Some(4), Some(2)));
+    // Two are kept of each name, and what all other machines run.
+    collect(cache);
+    assert_eq!(paths.iter().map(|path| is_there(cache, path)).collect::<Vec<_>>(), [true, false, true, true]);
+    let listed = cache.releases(None, None).unwrap().releases;
+    let listed: Vec<String> = listed.iter().map(|of| of.release.selector().to_string()).collect();
+    assert_eq!(listed, ["@api@4", "@prod@5", "@prod@4", "@prod@2"]);
+    let forget = |revision| cache.forget_release(&name("prod"), Some(revision), &with_scopes("delete"));
+    for revision in [2, 4, 5] {
+        assert_eq!(forget(revision).unwrap_err().kind, RefusalKind::Conflict, "some machines run {revision}");
+    }
+    forget(3).unwrap();
+    // By its revision it is found whomever it is for.
+    assert!(cache.find_release(&name("prod"), &Which::Revision(5), None).unwrap().is_some());
+    assert_eq!(promote(4, 100).unwrap().revision, 6);
+    assert_eq!((newest(0), newest(99)), (Some(6), Some(6)));
+    for bad in [0, 101, 255] {
+        assert_eq!(promote(4, bad).unwrap_err().kind, RefusalKind::Malformed);
+    }
+}
+
+/// A request whose answer was lost is sent again: the release is recorded once.
+#[test]
+fn a_request_that_is_sent_again_records_nothing_more() {
+    let (fixture, _) = signing();
+    let cache = &fixture.cache;
+    let path = TestPath::new("api", &[]);
+    path.push(cache).unwrap();
+    let with = |of: &str, key: &str| {
+        let new = NewRelease { key: Some(key.to_owned()), ..new(of, "x86_64-linux", &path) };
+        cache.release(&new, &with_scopes("release:*"))
+    };
+    let first = with("api", "a-1").unwrap();
+    assert_eq!(with("api", "a-2").unwrap().revision, 2);
+    assert_eq!(with("api", "a-1").unwrap(), first, "the same, with its signature");
+    assert_eq!(with("web", "a-1").unwrap().revision, 1, "of another name");
+    let how = Promotion { percent: None, key: Some("b".to_owned()) };
+    for _ in 0..2 {
+        let promoted = cache.promote(&name("api"), &Which::Latest, &name("prod"), &how, &with_scopes("release:prod"));
+        assert_eq!(promoted.unwrap().revision, 1);
+    }
+    for bad in ["", "a b", &"a".repeat(65)] {
+        assert_eq!(with("api", bad).unwrap_err().kind, RefusalKind::Malformed);
+    }
+    cache.forget_release(&name("api"), None, &with_scopes("delete")).unwrap();
+    assert_eq!(with("api", "a-1").unwrap().revision, 3, "what was forgotten is recorded again");
 }
 
 #[test]
@@ -160,7 +244,8 @@ fn who_may_record_what() {
     }
     let release = cache.release(&new("api", "x86_64-linux", &path), &with_scopes("release:api")).unwrap();
     // Another name is moved by whoever may release that one.
-    let promoted = cache.promote(&name("api"), &Which::Latest, &name("prod"), &with_scopes("release:api"));
+    let promoted =
+        cache.promote(&name("api"), &Which::Latest, &name("prod"), &Promotion::default(), &with_scopes("release:api"));
     assert_eq!(promoted.unwrap_err().kind, RefusalKind::Forbidden);
     let which = Which::Revision(release.revision);
     for refused in [

@@ -50,7 +50,7 @@ pub(super) fn releases(
         }
         ReleasesView::One(of, which) => {
             // Which one an address means may be nothing at all.
-            let found = find(cache, of, which, None).map_err(|_| ServeError::NoPath)?;
+            let found = find(cache, of, which, (None, None)).map_err(|_| ServeError::NoPath)?;
             Ok((found.release.selector().to_string(), one(visit, &found.release)))
         }
     }
@@ -81,7 +81,10 @@ fn table(visit: &Visit, found: &ReleasePage) -> Markup {
                         @let below = format!("releases/{}", release.name);
                         tr {
                             td { a href=(visit.link(&below)) { (name(release.name.as_str())) } }
-                            td.n { a href=(visit.link(&format!("{below}/{}", release.revision))) { (release.revision) } }
+                            td.n {
+                                a href=(visit.link(&format!("{below}/{}", release.revision))) { (release.revision) }
+                                @if let Some(percent) = release.percent { div.soft { (percent) " %" } }
+                            }
                             td { @if let Some(version) = &release.version { (name(version.as_str())) } }
                             td { (system) }
                             td {
@@ -115,6 +118,7 @@ fn one(visit: &Visit, release: &Release) -> Markup {
             @if let Some((from, revision)) = &release.promoted_from {
                 ", promoted from " a href=(visit.link(&format!("releases/{from}/{revision}"))) { (name(from.as_str())) " " (revision) }
             }
+            @if let Some(percent) = release.percent { ", for " (percent) " % of the machines that follow it" }
             ", signed by " (by.join(", ")) ". "
             a href=(visit.link(&format!("releases/{}", release.name))) { "Other releases of " (name(release.name.as_str())) }
         }

@@ -1,17 +1,16 @@
 //! `narval release`: shows, promotes, pins and forgets releases of a cache.
 
 use clap::Subcommand;
-use narval_client::Url;
-use narval_install::Administered;
+use narval_keep::{Promotion, Refusal};
 use narval_nix::Release;
 use narval_nix::StoreDir;
 use narval_nix::release::{ReleaseName, Selector, Which};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{CacheArgs, LockArgs, OutputArgs, parse_cache};
-use crate::args::data::ago;
-use crate::args::push::TokenArgs;
+use crate::args::administered::{AdministeredArgs, Place};
+use crate::args::client::{CacheArgs, LockArgs, OutputArgs};
+use crate::args::data::{administrator, ago};
 use crate::args::releases::ReleaseLookup;
 use crate::ui::json;
 use crate::ui::output::out;
@@ -21,27 +20,6 @@ use crate::ui::output::out;
 pub struct Args {
     #[command(subcommand)]
     command: Command,
-}
-
-/// The cache, and a token for it.
-#[derive(Debug, clap::Args)]
-struct ToArgs {
-    /// URL of the cache
-    #[arg(long, value_name = "URL")]
-    to: String,
-    #[command(flatten)]
-    token: TokenArgs,
-    #[command(flatten)]
-    output: OutputArgs,
-}
-
-impl ToArgs {
-    fn open(&self) -> Result<Administered, Failure> {
-        self.output.start_log();
-        let url: Url = parse_cache(&self.to)?;
-        let client = self.token.client(std::slice::from_ref(&url))?;
-        Ok(Administered::new(url, client))
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -68,10 +46,16 @@ Examples:
     /// Record a release under another name, which machines follow
     ///
     /// The other name gets a new revision, so this is also how to go back. Needs a token with the scope `release:` of the other name.
+    ///
+    /// With --percent, it is for some of the machines that follow the name, chosen by their names: 10, then 50, then 100 percent are the same machines and
+    /// more. All others, and 'narval install', have the newest release for all. To undo it, promote that one (`latest`).
     #[command(after_help = "\
 Examples:
   narval release promote api 41 --as prod --to https://cache.example.org
-  narval release promote prod 6 --as prod --to https://cache.example.org")]
+  narval release promote api 42 --as prod --percent 10 \\
+    --to https://cache.example.org
+  narval release promote prod 6 --as prod --to https://cache.example.org
+  narval release promote prod latest --as prod --data /var/lib/narval")]
     Promote {
         /// Name
         #[arg(value_name = "NAME")]
@@ -82,8 +66,13 @@ Examples:
         /// Name that it is recorded under
         #[arg(long = "as", value_name = "NAME")]
         to_name: Named,
+        /// Share of machines that it is for, in percent
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
+        percent: Option<u8>,
         #[command(flatten)]
-        to: ToArgs,
+        place: AdministeredArgs,
+        #[command(flatten)]
+        output: OutputArgs,
     },
     /// Keep the paths of a release, however many come after it
     #[command(after_help = "Example:\n  narval release pin api 41 --to https://cache.example.org")]
@@ -98,7 +87,9 @@ Examples:
         #[arg(long)]
         remove: bool,
         #[command(flatten)]
-        to: ToArgs,
+        place: AdministeredArgs,
+        #[command(flatten)]
+        output: OutputArgs,
     },
     /// Forget a release, or all of a name: their paths are collected as any others are
     #[command(after_help = "\
@@ -116,7 +107,9 @@ Examples:
         #[arg(long, conflicts_with = "revision")]
         all: bool,
         #[command(flatten)]
-        to: ToArgs,
+        place: AdministeredArgs,
+        #[command(flatten)]
+        output: OutputArgs,
     },
 }
 
@@ -162,26 +155,53 @@ pub fn run(args: Args) -> Result<(), Failure> {
             let found = lookup.find(&release.0.to_string())?;
             show(&found.release, &found.cache.to_string(), output);
         }
-        Command::Promote { name, which, to_name, to } => {
-            let cache = to.open()?;
-            let body = json!({"from": {"name": name.0.as_str(), "which": which.to_string()}});
-            let release = cache.release(&to_name.0, &body)?;
-            show(&release, &cache.url().to_string(), to.output);
+        Command::Promote { name, which, to_name, percent, place, output } => {
+            output.start_log();
+            let (release, at) = match place.open()? {
+                Place::There(there) => {
+                    let from = json!({"name": name.0.as_str(), "which": which.to_string()});
+                    let release = there.cache.release(&to_name.0, &json!({"from": from, "percent": percent}))?;
+                    (release, there.cache.url().to_string())
+                }
+                Place::Here(_, cache) => {
+                    cache.set_sign_keys(place.cache.data.sign_keys(cache.name())?);
+                    let how = Promotion { percent, key: None };
+                    let release = cache.promote(&name.0, &which, &to_name.0, &how, &administrator());
+                    (release.map_err(refused)?, cache.name().to_string())
+                }
+            };
+            show(&release, &at, output);
         }
-        Command::Pin { name, which, remove, to } => {
-            let cache = to.open()?;
-            let selector = cache.pin_release(&name.0, &which, !remove)?;
-            done(to.output, &json!({"release": selector, "pinned": !remove}), &selector);
+        Command::Pin { name, which, remove, place, output } => {
+            output.start_log();
+            let selector = match place.open()? {
+                Place::There(there) => there.cache.pin_release(&name.0, &which, !remove)?,
+                Place::Here(_, cache) => {
+                    let pinned = cache.pin_release(&name.0, &which, !remove, &administrator());
+                    pinned.map_err(refused)?.selector().to_string()
+                }
+            };
+            done(output, &json!({"release": selector, "pinned": !remove}), &selector);
         }
-        Command::Forget { name, revision, to, .. } => {
-            let cache = to.open()?;
-            cache.forget_release(&name.0, revision)?;
+        Command::Forget { name, revision, place, output, .. } => {
+            output.start_log();
+            match place.open()? {
+                Place::There(there) => there.cache.forget_release(&name.0, revision)?,
+                Place::Here(_, cache) => {
+                    cache.forget_release(&name.0, revision, &administrator()).map_err(refused)?;
+                }
+            }
             let selector =
                 Selector { name: name.0, which: revision.map_or(Which::Latest, Which::Revision) }.to_string();
-            done(to.output, &json!({"forgotten": selector}), &format!("forgotten: {selector}"));
+            done(output, &json!({"forgotten": selector}), &format!("forgotten: {selector}"));
         }
     }
     Ok(())
+}
+
+/// A refusal of a cache of this machine.
+fn refused(refusal: Refusal) -> Failure {
+    Failure::runtime(refusal)
 }
 
 fn done(output: OutputArgs, summary: &serde_json::Value, text: &str) {
@@ -208,7 +228,8 @@ fn show(release: &Release, cache: &str, output: OutputArgs) {
     let version = release.version.as_ref().map(|version| format!("  {version}")).unwrap_or_default();
     let from = release.promoted_from.as_ref();
     let from = from.map(|(name, revision)| format!("  from @{name}@{revision}")).unwrap_or_default();
-    out!("{}{version}  {}{from}  {cache}", release.selector(), ago(release.created));
+    let percent = release.percent.map(|percent| format!("  for {percent} %")).unwrap_or_default();
+    out!("{}{version}  {}{from}{percent}  {cache}", release.selector(), ago(release.created));
     for (system, outputs) in &release.paths {
         for (output, released) in outputs {
             out!("{system}  {output}  {}", release.store_dir.display(&released.path));

@@ -81,11 +81,15 @@ fn show(release: &Value) {
         (false, true) => "",
         (false, false) => "  not kept",
     };
+    let percent = match number("percent") {
+        0 => String::new(),
+        percent => format!("  for {percent} %"),
+    };
     let paths: Vec<String> =
         release.get("outputs").and_then(Value::as_object).into_iter().flatten().map(|(_, path)| plain(path)).collect();
     let (name, system) = (text("name"), text("system"));
     out!(
-        "@{name}@{}{version}  {system}  {}  {}{from}{kept}",
+        "@{name}@{}{version}  {system}  {}  {}{from}{percent}{kept}",
         number("revision"),
         paths.join(" "),
         ago(number("created"))

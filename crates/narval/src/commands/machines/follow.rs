@@ -12,7 +12,7 @@ use narval_install::releases::{Expected, SeenReleases, find_in};
 use narval_install::watch::Stop;
 use narval_install::{Error, Options, human_bytes};
 use narval_keep::MachineName;
-use narval_nix::release::{ReleaseSystem, Selector};
+use narval_nix::release::{ReleaseSystem, Selector, share_of};
 use sd_notify::NotifyState;
 use serde_json::{Value, json};
 
@@ -161,6 +161,8 @@ struct Source {
     client: Arc<Client>,
     seen: SeenReleases,
     allow_downgrade: bool,
+    /// Where this machine is among all that follow the release.
+    share: u8,
     /// The cache that has the release.
     cache: Mutex<Option<Url>>,
 }
@@ -189,6 +191,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
         client: args.client.caches.client()?,
         seen: SeenReleases::at(state_folder(&args.profile, lock_timeout)?, lock_timeout),
         allow_downgrade: args.client.caches.allow_downgrade,
+        share: share_of(&args.name_of_machine(), &args.release.name),
         cache: Mutex::new(None),
     };
     let follow = FollowOptions {
@@ -304,6 +307,7 @@ impl Source {
             check_signatures: self.options.check_signatures,
             seen: &self.seen,
             allow_downgrade: self.allow_downgrade,
+            share: self.share,
         };
         let found = find_in(&self.options.caches, &self.client, &self.selector, &expected)?;
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.cache.clone());

@@ -9,7 +9,7 @@ use narval_nix::NarHash;
 
 use crate::NarFileName;
 use crate::index::postgres::tx::PAUSE;
-use crate::index::{CacheId, Fence, Lost, PinRecord, ReleaseToRecord};
+use crate::index::{CacheId, Fence, Lost, PinRecord, Recorded, ReleaseAsked, ReleaseToRecord};
 use crate::receive::receipt_key::ReceiptKey;
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
@@ -158,11 +158,11 @@ impl Place<'_> {
         let make = move |_: &str, revision: u64, contents: &[(HashPart, String, NarHash)]| {
             let [(found, path, _)] = contents else { return None };
             let paths = vec![("x86_64-linux".parse().unwrap(), *found, path.clone())];
-            Some((revision, ReleaseToRecord { version: None, json: "{}".to_owned(), paths }))
+            Some((revision, ReleaseToRecord { version: None, percent: None, json: "{}".to_owned(), paths }))
         };
-        let (name, parts) = ("api".parse().unwrap(), BTreeSet::from([part]));
-        let recorded = self.index.add_release(self.cache, (&name, "id".to_owned()), (parts, 10_000, 1), make).unwrap();
-        recorded.is_ok_and(|revision| self.revisions.lock().unwrap().insert(revision))
+        let asked = ReleaseAsked { name: "api".parse().unwrap(), key: None, new_uid: "id".to_owned() };
+        let recorded = self.index.add_release(self.cache, asked, (BTreeSet::from([part]), 10_000, 1), make).unwrap();
+        matches!(recorded, Ok(Recorded::New(revision)) if self.revisions.lock().unwrap().insert(revision))
     }
 
     fn delete(&self, random: &mut Random) {

@@ -3,12 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use narval_nix::release::{ReleaseName, ReleaseSystem};
+use narval_nix::release::ReleaseSystem;
 use narval_nix::{HashPart, NarHash};
 
 use super::commit::hold;
 use crate::index::tx::{Arg, LARGE, NOTE, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
+use crate::index::{
+    CacheId, Index, IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord,
+};
 use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
 
 /// How many releases of a name and a system are remembered, with or without their paths.
@@ -20,7 +22,19 @@ const FORGOTTEN_AT_ONCE: u64 = 1000;
 macro_rules! record {
     () => {
         "select r.name, r.revision, r.system, r.version, r.created, r.pinned, r.hold, r.record, (select count(*) from narval.pins i \
-         where i.cache = r.cache and i.name = r.hold) from narval.releases r where r.cache = $1 and r.record <> ''"
+         where i.cache = r.cache and i.name = r.hold), r.percent from narval.releases r where r.cache = $1 and r.record <> ''"
+    };
+}
+
+/// The newest release of a system that is for all machines.
+macro_rules! newest_for_all {
+    ($column:literal) => {
+        concat!(
+            "(select q.",
+            $column,
+            " from narval.releases q where q.cache = $1 and q.name = $2 and q.system = $3 and q.percent is null and q.record <> '' \
+             order by q.revision desc limit 1)"
+        )
     };
 }
 
@@ -33,31 +47,36 @@ statements! {
          and p.hash_part in (select r.part from {rows})";
     /// Rows of forgotten releases count, too.
     NEWEST(Int, Text) = "select revision from narval.releases where cache = $1 and name = $2 order by revision desc limit 1";
-    ADD(Int, Text, Int, Text, Int, Int, Text) { system: Text, hold: Text } = "insert into narval.releases \
-         (cache, name, revision, version, created, pinned, record, system, hold) select $1, $2, $3, $4, $5, $6, $7, r.system, r.hold \
+    ADD(Int, Text, Int, Text, Int, Int, Text, Int, Text) { system: Text, hold: Text } = "insert into narval.releases \
+         (cache, name, revision, version, created, pinned, record, percent, request, system, hold) \
+         select $1, $2, $3, $4, $5, $6, $7, $8, $9, r.system, r.hold \
          from {rows} where true on conflict do nothing";
     HOLD(Int, Int) { hold: Text, part: Text, path: Text } = "insert into narval.pins (cache, created, name, hash_part, path) \
          select $1, $2, r.hold, r.part, r.path from {rows}";
-    /// Those before the newest ones do not keep their paths any more.
-    SURPLUS(Int, Text, Text, Int) = "delete from narval.pins where cache = $1 and name in (select hold from narval.releases \
-         where cache = $1 and name = $2 and system = $3 and pinned = 0 order by revision desc limit 10000 offset $4)";
-    FORGET_OLD(Int, Text, Text, Int) = "delete from narval.releases where cache = $1 and name = $2 and system = $3 and pinned = 0 \
+    /// What a request has recorded before.
+    REQUESTED(Int, Text, Text) = "select record from narval.releases where cache = $1 and name = $2 and request = $3 and record <> '' limit 1";
+    /// Those before the newest ones do not keep their paths any more, but for the newest one that is for all machines.
+    SURPLUS(Int, Text, Text, Int) = concat!("delete from narval.pins where cache = $1 and name in (select hold from narval.releases \
+         where cache = $1 and name = $2 and system = $3 and pinned = 0 order by revision desc limit 10000 offset $4) \
+         and name <> coalesce(", newest_for_all!("hold"), ", '')");
+    FORGET_OLD(Int, Text, Text, Int) = concat!("delete from narval.releases where cache = $1 and name = $2 and system = $3 and pinned = 0 \
          and revision in (select revision from narval.releases where cache = $1 and name = $2 and system = $3 and pinned = 0 \
-         order by revision desc limit 10000 offset $4)";
-    FIND(Int, Text, Text, Int, Text) = concat!(record!(), " and r.name = $2 and r.system = coalesce($3, r.system) \
-         and r.revision = coalesce($4, r.revision) and coalesce(r.version, '') = coalesce($5, r.version, '') order by r.revision desc limit 1");
+         order by revision desc limit 10000 offset $4) and revision <> coalesce(", newest_for_all!("revision"), ", 0)");
+    FIND(Int, Text, Text, Int, Text, Int) = concat!(record!(), " and r.name = $2 and r.system = coalesce($3, r.system) \
+         and r.revision = coalesce($4, r.revision) and coalesce(r.version, '') = coalesce($5, r.version, '') \
+         and coalesce(r.percent, 100) > $6 order by r.revision desc limit 1");
     /// Which rows a page of a list has, and how large their records are. They are immutable: what is read by these keys is no larger.
     KEYS_OF_NAME(Int, Text, Int, Text, Int) = "select r.name, r.revision, r.system, octet_length(r.record) from narval.releases r \
          where r.cache = $1 and r.record <> '' and r.name = $2 and (r.revision < $3 or (r.revision = $3 and r.system > $4)) \
          order by r.revision desc, r.system limit $5";
-    /// The newest of each name and system.
+    /// The newest of each name and system, and those that other machines have meanwhile.
     KEYS_OF_CACHE(Int, Text, Int, Text, Int) = "select r.name, r.revision, r.system, octet_length(r.record) from narval.releases r \
          where r.cache = $1 and r.record <> '' and r.name >= $2 \
          and (r.name > $2 or r.revision < $3 or (r.revision = $3 and r.system > $4)) and not exists (select 1 from narval.releases q \
-         where q.cache = r.cache and q.name = r.name and q.system = r.system and q.revision > r.revision and q.record <> '') \
-         order by r.name, r.revision desc, r.system limit $5";
+         where q.cache = r.cache and q.name = r.name and q.system = r.system and q.revision > r.revision and q.record <> '' \
+         and coalesce(q.percent, 100) >= coalesce(r.percent, 100)) order by r.name, r.revision desc, r.system limit $5";
     RECORDS(Int) { name: Text, revision: Int, system: Text } = "select q.name, q.revision, q.system, q.version, q.created, q.pinned, q.hold, \
-         q.record, (select count(*) from narval.pins i where i.cache = q.cache and i.name = q.hold) from {rows} join narval.releases q \
+         q.record, (select count(*) from narval.pins i where i.cache = q.cache and i.name = q.hold), q.percent from {rows} join narval.releases q \
          on q.name = r.name and q.revision = r.revision and q.system = r.system where q.cache = $1 and q.record <> ''";
     /// From one name to the next: however many revisions they have.
     NAMES(Int) = "select count(q.name) from (with recursive n (name) as (select min(r.name) from narval.releases r where r.cache = $1 union all \
@@ -68,7 +87,8 @@ statements! {
     SYSTEMS(Int, Text) = "select distinct system from narval.releases where cache = $1 and name = $2 and record <> ''";
     EVERYTHING(Int) = concat!(record!(), " order by r.name, r.revision, r.system");
     IS_NEWEST(Int, Text, Int) = "select 1 from narval.releases r where r.cache = $1 and r.name = $2 and r.revision = $3 and not exists \
-         (select 1 from narval.releases q where q.cache = $1 and q.name = $2 and q.system = r.system and q.revision > $3 and q.record <> '')";
+         (select 1 from narval.releases q where q.cache = $1 and q.name = $2 and q.system = r.system and q.revision > $3 and q.record <> '' \
+         and coalesce(q.percent, 100) >= coalesce(r.percent, 100))";
     RELEASE(Int, Text, Int) = "delete from narval.pins where cache = $1 and name in (select hold from narval.releases \
          where cache = $1 and name = $2 and revision = coalesce($3, revision))";
     FORGET(Int, Text, Int) = "delete from narval.releases where cache = $1 and name = $2 and revision = $3";
@@ -91,6 +111,7 @@ fn record(row: &dyn Row) -> Result<ReleaseRecord, TxError> {
         hold: row.get(6)?,
         json: row.get(7)?,
         is_kept: row.get(8)?,
+        percent: row.get(9)?,
     })
 }
 
@@ -139,10 +160,11 @@ impl dyn Index + '_ {
     pub(crate) fn add_release<T: Clone + Send + 'static>(
         &self,
         cache: CacheId,
-        (name, new_uid): (&ReleaseName, String),
+        asked: ReleaseAsked,
         (parts, keep, now): (BTreeSet<HashPart>, u32, u64),
         make: impl Fn(&str, u64, &[(HashPart, String, NarHash)]) -> Option<(T, ReleaseToRecord)> + Send + 'static,
-    ) -> Result<Result<T, ReleaseRefused>, IndexError> {
+    ) -> Result<Result<Recorded<T>, ReleaseRefused>, IndexError> {
+        let ReleaseAsked { name, key, new_uid } = asked;
         let name = name.to_string();
         self.write(NOTE, move |tx| {
             // A collection leaves them alone meanwhile, and finds the pins later.
@@ -158,6 +180,11 @@ impl dyn Index + '_ {
                     new_uid.clone()
                 }
             };
+            if let Some(key) = &key
+                && let Some(record) = tx.first(&REQUESTED, &args![cache, &name, key], |row| row.get(0))?
+            {
+                return Ok(Ok(Recorded::Again(record)));
+            }
             let rows: Vec<Arg<'_>> = parts.iter().map(Arg::from).collect();
             let contents = |row: &dyn Row| Ok((row.parsed(0)?, row.get(1)?, row.get(2)?));
             let contents = tx.all_of(&CONTENTS, &args![cache], &rows, contents)?;
@@ -169,7 +196,7 @@ impl dyn Index + '_ {
             let Some((made, record)) = make(&uid, newest + 1, &contents) else {
                 return Ok(Err(ReleaseRefused::Absent(None)));
             };
-            let ReleaseToRecord { version, json, paths } = record;
+            let ReleaseToRecord { version, percent, json, paths } = record;
             let revision = newest + 1;
             let systems: BTreeSet<&str> = paths.iter().map(|(system, ..)| system.as_str()).collect();
             let known: BTreeSet<String> =
@@ -181,23 +208,26 @@ impl dyn Index + '_ {
             let holds: Vec<(&str, String)> =
                 systems.iter().map(|system| (*system, name_of_hold(&name, revision, system))).collect();
             let rows: Vec<Arg<'_>> = holds.iter().flat_map(|(system, hold)| args![*system, hold]).collect();
-            let values = args![cache, &name, revision, version.as_deref(), now, 0_u64, &json];
+            let (percent, version) = (percent.map(u32::from), version.as_deref());
+            let values = args![cache, &name, revision, version, now, 0_u64, &json, percent, key.as_deref()];
             tx.execute_all(&ADD, &values, &rows)?;
             pin_paths(tx, cache, (&name, revision), &paths, now)?;
             systems.iter().try_for_each(|system| prune(tx, cache, &name, system, keep))?;
-            Ok(Ok(made))
+            Ok(Ok(Recorded::New(made)))
         })
     }
 
-    /// The newest release of a name; with a system, a revision or a version, the newest that has these.
+    /// The newest release of a name for machines of this share; with a system, a revision or a version, the newest that has these.
     pub(crate) fn find_release(
         &self,
         cache: CacheId,
         name: &str,
         system: Option<&str>,
         (revision, version): (Option<u64>, Option<&str>),
+        share: u8,
     ) -> Result<Option<ReleaseRecord>, IndexError> {
-        self.read(Reading::Some, |tx| tx.first(&FIND, &args![cache, name, system, revision, version], record))
+        let values = args![cache, name, system, revision, version, u64::from(share)];
+        self.read(Reading::Some, |tx| tx.first(&FIND, &values, record))
     }
 
     /// A page of the releases of a name, the newest first; without one, of the newest of each name and system, by name. One has a row for each system.
@@ -254,8 +284,11 @@ impl dyn Index + '_ {
             if tx.one(&LOCK, &args![cache], |row| row.get::<Option<String>>(0))?.is_none() {
                 tx.execute(&IDENTIFY, &args![&uid, cache])?;
             }
-            for ReleaseRecord { name, revision, system, version, created, is_pinned, hold, json, .. } in &releases {
-                let values = args![cache, name, *revision, version.as_deref(), *created, u64::from(*is_pinned), json];
+            for ReleaseRecord { name, revision, system, version, created, is_pinned, hold, json, percent, .. } in
+                &releases
+            {
+                let (pinned, version) = (u64::from(*is_pinned), version.as_deref());
+                let values = args![cache, name, *revision, version, *created, pinned, json, *percent, None::<&str>];
                 tx.execute_all(&ADD, &values, &args![system, hold])?;
             }
             Ok(())
@@ -277,7 +310,7 @@ impl dyn Index + '_ {
             {
                 return Ok(None);
             }
-            let is_there = tx.is_there(&FIND, &args![cache, &name, None::<&str>, revision, None::<&str>])?;
+            let is_there = tx.is_there(&FIND, &args![cache, &name, None::<&str>, revision, None::<&str>, 0_u64])?;
             tx.execute(&RELEASE, &args![cache, &name, revision])?;
             match revision {
                 Some(revision) => drop(tx.execute(&FORGET, &args![cache, &name, revision])?),
