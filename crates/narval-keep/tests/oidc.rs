@@ -269,6 +269,83 @@ fn times_audience_and_issuer() {
     assert_eq!(verify(json!({ "iss": [ci.url()] })), Err(OidcError::Claim("iss".to_owned())));
 }
 
+/// Claims that look like those of a rule (`our-org/*` and `refs/heads/main`, or `refs/pull/*/merge`): a pattern stands for the whole claim, byte by byte.
+#[test]
+fn claims_that_resemble_those_of_a_rule() {
+    let (ci, key) = (Ci::start(), Key::p256());
+    ci.publish(&[key.jwk("a")]);
+    let verifier = ci.verifier();
+    verifier.verify(&key.token("a", &ci.claims())).unwrap();
+    let repositories = [
+        "our-org",
+        "our-org2/app",
+        "xour-org/app",
+        "our-org/app/fork",
+        "stranger/our-org/app",
+        "OUR-ORG/app",
+        "Our-Org/app",
+        " our-org/app",
+        "\tour-org/app",
+        "\nour-org/app",
+        "our-org\n/app",
+        "our-org%2Fapp",
+        "our-org\\app",
+        "our-org\u{2215}app",
+        "our\u{2010}org/app",
+        "our-\u{43e}rg/app",
+        "our-org//app",
+        "../our-org/app",
+        "our-org/a/../app",
+        "*/app",
+        "our-*/app",
+        "our-org/app\nour-org/",
+        "stranger/app\nour-org/app",
+        "{our-org,x}/app",
+        "[o]ur-org/app",
+        "",
+    ];
+    let refs = [
+        "main",
+        "heads/main",
+        "refs/heads/main/",
+        "refs/heads/main2",
+        "refs/heads/mai",
+        "refs/heads/Main",
+        "refs/heads/main\n",
+        "refs/heads/main\0",
+        " refs/heads/main",
+        "refs/heads/*",
+        "refs/heads/x/main",
+        "refs/tags/main",
+        "refs//heads/main",
+        "refs/heads/main refs/heads/x",
+        "refs/heads/m\u{430}in",
+        "",
+    ];
+    let values = [
+        json!(["stranger/app"]),
+        json!({ "our-org": "app" }),
+        json!(true),
+        json!(7),
+        json!([["our-org/app"]]),
+        json!([]),
+        json!(null),
+    ];
+    let repositories = repositories.iter().map(|text| json!({ "repository": text }));
+    let refs = refs.iter().map(|text| json!({ "ref": text }));
+    let all: Vec<Value> =
+        repositories.chain(refs).chain(values.into_iter().map(|value| json!({ "repository": value }))).collect();
+    assert_eq!(all.len(), 49);
+    for changed in all {
+        let refused = verifier.verify(&key.token("a", &with(ci.claims(), changed.clone())));
+        assert!(
+            matches!(refused, Err(OidcError::NoRule(_))),
+            "{changed}: {:?}",
+            refused.map(|verified| *verified.allows)
+        );
+    }
+}
+
 #[test]
 fn invalid_tokens_are_refused() {
     let (ci, key) = (Ci::start(), Key::p256());
