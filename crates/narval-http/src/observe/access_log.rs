@@ -93,6 +93,13 @@ pub(crate) struct Watch {
     pub(crate) entry: Option<Box<Entry>>,
 }
 
+impl Watch {
+    /// Of a request whose head is complete now, if it is logged.
+    pub(crate) fn of(entry: Option<Box<Entry>>) -> Option<Box<Self>> {
+        entry.map(|entry| Box::new(Self { started: Instant::now(), entry: Some(entry) }))
+    }
+}
+
 /// Writes the access log, on a thread of its own.
 pub trait AccessLog: Send + 'static {
     /// Writes one entry.

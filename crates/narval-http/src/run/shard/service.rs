@@ -291,7 +291,7 @@ fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inlin
     };
     (outgoing.keep_alive, outgoing.status) = (encoded.keep_alive, encoded.status.as_u16());
     outgoing.kept = encoded.kept;
-    outgoing.watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
+    outgoing.watch = Watch::of(entry);
     Inline::Answer(Box::new(outgoing))
 }
 
@@ -299,7 +299,7 @@ fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inlin
 #[cold]
 #[inline(never)]
 fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Inline<Exchanged> {
-    let watch = entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }));
+    let watch = Watch::of(entry);
     let context = AnswerContext { watch, ..AnswerContext::new(answer_to(head), None) };
     let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
     late.map_or(Inline::Answered, Inline::Later)

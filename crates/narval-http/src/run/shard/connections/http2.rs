@@ -2,14 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use http::{Method, StatusCode};
+use http::StatusCode;
 
 use crate::http1::ProtoError;
 use crate::http1::conn::{Close, End};
 use crate::http1::head::ParsedHead;
-use crate::http1::response_head::AnswerTo;
 use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Service, Work};
 use crate::intake::body_memory::Buffered;
 use crate::intake::{Host, Request};
@@ -21,7 +20,7 @@ use crate::message::body::pipe::BodyPipe;
 use crate::message::carrier::{Carrier, Nudge};
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
-use crate::observe::access_log::{Entry, Watch};
+use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
 use crate::run::connection::Connection;
 use crate::run::http2::{self, StreamBody, Streamed};
@@ -30,7 +29,7 @@ use crate::run::mailbox::Note;
 use crate::run::pending_late::PendingLate;
 use crate::run::reply::{MakeJob, Reply};
 use crate::run::shard::Shard;
-use crate::run::shard::service::{At, Local};
+use crate::run::shard::service::{At, answer_to};
 use crate::run::shard::slots::{Http2, Protocol, Slot};
 use crate::tls::layout::Layout;
 use crate::{BodyWaker, HeadRef, Response, ws};
@@ -266,16 +265,6 @@ fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, most: usize, at: &mut At
     }
 }
 
-fn answer_to(head: &ParsedHead) -> AnswerTo {
-    AnswerTo { version: head.parts.version, is_head: head.parts.method == Method::HEAD, keep_alive: true }
-}
-
-impl Local {
-    fn watch(entry: Option<Box<Entry>>) -> Option<Box<Watch>> {
-        entry.map(|entry| Box::new(Watch { started: Instant::now(), entry: Some(entry) }))
-    }
-}
-
 impl Service<Streamed> for At<'_> {
     fn head(&mut self) -> HeadBuilder {
         std::mem::take(&mut self.local.head)
@@ -292,7 +281,7 @@ impl Service<Streamed> for At<'_> {
         let Some(mut response) = answer else { return Inline::Job };
         let entry = local.entry(&view);
         local.counters.requests_inline.add(1);
-        let watch = Local::watch(entry);
+        let watch = Watch::of(entry);
         let to = answer_to(head);
         if let Some(later) = response.late.take() {
             let context = AnswerContext { watch, ..AnswerContext::new(to, None) };
