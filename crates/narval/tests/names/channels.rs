@@ -125,6 +125,51 @@ fn a_bomb_ends_with_one_line_and_changes_nothing() {
     assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
 }
 
+/// 10 GB of valid JSON: attributes with long descriptions, of which the index keeps the beginning. The compressed file has some megabytes.
+#[test]
+fn ten_gigabytes_of_valid_names_end_with_one_line_in_little_memory() {
+    use std::io::Write;
+    if cfg!(debug_assertions) {
+        eprintln!("note: not tried: a gigabyte takes minutes without optimisation");
+        return;
+    }
+    let place = Place::new();
+    place.done(&["update"]);
+    let before = place.names();
+    let long = " ".repeat(900_000);
+    let entry = format!(r#""a":{{"name":"a","meta":{{"description":"{long}"}}}},"#);
+    let mut brotli = brotli::CompressorWriter::new(Vec::new(), 4096, 5, 22);
+    brotli.write_all(br#"{"version":"2","packages":{"#).unwrap();
+    // From the third time on, what is flushed for an entry is the same.
+    let mut ends = Vec::new();
+    for _ in 0..4 {
+        brotli.write_all(entry.as_bytes()).unwrap();
+        brotli.flush().unwrap();
+        ends.push(brotli.get_ref().len());
+    }
+    let mut packed = brotli.get_ref().clone();
+    let (third, fourth) = (packed[ends[1]..ends[2]].to_vec(), packed[ends[2]..].to_vec());
+    assert_eq!(third, fourth);
+    packed.extend(fourth.repeat(10_000_000_000 / entry.len()));
+    place.publish_compressed("huge", packed, b"/nix/store/00000000000000000000000000000000-a\n");
+    place.lead_to("huge");
+    let narval = place.command(&["update"]);
+    let mut limited = std::process::Command::new("sh");
+    // In kilobytes, of address space.
+    limited.args(["-c", "ulimit -v 1500000; exec \"$0\" update --quiet", crate::support::NARVAL]);
+    limited.env_clear().envs(narval.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = limited.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("packages.json exceeds the limit of 1073741824 bytes") && said.lines().count() == 1,
+        "{said}"
+    );
+    assert_eq!(place.names(), before);
+    place.lead_to("one");
+    assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
+}
+
 /// Each of these ends with one line, and the names that were there stay.
 #[test]
 fn a_torn_or_hostile_channel_changes_nothing() {

@@ -141,8 +141,13 @@ impl Place {
     }
 
     pub(crate) fn publish_files(&self, release: &str, packages: &[u8], paths: &[u8]) {
-        let (mut brotli, mut xz) = (Vec::new(), Vec::new());
+        let mut brotli = Vec::new();
         brotli::CompressorWriter::new(&mut brotli, 4096, 5, 22).write_all(packages).unwrap();
+        self.publish_compressed(release, brotli, paths);
+    }
+
+    pub(crate) fn publish_compressed(&self, release: &str, brotli: Vec<u8>, paths: &[u8]) {
+        let mut xz = Vec::new();
         liblzma::read::XzEncoder::new(paths, 1).read_to_end(&mut xz).unwrap();
         let evaluation = format!("{}/eval/7", self.url);
         let mut site = self.site.lock().unwrap();
