@@ -5,8 +5,9 @@ use libfuzzer_sys::fuzz_target;
 use narval_nix::StoreDir;
 use narval_nix::presence::{Changes, Filter, Snapshot};
 
-fuzz_target!(|input: (u64, &[u8])| {
-    let (key, file) = input;
+fuzz_target!(|input: &[u8]| {
+    let Some((key, file)) = input.split_first_chunk() else { return };
+    let key = u64::from_le_bytes(*key);
     if let Ok(filter) = Filter::decode(file) {
         assert_eq!(filter.encode(), file);
         let _ = filter.contains(key);
