@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
 
@@ -455,13 +455,6 @@ impl Cache {
 
     pub(super) fn elsewhere(&self) -> Option<Arc<dyn Elsewhere>> {
         self.state.elsewhere.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// A lock for uploads of the same NAR, which add names to it one after another.
-    pub(super) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
-        let [first, ..] = nar_hash.as_bytes();
-        let locks = &self.shared.nar_locks;
-        &locks[usize::from(*first) % locks.len()]
     }
 
     pub(super) fn audit(&self, grant: &Grant, action: &str, subject: &str, outcome: &Result<String, String>) {

@@ -1,6 +1,6 @@
 //! An open data folder, or an open bucket.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -203,7 +203,7 @@ impl Data {
         &self.shared
     }
 
-    fn open_caches(&self) -> std::sync::RwLockReadGuard<'_, HashMap<CacheName, Arc<CacheState>>> {
+    fn open_caches(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<CacheName, Arc<CacheState>>> {
         self.shared.caches.read().unwrap_or_else(PoisonError::into_inner)
     }
 

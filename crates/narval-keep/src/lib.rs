@@ -27,7 +27,6 @@
 //! ```text
 //! DIR/index.sqlite               the index (SQLite, WAL), unless it is in a database ([`Database`])
 //! DIR/audit.jsonl                who wrote what
-//! DIR/blobs/<xx>/                NARs by NarHash, each once for all caches
 //! DIR/caches/<name>/             the standard layout of a binary cache: nginx can serve it
 //! DIR/incoming/                  what is being received
 //! ```

@@ -1,11 +1,11 @@
 //! Opens a data folder: repairs what killed processes have left, and starts the maintenance threads.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use narval_client::Url;
@@ -23,7 +23,7 @@ use super::push::pending::{SeenPending, WhichPending};
 use super::receive::contents::FileHashes;
 use super::retention::oversized::Oversized;
 use super::retention::{Shortage, Uses};
-use super::shared::{NAR_LOCKS, Shared};
+use super::shared::Shared;
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens::audit;
 use super::tokens::used::TokensUsed;
@@ -118,8 +118,7 @@ impl Data {
             growth: Growth::new(local.folder),
             unsafe_no_verify,
             reconciled: AtomicI64::new(0),
-            nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
-            caches: RwLock::new(HashMap::new()),
+            caches: RwLock::new(BTreeMap::new()),
             _stop: stop,
         });
         let data = Self::of(shared);

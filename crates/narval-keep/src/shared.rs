@@ -1,12 +1,12 @@
 //! The state shared by the handles of one data folder, and of one cache.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicI64;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
 
-use narval_nix::SecretKey;
+use narval_nix::{NarHash, SecretKey};
 
 use super::error::{DataError, io_error};
 use super::figures::growth::Growth;
@@ -25,8 +25,8 @@ use super::tokens::used::TokensUsed;
 use super::{Audit, CacheName, CacheSettings};
 use narval_codec::decode::WindowMemory;
 
-/// Locks that uploads of one NAR share.
-pub(super) const NAR_LOCKS: usize = 64;
+/// Locks that uploads of one NAR to a cache share.
+const NAR_LOCKS: usize = 64;
 
 /// Shared by the handles of one folder.
 pub(super) struct Shared {
@@ -49,8 +49,8 @@ pub(super) struct Shared {
     pub(super) unsafe_no_verify: bool,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,
-    pub(super) nar_locks: [Mutex<()>; NAR_LOCKS],
-    pub(super) caches: RwLock<HashMap<CacheName, Arc<CacheState>>>,
+    /// In one order, in which a simulation always does the same.
+    pub(super) caches: RwLock<BTreeMap<CacheName, Arc<CacheState>>>,
     /// Ends the maintenance thread.
     pub(super) _stop: Sender<()>,
 }
@@ -66,6 +66,7 @@ pub(super) struct CacheState {
     pub(super) small_bytes: SmallBytes,
     pub(super) unrecorded: Unrecorded,
     pub(super) collections: Collections,
+    nar_locks: [Mutex<()>; NAR_LOCKS],
 }
 
 impl CacheState {
@@ -80,7 +81,14 @@ impl CacheState {
             small_bytes: SmallBytes::default(),
             unrecorded: Unrecorded::default(),
             collections: Collections::default(),
+            nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
         }
+    }
+
+    /// A lock for uploads of the same NAR, which add names to it one after another.
+    pub(super) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
+        let [first, ..] = nar_hash.as_bytes();
+        &self.nar_locks[usize::from(*first) % self.nar_locks.len()]
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct CacheRecord {
     pub(crate) settings: String,
 }
 
-/// One stored format of a NAR: there is one file for each NarHash and compression.
+/// One stored format of a NAR: a cache has one file for each NarHash and compression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NarRecord {
     pub(crate) nar_hash: NarHash,
@@ -242,15 +242,6 @@ pub(crate) fn collection_lease() -> Duration {
 /// The lease of collections.
 const COLLECTION: &str = "collection";
 
-/// NARs whose bytes are to be removed. Nobody can use their names until [`forget`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Condemned {
-    /// Names below `nar/`, and the bytes of the NARs.
-    pub(crate) names: Vec<(String, u64)>,
-    /// Stored NARs without another name.
-    pub(crate) blobs: Vec<(NarHash, Compression)>,
-}
-
 /// What becomes of the names of a NAR's file that another one replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replaced {
@@ -309,8 +300,6 @@ pub(crate) enum Pending {
     Path(HashPart),
     /// The file of this name below `nar/`.
     File(String),
-    /// The file of a NAR, and its listing, which may belong to no cache any more.
-    Blob(NarHash, Compression),
 }
 
 impl Pending {
@@ -318,7 +307,7 @@ impl Pending {
     pub(crate) fn path(&self) -> Option<&HashPart> {
         match self {
             Self::Path(part) => Some(part),
-            _ => None,
+            Self::File(_) => None,
         }
     }
 
@@ -327,7 +316,6 @@ impl Pending {
         match self {
             Self::Path(part) => ("path", part.to_string()),
             Self::File(name) => ("file", name.clone()),
-            Self::Blob(nar_hash, compression) => ("blob", format!("{nar_hash} {}", compression.name())),
         }
     }
 }

@@ -96,8 +96,6 @@ impl Data {
                     }
                 }
                 Pending::File(_) => {}
-                // A collection removes what it has condemned itself, and objects are of one cache.
-                Pending::Blob(..) => settled.push(number),
             }
         }
         if !settled.is_empty() {

@@ -115,7 +115,7 @@ impl Cache {
                     let is_locked = !self.storage().publishes_later() || !holds(Rule::Leased);
                     return if is_locked { self.files().unlink_nar(name, until).map_err(fail) } else { Ok(()) };
                 };
-                if self.files().restore_nar(name, &nar).map_err(fail)? {
+                if self.files().check_nar(name, &nar).map_err(fail)? {
                     return Ok(());
                 }
                 // The NAR is being stored in another encoding since. The object of this name may be there: a collection removes both.
@@ -133,12 +133,6 @@ impl Cache {
                     tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
                 }
                 Ok(())
-            }
-            Pending::Blob(nar_hash, compression) => {
-                if self.index().nar(nar_hash, *compression)?.is_some() {
-                    return Ok(());
-                }
-                self.storage().remove_nar(nar_hash, *compression).map_err(fail)
             }
         }
     }

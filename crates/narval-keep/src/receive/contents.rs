@@ -11,7 +11,7 @@ use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, ContentsHasher, Hashed
 use quick_cache::sync::Cache as Memory;
 
 use super::no_window;
-use crate::index::NarRecord;
+use crate::index::{CacheId, NarRecord};
 use crate::{Cache, CacheSettings, Refusal, RefusalKind};
 use narval_codec::decode::{DecodeError, Decoder, INPUT_LEN, is_no_window};
 
@@ -22,15 +22,15 @@ const REMEMBERED_MAX: usize = 16_384;
 const READ_AGAIN_MAX: u64 = 16 << 30;
 
 /// SHA-256 of the contents of NARs that are a single file, which is not executable.
-pub(crate) struct FileHashes(Memory<NarHash, Sha256>);
+pub(crate) struct FileHashes(Memory<(CacheId, NarHash), Sha256>);
 
 impl FileHashes {
     pub(crate) fn new() -> Self {
         Self(Memory::new(REMEMBERED_MAX))
     }
 
-    pub(crate) fn note(&self, nar_hash: NarHash, file: Sha256) {
-        self.0.insert(nar_hash, file);
+    pub(crate) fn note(&self, cache: CacheId, nar_hash: NarHash, file: Sha256) {
+        self.0.insert((cache, nar_hash), file);
     }
 }
 
@@ -89,7 +89,7 @@ impl Cache {
         }
         if is_sha256
             && *of == HashedContents::File
-            && let Some(file) = self.shared().file_hashes.0.get(&nar.nar_hash)
+            && let Some(file) = self.shared().file_hashes.0.get(&(self.id(), nar.nar_hash))
         {
             return Ok(expected.sha256() == Ok(file));
         }

@@ -275,7 +275,7 @@ impl Upload {
         let window = self.cache.shared().window_memory.window();
         let verified = verify(&claims, Some(window), body, file, listing.as_ref().map(TemporaryFile::file))?;
         if let Some(file) = verified.file {
-            self.cache.shared().file_hashes.note(verified.nar_hash, file);
+            self.cache.shared().file_hashes.note(self.cache.id(), verified.nar_hash, file);
         }
         Ok((verified, listing))
     }
@@ -305,7 +305,7 @@ impl Upload {
             now: cache.now(),
             is_unverified: cache.is_unverified(),
             check_quota: &|bytes| cache.check_quota(bytes),
-            one_by_one: cache.nar_lock(&nar_hash),
+            one_by_one: cache.state().nar_lock(&nar_hash),
         };
         let (name, nar) = cache.files().keep(received, keep)?;
         Ok(Stored::new(name, &nar))
@@ -321,9 +321,23 @@ impl Cache {
         let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, .. } =
             verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
         let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
-        let kept = self.index().nar(&nar_hash, compression)?;
         let (name, failed) = (name.to_string(), |error: io::Error| Refusal::of_file("import", name, &error));
-        let nar = self.files().import(&name, nar, kept, listing).map_err(failed)?;
+        let nar = match self.index().nar(self.id(), &nar_hash, compression)? {
+            // There is another file of this NAR already, of which this becomes another name, as after an upload.
+            Some(kept) if (kept.file_hash, kept.file_size) != (nar.file_hash, nar.file_size) => {
+                let names = self.index().files_of(self.id(), &nar_hash)?;
+                if let Some((other, _)) = names.iter().find(|(_, other)| *other == kept) {
+                    self.files().add_alias(other, &name).map_err(failed)?;
+                }
+                kept
+            }
+            _ => {
+                if let Some(listing) = listing.filter(|_| nar.listing_size.is_some()) {
+                    self.files().keep_listing(&name, listing).map_err(failed)?;
+                }
+                nar
+            }
+        };
         self.index().add_file(self.id(), &name, &nar, self.now())?;
         Ok(())
     }

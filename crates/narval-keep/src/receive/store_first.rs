@@ -21,8 +21,8 @@ use super::receipt_key::ReceiptKey;
 use super::unrecorded::{IDLE_FOR, RECORD_AFTER, RENEW_EVERY, Waiting, Writing};
 use crate::index::{Fence, NarRecord};
 use crate::push::commit::nar_name;
-use crate::shared::{CacheState, NAR_LOCKS, Shared};
-use crate::storage::Keep;
+use crate::shared::{CacheState, Shared};
+use crate::storage::{Keep, object_name};
 use crate::{Cache, NarTarget, Refusal, RefusalKind};
 use narval_client::clock;
 
@@ -155,10 +155,6 @@ impl Cache {
     }
 }
 
-fn object_name(nar: &NarRecord) -> String {
-    crate::NarFileName::new(nar.file_hash, nar.compression).to_string()
-}
-
 impl Shared {
     /// Records NARs that are stored. If a collection has begun since, or something is in the way, their names are pending: whoever needs
     /// them looks for the objects.
@@ -180,7 +176,6 @@ impl Shared {
             rest.extend(objects.iter().zip(numbers).filter(|(_, number)| number.is_none()).map(|((_, nar), _)| nar));
         }
         for nar in rest {
-            let [first, ..] = nar.nar_hash.as_bytes();
             let keep = Keep {
                 index,
                 cache: state.id,
@@ -190,7 +185,7 @@ impl Shared {
                 now,
                 is_unverified: false,
                 check_quota: &|_| Ok(()),
-                one_by_one: &self.nar_locks[usize::from(*first) % NAR_LOCKS],
+                one_by_one: state.nar_lock(&nar.nar_hash),
             };
             state.files.record(&keep)?;
         }

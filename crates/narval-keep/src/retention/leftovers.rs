@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::lease::{Collection, keep_while};
-use crate::index::{Condemned, WRITER_FRESH_FOR};
+use crate::index::WRITER_FRESH_FOR;
 use crate::receive::unrecorded::{RECORD_AFTER, RENEW_EVERY};
 use crate::rule::{Rule, holds};
 use crate::storage::StoredFile;
@@ -92,14 +92,14 @@ impl Cache {
             return Ok(0);
         }
         if !holds(Rule::Stray) {
-            let names = strays.iter().map(|stray| (stray.to_string(), 0)).collect();
-            self.remove_bytes(collection, &Condemned { names, blobs: Vec::new() })?;
+            let names: Vec<(String, u64)> = strays.iter().map(|stray| (stray.to_string(), 0)).collect();
+            self.remove_bytes(collection, &names)?;
             return Ok(strays.len());
         }
         let now = self.now();
         let condemned = collection.step(|fence| self.index().condemn_strays(fence, self.id(), &strays, now))?;
         let condemned: Vec<(String, u64)> = condemned.into_iter().map(|name| (name, 0)).collect();
-        self.remove_bytes(collection, &Condemned { names: condemned.clone(), blobs: Vec::new() })?;
+        self.remove_bytes(collection, &condemned)?;
         collection.step(|fence| self.index().forget(fence, self.id(), &condemned))?;
         Ok(condemned.len())
     }

@@ -12,7 +12,7 @@ use narval_files::Work;
 use super::collect::stopped;
 use super::grace::cutoff;
 use super::lease::{Collection, keep_while};
-use crate::index::{Condemned, Cutoff, Pending};
+use crate::index::Cutoff;
 use crate::{Cache, Refusal, RefusalKind};
 
 /// The number of names condemned in one step.
@@ -78,11 +78,11 @@ impl Cache {
             return Ok((0, 0));
         }
         let condemned = collection.step(|fence| self.index().condemn(fence, self.id(), cutoff, STEP))?;
-        if !condemned.names.is_empty() {
+        if !condemned.is_empty() {
             self.remove_bytes(collection, &condemned)?;
-            collection.step(|fence| self.index().forget(fence, self.id(), &condemned.names))?;
+            collection.step(|fence| self.index().forget(fence, self.id(), &condemned))?;
         }
-        Ok((condemned.names.len(), condemned.names.iter().map(|(_, bytes)| bytes).sum()))
+        Ok((condemned.len(), condemned.iter().map(|(_, bytes)| bytes).sum()))
     }
 
     /// Removes immediately what an interrupted collection or deletion has condemned. A collection holds the folder's lock while it removes
@@ -97,7 +97,7 @@ impl Cache {
 
     /// Removes the files of condemned names. The index is not asked for a name again: what it remembers while its database is away is not
     /// condemned.
-    pub(super) fn remove_bytes(&self, collection: &Collection<'_>, condemned: &Condemned) -> Result<(), Refusal> {
+    pub(super) fn remove_bytes(&self, collection: &Collection<'_>, condemned: &[(String, u64)]) -> Result<(), Refusal> {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::error!("{error}");
             // A folder answers for certain.
@@ -106,13 +106,9 @@ impl Cache {
             }
             Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
         };
-        for (name, _) in &condemned.names {
+        for (name, _) in condemned {
             let until = collection.may_remove()?;
             self.files().unlink_nar(name, until).map_err(|error| failed(&format_args!("'nar/{name}': {error}")))?;
-        }
-        for (nar_hash, compression) in &condemned.blobs {
-            let until = collection.may_remove()?;
-            self.reconcile(&Pending::Blob(*nar_hash, *compression), 0, until).map_err(|error| failed(&error))?;
         }
         Ok(())
     }

@@ -4,16 +4,52 @@ use std::collections::{BTreeMap, HashSet};
 
 use narval_nix::HashPart;
 
+use super::CACHES;
 use super::state::{By, Op, Phase, SKEW_MAX, State};
 use crate::index::Fence;
 
 const DAY: u64 = 24 * 3600 * 1000;
 
+/// With what the keys of a row's cache begin.
+macro_rules! of_cache {
+    () => {
+        "(case t.cache when 1 then '' else 'other/' end)"
+    };
+}
+
+/// The key of the object of a name.
+macro_rules! object {
+    ($name:literal) => {
+        concat!(of_cache!(), " || 'nar/' || t.", $name)
+    };
+}
+
+/// What is the same only for one cache.
+const PATHS: &str = concat!("select ", of_cache!(), " || hash_part, ", object!("file"), " from paths t");
+const NARINFOS: &str = concat!("select ", of_cache!(), " || hash_part, cast(narinfo as text) from paths t");
+/// The names that paths have, and what they mean.
+const NAMED: &str = concat!(
+    "select ",
+    object!("name"),
+    ", hex(n.nar_hash) || hex(n.file_hash) || n.file_size from files t join nars n on n.id = t.nar \
+     where t.orphaned is null"
+);
+const HAS_OBJECT: &str = concat!("select 1 from files t where ", object!("name"), " = ?");
+
+fn is_nar(key: &str) -> bool {
+    CACHES.iter().any(|cache| key.strip_prefix(cache).is_some_and(|name| name.starts_with("nar/")))
+}
+
+/// That of the cache that something belongs to.
+fn cache_of(key: &str) -> &'static str {
+    CACHES.into_iter().rfind(|cache| key.starts_with(cache)).unwrap_or_default()
+}
+
 impl State {
     /// After a transaction: every visible path has its NAR and its references, nothing is gone that nobody deleted or collected, and no
     /// collection has taken what is pinned, leased or new.
     pub(super) fn check_rows(&mut self, by: By) {
-        let By { op, node, fence, is_misled } = by;
+        let By { op, node, cache, fence, is_misled } = by;
         if let (Some(fence), Some((latest, _))) = (fence, self.lease())
             && fence.0 != latest
         {
@@ -22,18 +58,27 @@ impl State {
                 fence.0
             ));
         }
-        let paths = "select hash_part, file from paths";
-        let visible: BTreeMap<String, String> = self.pairs(paths).into_iter().collect();
+        let visible: BTreeMap<String, String> = self.pairs(PATHS).into_iter().collect();
         let now = self.now();
+        // Nodes publish for all caches.
+        let is_of_one = ![Op::Publish, Op::Open].contains(&op);
+        let named: BTreeMap<String, String> = self.pairs(NAMED).into_iter().collect();
+        for (name, nar) in std::mem::replace(&mut self.history.named, named.clone()) {
+            if is_of_one && cache_of(&name) != cache && named.get(&name) != Some(&nar) {
+                self.violate(format!("{op:?} in '{cache}' changes {name}, which is of another cache"));
+            }
+        }
         for (part, file) in std::mem::replace(&mut self.history.visible, visible.clone()) {
             if visible.contains_key(&part) {
                 continue;
             }
             self.note("gone", || format!("{part} by {op:?} of {node}"));
-            let has_file = "select 1 from files where name = ?";
-            let is_remembered = "select 1 from lost where hash_part = ?";
+            if is_of_one && cache_of(&part) != cache {
+                self.violate(format!("{part} is gone by {op:?} in '{cache}'"));
+            }
+            let is_remembered = concat!("select 1 from lost t where ", of_cache!(), " || hash_part = ?");
             let is_remembered = self.database.prepare_cached(is_remembered).unwrap().exists([&part]).unwrap();
-            if !self.database.prepare_cached(has_file).unwrap().exists([&file]).unwrap()
+            if !self.database.prepare_cached(HAS_OBJECT).unwrap().exists([&file]).unwrap()
                 && (is_misled || !is_remembered)
             {
                 self.violate(format!("{part} is lost: {op:?} has removed its NAR from the index"));
@@ -68,7 +113,7 @@ impl State {
             self.violate(format!("{part} is pinned as {name}, and is gone"));
         }
         for (part, file) in visible {
-            if !self.objects.contains_key(&format!("nar/{file}")) {
+            if !self.objects.contains_key(&file) {
                 self.violate(format!("{part} is visible, and there is no object of its NAR {file}"));
             }
         }
@@ -84,27 +129,26 @@ impl State {
 
     /// Before an object is removed: a NAR is removed by the only collection that is at work, and nobody may use it.
     pub(super) fn check_removal(&mut self, key: &str, fence: Option<Fence>) {
-        let Some(name) = key.strip_prefix("nar/") else { return };
-        if !self.objects.contains_key(key) {
+        if !is_nar(key) || !self.objects.contains_key(key) {
             return;
         }
         let lease = self.lease();
         let now = self.now();
         match (fence, lease) {
             (Some(fence), Some((latest, until))) if fence.0 == latest && now / 1000 * 1000 <= until => {}
-            _ => self.violate(format!("{name} is removed by {fence:?} at {}, and the lease is {lease:?}", now / 1000)),
+            _ => self.violate(format!("{key} is removed by {fence:?} at {}, and the lease is {lease:?}", now / 1000)),
         }
-        let used = "select 1 from files where name = ? and (fence is null or orphaned is null)";
-        if self.database.prepare_cached(used).unwrap().exists([name]).unwrap() {
-            self.violate(format!("{name} is removed, and its row is not condemned"));
+        let used = format!("{HAS_OBJECT} and (fence is null or orphaned is null)");
+        if self.database.prepare_cached(&used).unwrap().exists([key]).unwrap() {
+            self.violate(format!("{key} is removed, and its row is not condemned"));
         }
     }
 
     /// After every change: where a narinfo in the bucket is not the one of the index, a pending entry says so.
     fn check_published(&mut self) {
-        let rows = self.pairs("select hash_part, cast(narinfo as text) from paths");
+        let rows = self.pairs(NARINFOS);
         let pending: HashSet<String> = self
-            .pairs("select name, kind from pending where kind = 'path'")
+            .pairs(concat!("select ", of_cache!(), " || name, kind from pending t where kind = 'path'"))
             .into_iter()
             .map(|(name, _)| name)
             .collect();
@@ -132,29 +176,29 @@ impl State {
 
     /// After a change of an object: no visible path has lost its NAR, and no narinfo in the bucket names one that is not there.
     pub(super) fn check_object(&mut self, key: &str) {
-        if let Some(name) = key.strip_prefix("nar/") {
+        if is_nar(key) {
             if self.objects.contains_key(key) {
-                let is_recorded = "select 1 from files where name = ?";
-                if !self.database.prepare_cached(is_recorded).unwrap().exists([name]).unwrap() {
-                    self.note("stray", || name.to_owned());
+                if !self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap() {
+                    self.note("stray", || key.to_owned());
                     self.history.strays.insert(key.to_owned());
                 }
                 return;
             }
-            let of_it = "select hash_part, file from paths where file = ?";
-            let mut statement = self.database.prepare_cached(of_it).unwrap();
-            let part: Option<String> = statement.query_row([name], |row| row.get(0)).ok();
+            let of_it = format!("{PATHS} where {} = ?", object!("file"));
+            let mut statement = self.database.prepare_cached(&of_it).unwrap();
+            let part: Option<String> = statement.query_row([key], |row| row.get(0)).ok();
             drop(statement);
             if let Some(part) = part {
-                self.violate(format!("{part} is visible, and the object of its NAR {name} was removed"));
+                self.violate(format!("{part} is visible, and the object of its NAR {key} was removed"));
             }
         }
         let (now, mut dangling) = (self.now(), Vec::new());
         for (key, text) in self.objects.iter().filter(|(key, _)| key.ends_with(".narinfo")) {
             let part = key.trim_end_matches(".narinfo");
             let is_deleted = self.history.deleted.get(part).is_some_and(|at| now < at + DAY);
-            if !is_deleted && !self.objects.contains_key(url_of(text)) {
-                dangling.push(format!("{key} is in the bucket, and its NAR {} is not", url_of(text)));
+            let nar = format!("{}{}", cache_of(key), url_of(text));
+            if !is_deleted && !self.objects.contains_key(&nar) {
+                dangling.push(format!("{key} is in the bucket, and its NAR {nar} is not"));
             }
         }
         dangling.into_iter().for_each(|what| self.violate(what));
@@ -168,32 +212,32 @@ impl State {
     }
 
     /// A client begins to commit these.
-    pub(super) fn are_pushed(&mut self, parts: &[HashPart]) {
-        self.history.ever.extend(parts.iter().map(ToString::to_string));
+    pub(super) fn are_pushed(&mut self, cache: &str, parts: &[HashPart]) {
+        self.history.ever.extend(parts.iter().map(|part| format!("{cache}{part}")));
     }
 
     /// A client was told that these are committed, since it began to push.
-    pub(super) fn were_pushed(&mut self, parts: &[HashPart], begun: u64) {
-        for part in parts {
-            self.check_promised(part.as_str(), begun, "committed");
-            self.history.pushed.insert(part.to_string(), begun);
+    pub(super) fn were_pushed(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
+        for part in parts.iter().map(|part| format!("{cache}{part}")) {
+            self.check_promised(&part, begun, "committed");
+            self.history.pushed.insert(part, begun);
         }
     }
 
     /// A client was told that these are here and stay for a day.
-    pub(super) fn were_leased(&mut self, parts: &[HashPart], begun: u64) {
-        for part in parts {
-            let is_deleted = self.history.deleted.get(part.as_str()).is_some_and(|at| *at >= begun);
+    pub(super) fn were_leased(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
+        for part in parts.iter().map(|part| format!("{cache}{part}")) {
+            let is_deleted = self.history.deleted.get(&part).is_some_and(|at| *at >= begun);
             if !is_deleted {
-                self.check_promised(part.as_str(), u64::MAX, "here");
-                self.history.leased.insert(part.to_string(), begun + DAY);
+                self.check_promised(&part, u64::MAX, "here");
+                self.history.leased.insert(part, begun + DAY);
             }
         }
     }
 
     /// A client was told that its NAR is stored: then a collection knows it.
-    pub(super) fn was_stored(&mut self, name: &str) {
-        self.history.strays.remove(&format!("nar/{name}"));
+    pub(super) fn was_stored(&mut self, cache: &str, name: &str) {
+        self.history.strays.remove(&format!("{cache}nar/{name}"));
     }
 
     fn check_promised(&mut self, part: &str, since: u64, what: &str) {
@@ -203,20 +247,20 @@ impl State {
         }
     }
 
-    pub(super) fn were_deleted(&mut self, parts: &[HashPart]) {
-        for part in parts {
-            self.history.pushed.remove(part.as_str());
-            self.history.leased.remove(part.as_str());
+    pub(super) fn were_deleted(&mut self, cache: &str, parts: &[HashPart]) {
+        for part in parts.iter().map(|part| format!("{cache}{part}")) {
+            self.history.pushed.remove(&part);
+            self.history.leased.remove(&part);
         }
     }
 
     /// At the end, when everything was collected: the bucket has what the index has, and nothing else.
     pub(super) fn check_end(&mut self) {
         assert_eq!(self.phase, Phase::Quiet);
-        let rows = self.pairs("select hash_part || '.narinfo', cast(narinfo as text) from paths");
-        let mut expected: BTreeMap<String, String> = rows.into_iter().collect();
+        let rows = self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text));
+        let mut expected: BTreeMap<String, String> = rows.collect();
         expected.insert("_narval/index.id".to_owned(), String::new());
-        for (name, _) in self.pairs("select 'nar/' || name, name from files where orphaned is null") {
+        for (name, _) in self.pairs(concat!("select ", object!("name"), ", name from files t where orphaned is null")) {
             expected.insert(name, String::new());
         }
         let mut wrong = Vec::new();
@@ -230,8 +274,8 @@ impl State {
                 Some(_) => {}
             }
         }
-        for (part, file) in self.pairs("select hash_part, file from lost") {
-            if self.objects.contains_key(&format!("nar/{file}")) {
+        for (part, file) in self.pairs(concat!("select hash_part, ", object!("file"), " from lost t")) {
+            if self.objects.contains_key(&file) {
                 wrong.push(format!("{part} is lost at the end, and its NAR {file} is in the bucket"));
             }
         }
@@ -248,7 +292,7 @@ impl State {
     }
 }
 
-/// The key of the NAR that a narinfo names.
+/// The NAR that a narinfo names.
 fn url_of(text: &[u8]) -> &str {
     let text = std::str::from_utf8(text).unwrap();
     text.lines().find_map(|line| line.strip_prefix("URL: ")).unwrap()

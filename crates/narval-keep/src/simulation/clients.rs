@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir};
 
+use super::CACHES;
 use super::state::{Op, Phase};
-use super::task::Task;
+use super::task::{Opened, Task};
 use crate::push::pending::WhichPending;
 use crate::tests::{TestPath, pusher};
 use crate::{
-    Begin, Cache, CollectOptions, Data, Grant, NarFileName, NarTarget, PinFor, RECEIPT_KEY, Receipts, Stored,
+    Begin, Cache, CollectOptions, Grant, NarFileName, NarTarget, PinFor, RECEIPT_KEY, Receipts, Stored,
     UNFINISHED_GRACE,
 };
 use narval_client::clock::Virtual;
@@ -69,8 +70,8 @@ impl Task {
         state.now()
     }
 
-    /// The node's cache, if it is up; this task belongs to it from now on.
-    fn cache(&self) -> Option<(Data, Cache)> {
+    /// The node's caches, if it is up; this task belongs to it from now on.
+    fn caches(&self) -> Option<Opened> {
         let state = self.sim.state.lock().unwrap();
         let node = &state.nodes[self.node];
         self.generation.set(node.generation);
@@ -79,6 +80,13 @@ impl Task {
         }
         drop(state);
         self.sim.nodes[self.node].lock().unwrap().clone()
+    }
+
+    /// One of the two: mostly the first.
+    fn one_of<'a>(&self, caches: &'a [Cache; 2]) -> &'a Cache {
+        let at = usize::from(self.below(4) == 0);
+        self.cache.set(CACHES[at]);
+        &caches[at]
     }
 
     pub(super) fn is_ending(&self) -> bool {
@@ -99,9 +107,9 @@ impl Task {
 
     pub(super) fn serves_clients(&self) {
         while !self.is_ending() {
-            match self.cache() {
+            match self.caches() {
                 None => self.sleep(Duration::from_millis(500)),
-                Some((_data, cache)) => self.serves(&cache),
+                Some((_data, caches)) => self.serves(self.one_of(&caches)),
             }
             self.rests();
         }
@@ -145,7 +153,7 @@ impl Task {
         let encoded = &PATHS[at].encoded[encoding];
         let mut narinfo = self.signed(encoded);
         let mut state = self.sim.state.lock().unwrap();
-        state.was_stored(&encoded.name);
+        state.was_stored(self.cache.get(), &encoded.name);
         if let Some(receipt) = stored.receipt {
             state.note("receipt", || encoded.name.clone());
             narinfo.extend(format!("{RECEIPT_KEY}: {receipt}\n").into_bytes());
@@ -226,11 +234,11 @@ impl Task {
 
     fn commits(&self, cache: &Cache, narinfos: &[(HashPart, Vec<u8>)], begun: u64) {
         let parts: Vec<HashPart> = narinfos.iter().map(|(part, _)| *part).collect();
-        self.sim.state.lock().unwrap().are_pushed(&parts);
+        self.sim.state.lock().unwrap().are_pushed(self.cache.get(), &parts);
         if cache.commit_narinfos(narinfos, &pusher()).is_ok() {
             let mut state = self.sim.state.lock().unwrap();
             state.note("committed", || parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
-            state.were_pushed(&parts, begun);
+            state.were_pushed(self.cache.get(), &parts, begun);
         }
     }
 
@@ -247,7 +255,7 @@ impl Task {
         let parts: Vec<HashPart> = closure.iter().map(|at| PATHS[*at].part).collect();
         let Ok(missing) = cache.missing(&parts, Some(24 * 3600)) else { return };
         let here: Vec<HashPart> = parts.iter().filter(|part| !missing.contains(part)).copied().collect();
-        self.sim.state.lock().unwrap().were_leased(&here, begun);
+        self.sim.state.lock().unwrap().were_leased(self.cache.get(), &here, begun);
         let begun = self.begins(Op::Push);
         let encoding = self.encoding();
         let wanted: Vec<usize> = closure.into_iter().filter(|at| missing.contains(&PATHS[*at].part)).collect();
@@ -284,7 +292,7 @@ impl Task {
     fn deletes(&self, cache: &Cache, at: usize) {
         self.begins(Op::Delete);
         if let Ok(deleted) = cache.delete(&PATHS[at].part, self.below(2) == 0, &Grant::administrator("test")) {
-            self.sim.state.lock().unwrap().were_deleted(&deleted.paths);
+            self.sim.state.lock().unwrap().were_deleted(self.cache.get(), &deleted.paths);
         }
     }
 
@@ -301,18 +309,18 @@ impl Task {
 
     pub(super) fn keeps_house(&self) {
         while !self.is_ending() {
-            match self.cache() {
+            match self.caches() {
                 None => self.opens(),
-                Some((data, cache)) => {
+                Some((data, caches)) => {
                     self.begins(Op::Publish);
-                    cache.shared().record();
+                    data.shared().record();
                     data.publish_pending(WhichPending::Due).ok();
                     if self.has_accidents() && self.below(3) == 0 {
                         self.op.set(Op::Read);
                         data.restore_lost();
                     }
                     if self.below(4) == 0 {
-                        self.collects(&cache);
+                        self.collects(self.one_of(&caches));
                     }
                 }
             }

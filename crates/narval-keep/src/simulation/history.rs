@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What was promised to clients, by hash part. Times are in milliseconds.
+/// What was promised to clients, by hash part, with that of its cache before it ([`CACHES`](super::CACHES)). Times are in milliseconds.
 #[derive(Default)]
 pub(super) struct History {
-    /// Paths, and the files of their NARs.
+    /// Paths, and the objects of their NARs.
     pub(super) visible: BTreeMap<String, String>,
+    /// The names that paths have, and what they mean.
+    pub(super) named: BTreeMap<String, String>,
     /// When the last push that succeeded has begun.
     pub(super) pushed: HashMap<String, u64>,
     /// Until when a path was promised to stay.

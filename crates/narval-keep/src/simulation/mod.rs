@@ -23,6 +23,9 @@ use rusqlite::Connection;
 
 pub(crate) use self::task::Task;
 
+/// Two caches, to which clients push the same NARs: with what the keys of their objects begin.
+const CACHES: [&str; 2] = ["", "other/"];
+
 /// A transaction.
 pub(crate) type Transaction = Box<dyn FnOnce(&Connection) + Send>;
 

@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use narval_client::Url;
 
+use super::CACHES;
 use super::bucket::Bucket as SimulatedBucket;
 use super::state::{Op, Phase, State, TaskState};
-use super::task::{CURRENT, Sim, Task};
+use super::task::{CURRENT, Opened, Sim, Task};
 use crate::index::Sqlite;
 use crate::open::Local;
 use crate::push::pending::WhichPending;
 use crate::rule::{Rule, WITHOUT};
 use crate::storage::Bucket;
-use crate::{Cache, CacheName, CacheSettings, CollectOptions, Data, Grant};
+use crate::{CacheName, CacheSettings, CollectOptions, Data, Grant};
 use narval_client::clock::{VIRTUAL, Virtual};
 use narval_s3::Objects;
 
@@ -61,7 +62,7 @@ pub(super) struct Report {
 }
 
 /// A node with nothing in memory; `None` if it does not start.
-pub(super) fn open(_: &Arc<Sim>) -> Option<(Data, Cache)> {
+pub(super) fn open(_: &Arc<Sim>) -> Option<Opened> {
     let url = Url::parse("s3://bucket?endpoint=http://127.0.0.1:1").unwrap();
     let mut objects = Objects::new(&url).unwrap();
     objects.simulated = Some(Arc::new(SimulatedBucket));
@@ -69,15 +70,16 @@ pub(super) fn open(_: &Arc<Sim>) -> Option<(Data, Cache)> {
     bucket.is_of(INDEX_ID);
     let index = Box::new(Sqlite::simulated());
     let (data, _) = Data::assemble(Box::new(bucket), index, Local { folder: LOCAL.path(), lock: None }, false).ok()?;
-    let cache = data.cache(&CacheName::default()).ok()??;
-    Some((data, cache))
+    let cache = |name: &CacheName| data.cache(name).ok()?;
+    let caches = [cache(&CacheName::default())?, cache(&CACHES[1].trim_end_matches('/').parse().unwrap())?];
+    Some((data, caches))
 }
 
 impl Task {
     fn run(sim: Arc<Sim>, (id, node): (usize, usize), work: impl FnOnce(&Self)) {
-        let (generation, op) = (Cell::new(0), Cell::new(Op::Open));
+        let (generation, op, cache) = (Cell::new(0), Cell::new(Op::Open), Cell::new(CACHES[0]));
         let (fence, is_fenced, is_misled) = (Cell::new(None), Cell::new(false), Cell::new(false));
-        let task = Rc::new(Self { sim, id, node, generation, op, fence, is_fenced, is_misled });
+        let task = Rc::new(Self { sim, id, node, generation, op, cache, fence, is_fenced, is_misled });
         CURRENT.set(Some(Rc::clone(&task)));
         VIRTUAL.set(Some(Rc::<Self>::clone(&task)));
         work(&task);
@@ -104,19 +106,22 @@ impl Task {
             state.note("quiet", String::new);
         }
         self.sleep(Duration::from_secs(30 * 60));
-        let (data, cache) = open(&self.sim).expect("nothing fails any more");
+        let (data, caches) = open(&self.sim).expect("nothing fails any more");
         let grant = Grant::administrator("test");
         self.op.set(Op::Read);
-        cache.restore_lost().expect("nothing fails any more");
+        data.restore_lost();
         for wait in [100, 26 * 3600, 26 * 3600, 26 * 3600, 700, 100, 100] {
             self.op.set(Op::Collect);
-            cache.collect(&CollectOptions::default(), &grant).expect("nothing fails any more");
+            for (cache, name) in caches.iter().zip(CACHES) {
+                self.cache.set(name);
+                cache.collect(&CollectOptions::default(), &grant).expect("nothing fails any more");
+            }
             self.op.set(Op::Publish);
             data.publish_pending(WhichPending::Due).expect("nothing fails any more");
             self.sleep(Duration::from_secs(wait));
         }
         data.publish_pending(WhichPending::Due).expect("nothing fails any more");
-        drop((data, cache));
+        drop((data, caches));
         self.sim.state.lock().unwrap().check_end();
     }
 }
@@ -179,5 +184,7 @@ pub(super) fn run(plan: Plan) -> Report {
 fn create(state: &mut State, settings: &CacheSettings) {
     state.objects.insert("_narval/index.id".to_owned(), INDEX_ID.as_bytes().to_vec());
     let add = "insert into caches (name, settings, created) values (?, ?, 0)";
-    state.database.execute(add, [CacheName::default().as_str(), &settings.to_json()]).unwrap();
+    for name in [CacheName::default().as_str(), CACHES[1].trim_end_matches('/')] {
+        state.database.execute(add, [name, &settings.to_json()]).unwrap();
+    }
 }

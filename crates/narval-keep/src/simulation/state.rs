@@ -86,6 +86,8 @@ pub(super) enum Effect {
 pub(super) struct By {
     pub(super) op: Op,
     pub(super) node: usize,
+    /// In which cache, unless it is done for all.
+    pub(super) cache: &'static str,
     /// The lease of the collection that it belongs to.
     pub(super) fence: Option<Fence>,
     /// Whether its task was told that there is no such object when there was, and was not told since which store it asks.
@@ -245,8 +247,8 @@ impl State {
         if self.events.is_none() {
             return;
         }
-        let all = "select name, format('orphaned %s, doomed %s, fence %s, %s pending', orphaned, doomed, fence, \
-             (select count(*) from pending p where p.name = f.name)) from files f";
+        let all = "select cache || ' ' || name, format('orphaned %s, doomed %s, fence %s, %s pending', orphaned, doomed, fence, \
+             (select count(*) from pending p where p.cache = f.cache and p.name = f.name)) from files f";
         let files: BTreeMap<String, String> = {
             let mut statement = self.database.prepare_cached(all).unwrap();
             let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();

@@ -30,8 +30,11 @@ pub(super) struct Sim {
     pub(super) turn: AtomicUsize,
     pub(super) threads: OnceLock<Vec<Thread>>,
     /// What nodes have in memory.
-    pub(super) nodes: Vec<Mutex<Option<(Data, Cache)>>>,
+    pub(super) nodes: Vec<Mutex<Option<Opened>>>,
 }
+
+/// A node's folder, and its caches.
+pub(super) type Opened = (Data, [Cache; 2]);
 
 /// A simulated thread of a node.
 pub(crate) struct Task {
@@ -41,6 +44,8 @@ pub(crate) struct Task {
     /// That of the node that it belongs to: a node that was killed has another one.
     pub(super) generation: Cell<u32>,
     pub(super) op: Cell<Op>,
+    /// In which cache.
+    pub(super) cache: Cell<&'static str>,
     /// The lease of the collection that it is doing, and whether its next transaction has it.
     pub(super) fence: Cell<Option<Fence>>,
     pub(super) is_fenced: Cell<bool>,
@@ -108,7 +113,8 @@ impl Task {
 
     pub(crate) fn write(&self, transaction: Transaction) -> Result<(), IndexError> {
         let fence = self.fence.get().filter(|_| self.is_fenced.take());
-        let by = By { op: self.op.get(), node: self.node, fence, is_misled: self.is_misled.get() };
+        let by =
+            By { op: self.op.get(), node: self.node, cache: self.cache.get(), fence, is_misled: self.is_misled.get() };
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         if state.phase == Phase::Quiet {

@@ -185,7 +185,7 @@ impl Cache {
         }
         let is_trace = matches!(kind, SmallKind::Realisation | SmallKind::BuildTrace);
         // Uploads of the same one add their signatures one after another.
-        let lock = is_trace.then(|| self.nar_lock(&Sha256::of(path.as_bytes())));
+        let lock = is_trace.then(|| self.state().nar_lock(&Sha256::of(path.as_bytes())));
         let _one_by_one = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         let old = self.files().len(&path).map_err(in_the_way(kind, &path))?;
         let may_replace = grant.allows(self.name(), Scope::Replace);

@@ -1,12 +1,13 @@
 //! A data folder.
 //!
 //! ```text
-//! blobs/<xx>/<NarHash>.nar.<compression>   a NAR's file, one for all caches
-//! blobs/<xx>/<NarHash>.ls                  its listing
-//! caches/<name>/nar/<FileHash>.nar[.ext]   hard links to the former
-//! caches/<name>/<hash part>.ls             hard links to the latter
-//! incoming/                                what is being written
+//! caches/<name>/nar/<FileHash>.nar[.ext]      a NAR's file; its other names are hard links
+//! caches/<name>/nar/<FileHash>.nar[.ext].ls   its listing
+//! caches/<name>/<hash part>.ls                a hard link to the latter
+//! incoming/                                   what is being written
 //! ```
+//!
+//! No file belongs to two caches: what one of them uploads is not seen in another.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -19,17 +20,20 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers, temporary_name};
-use narval_nix::{Compression, HashPart, NarHash, Sha256};
+use narval_nix::HashPart;
 use narval_store::open_beneath;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, statvfs};
 use rustix::io::Errno;
 
 use super::{
-    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, Room, SharedFile, Storage,
-    StorageLock, StoredFile, TEMPORARY, WrittenNarinfo,
+    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, Room, Storage, StorageLock,
+    StoredFile, TEMPORARY, WrittenNarinfo, object_name,
 };
 use crate::index::{CacheId, Index, Lost, NarRecord, PathRecord, Placed};
 use crate::{CacheName, NarFileName, NarTarget, Refusal};
+
+/// How the names of listings end.
+const LISTING: &str = ".ls";
 
 /// The bytes that a check writes: more than a file system keeps in an inode.
 const CHECKED_LEN: usize = 4096;
@@ -42,7 +46,7 @@ pub(crate) struct Folder {
 impl Folder {
     /// Makes the folders that are missing.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        for folder in ["blobs", "caches", "incoming"] {
+        for folder in ["caches", "incoming"] {
             fs::create_dir_all(path.join(folder))?;
         }
         Ok(Self { path: path.to_owned() })
@@ -59,6 +63,11 @@ impl Storage for Folder {
     }
 
     fn clear_up(&self) -> io::Result<()> {
+        // Before caches had files of their own, they were hard links to those in here.
+        match fs::remove_dir_all(self.path.join("blobs")) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         remove_leftovers(&self.path.join("incoming"), |name| is_temporary_name(name, TEMPORARY))
     }
 
@@ -107,33 +116,6 @@ impl Storage for Folder {
         // One call for all files, instead of one per file.
         Ok(rustix::fs::syncfs(&File::open(&self.path)?)?)
     }
-
-    fn remove_nar(&self, nar_hash: &NarHash, compression: Compression) -> io::Result<()> {
-        remove_file(&blob(&self.path, nar_hash, compression))?;
-        // Another file of the NAR may have the same listing; the next upload creates it again.
-        remove_file(&blob_listing(&self.path, nar_hash))
-    }
-
-    fn shared_files(&self) -> io::Result<Vec<SharedFile>> {
-        let mut files = Vec::new();
-        for folder in entries(&self.path.join("blobs"))? {
-            for path in entries(&folder)? {
-                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-                let Some((hash, rest)) = name.split_once('.') else { continue };
-                let Ok(nar_hash) = Sha256::from_nix32(hash.as_bytes()) else { continue };
-                let forms = Compression::ALL
-                    .into_iter()
-                    .filter(|form| rest == "ls" || blob(&self.path, &nar_hash, *form).file_name() == path.file_name());
-                let forms = forms.collect();
-                files.push(SharedFile { path, nar_hash, forms });
-            }
-        }
-        Ok(files)
-    }
-
-    fn remove_shared(&self, file: &SharedFile) -> io::Result<()> {
-        remove_file(&file.path)
-    }
 }
 
 /// A cache's folder.
@@ -169,21 +151,29 @@ impl CacheFolder {
         }
     }
 
-    /// Gives a stored NAR a name below `nar/`.
-    fn link_nar(&self, blob: &Path, name: &str) -> io::Result<()> {
-        link(blob, &self.path.join("nar").join(name))
+    /// The place of a name below `nar/`.
+    fn nar_path(&self, name: &str) -> PathBuf {
+        self.path.join("nar").join(name)
     }
 
-    fn blob(&self, nar: &NarRecord) -> PathBuf {
-        blob(&self.data, &nar.nar_hash, nar.compression)
+    /// The place of its listing.
+    fn nar_listing(&self, name: &str) -> PathBuf {
+        self.nar_path(&format!("{name}{LISTING}"))
     }
 
-    /// The stored file of this NAR, if it exists as recorded.
-    fn stored(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
-        let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
-        let blob = self.blob(&kept);
-        let len = file_len(&blob).map_err(|error| Refusal::of_file("look at", blob.display(), &error))?;
-        Ok(Some(kept).filter(|kept| len == Some(kept.file_size)))
+    /// The stored file of this NAR, if it exists as recorded: one of its names.
+    fn stored(&self, keep: &Keep<'_>) -> Result<Option<(String, NarRecord)>, Refusal> {
+        let Some(kept) = keep.index.nar(keep.cache, &keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
+        // Its own name may be gone, or have been that of another cache's file.
+        let others = keep.index.files_of(keep.cache, &kept.nar_hash)?;
+        let others = others.into_iter().filter(|(_, nar)| *nar == kept).map(|(name, _)| name);
+        for name in std::iter::once(object_name(&kept)).chain(others) {
+            let is_there = self.has_nar(&name, kept.file_size);
+            if is_there.map_err(|error| Refusal::of_file("look at", &name, &error))? {
+                return Ok(Some((name, kept)));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -304,10 +294,6 @@ impl CacheStorage for CacheFolder {
         Ok(opened.filter(|(_, len)| *len == nar.file_size).map(|(file, _)| file))
     }
 
-    fn open_stored(&self, nar: &NarRecord) -> io::Result<File> {
-        File::open(self.blob(nar))
-    }
-
     fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal> {
         let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
         // Only buckets have objects.
@@ -325,14 +311,15 @@ impl CacheStorage for CacheFolder {
             NarTarget::File(name) => *name,
             // The name of the stored file, if there is one already.
             NarTarget::Nar { .. } => {
-                let nar = kept.as_ref().unwrap_or(&keep.nar);
+                let nar = kept.as_ref().map_or(&keep.nar, |(_, kept)| kept);
                 NarFileName::new(nar.file_hash, nar.compression)
             }
         };
-        let (name, blob) = (parsed.to_string(), self.blob(&keep.nar));
+        let name = parsed.to_string();
         let record = match kept {
-            Some(kept) => {
+            Some((stored, kept)) => {
                 keep.index.add_file(keep.cache, &name, &kept, keep.now)?;
+                self.add_alias(&stored, &name).map_err(failed)?;
                 kept
             }
             None => {
@@ -342,13 +329,13 @@ impl CacheStorage for CacheFolder {
                 keep.index.add_file(keep.cache, &name, &keep.nar, keep.now)?;
                 let place = || {
                     if let Some(listing) = keep.listing.filter(|_| keep.nar.listing_size.is_some()) {
-                        persist(listing, &blob_listing(&self.data, &keep.nar.nar_hash))?;
+                        self.keep_listing(&name, listing)?;
                     }
                     if !is_durable {
                         // Another upload's file existed a moment ago, and is lost now.
                         file.file().sync_all()?;
                     }
-                    persist(file, &blob)
+                    persist(file, &self.nar_path(&name))
                 };
                 if let Err(error) = place() {
                     // The first error is reported; if this fails, too, the next start finds the row.
@@ -358,65 +345,24 @@ impl CacheStorage for CacheFolder {
                 keep.nar
             }
         };
-        self.link_nar(&blob, &name).map_err(failed)?;
         Ok((parsed, record))
     }
 
-    fn import(
-        &self,
-        name: &str,
-        nar: NarRecord,
-        kept: Option<NarRecord>,
-        listing: Option<TemporaryFile>,
-    ) -> io::Result<NarRecord> {
-        let (path, blob) = (self.path.join("nar").join(name), self.blob(&nar));
-        match kept {
-            Some(kept) if kept.file_size == nar.file_size && kept.file_hash == nar.file_hash => Ok(nar),
-            // There already is another file of this NAR: this name becomes an alias of it, as after an upload.
-            Some(kept) => link(&blob, &path).map(|()| kept),
-            None => {
-                if let Some(folder) = blob.parent() {
-                    fs::create_dir_all(folder)?;
-                }
-                link(&path, &blob)?;
-                if let Some(listing) = listing.filter(|_| nar.listing_size.is_some()) {
-                    persist(listing, &blob_listing(&self.data, &nar.nar_hash))?;
-                }
-                Ok(nar)
-            }
+    fn add_alias(&self, name: &str, alias: &str) -> io::Result<()> {
+        if name == alias {
+            return Ok(());
         }
+        link(&self.nar_path(name), &self.nar_path(alias))?;
+        link_listing(&self.nar_listing(name), &self.nar_listing(alias))
     }
 
-    fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool> {
-        if self.has_nar(name, nar.file_size)? {
-            return Ok(true);
-        }
-        let blob = self.blob(nar);
-        let is_there = file_len(&blob)? == Some(nar.file_size);
-        if is_there {
-            self.link_nar(&blob, name)?;
-        }
-        Ok(is_there)
+    fn keep_listing(&self, name: &str, listing: TemporaryFile) -> io::Result<()> {
+        persist(listing, &self.nar_listing(name))
     }
 
     fn unlink_nar(&self, name: &str, _: Instant) -> io::Result<()> {
-        self.remove(&format!("nar/{name}"))
-    }
-
-    fn repair_nar(
-        &self,
-        name: &str,
-        nar: &NarRecord,
-        is_good: &dyn Fn(&mut dyn Read) -> io::Result<bool>,
-    ) -> io::Result<bool> {
-        let blob = self.blob(nar);
-        if file_len(&blob)? == Some(nar.file_size) && is_good(&mut File::open(&blob)?)? {
-            return self.link_nar(&blob, name).map(|()| true);
-        }
-        // The shared file is the same, or just as damaged, and must not be reused.
-        remove_file(&blob)?;
-        remove_file(&self.path.join("nar").join(name))?;
-        Ok(false)
+        self.remove(&format!("nar/{name}"))?;
+        self.remove(&format!("nar/{name}{LISTING}"))
     }
 
     /// Commits at the same time share one call.
@@ -445,13 +391,8 @@ impl CacheStorage for CacheFolder {
             _ => write(&self.data, &record.narinfo)?,
         };
         if record.listing_size.is_some() {
-            let listing = blob_listing(&self.data, &record.nar_hash);
-            match link(&listing, &self.path.join(format!("{}.ls", record.hash_part))) {
-                // Not essential: the file may be gone, or have more links than the file system allows (thousands of
-                // paths with the same contents).
-                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TooManyLinks) => {}
-                linked => linked?,
-            }
+            let place = self.path.join(format!("{}{LISTING}", record.hash_part));
+            link_listing(&self.nar_listing(&record.file), &place)?;
         }
         narinfo.persist(&place)
     }
@@ -460,26 +401,6 @@ impl CacheStorage for CacheFolder {
         self.remove(&format!("{part}.narinfo"))?;
         self.remove(&format!("{part}.ls"))
     }
-}
-
-fn blob(data: &Path, nar_hash: &NarHash, compression: Compression) -> PathBuf {
-    let name = nar_hash.to_nix32();
-    let extension = match compression {
-        Compression::None => "",
-        // Nix has no extension for some; there may be two of one NAR.
-        _ if compression.file_extension().is_empty() => &format!(".{compression}"),
-        _ => compression.file_extension(),
-    };
-    blob_folder(data, &name).join(format!("{name}.nar{extension}"))
-}
-
-fn blob_listing(data: &Path, nar_hash: &NarHash) -> PathBuf {
-    let name = nar_hash.to_nix32();
-    blob_folder(data, &name).join(format!("{name}.ls"))
-}
-
-fn blob_folder(data: &Path, name: &str) -> PathBuf {
-    data.join("blobs").join(name.get(..2).unwrap_or_default())
 }
 
 /// Whether a file has these contents.
@@ -520,6 +441,15 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
+/// Makes `to` another name of a listing. Not essential: that may be gone, or have more links than the file system allows (thousands of paths with
+/// the same contents).
+fn link_listing(from: &Path, to: &Path) -> io::Result<()> {
+    match link(from, to) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TooManyLinks) => Ok(()),
+        linked => linked,
+    }
+}
+
 /// Gives a written file its name; makes the folder when it is missing.
 fn persist(file: TemporaryFile, to: &Path) -> io::Result<()> {
     if let Some(folder) = to.parent()
@@ -536,14 +466,6 @@ fn file_len(path: &Path) -> io::Result<Option<u64>> {
         Ok(metadata) => Ok(Some(metadata.len())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-/// Removes a file, which may be gone.
-fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the bytes of caches are: in a folder ([`Folder`]) or in a bucket ([`Bucket`]).
 //!
-//! [`Storage`] is what all caches share, [`CacheStorage`] the files of one of them. Names of files are those of the standard layout,
+//! [`Storage`] is the whole, [`CacheStorage`] the files of one cache. No file belongs to two. Names of files are those of the standard layout,
 //! relative to the cache: `nar/<FileHash>.nar.xz`, `<hash part>.narinfo`, `log/…`. The index decides what is visible; a storage
 //! decides in which order bytes and rows are written.
 
@@ -10,12 +10,12 @@ mod room;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_files::TemporaryFile;
-use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
+use narval_nix::{HashPart, Sha256, Sha256Hasher};
 
 use super::index::{CacheId, Index, NarRecord, PathRecord, Placed};
 use super::nodes::Peers;
@@ -70,24 +70,10 @@ pub(crate) trait Storage: Send + Sync {
     fn end_unfinished(&self, before: u64) -> io::Result<usize>;
     /// Makes all previous writes durable.
     fn sync(&self) -> io::Result<()>;
-    /// Removes the file of a NAR that no cache has any more, and its listing.
-    fn remove_nar(&self, nar_hash: &NarHash, compression: Compression) -> io::Result<()>;
-    /// Files that all caches share.
-    fn shared_files(&self) -> io::Result<Vec<SharedFile>>;
-    /// Removes one of them, which may be gone.
-    fn remove_shared(&self, file: &SharedFile) -> io::Result<()>;
     /// The other nodes, if this one shares its disk cache with them.
     fn peers(&self) -> Option<&Arc<Peers>> {
         None
     }
-}
-
-/// A file that all caches share: of a NAR, or of its listing.
-pub(crate) struct SharedFile {
-    pub(crate) path: PathBuf,
-    pub(crate) nar_hash: NarHash,
-    /// The file is in use if the index has the NAR with one of these compressions.
-    pub(crate) forms: Vec<Compression>,
 }
 
 /// A file of a cache.
@@ -230,8 +216,6 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
     /// Like [`nar`](Self::nar) for a client, but waits for the complete file.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
-    /// Opens the stored file of a NAR, under any of its names.
-    fn open_stored(&self, nar: &NarRecord) -> io::Result<File>;
     /// Reads a file from the storage itself, bypassing the disk cache; `None` if there is none.
     fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>>;
     /// Where the bytes of an upload go.
@@ -268,26 +252,14 @@ pub(crate) trait CacheStorage: Send + Sync {
         self.list(Below::Folder("nar"))?.into_iter().for_each(visit);
         Ok(())
     }
-    /// Adopts a verified NAR that has its name already. Returns the record for the index.
-    fn import(
-        &self,
-        name: &str,
-        nar: NarRecord,
-        kept: Option<NarRecord>,
-        listing: Option<TemporaryFile>,
-    ) -> io::Result<NarRecord>;
-    /// Restores a name below `nar/` of a stored NAR. Returns `false` if the NAR is lost.
-    fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
-    /// Removes a name below `nar/` if it exists; in a bucket, not after `until`.
+    /// Makes `alias`, below `nar/`, another name of a stored NAR, in place of the file that may have it. In a bucket, the index has all names.
+    fn add_alias(&self, name: &str, alias: &str) -> io::Result<()>;
+    /// Stores the listing of a NAR. Only in a folder.
+    fn keep_listing(&self, _name: &str, _listing: TemporaryFile) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Removes a name below `nar/`, with its listing, if it exists; in a bucket, not after `until`.
     fn unlink_nar(&self, name: &str, until: Instant) -> io::Result<()>;
-    /// Replaces a damaged file of a NAR by the one that all caches share and returns `true`, if that one is good; otherwise removes
-    /// both.
-    fn repair_nar(
-        &self,
-        name: &str,
-        nar: &NarRecord,
-        is_good: &dyn Fn(&mut dyn Read) -> io::Result<bool>,
-    ) -> io::Result<bool>;
     /// Makes all names added below `nar/` durable.
     fn sync_nars(&self) -> io::Result<()>;
 
@@ -298,6 +270,11 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn publish(&self, record: &PathRecord, written: Option<WrittenNarinfo>, until: Instant) -> io::Result<()>;
     /// Removes the narinfo and the listing of a path; in a bucket, not after `until`.
     fn withdraw(&self, part: &HashPart, until: Instant) -> io::Result<()>;
+}
+
+/// The name of the file of a NAR, unless it has another one.
+pub(crate) fn object_name(nar: &NarRecord) -> String {
+    NarFileName::new(nar.file_hash, nar.compression).to_string()
 }
 
 /// The SHA-256 of a file.

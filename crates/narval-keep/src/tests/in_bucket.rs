@@ -177,7 +177,7 @@ fn each_nar_is_one_object_named_by_its_narinfos() {
     };
     assert_eq!(upload(cache).unwrap().file_hash, Sha256::of(&path.file(Compression::Zstd)), "the first one is kept");
     assert!(upload(cache).is_none(), "it is known by this name, too");
-    assert_eq!(fixture.files("blobs"), [path.file_name(Compression::Zstd)]);
+    assert_eq!(fixture.files("caches/default/nar"), [path.file_name(Compression::Zstd)]);
     assert_eq!(zstd::decode_all(cache.nar_file(&alias).unwrap().unwrap().file).unwrap(), path.nar);
     // Another path with the same NAR, whose client names what it has uploaded.
     let twin = TestPath::with_contents("twin", &[], &b"contents ".repeat(10_000));
@@ -186,12 +186,13 @@ fn each_nar_is_one_object_named_by_its_narinfos() {
     let text = claimed.render(&StoreDir::default()).into_bytes();
     cache.commit_narinfos(&[(twin.part(), text)], &pusher()).unwrap();
     assert_eq!(info(cache, &twin).url, format!("nar/{}", path.file_name(Compression::Zstd)));
-    // Another cache has its own objects, and the index one file for both.
+    // Another cache has its own objects.
     let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
     assert!(other.nar_file(&alias).unwrap().is_none());
     upload(&other).unwrap();
     assert_eq!(zstd::decode_all(other.nar_file(&alias).unwrap().unwrap().file).unwrap(), path.nar);
-    assert!(folder_of(&other).join("nar").join(path.file_name(Compression::Zstd)).exists());
+    assert!(!folder_of(&other).join("nar").join(path.file_name(Compression::Zstd)).exists());
+    assert!(folder_of(&other).join("nar").join(&alias).exists());
     let report = fixture.data.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
 }
@@ -268,7 +269,7 @@ fn the_disk_cache_answers_while_the_bucket_is_unreachable() {
     // As if it were away: an object that is gone is asked for nowhere.
     let object = folder_of(&cache).join("nar").join(&name);
     let until = std::time::Instant::now() + Duration::from_secs(60);
-    while !folder.path().join("nar").join(&name).exists() && std::time::Instant::now() < until {
+    while !folder.path().join("nar").join(format!("default.{name}")).exists() && std::time::Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     fs::remove_file(&object).unwrap();

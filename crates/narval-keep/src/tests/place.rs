@@ -78,7 +78,6 @@ impl Place {
                 Some(rest) => root.join(rest.trim_start_matches('/')),
                 None => root.join(cache),
             },
-            None if below == "blobs" => root.join("nar"),
             None => self.path().join(below),
         }
     }

@@ -35,7 +35,7 @@ pub struct FsckReport {
 }
 
 impl Data {
-    /// Checks all caches, and the files that they share.
+    /// Checks all caches.
     ///
     /// # Errors
     /// If the index or a folder cannot be read.
@@ -56,34 +56,6 @@ impl Data {
             cache.fsck_nars(options, work, report)?;
             cache.fsck_paths(options, work, report)?;
             cache.fsck_strays(options, work, report)?;
-        }
-        self.fsck_shared(options, report)
-    }
-
-    /// Files of NARs that no cache has.
-    fn fsck_shared(&self, options: FsckOptions, report: &mut FsckReport) -> Result<(), Refusal> {
-        let (storage, index) = (&self.shared().storage, &self.shared().index);
-        let fail = |error: io::Error| Refusal::of_file("list the files of", storage.place().display(), &error);
-        for file in storage.shared_files().map_err(fail)? {
-            let is_stray = || -> Result<bool, Refusal> {
-                for form in &file.forms {
-                    if index.nar(&file.nar_hash, *form)?.is_some() {
-                        return Ok(false);
-                    }
-                }
-                Ok(true)
-            };
-            if !is_stray()? {
-                continue;
-            }
-            let _alone = storage.lock_exclusive().map_err(|error| Refusal::of_file("lock", "storage", &error))?;
-            if is_stray()? {
-                report.problems.push(format!("'{}' is a file that no cache has", file.path.display()));
-                if options.repair {
-                    let removed = storage.remove_shared(&file);
-                    removed.map_err(|error| Refusal::of_file("remove", file.path.display(), &error))?;
-                }
-            }
         }
         Ok(())
     }
@@ -109,11 +81,10 @@ impl Cache {
             let named = self.named(&stored_name);
             let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
             work.check().map_err(fail)?;
-            let is_good = |file: &mut dyn Read| Ok(hash_of(file)? == nar.file_hash);
             let has_length = stored.get(&stored_name) == Some(&nar.file_size);
             let is_fine = match has_length && options.contents {
                 true => match self.files().read(&stored_name).map_err(fail)? {
-                    Some(file) => is_good(&mut work.reading(file)).map_err(fail)?,
+                    Some(file) => hash_of(&mut work.reading(file)).map_err(fail)? == nar.file_hash,
                     None => false,
                 },
                 false => has_length,
@@ -133,7 +104,7 @@ impl Cache {
             }
             let problem = if is_there { "damaged" } else { "missing or truncated" };
             report.problems.push(format!("'{named}' is {problem}"));
-            if options.repair && !self.files().repair_nar(&name, &nar, &is_good).map_err(fail)? {
+            if options.repair {
                 drop(alone);
                 self.lost(&name, Finder::Fsck { is_damaged: is_there })?;
             }
@@ -196,7 +167,8 @@ impl Cache {
         for StoredFile { name, modified, .. } in files {
             work.count(1);
             work.check().map_err(|error| Refusal::of_file("look at", self.named(&name), &error))?;
-            let nar = name.strip_prefix("nar/");
+            // A listing belongs to the NAR before its extension.
+            let nar = name.strip_prefix("nar/").map(|nar| nar.strip_suffix(".ls").unwrap_or(nar));
             let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
             let part = part.and_then(|part| part.parse::<HashPart>().ok());
             let is_stray = || -> Result<bool, Refusal> {

@@ -5,7 +5,7 @@
 //! they still get the file that it describes. A killed process leaves either the old or the new state.
 
 use std::collections::HashSet;
-use std::io::{BufReader, Write};
+use std::io::{BufReader, ErrorKind, Write};
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ impl Cache {
         });
         let new = match known {
             Some((name, nar)) => (name, nar),
-            None => self.make_zstd(&old)?,
+            None => self.make_zstd(name, &old)?,
         };
         for _ in 0..ATTEMPTS_MAX {
             if self.rename_in_paths(name, &new)? == Commit::Done {
@@ -94,10 +94,11 @@ impl Cache {
     }
 
     /// Stores a NAR again as zstd.
-    fn make_zstd(&self, old: &NarRecord) -> Result<(String, NarRecord), Refusal> {
+    fn make_zstd(&self, name: &str, old: &NarRecord) -> Result<(String, NarRecord), Refusal> {
         let (nar_hash, compression) = (old.nar_hash, Compression::Zstd);
         let fail = |error: std::io::Error| Refusal::of_file("recompress", nar_hash, &error);
-        let stored = self.files().open_stored(old).map_err(fail)?;
+        let stored = self.files().open_nar(name, old).map_err(fail)?;
+        let stored = stored.ok_or_else(|| fail(ErrorKind::NotFound.into()))?;
         let mut nar = Decoder::new(&old.compression, BufReader::new(stored), 1)
             .map_err(|error| Refusal::new(RefusalKind::Unprocessable, error))?;
         let file = self.incoming_file()?;

@@ -74,7 +74,7 @@ impl Service {
         }
         let (mut live, mut live_narinfos) = (None, None);
         let deltas = config.nar_cache.as_ref().filter(|_| config.sends_deltas());
-        let deltas = deltas.map(|cache| open_deltas(cache, &metrics)).transpose()?.flatten();
+        let deltas = deltas.map(|cache| open_deltas(cache, &name, &metrics)).transpose()?.flatten();
         if let Some(store) = store {
             let (nars, narinfos) = open_live((config, deltas.clone()), Arc::clone(&store), &metrics)?;
             live_narinfos = Some(narinfos);
@@ -193,8 +193,12 @@ fn open_live(
     Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
 }
 
-fn open_deltas(cache: &NarCacheConfig, metrics: &Arc<Metrics>) -> Result<Option<Arc<Deltas>>, ServiceError> {
-    let deltas = Deltas::open(cache, Arc::clone(metrics));
+fn open_deltas(
+    cache: &NarCacheConfig,
+    name: &CacheName,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<Arc<Deltas>>, ServiceError> {
+    let deltas = Deltas::open(cache, name, Arc::clone(metrics));
     let deltas = deltas.map_err(|error| ServiceError::NarCache { folder: cache.folder.clone(), error })?;
     Ok(deltas.map(Arc::new))
 }

@@ -280,8 +280,7 @@ fn attic_139_attic_156_writes_are_amplified_by_chunks_and_sqlite() {
     });
     let nar = Nar::of(&contents.take(32 << 20).collect::<Vec<_>>());
     let files = || {
-        let blobs = std::fs::read_dir(lab.data_path().join("blobs")).unwrap();
-        let files = blobs.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+        let files = std::fs::read_dir(lab.data_path().join("caches/default/nar")).unwrap();
         files.filter(|file| !file.as_ref().unwrap().file_name().to_string_lossy().ends_with(".ls")).count()
     };
     let (before, files_before) = (written(&lab), files());

@@ -90,8 +90,12 @@ impl Nodes {
 
     /// The nodes that have a NAR on their disks.
     fn kept_by(&self, nar: &Nar) -> Vec<usize> {
-        let file = |at: usize| self.folder(at).join(&nar.url()[1..]);
-        (0..=self.others.len()).filter(|at| file(*at).exists()).collect()
+        (0..=self.others.len()).filter(|at| self.kept(*at, nar).exists()).collect()
+    }
+
+    /// The place of a NAR of the cache at `/` in a node's disk cache.
+    fn kept(&self, at: usize, nar: &Nar) -> PathBuf {
+        self.folder(at).join(nar.url()[1..].replacen("nar/", "nar/default.", 1))
     }
 
     fn folder(&self, at: usize) -> PathBuf {
@@ -255,7 +259,7 @@ fn the_node_that_keeps_a_nar_is_killed() {
     for _ in 0..2 {
         nodes.all().for_each(|server| assert_is(&server.get(&later.url()), &later));
     }
-    wait(|| nodes.folder(next).join(&later.url()[1..]).exists());
+    wait(|| nodes.kept(next, &later).exists());
     // Started again, it is the same node, and has what it had.
     let again = start(&nodes.place, &nodes.lab.store, 1, &[]);
     nodes.all().for_each(|server| nodes.wait_for_nodes(server, 3));

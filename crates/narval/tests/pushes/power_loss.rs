@@ -69,46 +69,43 @@ fn faults(calls: &[Call], answers: &[(String, Vec<String>)]) -> Vec<String> {
     let mut faults = Vec::new();
     let told: Vec<&Call> = calls.iter().filter(|call| call.text.contains("\"HTTP/1.1 20")).collect();
     assert_eq!(told.len(), answers.len(), "each request was answered once, after the one before");
-    let links =
-        |name: &str| calls.iter().find(|call| call.name == "linkat" && call.text.contains(&format!("/nar/{name}\"")));
+    let named = |name: &str| {
+        let end = format!("/nar/{name}");
+        let is_named = |call: &&Call| {
+            call.name.starts_with("rename") && call.paths().last().is_some_and(|path| path.ends_with(&end))
+        };
+        calls.iter().find(is_named)
+    };
     // The file of a NAR is synced before it has a name that anybody reads, and not written to later.
-    let mut linked = BTreeMap::new();
+    let mut renames = BTreeMap::new();
     for ((what, nars), told) in std::iter::zip(answers, &told) {
         for nar in nars {
-            let Some(link) = links(nar) else {
+            let Some(renamed) = named(nar) else {
                 faults.push(format!("{nar} has no name"));
                 continue;
             };
-            let blob = link.paths()[0];
-            let renamed = calls.iter().rfind(|call| {
-                call.name.starts_with("rename") && call.end < link.begin && call.paths().last() == Some(&blob)
-            });
-            let Some(renamed) = renamed else {
-                faults.push(format!("{nar} was linked before it was there"));
-                continue;
-            };
-            let incoming = renamed.paths()[0];
+            let (incoming, place) = (renamed.paths()[0], renamed.paths()[1]);
             let synced =
                 calls.iter().find(|call| call.is_sync() && call.file() == incoming && call.end < renamed.begin);
             match synced {
                 None => faults.push(format!("{nar} got its name before it was synced")),
                 Some(synced)
                     if calls.iter().any(|call| {
-                        call.is_write() && [incoming, blob].contains(&call.file()) && call.end > synced.begin
+                        call.is_write() && [incoming, place].contains(&call.file()) && call.end > synced.begin
                     }) =>
                 {
                     faults.push(format!("{nar} was written to after it was synced"));
                 }
                 Some(_) => {}
             }
-            if link.end > told.begin {
+            if renamed.end > told.begin {
                 faults.push(format!("{what} was answered before {nar} had its name"));
             }
-            linked.insert(nar.clone(), link);
+            renames.insert(nar.clone(), renamed);
         }
         let Some(commit) = what.strip_prefix("commit ") else { continue };
         // Names, then the commit in the index's log, then its narinfos, then the answer.
-        let names = nars.iter().filter_map(|nar| linked.get(nar)).map(|link| link.end).max().unwrap_or(0);
+        let names = nars.iter().filter_map(|nar| renames.get(nar)).map(|renamed| renamed.end).max().unwrap_or(0);
         let folder = calls.iter().find(|call| call.is_sync() && call.file().ends_with("/nar") && call.begin > names);
         let Some(folder) = folder else {
             faults.push(format!("{what}: the names of its NARs were never synced"));

@@ -1,6 +1,6 @@
 //! Names that this process has recorded.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::index::CacheId;
@@ -56,7 +56,7 @@ impl RecordedNames {
     }
 
     /// The caches that have names whose files are stored, which the index does not know yet.
-    pub(in crate::index) fn caches_with_stored(&self) -> HashSet<CacheId> {
+    pub(in crate::index) fn caches_with_stored(&self) -> BTreeSet<CacheId> {
         let stored = |((cache, _), name): (&(CacheId, String), &Recorded)| name.is_stored.then_some(*cache);
         self.lock().iter().filter_map(stored).collect()
     }

@@ -13,10 +13,10 @@ use super::transaction::Change;
 use crate::index::IndexError;
 
 /// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 13;
+pub(super) const VERSION: u32 = 14;
 
 /// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
-const COMPATIBLE: u32 = 10;
+const COMPATIBLE: u32 = 14;
 
 /// PostgreSQL 13: `pg_current_snapshot`, and transaction ids that never come again.
 const SERVER_MIN: i32 = 130_000;
@@ -217,6 +217,21 @@ alter table narval.releases add column percent bigint;
 alter table narval.releases add column request text;
 ";
 
+/// From version 13, in which all caches had one row for a NAR: what one of them uploaded decided what the others served and counted.
+const FROM_13: &str = "
+alter table narval.nars add column cache bigint, drop constraint nars_nar_hash_compression_key;
+update narval.nars n set cache = f.cache from (select nar, min(cache) as cache from narval.files group by nar) f where f.nar = n.id;
+delete from narval.nars where cache is null;
+insert into narval.nars (cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, fence)
+  select distinct f.cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, n.fence
+  from narval.files f join narval.nars n on n.id = f.nar and n.cache <> f.cache;
+alter table narval.nars alter column cache set not null, add unique (cache, nar_hash, compression);
+update narval.files f set nar = own.id from narval.nars n, narval.nars own
+  where n.id = f.nar and n.cache <> f.cache and own.cache = f.cache and own.nar_hash = n.nar_hash and own.compression = n.compression;
+-- Files that all caches shared are gone.
+delete from narval.pending where kind = 'blob';
+";
+
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     let query =
@@ -335,8 +350,10 @@ async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
             return Ok(());
         }
         // What the version of the same number is brought up to date by.
-        let steps =
-            ["", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10, FROM_11, FROM_12];
+        let steps = [
+            "", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10, FROM_11, FROM_12,
+            FROM_13,
+        ];
         for step in steps.iter().skip(found as usize) {
             client.batch_execute(step).await?;
         }

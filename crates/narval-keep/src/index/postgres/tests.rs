@@ -14,11 +14,13 @@ use narval_nix::{Compression, HashPart};
 use super::lease::Lease;
 use super::*;
 use crate::CacheName;
-use crate::index::{Commit, Condemned, Cutoff, NarRecord, PathRecord, Usage, Used};
+use crate::index::{Commit, Cutoff, NarRecord, PathRecord, Usage, Used};
 use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
-/// Makes the tables those of version 1.
-const BEFORE: &str = "set search_path to narval; alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
+/// Makes the tables those of version 1, in which all caches have one row for a NAR.
+const BEFORE: &str = "set search_path to narval; update files f set nar = (select min(o.id) from nars n join nars o using (nar_hash, compression) \
+     where n.id = f.nar); delete from nars n where not exists (select from files f where f.nar = n.id); alter table nars drop column cache; \
+     alter table nars add unique (nar_hash, compression); alter table files drop column doomed, drop column fence; alter table nars drop column fence; \
      drop table collected; drop table audit; drop table nodes; drop table writers; drop table lost; drop table work; drop table releases; drop table machines; \
      alter table caches drop column uid; \
      drop index pending_by_name; drop index pins_by_path; update meta set value = '1' where key = 'version'";
@@ -220,7 +222,7 @@ fn a_path_never_names_a_file_that_is_swept() {
         let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
         let (done, gone) = std::thread::scope(|scope| {
             let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], &[], 10).unwrap());
-            let gone = other.condemn(fence, cache, cutoff, 10).unwrap().names;
+            let gone = other.condemn(fence, cache, cutoff, 10).unwrap();
             let done = commit.join().unwrap();
             other.forget(fence, cache, &gone).unwrap();
             (done, gone)
@@ -315,11 +317,11 @@ fn a_collection_that_lost_its_lease_changes_nothing() {
     assert!(refused.iter().all(|error| matches!(error, Some(IndexError::Superseded { .. }))), "{refused:?}");
     // Its end does not end the other's.
     one.end_collection(slow, None).unwrap();
-    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().names, [("orphan".to_owned(), 5)]);
+    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap(), [("orphan".to_owned(), 5)]);
     assert_eq!(one.begin_collection().unwrap(), None);
     // What is condemned is absent, and an upload of it waits until it is removed.
     assert_eq!(
-        (one.file(cache, "orphan").unwrap(), one.nar(&nar("orphan").nar_hash, Compression::Zstd).unwrap()),
+        (one.file(cache, "orphan").unwrap(), one.nar(cache, &nar("orphan").nar_hash, Compression::Zstd).unwrap()),
         (None, None)
     );
     assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Changed);
@@ -333,7 +335,7 @@ fn a_collection_that_lost_its_lease_changes_nothing() {
     assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Done);
     // A collector that dies leaves condemned names, which the next upload takes back once its lease is over.
     one.add_file(cache, "left", &nar("left"), 1).unwrap();
-    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap().blobs, [(nar("left").nar_hash, Compression::Zstd)]);
+    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap(), [("left".to_owned(), 5)]);
     other.end_collection(next, None).unwrap();
     one.add_file(cache, "left", &nar("left"), 1).unwrap();
     assert!(one.file(cache, "left").unwrap().is_some());
@@ -358,16 +360,16 @@ fn a_doomed_nar_is_kept_when_it_is_used() {
     for (number, use_it) in uses.into_iter().enumerate() {
         let name = format!("file-{number}");
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
-        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), Condemned::default(), "not yet doomed");
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), [], "not yet doomed");
         assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
-        assert_eq!(other.condemn(fence, cache, Some(cutoff(9)), 9).unwrap(), Condemned::default(), "not for long");
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(9)), 9).unwrap(), [], "not for long");
         use_it(&one, cache, &name);
-        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), Condemned::default());
+        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), []);
     }
     let name = "nobody-wants-it";
     one.add_file(cache, name, &nar(name), 1).unwrap();
     assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
-    assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap().names.len(), 1);
+    assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap().len(), 1);
 }
 
 /// A transaction of a node that is paused ends, with its locks, before others stop waiting.
@@ -421,8 +423,8 @@ fn nodes_behind_a_transaction_pooler() {
     assert_eq!(nodes[0].hide(fence, cache, &all, 60).unwrap().len(), 10);
     let cutoff = Some(Cutoff { orphaned: 70, used: 70, doomed: None });
     let condemned = nodes[0].condemn(fence, cache, cutoff, 100).unwrap();
-    assert_eq!((condemned.names.len(), condemned.blobs.len()), (10, 10));
-    nodes[0].forget(fence, cache, &condemned.names).unwrap();
+    assert_eq!(condemned.len(), 10);
+    nodes[0].forget(fence, cache, &condemned).unwrap();
     nodes[0].end_collection(fence, Some(cache)).unwrap();
     assert!(nodes[1].collected(cache).unwrap().is_some());
     assert_eq!((nodes[1].usage(cache).unwrap().paths, nodes[1].usage(cache).unwrap().bytes), (50, 250));
@@ -452,9 +454,9 @@ fn nodes_of_two_versions_side_by_side() {
         assert_eq!(other.hide(fence, cache, &[(path(&name, &name).hash_part, 5)], 5).unwrap().len(), 1);
         let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
         let condemned = other.condemn(fence, cache, cutoff, 9).unwrap();
-        other.forget(fence, cache, &condemned.names).unwrap();
+        other.forget(fence, cache, &condemned).unwrap();
         other.end_collection(fence, Some(cache)).unwrap();
-        assert_eq!((condemned.names.len(), one.usage(cache).unwrap()), (1, Usage::default()));
+        assert_eq!((condemned.len(), one.usage(cache).unwrap()), (1, Usage::default()));
     }
 }
 
@@ -468,17 +470,28 @@ fn tables_of_the_previous_version_are_upgraded() {
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
     index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
+    let others = ["other", "third"].map(|name| index.create_cache(&name.parse().unwrap(), "{}", 1).unwrap().id);
+    for other in others {
+        index.add_file(other, "file", &nar("file"), 1).unwrap();
+    }
     drop(index);
     server.sql(name, BEFORE).unwrap();
+    assert_eq!(server.sql(name, "select count(*) from narval.nars").unwrap().trim(), "1");
     let index = Postgres::open(&address).unwrap();
     assert!(
         index.file(cache, "file").unwrap().is_some() && index.path(cache, &path("a", "").hash_part).unwrap().is_some()
     );
+    // Each cache has its own row of the NAR that they shared.
+    for other in others {
+        assert_eq!(index.nar(other, &nar("file").nar_hash, Compression::Zstd).unwrap(), Some(nar("file")));
+        assert!(index.remove_file(other, "file", crate::index::Lost::Certainly).unwrap());
+        assert_eq!((index.usage(other).unwrap(), index.usage(cache).unwrap().bytes), (Usage::default(), 5));
+    }
     // An old node commits a path with a NAR that a collection of this version has condemned and could not remove.
     index.add_file(cache, "left", &nar("left"), 1).unwrap();
     let fence = index.begin_collection().unwrap().unwrap();
     let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
-    assert_eq!(index.condemn(fence, cache, cutoff, 9).unwrap().names.len(), 1);
+    assert_eq!(index.condemn(fence, cache, cutoff, 9).unwrap().len(), 1);
     server.sql(name, "update narval.files set orphaned = null, used = 9 where name = 'left'").unwrap();
     assert!(index.file(cache, "left").unwrap().is_some());
     index.forget(fence, cache, &[("left".into(), 5)]).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use narval_nix::{HashPart, Sha256};
+use narval_nix::HashPart;
 
 use crate::index::tx::{Arg, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Index, IndexError, Pending, Placed};
@@ -66,14 +66,7 @@ pub(super) fn add_paths<'a>(
 fn entry(row: &dyn Row) -> Result<(i64, CacheId, Pending), TxError> {
     let pending = match row.get(2)? {
         "path" => Pending::Path(row.parsed(3)?),
-        "file" => Pending::File(row.get(3)?),
-        _ => {
-            let name: &str = row.get(3)?;
-            let blob = name.split_once(' ').and_then(|(hash, compression)| {
-                Some(Pending::Blob(hash.parse::<Sha256>().ok()?, compression.parse().ok()?))
-            });
-            blob.ok_or_else(|| format!("'{name}' in the table of pending changes is no blob"))?
-        }
+        _ => Pending::File(row.get(3)?),
     };
     Ok((row.get(0)?, CacheId(row.get(1)?), pending))
 }

@@ -65,7 +65,7 @@ pub(in crate::index) fn fill() -> String {
     [
         "insert into caches (name, settings, created) values ('main', '{}', 1)".to_owned(),
         format!("insert into caches (name, settings, created) select {{text}}, '', 1 {from}"),
-        format!("insert into nars (nar_hash, compression, nar_size, file_hash, file_size, found) select {{bytes}}, 'zstd', 1, {{bytes}}, 1, '' {from}"),
+        format!("insert into nars (cache, nar_hash, compression, nar_size, file_hash, file_size, found) select 1, {{bytes}}, 'zstd', 1, {{bytes}}, 1, '' {from}"),
         format!("insert into files (cache, name, nar, added, used) select 1, {{text}}, i, 1, 1 {from}"),
         format!(
             "insert into paths (cache, hash_part, path, nar_hash, file, narinfo, version, added, used) \

@@ -8,7 +8,7 @@ use super::nars::condemned;
 use super::paths::commit::{hold, orphan};
 use super::pending;
 use crate::index::tx::{Arg, LARGE, NOTE_LATER, Row, Sql, Tx, TxError, args, statements};
-use crate::index::{CacheId, Commit, Condemned, Cutoff, Fence, Index, IndexError, Used};
+use crate::index::{CacheId, Commit, Cutoff, Fence, Index, IndexError, Used};
 
 /// Which names are due.
 macro_rules! due {
@@ -50,7 +50,7 @@ statements! {
          returning hash_part, file, nar_hash";
     /// Every name and form of the NAR: what leaked is in each.
     DOOM_ALL(Int) { nar_hash: Bytes } = "update narval.files as f set doomed = 0 where f.cache = $1 and f.orphaned is not null \
-         and f.nar in (select n.id from {rows} join narval.nars n on n.nar_hash = r.nar_hash)";
+         and f.nar in (select n.id from {rows} join narval.nars n on n.cache = $1 and n.nar_hash = r.nar_hash)";
     END_LEASES(Int, Int) = "delete from narval.leases where cache = $1 and until <= $2";
     END_PINS(Int, Int) = "delete from narval.pins where cache = $1 and until is not null and until <= $2";
     DOOM(Int, Int, Int, Int, Int) = "update narval.files set doomed = $4 where cache = $1 and orphaned <= $2 and used <= $3 \
@@ -69,7 +69,7 @@ statements! {
     CONDEMN(Int, Int) { name: Text } = "update narval.files as f set fence = $2 where f.cache = $1 and f.name in (select r.name from {rows})";
     CONDEMN_NARS(Int) { nar: Int } = concat!(
         "update narval.nars as n set fence = $1 where n.id in (select r.nar from {rows}) \
-         and not exists (select 1 from narval.files f where f.nar = n.id and not ", condemned!(), ") returning nar_hash, compression"
+         and not exists (select 1 from narval.files f where f.nar = n.id and not ", condemned!(), ")"
     );
 }
 
@@ -236,14 +236,15 @@ impl dyn Index + '_ {
     }
 
     /// Condemns a limited number of names of NARs that no path has: those of deleted paths, those that an interrupted collection has
-    /// left, and those for which the cutoff holds. From now on they are absent for everybody. Their pending entries are removed.
+    /// left, and those for which the cutoff holds. From now on they are absent for everybody, until [`forget`](Self::forget). Their pending
+    /// entries are removed. Returns the names, and the bytes of the NARs.
     pub(crate) fn condemn(
         &self,
         fence: Fence,
         cache: CacheId,
         cutoff: Option<Cutoff>,
         max: usize,
-    ) -> Result<Condemned, IndexError> {
+    ) -> Result<Vec<(String, u64)>, IndexError> {
         self.write_fenced(LARGE, fence, move |tx| {
             // An impossible time, if only what is left is to go; -1 for doom that does not matter.
             let [cache_id, last] = args![cache, max];
@@ -266,20 +267,19 @@ impl dyn Index + '_ {
             let locked =
                 tx.all_of(&LOCK_DUE, &[cache_id, orphaned, used, doomed], &names, |row| row.get::<String>(0))?;
             if locked.is_empty() {
-                return Ok(Condemned::default());
+                return Ok(Vec::new());
             }
             tx.execute_all(&CONDEMN, &args![cache, fence.0], &locked.iter().map(Arg::from).collect::<Vec<_>>())?;
             let of = |name: &str| nar_of.get(name).copied();
             pending::forget_files(tx, cache, &locked.iter().map(String::as_str).collect::<Vec<_>>())?;
             let nars: BTreeSet<i64> = locked.iter().filter_map(|name| of(name)).collect();
             let nars: Vec<Arg<'_>> = nars.into_iter().map(Arg::from).collect();
-            let blob = |row: &dyn Row| Ok((row.get(0)?, row.parsed(1)?));
-            let blobs = tx.all_of(&CONDEMN_NARS, &args![fence.0], &nars, blob)?;
+            tx.execute_all(&CONDEMN_NARS, &args![fence.0], &nars)?;
             let size = |name: &str| of(name).and_then(|nar| sizes.get(&nar).copied()).unwrap_or_default();
             let mut names: Vec<(String, u64)> = locked.iter().map(|name| (name.clone(), size(name))).collect();
             names.sort_unstable();
             tx.is_visible()?;
-            Ok(Condemned { names, blobs })
+            Ok(names)
         })
     }
 }

@@ -8,7 +8,7 @@ use super::sql_error;
 use crate::index::IndexError;
 
 /// The version of [`SCHEMA`], in SQLite's `user_version`.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 /// Times are seconds since 1970; hash parts are their 32 characters.
 const SCHEMA: &str = "
@@ -21,7 +21,7 @@ create table caches (
   -- Bytes of NARs in it and of their listings, each counted once.
   bytes integer not null default 0);
 
--- One row for each NarHash and compression: one file below blobs/.
+-- One row for each NarHash and compression.
 create table nars (
   id integer primary key autoincrement not null,
   nar_hash blob not null, compression text not null, nar_size integer not null,
@@ -139,6 +139,27 @@ alter table releases add column percent integer;
 alter table releases add column request text;
 ";
 
+/// Migrates from version 9, in which all caches had one row for a NAR: what one of them uploaded decided what the others served and counted.
+const FROM_9: &str = "
+create table own_nars (
+  id integer primary key autoincrement not null, cache integer not null references caches (id),
+  nar_hash blob not null, compression text not null, nar_size integer not null,
+  file_hash blob not null, file_size integer not null, listing_size integer, found text not null, fence integer,
+  unique (cache, nar_hash, compression));
+insert into own_nars select n.id, f.cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, n.fence
+  from nars n join (select nar, min(cache) as cache from files group by nar) f on f.nar = n.id;
+insert into own_nars (cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, fence)
+  select distinct f.cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, n.fence
+  from files f join own_nars n on n.id = f.nar and n.cache <> f.cache;
+update files set nar = (select own.id from own_nars n join own_nars own on own.cache = files.cache and own.nar_hash = n.nar_hash
+    and own.compression = n.compression where n.id = files.nar)
+  where cache <> (select n.cache from own_nars n where n.id = files.nar);
+drop table nars;
+alter table own_nars rename to nars;
+-- Files that all caches shared are gone.
+delete from pending where kind = 'blob';
+";
+
 /// Creates missing tables, and migrates older ones.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), IndexError> {
     let fail = |error| sql_error(path, &error);
@@ -147,13 +168,15 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
     };
     let mut found = version(connection).map_err(fail)?;
     if found < VERSION {
+        // A table that others refer to is made again.
+        connection.pragma_update(None, "foreign_keys", false).map_err(fail)?;
         let transaction =
             connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(fail)?;
         // Another process may have migrated them meanwhile.
         found = version(&transaction).map_err(fail)?;
         if found < VERSION {
             // What the version of the same number is migrated by.
-            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8];
+            let steps = [SCHEMA, FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9];
             let steps =
                 steps.iter().enumerate().filter(|(from, _)| *from >= found as usize && (found > 0 || *from != 1));
             let mut steps = steps.map(|(_, step)| step);
@@ -162,6 +185,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), In
             found = VERSION;
         }
         transaction.commit().map_err(fail)?;
+        connection.pragma_update(None, "foreign_keys", true).map_err(fail)?;
     }
     if found > VERSION {
         return Err(IndexError::Newer { index: path.display().to_string(), found, known: VERSION });
@@ -176,4 +200,53 @@ pub(super) fn stamp(connection: &Connection) -> rusqlite::Result<u64> {
 /// Must be called in every transaction that changes what a reader can see.
 pub(super) fn is_visible(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached("update meta set value = value + 1 where key = 'stamp'")?.execute([]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connect;
+    use super::*;
+
+    /// Caches that had one row for a NAR have one each, with all that it said.
+    #[test]
+    fn rows_that_caches_shared_are_split() {
+        let (path, mut connection) = (Path::new(":memory:"), connect(Path::new(":memory:")).unwrap());
+        for step in [SCHEMA, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8] {
+            connection.execute_batch(step).unwrap();
+        }
+        connection
+            .execute_batch(
+                "pragma user_version = 9;
+                 insert into caches (name, settings, created, bytes) values ('a', '', 1, 5), ('b', '', 1, 12), ('c', '', 1, 5);
+                 insert into nars values (4, x'01', 'zstd', 9, x'0a', 5, null, 'found', null), (7, x'02', 'xz', 9, x'0b', 7, 2, '', 3),
+                   (8, x'03', 'xz', 9, x'0c', 7, 2, '', null);
+                 insert into files (cache, name, nar, added, used) values (1, 'x', 4, 1, 1), (2, 'x', 4, 1, 1), (2, 'alias', 4, 1, 1),
+                   (3, 'y', 4, 1, 1), (2, 'z', 7, 1, 1);
+                 insert into pending (cache, kind, name) values (1, 'blob', 'x zstd'), (1, 'file', 'x');",
+            )
+            .unwrap();
+        prepare(&mut connection, path).unwrap();
+        let text = |query: &str| -> Vec<String> {
+            let mut statement = connection.prepare(query).unwrap();
+            statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+        };
+        let rows = "select format('%d %s is %s of %d: %s, %d', f.cache, name, compression, n.cache, hex(nar_hash) || hex(file_hash), \
+             file_size + coalesce(listing_size, 0) + length(found)) from files f join nars n on n.id = f.nar order by f.cache, name";
+        let expected = [
+            "1 x is zstd of 1: 010A, 10",
+            "2 alias is zstd of 2: 010A, 10",
+            "2 x is zstd of 2: 010A, 10",
+            "2 z is xz of 2: 020B, 9",
+            "3 y is zstd of 3: 010A, 10",
+        ];
+        assert_eq!(text(rows), expected);
+        assert_eq!(
+            text("select cast(count(*) as text) from nars"),
+            ["4"],
+            "one for each cache, and none without a name"
+        );
+        assert_eq!(text("select kind from pending"), ["file"]);
+        assert_eq!(text("select 'broken' from pragma_foreign_key_check"), Vec::<String>::new());
+        assert_eq!(text("select cast(foreign_keys as text) from pragma_foreign_keys"), ["1"]);
+    }
 }

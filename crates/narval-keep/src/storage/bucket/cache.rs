@@ -17,7 +17,7 @@ use super::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::storage::{
     Asker, Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
-    VALID_FOR, WrittenNarinfo,
+    VALID_FOR, WrittenNarinfo, object_name,
 };
 use crate::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 use narval_client::clock;
@@ -74,7 +74,8 @@ impl CacheInBucket {
     fn kept(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
         let until = clock::instant() + WAIT_MAX;
         loop {
-            let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
+            let nar = keep.index.nar(keep.cache, &keep.nar.nar_hash, keep.nar.compression)?;
+            let Some(kept) = nar else { return Ok(None) };
             let own = object_name(&kept);
             if keep.index.file(keep.cache, &own)?.is_none() {
                 return Ok(None);
@@ -88,29 +89,6 @@ impl CacheInBucket {
             }
             clock::sleep(LOOK_EVERY);
         }
-    }
-
-    /// Copies the object of another cache that has this NAR in another encoding: the index has one encoding for all caches.
-    fn copy_from_others(&self, keep: &Keep<'_>) -> Result<Option<NarRecord>, Refusal> {
-        let Some(kept) = keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
-        if kept.file_hash == keep.nar.file_hash {
-            return Ok(None);
-        }
-        let (name, failed) = (object_name(&kept), |error: io::Error| Refusal::of_file("copy", keep.target, &error));
-        for cache in keep.index.caches()? {
-            if cache.id == keep.cache || keep.index.file(cache.id, &name)?.is_none() {
-                continue;
-            }
-            let other = Self::new(Arc::clone(&self.shared), Path::new(""), &cache.name);
-            let Some(mut file) = other.open_nar(&name, &kept).map_err(failed)? else { continue };
-            let recorded = self.record(keep, &name, &kept)?;
-            let mut writer = self.writer(&name, kept.file_size).map_err(failed)?;
-            io::copy(&mut file, &mut writer).map_err(failed)?;
-            writer.finish(kept.file_hash).map_err(failed)?;
-            self.placed(keep, &name, &kept, recorded)?;
-            return Ok(Some(kept));
-        }
-        Ok(None)
     }
 
     /// Visits objects: all below a prefix, or only those directly in it.
@@ -128,15 +106,7 @@ impl CacheInBucket {
     /// Finds the NAR of an upload in this cache, or records that it is about to be stored.
     fn kept_or_recorded(&self, keep: &Keep<'_>) -> Result<Found, Refusal> {
         for _ in 0..PLACE_ATTEMPTS_MAX {
-            // Most are new.
-            let kept = match keep.index.nar(&keep.nar.nar_hash, keep.nar.compression)? {
-                None => None,
-                Some(_) => match self.kept(keep)? {
-                    Some(kept) => Some(kept),
-                    None => self.copy_from_others(keep)?,
-                },
-            };
-            if let Some(kept) = kept {
+            if let Some(kept) = self.kept(keep)? {
                 let own = NarFileName::new(kept.file_hash, kept.compression);
                 let name = match keep.target {
                     NarTarget::File(name) => *name,
@@ -224,11 +194,6 @@ fn each_at_once<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), Refusal> + S
 fn overtaken() -> Refusal {
     let message = "the NAR is being stored in another encoding; push again";
     Refusal::new(RefusalKind::Conflict, message)
-}
-
-/// The name of the object of a NAR.
-fn object_name(nar: &NarRecord) -> String {
-    NarFileName::new(nar.file_hash, nar.compression).to_string()
 }
 
 impl CacheStorage for CacheInBucket {
@@ -338,7 +303,7 @@ impl CacheStorage for CacheInBucket {
         let name = object_name(nar);
         let redirects = match redirect {
             Redirect::Off => false,
-            Redirect::Auto => self.shared.flights.is_first(&name, nar),
+            Redirect::Auto => self.shared.flights.is_first(&self.name, &name, nar),
             Redirect::On => true,
         };
         if !redirects || nar.file_size < REDIRECT_LEN_MIN {
@@ -352,10 +317,6 @@ impl CacheStorage for CacheInBucket {
         let name = object_name(nar);
         let asker = Asker::Client;
         self.shared.flights.whole(&Asked { cache: &self.name, key: &self.nar_key(&name), name: &name, nar, asker })
-    }
-
-    fn open_stored(&self, nar: &NarRecord) -> io::Result<File> {
-        self.open_nar("", nar)?.ok_or_else(|| ErrorKind::NotFound.into())
     }
 
     fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>> {
@@ -407,7 +368,9 @@ impl CacheStorage for CacheInBucket {
         let mut stored = vec![false; nars.len()];
         let (mut new, mut seen) = (Vec::new(), HashSet::new());
         for (at, (nar, file)) in nars.iter().enumerate() {
-            if seen.insert((nar.nar_hash, nar.compression)) && index.nar(&nar.nar_hash, nar.compression)?.is_none() {
+            if seen.insert((nar.nar_hash, nar.compression))
+                && index.nar(cache, &nar.nar_hash, nar.compression)?.is_none()
+            {
                 new.push((at, (object_name(nar), nar.clone()), *file));
             }
         }
@@ -444,32 +407,12 @@ impl CacheStorage for CacheInBucket {
         self.kept_or_recorded(keep).map(drop)
     }
 
-    fn import(
-        &self,
-        _: &str,
-        nar: NarRecord,
-        kept: Option<NarRecord>,
-        _: Option<TemporaryFile>,
-    ) -> io::Result<NarRecord> {
-        match kept {
-            Some(kept) if kept.file_hash != nar.file_hash => {
-                Err(io::Error::other("another cache has the same NAR in another file"))
-            }
-            _ => Ok(nar),
-        }
-    }
-
-    fn restore_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool> {
-        self.check_nar(name, nar)
+    fn add_alias(&self, _: &str, _: &str) -> io::Result<()> {
+        Ok(())
     }
 
     fn unlink_nar(&self, name: &str, until: Instant) -> io::Result<()> {
         self.shared.objects.remove_until(&self.nar_key(name), until).map_err(io::Error::other)
-    }
-
-    fn repair_nar(&self, _: &str, _: &NarRecord, _: &dyn Fn(&mut dyn Read) -> io::Result<bool>) -> io::Result<bool> {
-        // Another upload replaces the object.
-        Ok(false)
     }
 
     fn sync_nars(&self) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! In-flight fetches of NARs from the bucket to the disk cache: one per NAR, however many requests wait for it. NARs are verified
+//! In-flight fetches of NARs from the bucket to the disk cache: one per NAR of a cache, however many requests wait for it. NARs are verified
 //! while they are passed on. Those that another node keeps come from there, and are not kept here, unless they are popular.
 
 use std::collections::{HashMap, HashSet};
@@ -141,7 +141,7 @@ impl Flights {
 
     /// The file of a NAR: complete, or still growing. `None` if there is no such object.
     pub(super) fn nar(self: &Arc<Self>, asked: &Asked<'_>) -> io::Result<Option<NarBytes>> {
-        let name = format!("nar/{}", asked.name);
+        let name = kept_name(asked.cache, asked.name);
         let fill = {
             let mut fills = lock(&self.fills);
             if let Some(fill) = fills.get(&name) {
@@ -169,8 +169,8 @@ impl Flights {
     }
 
     /// Whether a NAR is neither in the disk cache nor being fetched, and this is the first request for it.
-    pub(super) fn is_first(&self, name: &str, nar: &NarRecord) -> bool {
-        let name = format!("nar/{name}");
+    pub(super) fn is_first(&self, cache: &CacheName, name: &str, nar: &NarRecord) -> bool {
+        let name = kept_name(cache, name);
         if lock(&self.fills).contains_key(&name) || self.kept_file(&name, nar).is_some() {
             return false;
         }
@@ -399,6 +399,11 @@ impl Flights {
         }
         Ok(())
     }
+}
+
+/// The name of a NAR in the disk cache. Each cache has its own: how fast one answers says nothing about what another has.
+fn kept_name(cache: &CacheName, name: &str) -> String {
+    format!("nar/{cache}.{name}")
 }
 
 /// A temporary error.

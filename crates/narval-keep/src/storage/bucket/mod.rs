@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use narval_client::{HttpError, Payload, Url};
 use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
-use narval_nix::{Compression, NarHash, Sha256, nix32};
+use narval_nix::{Sha256, nix32};
 
 use self::cache::CacheInBucket;
 use self::flights::Flights;
-use super::{CACHE_FOLDERS, CacheStorage, Room, SharedFile, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
+use super::{CACHE_FOLDERS, CacheStorage, Room, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
 use crate::CacheName;
 use crate::nodes::Peers;
 use crate::rule::{Rule, holds};
@@ -258,18 +258,6 @@ impl Storage for Bucket {
 
     /// Nothing to do: an object is durable when the store has answered.
     fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn remove_nar(&self, _: &NarHash, _: Compression) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn shared_files(&self) -> io::Result<Vec<SharedFile>> {
-        Ok(Vec::new())
-    }
-
-    fn remove_shared(&self, _: &SharedFile) -> io::Result<()> {
         Ok(())
     }
 

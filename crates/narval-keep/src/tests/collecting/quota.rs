@@ -68,8 +68,8 @@ fn logs_and_listings_count_towards_the_quota() {
     let cache = &fixture.cache;
     let path = TestPath::with_contents("a", &[], &[1; 2_000]);
     path.send(cache, Compression::None).unwrap();
-    let listing = fixture.files("blobs").into_iter().find(|name| name.ends_with(".ls")).unwrap();
-    let listing = std::fs::metadata(fixture.folder.path().join("blobs").join(listing)).unwrap().len();
+    let listing = fixture.files("caches/default/nar").into_iter().find(|name| name.ends_with(".ls")).unwrap();
+    let listing = std::fs::metadata(folder_of(cache).join("nar").join(listing)).unwrap().len();
     assert!(listing > 0);
     assert_eq!(cache.usage().unwrap().bytes, path.nar.len() as u64 + listing);
     let log = |name: &str, len: usize| {
@@ -136,8 +136,11 @@ fn sizes_in_an_older_index_are_recounted() {
     path.push(&fixture.cache).unwrap();
     let bytes = fixture.cache.usage().unwrap().bytes;
     fixture.folder.sql(
-        "update caches set bytes = 1; alter table files drop column doomed; alter table files drop column fence; \
-         alter table nars drop column fence; drop table work; drop table collected; \
+        "pragma foreign_keys = off; create table old (id integer primary key autoincrement not null, nar_hash blob not null, \
+         compression text not null, nar_size integer not null, file_hash blob not null, file_size integer not null, listing_size integer, \
+         found text not null, unique (nar_hash, compression)); insert into old select id, nar_hash, compression, nar_size, file_hash, \
+         file_size, listing_size, found from nars; drop table nars; alter table old rename to nars; \
+         update caches set bytes = 1; alter table files drop column doomed; alter table files drop column fence; drop table work; drop table collected; \
          drop table writers; drop table lost; drop index pending_by_name; drop index pins_by_path; drop table releases; drop table machines; \
          alter table caches drop column uid; pragma user_version = 1",
     );

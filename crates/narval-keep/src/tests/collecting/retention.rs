@@ -128,7 +128,7 @@ fn attic_83_closures_are_kept_whole() {
     assert_eq!(collect_after(cache, 91).forgotten.len(), 2);
     // Not a file is left of it.
     assert_eq!(cache.usage().unwrap(), Usage::default());
-    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
     assert_eq!(fixture.files("caches/default"), ["nix-cache-info"]);
 }
 
@@ -238,7 +238,7 @@ fn attic_265_a_leaked_path_is_deleted_at_once() {
     assert!(refusal.kind == RefusalKind::Conflict && refusal.message.contains(program.info.path.base_name()));
     let deleted = cache.delete(&secret.part(), true, &grant).unwrap();
     assert_eq!((deleted.paths.len(), deleted.files), (2, 3));
-    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
     assert_eq!(fixture.files("caches/default"), ["nix-cache-info"]);
     assert_eq!(cache.delete(&secret.part(), true, &grant).unwrap_err().kind, RefusalKind::NotFound);
     // And pushed again, it is there again.
@@ -329,7 +329,7 @@ fn concurrent_pushes_and_collections() {
     });
     whole(cache);
     collect_after(cache, 1);
-    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
 }
 
 /// Every path in the index has what it refers to, and its NAR, at that moment.
@@ -422,7 +422,7 @@ fn an_upload_of_a_nar_that_is_being_removed_is_told_to_retry() {
     let fence = cache.index().begin_collection().unwrap().unwrap();
     let later = now() + DAY;
     let cutoff = Cutoff { orphaned: later, used: later, doomed: None };
-    assert_eq!(cache.index().condemn(fence, cache.id(), Some(cutoff), 10).unwrap().names.len(), 1);
+    assert_eq!(cache.index().condemn(fence, cache.id(), Some(cutoff), 10).unwrap().len(), 1);
     let refusal = path.send(cache, Compression::Zstd).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Away);
     assert!(refusal.message.contains("a collection is removing"), "{refusal}");
@@ -442,7 +442,7 @@ fn a_commit_notices_that_its_nar_was_collected_and_is_being_uploaded_again() {
     let placed = || cache.files().placed(cache.index(), cache.id(), &of_record).unwrap().pop().unwrap();
     let before = placed().expect("it is there");
     collect_after(cache, 100);
-    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
     let number = cache.index().add_file(cache.id(), &record.file, &nar, now()).unwrap();
     assert_eq!(placed(), None);
     let commit = |placed| {
@@ -473,7 +473,7 @@ fn an_object_is_not_removed_after_the_deadline() {
     assert!(cache.files().publish(&record, None, over).is_err());
     assert!(is_there(cache, &path) && cache.nar_file(&record.file).unwrap().is_some());
     cache.files().unlink_nar(&record.file, Instant::now() + Duration::from_secs(60)).unwrap();
-    assert_eq!(fixture.files("blobs"), Vec::<String>::new());
+    assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
 }
 
 /// A client may ask for any number of paths that nobody has.

@@ -72,8 +72,6 @@ fn attic_110_a_nar_that_the_storage_lost_can_be_pushed_again() {
         path.push(cache).unwrap();
         let name = path.file_name(Compression::Zstd);
         damage(&folder_of(cache).join("nar").join(&name));
-        fs::remove_dir_all(fixture.folder.path().join("blobs")).unwrap();
-        fs::create_dir(fixture.folder.path().join("blobs")).unwrap();
         assert_eq!(cache.missing(&[path.part()], None).unwrap(), [path.part()], "the client is told to send it");
         // Pushing at once helps.
         assert!(matches!(cache.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));

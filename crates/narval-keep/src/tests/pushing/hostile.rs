@@ -69,7 +69,7 @@ proptest! {
             }
             Err(refusal) => {
                 prop_assert!(matches!(refusal.kind, RefusalKind::Unprocessable | RefusalKind::Malformed), "{}", refusal);
-                prop_assert_eq!(fixture.files("blobs").len() + fixture.files("incoming").len(), 0);
+                prop_assert_eq!(fixture.files("caches/default/nar").len() + fixture.files("incoming").len(), 0);
             }
         }
     }

@@ -6,3 +6,4 @@ pub(super) mod many_paths;
 pub(super) mod oversized;
 pub(super) mod receipts;
 pub(super) mod receiving;
+pub(super) mod tenants;

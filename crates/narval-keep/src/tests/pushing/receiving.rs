@@ -1,6 +1,5 @@
 //! Uploads of NARs.
 
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use super::super::*;
@@ -80,7 +79,7 @@ fn cachix_251_damaged_uploads_are_refused_and_leave_nothing() {
         assert_eq!(upload.receive(&mut &nar[..sent]).unwrap_err().kind, RefusalKind::Malformed);
     }
     let empty: Vec<String> = Vec::new();
-    assert_eq!((fixture.files("incoming"), fixture.files("blobs")), (empty.clone(), empty));
+    assert_eq!((fixture.files("incoming"), fixture.files("caches/default/nar")), (empty.clone(), empty));
     assert_eq!(fixture.cache.usage().unwrap(), Usage::default());
 }
 
@@ -125,37 +124,6 @@ fn names_and_links_that_leave_the_folder_are_refused() {
     for name in ["", "../nix-cache-info", "..", "a"] {
         let put = fixture.cache.put_small(SmallKind::Log, name, &mut &b""[..], &pusher());
         assert_eq!(put.unwrap_err().kind, RefusalKind::NotFound);
-    }
-}
-
-/// One file on the disk for one NAR, whoever has sent it; but nobody gets at it by its name alone.
-#[test]
-fn caches_share_a_file_after_proof_of_possession() {
-    let fixture = Fixture::new();
-    let other = fixture.data.create_cache(&"other".parse().unwrap(), &CacheSettings::default()).unwrap();
-    let path = TestPath::new("a", &[]);
-    path.send(&fixture.cache, Compression::Xz).unwrap().unwrap();
-    let name = path.file_name(Compression::Xz);
-    assert!(other.nar_file(&name).unwrap().is_none());
-    assert!(matches!(other.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
-    path.send(&other, Compression::Xz).unwrap().unwrap();
-    if !fixture.folder.is_in_bucket() {
-        let inode = |cache: &Cache| fs::metadata(folder_of(cache).join("nar").join(&name)).unwrap().ino();
-        assert_eq!(inode(&fixture.cache), inode(&other));
-    }
-    // Another form of the same kind: its name is an alias, and its bytes decode as the name says.
-    let again = zstd::encode_all(&path.nar[..], 19).unwrap();
-    path.send(&other, Compression::Zstd).unwrap();
-    let alias = named(&again, ".zst");
-    if alias != path.file_name(Compression::Zstd) {
-        let stored = send(&other, &alias, &again).unwrap();
-        assert_eq!(stored.file_hash, Sha256::of(&path.file(Compression::Zstd)), "the first one is kept");
-        let file = other.nar_file(&alias).unwrap().unwrap();
-        assert_eq!(zstd::decode_all(file.file).unwrap(), path.nar);
-        assert!(matches!(other.begin_nar(&alias, None, &pusher()).unwrap(), Begin::Known(_)), "HEAD finds it");
-    }
-    if !fixture.folder.is_in_bucket() {
-        assert_eq!(fixture.files("blobs").iter().filter(|name| !name.ends_with(".ls")).count(), 2);
     }
 }
 

@@ -101,8 +101,9 @@ impl Copying<'_> {
             if to.storage().publishes_later() {
                 // A name in the index only.
                 to.index().settle_file(to.id(), &alias, recorded)?;
-            } else if !to.files().restore_nar(&alias, &kept).map_err(fail)? {
+            } else if let Err(error) = to.files().add_alias(name, &alias) {
                 to.index().remove_file(to.id(), &alias, Lost::Certainly)?;
+                return Err(fail(error));
             }
         }
         Ok(())

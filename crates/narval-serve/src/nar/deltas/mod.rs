@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use narval_codec::delta::delta_fits;
 use narval_codec::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
 use narval_http::{HeadRef, HeaderValue, Response, header};
+use narval_keep::CacheName;
 use narval_nix::{NarHash, Sha256};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
@@ -116,19 +117,21 @@ pub(crate) struct Deltas {
 }
 
 impl Deltas {
-    /// Opens the folder; `None` if no deltas are wanted.
+    /// Opens the folder for a cache; `None` if no deltas are wanted. Each has its own deltas: how fast one answers says nothing about what another
+    /// was asked for.
     ///
     /// # Errors
     /// It cannot be created or written to.
-    pub(crate) fn open(config: &NarCacheConfig, metrics: Arc<Metrics>) -> io::Result<Option<Self>> {
+    pub(crate) fn open(config: &NarCacheConfig, cache: &CacheName, metrics: Arc<Metrics>) -> io::Result<Option<Self>> {
         if config.deltas == DeltaMode::Off {
             return Ok(None);
         }
+        let of_cache = if *cache == CacheName::default() { String::new() } else { format!("-{cache}") };
         Ok(Some(Self {
             mode: config.deltas,
             level: config.level,
             folder: Folder::open(&config.folder, config.level, config.bytes_max)?,
-            encoding: format!("delta-{}-{DELTA_FORMAT}", zstd::zstd_safe::version_number()),
+            encoding: format!("delta-{}-{DELTA_FORMAT}{of_cache}", zstd::zstd_safe::version_number()),
             known: Cache::new(KNOWN_MAX),
             making: Mutex::default(),
             metrics,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <folder>/zstd-<level>-<encoder>/<first two characters>/<NAR hash>.<file hash>.<file size>.nar.zst
-//! <folder>/delta-<level>-<encoder>/<first two characters>/<NAR hash>.<base's NAR hash>.<file hash>.<file size>.dcz
+//! <folder>/delta-<encoder>[-<cache>]/<first two characters>/<NAR hash>.<base's NAR hash>.<file hash>.<file size>.dcz
 //! <folder>/filling/<random>                 being written; its writer holds a lock on it (flock)
 //! ```
 //! A file is written under `filling/`, synced, and renamed: it is complete or absent, and its name holds all that a narinfo needs.

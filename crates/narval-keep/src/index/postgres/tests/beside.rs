@@ -196,7 +196,7 @@ impl Place<'_> {
         let hidden = self.index.hide(fence, self.cache, &paths, 5).unwrap().len();
         let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
         let condemned = self.index.condemn(fence, self.cache, cutoff, 4).unwrap();
-        self.forget(fence, &condemned.names.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>());
+        self.forget(fence, &condemned.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>());
         let strays: Vec<NarFileName> = listed.iter().map(|name| name.parse().unwrap()).collect();
         let strays = self.index.condemn_strays(fence, self.cache, &strays, 1).unwrap();
         self.forget(fence, &strays);

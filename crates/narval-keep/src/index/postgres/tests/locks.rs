@@ -118,7 +118,7 @@ fn a_collection_leaves_alone_what_others_have_locked() {
     let fence = index.begin_collection().unwrap().unwrap();
     let hide = || index.hide(fence, cache, &[(a, 5), (b, 5)], 5).unwrap();
     let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
-    let condemn = || index.condemn(fence, cache, cutoff, 9).unwrap().names;
+    let condemn = || index.condemn(fence, cache, cutoff, 9).unwrap();
     // As a commit that refers to a path, one that names its file, and an upload of a NAR.
     let name_of_b = format!("paths where hash_part = '{b}' for key share");
     while_held(&index, &name_of_b, || assert_eq!(hide(), [a]));

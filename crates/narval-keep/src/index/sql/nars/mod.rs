@@ -10,7 +10,7 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::pending;
 use crate::NarFileName;
-use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Refused, Row, Sql, Tx, TxError, args, split, statements};
+use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Refused, Row, Tx, TxError, args, split, statements};
 use crate::index::{COLLECTION, CacheId, Cutoff, Fence, Index, IndexError, Lost, NarRecord, Replaced, Usage};
 use crate::rule::{Rule, holds};
 
@@ -30,16 +30,16 @@ macro_rules! condemned {
 pub(super) use {columns, condemned};
 
 statements! {
-    NAR(Bytes, Text) = concat!(
-        "select ", columns!(), " from narval.nars n where nar_hash = $1 and compression = $2 and fence is null"
+    NAR(Int, Bytes, Text) = concat!(
+        "select ", columns!(), " from narval.nars n where cache = $1 and nar_hash = $2 and compression = $3 and fence is null"
     );
     FILES(Int) = concat!(
         "select ", columns!(), ", f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 and not ",
         condemned!(), " order by f.name"
     );
     FILES_OF(Int, Bytes) = concat!(
-        "select ", columns!(), ", f.name from narval.nars n join narval.files f on f.nar = n.id and f.cache = $1 \
-         where n.nar_hash = $2 and f.doomed is null and not ", condemned!(), " order by f.name"
+        "select ", columns!(), ", f.name from narval.nars n join narval.files f on f.nar = n.id \
+         where n.cache = $1 and n.nar_hash = $2 and f.doomed is null and not ", condemned!(), " order by f.name"
     );
     NOT_ZSTD(Int, Text, Text, Int) = "select f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
          and f.name > $2 and f.orphaned is null and n.compression <> $3 order by f.name limit $4";
@@ -58,15 +58,16 @@ statements! {
         "update narval.files as f set doomed = null, used = greatest(f.used, {now}) where f.cache = $1 \
          and f.name in (select r.name from {rows}) and not ", condemned!(), " and (f.doomed is null or f.doomed > 0) returning name"
     );
-    INSERT() { nar_hash: Bytes, compression: Text, nar_size: Int, file_hash: Bytes, file_size: Int, listing_size: Int, found: Text } =
-        "insert into narval.nars (nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
-         select r.nar_hash, r.compression, r.nar_size, r.file_hash, r.file_size, r.listing_size, r.found from {rows} where true \
-         on conflict (nar_hash, compression) do nothing";
-    LOCK() { nar_hash: Bytes, compression: Text } = "select n.id, n.nar_hash, n.compression, n.file_hash, n.file_size, n.fence from {rows} \
-         join narval.nars n on n.nar_hash = r.nar_hash and n.compression = r.compression order by n.nar_hash, n.compression{lock}";
+    INSERT(Int) { nar_hash: Bytes, compression: Text, nar_size: Int, file_hash: Bytes, file_size: Int, listing_size: Int, found: Text } =
+        "insert into narval.nars (cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
+         select $1, r.nar_hash, r.compression, r.nar_size, r.file_hash, r.file_size, r.listing_size, r.found from {rows} where true \
+         on conflict (cache, nar_hash, compression) do nothing";
+    LOCK(Int) { nar_hash: Bytes, compression: Text } = "select n.id, n.nar_hash, n.compression, n.file_hash, n.file_size, n.fence from {rows} \
+         join narval.nars n on n.cache = $1 and n.nar_hash = r.nar_hash and n.compression = r.compression \
+         order by n.nar_hash, n.compression{lock}";
     LOCK_NARS() { id: Int } = "select n.id from {rows} join narval.nars n on n.id = r.id order by n.nar_hash, n.compression{lock}";
     NARS_OF(Int) { name: Text } = "select distinct f.nar from {rows} join narval.files f on f.cache = $1 and f.name = r.name";
-    LOCK_NAMES(Int) = "select f.cache, f.name from narval.files f where f.nar = $1 order by f.cache, f.name{lock}";
+    LOCK_NAMES(Int) = "select f.name from narval.files f where f.nar = $1 order by f.name{lock}";
     LOCK_NAME(Int, Text) = "select 1 from narval.files f where f.cache = $1 and f.name = $2{lock}";
     ARE_CONDEMNED(Int) { name: Text } = concat!(
         "select 1 from {rows} join narval.files f on f.cache = $1 and f.name = r.name where ", condemned!()
@@ -80,8 +81,8 @@ statements! {
     TAKE_BACK_NAME(Int, Text) = concat!(
         "update narval.files as f set fence = null where f.cache = $1 and f.name = $2 and ", condemned!()
     );
-    NEW_BYTES(Int) { nar: Int, bytes: Int } = "select cast(coalesce(sum(r.bytes), 0) as bigint) from {rows} \
-         where not exists (select 1 from narval.files f where f.nar = r.nar and f.cache = $1)";
+    NEW_BYTES() { nar: Int, bytes: Int } = "select cast(coalesce(sum(r.bytes), 0) as bigint) from {rows} \
+         where not exists (select 1 from narval.files f where f.nar = r.nar)";
     COUNT(Int, Int) = "update narval.caches set bytes = greatest(0, bytes + $2) where id = $1";
     /// One that a collection has condemned meanwhile stays so.
     NAME(Int, Int) { name: Text, nar: Int } = concat!(
@@ -95,24 +96,19 @@ statements! {
          and (f.orphaned is null or not exists (select 1 from narval.pending p where p.cache = f.cache and p.kind = 'file' \
            and p.name = f.name)) limit 1"
     );
-    LOSE_PATHS(Int) = "delete from narval.paths where (cache, file) in (select f.cache, f.name from narval.files f where f.nar = $1) \
-         returning cache, hash_part";
+    LOSE_PATHS(Int, Int) = "delete from narval.paths where cache = $1 and file in (select f.name from narval.files f where f.nar = $2) \
+         returning hash_part";
     ORPHAN_ALL(Int, Int) = "update narval.files set orphaned = coalesce(orphaned, $2) where nar = $1";
-    /// Objects have no listings.
-    RECOUNT(Int, Int, Int) = "update narval.caches set bytes = greatest(0, bytes - $2 + $3) \
-         where id in (select cache from narval.files where nar = $1)";
     REPLACE(Int, Bytes, Int) = "update narval.nars set file_hash = $2, file_size = $3 where id = $1";
-    NAMES_OF(Int) = "select cache, name from narval.files where nar = $1";
+    NAMES_OF(Int) = "select name from narval.files where nar = $1";
     REMOVE_PATHS(Int) { name: Text } = "delete from narval.paths where cache = $1 and file in (select r.name from {rows}) returning hash_part";
     REMOVE_FILES(Int) { name: Text } = "delete from narval.files where cache = $1 and name in (select r.name from {rows}) returning name, nar";
     FORGET(Int, Int) { name: Text } = concat!(
         "delete from narval.files as f where f.cache = $1 and f.fence = $2 and f.name in (select r.name from {rows}) and ",
         condemned!(), " returning nar"
     );
-    OLD_BYTES(Int) { nar: Int } = "select cast(coalesce(sum(n.file_size + coalesce(n.listing_size, 0)), 0) as bigint) from {rows} \
-         join narval.nars n on n.id = r.nar where not exists (select 1 from narval.files f where f.nar = n.id and f.cache = $1)";
     DROP() { nar: Int } = "delete from narval.nars as n where n.id in (select r.nar from {rows}) \
-         and not exists (select 1 from narval.files f where f.nar = n.id) returning nar_hash, compression, fence";
+         and not exists (select 1 from narval.files f where f.nar = n.id) returning file_size + coalesce(listing_size, 0)";
     LEFT(Int) = concat!("select 1 from narval.files f where f.cache = $1 and (", condemned!(), " or f.doomed = 0) limit 1");
 }
 
@@ -150,7 +146,7 @@ pub(super) fn is_anything_left(tx: &mut dyn Tx, cache: CacheId) -> Result<bool, 
 }
 
 /// Makes the rows of NARs that have none.
-fn insert(tx: &mut dyn Tx, nars: &[&NarRecord]) -> Result<(), TxError> {
+fn insert(tx: &mut dyn Tx, cache: CacheId, nars: &[&NarRecord]) -> Result<(), TxError> {
     let found: Vec<String> = nars.iter().map(|nar| nar.found.iter().map(HashPart::as_str).collect()).collect();
     let rows: Vec<Arg<'_>> = nars
         .iter()
@@ -160,7 +156,7 @@ fn insert(tx: &mut dyn Tx, nars: &[&NarRecord]) -> Result<(), TxError> {
             args![&nar.nar_hash, form, nar.nar_size, &nar.file_hash, nar.file_size, nar.listing_size, found]
         })
         .collect();
-    tx.execute_all(&INSERT, &[], &rows).map(drop)
+    tx.execute_all(&INSERT, &args![cache], &rows).map(drop)
 }
 
 /// The row of a NAR.
@@ -172,20 +168,24 @@ struct Locked {
 }
 
 /// The rows of NARs, which others who give them names wait for: all are locked in one order.
-fn lock(tx: &mut dyn Tx, nars: &[&NarRecord]) -> Result<HashMap<(NarHash, Compression), Locked>, TxError> {
+fn lock(
+    tx: &mut dyn Tx,
+    cache: CacheId,
+    nars: &[&NarRecord],
+) -> Result<HashMap<(NarHash, Compression), Locked>, TxError> {
     let rows: Vec<Arg<'_>> = nars.iter().flat_map(|nar| args![&nar.nar_hash, nar.compression.name()]).collect();
     let locked = |row: &dyn Row| {
         let is_condemned = row.get::<Option<i64>>(5)?.is_some();
         let locked = Locked { id: row.get(0)?, file_hash: row.get(3)?, file_size: row.get(4)?, is_condemned };
         Ok(((row.get(1)?, row.parsed(2)?), locked))
     };
-    Ok(tx.all_of(&LOCK, &[], &rows, locked)?.into_iter().collect())
+    Ok(tx.all_of(&LOCK, &args![cache], &rows, locked)?.into_iter().collect())
 }
 
-fn lock_one(tx: &mut dyn Tx, nar: &NarRecord) -> Result<Locked, TxError> {
+fn lock_one(tx: &mut dyn Tx, cache: CacheId, nar: &NarRecord) -> Result<Locked, TxError> {
     for _ in 0..LOCK_ATTEMPTS {
-        insert(tx, &[nar])?;
-        if let Some(locked) = lock(tx, &[nar])?.into_values().next() {
+        insert(tx, cache, &[nar])?;
+        if let Some(locked) = lock(tx, cache, &[nar])?.into_values().next() {
             return Ok(locked);
         }
         // A collection has removed it since.
@@ -198,11 +198,6 @@ fn lock_nars_of(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), T
     let ids: BTreeSet<i64> = tx.all_of(&NARS_OF, &args![cache], &texts(names), |row| row.get(0))?.into_iter().collect();
     let ids: Vec<Arg<'_>> = ids.into_iter().map(Arg::from).collect();
     if ids.is_empty() { Ok(()) } else { tx.all_of(&LOCK_NARS, &[], &ids, |_| Ok(())).map(drop) }
-}
-
-/// The sum that a statement finds, of what it finds for each of these rows.
-pub(super) fn sum(tx: &mut dyn Tx, sql: &'static Sql, cache: CacheId, rows: &[Arg<'_>]) -> Result<i64, TxError> {
-    Ok(tx.all_of(sql, &args![cache], rows, |row| row.get::<i64>(0))?.into_iter().sum())
 }
 
 /// Counts so many bytes more in a cache. All uploads change the same row, so this comes last.
@@ -218,7 +213,7 @@ fn name_all(
     (now, is_pending): (u64, bool),
 ) -> Result<Vec<(String, i64)>, TxError> {
     let counted: Vec<Arg<'_>> = names.iter().flat_map(|(_, id, nar)| args![*id, bytes(nar)]).collect();
-    let bytes = sum(tx, &NEW_BYTES, cache, &counted)?;
+    let bytes = tx.all_of(&NEW_BYTES, &[], &counted, |row| row.get::<i64>(0))?.into_iter().sum();
     let rows: Vec<Arg<'_>> = names.iter().flat_map(|(name, id, _)| args![*name, *id]).collect();
     if tx.execute_all(&NAME, &args![cache, now], &rows)? < names.len() as u64 {
         return Err(Refused::Changed.into());
@@ -238,7 +233,7 @@ pub(super) fn add_file(
     (file, nar): (&str, &NarRecord),
     (now, replaced): (u64, Replaced),
 ) -> Result<Option<i64>, TxError> {
-    let mut row = lock_one(tx, nar)?;
+    let mut row = lock_one(tx, cache, nar)?;
     tx.first(&LOCK_NAME, &args![cache, file], |_| Ok(()))?;
     // One whose collection was interrupted is not being removed: the NAR is taken back.
     if tx.is_there(&IS_REMOVING, &args![cache, file, row.id, COLLECTION])? && holds(Rule::Condemned) {
@@ -252,10 +247,10 @@ pub(super) fn add_file(
         let own = NarFileName::new(row.file_hash, nar.compression).to_string();
         match replaced {
             Replaced::Kept if tx.is_there(&IS_IN_USE, &args![row.id, &own])? && holds(Rule::InUse) => return Ok(None),
-            Replaced::Kept => replace(tx, (row.id, row.file_size), nar, now)?,
+            Replaced::Kept => replace(tx, cache, &row, (nar, now))?,
             Replaced::Removed => {
-                forget_names(tx, row.id)?;
-                row = lock_one(tx, nar)?;
+                forget_names(tx, cache, row.id)?;
+                row = lock_one(tx, cache, nar)?;
             }
         }
     }
@@ -279,8 +274,8 @@ pub(super) fn add_files(
         return Ok(Vec::new());
     }
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-    insert(tx, &nars)?;
-    let rows = lock(tx, &nars)?;
+    insert(tx, cache, &nars)?;
+    let rows = lock(tx, cache, &nars)?;
     let mut named = Vec::with_capacity(files.len());
     for (name, nar) in files {
         let row = rows.get(&(nar.nar_hash, nar.compression)).ok_or(Refused::Changed)?;
@@ -298,24 +293,20 @@ pub(super) fn add_files(
 }
 
 /// Gives a NAR another file, of which the old names are other names. The paths that are served from the old file are removed.
-fn replace(tx: &mut dyn Tx, (id, old_size): (i64, u64), nar: &NarRecord, now: u64) -> Result<(), TxError> {
-    let path = |row: &dyn Row| Ok((CacheId(row.get(0)?), row.parsed::<HashPart>(1)?));
-    let paths: BTreeSet<(CacheId, HashPart)> = tx.all(&LOSE_PATHS, &args![id], path)?.into_iter().collect();
-    for (cache, part) in &paths {
-        pending::add_paths(tx, *cache, std::iter::once(part))?;
-    }
-    tx.execute(&ORPHAN_ALL, &args![id, now])?;
-    tx.execute(&RECOUNT, &args![id, old_size, nar.file_size])?;
-    tx.execute(&REPLACE, &args![id, &nar.file_hash, nar.file_size])?;
+fn replace(tx: &mut dyn Tx, cache: CacheId, old: &Locked, (nar, now): (&NarRecord, u64)) -> Result<(), TxError> {
+    let paths = tx.all(&LOSE_PATHS, &args![cache, old.id], |row| row.parsed::<HashPart>(0))?;
+    pending::add_paths(tx, cache, paths.iter())?;
+    tx.execute(&ORPHAN_ALL, &args![old.id, now])?;
+    // Objects have no listings.
+    count(tx, cache, nar.file_size.cast_signed().saturating_sub_unsigned(old.file_size))?;
+    tx.execute(&REPLACE, &args![old.id, &nar.file_hash, nar.file_size])?;
     tx.is_visible()
 }
 
 /// Forgets every name of a NAR, and the paths that are served from it.
-fn forget_names(tx: &mut dyn Tx, nar: i64) -> Result<(), TxError> {
-    let names = tx.all(&NAMES_OF, &args![nar], |row| Ok((CacheId(row.get(0)?), row.get::<String>(1)?)))?;
-    for (cache, name) in &names {
-        remove_files(tx, *cache, &[name])?;
-    }
+fn forget_names(tx: &mut dyn Tx, cache: CacheId, nar: i64) -> Result<(), TxError> {
+    let names = tx.all(&NAMES_OF, &args![nar], |row| row.get::<String>(0))?;
+    remove_files(tx, cache, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
     // A row that had no name at all.
     tx.all_of(&DROP, &[], &args![nar], |_| Ok(())).map(drop)
 }
@@ -329,33 +320,30 @@ fn remove_files(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), T
         tx.all_of(&REMOVE_FILES, &args![cache], &texts(names), |row| Ok((row.get::<String>(0)?, row.get(1)?)))?;
     let names: Vec<&str> = gone.iter().map(|(name, _)| name.as_str()).collect();
     pending::add(tx, cache, "file", &names)?;
-    drop_nars(tx, cache, gone.iter().map(|(_, nar)| *nar).collect(), None)?;
+    drop_nars(tx, cache, gone.iter().map(|(_, nar)| *nar).collect())?;
     // Even where no path is hidden: nodes remember what names mean.
     tx.is_visible()
 }
 
-/// Counts NARs no more that have no name left in a cache, and removes the rows of those that have none at all. Their files are removed later,
-/// unless the collection with this number has done so. The rows are locked.
-fn drop_nars(tx: &mut dyn Tx, cache: CacheId, nars: BTreeSet<i64>, removed_by: Option<Fence>) -> Result<(), TxError> {
+/// Removes the rows of NARs that have no name left. The rows are locked.
+fn drop_nars(tx: &mut dyn Tx, cache: CacheId, nars: BTreeSet<i64>) -> Result<(), TxError> {
     let rows: Vec<Arg<'_>> = nars.into_iter().map(Arg::from).collect();
     if rows.is_empty() {
         return Ok(());
     }
-    let bytes = sum(tx, &OLD_BYTES, cache, &rows)?;
-    let last = |row: &dyn Row| {
-        let fence: Option<i64> = row.get(2)?;
-        let is_removed = fence.is_some() && fence == removed_by.map(|fence| fence.0);
-        Ok((!is_removed).then_some(format!("{} {}", row.get::<Sha256>(0)?, row.get::<&str>(1)?)))
-    };
-    let left: Vec<String> = tx.all_of(&DROP, &[], &rows, last)?.into_iter().flatten().collect();
-    pending::add(tx, cache, "blob", &left.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let bytes: i64 = tx.all_of(&DROP, &[], &rows, |row| row.get::<i64>(0))?.into_iter().sum();
     count(tx, cache, -bytes)
 }
 
 impl dyn Index + '_ {
-    /// A stored NAR, from any cache.
-    pub(crate) fn nar(&self, nar_hash: &NarHash, compression: Compression) -> Result<Option<NarRecord>, IndexError> {
-        self.read(Reading::Some, |tx| tx.first(&NAR, &args![nar_hash, compression.name()], record))
+    /// A stored NAR of a cache.
+    pub(crate) fn nar(
+        &self,
+        cache: CacheId,
+        nar_hash: &NarHash,
+        compression: Compression,
+    ) -> Result<Option<NarRecord>, IndexError> {
+        self.read(Reading::Some, |tx| tx.first(&NAR, &args![cache, nar_hash, compression.name()], record))
     }
 
     /// The stored NAR that each of these names below `nar/` refers to in a cache. Those that a collection could remove are kept, and are doomed no
@@ -439,7 +427,7 @@ impl dyn Index + '_ {
             lock_nars_of(tx, cache, &names)?;
             let rows = texts(&names);
             let nars = tx.all_of(&FORGET, &args![cache, fence.0], &rows, |row| row.get(0))?;
-            drop_nars(tx, cache, nars.into_iter().collect(), Some(fence))?;
+            drop_nars(tx, cache, nars.into_iter().collect())?;
             tx.is_visible()
         })
     }

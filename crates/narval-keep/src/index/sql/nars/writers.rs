@@ -6,7 +6,7 @@ use std::time::Duration;
 use narval_nix::Compression;
 
 use crate::NarFileName;
-use crate::index::sql::{nars, work};
+use crate::index::sql::work;
 use crate::index::tx::{Arg, LARGE, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Fence, Index, IndexError, MayStore, NarRecord, NarWriter, WRITER_FRESH_FOR};
 use crate::receive::receipt_key::{RECEIPT_KEY_LEN, ReceiptKey};
@@ -16,7 +16,7 @@ statements! {
     IS_FRESH(Int, Int) = "select 1 from narval.writers where id = $1 and seen > {now} - $2";
     KNOWN(Int) { name: Text, nar_hash: Bytes, compression: Text } = "select r.name from {rows} \
          where exists (select 1 from narval.files f where f.cache = $1 and f.name = r.name) \
-         or exists (select 1 from narval.nars n where n.nar_hash = r.nar_hash and n.compression = r.compression)";
+         or exists (select 1 from narval.nars n where n.cache = $1 and n.nar_hash = r.nar_hash and n.compression = r.compression)";
     /// Those that were not there for a while may come back.
     HAVE_ROWS(Int) { name: Text } = "select name from narval.files where cache = $1 and name in (select r.name from {rows}) \
          union select file from narval.lost where cache = $1 and file in (select r.name from {rows})";
@@ -25,17 +25,14 @@ statements! {
     END(Int) = "delete from narval.writers where id = $1";
     ALL(Int) = "select id, key, greatest(0, {now} - begun), greatest(0, {now} - seen) from narval.writers where cache = $1";
     /// Nothing is known of their contents: NARs of no bytes stand for them, so that they are not counted.
-    ADD_NARS() { hash: Bytes, compression: Text } = "insert into narval.nars (nar_hash, compression, nar_size, file_hash, file_size, found) \
-         select r.hash, r.compression, 0, r.hash, 0, '' from {rows} where true on conflict (nar_hash, compression) do nothing";
-    /// Another cache may have the same NAR.
-    BYTES(Int) { hash: Bytes, compression: Text } = "select cast(coalesce(sum(n.file_size + coalesce(n.listing_size, 0)), 0) as bigint) from {rows} \
-           join narval.nars n on n.nar_hash = r.hash and n.compression = r.compression \
-           where not exists (select 1 from narval.files f where f.nar = n.id and f.cache = $1)";
-    LOCK() { hash: Bytes, compression: Text } = "select 1 from {rows} \
-           join narval.nars n on n.nar_hash = r.hash and n.compression = r.compression order by n.nar_hash, n.compression{lock}";
+    ADD_NARS(Int) { hash: Bytes, compression: Text } = "insert into narval.nars \
+         (cache, nar_hash, compression, nar_size, file_hash, file_size, found) select $1, r.hash, r.compression, 0, r.hash, 0, '' from {rows} \
+         where true on conflict (cache, nar_hash, compression) do nothing";
+    LOCK(Int) { hash: Bytes, compression: Text } = "select 1 from {rows} join narval.nars n on n.cache = $1 and n.nar_hash = r.hash \
+         and n.compression = r.compression order by n.nar_hash, n.compression{lock}";
     ADD_FILES(Int, Int, Int) { name: Text, hash: Bytes, compression: Text } = "insert into narval.files \
          (cache, name, nar, added, used, orphaned, doomed, fence) select $1, r.name, n.id, $2, $2, $2, 0, $3 from {rows} \
-         join narval.nars n on n.nar_hash = r.hash and n.compression = r.compression";
+         join narval.nars n on n.cache = $1 and n.nar_hash = r.hash and n.compression = r.compression";
 }
 
 /// Which of these names below `nar/` have a row, of whatever kind.
@@ -127,17 +124,15 @@ impl dyn Index + '_ {
             let strays: Vec<_> =
                 strays.iter().zip(known).filter(|(_, is_known)| !is_known).map(|(one, _)| one).collect();
             let nars: Vec<Arg<'_>> = strays.iter().flat_map(|(_, (hash, form))| args![hash, *form]).collect();
-            tx.execute_all(&ADD_NARS, &[], &nars)?;
+            tx.execute_all(&ADD_NARS, &args![cache], &nars)?;
             if nars.is_empty() {
                 return Ok(Vec::new());
             }
-            tx.all_of(&LOCK, &[], &nars, |_| Ok(()))?;
-            let bytes = nars::sum(tx, &BYTES, cache, &nars)?;
+            tx.all_of(&LOCK, &args![cache], &nars, |_| Ok(()))?;
             let files: Vec<Arg<'_>> =
                 strays.iter().flat_map(|(name, (hash, form))| args![*name, hash, *form]).collect();
             // If somebody records one of them meanwhile, both names collide, and this is done again.
             tx.execute_all(&ADD_FILES, &args![cache, now, fence.0], &files)?;
-            nars::count(tx, cache, bytes)?;
             Ok(strays.iter().map(|(name, _)| (*name).clone()).collect())
         })
     }
