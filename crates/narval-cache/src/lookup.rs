@@ -128,6 +128,11 @@ impl Caches {
         &self.list
     }
 
+    /// Whether one of them has answered when it was opened.
+    pub fn have_answered(&self) -> bool {
+        self.list.iter().any(|cache| !cache.silent)
+    }
+
     /// The logical store directory that all of them are for.
     pub fn store_dir(&self) -> &StoreDir {
         &self.trust.store_dir

@@ -296,6 +296,15 @@ fn steps_that_are_separate() {
     let (end, rest) = rest.split_once('\n').unwrap();
     let config = rest.split_once(&format!("\n{end}")).unwrap().0;
     assert!(name == "NIX_CONFIG" && config.contains("extra-substituters = http://127.0.0.1:"), "{env}");
+    // Others on this machine do not know the name of what is served there.
+    let (near, secret) = config.split_once("http://").unwrap().1.lines().next().unwrap().rsplit_once('/').unwrap();
+    assert!(secret.len() == 32);
+    for path in ["nix-cache-info", "metrics", "ready", "health", "", "_narval/v1/paths?q=a", "default/nix-cache-info"] {
+        let asked = Command::new("curl").args(["-s", "-w", "%{http_code}", &format!("http://{near}/{path}")]).output();
+        let said = String::from_utf8(asked.unwrap().stdout).unwrap();
+        assert!(!said.contains(secret), "{path}: {said}");
+        assert!(!said.ends_with("200") || ["ready", "health"].contains(&path), "{path}: {said}");
+    }
     let step = runner.command("/bin/sh").env("NIX_CONFIG", config).args(["-ec", &Runner::build("in-a-step")]).output();
     assert!(step.as_ref().unwrap().status.success(), "{}", said(&step.unwrap()));
     let ended = ci(&["end", "--json"]);

@@ -92,7 +92,7 @@ impl Elsewhere {
                 Some(false)
             }
             Err(error) => {
-                cache.rest(&error);
+                cache.rest(&error.to_string());
                 None
             }
         }
@@ -107,13 +107,13 @@ impl Elsewhere {
         }
         let url = std::slice::from_ref(&cache.url);
         match Caches::open(url, &self.client, &self.store_dir, self.keys.clone(), true).map(Arc::new) {
-            Ok(caches) => {
+            Ok(caches) if caches.have_answered() => {
                 *state = Opened::Ready(Arc::clone(&caches));
                 Some(caches)
             }
-            Err(error) => {
+            opened => {
                 drop(state);
-                cache.rest(&error);
+                cache.rest(&opened.err().map_or_else(|| "does not answer".to_owned(), |error| error.to_string()));
                 None
             }
         }
@@ -122,10 +122,10 @@ impl Elsewhere {
 
 impl One {
     /// It did not answer.
-    fn rest(&self, error: &CacheError) {
+    fn rest(&self, reason: &str) {
         let mut state = self.state.lock();
         if !matches!(*state, Opened::RestsUntil(until) if Instant::now() < until) {
-            tracing::warn!("{error}; what it has is pushed as well");
+            tracing::warn!("{}: {reason}; what it has is pushed as well", self.url);
             *state = Opened::RestsUntil(Instant::now() + REST);
         }
     }

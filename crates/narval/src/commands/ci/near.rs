@@ -1,7 +1,8 @@
 //! The cache as the job's Nix sees it: a server of this process on loopback, with the real one as its upstream.
 //!
 //! Nix alone would wait for a cache that hangs, fail with one that dies, and need the token. Behind this one, a cache that does not answer is one
-//! that has nothing, tokens are renewed without Nix, and every question is counted.
+//! that has nothing, tokens are renewed without Nix, and every question is counted. Other users of the machine can connect to it, too: a private cache
+//! is below a name that only this job knows.
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,8 @@ use crate::commands::serve::{self, Started};
 
 /// The maximum size of the fetched files that it keeps.
 const SIZE: &str = "2G";
+/// How long it waits for the cache. A path that is not fetched is built, which takes longer than what others are kept waiting for.
+const ABSENT_AFTER: &str = "4s";
 /// The login of a token.
 const LOGIN: &str = "narval";
 
@@ -24,6 +27,7 @@ const LOGIN: &str = "narval";
 pub(super) struct Near {
     started: Started,
     url: String,
+    name: String,
     folder: PathBuf,
     of: Upstream,
 }
@@ -36,13 +40,19 @@ pub(super) struct Upstream {
     pub(super) store_dir: StoreDir,
 }
 
+/// The bytes of the name that only this job knows.
+const NAME_LEN: usize = 16;
+
 impl Near {
     /// Starts it, with its files in this folder.
     ///
     /// # Errors
     /// The folder cannot be written, or no server can be started.
     pub(super) fn start(folder: &Path, of: &Upstream, token: Option<&str>) -> Result<Self, Failure> {
-        write_settings(folder, of, token)?;
+        let mut random = [0_u8; NAME_LEN];
+        getrandom::fill(&mut random).map_err(|error| Failure::runtime(format!("no random numbers: {error}")))?;
+        let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        write_settings(folder, of, &name, token)?;
         let matches = serve::Args::augment_args(clap::Command::new("serve")).try_get_matches_from([
             "serve".as_ref(),
             "--config".as_ref(),
@@ -55,8 +65,8 @@ impl Near {
             ListenAddress::Unix(_) => None,
         });
         let address = address.ok_or_else(|| Failure::runtime("the server has no address"))?;
-        let (url, folder) = (format!("http://{address}"), folder.to_owned());
-        Ok(Self { started, url, folder, of: of.clone() })
+        let (url, folder) = (format!("http://{address}/{name}"), folder.to_owned());
+        Ok(Self { started, url, name, folder, of: of.clone() })
     }
 
     /// Its address.
@@ -69,7 +79,7 @@ impl Near {
     /// # Errors
     /// Its files cannot be written.
     pub(super) fn renew(&mut self, token: &str) -> Result<(), Failure> {
-        write_settings(&self.folder, &self.of, Some(token))?;
+        write_settings(&self.folder, &self.of, &self.name, Some(token))?;
         self.started.reload().map(drop)
     }
 
@@ -84,7 +94,7 @@ pub(super) fn access_log(folder: &Path) -> PathBuf {
     folder.join("near.log")
 }
 
-fn write_settings(folder: &Path, of: &Upstream, token: Option<&str>) -> Result<(), Failure> {
+fn write_settings(folder: &Path, of: &Upstream, name: &str, token: Option<&str>) -> Result<(), Failure> {
     let Upstream { url, keys, store_dir } = of;
     let netrc = folder.join("near.netrc");
     let needs_token = token.filter(|_| matches!(url.scheme(), Scheme::Http | Scheme::Https));
@@ -94,8 +104,8 @@ fn write_settings(folder: &Path, of: &Upstream, token: Option<&str>) -> Result<(
     // Strings of JSON are strings of TOML.
     let path = |path: &Path| json!(path.to_string_lossy()).to_string();
     let mut text = format!(
-        "listen = '127.0.0.1:0'\ndata = {}\nshare-data = true\nweb = false\nupstream-size = '{SIZE}'\n\n[access-log]\nfile = {}\nformat = 'json'\n\n\
-         [[cache]]\nname = 'default'\nstore-dir = {}\n\n[[upstream]]\nurl = {}\nkeys = {}\n",
+        "listen = '127.0.0.1:0'\ndata = {}\nshare-data = true\nweb = false\npublic = false\nupstream-absent-after = '{ABSENT_AFTER}'\n\n[access-log]\nfile = {}\nformat = 'json'\n\n\
+         [[cache]]\nname = '{name}'\npublic = true\nupstream-size = '{SIZE}'\nstore-dir = {}\n\n[[cache.upstream]]\nurl = {}\nkeys = {}\n",
         path(&folder.join("near")),
         path(&access_log(folder)),
         json!(store_dir.as_str()),

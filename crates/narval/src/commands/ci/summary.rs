@@ -58,6 +58,8 @@ impl Asked {
     fn add(&mut self, line: &str) -> Option<()> {
         let entry: Value = serde_json::from_str(line).ok()?;
         let target = entry.get("request")?.as_str()?.strip_prefix("GET /")?.split([' ', '?']).next()?;
+        // Below the name of the cache.
+        let (_, target) = target.split_once('/')?;
         let status = entry.get("status")?.as_u64()?;
         if let Some(part) = target.strip_suffix(".narinfo") {
             let part = HashPart::parse(part.as_bytes()).ok()?;
@@ -253,13 +255,13 @@ mod tests {
             json!({"request": request, "status": status, "bytes": 10, "seconds": 0.5, "aborted": false}).to_string()
         };
         for (request, status) in [
-            (format!("GET /{one}.narinfo HTTP/1.1"), 404),
-            (format!("GET /{one}.narinfo HTTP/1.1"), 200),
-            (format!("GET /{other}.narinfo HTTP/1.1"), 404),
-            (format!("HEAD /{other}.narinfo HTTP/1.1"), 200),
-            ("GET /nar/x.nar.zst HTTP/1.1".to_owned(), 200),
-            ("GET /nar/x.nar.zst HTTP/1.1".to_owned(), 404),
-            ("GET /nix-cache-info HTTP/1.1".to_owned(), 200),
+            (format!("GET /name/{one}.narinfo HTTP/1.1"), 404),
+            (format!("GET /name/{one}.narinfo HTTP/1.1"), 200),
+            (format!("GET /name/{other}.narinfo HTTP/1.1"), 404),
+            (format!("HEAD /name/{other}.narinfo HTTP/1.1"), 200),
+            ("GET /name/nar/x.nar.zst HTTP/1.1".to_owned(), 200),
+            ("GET /name/nar/x.nar.zst HTTP/1.1".to_owned(), 404),
+            ("GET /name/nix-cache-info HTTP/1.1".to_owned(), 200),
         ] {
             asked.add(&line(&request, status));
         }
