@@ -31,8 +31,12 @@ pub mod values;
 
 pub use ui::failure::Failure;
 
-/// The programs of the guide compile, and those of the page on HTTPS.
+/// The programs of the guide compile.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/narval-http.md")]
-#[doc = include_str!("../../../docs/tls.md")]
 mod guide {}
+
+/// And those of the page on HTTPS.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/tls.md")]
+mod https {}

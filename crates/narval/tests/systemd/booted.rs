@@ -80,9 +80,9 @@ END
     // curl ends with 7 where nothing listens, and with 52 where a connection is closed before its first request arrives.
     machine.run(
         "systemctl reset-failed
-        (for _ in 1 2 3; do systemctl restart narval-serve.service; done; touch /run/restarted) &
+        (trap 'touch /run/restarted' EXIT; for _ in 1 2 3; do systemctl restart narval-serve.service; done) &
         until [ -e /run/restarted ]; do curl -sSf http://127.0.0.1:5000/nix-cache-info > /run/info || [ $? = 52 ]; done
-        wait; grep -x 'Priority: 13' /run/info",
+        wait $!; grep -x 'Priority: 13' /run/info",
     );
 
     // A build's hook, as root; the watcher, as a user of its own, pushes what it queued.

@@ -186,24 +186,21 @@ pub(super) fn end(args: &Args) -> Result<(), Failure> {
     let pid = folder.check().ok().and_then(|()| std::fs::read_to_string(folder.file("pid")).ok());
     let pid = pid.and_then(|pid| pid.trim().parse().ok()).and_then(Pid::from_raw);
     let Some(pid) = pid.filter(|_| folder.lock().is_ok_and(|lock| lock.is_none())) else {
-        platform.warn("no job was started here, or it has died: nothing was pushed since");
-        return Ok(());
+        return nothing(args, platform, "no job was started here, or it has died: nothing was pushed since");
     };
     // It may just have ended.
     let _ = kill_process(pid, Signal::TERM);
     while folder.lock()?.is_none() {
         if begun.elapsed() > args.deadline + ENDED_AFTER {
             let _ = kill_process(pid, Signal::KILL);
-            platform.warn("the pushes did not end in time");
-            return Ok(());
+            return nothing(args, platform, "the pushes did not end in time");
         }
         std::thread::sleep(LOOK);
     }
     let summary = std::fs::read_to_string(folder.file("summary.json")).ok();
     let Some(summary) = summary.and_then(|text| serde_json::from_str::<Value>(&text).ok()) else {
         show_log(&folder.file("log"));
-        platform.warn("the job's session has failed");
-        return Ok(());
+        return nothing(args, platform, "the job's session has failed");
     };
     let text = |name: &str| summary.get(name).and_then(Value::as_str);
     if let Some(warning) = text("warning") {
@@ -217,5 +214,14 @@ pub(super) fn end(args: &Args) -> Result<(), Failure> {
     }
     // Nothing of it is needed any more.
     let _ = std::fs::remove_dir_all(&folder.0);
+    Ok(())
+}
+
+/// There is no summary: a warning, since the job does not fail for it.
+fn nothing(args: &Args, platform: Platform, why: &str) -> Result<(), Failure> {
+    platform.warn(why);
+    if args.output.json {
+        json::summary(json!({"warning": why}));
+    }
     Ok(())
 }
