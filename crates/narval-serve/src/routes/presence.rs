@@ -22,6 +22,9 @@ const CHANGES_PART: usize = 16;
 /// After which time a new filter is made, if anything has changed: paths that were removed are in the old one.
 const AGE_MAX: Duration = Duration::from_secs(3600);
 
+/// Held while a filter is made: the process makes one at a time, whatever the number of its caches, because it holds all hash parts meanwhile.
+static MAKING: Mutex<()> = Mutex::new(());
+
 /// The filter of a cache.
 pub(crate) struct Presence {
     cache: Cache,
@@ -79,6 +82,7 @@ impl Presence {
             }
         };
         if is_old {
+            let _only = MAKING.try_lock().ok_or(ServeError::Busy)?;
             *made = Some(self.make()?);
         }
         let Some(Made { file, etag, .. }) = &*made else { return Err(ServeError::NoRoute) };
