@@ -215,6 +215,29 @@ fn dead_upstreams_are_absent_until_they_come_back() {
     }
 }
 
+/// Those who ask at one time wait once for upstreams that say nothing, and who asks after them waits no more.
+#[test]
+fn silent_upstreams_are_waited_for_once() {
+    let (hole, _listener, _held) = black_hole();
+    let hanging = bad("http", |socket| drop((thread::sleep(TIMEOUT), socket)));
+    let absent_after = ABSENT_AFTER / 2;
+    let (_folder, upstreams) = open_near(vec![hole, hanging], absent_after);
+    let paths = paths("elsewhere", 400);
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for part in paths.chunks(paths.len() / 20) {
+            let upstreams = &upstreams;
+            scope.spawn(move || {
+                for path in part {
+                    assert!(matches!(upstreams.narinfo(&path.hash_part()).unwrap(), Lookup::Absent));
+                    assert!(upstreams.remembered(&path.hash_part()).is_none(), "this is no absence");
+                }
+            });
+        }
+    });
+    assert!(begun.elapsed() < absent_after.mul_f64(1.8), "{:?}", begun.elapsed());
+}
+
 /// Which variant of a path is served is decided by priority, however slow its upstream is; time decides between equals.
 #[test]
 fn priority_decides_between_different_answers_and_time_between_equals() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use narval_client::clock;
 use narval_nix::{HashPart, StorePath};
 
 use super::known::{Known, wrong_name};
@@ -76,13 +77,15 @@ impl Shared {
             Patience::Client => self.absent_after(),
             Patience::Push => PATIENCE,
         };
+        let pace = Pace::ranked(within);
         let all = self.remotes_for(&hash_part);
         let mut remotes = all.clone();
         // A push waits for the answer itself.
         if patience == Patience::Client {
-            remotes.retain(|remote| !self.lacks(remote, &hash_part));
+            let checked_by = pace.begun + pace.all_after;
+            remotes.retain(|remote| !self.lacks(remote, &hash_part, checked_by));
         }
-        let asked = race(&remotes, &self.hedges, Pace::ranked(within), move |remote| remote.narinfo(hash_part))?;
+        let asked = race(&remotes, &self.hedges, pace, move |remote| remote.narinfo(hash_part))?;
         let Some((remote, info)) = asked else {
             // What a filter says holds for this moment.
             if remotes.len() == all.len() {
@@ -96,11 +99,11 @@ impl Shared {
         Ok(Some(known))
     }
 
-    /// Whether an upstream does not have a path, as far as its presence filter says so for certain.
-    fn lacks(&self, remote: &Arc<Remote>, hash_part: &HashPart) -> bool {
-        let within = self.absent_after() / 2;
+    /// Whether an upstream does not have a path, as far as its presence filter says so for certain, or is made to say so by then.
+    fn lacks(&self, remote: &Arc<Remote>, hash_part: &HashPart, by: Instant) -> bool {
+        let within = by.saturating_duration_since(clock::instant());
         let mut says = remote.presence_of(hash_part);
-        if says == Says::WasAbsent && remote.standing() == Standing::Good {
+        if says == Says::WasAbsent && !within.is_zero() && remote.standing() == Standing::Good {
             remote.presence.check(within, |check| {
                 let check = Arc::new(check);
                 let ask = move |remote: &Arc<Remote>| remote.check_presence(&check);

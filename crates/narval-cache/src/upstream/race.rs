@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_client::{Budget, request_id};
+use narval_client::{Budget, clock, request_id};
 use narval_files::{served_client, work_for};
 
 use super::Unavailable;
@@ -30,7 +30,9 @@ const HEDGE_UNKNOWN: u32 = 8;
 /// When upstreams are asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// How long they are waited for.
+    /// Since when they are waited for.
+    pub(super) begun: Instant,
+    /// How long.
     pub(super) within: Duration,
     /// After which all are asked that are left.
     pub(super) all_after: Duration,
@@ -41,7 +43,7 @@ pub(super) struct Pace {
 impl Pace {
     /// That of requests for what may differ between upstreams.
     pub(super) fn ranked(within: Duration) -> Self {
-        Self { within, all_after: within / 2, equal: None }
+        Self { begun: clock::instant(), within, all_after: within / 2, equal: None }
     }
 
     fn hedge_after(&self, health: &Health) -> Duration {
@@ -81,15 +83,14 @@ pub(super) fn race<T: Send + 'static>(
     let (sender, receiver) = mpsc::channel();
     // When the answer was found.
     let found = Arc::new(OnceLock::new());
-    let begun = Instant::now();
-    let (half, deadline) = (begun + pace.all_after, begun + pace.within);
+    let (half, deadline) = (pace.begun + pace.all_after, pace.begun + pace.within);
     let mut hedge_at = half;
     loop {
         if let Some(at) = best(&runners, true) {
-            found.get_or_init(Instant::now);
+            found.get_or_init(clock::instant);
             return Ok(finish(runners, at, &pace));
         }
-        let now = Instant::now();
+        let now = clock::instant();
         let next = runners.iter().position(|runner| matches!(runner.state, State::Waits));
         let runs = runners.iter().any(|runner| matches!(runner.state, State::Runs(_)));
         let holds = runners.iter().any(|runner| matches!(runner.state, State::Has(_)));
@@ -115,7 +116,7 @@ pub(super) fn race<T: Send + 'static>(
                     let started = start(remote, ask, move |said| {
                         let waits = sender.send((next, said)).is_ok();
                         if let Some(found) = found.get().filter(|_| !waits) {
-                            slow.counts.saved(found.elapsed());
+                            slow.counts.saved(clock::since(*found));
                         }
                     });
                     if let Err(unavailable) = started {
@@ -145,7 +146,7 @@ pub(super) fn race<T: Send + 'static>(
                     }
                 };
             }
-            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+            Err(RecvTimeoutError::Timeout) if clock::instant() < deadline => {}
             // This function has a sender.
             Err(_) => {
                 late(&runners, pace.within, &mut failed);
@@ -201,7 +202,7 @@ fn finish<T>(mut runners: Vec<Runner<T>>, at: usize, pace: &Pace) -> Option<(Arc
     for (other, runner) in runners.iter().enumerate() {
         let State::Runs(since) = runner.state else { continue };
         match pace.equal {
-            None => runner.remote.health.overtaken(since.elapsed()),
+            None => runner.remote.health.overtaken(clock::since(since)),
             Some(_) if other < at => runner.remote.health.nar_failed(),
             Some(_) => {}
         }
@@ -221,7 +222,7 @@ fn late<T>(runners: &[Runner<T>], within: Duration, failed: &mut Option<Unavaila
     for runner in runners {
         let State::Runs(since) = runner.state else { continue };
         let reason = format!("{} has not answered within {} ms", runner.remote.url(), within.as_millis());
-        if since.elapsed() >= within.mul_f64(0.4) {
+        if clock::since(since) >= within.mul_f64(0.4) {
             tracing::warn!("upstream {reason}");
             runner.remote.is_late(since, within);
         }

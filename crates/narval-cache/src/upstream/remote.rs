@@ -4,7 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_client::{Bounds, Budget, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url};
+use narval_client::{
+    Bounds, Budget, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url, clock,
+};
 use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
@@ -132,12 +134,12 @@ impl Remote {
     pub(super) fn narinfo(self: &Arc<Self>, hash_part: HashPart) -> Said<NarInfo> {
         *self.last.lock() = Some(hash_part);
         let in_time = self.in_time;
-        let began = Instant::now();
+        let began = clock::instant();
         let answer = match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None) {
             Ok(Some(mut info)) => self.check(&mut info).map(|()| Some(info)),
             answer => answer,
         };
-        let time = began.elapsed();
+        let time = clock::since(began);
         let answered = |asked: Asked| {
             self.counts.add(asked, time);
             self.health.answered(asked == Asked::Found, time, time <= in_time);
@@ -180,7 +182,7 @@ impl Remote {
                             self.has_failed(retry_after);
                         } else {
                             // It counts as late even for those who wait longest, and once if it has counted as late already.
-                            self.probe_if(self.health.late(began, Duration::MAX));
+                            self.probe_if(self.health.late(began, Duration::MAX, 1));
                         }
                     }
                     // Nor does a page of a proxy, or another invalid answer, say that it does not have the path.
@@ -240,7 +242,7 @@ impl Remote {
     /// Records that it has not answered within this time what was asked then.
     pub(super) fn is_late(self: &Arc<Self>, since: Instant, within: Duration) {
         self.counts.late();
-        self.probe_if(self.health.late(since, within));
+        self.probe_if(self.health.late(since, within, self.asked.taken()));
     }
 
     fn probe_if(self: &Arc<Self>, must: bool) {

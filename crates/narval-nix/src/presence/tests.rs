@@ -64,7 +64,8 @@ fn only_what_a_trusted_key_has_signed_is_taken() {
         assert!(Snapshot::parse(&changed, &store_dir, Some(&trusted)).is_err(), "{at}");
         assert!(Snapshot::parse(&file[..at], &store_dir, Some(&trusted)).is_err(), "{at}");
     }
-    let changes = Changes { instance: 7, since: 12, sequence: 15, nonce: 99, keys: keys(2, 1000).collect() };
+    let changes =
+        Changes { instance: 7, since: 12, sequence: 15, nonce: u128::MAX - 99, keys: keys(2, 1000).collect() };
     let file = changes.render(&store_dir, [&key]);
     assert!(file.len() < 9000, "{}", file.len());
     assert_eq!(Changes::parse(&file, &store_dir, Some(&trusted)), Ok(changes));

@@ -6,7 +6,7 @@
 //! Instance: 5ac0b1d7e3f00912             Instance: 5ac0b1d7e3f00912
 //! Sequence: 1234                         Sequence: 1300
 //!                                        Since: 1234
-//!                                        Nonce: 00000000075bcd15
+//!                                        Nonce: 8a41c05e2f7719d3b60e94d7a1c2385f
 //! Body: 1042 sha256:0ip26j2h…            Body: 528 sha256:1b8m03r6…
 //! Sig: cache.example.org-1:…             Sig: cache.example.org-1:…
 //! ```
@@ -75,7 +75,7 @@ pub struct Changes {
     /// How far the history is in them.
     pub sequence: u64,
     /// The number that the client sent: an earlier answer does not have it.
-    pub nonce: u64,
+    pub nonce: u128,
     /// The keys of the paths.
     pub keys: Vec<u64>,
 }
@@ -114,7 +114,8 @@ impl Changes {
     pub fn parse(file: &[u8], store_dir: &StoreDir, trusted: Option<&TrustedKeys>) -> Result<Self, PresenceError> {
         let mut lines = Lines::new(file, CHANGES, store_dir)?;
         let (instance, sequence) = lines.at()?;
-        let (since, nonce) = (decimal(lines.value("Since")?, "Since")?, hexadecimal(lines.value("Nonce")?, "Nonce")?);
+        let since = decimal(lines.value("Since")?, "Since")?;
+        let nonce = hexadecimal(lines.value("Nonce")?, 32, "Nonce")?;
         let (keys, rest) = lines.body(CHANGES_MAX * KEY_LEN, trusted)?.as_chunks::<KEY_LEN>();
         if !rest.is_empty() {
             return Err(PresenceError::Body);
@@ -128,7 +129,7 @@ fn render<'a>(
     kind: &str,
     store_dir: &StoreDir,
     at: &[(u64, u64); 1],
-    since: Option<(u64, u64)>,
+    since: Option<(u64, u128)>,
     body: &[u8],
     keys: impl IntoIterator<Item = &'a SecretKey>,
 ) -> Vec<u8> {
@@ -137,7 +138,7 @@ fn render<'a>(
         format!("NarvalPresence: {kind}\nStoreDir: {store_dir}\nInstance: {instance:016x}\nSequence: {sequence}\n");
     // Writing to a String cannot fail.
     if let Some((since, nonce)) = since {
-        let _ = write!(head, "Since: {since}\nNonce: {nonce:016x}\n");
+        let _ = write!(head, "Since: {since}\nNonce: {nonce:032x}\n");
     }
     let _ = writeln!(head, "Body: {} {}", body.len(), Sha256::of(body));
     let signatures: Vec<Signature> =
@@ -183,7 +184,9 @@ impl<'a> Lines<'a> {
     }
 
     fn at(&mut self) -> Result<(u64, u64), PresenceError> {
-        Ok((hexadecimal(self.value("Instance")?, "Instance")?, decimal(self.value("Sequence")?, "Sequence")?))
+        let instance = hexadecimal(self.value("Instance")?, 16, "Instance")?;
+        let instance = u64::try_from(instance).map_err(|_| PresenceError::Line("Instance"))?;
+        Ok((instance, decimal(self.value("Sequence")?, "Sequence")?))
     }
 
     /// The body, once it is known that it was signed and has not changed.
@@ -215,7 +218,8 @@ fn decimal(text: &str, key: &'static str) -> Result<u64, PresenceError> {
     text.parse().ok().filter(|_| is_plain).ok_or(PresenceError::Line(key))
 }
 
-fn hexadecimal(text: &str, key: &'static str) -> Result<u64, PresenceError> {
-    let is_plain = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    u64::from_str_radix(text, 16).ok().filter(|_| is_plain).ok_or(PresenceError::Line(key))
+fn hexadecimal(text: &str, digits: usize, key: &'static str) -> Result<u128, PresenceError> {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let is_plain = text.len() == digits && text.bytes().all(is_digit);
+    u128::from_str_radix(text, 16).ok().filter(|_| is_plain).ok_or(PresenceError::Line(key))
 }

@@ -131,13 +131,14 @@ impl std::fmt::Debug for Presence {
     }
 }
 
-fn parse(query: &str) -> Option<(u64, u64, u64)> {
+fn parse(query: &str) -> Option<(u64, u64, u128)> {
     let (since, nonce) = query.strip_prefix("since=")?.split_once("&nonce=")?;
     let (instance, since) = since.split_once('.')?;
-    let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16);
+    let instance = u64::from_str_radix(instance, 16).ok().filter(|_| instance.len() == 16)?;
+    let nonce = u128::from_str_radix(nonce, 16).ok().filter(|_| nonce.len() == 32)?;
     // An id has 63 bits.
     let since = since.parse().ok().filter(|since| i64::try_from(*since).is_ok())?;
-    Some((hexadecimal(instance)?, since, hexadecimal(nonce)?))
+    Some((instance, since, nonce))
 }
 
 fn answered(file: Bytes) -> Response {

@@ -118,7 +118,8 @@ impl Places {
             }
         };
         let hedge_after = self.deadline().absent_after / 2;
-        let pace = Pace { within: PATIENCE, all_after: ALL_AFTER.max(hedge_after), equal: Some(hedge_after) };
+        let all_after = ALL_AFTER.max(hedge_after);
+        let pace = Pace { all_after, equal: Some(hedge_after), ..Pace::ranked(PATIENCE) };
         let (remote, (info, body)) = race(remotes, &self.shared.hedges, pace, open).ok().flatten()?;
         Some(Opened { remote, info, body })
     }

@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 
 /// Consecutive failures after which it is not asked, except for probes. One that had clients wait counts as two.
 const FAILURES_MAX: u32 = 3;
+/// How many requests, none of which is answered in time, show that an upstream is silent: it is not asked any more then, except for probes.
+const SILENT_MIN: usize = 4;
 /// The longest time that a `Retry-After` is honoured for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 /// How long others are preferred to one that did not send a NAR; it doubles.
@@ -45,6 +47,10 @@ struct State {
     late_at: Option<Instant>,
     /// The longest time within which it has not answered: nothing is known of those who wait longer.
     late_within: Duration,
+    /// When it answered last.
+    answered_at: Option<Instant>,
+    /// Whether nothing of what it was asked at one time was answered, nor anything since.
+    is_silent: bool,
     /// NARs that it did not send, in a row, and until when others are preferred therefore. Its narinfos say nothing about that.
     nars_failed: u32,
     nars_doubted_until: Option<Instant>,
@@ -75,7 +81,11 @@ impl Health {
     pub(in crate::upstream) fn standing(&self, within: Duration) -> Standing {
         let state = self.0.lock();
         let rests = state.rests_until.is_some_and(|until| clock::instant() < until);
-        let late = if within > state.late_within { 0 } else { state.late };
+        let late = match state.is_silent {
+            _ if within > state.late_within => 0,
+            true => FAILURES_MAX,
+            false => state.late,
+        };
         match state.failures.saturating_add(late) {
             _ if rests => Standing::Down,
             0 if !state.doubts_nars() => Standing::Good,
@@ -96,6 +106,7 @@ impl Health {
             None => state.samples.push(time),
         }
         state.at = (at + 1) % SAMPLES;
+        (state.answered_at, state.is_silent) = (Some(clock::instant()), false);
         if in_time {
             (state.failures, state.late, state.late_within, state.rests_until) = (0, 0, Duration::ZERO, None);
         }
@@ -119,14 +130,16 @@ impl Health {
         state.must_be_probed()
     }
 
-    /// Records that what was asked then was not answered within this time. Those that were asked at the same time count once:
-    /// this machine may have stood still for a moment. Returns the same as [`failed`](Self::failed).
-    pub(in crate::upstream) fn late(&self, since: Instant, within: Duration) -> bool {
+    /// Records that what was asked then was not answered within this time, and how many requests are not answered now. Those that were
+    /// asked at the same time count once: this machine may have stood still for a moment. Answers to them end the silence then. Returns the
+    /// same as [`failed`](Self::failed).
+    pub(in crate::upstream) fn late(&self, since: Instant, within: Duration, unanswered: usize) -> bool {
         let mut state = self.0.lock();
         state.late_within = state.late_within.max(within);
         if state.late_at.is_none_or(|at| since >= at) {
-            state.late_at = Some(Instant::now());
+            state.late_at = Some(clock::instant());
             state.late = state.late.saturating_add(2);
+            state.is_silent |= unanswered >= SILENT_MIN && state.answered_at.is_none_or(|at| at < since);
         }
         state.must_be_probed()
     }
@@ -240,16 +253,32 @@ mod tests {
 
     #[test]
     fn requests_that_are_late_together_are_late_once() {
-        let (health, asked) = (Health::default(), Instant::now());
+        let (health, asked) = (Health::default(), clock::instant());
         for _ in 0..50 {
-            health.late(asked, MS);
+            health.late(asked, MS, 1);
         }
         assert_eq!(health.standing(MS), Standing::Doubtful);
-        health.late(Instant::now(), MS);
+        health.late(clock::instant(), MS, 1);
         assert_eq!(health.standing(MS), Standing::Down);
         assert_eq!(health.standing(2 * MS), Standing::Good, "nothing is known of those who wait longer");
-        health.late(asked, Duration::MAX);
+        health.late(asked, Duration::MAX, 1);
         assert_eq!(health.standing(Duration::MAX), Standing::Down);
+    }
+
+    #[test]
+    fn one_that_answers_nothing_of_much_is_down_at_once_and_until_it_says_anything() {
+        let (silent, slow) = (Health::default(), Health::default());
+        let asked = clock::instant();
+        slow.answered(true, MS, true);
+        for health in [&silent, &slow] {
+            health.late(asked, MS, SILENT_MIN);
+        }
+        assert_eq!((silent.standing(MS), slow.standing(MS)), (Standing::Down, Standing::Doubtful));
+        assert_eq!(silent.standing(2 * MS), Standing::Good, "nothing is known of those who wait longer");
+        silent.answered(true, 2 * MS, false);
+        assert_eq!(silent.standing(MS), Standing::Doubtful, "it is slow");
+        silent.answered(true, MS, true);
+        assert_eq!(silent.standing(MS), Standing::Good);
     }
 
     #[test]

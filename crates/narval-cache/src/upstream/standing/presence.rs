@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_client::{HttpError, Request, Scheme, Url, random_fraction};
+use narval_client::{HttpError, Request, Scheme, Url, clock};
 use narval_nix::presence::{CHANGES_MAX, Changes, FILTER_LEN_MAX, Filter, HEAD_LEN_MAX, Snapshot, key};
 use narval_nix::{CacheInfo, HashPart, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
@@ -72,7 +72,7 @@ pub(in crate::upstream) struct Check {
     path: String,
     instance: u64,
     since: u64,
-    nonce: u64,
+    nonce: u128,
     at: Instant,
 }
 
@@ -84,12 +84,12 @@ impl Presence {
             let key = key(hash_part);
             return match known.filter.contains(key) || known.added.contains(&key) {
                 true => Says::Nothing,
-                false if known.checked.elapsed() < FRESH_FOR => Says::Absent,
-                false if state.unused_until.is_some_and(|until| Instant::now() < until) => Says::Nothing,
+                false if clock::since(known.checked) < FRESH_FOR => Says::Absent,
+                false if state.unused_until.is_some_and(|until| clock::instant() < until) => Says::Nothing,
                 false => Says::WasAbsent,
             };
         }
-        if !state.is_loading && state.load_at.is_none_or(|at| Instant::now() >= at) {
+        if !state.is_loading && state.load_at.is_none_or(|at| clock::instant() >= at) {
             state.is_loading = true;
             drop(state);
             load();
@@ -103,13 +103,20 @@ impl Presence {
         let check = {
             let state = self.state.lock();
             match &state.known {
-                Some(known) if known.checked.elapsed() >= FRESH_FOR => Check {
-                    path: known.path.clone(),
-                    instance: known.instance,
-                    since: known.sequence,
-                    nonce: (random_fraction() * 2_f64.powi(53)) as u64,
-                    at: Instant::now(),
-                },
+                Some(known) if clock::since(known.checked) >= FRESH_FOR => {
+                    let mut nonce = [0; 16];
+                    if let Err(error) = getrandom::fill(&mut nonce) {
+                        tracing::error!("upstreams: no random numbers, so presence filters are not used: {error}");
+                        return;
+                    }
+                    Check {
+                        path: known.path.clone(),
+                        instance: known.instance,
+                        since: known.sequence,
+                        nonce: u128::from_le_bytes(nonce),
+                        at: clock::instant(),
+                    }
+                }
                 _ => return,
             }
         };
@@ -131,20 +138,20 @@ impl Presence {
                 known.added.extend(changes.keys);
                 (known.sequence, known.checked) = (changes.sequence, check.at);
             }
-            None => (state.known, state.load_at) = (None, Some(Instant::now() + LOAD_AGAIN_AFTER)),
+            None => (state.known, state.load_at) = (None, Some(clock::instant() + LOAD_AGAIN_AFTER)),
         }
     }
 
     /// A check was not answered in time.
     pub(in crate::upstream) fn gives_up(&self) {
-        self.state.lock().unused_until = Some(Instant::now() + LOAD_AGAIN_AFTER);
+        self.state.lock().unused_until = Some(clock::instant() + LOAD_AGAIN_AFTER);
     }
 
     /// Takes a filter that was fetched, or that there is none.
     fn loaded(&self, known: Option<Known>, again_after: Duration) {
         let mut state = self.state.lock();
         state.is_loading = false;
-        state.load_at = Some(Instant::now() + again_after);
+        state.load_at = Some(clock::instant() + again_after);
         state.known = known;
     }
 
@@ -188,7 +195,7 @@ impl Asking<'_> {
         if url.origin() != self.cache.origin() {
             return Err("it is at another address".to_owned());
         }
-        let checked = Instant::now();
+        let checked = clock::instant();
         let len_max = (FILTER_LEN_MAX + HEAD_LEN_MAX) as u64;
         let file = self.get(&url, len_max).map_err(|error| error.to_string())?;
         let Some(file) = file else { return Ok(None) };
@@ -203,7 +210,7 @@ impl Asking<'_> {
     /// Asks for what came since a filter; `None` if it is to be fetched again.
     pub(in crate::upstream) fn changes(&self, check: &Check) -> Result<Option<Changes>, HttpError> {
         let Check { path, instance, since, nonce, .. } = check;
-        let Ok(url) = self.cache.child(&format!("{path}?since={instance:016x}.{since}&nonce={nonce:016x}")) else {
+        let Ok(url) = self.cache.child(&format!("{path}?since={instance:016x}.{since}&nonce={nonce:032x}")) else {
             return Ok(None);
         };
         match self.get(&url, (CHANGES_MAX * 8 + HEAD_LEN_MAX) as u64) {
