@@ -15,7 +15,7 @@ use crate::limits::DEPARTURE_LOOKS;
 /// only ends its side of the connection may still read the answer. TCP does not tell it from one that has closed the
 /// connection until something is sent, so an HTTP/1.1 client that has ended its side is sent `100 Continue`, which every
 /// client must ignore (RFC 9110 section 15.2.1), if its answer takes longer than half a second. Over HTTP/1.0, and once
-/// the answer has begun, the next bytes of the answer show whether the client is there.
+/// the answer has begun, the bytes of the answer show whether the client is there.
 ///
 /// ```
 /// use narval_http::{Request, Response, StatusCode};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use narval_http::{
-    Body, BodySource, Departure, DriverChoice, Fill, Request, Responder, Response, SegmentBuf, StatusCode,
+    Body, BodySource, BodyWaker, Departure, DriverChoice, Fill, Request, Responder, Response, SegmentBuf, StatusCode,
 };
 
 use crate::harness::{Client, PATIENCE, TestServer, eventually, on_each_driver, unhurried};
@@ -57,6 +57,27 @@ impl BodySource for Works {
     }
 }
 
+/// Waits for somebody who never calls.
+struct Waits {
+    _busy: Busy,
+    waker: Option<BodyWaker>,
+}
+
+impl BodySource for Waits {
+    fn fill(&mut self, _: &mut SegmentBuf) -> io::Result<Fill> {
+        Ok(Fill::Wait)
+    }
+
+    fn wait(&mut self, waker: BodyWaker) -> Duration {
+        self.waker = Some(waker);
+        Duration::MAX
+    }
+
+    fn never_blocks(&self) -> bool {
+        true
+    }
+}
+
 impl Site {
     fn start(driver: DriverChoice, is_secure: bool) -> (Arc<Self>, TestServer) {
         let site = Arc::new(Self::default());
@@ -79,6 +100,7 @@ impl Site {
             "/works-quickly" => {
                 Response::new(StatusCode::OK).body(Body::source(Works { _busy: busy, is_quick: true }, Some(10)))
             }
+            "/waits" => Response::new(StatusCode::OK).body(Body::source(Waits { _busy: busy, waker: None }, None)),
             "/asks" => {
                 ask_until_gone(&departure);
                 assert!(!request.is_connected());
@@ -242,7 +264,7 @@ fn work_ends_when_its_client_leaves() {
         for is_secure in [false, true] {
             let (site, server) = Site::start(driver, is_secure);
             for (what, _, ask) in ways().into_iter().filter(|(_, secure, _)| *secure == is_secure) {
-                for path in ["/asks", "/later", "/works", "/works-quickly"] {
+                for path in ["/asks", "/later", "/works", "/works-quickly", "/waits"] {
                     let called = site.called.load(Ordering::SeqCst);
                     let leave = ask(server.address, path);
                     eventually("it is worked for", || !site.is_idle());

@@ -126,7 +126,7 @@ fn besieged<T>(lab: &Lab, status: &dyn Fn(&str) -> u16, arrive: impl FnOnce() ->
     let clients = arrive();
     let times = typical(status, 30);
     // Much less than what the requests ask for would take, and than a turn behind each of them.
-    assert!(times < Duration::from_millis(100) + 20 * idle, "{times:?}, and {idle:?} before");
+    assert!(times < Duration::from_millis(500) + 20 * idle, "{times:?}, and {idle:?} before");
     drop(clients);
     // By the time of the processor: how long that takes depends on what else the machine does.
     let left = cpu_ticks(lab.server.pid());

@@ -36,7 +36,9 @@ impl<D: Driver<Connection>> Shard<D> {
             return;
         }
         slot.look_at = 0;
-        let may_be_probed = slot.has_ended && slot.http1().is_some() && slot.departure.looked();
+        // Nothing may be sent in the middle of an answer.
+        let is_begun = matches!(slot.delivery, Delivery::AtSource(_));
+        let may_be_probed = slot.has_ended && !is_begun && slot.http1().is_some() && slot.departure.looked();
         if may_be_probed {
             slot.connection.probe();
         }
@@ -49,7 +51,8 @@ impl<D: Driver<Connection>> Shard<D> {
 /// Whether somebody may work for the client of a connection without noticing that it has left.
 fn may_be_left(slot: &Slot) -> bool {
     match &slot.protocol {
-        Protocol::Http1(_) => matches!(slot.delivery, Delivery::Away),
+        // Neither a job nor a source that the answer waits for sends anything meanwhile.
+        Protocol::Http1(_) => matches!(slot.delivery, Delivery::Away | Delivery::AtSource(_)),
         Protocol::Http2(http2) => slot.has_ended && http2.conn.is_busy(),
         Protocol::ProxyHeader | Protocol::Handshake => false,
         Protocol::WebSocket(_) | Protocol::Closing(_) => false,
