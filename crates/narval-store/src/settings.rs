@@ -92,6 +92,19 @@ impl CacheSettings {
         Self::of(&assignments)
     }
 
+    /// As [`of_process`](Self::of_process), if this file had that text.
+    pub fn of_process_with(file: &Path, text: &str) -> Self {
+        let instead = Some((file.to_owned(), text.to_owned()));
+        Self::of(&Assignments { instead, ..Assignments::default() }.with(&of_process))
+    }
+
+    /// The settings of a file of this text, and of the files that it includes.
+    pub fn of_text(file: &Path, text: &str) -> Self {
+        let mut assignments = Assignments::default();
+        assignments.apply(text, file.parent().unwrap_or(file), 0);
+        Self::of(&assignments)
+    }
+
     /// The caches that files set: `substituters`, then `extra-substituters`.
     pub fn caches(&self) -> impl Iterator<Item = &String> {
         self.substituters.iter().flatten().chain(&self.extra_substituters)
@@ -104,7 +117,7 @@ impl CacheSettings {
 
     fn of(assignments: &Assignments) -> Self {
         let mut settings = Self::default();
-        for (name, values) in &assignments.0 {
+        for (name, values) in &assignments.set {
             let values = || values.iter().cloned();
             match name.as_str() {
                 // This also replaces what was added before.
@@ -168,22 +181,29 @@ fn user_files(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 
 /// `name = values`, in the order in which Nix applies them.
 #[derive(Default)]
-struct Assignments(Vec<(String, Vec<String>)>);
+struct Assignments {
+    set: Vec<(String, Vec<String>)>,
+    /// A file, and the text that it is taken to have.
+    instead: Option<(PathBuf, String)>,
+}
 
 impl Assignments {
     fn of(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
-        let mut this = Self::default();
-        this.read(&system_folder(variable).join("nix.conf"), 0);
-        user_files(variable).iter().rev().for_each(|file| this.read(file, 0));
+        Self::default().with(variable)
+    }
+
+    fn with(mut self, variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
+        self.read(&system_folder(variable).join("nix.conf"), 0);
+        user_files(variable).iter().rev().for_each(|file| self.read(file, 0));
         if let Some(text) = variable("NIX_CONFIG") {
-            this.apply(&text.to_string_lossy(), Path::new("/"), 0);
+            self.apply(&text.to_string_lossy(), Path::new("/"), 0);
         }
-        this
+        self
     }
 
     /// The last valid value of a setting, which may have several names.
     fn boolean(&self, names: &[&str]) -> Option<bool> {
-        let of_setting = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        let of_setting = self.set.iter().filter(|(name, _)| names.contains(&name.as_str()));
         let mut values = of_setting.filter_map(|(_, values)| match values.as_slice() {
             [value] => boolean(value),
             _ => None,
@@ -192,6 +212,9 @@ impl Assignments {
     }
 
     fn read(&mut self, path: &Path, depth: usize) {
+        if let Some((_, text)) = self.instead.take_if(|(file, _)| file == path) {
+            return self.apply(&text, path.parent().unwrap_or(path), depth);
+        }
         let mut text = Vec::new();
         let read = File::open(path).and_then(|file| file.take(FILE_LEN_MAX).read_to_end(&mut text));
         match read {
@@ -206,7 +229,7 @@ impl Assignments {
             match words.as_slice() {
                 ["include" | "!include", file] if depth < DEPTH_MAX => self.read(&folder.join(file), depth + 1),
                 [name, "=", values @ ..] => {
-                    self.0.push(((*name).to_owned(), values.iter().map(|&value| value.to_owned()).collect()));
+                    self.set.push(((*name).to_owned(), values.iter().map(|&value| value.to_owned()).collect()));
                 }
                 _ => {}
             }

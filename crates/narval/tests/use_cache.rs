@@ -4,10 +4,13 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use support::{NARVAL, Nix, Running, Server, Store, stdout};
@@ -331,4 +334,124 @@ fn a_token_that_breaks_another_cache_of_the_host_is_refused() {
     let top = home.narval(&["top", "--once", "--netrc-file", wrong.to_str().unwrap(), &root], "");
     let said = String::from_utf8_lossy(&top.stderr).into_owned();
     assert!(said.contains(&format!("401: it does not accept the credentials of {}:2", wrong.display())), "{said}");
+}
+
+/// Starts a near cache as systemd does: by the files that were written, with a socket that it has bound.
+fn start_near(home: &Home) -> (Running, String) {
+    let unit = |kind: &str| {
+        std::fs::read_to_string(home.store.path(&format!("config/systemd/user/narval-near.{kind}"))).unwrap()
+    };
+    let value = |text: &str, key: &str| text.lines().find_map(|line| line.strip_prefix(key)).unwrap().to_owned();
+    let address = value(&unit("socket"), "ListenStream=");
+    let listener = TcpListener::bind(&address).unwrap();
+    let script =
+        format!("exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec {}", value(&unit("service"), "ExecStart="));
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).envs(home.env()).stdin(Stdio::from(OwnedFd::from(listener)));
+    (Running(command.stderr(Stdio::null()).spawn().unwrap()), format!("http://{address}"))
+}
+
+/// All files below a folder, with their contents.
+fn files(below: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(below).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.insert(path.clone(), std::fs::read(path).unwrap());
+        }
+    }
+    found
+}
+
+#[test]
+fn a_near_cache_has_what_was_fetched_once() {
+    for (nix, own) in [(Nix::Newest, Some("cores = 3\nextra-substituters = SERVER")), (Nix::Old, None)] {
+        let home = Home::new();
+        let path = home.store.add_tree("tree");
+        let server = home.server.url();
+        std::fs::create_dir_all(home.conf().parent().unwrap()).unwrap();
+        if let Some(own) = own {
+            std::fs::write(home.conf(), own.replace("SERVER", &server)).unwrap();
+            let system = format!("substituters =\ntrusted-public-keys = {}\n", home.public);
+            std::fs::write(home.store.path("etc/nix.conf"), system).unwrap();
+        } else {
+            let system = format!("substituters = {server} ssh://builder\ntrusted-public-keys = {}\n", home.public);
+            std::fs::write(home.store.path("etc/nix.conf"), system).unwrap();
+        }
+        let before = files(&home.store.path("config"));
+        let near = ["use", "--near", "--user", "--no-start", "--yes"];
+        let cache = home.store.path("cache-home");
+        let narval = |args: &[&str]| {
+            let mut command = Command::new(NARVAL);
+            command.args(args).envs(home.env()).env("XDG_CACHE_HOME", &cache).env_remove("NIX_USER_CONF_FILES");
+            command.output().unwrap()
+        };
+        let used = narval(&near);
+        assert!(used.status.success(), "{}", error(&used));
+        assert!(error(&narval(&near)).contains("Nothing to change"));
+        let (running, url) = start_near(&home);
+        let listed = home.setting(nix, "substituters");
+        match own {
+            Some(_) => assert_eq!(listed, url, "it is the only one"),
+            None => assert_eq!(listed, format!("{url} ssh://builder"), "what is no binary cache stays"),
+        }
+        assert_eq!(home.setting(nix, "trusted-public-keys"), home.public, "trust is what it was");
+        let env = home.env();
+        let env: Vec<_> = env.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        let fetch = |to: &str| {
+            let to = home.store.path(to);
+            let to = to.to_str().unwrap();
+            // Without a cache of narinfos of Nix's own.
+            let args = ["copy", "--from", &url, "--to", to, "--refresh", &path];
+            nix.nix_with(home.store.dir.path(), &env, &args)
+        };
+        stdout(fetch("first"));
+        // Nothing but the near cache is left.
+        let upstream = home.server.pid().to_string();
+        assert!(Command::new("kill").args(["-STOP", &upstream]).status().unwrap().success());
+        stdout(fetch("second"));
+        assert!(home.store.path("second").join(&path[1..]).join("bin/run").exists());
+        assert!(Command::new("kill").args(["-CONT", &upstream]).status().unwrap().success());
+        drop(running);
+        let undone = narval(&["use", "--near", "--user", "--no-start", "--undo", "--yes"]);
+        assert!(undone.status.success(), "{}", error(&undone));
+        assert_eq!(files(&home.store.path("config")), before, "byte for byte");
+        assert!(!cache.join("narval/near").exists(), "what it kept is gone");
+    }
+}
+
+#[test]
+fn a_near_cache_of_a_machine_is_written_into_an_image() {
+    let home = Home::new();
+    let root = home.store.path("root");
+    std::fs::create_dir_all(root.join("etc/nix")).unwrap();
+    std::fs::write(root.join("etc/nix/nix.conf"), "cores = 3").unwrap();
+    let before = files(&root);
+    let narval = |args: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["use", "--near", "--yes", "--root", root.to_str().unwrap()]).args(args);
+        command.env_remove("NIX_CONF_DIR").env("HOME", home.store.path("home")).output().unwrap()
+    };
+    let used = narval(&["--size", "3G"]);
+    assert!(used.status.success(), "{}", error(&used));
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    let config = read("etc/narval/near.toml");
+    assert!(config.contains("upstream-size = 3221225472\n") && config.contains("url = \"https://cache.nixos.org\""));
+    assert!(read("etc/nix/nix.conf").starts_with("cores = 3\n# narval use --near\nsubstituters = http://127.0.0.1:50"));
+    let checked =
+        Command::new(NARVAL).args(["config", "check"]).arg(root.join("etc/narval/near.toml")).output().unwrap();
+    assert!(checked.status.success(), "{}", error(&checked));
+    let units = ["narval-near.socket", "narval-near.service"].map(|unit| root.join("etc/systemd/system").join(unit));
+    if let Ok(verified) = Command::new("systemd-analyze").args(["--man=no", "verify"]).args(&units).output() {
+        assert!(verified.status.success(), "{}", error(&verified));
+        assert!(!error(&verified).contains("narval-near"), "{}", error(&verified));
+    }
+    // A file of somebody else is not overwritten.
+    std::fs::write(&units[0], "[Socket]\n").unwrap();
+    assert!(error(&narval(&["--undo"])).contains("move it out of the way"));
+    std::fs::remove_file(&units[0]).unwrap();
+    stdout(narval(&["--undo"]));
+    assert_eq!(files(&root), before, "byte for byte");
 }

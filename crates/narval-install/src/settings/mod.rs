@@ -10,5 +10,5 @@ mod trust;
 
 pub use file::{Settled, replace};
 pub use netrc::NetrcEntry;
-pub use nix_conf::{CacheBlock, NixConfError};
+pub use nix_conf::{CacheBlock, NearBlock, NixConfError};
 pub use trust::{UserTrust, user_trust};

@@ -16,6 +16,10 @@ use std::ops::Range;
 const FIRST: &str = "# narval use ";
 /// The line after a block.
 const LAST: &str = "# end of narval use";
+/// The same, if a line end was added before the block.
+const LAST_ADDED: &str = "# end of narval use (the line before it had no end)";
+/// What the block of the near cache has in place of an address.
+const NEAR: &str = "--near";
 
 /// The settings in `nix.conf` for one cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,18 +54,14 @@ impl CacheBlock {
     pub fn put_into(&self, text: &str) -> Result<String, NixConfError> {
         let block = self.text()?;
         let mut changed = text.to_owned();
-        let mut places = places(text)?.into_iter().filter(|place| place.url == self.url).map(|place| place.bytes);
+        let mut places = places(text)?.into_iter().filter(|place| place.url == self.url);
         if let Some(first) = places.next() {
             // From the last one backwards: earlier positions stay valid.
-            places.rev().for_each(|place| changed.replace_range(place, ""));
-            changed.replace_range(first, &block);
+            places.rev().for_each(|place| changed.replace_range(place.bytes, ""));
+            changed.replace_range(first.bytes.clone(), &first.last_line(&block));
             return Ok(changed);
         }
-        if !changed.is_empty() && !changed.ends_with('\n') {
-            changed.push('\n');
-        }
-        changed.push_str(&block);
-        Ok(changed)
+        Ok(append(changed, &block))
     }
 
     /// Returns the text without the block for this address; the same text if there is none.
@@ -72,7 +72,8 @@ impl CacheBlock {
         let mut changed = text.to_owned();
         let places = places(text)?;
         places.into_iter().rev().filter(|place| place.url == url).for_each(|place| {
-            changed.replace_range(place.bytes, "");
+            let added = usize::from(place.added_line_end);
+            changed.replace_range(place.bytes.start - added..place.bytes.end, "");
         });
         Ok(changed)
     }
@@ -98,11 +99,8 @@ impl CacheBlock {
     }
 
     fn text(&self) -> Result<String, NixConfError> {
-        let is_bad = |character: char| character == '#' || character.is_control();
-        let blank = |text: &&String| text.is_empty() || text.contains(char::is_whitespace);
-        let mut values = std::iter::once(&self.url).chain(&self.public_keys);
-        let bad = values.clone().chain(&self.netrc_file).find(|text| text.contains(is_bad));
-        if let Some(bad) = bad.or_else(|| values.find(blank)) {
+        check(std::iter::once(&self.url).chain(&self.public_keys))?;
+        if let Some(bad) = self.netrc_file.as_ref().filter(|text| text.contains(is_bad)) {
             return Err(NixConfError::Character(bad.clone()));
         }
         // Nix joins the words of a value with one blank each.
@@ -113,10 +111,75 @@ impl CacheBlock {
     }
 }
 
+/// The settings in `nix.conf` for a near cache: it is asked in place of what was set before, and nothing else changes. The block comes last,
+/// because later lines would add to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NearBlock {
+    /// The address of the near cache, and those of caches that only Nix itself can ask.
+    pub caches: Vec<String>,
+}
+
+impl NearBlock {
+    /// Returns the text with this block at its end.
+    ///
+    /// # Errors
+    /// As [`CacheBlock::put_into`].
+    pub fn put_into(&self, text: &str) -> Result<String, NixConfError> {
+        check(self.caches.iter())?;
+        let block = format!("{FIRST}{NEAR}\nsubstituters = {}\n{LAST}\n", self.caches.join(" "));
+        Ok(append(Self::take_from(text)?, &block))
+    }
+
+    /// Returns the text without the block.
+    ///
+    /// # Errors
+    /// [`NixConfError::Unfinished`].
+    pub fn take_from(text: &str) -> Result<String, NixConfError> {
+        CacheBlock::take_from(text, NEAR)
+    }
+
+    /// Whether there is such a block.
+    ///
+    /// # Errors
+    /// [`NixConfError::Unfinished`].
+    pub fn is_in(text: &str) -> Result<bool, NixConfError> {
+        Ok(places(text)?.iter().any(|place| place.url == NEAR))
+    }
+}
+
+fn is_bad(character: char) -> bool {
+    character == '#' || character.is_control()
+}
+
+/// Checks that each value is one word.
+fn check<'a>(mut values: impl Iterator<Item = &'a String>) -> Result<(), NixConfError> {
+    let bad = |text: &&String| text.is_empty() || text.contains(char::is_whitespace) || text.contains(is_bad);
+    values.find(bad).map_or(Ok(()), |bad| Err(NixConfError::Character(bad.clone())))
+}
+
+/// Adds a block at the end.
+fn append(mut text: String, block: &str) -> String {
+    if text.is_empty() || text.ends_with('\n') {
+        return text + block;
+    }
+    text.push('\n');
+    text + &block.replace(&format!("{LAST}\n"), &format!("{LAST_ADDED}\n"))
+}
+
 struct Place<'a> {
     url: &'a str,
     /// Including the comments before and after it.
     bytes: Range<usize>,
+    /// Whether the line end before it belongs to it.
+    added_line_end: bool,
+}
+
+impl Place<'_> {
+    /// This block, with the last line of the one at this place.
+    fn last_line(&self, block: &str) -> String {
+        let last = if self.added_line_end { LAST_ADDED } else { LAST };
+        block.replace(&format!("{LAST}\n"), &format!("{last}\n"))
+    }
 }
 
 /// The blocks in a text.
@@ -130,8 +193,9 @@ fn places(text: &str) -> Result<Vec<Place<'_>>, NixConfError> {
         match (open, url) {
             (Some((line, ..)), Some(_)) => return Err(NixConfError::Unfinished { line }),
             (None, Some(url)) => open = Some((number + 1, at, url.trim())),
-            (Some((_, start, url)), None) if content == LAST => {
-                found.push(Place { url, bytes: start..at + line.len() });
+            (Some((_, start, url)), None) if content == LAST || content == LAST_ADDED => {
+                let added_line_end = content == LAST_ADDED && start > 0;
+                found.push(Place { url, bytes: start..at + line.len(), added_line_end });
                 open = None;
             }
             _ => {}
@@ -181,8 +245,25 @@ mod tests {
     }
 
     #[test]
+    fn a_near_cache_comes_last_and_replaces_what_was_set() {
+        let near = NearBlock { caches: vec!["http://127.0.0.1:5037".into(), "ssh://builder".into()] };
+        let with = near.put_into(OWN).unwrap();
+        let lines = "substituters = http://127.0.0.1:5037 ssh://builder\n";
+        assert_eq!(with, format!("{OWN}# narval use --near\n{lines}# end of narval use\n"));
+        let later = block("http://c").put_into(&with).unwrap();
+        let again = near.put_into(&later).unwrap();
+        assert!(again.ends_with(&with[OWN.len()..]) && NearBlock::is_in(&again).unwrap());
+        assert_eq!(NearBlock::take_from(&with).unwrap(), OWN);
+        let spaced = NearBlock { caches: vec!["http://a b".into()] };
+        assert!(spaced.put_into(OWN).is_err());
+    }
+
+    #[test]
     fn the_last_line_need_not_end() {
-        assert!(block("http://c").put_into("cores = 4").unwrap().starts_with("cores = 4\n# narval use"));
+        let with = block("http://c").put_into("cores = 4").unwrap();
+        assert!(with.starts_with("cores = 4\n# narval use"));
+        assert_eq!(block("http://c").put_into(&with).unwrap(), with);
+        assert_eq!(CacheBlock::take_from(&with, "http://c").unwrap(), "cores = 4", "byte for byte");
         let unended = "# narval use http://c\n# end of narval use";
         assert_eq!(CacheBlock::take_from(unended, "http://c").unwrap(), "");
     }

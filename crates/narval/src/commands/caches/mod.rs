@@ -1,5 +1,6 @@
 //! Caches as a client sees them: using one, copying between them, pushing to one, and what is done to its contents.
 
+mod change;
 pub mod copy;
 pub mod hook;
 pub mod pin;
@@ -8,5 +9,6 @@ pub mod release;
 pub mod releases;
 pub mod token;
 pub mod use_cache;
+mod use_near;
 pub mod warm;
 pub mod watch_store;

@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use narval_client::{Client, ClientOptions, Credentials, HttpError, Method, Netrc, Request, Scheme, Url};
-use narval_install::settings::{CacheBlock, NetrcEntry, NixConfError, Settled, UserTrust, diff, replace, user_trust};
+use narval_install::settings::{CacheBlock, NearBlock, NetrcEntry, Settled, UserTrust, user_trust};
 use narval_nix::{CacheInfo, PublicKey};
 use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder, user_nix_conf};
 
+use super::change::{Change, in_file};
+use super::use_near::{self, NearArgs};
 use crate::Failure;
 use crate::args::client::OutputArgs;
-use crate::ui::output::{note, out};
+use crate::ui::output::note;
 
 /// The user name for a token; only the password matters.
 const LOGIN: &str = "narval";
@@ -34,13 +36,13 @@ const PUBLIC_KEY: &str = "PublicKey";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The cache: an http://, https://, s3:// or file:// URL
-    #[arg(value_name = "URL")]
-    url: String,
+    #[arg(value_name = "URL", required_unless_present = "near", conflicts_with = "near")]
+    url: Option<String>,
     /// Public key of its signatures [default: those that the cache publishes]. Repeatable
-    #[arg(long, value_name = "NAME:KEY")]
+    #[arg(long, value_name = "NAME:KEY", conflicts_with = "near")]
     public_key: Vec<String>,
     /// File with a token for the cache; `-` for standard input
-    #[arg(long, value_name = "FILE", conflicts_with = "undo")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["undo", "near"])]
     token_file: Option<PathBuf>,
     /// Replace the token of the host, although caches in nix.conf would no longer work with the new one
     #[arg(long, requires = "token_file")]
@@ -54,21 +56,19 @@ pub struct Args {
     /// Only show the change
     #[arg(long, conflicts_with = "yes")]
     dry_run: bool,
+    #[command(flatten, next_help_heading = "Near cache")]
+    near: NearArgs,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   narval use http://cache:5000
   narval use https://cache.example.org --token-file token --yes
-  narval use --undo http://cache:5000";
+  narval use --undo http://cache:5000
 
-/// A file and its new contents.
-struct Change {
-    file: Settled,
-    after: String,
-    mode: u32,
-    show: fn(&str) -> String,
-}
+  A cache of your own in front of those that you use:
+  narval use --near
+  narval use --near --undo";
 
 /// The files to change, and notes for the user.
 struct Plan {
@@ -84,7 +84,15 @@ struct Plan {
 /// If the cache does not respond, the files cannot be changed, or the user does not agree.
 pub fn run(args: Args) -> Result<(), Failure> {
     OutputArgs { quiet: false, json: false }.start_log();
-    let (url, parsed) = address(&args.url)?;
+    let Some(given) = &args.url else {
+        return use_near::run(&args.near, args.undo, || {
+            if !args.dry_run && !args.yes {
+                agree()?;
+            }
+            Ok(!args.dry_run)
+        });
+    };
+    let (url, parsed) = address(given)?;
     let plan = if args.undo { plan_undo(&url, &parsed)? } else { plan_use(&args, &url, &parsed)? };
     let changes: Vec<&Change> = [&plan.netrc, &plan.conf].into_iter().filter(|change| change.is_one()).collect();
     changes.iter().for_each(|change| change.print());
@@ -147,6 +155,9 @@ fn netrc_place(own: &Path, settings: &CacheSettings, notes: &mut Vec<String>) ->
 
 fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
     let (conf, settings, mut notes) = (nix_conf()?, CacheSettings::of_process(), Vec::new());
+    if NearBlock::is_in(&conf.text).map_err(|error| in_file(&conf, error))? {
+        notes.push("'narval use --near' once more puts it behind the near cache".to_owned());
+    }
     let own = own_netrc(&conf);
     let host = &parsed.origin().host;
     let token = args.token_file.as_deref().map(read_token).transpose()?;
@@ -253,10 +264,6 @@ fn plan_undo(url: &str, parsed: &Url) -> Result<Plan, Failure> {
     Ok(Plan { conf, netrc, block: None, notes: Vec::new() })
 }
 
-fn in_file(conf: &Settled, error: NixConfError) -> Failure {
-    Failure::usage(format!("{}: {error}", conf.path.display()))
-}
-
 /// Reads a token: one word.
 fn read_token(path: &Path) -> Result<String, Failure> {
     let shown = format!("token file '{}'", path.display());
@@ -341,29 +348,6 @@ pub(crate) fn public_keys(
         );
     }
     Ok(told)
-}
-
-impl Change {
-    fn is_one(&self) -> bool {
-        self.file.text != self.after
-    }
-
-    fn print(&self) {
-        out!("{}", self.file.path.display());
-        for (mark, line) in diff::lines(&self.file.text, &self.after, self.show) {
-            out!("{mark} {line}");
-        }
-    }
-
-    fn make(&self) -> Result<(), Failure> {
-        if self.file.path.starts_with("/nix/store") {
-            return Err(Failure::usage(format!(
-                "{} is in the Nix store: add the lines above where it is generated (Home Manager: nix.settings)",
-                self.file.path.display()
-            )));
-        }
-        Ok(replace(&self.file, &self.after, self.mode)?)
-    }
 }
 
 /// Asks on the terminal.
