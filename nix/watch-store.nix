@@ -20,7 +20,7 @@ let
     repeated "--to" cfg.to
     ++ repeated "--exclude" cfg.exclude
     ++ repeated "--skip-signed-by" cfg.skipSignedBy
-    ++ lib.optional cfg.builtHere "--built-here"
+    ++ lib.optional cfg.builtHere "--only-built"
     ++ lib.optional cfg.derivations "--derivations"
     ++ lib.optional cfg.existing "--existing"
     ++ lib.optional cfg.queueOnly "--queue-only"

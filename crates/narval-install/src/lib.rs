@@ -89,7 +89,10 @@ pub use narval_cache::{CacheError, Wanted};
 pub(crate) use narval_client::clock::now;
 pub use profile::{Added, Addition, Element, Manifest, Origin, Profile, Removed};
 pub use progress::{Progress, Snapshot};
-pub use push::{Administered, Exchanged, PushOptions, Pushed, Target, UPLOADS_MAX, push};
+pub use push::{
+    Administered, Elsewhere, Exchanged, Excluded, Filter, Missing, PushOptions, Pushed, Selection, Target, UPLOADS_MAX,
+    push,
+};
 pub use repair::repair;
 pub use resolve::{CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX, Closure, LOOKUPS_MAX, Node};
 pub use size::human_bytes;

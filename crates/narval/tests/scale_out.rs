@@ -21,7 +21,7 @@ fn command_lines(file: &str, key: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn the_options_of_containers_exist() {
-    for (file, key) in [("compose.yaml", "command"), ("kubernetes.yaml", "args")] {
+    for (file, key) in [("compose.yaml", "command")] {
         let lines = command_lines(file, key);
         assert_eq!(lines.len(), 1, "{file}");
         for line in lines {
@@ -56,7 +56,7 @@ fn the_configuration_file_is_valid() {
 fn the_yaml_files_parse() {
     let program = "import sys, yaml\nfor file in sys.argv[1:]:\n  print(len(list(yaml.safe_load_all(open(file)))))";
     let mut python = Command::new("python3");
-    python.args(["-c", program]).arg(example("compose.yaml")).arg(example("kubernetes.yaml"));
+    python.args(["-c", program]).arg(example("compose.yaml"));
     let Ok(output) = python.output() else {
         eprintln!("note: skipped: there is no Python here");
         return;
@@ -68,6 +68,74 @@ fn the_yaml_files_parse() {
     }
     assert!(output.status.success(), "{said}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n3\n");
+}
+
+/// A program of `tools/setup-kubernetes`, or one that is installed.
+fn tool(name: &str, below: &str) -> Option<PathBuf> {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools").join(below);
+    let found = [built, name.into()].into_iter().find(|path| Command::new(path).arg("--help").output().is_ok());
+    if found.is_none() {
+        eprintln!("note: skipped: {name} is not installed (tools/setup-kubernetes)");
+    }
+    found
+}
+
+/// The plain manifests: those of one server, and those of several.
+fn manifests() -> [(&'static str, PathBuf); 2] {
+    ["single", "cluster"].map(|name| (name, example(&format!("../kubernetes/{name}.yaml"))))
+}
+
+#[test]
+fn the_manifests_are_what_the_chart_makes() {
+    if tool("helm", "helm").is_some() {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/render-kubernetes");
+        let output = Command::new(script).arg("--check").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn the_manifests_fit_the_schemas_of_kubernetes() {
+    let Some(validate) = tool("kubernetes-validate", "kubernetes/bin/kubernetes-validate") else { return };
+    for (name, file) in manifests() {
+        let output = Command::new(&validate).arg("--strict").arg(file).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn the_manifests_are_safe_and_their_configuration_is_valid() {
+    for (name, file) in manifests() {
+        let text = std::fs::read_to_string(file).unwrap();
+        for part in [
+            "runAsNonRoot: true",
+            "readOnlyRootFilesystem: true",
+            "allowPrivilegeEscalation: false",
+            "capabilities: {drop: [ALL]}",
+            "automountServiceAccountToken: false",
+            "livenessProbe:",
+            "readinessProbe:",
+            "startupProbe:",
+            "kind: PodDisruptionBudget",
+            "kind: NetworkPolicy",
+            "secretName: narval-keys",
+        ] {
+            assert!(text.contains(part), "{name}: {part}");
+        }
+        assert!(!text.contains("kind: Secret") && !text.contains("{{"), "{name}");
+        let config = text.split("narval.toml: |\n").nth(1).unwrap().lines();
+        let config: Vec<_> = config.map_while(|line| line.strip_prefix("    ")).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("cache.sec");
+        let made = Command::new(NARVAL).args(["key", "generate", "cache-1", "--out"]).arg(&key).output().unwrap();
+        assert!(made.status.success());
+        let config = config.join("\n").replace("/run/narval/keys/cache.sec", key.to_str().unwrap());
+        let config = config.replace("/var/lib/narval", folder.path().join("data").to_str().unwrap());
+        let checked = folder.path().join("narval.toml");
+        std::fs::write(&checked, config).unwrap();
+        let output = Command::new(NARVAL).args(["config", "check"]).arg(&checked).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 /// The balancer of the compose file, with addresses of this machine.

@@ -133,7 +133,7 @@ fn a_path_is_pushed_with_its_references_and_filters_apply() {
     assert!(is_in(&cache, &app) && is_in(&cache, &lib) && !is_in(&cache, &source));
     // Nothing of this was built here.
     let later = store.add_file("later", "added");
-    assert!(once(&store, &["--to", &url(&cache), "--built-here"]).status.success());
+    assert!(once(&store, &["--to", &url(&cache), "--only-built"]).status.success());
     assert!(!is_in(&cache, &later));
     let refused = once(&store, &["--to", &url(&cache), "--exclude", "["]);
     assert_eq!(refused.status.code(), Some(2), "{}", error(&refused));
@@ -153,6 +153,38 @@ fn what_another_cache_has_signed_is_left_out_with_the_references_to_it() {
     let output = once(&store, &["--to", &url(&cache), "--skip-signed-by", "upstream-1"]);
     assert!(output.status.success(), "{}", error(&output));
     assert!(is_in(&cache, &app) && is_in(&cache, &other) && is_in(&cache, &own) && !is_in(&cache, &lib));
+}
+
+/// By default, what the other caches of the machine have; but a cache without them as upstreams refuses what refers to it.
+#[test]
+fn a_cache_that_takes_complete_closures_alone_gets_them() {
+    let store = Store::new();
+    let lib = store.add_file("lib", "in another cache");
+    let (other, state) = (url(&store.path("other")), store.path("state-of-another"));
+    let push = |args: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["push", "--json", "--store", &store.uri()]).args(args).env("NARVAL_CACHES", &other);
+        stdout(command.env("HOME", store.path("home")).output().unwrap())
+    };
+    push(&["--to", &other, &lib]);
+    let app = referring_to(&store, "app", &lib);
+    let (server, token) = server(&store, "127.0.0.1:0");
+    let to = ["--to", &server.url(), "--token-file", token.to_str().unwrap()];
+    let lacking = push(&[&to[..], &["--dry-run", &app]].concat());
+    assert!(lacking.contains(&app) && !lacking.contains(&lib) && lacking.contains("\"paths\":1"), "{lacking}");
+    // The folder of the other cache has no question about itself.
+    let whole = push(&[&to[..], &[&app]].concat());
+    assert!(whole.contains("\"pushed\":2") && whole.contains("\"elsewhere\":0"), "{whole}");
+    let later = referring_to(&store, "later", &store.add_file("more", "in another cache"));
+    push(&["--to", &other, &later]);
+    let mut watching = command(&store, &[&to[..], &["--state", state.to_str().unwrap(), "--existing"]].concat());
+    let pending = watching.arg("--dry-run").env("NARVAL_CACHES", &other).stdout(Stdio::piped()).output().unwrap();
+    assert!(pending.status.success() && !state.exists(), "{}", error(&pending));
+    let mut watching =
+        command(&store, &[&to[..], &["--state", state.to_str().unwrap(), "--existing", "--once"]].concat());
+    let pushed = watching.env("NARVAL_CACHES", &other).output().unwrap();
+    assert!(pushed.status.success(), "{}", error(&pushed));
+    assert_eq!(server.get(&format!("/{}.narinfo", hash_part(&later))).status, 404, "the other cache has it");
 }
 
 /// cachix#509: the watcher dies of a path that is invalid by then.

@@ -1,22 +1,30 @@
 //! Pushes paths of a store to a writable cache: over HTTP, in a folder or in a bucket.
 
 mod administration;
+mod elsewhere;
+mod filter;
 mod narval;
 mod plain;
+mod select;
 mod server;
 mod small;
 mod spool;
 
 pub use administration::{Administered, Exchanged};
+pub use elsewhere::Elsewhere;
+pub use filter::{Excluded, Filter};
+pub use select::{Missing, Selection};
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use narval_cache::CacheFolder;
 use narval_client::{Client, Scheme, Url};
 use narval_codec::encode::Encoding;
-use narval_nix::{PathInfo, SecretKey, StoreDir};
-use narval_store::Source;
+use narval_nix::{PathInfo, SecretKey, StoreDir, StorePath};
+use narval_store::{Sink, Source};
 
 use crate::transfer::transfer;
 use crate::{Destination, Error, Progress};
@@ -32,10 +40,14 @@ pub const UPLOADS_MAX: usize = 16;
 pub struct Target {
     url: Url,
     kind: Kind,
+    /// Whether it has refused a path whose references it lacks.
+    is_strict: AtomicBool,
 }
 
 enum Kind {
     Folder(Box<CacheFolder>),
+    /// That would be created.
+    NoFolder,
     /// With the protocol that Nix uses.
     Plain(Server),
     /// With Narval's protocol.
@@ -61,6 +73,8 @@ pub struct Pushed {
     pub pushed: usize,
     /// The number of paths that it had already.
     pub already: usize,
+    /// The number of paths that it lacks and other caches have.
+    pub elsewhere: usize,
     /// Of the pushed paths, those that have no signature of the cache although it signs: the token may not have it sign.
     pub unsigned: usize,
     /// Bytes sent, or written to a folder.
@@ -78,16 +92,35 @@ impl Target {
     /// # Errors
     /// If the cache cannot be reached, is for another store directory, or denies access.
     pub fn open(url: &Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
-        let kind = if url.scheme() == Scheme::File {
-            Kind::Folder(Box::new(CacheFolder::create(&url.file_path(), store_dir.clone())?))
-        } else {
-            let server = Server::new(url.clone(), Arc::clone(client), store_dir.clone());
-            match server.open()? {
-                Some(protocol) => Kind::Narval(server, protocol),
-                None => Kind::Plain(server),
+        Self::open_for(url, client, store_dir, true)
+    }
+
+    /// Opens a cache to ask it [what it lacks](Selection::missing). Nothing is created or uploaded.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn look(url: &Url, client: &Arc<Client>, store_dir: &StoreDir) -> Result<Self, Error> {
+        Self::open_for(url, client, store_dir, false)
+    }
+
+    fn open_for(url: &Url, client: &Arc<Client>, store_dir: &StoreDir, is_written: bool) -> Result<Self, Error> {
+        let kind = match url.scheme() {
+            Scheme::File if is_written => {
+                Kind::Folder(Box::new(CacheFolder::create(&url.file_path(), store_dir.clone())?))
+            }
+            Scheme::File if url.file_path().exists() => {
+                Kind::Folder(Box::new(CacheFolder::open(&url.file_path(), store_dir.clone())?))
+            }
+            Scheme::File => Kind::NoFolder,
+            _ => {
+                let server = Server::new(url.clone(), Arc::clone(client), store_dir.clone());
+                match server.open(is_written)? {
+                    Some(protocol) => Kind::Narval(server, protocol),
+                    None => Kind::Plain(server),
+                }
             }
         };
-        Ok(Self { url: url.clone(), kind })
+        Ok(Self { url: url.clone(), kind, is_strict: AtomicBool::new(false) })
     }
 
     /// Its address, without secrets.
@@ -97,7 +130,30 @@ impl Target {
 
     /// Whether it is a folder.
     pub(crate) const fn is_folder(&self) -> bool {
-        matches!(self.kind, Kind::Folder(_))
+        matches!(self.kind, Kind::Folder(_) | Kind::NoFolder)
+    }
+
+    /// Whether it gets complete closures, whatever other caches have: folders, and what has said so.
+    fn takes_closures_alone(&self) -> bool {
+        self.is_folder() || self.is_strict.load(Ordering::Relaxed)
+    }
+
+    /// Records that it has refused a path whose references it lacks.
+    fn takes_closures_alone_now(&self) {
+        self.is_strict.store(true, Ordering::Relaxed);
+    }
+
+    /// Which of these paths it does not have.
+    fn missing(&self, paths: &[&StorePath], progress: &Progress) -> Result<HashSet<StorePath>, Error> {
+        match &self.kind {
+            Kind::Folder(folder) => Ok(folder.sink(Encoding::None, None).missing(paths)?),
+            Kind::NoFolder => Ok(paths.iter().map(|path| (*path).clone()).collect()),
+            Kind::Plain(server) => PlainCache::new(server, Encoding::None, None, progress).missing(paths),
+            Kind::Narval(server, protocol) => {
+                let (protocol, encoding) = (&protocol.url, Encoding::None);
+                NarvalCache { server, protocol, small: None, encoding, key: None, progress }.missing(paths)
+            }
+        }
     }
 
     /// Whether the cache supports Narval's protocol.
@@ -121,7 +177,7 @@ pub fn push(
     let (start, total) = (Instant::now(), infos.len());
     let (source, sent_before) = (from.store(), progress.snapshot().file_bytes_done);
     let requests = || match &to.kind {
-        Kind::Folder(_) => 0,
+        Kind::Folder(_) | Kind::NoFolder => 0,
         Kind::Plain(server) | Kind::Narval(server, _) => server.requests(),
     };
     let requests_before = requests();
@@ -130,9 +186,10 @@ pub fn push(
         to: to.url.to_string(),
         pushed,
         already: total - pushed,
+        elsewhere: 0,
         unsigned: match &to.kind {
             Kind::Narval(server, _) => server.unsigned(),
-            Kind::Folder(_) | Kind::Plain(_) => 0,
+            Kind::Folder(_) | Kind::NoFolder | Kind::Plain(_) => 0,
         },
         sent: progress.snapshot().file_bytes_done - sent_before,
         requests: requests() - requests_before,
@@ -158,6 +215,7 @@ where
             let sink = folder.sink(options.encoding, key).counted_by(&count);
             transfer(source, entries, &sink, uploads, progress)
         }
+        Kind::NoFolder => Err(Error::Usage(format!("{}: it was opened for questions only", to.url))),
         Kind::Plain(server) => {
             let sink = PlainCache::new(server, options.encoding, key, progress);
             transfer(source, entries, &sink, uploads, progress)

@@ -64,15 +64,17 @@ impl Server {
         self.client.counts().0
     }
 
-    /// Reads the `nix-cache-info`, or uploads one if there is none. Returns what the cache offers of
+    /// Reads the `nix-cache-info`, or uploads one if there is none and it `is_written`. Returns what the cache offers of
     /// Narval's protocol, if anything.
-    pub(super) fn open(&self) -> Result<Option<Protocol>, Error> {
+    pub(super) fn open(&self, is_written: bool) -> Result<Option<Protocol>, Error> {
         let url = self.url.child("nix-cache-info")?;
         let answer = self.small(&url, CACHE_INFO_LEN_MAX as u64);
         let refused = |reason: String| CacheError::Refused { cache: self.url.to_string(), reason };
         let Some(text) = answer.map_err(|error| self.failed("nix-cache-info", error))? else {
-            let text = format!("StoreDir: {}\n", self.store_dir);
-            self.put_text(&url, "text/x-nix-cache-info", &text)?;
+            if is_written {
+                let text = format!("StoreDir: {}\n", self.store_dir);
+                self.put_text(&url, "text/x-nix-cache-info", &text)?;
+            }
             return Ok(None);
         };
         let info = CacheInfo::parse(&text).map_err(|error| refused(format!("nix-cache-info: {error}")))?;

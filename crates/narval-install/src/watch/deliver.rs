@@ -1,6 +1,6 @@
 //! Delivers pending paths to one cache.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use narval_cache::{CacheError, Wanted};
@@ -10,7 +10,7 @@ use narval_nix::{PathInfo, StorePath};
 use super::options::{DELIVERED_MAX, WatchOptions};
 use super::state::{DestinationId, State};
 use super::stop::Stop;
-use crate::{Destination, Error, Target, push};
+use crate::{Destination, Error, Missing, Target};
 
 /// The maximum number of paths per push.
 const BATCH_MAX: u32 = 256;
@@ -42,6 +42,8 @@ pub(super) struct Delivered {
     pub(super) already: u64,
     pub(super) sent: u64,
     pub(super) paths: Vec<StorePath>,
+    /// With their sizes: what it would push.
+    pub(super) lacking: BTreeMap<StorePath, u64>,
     pub(super) left: u64,
     pub(super) failure: Option<String>,
 }
@@ -50,6 +52,15 @@ impl Delivered {
     fn add(&mut self, paths: Vec<StorePath>) {
         let room = DELIVERED_MAX.saturating_sub(self.paths.len());
         self.paths.extend(paths.into_iter().take(room));
+    }
+
+    /// Of two roots in two batches, both may refer to a path.
+    fn would_push(&mut self, lacking: Vec<PathInfo>) {
+        for info in lacking {
+            if self.lacking.len() < DELIVERED_MAX {
+                self.lacking.insert(info.path, info.nar_size);
+            }
+        }
     }
 }
 
@@ -131,18 +142,24 @@ impl Delivery<'_> {
             self.state.done(self.id, &gone)?;
         }
         if infos.is_empty() {
-            // Other caches have them.
-            self.state.done(self.id, &valid)?;
-            delivered.add(valid);
             return Ok(());
         }
         let opened = match target.take() {
             Some(opened) => opened,
+            None if self.options.is_dry => Target::look(&self.url, &self.options.client, from.store_dir())?,
             None => Target::open(&self.url, &self.options.client, from.store_dir())?,
         };
-        let target_now = &*target.insert(opened);
-        let progress = self.stop.progress();
-        let result = push(&from, infos.into_values().collect(), target_now, &self.options.push, progress);
+        let (target_now, selection, progress) =
+            (&*target.insert(opened), &self.options.selection, self.stop.progress());
+        if self.options.is_dry {
+            let Missing { infos: lacking, already, .. } = selection.missing(&infos, &[], target_now, progress)?;
+            self.state.done(self.id, &valid)?;
+            delivered.already += already as u64;
+            delivered.would_push(lacking);
+            delivered.add(valid);
+            return Ok(());
+        }
+        let result = selection.push(&from, &infos, &[], target_now, (&self.options.push, progress));
         // Not displayed.
         progress.take_finished();
         progress.take_resumed();
@@ -171,8 +188,7 @@ impl Delivery<'_> {
         }
     }
 
-    /// Adds a path with its closure, except for paths in other caches, and protects them from collections. Returns
-    /// whether all of them are valid.
+    /// Adds a path, with its closure if that is pushed, and protects them from collections. Returns whether all of them are valid.
     fn closure(
         &self,
         from: &Destination,
@@ -185,24 +201,16 @@ impl Delivery<'_> {
         if infos.contains_key(root) {
             return Ok(true);
         }
-        let (mut own, mut level) = (BTreeMap::new(), BTreeSet::from([root.clone()]));
-        while !level.is_empty() {
-            let mut found = Vec::with_capacity(level.len());
-            for path in std::mem::take(&mut level) {
-                let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
-                if !self.options.filter.is_elsewhere(&info) {
-                    found.push(info);
-                }
+        let (mut own, mut level) = (BTreeMap::new(), vec![root.clone()]);
+        while let Some(path) = level.pop() {
+            if infos.contains_key(&path) || own.contains_key(&path) {
+                continue;
             }
-            if let Some(elsewhere) = &self.options.elsewhere {
-                found = elsewhere.without(found);
+            let Some(info) = from.store().path_info(&path)? else { return Ok(false) };
+            if !self.options.selection.no_closure {
+                level.extend(info.references.iter().cloned());
             }
-            let references = found.iter().flat_map(|info| &info.references);
-            level = references.filter(|path| !infos.contains_key(*path) && !own.contains_key(*path)).cloned().collect();
-            for info in found {
-                level.remove(&info.path);
-                own.insert(info.path.clone(), info);
-            }
+            own.insert(path, info);
         }
         infos.append(&mut own);
         Ok(true)

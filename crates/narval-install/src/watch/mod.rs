@@ -11,8 +11,6 @@
 //! makes it faster.
 
 mod deliver;
-mod elsewhere;
-mod filter;
 mod options;
 mod queue;
 mod state;
@@ -20,8 +18,6 @@ mod stop;
 mod wake;
 mod watcher;
 
-pub use elsewhere::Elsewhere;
-pub use filter::Filter;
 pub use options::{DELIVERED_MAX, WatchOptions};
 pub use queue::Queue;
 pub use stop::Stop;

@@ -6,16 +6,14 @@ use std::sync::Arc;
 use narval_client::{Client, Url};
 use narval_store::StoreConfig;
 
-use super::elsewhere::Elsewhere;
-use super::filter::Filter;
-use crate::PushOptions;
+use crate::{PushOptions, Selection};
 
 /// The maximum number of paths that a report lists.
 pub const DELIVERED_MAX: usize = 10_000;
 
 /// What is watched, and where it goes.
 pub struct WatchOptions {
-    /// The store. Its database must be readable.
+    /// The store. Unless only the queue is pushed, its database must be readable.
     pub store: StoreConfig,
     /// The folder of the state, which contains the queue; created if it does not exist.
     pub state: PathBuf,
@@ -24,9 +22,9 @@ pub struct WatchOptions {
     /// The client for reaching them.
     pub client: Arc<Client>,
     /// Which paths are pushed.
-    pub filter: Filter,
-    /// Caches that clients use anyway: what they have is not pushed.
-    pub elsewhere: Option<Elsewhere>,
+    pub selection: Selection,
+    /// Whether the caches are only asked what they lack. Paths count as delivered nevertheless: give it a copy of the state.
+    pub is_dry: bool,
     /// How they are pushed.
     pub push: PushOptions,
     /// Whether only the queue is pushed, and other paths that become valid are skipped for good.

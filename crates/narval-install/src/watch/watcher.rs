@@ -1,5 +1,6 @@
 //! The watcher: collects paths to push, with one thread per cache to deliver them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -47,6 +48,8 @@ pub struct WatchReport {
     pub delivered: Vec<StorePath>,
     /// The number of paths left for the next run, summed over the caches.
     pub left: u64,
+    /// The paths that would be pushed, with the sizes of their NARs in bytes, if nothing is.
+    pub lacking: BTreeMap<StorePath, u64>,
     /// Why paths are left, per cache, if known.
     pub failures: Vec<String>,
 }
@@ -61,17 +64,25 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
     if options.targets.is_empty() || options.targets.len() > TARGETS_MAX {
         return Err(Error::Usage(format!("the number of caches to push to must be between 1 and {TARGETS_MAX}")));
     }
-    let store = Store::new(StoreConfig { access: Access::Database, ..options.store.clone() });
-    let database =
-        store.database().ok_or_else(|| Error::Usage("a watcher needs access to the store's database".to_owned()))?;
+    let of_database = Store::new(StoreConfig { access: Access::Database, ..options.store.clone() });
+    let database = match of_database.database().map(|database| database.last_registered().map(|_| database)) {
+        Some(Ok(database)) => Some(database),
+        // The daemon says what is valid.
+        None | Some(Err(_)) if options.queue_only => None,
+        Some(Err(error)) => return Err(error.into()),
+        None => return Err(Error::Usage("a watcher needs access to the store's database".to_owned())),
+    };
+    let store = Store::new(options.store.clone());
     let queue = Queue::new(&options.state);
     queue.make()?;
     queue.remove_leftovers()?;
     let state = State::open(&options.state)?;
-    let collector = Collector { state: &state, queue: &queue, database, options };
+    let followed = database.map(|database| Followed { database, state: &state, options });
+    let collector = Collector { state: &state, queue: &queue, store: &store, followed, options };
     let destinations = collector.destinations()?;
     let database_folder = options.store.database().parent().map(PathBuf::from).unwrap_or_default();
-    let waker = Waker::new(&[&database_folder, queue.folder()]);
+    let folders: Vec<_> = database.map(|_| &*database_folder).into_iter().chain([queue.folder()]).collect();
+    let waker = Waker::new(&folders);
     let waker = waker.map_err(|error| Error::file("watch", &database_folder, error))?;
     let waker = stop.wake_by(waker);
     collector.collect(&destinations)?;
@@ -108,6 +119,7 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
         report.already += delivered.already;
         report.sent += delivered.sent;
         report.delivered.extend(delivered.paths);
+        report.lacking.extend(delivered.lacking);
         report.left += delivered.left;
         report.failures.extend(delivered.failure);
         report
@@ -118,29 +130,22 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
 struct Collector<'a> {
     state: &'a State,
     queue: &'a Queue,
-    database: &'a Database,
+    store: &'a Store,
+    /// `None` if only the queue is pushed, and it cannot be read.
+    followed: Option<Followed<'a>>,
     options: &'a WatchOptions,
 }
 
 impl Collector<'_> {
     /// The caches in the state, each once.
     fn destinations(&self) -> Result<Vec<(Url, DestinationId)>, Error> {
-        let store = self.store();
-        let start = if self.options.existing {
-            Position { file: self.file()?, is_from_start: true, ..Position::default() }
-        } else {
-            self.newest()?
-        };
+        let store = self.options.store.database().display().to_string();
+        let start = self.followed.as_ref().map_or_else(|| Ok(Position::default()), Followed::start)?;
         let mut found: Vec<(Url, DestinationId)> = Vec::new();
         for url in &self.options.targets {
             let id = self.state.destination(url, &store, &start)?;
-            let position = self.state.position(id)?;
-            if self.options.existing && !position.is_from_start {
-                self.state.add(id, &[], Some(&start))?;
-            } else if position.file.is_none() {
-                // Of an earlier version, which did not record the database.
-                let path = self.database.registered_as(position.number)?;
-                self.state.add(id, &[], Some(&Position { path, file: self.file()?, ..position }))?;
+            if let Some(followed) = &self.followed {
+                followed.prepare(id, &start)?;
             }
             if !found.iter().any(|(_, other)| *other == id) {
                 found.push((url.clone(), id));
@@ -149,9 +154,67 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// The store in messages, and in the state.
-    fn store(&self) -> String {
-        self.options.store.database().display().to_string()
+    /// Whether a path that a hook has queued is pushed. Of one that is not valid any more, the delivery says so.
+    fn takes_queued(&self, path: &StorePath) -> Result<bool, Error> {
+        let filter = &self.options.selection.filter;
+        let info = if filter.sizes == (0..=u64::MAX) { None } else { self.store.path_info(path)? };
+        Ok(filter.takes(path, info.map_or(*filter.sizes.start(), |info| info.nar_size), true))
+    }
+
+    /// Records new paths for each cache. Returns their number.
+    fn collect(&self, destinations: &[(Url, DestinationId)]) -> Result<usize, Error> {
+        let mut added = 0;
+        loop {
+            let queued = self.queue.oldest()?;
+            if queued.is_empty() {
+                break;
+            }
+            let mut paths: Vec<StorePath> = Vec::new();
+            for path in queued.iter().flat_map(|queued| &queued.paths) {
+                if self.takes_queued(path)? {
+                    paths.push(path.clone());
+                }
+            }
+            for (_, id) in destinations {
+                added += self.state.add(*id, &paths, None)?;
+            }
+            // Only now: if killed before, they are only recorded twice.
+            self.queue.forget(&queued)?;
+        }
+        for (_, id) in destinations {
+            added += self.followed.as_ref().map_or(Ok(0), |followed| followed.read(*id))?;
+        }
+        Ok(added)
+    }
+}
+
+/// The store's database.
+struct Followed<'a> {
+    database: &'a Database,
+    state: &'a State,
+    options: &'a WatchOptions,
+}
+
+impl Followed<'_> {
+    /// Where a cache begins that is new.
+    fn start(&self) -> Result<Position, Error> {
+        if self.options.existing {
+            return Ok(Position { file: self.file()?, is_from_start: true, ..Position::default() });
+        }
+        self.newest()
+    }
+
+    /// Brings what is recorded of a cache up to date.
+    fn prepare(&self, id: DestinationId, start: &Position) -> Result<(), Error> {
+        let position = self.state.position(id)?;
+        if self.options.existing && !position.is_from_start {
+            self.state.add(id, &[], Some(start))?;
+        } else if position.file.is_none() {
+            // Of an earlier version, which did not record the database.
+            let path = self.database.registered_as(position.number)?;
+            self.state.add(id, &[], Some(&Position { path, file: self.file()?, ..position }))?;
+        }
+        Ok(())
     }
 
     /// The device and the inode of the database.
@@ -193,7 +256,7 @@ impl Collector<'_> {
         } else {
             "only paths that became valid since then are pushed; --existing pushes all of them"
         };
-        tracing::warn!("'{}' is another database than before; {what}", self.store());
+        tracing::warn!("'{}' is another database than before; {what}", self.options.store.database().display());
         let path = self.database.registered_as(number)?;
         let position = Position { number, path, file, looked_at: before.looked_at, is_from_start };
         self.state.add(id, &[], Some(&position))?;
@@ -203,6 +266,11 @@ impl Collector<'_> {
     /// Records the paths that have become valid for a cache. Returns their number.
     fn read(&self, id: DestinationId) -> Result<usize, Error> {
         let mut position = self.state.position(id)?;
+        if self.options.queue_only {
+            let newest = Position { is_from_start: position.is_from_start, ..self.newest()? };
+            self.state.add(id, &[], Some(&newest))?;
+            return Ok(0);
+        }
         let mut added = 0;
         loop {
             let (file, looked_at) = (self.file()?, now());
@@ -216,38 +284,12 @@ impl Collector<'_> {
                 return Err(Error::file("read", &self.options.store.database(), error));
             }
             let Some(newest) = found.last() else { return Ok(added) };
-            let taken = found.iter().filter(|one| self.options.filter.takes(&one.path, one.is_built_here));
+            let filter = &self.options.selection.filter;
+            let taken = found.iter().filter(|one| filter.takes(&one.path, one.nar_size, one.is_built_here));
             let paths: Vec<StorePath> = taken.map(|one| one.path.clone()).collect();
             let path = Some(self.options.store.store_dir.display(&newest.path).to_string());
             position = Position { number: newest.number, path, file, looked_at, ..position };
             added += self.state.add(id, &paths, Some(&position))?;
         }
-    }
-
-    /// Records new paths for each cache. Returns their number.
-    fn collect(&self, destinations: &[(Url, DestinationId)]) -> Result<usize, Error> {
-        let mut added = 0;
-        loop {
-            let queued = self.queue.oldest()?;
-            if queued.is_empty() {
-                break;
-            }
-            let paths = queued.iter().flat_map(|queued| &queued.paths);
-            let paths: Vec<StorePath> = paths.filter(|path| self.options.filter.takes(path, true)).cloned().collect();
-            for (_, id) in destinations {
-                added += self.state.add(*id, &paths, None)?;
-            }
-            // Only now: if killed before, they are only recorded twice.
-            self.queue.forget(&queued)?;
-        }
-        for (_, id) in destinations {
-            if self.options.queue_only {
-                let position = Position { is_from_start: self.state.position(*id)?.is_from_start, ..self.newest()? };
-                self.state.add(*id, &[], Some(&position))?;
-            } else {
-                added += self.read(*id)?;
-            }
-        }
-        Ok(added)
     }
 }

@@ -29,6 +29,8 @@ pub struct Registered {
     pub path: StorePath,
     /// Whether it was built locally rather than substituted or added (`ultimate`).
     pub is_built_here: bool,
+    /// Size of its NAR in bytes; 0 if the database has no size.
+    pub nar_size: u64,
 }
 
 /// A valid path with what a list of paths displays.
@@ -221,7 +223,7 @@ impl Database {
     pub fn registered_after(&self, number: u64, count: u32) -> Result<Vec<Registered>, StoreError> {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         self.pool.query(|connection| {
-            let sql = "select id, path, ultimate from ValidPaths where id > ?1 order by id limit ?2";
+            let sql = "select id, path, ultimate, narSize from ValidPaths where id > ?1 order by id limit ?2";
             let mut statement = connection.prepare_cached(sql)?;
             let mut rows = statement.query(params![number, count])?;
             let mut found = Vec::new();
@@ -232,6 +234,7 @@ impl Database {
                         number: u64::try_from(number).unwrap_or(0),
                         path,
                         is_built_here: row.get::<_, Option<i64>>(2)? == Some(1),
+                        nar_size: u64::try_from(row.get::<_, Option<i64>>(3)?.unwrap_or(0)).unwrap_or(0),
                     }),
                     Err(_) => tracing::warn!("the Nix database has a valid path that is not a store path: '{full}'"),
                 }

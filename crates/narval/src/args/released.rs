@@ -56,10 +56,28 @@ impl ReleaseArgs {
     /// # Errors
     /// If two of them are the same output, or a note or the system is malformed.
     pub(crate) fn to_record(&self, paths: &[StorePath], store_dir: &StoreDir) -> Result<Option<ToRecord>, Failure> {
+        self.to_record_with(BTreeMap::new(), paths, store_dir)
+    }
+
+    /// Whether one was asked for.
+    pub(crate) const fn is_asked_for(&self) -> bool {
+        self.release.is_some()
+    }
+
+    /// The same, with these notes unless there are others of the same names.
+    ///
+    /// # Errors
+    /// See [`to_record`](Self::to_record).
+    pub(crate) fn to_record_with(
+        &self,
+        mut notes: BTreeMap<String, String>,
+        paths: &[StorePath],
+        store_dir: &StoreDir,
+    ) -> Result<Option<ToRecord>, Failure> {
         let Some((name, version)) = &self.release else { return Ok(None) };
         let system: ReleaseSystem =
             self.system.clone().unwrap_or_else(machine_system).parse().map_err(Failure::usage)?;
-        let notes: BTreeMap<String, String> = self.release_note.iter().cloned().collect();
+        notes.extend(self.release_note.iter().cloned());
         check_notes(&notes).map_err(Failure::usage)?;
         let mut outputs: BTreeMap<&str, String> = BTreeMap::new();
         for path in paths {

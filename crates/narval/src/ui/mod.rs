@@ -3,6 +3,7 @@
 pub(crate) mod failure;
 pub(crate) mod finish;
 pub(crate) mod json;
+pub(crate) mod lacking;
 pub mod log;
 mod log_event;
 pub(crate) mod output;

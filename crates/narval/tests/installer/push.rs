@@ -184,6 +184,68 @@ fn a_plain_cache_is_pushed_to_as_nix_does() {
 }
 
 #[test]
+fn what_is_pushed_is_chosen_by_name_size_and_what_others_have() {
+    let lab = Lab::new();
+    let (big, store) = (add_big(&lab), lab.store.uri());
+    let names = |said: &str| {
+        let mut names: Vec<String> = said
+            .lines()
+            .filter_map(|line| Some(line.split('\t').next()?.rsplit_once('/')?.1.split_once('-')?.1.to_owned()))
+            .collect();
+        names.sort();
+        names.join(" ")
+    };
+    let (tree, own) = (Path::new(&lab.tree).file_name().unwrap().to_str().unwrap(), lab.store.name());
+    let tree = tree.split_once('-').unwrap().1.to_owned();
+    let to = format!("file://{}", lab.folder("filtered"));
+    let all = ["push", "--store", &store, "--to", &to, "--dry-run"];
+    for (options, expected) in [
+        (&[][..], format!("big hello-1.0 top {tree}")),
+        (&["--no-closure"], "big hello-1.0 top".to_owned()),
+        (&["--exclude", "b*"], format!("hello-1.0 top {tree}")),
+        (&["--exclude", "/^(big|top)$/"], format!("hello-1.0 {tree}")),
+        // Named, but a path that is pushed refers to it.
+        (&["--exclude", "tree-*"], format!("big hello-1.0 top {tree}")),
+        (&["--no-closure", "--max-size", "1M"], "hello-1.0 top".to_owned()),
+        (&["--min-size", "1M"], "big".to_owned()),
+        // All of it was added.
+        (&["--only-built"], String::new()),
+    ] {
+        let said = lab.done(&[&all[..], options, &[&lab.top, &lab.hello, &big]].concat());
+        assert_eq!(names(&said), expected, "{options:?} {own}: {said}");
+    }
+    assert!(!Path::new(&lab.folder("filtered")).exists(), "a dry run creates nothing");
+    assert!(
+        lab.fails(2, &["push", "--store", &store, "--to", &to, "--min-size", "2", "--max-size", "1", &big])
+            .contains("--min-size")
+    );
+    // As `nix path-info` and `find -print0` print paths.
+    for (number, input) in [format!("{}\n{big}\n", lab.hello), format!("{}\0{big}\0", lab.hello)].iter().enumerate() {
+        let to = lab.folder(&format!("by-stdin-{number}"));
+        let mut command = lab.command(&["push", "--store", &store, "--to", &format!("file://{to}"), "--stdin"]);
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(assert_closed(Path::new(&to)), 2);
+    }
+    // A cache that anybody may read as an addition to the others.
+    let Some(nginx) = Nginx::start(lab.store.dir.path(), "") else { return };
+    let push = |options: &[&str]| {
+        let args =
+            [&["push", "--json", "--store", &store, "--to", &nginx.url][..], options, &[&lab.top, &big]].concat();
+        stdout(lab.command(&args).env("NARVAL_CACHES", lab.cache_url()).output().unwrap())
+    };
+    let said = push(&["--dry-run"]);
+    assert!(said.contains("-big") && !said.contains("-tree") && said.contains("\"paths\":1,"), "{said}");
+    assert!(!nginx.cache().join("nix-cache-info").exists(), "a dry run creates nothing");
+    let said = push(&[]);
+    assert!(said.contains("\"pushed\":1,") && said.contains("\"elsewhere\":2"), "{said}");
+    let said = push(&["--all"]);
+    assert!(said.contains("\"pushed\":2,") && said.contains("\"elsewhere\":0"), "{said}");
+    assert_eq!(assert_closed(&nginx.cache()), 3);
+}
+
+#[test]
 fn credentials_come_from_netrc_or_a_token_file() {
     let lab = Lab::new();
     let (big, store) = (add_big(&lab), lab.store.uri());

@@ -1,15 +1,22 @@
 //! `narval watch-store`: pushes new paths of a store as they become valid.
 
-use narval_install::watch::{Filter, Stop, WatchOptions, WatchReport, watch};
+use std::path::Path;
+
+use narval_install::watch::{Stop, WatchOptions, WatchReport, watch};
 use sd_notify::NotifyState;
+use tempfile::TempDir;
 
 use crate::Failure;
-use crate::args::push::{PushArgs, SourceArgs};
+use crate::args::push::{FilterArgs, PushArgs, SourceArgs};
 use crate::args::state::StateArgs;
 use crate::server::notify_systemd;
+use crate::ui::lacking::show_lacking;
 use crate::ui::log;
 use crate::ui::output::paths;
 use crate::ui::signals::stop_on_signal;
+
+/// The most files of a state that are looked at.
+const STATE_FILES_MAX: usize = 100_000;
 
 /// Push new paths of a store as they become valid
 ///
@@ -25,21 +32,10 @@ pub struct Args {
     store: SourceArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Skip paths whose name (without the hash) matches this pattern. Repeatable
-    #[arg(long, value_name = "GLOB")]
-    exclude: Vec<String>,
-    /// Only push paths that were built here, not those that were substituted or added
-    #[arg(long)]
-    built_here: bool,
-    /// Skip paths signed by the key with this name, even as references of other paths: clients use their cache anyway.
-    /// Repeatable
-    #[arg(long, value_name = "KEY-NAME")]
-    skip_signed_by: Vec<String>,
-    /// Also push derivations (.drv files)
-    #[arg(long)]
-    derivations: bool,
+    #[command(flatten)]
+    filter: FilterArgs,
     /// Only push paths that 'narval hook' has queued
-    #[arg(long, conflicts_with_all = ["existing", "built_here"])]
+    #[arg(long, conflicts_with_all = ["existing", "only_built"])]
     queue_only: bool,
     /// Also push paths that are already valid, once for each cache
     #[arg(long)]
@@ -51,9 +47,10 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  narval watch-store --to http://cache:5000 --built-here
+  narval watch-store --to http://cache:5000 --only-built
   narval watch-store --to http://cache:5000 --skip-signed-by cache.nixos.org-1
   narval watch-store --to https://cache.example.org --exclude 'nixos-system-*'
+  narval watch-store --to https://cache.example.org --max-size 2G --dry-run
 
   In CI: the first records the state of the store, the second pushes
   what was built since.
@@ -66,17 +63,21 @@ Examples:
 /// If the store or the state cannot be used; with --once, if paths could not be pushed.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
+    let (store, targets, is_dry) = (args.store.config()?, args.to.urls()?, args.filter.dry_run);
+    let selection = args.filter.selection(&targets, &args.to.how.token.requests, &store.store_dir)?;
+    let state = args.state.folder()?;
+    let copy = if is_dry { Some(copy_of_state(&state)?) } else { None };
     let options = WatchOptions {
-        store: args.store.config()?,
-        state: args.state.folder()?,
-        targets: args.to.urls()?,
+        store,
+        state: copy.as_ref().map_or(state, |copy| copy.path().to_owned()),
+        targets,
         client: args.to.client()?,
-        filter: Filter::new(&args.exclude, args.built_here, args.derivations)?.without_signed_by(args.skip_signed_by),
-        elsewhere: None,
+        selection,
+        is_dry,
         push: args.to.how.options()?,
         queue_only: args.queue_only,
         existing: args.existing,
-        once: args.once,
+        once: args.once || is_dry,
     };
     let stop = Stop::default();
     stop_on_signal(&stop, "paths that were not pushed are left for the next run", || false)?;
@@ -87,7 +88,29 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     let report = watch(&options, &stop, ready)?;
     notify_systemd(&[NotifyState::Stopping]);
-    finish(&report, args.once && !stop.is_stopped())
+    if is_dry && report.left == 0 {
+        show_lacking(&report.lacking, &options.store.store_dir, false);
+        return Ok(());
+    }
+    finish(&report, (args.once || is_dry) && !stop.is_stopped())
+}
+
+/// What is pending may be looked at beside the watcher, and stays pending.
+fn copy_of_state(state: &Path) -> Result<TempDir, Failure> {
+    let failed = |error: &std::io::Error| Failure::of_file(&state.display().to_string(), error);
+    let copy = tempfile::Builder::new().prefix("narval-push-").tempdir().map_err(|error| failed(&error))?;
+    for below in ["", "queue"] {
+        let Ok(files) = std::fs::read_dir(state.join(below)) else { continue };
+        std::fs::create_dir_all(copy.path().join(below)).map_err(|error| failed(&error))?;
+        for file in files.take(STATE_FILES_MAX) {
+            let file = file.map_err(|error| failed(&error))?;
+            // A watcher may remove one of its queue meanwhile.
+            if file.file_type().is_ok_and(|kind| kind.is_file()) {
+                let _ = std::fs::copy(file.path(), copy.path().join(below).join(file.file_name()));
+            }
+        }
+    }
+    Ok(copy)
 }
 
 fn finish(report: &WatchReport, is_complete: bool) -> Result<(), Failure> {

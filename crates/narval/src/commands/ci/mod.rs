@@ -1,10 +1,12 @@
 //! `narval ci`: a cache for a job of a CI system, read while it builds, and filled with what it builds.
 
 mod child;
+mod hook;
 mod identity;
 mod near;
 mod options;
 mod platform;
+mod release;
 mod session;
 mod steps;
 mod summary;
@@ -25,6 +27,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match (args.step, args.command.is_empty()) {
         (None, true) => Err(Failure::usage("say what to run after --: narval ci --to URL -- nix build")),
         (Some(_), false) => Err(Failure::usage("start and end run no command: give them none")),
+        (Some(_), true) if args.release.is_asked_for() => Err(Failure::usage(
+            "--release goes with a command after --; in a job with steps, use 'narval push ./result --release NAME' before 'narval ci end'",
+        )),
         (Some(Step::Start), true) => steps::start(&args),
         (Some(Step::End), true) => steps::end(&args),
         (Some(Step::Hold), true) => steps::hold(&args),
@@ -43,7 +48,14 @@ fn run_command(args: &Args) -> Result<(), Failure> {
         _ => args.deadline,
     };
     let code = ended.as_ref().ok().map(|ended| ended.code);
-    Summary::of(session, left, code)?.show(args.output);
+    let (client, store) = session.for_release();
+    let record = |left| release::record(args, &to, &client, &store, left);
+    let summary = match args.release.is_asked_for() && code == Some(0) && !args.filter.dry_run {
+        true => Summary::of(session, left, code, Some(&record))?,
+        false => Summary::of(session, left, code, None)?,
+    };
+    summary.write_metrics(args.metrics.as_deref());
+    summary.show(args.output);
     // Threads that wait for a cache may still use it.
     drop(folder);
     let code = ended?.code;

@@ -10,7 +10,8 @@ use narval_client::Url;
 use super::identity::Identity;
 use crate::Failure;
 use crate::args::client::{OutputArgs, parse_cache};
-use crate::args::push::{SendArgs, SourceArgs};
+use crate::args::push::{FilterArgs, SendArgs, SourceArgs};
+use crate::args::released::ReleaseArgs;
 use crate::values::time::parse_time_in;
 
 /// The longest time that a job may wait for its pushes.
@@ -48,20 +49,21 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = |text: &str| parse_time_in(text, &(Duration::ZERO..=DEADLINE_MAX)))]
     pub(super) deadline: Duration,
     /// Only read
-    #[arg(long)]
+    #[arg(long, conflicts_with = "release")]
     pub(super) no_push: bool,
-    /// Also push what was substituted or added, not only what was built here
-    #[arg(long)]
+    /// Also push what was substituted or added: --only-built is the default here
+    #[arg(long, conflicts_with = "only_built", help_heading = "Which paths")]
     pub(super) substituted: bool,
-    /// Also push what the other caches of this machine have
-    #[arg(long)]
-    pub(super) all: bool,
-    /// Skip paths whose name (without the hash) matches this pattern. Repeatable
-    #[arg(long, value_name = "GLOB")]
-    pub(super) exclude: Vec<String>,
-    /// Also push derivations (.drv files)
-    #[arg(long)]
-    pub(super) derivations: bool,
+    #[command(flatten)]
+    pub(super) filter: FilterArgs,
+    #[command(flatten)]
+    pub(super) release: ReleaseArgs,
+    /// Path that the release consists of. Repeatable; one for each output [default: ./result, and ./result-OUTPUT]
+    #[arg(long, value_name = "PATH", requires = "release", help_heading = "Release")]
+    pub(super) release_path: Vec<PathBuf>,
+    /// Write the figures of the summary to this file as metrics, for GitLab's `artifacts:reports:metrics`
+    #[arg(long, value_name = "FILE", env = "NARVAL_CI_METRICS", hide_env_values = true, help_heading = "Output")]
+    pub(super) metrics: Option<PathBuf>,
     /// Folder of `start` and `end` [default: $RUNNER_TEMP/narval-ci, else narval-ci-UID in the folder for temporary files]
     #[arg(long, value_name = "DIR")]
     pub(super) state: Option<PathBuf>,
@@ -92,6 +94,7 @@ const EXAMPLES: &str = "\
 Examples:
   narval ci --to https://cache.example.org -- nix build .#app
   narval ci --to https://cache.example.org --token-file token -- make
+  narval ci --to https://cache.example.org --release app -- nix build .#app
   narval ci start --to https://cache.example.org
   narval ci end
 

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use narval_client::{Bearer, Client, ClientOptions, RetryPolicy, Url};
+use narval_client::{Bearer, Client, ClientOptions, Url};
 use narval_install::settings::{UserTrust, user_trust};
-use narval_install::watch::{Elsewhere, Filter, Stop, WatchOptions, WatchReport, watch};
+use narval_install::watch::{Stop, WatchOptions, WatchReport, watch};
 use narval_install::{Administered, Error};
 use narval_store::{CacheSettings, StoreConfig};
 use parking_lot::Mutex;
 
+use super::hook;
 use super::identity::{Source, is_safe};
 use super::near::{Near, Upstream};
 use super::options::Args;
 use crate::Failure;
-use crate::args::client::CacheArgs;
-use crate::args::push::read_token;
+use crate::args::push::{quick, read_token};
 use crate::commands::caches::use_cache;
 use crate::ui::output::note;
 
@@ -25,8 +25,6 @@ use crate::ui::output::note;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait before the cache is asked again for a token or its keys.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long a request for these may be without data.
-const STALL: Duration = Duration::from_secs(4);
 /// How soon a token is renewed.
 const RENEWED_AT_SOONEST: Duration = Duration::from_secs(10);
 /// A token is renewed after this part of its time.
@@ -61,8 +59,13 @@ pub(super) struct Session {
     stop: Stop,
     watcher: Option<Receiver<Result<WatchReport, Error>>>,
     /// What its Nix gets as settings, beside those of the environment.
-    pub(super) nix_config: Option<String>,
+    nix_config: String,
+    pub(super) is_substituter: bool,
+    client: Arc<Client>,
+    store: StoreConfig,
     pub(super) cache: String,
+    /// Whether nothing is pushed, and it is only said what would be.
+    pub(super) is_dry: bool,
 }
 
 /// Ends a session from another thread.
@@ -108,7 +111,8 @@ impl Session {
         let store = args.store.config()?;
         let (near, stop) = (Arc::new(Mutex::new(None)), Stop::default());
         // From now on, whatever becomes valid is found, even if the cache answers later.
-        let watcher = watcher(args, to, folder, &store, &client, &stop)?;
+        let hook = if args.no_push { None } else { hook::hook(folder, &store)? };
+        let watcher = watcher(args, to, folder, &store, &client, (&stop, hook.is_some()))?;
         let keeper = Keeper {
             to: to.clone(),
             given_keys: args.public_key.clone(),
@@ -128,11 +132,13 @@ impl Session {
                 "narval ci: {to} cannot be used yet ({reason}). The job goes on without it; what it builds is pushed if that works before the end"
             );
         });
+        let (folder, cache, is_dry) = (folder.to_owned(), to.to_string(), args.filter.dry_run);
+        let nix_config = hook.map(|hook| format!("post-build-hook = {}\n", hook.display())).unwrap_or_default();
         let mut session =
-            Self { folder: folder.to_owned(), near, stop, watcher, nix_config: None, cache: to.to_string() };
+            Self { folder, near, stop, watcher, nix_config, is_substituter: false, client, store, cache, is_dry };
         if let Ok(access) = access {
             access.notes.iter().for_each(|text| note!("narval ci: {text}"));
-            session.substitute(&access, to, &store, &bearer)?;
+            session.substitute(&access, to, &bearer)?;
             if !access.may_push {
                 session.stop.stop();
                 session.watcher = None;
@@ -142,11 +148,11 @@ impl Session {
     }
 
     /// Makes the cache a substituter of the job.
-    fn substitute(&mut self, access: &Access, to: &Url, store: &StoreConfig, bearer: &Bearer) -> Result<(), Failure> {
+    fn substitute(&mut self, access: &Access, to: &Url, bearer: &Bearer) -> Result<(), Failure> {
         if access.keys.is_empty() {
             return Ok(());
         }
-        if let Ok(UserTrust::NotTrusted(_)) = user_trust(store, &CacheSettings::of_system()) {
+        if let Ok(UserTrust::NotTrusted(_)) = user_trust(&self.store, &CacheSettings::of_system()) {
             note!(
                 "narval ci: the Nix daemon does not trust this user, so that the job's Nix asks the caches of nix.conf alone ('narval use' says how {to} \
                  gets there)"
@@ -154,7 +160,7 @@ impl Session {
             return Ok(());
         }
         let token = bearer.token();
-        let of = Upstream { url: to.clone(), keys: access.keys.clone(), store_dir: store.store_dir.clone() };
+        let of = Upstream { url: to.clone(), keys: access.keys.clone(), store_dir: self.store.store_dir.clone() };
         let near = match Near::start(&self.folder, &of, token.as_ref().map(|token| token.as_str())) {
             Ok(near) => near,
             Err(failure) => {
@@ -163,16 +169,22 @@ impl Session {
             }
         };
         let keys = access.keys.join(" ");
-        self.nix_config = Some(format!("extra-substituters = {}\nextra-trusted-public-keys = {keys}\n", near.url()));
+        self.nix_config += &format!("extra-substituters = {}\nextra-trusted-public-keys = {keys}\n", near.url());
+        self.is_substituter = true;
         *self.near.lock() = Some(near);
         Ok(())
     }
 
     /// What the job's Nix gets as `NIX_CONFIG`: the settings of the environment, and the cache.
     pub(super) fn nix_config_of_job(&self) -> Option<String> {
-        let added = self.nix_config.as_ref()?;
+        let added = Some(&self.nix_config).filter(|added| !added.is_empty())?;
         let before = std::env::var("NIX_CONFIG").ok().filter(|before| !before.is_empty());
         Some(before.map_or_else(|| added.clone(), |before| format!("{}\n{added}", before.trim_end())))
+    }
+
+    /// What a release is recorded with.
+    pub(super) fn for_release(&self) -> (Arc<Client>, StoreConfig) {
+        (Arc::clone(&self.client), self.store.clone())
     }
 
     /// What ends it from another thread.
@@ -208,12 +220,6 @@ impl Session {
     }
 }
 
-/// For questions that the job waits for: one attempt, and no long waits.
-fn quick(options: ClientOptions) -> ClientOptions {
-    let retry = RetryPolicy { attempts: 1, ..RetryPolicy::default() };
-    ClientOptions { retry, connect_timeout: STALL, stall_timeout: STALL, ..options }
-}
-
 /// Waits until it is known what the job may do. Otherwise returns why not.
 fn wait(known: &Receiver<Result<Access, String>>) -> Result<Access, String> {
     let (until, mut reason) = (Instant::now() + PATIENCE, "it does not answer".to_owned());
@@ -233,31 +239,23 @@ fn watcher(
     folder: &Path,
     store: &StoreConfig,
     client: &Arc<Client>,
-    stop: &Stop,
+    (stop, has_hook): (&Stop, bool),
 ) -> Result<Option<Receiver<Result<WatchReport, Error>>>, Failure> {
     if args.no_push {
         return Ok(None);
     }
-    let upstreams = CacheArgs::of_environment(args.how.token.requests.clone());
-    let is_target = |url: &Url| url.to_string() == to.to_string();
-    let others: Vec<Url> = upstreams.urls_if_any()?.into_iter().filter(|url| !is_target(url)).collect();
-    let elsewhere = match args.all || others.is_empty() {
-        true => None,
-        false => {
-            let options = quick(args.how.token.requests.options(&others)?);
-            let client = Arc::new(narval_s3::client(options));
-            Some(Elsewhere::new(others, client, upstreams.keys()?, store.store_dir.clone()))
-        }
-    };
+    let requests = &args.how.token.requests;
+    let mut selection = args.filter.selection(std::slice::from_ref(to), requests, &store.store_dir)?;
+    selection.filter.only_built = !args.substituted;
     let options = WatchOptions {
         store: store.clone(),
-        state: folder.join("pushes"),
+        state: hook::state(folder),
         targets: vec![to.clone()],
         client: Arc::clone(client),
-        filter: Filter::new(&args.exclude, !args.substituted, args.derivations)?,
-        elsewhere,
+        selection,
+        is_dry: args.filter.dry_run,
         push: args.how.options()?,
-        queue_only: false,
+        queue_only: has_hook,
         existing: false,
         once: false,
     };
@@ -282,7 +280,7 @@ fn watcher(
     Ok(None)
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     started.map(drop).map_err(|error| Failure::runtime(format!("cannot start a thread: {error}")))
 }

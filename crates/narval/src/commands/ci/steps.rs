@@ -21,7 +21,7 @@ use super::near::write_private;
 use super::options::Args;
 use super::platform::{Platform, set_for_later_steps};
 use super::session::Session;
-use super::summary::Summary;
+use super::summary::{Summary, write_metrics};
 use crate::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
@@ -172,7 +172,7 @@ pub(super) fn hold(args: &Args) -> Result<(), Failure> {
         handle.close();
     }));
     signals.forever().next();
-    let summary = Summary::of(session, args.deadline, None)?;
+    let summary = Summary::of(session, args.deadline, None, None)?;
     let shown = json!({
         "json": summary.json(), "text": summary.text(), "markdown": summary.markdown(), "warning": summary.warning(),
     });
@@ -209,8 +209,10 @@ pub(super) fn end(args: &Args) -> Result<(), Failure> {
     if !args.output.quiet {
         platform.show(text("markdown").unwrap_or_default(), text("text").unwrap_or_default());
     }
+    let figures = summary.get("json").cloned().unwrap_or_default();
+    write_metrics(args.metrics.as_deref(), &figures);
     if args.output.json {
-        json::summary(summary.get("json").cloned().unwrap_or_default());
+        json::summary(figures);
     }
     // Nothing of it is needed any more.
     let _ = std::fs::remove_dir_all(&folder.0);

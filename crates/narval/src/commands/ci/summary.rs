@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use narval_install::human_bytes;
 use narval_install::watch::WatchReport;
-use narval_nix::HashPart;
+use narval_nix::{HashPart, Release};
 use serde_json::{Value, json};
 
 use super::near;
@@ -18,7 +18,7 @@ use super::session::{Pushes, Session};
 use crate::Failure;
 use crate::args::client::OutputArgs;
 use crate::ui::json;
-use crate::ui::output::{counted, paths};
+use crate::ui::output::{counted, note, paths};
 
 /// The most lines of the log that are read: two for each path.
 const LINES_MAX: usize = 2_000_000;
@@ -88,19 +88,36 @@ pub(super) struct Summary {
     waited: f64,
     /// The exit code of the command.
     code: Option<u8>,
+    is_dry: bool,
+    /// The release that was recorded, or why none was.
+    release: Option<Result<String, String>>,
 }
+
+/// Records a release, in this time at most.
+pub(super) type Record<'a> = &'a dyn Fn(Duration) -> Result<Release, String>;
 
 impl Summary {
     /// Ends a session, which may take this long, and says what it was.
     ///
     /// # Errors
     /// Its files cannot be read.
-    pub(super) fn of(session: Session, deadline: Duration, code: Option<u8>) -> Result<Self, Failure> {
-        let (cache, is_substituter, begun) = (session.cache.clone(), session.nix_config.is_some(), Instant::now());
+    pub(super) fn of(
+        session: Session,
+        deadline: Duration,
+        code: Option<u8>,
+        record: Option<Record<'_>>,
+    ) -> Result<Self, Failure> {
+        let (cache, is_substituter, begun) = (session.cache.clone(), session.is_substituter, Instant::now());
+        let is_dry = session.is_dry;
         let (pushes, folder) = session.end(deadline);
+        // Who may not push may not release either.
+        let record = record.filter(|_| !matches!(pushes, Pushes::None));
+        let release = record.map(|record| {
+            record(deadline.saturating_sub(begun.elapsed())).map(|release| release.selector().to_string())
+        });
         let waited = begun.elapsed().as_secs_f64();
         let asked = Asked::read(&near::access_log(&folder))?;
-        Ok(Self { cache, is_substituter, asked, pushes, waited, code })
+        Ok(Self { cache, is_substituter, asked, pushes, waited, code, is_dry, release })
     }
 
     /// Shows it.
@@ -126,6 +143,15 @@ impl Summary {
 
     /// What is wrong, for a warning.
     pub(super) fn warning(&self) -> Option<String> {
+        let of_release = match &self.release {
+            Some(Err(reason)) => Some(format!("no release is recorded: {reason}")),
+            _ => None,
+        };
+        let both = [self.warning_of_pushes(), of_release];
+        both.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"))
+    }
+
+    fn warning_of_pushes(&self) -> Option<String> {
         match &self.pushes {
             Pushes::None => None,
             Pushes::Unknown => Some(format!("{} did not answer in time: not all that was built is there", self.cache)),
@@ -160,7 +186,11 @@ impl Summary {
             "bytes_fetched": self.asked.bytes, "seconds_fetching": self.asked.seconds,
             "pushed": report.map(|report| report.pushed), "already": report.map(|report| report.already),
             "bytes_sent": report.map(|report| report.sent), "left": report.map(|report| report.left),
-            "built": built, "warning": self.warning(),
+            "built": built, "warning": self.warning(), "dry_run": self.is_dry,
+            "release": self.release.as_ref().and_then(|release| release.as_ref().ok()),
+            "would_push": report.filter(|_| self.is_dry).map(|report| -> Vec<Value> {
+                report.lacking.iter().map(|(path, size)| json!({"path": path.to_string(), "nar_size": size})).collect()
+            }),
         })
     }
 
@@ -178,7 +208,14 @@ impl Summary {
             ),
             false => format!("narval ci: {} was not asked for paths\n", self.cache),
         };
-        if let Some(report) = self.report() {
+        if let Some(report) = self.report().filter(|_| self.is_dry) {
+            let bytes: u64 = report.lacking.values().sum();
+            let (lacking, size) = (paths(report.lacking.len()), human_bytes(bytes));
+            let _ = writeln!(text, "narval ci: would push {lacking}, {size} before compression");
+            for path in report.lacking.keys().take(LISTED_MAX) {
+                let _ = writeln!(text, "narval ci:   {path}");
+            }
+        } else if let Some(report) = self.report() {
             // Nobody can read what it was not written to.
             let _ = writeln!(
                 text,
@@ -190,7 +227,15 @@ impl Summary {
                 self.waited
             );
         }
+        if let Some(Ok(release)) = &self.release {
+            let _ = writeln!(text, "narval ci: released {release}");
+        }
         text
+    }
+
+    /// Writes the figures to a file, as metrics. That this is not possible is a warning.
+    pub(super) fn write_metrics(&self, file: Option<&Path>) {
+        write_metrics(file, &self.json());
     }
 
     /// For a page of the platform.
@@ -207,9 +252,15 @@ impl Summary {
         }
         if let Some(report) = self.report() {
             row("built", report.delivered.len().to_string());
+            if self.is_dry {
+                row("would be pushed", paths(report.lacking.len()));
+            }
             row("pushed", format!("{}, {}", paths(report.pushed), human_bytes(report.sent)));
             row("already there", report.already.to_string());
             row("waited after the end of the command", format!("{:.1} s", self.waited));
+        }
+        if let Some(Ok(release)) = &self.release {
+            row("released", escaped(release));
         }
         if let Some(warning) = self.warning() {
             row("**warning**", escaped(&warning));
@@ -227,6 +278,25 @@ impl Summary {
             text.push_str("\n</details>\n");
         }
         text
+    }
+}
+
+/// Writes the numbers of a summary to a file, each as a metric: what GitLab shows beside those of the branch that a job's is merged into.
+pub(super) fn write_metrics(file: Option<&Path>, summary: &Value) {
+    let Some(file) = file else { return };
+    let figures = summary.as_object().into_iter().flatten();
+    let figures = figures.filter_map(|(name, value)| {
+        Some((
+            name,
+            match value {
+                Value::Array(all) => all.len().into(),
+                value => value.as_number()?.clone(),
+            },
+        ))
+    });
+    let text: String = figures.map(|(name, value)| format!("narval_ci_{name} {value}\n")).collect();
+    if let Err(error) = std::fs::write(file, text) {
+        note!("narval ci: the metrics cannot be written to '{}': {error}", file.display());
     }
 }
 

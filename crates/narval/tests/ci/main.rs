@@ -2,178 +2,23 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
-#[path = "support/platform.rs"]
+#[path = "../support/platform.rs"]
 mod platform;
+mod platforms;
+#[path = "../../../narval-s3/tests/ports/mod.rs"]
+mod ports;
+mod runner;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use platform::{AUDIENCE, Platform};
-use serde_json::Value;
-use support::{NARVAL, Server, hash_part};
-
-/// More than a job may take beside its command: the deadline of these tests, and a loaded machine.
-const AT_MOST: Duration = Duration::from_secs(40);
-
-/// A machine that runs jobs: a store that Nix can build into without a sandbox, which is lost after each job.
-struct Runner {
-    dir: tempfile::TempDir,
-}
-
-/// What a job printed and left.
-struct Job {
-    code: Option<i32>,
-    said: String,
-    summary: Value,
-    took: Duration,
-}
-
-impl Runner {
-    fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join(below)
-    }
-
-    /// As if the next job had another machine.
-    fn forget(&self) {
-        for below in ["store", "var", "home"] {
-            if self.path(below).exists() {
-                let unlocked = Command::new("chmod").args(["-R", "u+w"]).arg(self.path(below)).status();
-                assert!(unlocked.unwrap().success());
-                std::fs::remove_dir_all(self.path(below)).unwrap();
-            }
-        }
-        made_output(self.command("nix-store").arg("--init"));
-    }
-
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new(program);
-        for (name, below) in [
-            ("NIX_STORE_DIR", "store"),
-            ("NIX_STATE_DIR", "var"),
-            ("NIX_LOG_DIR", "log"),
-            ("NIX_CONF_DIR", "etc"),
-            ("HOME", "home"),
-            ("XDG_CACHE_HOME", "home/cache"),
-            ("GITHUB_STEP_SUMMARY", "summary.md"),
-        ] {
-            command.env(name, self.path(below));
-        }
-        for name in ["NIX_REMOTE", "NARVAL_STORE", "CI", "GITHUB_ACTIONS", "NARVAL_TOKEN_FILE"] {
-            command.env_remove(name);
-        }
-        command
-            .env("NIX_CONFIG", "sandbox = false\nbuild-users-group =\nsubstituters =\n")
-            .current_dir(self.dir.path());
-        command.stdin(Stdio::null());
-        command
-    }
-
-    /// A shell command that builds paths with these names; each is 1 kB.
-    fn build(names: &str) -> String {
-        let one = "derivation { inherit name; system = builtins.currentSystem; builder = \"/bin/sh\"; \
-                   args = [ \"-c\" \"echo built ${name} > $out; for i in 1 2 3 4 5 6 7 8 9 10; do echo ${name} $i >> $out; done\" ]; }";
-        let list: String = names.split(' ').map(|name| format!(" \"{name}\"")).collect();
-        format!("nix-build --no-out-link -E 'map (name: {one}) [{list} ]'")
-    }
-
-    /// A server with a signing key for the store of this runner, readable by everybody; `more` is in its configuration.
-    fn cache(&self, more: &str) -> Server {
-        made_output(self.command("nix-store").arg("--init"));
-        let key = self.path("key");
-        if !key.exists() {
-            let made = Command::new(NARVAL).args(["key", "generate", "ci-1", "--out"]).arg(&key).output().unwrap();
-            assert!(made.status.success());
-        }
-        let config = format!(
-            "listen = '127.0.0.1:0'\ndata = 'data'\nsign-keys = ['key']\n{more}\n[[cache]]\nname = 'default'\nstore-dir = '{}'\n",
-            self.path("store").display()
-        );
-        std::fs::write(self.path("narval.toml"), config).unwrap();
-        let mut command = Command::new(NARVAL);
-        command.args(["serve", "--config"]).arg(self.path("narval.toml"));
-        Server::start(command, &[("XDG_CACHE_HOME", self.path("cache-home").to_str().unwrap())])
-    }
-
-    fn token(&self, scopes: &[&str]) -> PathBuf {
-        let file = self.path("token");
-        let mut create = Command::new(NARVAL);
-        let made =
-            made_output(create.args(["token", "create", "--data"]).arg(self.path("data")).args(scopes).arg("ci"));
-        std::fs::write(&file, made.lines().find(|line| line.trim().starts_with("nv1_")).unwrap_or(&made)).unwrap();
-        file
-    }
-
-    /// Runs a job, a command of a shell.
-    fn job(&self, to: &str, options: &[&str], env: &[(&str, String)], script: &str) -> Job {
-        let mut command = self.command(NARVAL);
-        command.args(["ci", "--json", "--to", to]).args(options);
-        if !options.contains(&"--deadline") {
-            command.args(["--deadline", "4s"]);
-        }
-        command.args(["--", "/bin/sh", "-ec", script]).envs(env.iter().map(|(name, value)| (name, value)));
-        let begun = Instant::now();
-        Job::of(&command.output().unwrap(), begun.elapsed())
-    }
-}
-
-fn made_output(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-impl Job {
-    fn of(output: &Output, took: Duration) -> Self {
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        let summary = printed.lines().last().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-        Self {
-            code: output.status.code(),
-            said: format!("{printed}{}", String::from_utf8_lossy(&output.stderr)),
-            summary,
-            took,
-        }
-    }
-
-    fn number(&self, name: &str) -> u64 {
-        self.summary[name].as_u64().unwrap_or_else(|| panic!("{name}: {}\n{}", self.summary, self.said))
-    }
-
-    /// What it built, as it says.
-    fn built(&self) -> Vec<String> {
-        let built = self.summary["built"].as_array().unwrap_or_else(|| panic!("{}\n{}", self.summary, self.said));
-        built.iter().map(|one| one["path"].as_str().unwrap().to_owned()).collect()
-    }
-}
-
-fn has(server: &Server, path: &str) -> bool {
-    server.get(&format!("/{}.narinfo", hash_part(path))).status == 200
-}
-
-/// A rule that lets the main branch of one repository push.
-fn rules(platform: &Platform) -> String {
-    format!(
-        "[[oidc]]\nname = 'ci'\nissuer = 'http://{}'\naudience = '{AUDIENCE}'\n\n[[oidc.rule]]\nclaims = {{ repository = 'our-org/*', ref = \
-         'refs/heads/main' }}\nscopes = ['pull', 'push', 'sign']\n",
-        platform.address
-    )
-}
-
-/// The variables that a job of GitHub's has.
-fn on_github(platform: &Platform, token: String) -> Vec<(&'static str, String)> {
-    platform.give("the-runners-secret", token);
-    vec![
-        ("GITHUB_ACTIONS", "true".to_owned()),
-        ("ACTIONS_ID_TOKEN_REQUEST_URL", format!("http://{}/token?v=2", platform.address)),
-        ("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "the-runners-secret".to_owned()),
-    ]
-}
+use runner::{AT_MOST, Job, Runner, has, made_output, on_github, rules};
+use support::NARVAL;
 
 #[test]
 fn a_job_without_a_secret_fills_the_cache_and_the_next_one_builds_nothing() {
@@ -332,14 +177,43 @@ fn what_the_other_caches_have_is_not_pushed() {
         other.url(),
         public.trim()
     );
-    let target = format!("file://{}", runner.path("target").display());
-    for (option, pushed) in [(None, 1), (Some("--all"), 2)] {
-        runner.forget();
-        let _ = std::fs::remove_dir_all(runner.path("target"));
-        let options: Vec<&str> = option.into_iter().chain(["--no-compression"]).collect();
-        let job = runner.job(&target, &options, &[("NIX_CONFIG", config.clone())], &Runner::build("common alone"));
-        assert_eq!((job.code, job.number("pushed")), (Some(0), pushed), "{}", job.said);
+    let makes = |data: &str| {
+        let server = runner.cache_in("127.0.0.1:0", data, "");
+        let mut create = Command::new(NARVAL);
+        let args = ["token", "create", "--push", "--pull", "--sign", "ci", "--out"];
+        let file = runner.path(&format!("{data}.token"));
+        made_output(create.args(args).arg(&file).arg("--data").arg(runner.path(data)));
+        (server, file.to_str().unwrap().to_owned())
+    };
+    let names = |job: &Job| -> Vec<String> {
+        let would = job.summary["would_push"].as_array().unwrap_or_else(|| panic!("{}", job.said));
+        would.iter().map(|one| one["path"].as_str().unwrap().split_once('-').unwrap().1.to_owned()).collect()
+    };
+    for (number, (option, pushed)) in
+        [(&[][..], 1), (&["--all"], 2), (&["--all", "--exclude", "/^com/"], 1)].iter().enumerate()
+    {
+        let (server, token) = makes(&format!("target-{number}"));
+        for dry in [true, false] {
+            runner.forget();
+            let dry_run: &[&str] = if dry { &["--dry-run"] } else { &[] };
+            let options = [option, dry_run, &["--no-compression", "--token-file", &token]].concat();
+            let config = config.clone();
+            let job = runner.job(&server.url(), &options, &[("NIX_CONFIG", config)], &Runner::build("common alone"));
+            let expected = if dry { 0 } else { *pushed };
+            assert_eq!((job.code, job.number("pushed")), (Some(0), expected), "{option:?}: {}", job.said);
+            if dry {
+                let all = ["alone", "common"].map(str::to_owned);
+                let mut names = names(&job);
+                names.sort();
+                assert!(names.len() == *pushed as usize && names.iter().all(|name| all.contains(name)), "{names:?}");
+            }
+        }
     }
+    // A folder may be read without the others.
+    let target = format!("file://{}", runner.path("target").display());
+    runner.forget();
+    let job = runner.job(&target, &[], &[("NIX_CONFIG", config)], &Runner::build("common alone"));
+    assert_eq!((job.code, job.number("pushed")), (Some(0), 2), "{}", job.said);
     // One that says nothing is not waited for, for each path.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let config = format!(

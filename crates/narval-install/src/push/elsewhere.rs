@@ -48,14 +48,12 @@ impl Elsewhere {
         Self { caches, client, keys, store_dir, known: Mutex::default() }
     }
 
-    /// The paths that none of the caches has. One that cannot be asked counts as one that has nothing.
-    pub(super) fn without(&self, infos: Vec<PathInfo>) -> Vec<PathInfo> {
-        let known: Vec<Option<bool>> = {
+    /// Which of these paths one of the caches has. One that cannot be asked counts as one that has nothing.
+    pub(super) fn have(&self, infos: &[&PathInfo]) -> Vec<bool> {
+        let unknown: Vec<&PathInfo> = {
             let known = self.known.lock();
-            infos.iter().map(|info| known.get(&info.path).copied()).collect()
+            infos.iter().copied().filter(|info| !known.contains_key(&info.path)).collect()
         };
-        let unknown: Vec<&PathInfo> =
-            std::iter::zip(&infos, &known).filter(|(_, known)| known.is_none()).map(|(info, _)| info).collect();
         for several in unknown.chunks(QUESTIONS_MAX) {
             let answers: Vec<Option<bool>> = std::thread::scope(|scope| {
                 let asked: Vec<_> = several.iter().map(|info| scope.spawn(|| self.is_there(info))).collect();
@@ -68,7 +66,7 @@ impl Elsewhere {
             }
         }
         let known = self.known.lock();
-        infos.into_iter().filter(|info| known.get(&info.path) != Some(&true)).collect()
+        infos.iter().map(|info| known.get(&info.path) == Some(&true)).collect()
     }
 
     /// Whether one of the caches has a path; `None` if one that could not be asked may have it.

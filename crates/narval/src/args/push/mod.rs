@@ -1,5 +1,11 @@
 //! The destination and the options of a push.
 
+mod filter;
+mod listed;
+
+pub(crate) use filter::{FilterArgs, quick};
+pub(crate) use listed::read_paths;
+
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -149,7 +155,8 @@ impl SourceArgs {
         let named = StoreArgs { store: self.store.clone(), lock: self.lock };
         if named.store.is_none() {
             let machine = StoreConfig::parse("auto", &Environment::of_process()).map_err(Failure::usage)?;
-            if machine.database().exists() {
+            // It may be unreadable to this user.
+            if machine.database().try_exists().unwrap_or(true) {
                 return Ok(StoreConfig { lock_timeout: self.lock.timeout(), ..machine });
             }
         }
