@@ -89,6 +89,12 @@ pub struct Listed {
     pub file_size: u64,
 }
 
+impl From<ListedPath> for Listed {
+    fn from(ListedPath { path, added, used, file_size, .. }: ListedPath) -> Self {
+        Self { path, added, used, file_size }
+    }
+}
+
 /// One cache: cheap to clone, shared by threads.
 #[derive(Clone)]
 pub struct Cache {
@@ -117,9 +123,17 @@ impl Cache {
     /// If the index or `nix-cache-info` cannot be written.
     pub fn set_settings(&self, settings: &CacheSettings) -> Result<(), DataError> {
         self.index().set_settings(self.id(), &settings.to_json())?;
-        *self.state.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings.clone());
+        self.replace_settings(settings.clone());
         let path = self.files().place();
         self.write_cache_info().map_err(|source| io_error("write 'nix-cache-info' in", path, source))
+    }
+
+    /// Uses the settings that the index has.
+    pub(super) fn replace_settings(&self, settings: CacheSettings) {
+        let mut current = self.state.settings.write().unwrap_or_else(PoisonError::into_inner);
+        if **current != settings {
+            *current = Arc::new(settings);
+        }
     }
 
     /// Sets the keys that sign uploads of clients with the permission to sign. Only kept in memory.
@@ -318,11 +332,21 @@ impl Cache {
         self.record_uses();
         let mut listed = Vec::new();
         self.each_path(|path| {
-            listed.push(Listed { path: path.path, added: path.added, used: path.used, file_size: path.file_size });
+            listed.push(path.into());
             Ok::<(), IndexError>(())
         })?;
         // By hash part, and so by base name.
         Ok(listed)
+    }
+
+    /// At most `max` paths by base name, after the one with this hash part.
+    ///
+    /// # Errors
+    /// If the index fails.
+    pub fn list_after(&self, after: Option<&HashPart>, max: usize) -> Result<Vec<Listed>, IndexError> {
+        self.record_uses();
+        let listed = self.index().list(self.id(), after.map_or("", HashPart::as_str), max)?;
+        Ok(listed.into_iter().map(Listed::from).collect())
     }
 
     /// The hash parts of all paths, and up to which point of the cache's history they are complete; `None` if there are more than `max`, or

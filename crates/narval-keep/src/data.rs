@@ -18,8 +18,8 @@ use narval_codec::decode::WindowMemory;
 /// The longest line of an audit log that is read.
 const AUDIT_LINE_MAX: u64 = 64 * 1024;
 
-/// How much of the end of an audit log is read for its last lines.
-const AUDIT_TAIL: u64 = 8 << 20;
+/// How much of an audit log is read at a time, and of its end for the last lines.
+const AUDIT_PART: u64 = 8 << 20;
 
 /// A data folder. Cheap to clone, can be shared between threads, and may be open in other processes at the same time.
 #[derive(Clone)]
@@ -56,6 +56,20 @@ impl Data {
     /// See [`Data::cache`].
     pub fn caches(&self) -> Result<Vec<Cache>, DataError> {
         self.shared.index.caches()?.into_iter().map(|record| self.open_cache(record)).collect()
+    }
+
+    /// All caches by name, with the settings that the index has now: another process may have changed them.
+    ///
+    /// # Errors
+    /// See [`Data::cache`].
+    pub fn refreshed(&self) -> Result<Vec<Cache>, DataError> {
+        let refreshed = |record: CacheRecord| {
+            let settings = parse_settings(&record)?;
+            let cache = self.open_cache(record)?;
+            cache.replace_settings(settings);
+            Ok(cache)
+        };
+        self.shared.index.caches()?.into_iter().map(refreshed).collect()
     }
 
     /// Creates a cache; an existing one with this name is returned unchanged.
@@ -108,42 +122,90 @@ impl Data {
     /// # Errors
     /// If the database or the file cannot be read.
     pub fn read_audit(&self, since: u64, take: impl FnMut(AuditLine)) -> Result<(), DataError> {
-        self.read_audit_from(since, None, take)
+        self.read_audit_from(since, 0, take)
     }
 
-    fn read_audit_from(&self, since: u64, tail: Option<u64>, mut take: impl FnMut(AuditLine)) -> Result<(), DataError> {
+    fn read_audit_from(&self, since: u64, from: u64, mut take: impl FnMut(AuditLine)) -> Result<(), DataError> {
+        let mut after = Some(from);
+        while let Some(at) = after {
+            let (lines, next) = self.audit_page(since, at, usize::MAX, |_| true)?;
+            lines.into_iter().for_each(&mut take);
+            after = next;
+        }
+        Ok(())
+    }
+
+    /// At most `max` lines of the audit log that are wanted, oldest first, and what the next page comes after: 0 for the first one. A page
+    /// may have fewer, or none: it ends after 4,096 lines of a database, or 8 MiB of a file, of which older parts may have been rotated away.
+    ///
+    /// # Errors
+    /// If the database or the file cannot be read.
+    pub fn audit_page(
+        &self,
+        since: u64,
+        after: u64,
+        max: usize,
+        is_wanted: impl Fn(&AuditLine) -> bool,
+    ) -> Result<(Vec<AuditLine>, Option<u64>), DataError> {
         self.shared.audit.flush(&*self.shared.index);
-        if Audit::read_database(&*self.shared.index, since, &mut take)? {
-            return Ok(());
-        }
-        let path = self.shared.audit.path();
-        let mut file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(io_error("read", path, error)),
-        };
-        let length = file.metadata().map_err(|error| io_error("read", path, error))?.len();
-        let skipped = tail.map_or(0, |tail| length.saturating_sub(tail));
-        file.seek(SeekFrom::Start(skipped)).map_err(|error| io_error("read", path, error))?;
-        let mut file = BufReader::new(file);
-        let mut line = Vec::new();
-        if skipped > 0 {
-            // The rest of a line that begins before.
-            file.skip_until(b'\n').map_err(|error| io_error("read", path, error))?;
-        }
-        loop {
-            line.clear();
-            let read = (&mut file).take(AUDIT_LINE_MAX).read_until(b'\n', &mut line);
-            if read.map_err(|error| io_error("read", path, error))? == 0 {
-                return Ok(());
+        let mut lines = Vec::new();
+        let mut take = |line: AuditLine| {
+            if line.time >= since && is_wanted(&line) {
+                lines.push(line);
             }
+            lines.len() < max
+        };
+        if self.shared.index.keeps_audit() {
+            let next = Audit::database_page(&*self.shared.index, after, since, &mut take)?;
+            return Ok((lines, next));
+        }
+        let Some(mut file) = self.open_audit()? else { return Ok((lines, None)) };
+        let path = self.shared.audit.path();
+        let fail = |error| io_error("read", path, error);
+        // What is after the end of a file that was rotated is at the beginning of the new one.
+        let end = file.metadata().map_err(fail)?.len();
+        let mut at = if after <= end { after } else { 0 };
+        file.seek(SeekFrom::Start(at)).map_err(fail)?;
+        let mut file = BufReader::new(file);
+        let (begin, mut line) = (at, Vec::new());
+        while at.saturating_sub(begin) < AUDIT_PART {
+            line.clear();
+            let read = (&mut file).take(AUDIT_LINE_MAX).read_until(b'\n', &mut line).map_err(fail)?;
+            if read == 0 {
+                return Ok((lines, None));
+            }
+            at += read as u64;
             // A line may be cut off where a disk was full.
             match serde_json::from_slice::<AuditLine>(&line) {
-                Ok(line) if line.time >= since => take(line),
-                Ok(_) => {}
+                Ok(line) => {
+                    if !take(line) {
+                        break;
+                    }
+                }
                 Err(error) => tracing::warn!("a line of '{}' cannot be read: {error}", path.display()),
             }
         }
+        Ok((lines, Some(at)))
+    }
+
+    fn open_audit(&self) -> Result<Option<File>, DataError> {
+        let path = self.shared.audit.path();
+        match File::open(path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("read", path, error)),
+        }
+    }
+
+    /// Where the last 8 MiB of the audit log begin, if it is a file.
+    fn audit_tail(&self) -> Result<u64, DataError> {
+        let Some(mut file) = self.open_audit()?.filter(|_| !self.shared.index.keeps_audit()) else { return Ok(0) };
+        let fail = |error| io_error("read", self.shared.audit.path(), error);
+        let skipped = file.metadata().map_err(fail)?.len().saturating_sub(AUDIT_PART);
+        file.seek(SeekFrom::Start(skipped)).map_err(fail)?;
+        // The rest of a line that begins before.
+        let rest = if skipped == 0 { 0 } else { BufReader::new(file).skip_until(b'\n').map_err(fail)? };
+        Ok(skipped + rest as u64)
     }
 
     /// The last lines of the audit log that are wanted, the newest first: at most `max`, and none from before a time (seconds since 1970). Of a
@@ -164,7 +226,7 @@ impl Data {
                 last.push_front(line);
             }
         };
-        self.read_audit_from(since, Some(AUDIT_TAIL), take)?;
+        self.read_audit_from(since, self.audit_tail()?, take)?;
         Ok(last.into())
     }
 
@@ -215,8 +277,7 @@ impl Data {
         if let Some(state) = self.open_caches().get(&record.name) {
             return Ok(self.handle(Arc::clone(state)));
         }
-        let settings = CacheSettings::from_json(&record.settings)
-            .map_err(|source| DataError::Settings { cache: record.name.clone(), source })?;
+        let settings = parse_settings(&record)?;
         let files = self.shared.storage.open_cache(&record.name);
         let files = files.map_err(|source| io_error("create the files of a cache in", self.path(), source))?;
         let mut caches = self.shared.caches.write().unwrap_or_else(PoisonError::into_inner);
@@ -225,6 +286,11 @@ impl Data {
             .or_insert_with(|| Arc::new(CacheState::new(record.id, record.name, settings, files)));
         Ok(self.handle(Arc::clone(state)))
     }
+}
+
+fn parse_settings(record: &CacheRecord) -> Result<CacheSettings, DataError> {
+    CacheSettings::from_json(&record.settings)
+        .map_err(|source| DataError::Settings { cache: record.name.clone(), source })
 }
 
 impl std::fmt::Debug for Data {

@@ -2,6 +2,7 @@
 
 use narval_nix::{CacheInfo, PublicKey, StoreDir};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::releases::KEEP_RELEASES;
@@ -50,6 +51,8 @@ pub struct CacheSettings {
     pub keep_releases: u32,
     /// Whether NARs that are not zstd are recompressed in the background.
     pub recompress: bool,
+    /// Whether servers serve it below `/NAME` although their configuration file does not have it: it was created by the API for administration.
+    pub managed: bool,
 }
 
 impl Default for CacheSettings {
@@ -69,13 +72,14 @@ impl Default for CacheSettings {
             nar_size_max: NAR_SIZE_MAX,
             keep_releases: KEEP_RELEASES,
             recompress: false,
+            managed: false,
         }
     }
 }
 
 /// Stored settings cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the settings in the index cannot be read: {0}")]
+#[error("settings of a cache: {0}")]
 pub struct SettingsError(String);
 
 impl CacheSettings {
@@ -88,6 +92,51 @@ impl CacheSettings {
             // Clients ignore keys that they do not know; `narval use` reads this one.
             unknown: self.public_keys.iter().map(|key| ("PublicKey".to_owned(), key.to_string())).collect(),
         }
+    }
+
+    /// As JSON, with names such as `retentionDays`.
+    pub fn to_value(&self) -> Value {
+        let stored = serde_json::from_str(&self.to_json());
+        let fields = stored.into_iter().flat_map(|fields: Map<String, Value>| fields);
+        fields.map(|(name, value)| (camel_case(&name), value)).collect::<Map<_, _>>().into()
+    }
+
+    /// These with others in the form of [`to_value`](Self::to_value): what is not named stays, and `null` is the default.
+    ///
+    /// # Errors
+    /// If a name is not known, or is that of the store directory or the public keys, which do not change like this; or a value is not possible.
+    pub fn changed(&self, changes: &Map<String, Value>) -> Result<Self, SettingsError> {
+        let stored: Map<String, Value> =
+            serde_json::from_str(&self.to_json()).map_err(|error| SettingsError(error.to_string()))?;
+        let mut fields = Map::new();
+        for (name, value) in &stored {
+            let changed = changes.get(&camel_case(name)).filter(|_| !FIXED.contains(&&**name));
+            match changed {
+                // The default: it has a value if it is not optional.
+                Some(Value::Null) => {}
+                Some(changed) => drop(fields.insert(name.clone(), changed.clone())),
+                None => drop(fields.insert(name.clone(), value.clone())),
+            }
+        }
+        let known = |name: &String| stored.keys().any(|key| camel_case(key) == *name && !FIXED.contains(&&**key));
+        if let Some(unknown) = changes.keys().find(|name| !known(name)) {
+            let names: Vec<_> =
+                stored.keys().filter(|key| !FIXED.contains(&key.as_str())).map(|key| camel_case(key)).collect();
+            return Err(SettingsError(format!(
+                "there is no setting '{unknown}' to change; there are {}",
+                names.join(", ")
+            )));
+        }
+        // Of these, nothing is a value.
+        let absent = |name: &str| changes.get(&camel_case(name)).is_some_and(Value::is_null);
+        for name in ["retention_days", "size_max", "quota"].into_iter().filter(|name| absent(name)) {
+            fields.insert(name.to_owned(), Value::Null);
+        }
+        let settings = Self::from_json(&Value::from(fields).to_string())?;
+        if settings.retention_days == Some(0) || settings.keep_releases == 0 || settings.nar_size_max == 0 {
+            return Err(SettingsError("'retentionDays', 'keepReleases' and 'narSizeMax' are at least 1".to_owned()));
+        }
+        Ok(settings)
     }
 
     /// A warning about these settings, if any.
@@ -116,6 +165,7 @@ impl CacheSettings {
             nar_size_max: self.nar_size_max,
             keep_releases: self.keep_releases,
             recompress: self.recompress,
+            managed: self.managed,
         };
         // Such a structure has nothing that JSON has not.
         serde_json::to_string(&record).unwrap_or_default()
@@ -144,8 +194,21 @@ impl CacheSettings {
             nar_size_max: record.nar_size_max,
             keep_releases: record.keep_releases,
             recompress: record.recompress,
+            managed: record.managed,
         })
     }
+}
+
+/// The store directory is that of all paths, and the public keys are those of the server's secret ones.
+const FIXED: [&str; 3] = ["store_dir", "public_keys", "managed"];
+
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |text, word| match word.split_at_checked(1) {
+        Some((initial, rest)) => text + &initial.to_ascii_uppercase() + rest,
+        None => text,
+    })
 }
 
 /// The stored settings.
@@ -166,6 +229,7 @@ struct Record {
     nar_size_max: u64,
     keep_releases: u32,
     recompress: bool,
+    managed: bool,
 }
 
 impl Default for Record {
@@ -186,6 +250,7 @@ impl Default for Record {
             nar_size_max: settings.nar_size_max,
             keep_releases: settings.keep_releases,
             recompress: settings.recompress,
+            managed: settings.managed,
         }
     }
 }
@@ -209,6 +274,31 @@ mod tests {
         assert_eq!(CacheSettings::from_json(&settings.to_json()), Ok(settings));
         assert_eq!(CacheSettings::from_json("{}"), Ok(CacheSettings::default()));
         assert!(CacheSettings::from_json("{").is_err());
+    }
+
+    #[test]
+    fn changes_by_name() {
+        let changes = |json: &str| serde_json::from_str::<Map<String, Value>>(json).unwrap();
+        let before = CacheSettings { quota: Some(5), priority: 30, ..CacheSettings::default() };
+        let after = before
+            .changed(&changes(r#"{"quota": null, "retentionDays": 7, "public": false, "priority": null}"#))
+            .unwrap();
+        assert_eq!((after.quota, after.retention_days, after.public, after.priority), (None, Some(7), false, 40));
+        assert_eq!(before.changed(&Map::new()), Ok(before.clone()));
+        for wrong in [
+            r#"{"publicKeys": []}"#,
+            r#"{"storeDir": "/x"}"#,
+            r#"{"retention_days": 7}"#,
+            r#"{"managed": true}"#,
+            r#"{"retentionDays": 0}"#,
+            r#"{"retentionDays": -1}"#,
+            r#"{"public": 1}"#,
+            r#"{"trustedKeys": ["x"]}"#,
+        ] {
+            assert!(before.changed(&changes(wrong)).is_err(), "{wrong}");
+        }
+        let value = before.to_value();
+        assert_eq!((value["retentionDays"].as_u64(), value["narSizeMax"].as_u64()), (Some(90), Some(64 << 30)));
     }
 
     #[test]

@@ -113,7 +113,8 @@ const fn method_of(method: Method) -> rusty_s3::Method {
     match method {
         Method::Get => rusty_s3::Method::Get,
         Method::Head => rusty_s3::Method::Head,
-        Method::Post => rusty_s3::Method::Post,
+        // Nothing patches an object; a bucket would refuse the signature.
+        Method::Post | Method::Patch => rusty_s3::Method::Post,
         Method::Put => rusty_s3::Method::Put,
         Method::Delete => rusty_s3::Method::Delete,
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use narval_http::{HeadRef, Method, Request};
 use narval_keep::{CacheName, Grant, Refusal, RefusalKind, Scope};
-use narval_nix::HashPart;
 use narval_nix::release::ReleaseName;
 
 use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
@@ -32,7 +31,7 @@ pub(crate) enum Allowed<'a> {
     Post(PushRoute<'a>, Grant),
     /// May ask how much of this NAR was received.
     Progress(&'a str, Grant),
-    /// May change what the cache keeps.
+    /// May record a release, or report for a machine.
     Administer(Administration<'a>, Grant),
     /// A browser that signs in with this token.
     SignIn(Arc<Grant>),
@@ -48,70 +47,35 @@ pub(crate) enum Allowed<'a> {
     Read(Route<'a>),
 }
 
-/// Requests that change what a cache keeps. They need other scopes than uploads.
+/// Requests of clients that need another scope than uploads. All other administration is that of the API (`api/`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Administration<'a> {
-    /// `GET …/pins`
-    ListPins,
-    /// `PUT …/pins/<name>`
-    Pin(&'a str),
-    /// `DELETE …/pins/<name>`
-    Unpin(&'a str),
     /// `POST releases/<name>`
     Release(&'a str),
-    /// `PUT releases/<name>/<which>/pin`, and with `false`, `DELETE`
-    PinRelease(&'a str, &'a str, bool),
-    /// `DELETE releases/<name>`, or of one of them
-    ForgetRelease(&'a str, Option<&'a str>),
-    /// `GET stats`
-    Stats,
-    /// `DELETE /<hash part>.narinfo`
-    Delete(HashPart),
-    /// `GET machines`
-    Machines,
     /// `POST machines/<name>`
     Report(&'a str),
-    /// `DELETE machines/<name>`
-    ForgetMachine(&'a str),
 }
 
 impl<'a> Administration<'a> {
     /// Returns `None` for all other requests.
     fn of(method: &Method, route: &Route<'a>) -> Option<Self> {
-        Some(match (method, route) {
-            (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Pins)) => Self::ListPins,
-            (&Method::PUT, Route::Push(PushRoute::Pin(name))) => Self::Pin(name),
-            (&Method::DELETE, Route::Push(PushRoute::Pin(name))) => Self::Unpin(name),
-            (&Method::POST, Route::Push(PushRoute::Release(name))) => Self::Release(name),
-            (&Method::PUT, Route::Push(PushRoute::ReleasePin(name, which))) => Self::PinRelease(name, which, true),
-            (&Method::DELETE, Route::Push(PushRoute::ReleasePin(name, which))) => Self::PinRelease(name, which, false),
-            (&Method::DELETE, Route::Push(PushRoute::Release(name))) => Self::ForgetRelease(name, None),
-            (&Method::DELETE, Route::Push(PushRoute::ReleaseOf(name, which))) => Self::ForgetRelease(name, Some(which)),
-            (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Stats)) => Self::Stats,
-            (&Method::GET | &Method::HEAD, Route::Push(PushRoute::Machines)) => Self::Machines,
-            (&Method::POST, Route::Push(PushRoute::Machine(name))) => Self::Report(name),
-            (&Method::DELETE, Route::Push(PushRoute::Machine(name))) => Self::ForgetMachine(name),
-            (&Method::DELETE, Route::NarInfo(hash_part)) => Self::Delete(*hash_part),
-            _ => return None,
-        })
+        match (method, route) {
+            (&Method::POST, Route::Push(PushRoute::Release(name))) => Some(Self::Release(name)),
+            (&Method::POST, Route::Push(PushRoute::Machine(name))) => Some(Self::Report(name)),
+            _ => None,
+        }
     }
 
     /// # Errors
     /// If the token does not allow it, or the name is not that of a release or machine.
     fn require(self, cache: &CacheName, grant: &Grant) -> Result<(), Refusal> {
-        let scope = match self {
-            Self::ListPins | Self::Pin(_) | Self::Unpin(_) | Self::PinRelease(..) => Scope::Pin,
-            Self::Delete(_) | Self::ForgetRelease(..) => Scope::Delete,
-            Self::Stats | Self::Machines | Self::ForgetMachine(_) => Scope::Admin,
-            Self::Report(name) => {
-                return grant.require_report(cache, &name.parse()?);
-            }
+        match self {
+            Self::Report(name) => grant.require_report(cache, &name.parse()?),
             Self::Release(name) => {
                 let name: ReleaseName = name.parse().map_err(|error| Refusal::new(RefusalKind::Malformed, error))?;
-                return grant.require_release(cache, &name);
+                grant.require_release(cache, &name)
             }
-        };
-        grant.require(cache, scope)
+        }
     }
 }
 
@@ -146,15 +110,8 @@ impl Gate<'_> {
             (Method::GET | Method::HEAD, Route::Push(PushRoute::Nar(name))) => {
                 Ok(Allowed::Progress(name, grant(caller)?))
             }
-            (_, Route::Push(PushRoute::Missing | PushRoute::Nars | PushRoute::Commit | PushRoute::Oidc)) => {
-                Err(ServeError::Method("POST"))
-            }
-            (_, Route::Push(PushRoute::Pins | PushRoute::Stats | PushRoute::Machines)) => {
-                Err(ServeError::Method("GET, HEAD"))
-            }
-            (_, Route::Push(PushRoute::Pin(_) | PushRoute::ReleasePin(..))) => Err(ServeError::Method("PUT, DELETE")),
-            (_, Route::Push(PushRoute::Release(_) | PushRoute::Machine(_))) => Err(ServeError::Method("POST, DELETE")),
-            (_, Route::Push(PushRoute::ReleaseOf(..))) => Err(ServeError::Method("DELETE")),
+            (_, Route::Push(PushRoute::Nar(_))) => Err(ServeError::Method("HEAD, PUT")),
+            (_, Route::Push(_)) => Err(ServeError::Method("POST")),
             (method, route) if is_read(&method) || (method == Method::POST && route == Route::Batch) => {
                 self.may_read(&caller, &route, &head)?;
                 Ok(Allowed::Read(route))
@@ -195,13 +152,13 @@ impl Gate<'_> {
         Ok(session)
     }
 
-    fn any_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
+    pub(crate) fn any_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
         self.auth.session(head)?.ok_or_else(|| unauthorized("sign in first"))
     }
 
     /// The session of a request that changes something. Browsers add cookies to requests from any site, so the request must also come
     /// from our page and have the session's proof.
-    fn writing_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
+    pub(crate) fn writing_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
         let session = self.any_session(head)?;
         from_own_page(head)?;
         if !session.is_proved_by(head.header_bytes(PROOF_FIELD).unwrap_or_default()) {

@@ -23,6 +23,7 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
+mod api;
 mod auth;
 mod background;
 mod caches;
@@ -46,6 +47,7 @@ mod warm;
 mod watch;
 mod written;
 
+pub use api::{ApiRequest, ask_api, openapi};
 pub use auth::oidc::{OidcExchange, OidcGrant};
 pub use caches::{Caches, is_reserved_name};
 pub use config::{Config, Face, NARINFO_MEMO_BYTES_DEFAULT};

@@ -21,6 +21,7 @@ use narval_store::Store;
 
 use self::other_sources::OtherSources;
 use crate::Face;
+use crate::api;
 use crate::auth::oidc::OidcExchange;
 use crate::auth::{Auth, client};
 use crate::error::ServeError;
@@ -198,6 +199,9 @@ impl Service {
         self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
             let Some(written) = &shared.written else { return Err(ServeError::NoRoute) };
             let gate = Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.metrics, 0) };
+            if route == Route::Api {
+                return Ok(api::answer(&gate, &written.uploads, request, &shared.metrics));
+            }
             if let Some((page, view)) = shared.view_of(&route, &request) {
                 let visit = Visit::new(name.clone(), &request, 1 + name.as_str().len());
                 let answer = gate.visit(visit, &view, &request)?;
@@ -338,6 +342,9 @@ impl Shared {
                 Some(visit) => page.view(view, visit, request),
                 None => Ok(Page::sign_in(&request.head())),
             };
+        }
+        if route == Route::Api {
+            return Ok(api::answer(&written.gate(&self.metrics, at), &written.uploads, request, &self.metrics));
         }
         // Other nodes prove themselves in another way than clients.
         if let Route::Peer(asked) = route {

@@ -11,7 +11,7 @@ use crate::commands::packages::{info, lock, names, search, update, which_package
 use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
 use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
-use crate::commands::{cache, ci, completions, config, demo, doctor, key, man, oidc, serve, static_site, top};
+use crate::commands::{cache, ci, completions, config, demo, doctor, key, login, man, oidc, serve, static_site, top};
 use crate::ui::output::note;
 use crate::ui::{finish, json, log};
 
@@ -69,6 +69,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "releases",
             "release",
             "machines",
+            "login",
             "token",
             "oidc",
             "pin",
@@ -173,6 +174,7 @@ enum Command {
     Config(config::Args),
     Warm(warm::Args),
     Static(static_site::Args),
+    Login(login::Args),
     Token(token::Args),
     Oidc(oidc::Args),
     Pin(pin::Args),
@@ -275,6 +277,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Config(args) => config::run(args),
         Command::Warm(args) => warm::run(args),
         Command::Static(args) => static_site::run(args),
+        Command::Login(args) => login::run(&args),
         Command::Token(args) => token::run(args),
         Command::Oidc(args) => oidc::run(args),
         Command::Pin(args) => pin::run(args),

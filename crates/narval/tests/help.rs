@@ -142,6 +142,68 @@ fn the_reference_of_the_configuration_file_is_current() {
     page_is("docs/reference/configuration.md", &text);
 }
 
+/// The description of the API, and the page that is made of it.
+#[test]
+fn the_description_of_the_api_is_current() {
+    let api = narval_serve::openapi();
+    page_is("docs/reference/openapi.json", &format!("{}\n", serde_json::to_string_pretty(&api).unwrap()));
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let mut page = "# Requests of the API\n\nWhat [the API for administration](../api.md) answers, in words; [openapi.json](openapi.json) says the same to programs. This page is \
+                    generated from the table in `crates/narval-serve/src/api/`.\n\n| request | rights | what it does | body | answer |\n|---|---|---|---|---|\n"
+        .to_owned();
+    let schema = |content: &serde_json::Value| {
+        let name = text(&content["application/json"]["schema"]["$ref"]);
+        name.rsplit('/').next().filter(|name| !name.is_empty()).map(|name| format!("`{name}`")).unwrap_or_default()
+    };
+    for (path, methods) in api["paths"].as_object().unwrap() {
+        let below = path.strip_prefix("/_narval/api/v1").unwrap();
+        for (method, operation) in methods.as_object().unwrap() {
+            let query =
+                operation["parameters"].as_array().unwrap().iter().filter(|parameter| parameter["in"] == "query");
+            let query: Vec<String> = query
+                .map(|parameter| format!("`{}`: {}", text(&parameter["name"]), text(&parameter["description"])))
+                .collect();
+            let query = if query.is_empty() { String::new() } else { format!(". {}", query.join(". ")) };
+            let answer =
+                operation["responses"].as_object().unwrap().iter().find(|(status, _)| status.starts_with('2')).unwrap();
+            let status = if operation["responses"]["201"].is_object() { "201" } else { answer.0 };
+            page += &format!(
+                "| `{} {}` | {} | {}{query} | {} | {status} {} |\n",
+                method.to_uppercase(),
+                if below.is_empty() { "/" } else { below },
+                text(&operation["x-rights"]),
+                text(&operation["summary"]),
+                schema(&operation["requestBody"]["content"]),
+                schema(&answer.1["content"])
+            );
+        }
+    }
+    page += "\nA field with `?` may be absent or `null`.\n\n| object | fields |\n|---|---|\n";
+    for (name, object) in api["components"]["schemas"].as_object().unwrap() {
+        let required: Vec<&str> =
+            object["required"].as_array().into_iter().flatten().filter_map(|name| name.as_str()).collect();
+        let fields = object["properties"].as_object().into_iter().flatten();
+        let fields: Vec<String> = fields
+            .map(|(field, of)| {
+                format!("`{field}{}` {}", if required.contains(&&**field) { "" } else { "?" }, kind_of(of))
+            })
+            .collect();
+        let fields = if fields.is_empty() { "any".to_owned() } else { fields.join(", ") };
+        page += &format!("| `{name}` | {fields} |\n");
+    }
+    page_is("docs/reference/api.md", &page);
+}
+
+fn kind_of(of: &serde_json::Value) -> String {
+    let kind = of["type"].as_str().or_else(|| of["type"][0].as_str()).unwrap_or_default();
+    let named = of["$ref"].as_str().and_then(|name| name.rsplit('/').next());
+    match (kind, named) {
+        ("array", _) => format!("[{}]", kind_of(&of["items"])),
+        (_, Some(name)) => name.to_owned(),
+        (kind, None) => kind.to_owned(),
+    }
+}
+
 /// The options of the NixOS module: the keys in the table with this path.
 fn options_of_nix(keys: &[KeyInfo], table: &str, indent: usize) -> String {
     let mut text = String::new();

@@ -19,6 +19,8 @@ pub enum Method {
     Put,
     /// Removes a file.
     Delete,
+    /// Changes a part of something.
+    Patch,
 }
 
 impl Method {
@@ -29,6 +31,7 @@ impl Method {
             Self::Post => "POST",
             Self::Put => "PUT",
             Self::Delete => "DELETE",
+            Self::Patch => "PATCH",
         }
     }
 }

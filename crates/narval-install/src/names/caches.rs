@@ -229,7 +229,7 @@ fn newest<'a>(old: &StorePath, candidates: &'a [Candidate]) -> Option<&'a Candid
 }
 
 /// A text in a query or a path of a URL.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(escape).collect()

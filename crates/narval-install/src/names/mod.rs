@@ -14,7 +14,7 @@ mod programs;
 mod records;
 mod resolve;
 
-pub(crate) use caches::escaped;
+pub use caches::escaped;
 pub use caches::{Candidate, Found, Query, Upgrade, Upgrades, find, named, query_for, search, sort, upgrades};
 pub use channel::{CHANNEL_DEFAULT, Channel, NamesFolder, Refreshed};
 pub use exact::prepare_exact;

@@ -148,6 +148,10 @@ impl Server {
 
     /// The error for a refusal, on one line.
     pub(super) fn refusal(&self, what: &str, status: u16, body: &[u8]) -> Error {
+        // RFC 9457.
+        let problem: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+        let detail = problem.as_ref().and_then(|problem| problem.get("detail")?.as_str());
+        let body = detail.map_or(body, str::as_bytes);
         let text = String::from_utf8_lossy(body.get(..MESSAGE_LEN_MAX).unwrap_or(body));
         let looks_like_a_page = text.trim_start().starts_with('<');
         let text: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();

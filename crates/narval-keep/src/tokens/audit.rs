@@ -192,21 +192,23 @@ impl Audit {
         }
     }
 
-    /// Reads the lines of a database since a time, oldest first. Returns `false` if the log is only in the file.
-    pub(crate) fn read_database(
+    /// Reads lines of a database since a time, oldest first, after this one and until `take` returns `false`. Returns the last one that was read, if
+    /// there may be more.
+    pub(crate) fn database_page(
         index: &dyn Index,
+        after: u64,
         since: u64,
-        mut take: impl FnMut(AuditLine),
-    ) -> Result<bool, IndexError> {
-        if !index.keeps_audit() {
-            return Ok(false);
+        mut take: impl FnMut(AuditLine) -> bool,
+    ) -> Result<Option<u64>, IndexError> {
+        let lines = index.audit(after.cast_signed(), since, READ_MAX)?;
+        let is_full = lines.len() == READ_MAX;
+        let mut last = None;
+        for (id, line) in lines {
+            last = Some(id.cast_unsigned());
+            if !take(line) {
+                return Ok(last);
+            }
         }
-        let mut after = 0;
-        loop {
-            let lines = index.audit(after, since, READ_MAX)?;
-            let Some((last, _)) = lines.last() else { return Ok(true) };
-            after = *last;
-            lines.into_iter().for_each(|(_, line)| take(line));
-        }
+        Ok(last.filter(|_| is_full))
     }
 }

@@ -125,16 +125,12 @@ impl Tokens {
         new: &NewToken,
         exchanged: &[&str],
     ) -> Result<Option<(TokenInfo, Zeroizing<String>)>, TokenError> {
-        // The token's id says what it was exchanged for, and an id is used once.
-        let mut hasher = Sha256Hasher::new();
-        for part in exchanged {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part.as_bytes());
-        }
-        let digest = hasher.finish();
-        let mut id = [0; ID_LEN];
-        id.iter_mut().zip(digest.as_bytes()).for_each(|(to, from)| *to = *from);
-        self.create_with(new, id)
+        self.create_with(new, id_of_exchanged(exchanged))
+    }
+
+    /// The id of the token that [`create_once`](Self::create_once) creates in exchange for this.
+    pub fn id_of_exchanged(exchanged: &[&str]) -> String {
+        nix32::encode(&id_of_exchanged(exchanged))
     }
 
     fn create_with(
@@ -240,6 +236,19 @@ impl Tokens {
             peer: None,
         }))
     }
+}
+
+/// A token's id says what it was exchanged for, and an id is used once.
+fn id_of_exchanged(exchanged: &[&str]) -> [u8; ID_LEN] {
+    let mut hasher = Sha256Hasher::new();
+    for part in exchanged {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    let digest = hasher.finish();
+    let mut id = [0; ID_LEN];
+    id.iter_mut().zip(digest.as_bytes()).for_each(|(to, from)| *to = *from);
+    id
 }
 
 /// The id in a token with the right format.

@@ -1,17 +1,15 @@
-//! What forms of the page change, for browsers that have signed in: what the commands `narval token`, `pin` and `cache` do, within the scopes of the
-//! token. Views of the same names show it (`view/manage/`).
+//! What forms of the page change, for browsers that have signed in: they ask the API for administration (`api/`), within the scopes of the token. Views of the same names show it (`view/manage/`).
 
 use std::io::Read;
 
-use narval_client::clock;
+use narval_http::Method;
 use narval_http::semantics::path::query_pairs;
-use narval_keep::{
-    Cache, CachePatterns, CollectOptions, Data, Grant, NewToken, PinFor, Refusal, RefusalKind, Scope, Scopes,
-    TokenError,
-};
-use narval_nix::{HashPart, StorePath};
+use narval_keep::{Cache, CacheName, CollectOptions, Data, Grant, Refusal, RefusalKind, Scope, Scopes};
+use narval_nix::HashPart;
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
+use crate::api::{self, ApiRequest, hash_part_of};
 use crate::error::ServeError;
 
 /// The maximum length of a form in bytes.
@@ -58,6 +56,11 @@ impl Form {
     fn number(&self, name: &str) -> Result<Option<u32>, ServeError> {
         let parse = |text: &str| text.parse().map_err(|_| malformed(&format!("'{text}' is not a number")));
         self.value(name).map(parse).transpose()
+    }
+
+    /// So many days, in seconds.
+    fn seconds(&self, days: &str) -> Result<Option<u64>, ServeError> {
+        Ok(self.number(days)?.map(|days| u64::from(days).saturating_mul(DAY_SECONDS)))
     }
 
     /// The hash parts of the paths that it names.
@@ -112,118 +115,97 @@ impl Action {
         }
     }
 
-    /// Does it with a grant that has its scope.
+    /// Asks the API for it. Nothing is done that the grant does not allow.
     pub(super) fn run(self, form: &Form, data: &Data, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
-        grant.require(cache.name(), self.scope())?;
+        let asker = Asker { data, cache: cache.name(), grant };
+        let value = |name: &str| form.value(name).unwrap_or_default();
         match self {
-            Self::Create => create_token(form, data, grant),
-            Self::Revoke => revoke_token(form, data, grant),
-            Self::Pin => pin(form, cache, grant),
-            Self::Unpin => unpin(form, cache, grant),
-            Self::Delete => delete(form, cache, grant),
-            Self::Collect => collect(cache, grant),
+            Self::Create => {
+                let scopes = form.values("scope").collect::<Vec<_>>().join(",");
+                let caches: Vec<&str> = value("caches").split([' ', ',']).filter(|cache| !cache.is_empty()).collect();
+                let body = json!({"label": value("label"), "caches": caches, "scopes": scopes, "expiresIn": form.seconds("days")?});
+                let made = asker.ask(&Method::POST, "tokens", None, &body)?;
+                let text = |name: &str| made.get(name).and_then(Value::as_str).unwrap_or_default();
+                let scopes = text("scopes").parse().map_err(|error| malformed(&error))?;
+                Ok(Done::Created { label: text("label").to_owned(), token: text("token").to_owned(), scopes })
+            }
+            Self::Revoke => {
+                let revoked =
+                    asker.ask(&Method::DELETE, &format!("tokens/{}", escaped(value("id"))), None, &Value::Null)?;
+                let label = revoked.get("label").and_then(Value::as_str).unwrap_or_default();
+                Ok(Done::Said(format!("Revoked '{label}'. Who uses it is refused from now on.")))
+            }
+            Self::Pin => {
+                let body =
+                    json!({"path": value("path"), "keep": form.number("keep")?, "seconds": form.seconds("days")?});
+                let pin = asker.ask_cache(&Method::PUT, &format!("pins/{}", escaped(value("name"))), None, &body)?;
+                let text = |name: &str| pin.get(name).and_then(Value::as_str).unwrap_or_default();
+                Ok(Done::Said(format!("Pinned {} as '{}'.", text("path"), text("name"))))
+            }
+            Self::Unpin => {
+                let query = format!("path={}", escaped(value("path")));
+                asker.ask_cache(
+                    &Method::DELETE,
+                    &format!("pins/{}", escaped(value("name"))),
+                    Some(&query),
+                    &Value::Null,
+                )?;
+                Ok(Done::Said("Removed the pin.".to_owned()))
+            }
+            Self::Delete => delete(form, &asker),
+            Self::Collect => {
+                grant.require(cache.name(), self.scope())?;
+                collect(cache, grant)
+            }
         }
     }
+}
+
+/// Who asks the API, and for which cache.
+struct Asker<'a> {
+    data: &'a Data,
+    cache: &'a CacheName,
+    grant: &'a Grant,
+}
+
+impl Asker<'_> {
+    fn ask(&self, method: &Method, path: &str, query: Option<&str>, body: &Value) -> Result<Value, ServeError> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let request = ApiRequest { method, path, query, body: body.as_bytes(), key: None };
+        api::ask(self.data, self.grant, &request)
+    }
+
+    fn ask_cache(&self, method: &Method, below: &str, query: Option<&str>, body: &Value) -> Result<Value, ServeError> {
+        self.ask(method, &format!("caches/{}/{below}", self.cache), query, body)
+    }
+}
+
+fn escaped(text: &str) -> String {
+    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
 fn malformed(error: &dyn std::fmt::Display) -> ServeError {
     Refusal::new(RefusalKind::Malformed, error).into()
 }
 
-/// Days from now.
-fn in_days(days: u32) -> u64 {
-    clock::now().saturating_add(u64::from(days).saturating_mul(DAY_SECONDS))
-}
-
-/// A store path, its base name or its hash part.
-fn hash_part_of(text: &str) -> Result<HashPart, ServeError> {
-    let base = text.trim().rsplit('/').next().unwrap_or_default();
-    let hash_part = StorePath::parse(base).map(|path| path.hash_part()).ok();
-    let hash_part = hash_part.or_else(|| HashPart::parse(base.as_bytes()).ok());
-    hash_part.ok_or_else(|| malformed(&format!("'{text}' is not a store path")))
-}
-
-/// An administrator of some caches may manage only tokens that are limited to these.
-pub(super) fn governs(grant: &Grant, caches: &[String]) -> bool {
-    caches.iter().all(|pattern| grant.caches.cover(pattern))
-}
-
-fn create_token(form: &Form, data: &Data, grant: &Grant) -> Result<Done, ServeError> {
-    let scopes: Vec<&str> = form.values("scope").collect();
-    let scopes: Scopes = scopes.join(",").parse().map_err(|error| malformed(&error))?;
-    let caches = form.value("caches").unwrap_or_default();
-    let caches: Vec<&str> = caches.split([' ', ',']).filter(|cache| !cache.is_empty()).collect();
-    if caches.is_empty() {
-        return Err(malformed(&"a token needs at least one cache, or '*' for all"));
-    }
-    let caches = CachePatterns::new(&caches).map_err(|error| malformed(&error))?;
-    if !governs(grant, caches.texts()) {
-        let message = format!("your token is only for {}", grant.caches.texts().join(", "));
-        return Err(Refusal::new(RefusalKind::Forbidden, message).into());
-    }
-    let label = form.value("label").unwrap_or_default().to_owned();
-    let new = NewToken { label, caches, scopes, expires: form.number("days")?.map(in_days) };
-    let (info, token) = data.tokens().create(&new).map_err(of_tokens)?;
-    let detail = format!("'{}' allows {} in {}", info.label, info.scopes, info.caches.join(", "));
-    data.audit().note(grant, None, "create token", &info.id, &Ok(detail));
-    Ok(Done::Created { label: info.label, token: token.to_string(), scopes: info.scopes })
-}
-
-fn revoke_token(form: &Form, data: &Data, grant: &Grant) -> Result<Done, ServeError> {
-    let (tokens, id) = (data.tokens(), form.value("id").unwrap_or_default());
-    let listed = tokens.list().map_err(of_tokens)?;
-    let known = listed.iter().find(|token| token.id == id && governs(grant, &token.caches));
-    match known {
-        Some(token) if tokens.revoke(id).map_err(of_tokens)? => {
-            data.audit().note(grant, None, "revoke", id, &Ok("revoked".to_owned()));
-            Ok(Done::Said(format!("Revoked '{}'. Who uses it is refused from now on.", token.label)))
-        }
-        _ => Err(Refusal::new(RefusalKind::NotFound, "there is no such token").into()),
-    }
-}
-
-pub(super) fn of_tokens(error: TokenError) -> ServeError {
-    match error {
-        TokenError::Index(error) => error.into(),
-        TokenError::Label | TokenError::NoScope => malformed(&error),
-        TokenError::Random(_) | TokenError::Record { .. } => {
-            tracing::error!("{error}");
-            Refusal::new(RefusalKind::Failed, "the tokens cannot be used; see the server's log").into()
-        }
-    }
-}
-
-fn pin(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
-    let hash_part = hash_part_of(form.value("path").unwrap_or_default())?;
-    let holds = PinFor { keep: form.number("keep")?, until: form.number("days")?.map(in_days) };
-    let pin = cache.pin(form.value("name").unwrap_or_default(), &hash_part, holds, grant)?;
-    Ok(Done::Said(format!("Pinned {} as '{}'.", pin.path, pin.name)))
-}
-
-fn unpin(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
-    let (hash_part, name) = (hash_part_of(form.value("path").unwrap_or_default())?, form.value("name"));
-    let pins = cache.pins()?;
-    let pin = pins.iter().find(|pin| Some(&*pin.name) == name && pin.path.starts_with(hash_part.as_str()));
-    let path = pin.and_then(|pin| StorePath::parse(&pin.path).ok());
-    let removed = path.map_or(Ok(0), |path| cache.unpin(name.unwrap_or_default(), Some(&path), grant))?;
-    match removed {
-        0 => Err(Refusal::new(RefusalKind::NotFound, "there is no such pin").into()),
-        _ => Ok(Done::Said("Removed the pin.".to_owned())),
-    }
-}
-
 /// Deletes paths that may refer to each other: what is refused because of a referrer is tried again after that one.
-fn delete(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
+fn delete(form: &Form, asker: &Asker<'_>) -> Result<Done, ServeError> {
     let (mut left, with_referrers) = (form.paths()?, form.value("referrers").is_some());
-    let (mut paths, mut bytes) = (0, 0);
+    let (mut paths, mut bytes) = (0_u64, 0);
     loop {
         let mut refused: Vec<(HashPart, Refusal)> = Vec::new();
         for path in &left {
-            match cache.delete(path, with_referrers, grant) {
-                Ok(deleted) => (paths, bytes) = (paths + deleted.paths.len(), bytes + deleted.bytes),
+            let query = format!("referrers={with_referrers}");
+            match asker.ask_cache(&Method::DELETE, &format!("paths/{path}"), Some(&query), &Value::Null) {
+                Ok(deleted) => {
+                    let number = |name: &str| deleted.get(name).and_then(Value::as_u64).unwrap_or(0);
+                    (paths, bytes) = (paths + number("paths"), bytes + number("bytes"));
+                }
                 // One that referred to another one of these is gone with it.
-                Err(refusal) if with_referrers && paths > 0 && refusal.kind == RefusalKind::NotFound => {}
-                Err(refusal) => refused.push((*path, refusal)),
+                Err(ServeError::Refused(refusal))
+                    if with_referrers && paths > 0 && refusal.kind == RefusalKind::NotFound => {}
+                Err(ServeError::Refused(refusal)) => refused.push((*path, refusal)),
+                Err(error) => return Err(error),
             }
         }
         let Some((_, first)) = refused.first() else { break };
@@ -233,7 +215,7 @@ fn delete(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError>
                 RefusalKind::Conflict => "other paths refer to them, which have to be deleted, too",
                 _ => &first.message,
             };
-            let message = format!("{deleted}Left {}: {why}", many(refused.len()));
+            let message = format!("{deleted}Left {}: {why}", many(refused.len() as u64));
             return Err(Refusal::new(first.kind, message).into());
         }
         left = refused.into_iter().map(|(path, _)| path).collect();
@@ -242,7 +224,7 @@ fn delete(form: &Form, cache: &Cache, grant: &Grant) -> Result<Done, ServeError>
     Ok(Done::Said(format!("{} {} deleted, {bytes}.", many(paths), if paths == 1 { "was" } else { "were" })))
 }
 
-fn many(paths: usize) -> String {
+fn many(paths: u64) -> String {
     super::view::words::many(paths, "path")
 }
 
@@ -252,7 +234,7 @@ fn collect(cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
     };
     let done = cache.collect(&CollectOptions::default(), grant)?;
     let bytes = super::view::words::bytes(done.bytes);
-    Ok(Done::Said(format!("Removed {}, and deleted {} NARs, {bytes}.", many(done.forgotten.len()), done.files)))
+    Ok(Done::Said(format!("Removed {}, and deleted {} NARs, {bytes}.", many(done.forgotten.len() as u64), done.files)))
 }
 
 #[cfg(test)]
@@ -281,14 +263,5 @@ mod tests {
         let form = Form::parse("path=0i4073ldk2aplbmaarmp5c8gf3wmbl84&path=0i4073ldk2aplbmaarmp5c8gf3wmbl84-x");
         assert_eq!(form.paths().unwrap().len(), 1);
         assert!(Form::read(&mut &vec![b'x'; 70_000][..]).is_err());
-    }
-
-    #[test]
-    fn administrators_of_some_caches_govern_the_tokens_of_these() {
-        let caches = CachePatterns::new(&["team-*"]).unwrap();
-        let grant = Grant { caches, ..Grant::administrator("test") };
-        let governed = |caches: &[&str]| governs(&grant, &caches.iter().map(ToString::to_string).collect::<Vec<_>>());
-        assert!(governed(&["team-a", "team-*"]) && !governed(&["team-a", "default"]) && !governed(&["*"]));
-        assert!(governs(&Grant::administrator("test"), &["*".to_owned(), "x-*".to_owned()]));
     }
 }

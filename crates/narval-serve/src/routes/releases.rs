@@ -131,7 +131,7 @@ pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>
 }
 
 /// A release as a list has it.
-fn row(of: &KeptRelease) -> Value {
+pub(crate) fn row(of: &KeptRelease) -> Value {
     let (release, store_dir) = (&of.release, &of.release.store_dir);
     let outputs = release.paths.iter().filter(|(system, _)| system.as_str() == of.system).flat_map(|(_, of)| of);
     let outputs: serde_json::Map<String, Value> = outputs

@@ -9,6 +9,7 @@ use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 use super::releases::ReleaseRoute;
 use super::{batch, presence};
 use crate::Face;
+use crate::api;
 use crate::metrics::RouteLabel;
 use crate::page::{self, PageRoute, View};
 use crate::upload::push;
@@ -46,6 +47,8 @@ pub(crate) enum Route<'a> {
     Releases(ReleaseRoute<'a>),
     /// `/_narval/v1/…`
     Push(PushRoute<'a>),
+    /// `/_narval/api/v1…`, which has a table of its own
+    Api,
     /// `/_narval/page/…`
     Page(PageRoute<'a>),
     /// `/_narval/status` and other views for browsers
@@ -90,20 +93,8 @@ pub(crate) enum PushRoute<'a> {
     Commit,
     /// `oidc`
     Oidc,
-    /// `pins`
-    Pins,
-    /// `pins/<name>`
-    Pin(&'a str),
     /// `releases/<name>`
     Release(&'a str),
-    /// `releases/<name>/<revision or version>`
-    ReleaseOf(&'a str, &'a str),
-    /// `releases/<name>/<revision or version>/pin`
-    ReleasePin(&'a str, &'a str),
-    /// `stats`
-    Stats,
-    /// `machines`
-    Machines,
     /// `machines/<name>`
     Machine(&'a str),
 }
@@ -159,6 +150,7 @@ impl<'a> Route<'a> {
             Self::DebugInfo(_)
             | Self::Other(_)
             | Self::Releases(_)
+            | Self::Api
             | Self::Page(_)
             | Self::View(_)
             | Self::Health
@@ -214,22 +206,16 @@ fn others(face: Face, path: &str) -> Route<'_> {
             ("nars", _) => Route::Push(PushRoute::Nars),
             ("commit", _) => Route::Push(PushRoute::Commit),
             ("oidc", _) => Route::Push(PushRoute::Oidc),
-            ("stats", _) => Route::Push(PushRoute::Stats),
             // The search of the page, at an address that stays: `narval search` and `narval install NAME` ask it.
             ("paths", _) => Route::Page(PageRoute::Paths),
-            ("pins", _) => Route::Push(PushRoute::Pins),
-            ("machines", _) => Route::Push(PushRoute::Machines),
             (_, Some(("machines", name))) => Route::Push(PushRoute::Machine(name)),
             (_, Some(("nar", name))) => Route::Push(PushRoute::Nar(name)),
-            (_, Some(("pins", name))) => Route::Push(PushRoute::Pin(name)),
-            (_, Some(("releases", rest))) => match rest.split('/').collect::<Vec<_>>().as_slice() {
-                [name] => Route::Push(PushRoute::Release(name)),
-                [name, which] => Route::Push(PushRoute::ReleaseOf(name, which)),
-                [name, which, "pin"] => Route::Push(PushRoute::ReleasePin(name, which)),
-                _ => Route::Unknown,
-            },
+            (_, Some(("releases", name))) => Route::Push(PushRoute::Release(name)),
             _ => Route::Unknown,
         };
+    }
+    if path.strip_prefix(api::PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+        return Route::Api;
     }
     if let Some(rest) = path.strip_prefix(page::PATH).and_then(|rest| rest.strip_prefix('/')) {
         return PageRoute::parse(rest).map_or(Route::Unknown, Route::Page);

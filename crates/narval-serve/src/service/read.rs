@@ -111,7 +111,7 @@ impl Shared {
             Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, request),
             Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
-            Route::Push(_) | Route::Peer(_) | Route::View(_) | Route::Unknown => Err(ServeError::NoRoute),
+            Route::Push(_) | Route::Api | Route::Peer(_) | Route::View(_) | Route::Unknown => Err(ServeError::NoRoute),
         }
     }
 

@@ -4,12 +4,11 @@
 //! memory when the handler runs. A few dedicated threads verify and sync it, so that workers stay free for reads. A large body is read, verified
 //! and written on one of the engine's threads for streamed bodies.
 
-mod administration;
 mod coding;
 mod narinfo;
 mod parts;
 pub(crate) mod push;
-mod releases;
+pub(crate) mod releases;
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -19,7 +18,8 @@ use std::time::Duration;
 use narval_files::{served_client, work_for};
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_keep::{
-    Begin, Cache, Data, Grant, NarFileName, Put, RECEIPT_KEY, Refusal, RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
+    Begin, Cache, Data, Grant, MachineName, MachineReport, NarFileName, Put, RECEIPT_KEY, REPORT_LEN_MAX, Refusal,
+    RefusalKind, SmallKind, Stored, UNFINISHED_GRACE,
 };
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::release::RELEASE_LEN_MAX;
@@ -33,7 +33,6 @@ use crate::metrics::Metrics;
 use crate::piecework::Piecework;
 use crate::routes::table::{PushRoute, Route};
 use crate::watch::Transferring;
-use administration::Command;
 use coding::{coding, decoded};
 use parts::Parts;
 
@@ -125,6 +124,7 @@ impl Uploads {
             Route::Peer(_) => return Err(ServeError::Method("GET")),
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
             Route::Presence
+            | Route::Api
             | Route::Health
             | Route::Ready
             | Route::Metrics
@@ -156,25 +156,37 @@ impl Uploads {
             PushRoute::Missing => push::missing(self, grant, request),
             PushRoute::Nars => push::nars(self, grant, request),
             PushRoute::Commit => push::commit(self, grant, request),
-            PushRoute::Nar(_) => Err(ServeError::Method("HEAD, PUT")),
-            PushRoute::Pins | PushRoute::Stats | PushRoute::Machines => Err(ServeError::Method("GET, HEAD")),
-            PushRoute::Pin(_) | PushRoute::ReleasePin(..) => Err(ServeError::Method("PUT, DELETE")),
-            PushRoute::Release(_) | PushRoute::Machine(_) => Err(ServeError::Method("POST, DELETE")),
-            PushRoute::ReleaseOf(..) => Err(ServeError::Method("DELETE")),
-            PushRoute::Oidc => Err(ServeError::NoRoute),
+            // The gate has answered these.
+            PushRoute::Nar(_) | PushRoute::Release(_) | PushRoute::Machine(_) | PushRoute::Oidc => {
+                Err(ServeError::NoRoute)
+            }
         }
     }
 
-    /// Lists, adds and removes pins, records and forgets releases, notes reports of machines, and deletes paths, as the token allows. This can wait for uploads, so it runs on the upload threads.
+    /// Records releases and notes reports of machines, as the token allows. This can wait for uploads, so it runs on the upload threads.
     pub(crate) fn administer(
         self: &Arc<Self>,
         asked: Administration<'_>,
         grant: Grant,
         request: Request,
     ) -> Result<Response, ServeError> {
-        let command = Command::parse(asked, request.query())?;
         let this = Arc::clone(self);
-        self.receive_at_most(RELEASE_LEN_MAX as u64, request, move |body| command.run(&this.cache, body, &grant))
+        match asked {
+            Administration::Release(name) => {
+                let name = name.to_owned();
+                self.receive_at_most(RELEASE_LEN_MAX as u64, request, move |body| {
+                    releases::record(&this.cache, &name, body, &grant)
+                })
+            }
+            Administration::Report(name) => {
+                let name: MachineName = name.parse().map_err(ServeError::from)?;
+                self.receive_at_most(REPORT_LEN_MAX, request, move |body| {
+                    let report = MachineReport::parse(&read(body, REPORT_LEN_MAX)?)?;
+                    this.cache.report(&name, &report, &grant)?;
+                    Ok(text(StatusCode::OK, "noted\n".to_owned()))
+                })
+            }
+        }
     }
 
     /// Runs a command of the page. As [`administer`](Self::administer), on the upload threads.
@@ -185,6 +197,17 @@ impl Uploads {
     ) -> Result<Response, ServeError> {
         let this = Arc::clone(self);
         self.receive(request, move |body| command(&this.data, &this.cache, body))
+    }
+
+    /// Runs a request of the API for administration, on the upload threads.
+    pub(crate) fn run_at_most(
+        self: &Arc<Self>,
+        bytes_max: u64,
+        request: Request,
+        answer: impl FnOnce(&Data, &mut dyn Read) -> Result<Response, ServeError> + Send + 'static,
+    ) -> Result<Response, ServeError> {
+        let this = Arc::clone(self);
+        self.receive_at_most(bytes_max, request, move |body| answer(&this.data, body))
     }
 
     /// Returns how much of a NAR was received in parts.
@@ -339,7 +362,7 @@ fn for_client(error: ServeError, repeats: bool) -> ServeError {
 ///
 /// # Errors
 /// 413 for more than `bytes_max` bytes; 400 if it ends early or its coding is damaged.
-fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, ServeError> {
+pub(crate) fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, ServeError> {
     let mut bytes = Vec::new();
     body.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| ended_early(&error))?;
     if bytes.len() as u64 > bytes_max {

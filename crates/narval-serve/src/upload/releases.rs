@@ -5,6 +5,7 @@ use std::io::Read;
 
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, Grant, NewRelease, Promotion, Refusal, RefusalKind};
+use narval_nix::Release;
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use serde::Deserialize;
 
@@ -43,11 +44,28 @@ fn malformed(error: impl std::fmt::Display) -> ServeError {
 
 /// Reads the body, and records.
 pub(super) fn record(cache: &Cache, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
-    let name: ReleaseName = name.parse().map_err(malformed)?;
     let body = read(body, RELEASE_LEN_MAX as u64)?;
-    let Asked { version, systems, notes, from, percent, key } =
-        serde_json::from_slice(&body).map_err(|error| malformed(format!("not a release: {error}")))?;
-    let release = match from {
+    let release = record_body(cache, name, &body, None, grant)?;
+    let json = HeaderValue::from_static("application/json");
+    Ok(text(StatusCode::CREATED, release.to_json() + "\n").header(header::CONTENT_TYPE, json))
+}
+
+/// Records what a body asks for. `key`: of the request, if the body has none.
+///
+/// # Errors
+/// If it is malformed, or the cache refuses.
+pub(crate) fn record_body(
+    cache: &Cache,
+    name: &str,
+    body: &[u8],
+    key: Option<&str>,
+    grant: &Grant,
+) -> Result<Release, ServeError> {
+    let name: ReleaseName = name.parse().map_err(malformed)?;
+    let Asked { version, systems, notes, from, percent, key: of_body } =
+        serde_json::from_slice(body).map_err(|error| malformed(format!("not a release: {error}")))?;
+    let key = of_body.or_else(|| key.map(str::to_owned));
+    Ok(match from {
         Some(from) if systems.is_empty() && version.is_none() && notes.is_empty() => {
             let (of, which) = (from.name.parse().map_err(malformed)?, from.which.parse().map_err(malformed)?);
             cache.promote(&of, &which, &name, &Promotion { percent, key }, grant)?
@@ -67,7 +85,5 @@ pub(super) fn record(cache: &Cache, name: &str, body: &mut dyn Read, grant: &Gra
             let version = version.map(|version| version.parse()).transpose().map_err(malformed)?;
             cache.release(&NewRelease { name, version, paths, notes, key }, grant)?
         }
-    };
-    let json = HeaderValue::from_static("application/json");
-    Ok(text(StatusCode::CREATED, release.to_json() + "\n").header(header::CONTENT_TYPE, json))
+    })
 }

@@ -6,6 +6,7 @@ pub mod administered;
 pub mod channels;
 pub mod client;
 pub mod data;
+pub(crate) mod logins;
 pub mod names;
 pub mod paths;
 pub mod profile;

@@ -8,6 +8,7 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 pub mod key;
+pub mod login;
 pub mod machines;
 pub mod man;
 pub mod oidc;

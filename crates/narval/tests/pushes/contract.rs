@@ -10,7 +10,7 @@ const WRONG: &str = "nv1_0000000000000000_00000000000000000000000000000000000000
 const PATH: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-test";
 const OTHER: &str = "7gx4kiv5m0i7d7qkixq2cwzbr10lvxwc-other";
 
-fn narinfo_url(path: &str) -> String {
+pub fn narinfo_url(path: &str) -> String {
     format!("/{}.narinfo", hash_part(path))
 }
 
@@ -421,49 +421,60 @@ fn pins_and_deletions_over_http_need_their_scopes() {
     publish(&lab, &push, PATH, &one, &[]);
     publish(&lab, &push, other, &two, &[PATH]);
     let (pin, delete) = (lab.token("pin"), lab.token("delete"));
-    let ask = |method: &str, path: &str, token: &str| {
-        let answer = lab.send(method, path, token, &[], b"");
-        (answer.status, answer.text().to_owned())
+    let ask = |method: &str, below: &str, token: &str, body: serde_json::Value| {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let answer = lab.send(method, &format!("/_narval/api/v1/caches/default/{below}"), token, &[], body.as_bytes());
+        (answer.status, serde_json::from_str::<serde_json::Value>(answer.text()).unwrap_or_default())
     };
-    let release = format!("/_narval/v1/pins/release-1.2?path=/nix/store/{other}&keep=3");
-    let narinfo = narinfo_url(PATH);
-    for (method, path) in [
-        ("PUT", release.as_str()),
-        ("DELETE", "/_narval/v1/pins/release-1.2"),
-        ("GET", "/_narval/v1/pins"),
-        ("GET", "/_narval/v1/stats"),
-        ("DELETE", narinfo.as_str()),
+    let nothing = serde_json::Value::Null;
+    let release = serde_json::json!({"path": format!("/nix/store/{other}"), "keep": 3});
+    let path = format!("paths/{PATH}");
+    for (method, below) in [
+        ("PUT", "pins/release-1.2"),
+        ("DELETE", "pins/release-1.2"),
+        ("GET", "pins"),
+        ("GET", "stats"),
+        ("DELETE", path.as_str()),
     ] {
-        assert_eq!(ask(method, path, "").0, 401, "{method} {path}");
-        assert_eq!(ask(method, path, &push).0, 403, "{method} {path}");
-        let wrong = if path == narinfo { &pin } else { &delete };
-        assert_eq!(ask(method, path, wrong).0, 403, "{method} {path}");
+        assert_eq!(ask(method, below, "", release.clone()).0, 401, "{method} {below}");
+        assert_eq!(ask(method, below, &push, release.clone()).0, 403, "{method} {below}");
+        let wrong = if below == path { &pin } else { &delete };
+        assert_eq!(ask(method, below, wrong, release.clone()).0, 403, "{method} {below}");
     }
-    assert_eq!(ask("PUT", &release, &pin), (201, format!("release-1.2  {other}\n")));
-    assert_eq!(ask("PUT", &format!("/_narval/v1/pins/old?path={PATH}&days=30"), &pin).0, 201);
-    let pins: serde_json::Value = serde_json::from_str(&ask("GET", "/_narval/v1/pins", &pin).1).unwrap();
+    let made = ask("PUT", "pins/release-1.2", &pin, release);
+    assert_eq!((made.0, made.1["name"].as_str(), made.1["path"].as_str()), (200, Some("release-1.2"), Some(other)));
+    let old = serde_json::json!({"path": PATH, "seconds": 30 * 24 * 60 * 60});
+    assert_eq!(ask("PUT", "pins/old", &pin, old).0, 200);
+    let pins = ask("GET", "pins", &pin, nothing.clone()).1;
     assert_eq!(
-        (&pins[1]["name"], &pins[1]["path"], &pins[1]["keep"]),
+        (&pins["items"][1]["name"], &pins["items"][1]["path"], &pins["items"][1]["keep"]),
         (&"release-1.2".into(), &other.into(), &3.into())
     );
-    assert_eq!(pins[0]["until"].as_u64().unwrap() - pins[0]["created"].as_u64().unwrap(), 30 * 24 * 60 * 60);
-    for query in ["", "?path=nothing", "?path=/nix/store/x", &format!("?path={PATH}&keep=x"), &format!("?paths={PATH}")]
-    {
-        assert_eq!(ask("PUT", &format!("/_narval/v1/pins/x{query}"), &pin).0, 400, "{query}");
+    let [until, created] = ["until", "created"].map(|name| pins["items"][0][name].as_u64().unwrap());
+    assert_eq!(until - created, 30 * 24 * 60 * 60);
+    for body in [
+        serde_json::json!({}),
+        serde_json::json!({"path": "nothing"}),
+        serde_json::json!({"path": "/nix/store/x"}),
+        serde_json::json!({"path": PATH, "keep": "x"}),
+        serde_json::json!({"path": PATH, "paths": PATH}),
+    ] {
+        assert_eq!(ask("PUT", "pins/x", &pin, body.clone()).0, 400, "{body}");
     }
-    let absent = "00000000000000000000000000000000-absent";
-    assert_eq!(ask("PUT", &format!("/_narval/v1/pins/x?path={absent}"), &pin).0, 404);
-    assert_eq!(ask("POST", "/_narval/v1/pins/x", &pin).0, 403);
-    assert_eq!(ask("DELETE", "/_narval/v1/pins/old", &pin), (200, "removed 1 pins\n".to_owned()));
-    assert_eq!(ask("DELETE", "/_narval/v1/pins/old", &pin).0, 404);
+    let absent = serde_json::json!({"path": "00000000000000000000000000000000-absent"});
+    assert_eq!(ask("PUT", "pins/x", &pin, absent).0, 404);
+    assert_eq!(ask("POST", "pins/x", &pin, nothing.clone()).0, 405);
+    assert_eq!(ask("DELETE", "pins/old", &pin, nothing.clone()), (200, serde_json::json!({"removed": 1})));
+    assert_eq!(ask("DELETE", "pins/old", &pin, nothing.clone()).0, 404);
 
-    let (status, said) = ask("DELETE", &narinfo, &delete);
-    assert!(status == 409 && said.contains(other) && said.contains("?referrers=1"), "{status}: {said}");
-    assert_eq!(ask("DELETE", &format!("{narinfo}?all=1"), &delete).0, 400);
-    let (status, said) = ask("DELETE", &format!("{narinfo}?referrers=1"), &delete);
-    assert!(status == 200 && said.contains("\"files\":2,\"paths\":2"), "{status}: {said}");
-    assert_eq!([narinfo.clone(), narinfo_url(other), one.url()].map(|path| lab.get(&path).status), [404; 3]);
-    assert_eq!(ask("DELETE", &narinfo, &delete).0, 404);
+    let (status, said) = ask("DELETE", &path, &delete, nothing.clone());
+    let detail = said["detail"].as_str().unwrap();
+    assert!(status == 409 && detail.contains(other) && detail.contains("?referrers=1"), "{status}: {said}");
+    assert_eq!(ask("DELETE", &format!("{path}?referrers=all"), &delete, nothing.clone()).0, 400);
+    let (status, said) = ask("DELETE", &format!("{path}?referrers=1"), &delete, nothing.clone());
+    assert_eq!((status, &said["files"], &said["paths"]), (200, &2.into(), &2.into()));
+    assert_eq!([narinfo_url(PATH), narinfo_url(other), one.url()].map(|path| lab.get(&path).status), [404; 3]);
+    assert_eq!(ask("DELETE", &path, &delete, nothing).0, 404);
     let audit = std::fs::read_to_string(lab.data_path().join("audit.jsonl")).unwrap();
     assert!(audit.contains("\"action\":\"pin\"") && audit.contains("\"action\":\"delete\""), "{audit}");
 }

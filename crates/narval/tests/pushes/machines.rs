@@ -13,16 +13,17 @@ use crate::releases::{done, failed, narval, said, signing};
 use crate::support::{NARVAL, hash_part};
 
 const MACHINES: &str = "/_narval/v1/machines";
+const LISTED: &str = "/_narval/api/v1/caches/default/machines";
 
 fn report(lab: &Lab, name: &str, token: &str, body: &Value) -> u16 {
     lab.post(&format!("{MACHINES}/{name}"), token, body.to_string().as_bytes()).status
 }
 
 fn listed(lab: &Lab, token: &str) -> Vec<Value> {
-    let answer = lab.send("GET", MACHINES, token, &[], b"");
+    let answer = lab.send("GET", LISTED, token, &[], b"");
     assert_eq!(answer.status, 200, "{}", said(&answer));
     let page: Value = serde_json::from_slice(&answer.body).unwrap();
-    page["machines"].as_array().unwrap().clone()
+    page["items"].as_array().unwrap().clone()
 }
 
 #[test]
@@ -44,9 +45,8 @@ fn machines_report_and_nobody_believes_them() {
     }
     for (method, below) in [
         ("GET", "/releases"),
-        ("GET", MACHINES),
-        ("DELETE", "/_narval/v1/machines/web-1"),
-        ("PUT", "/_narval/v1/machines/web-1"),
+        ("GET", LISTED),
+        ("DELETE", &*format!("{LISTED}/web-1")),
         ("GET", &*format!("/{}.narinfo", hash_part("/nix/store/0i4073ldk2aplbmaarmp5c8gf3wmbl84-api-1.4.2"))),
     ] {
         let status = lab.send(method, below, &any, &[], b"").status;
@@ -80,7 +80,7 @@ fn machines_report_and_nobody_believes_them() {
     // Who administers sees them, at the cache and elsewhere.
     fs::write(lab.store.path("token"), &admin).unwrap();
     let (url, data) = (lab.server.url(), lab.data_path().display().to_string());
-    for at in [["--to", &*url], ["--data", &*data]] {
+    for at in [["--at", &*url], ["--data", &*data]] {
         let run = |args: &[&str]| narval(&lab, "admin", &[&["machines"], args, &at].concat());
         let text = done(&run(&[]));
         assert!(text.contains("web-1  @web  41 since") && text.contains("running  seen"), "{text}");

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
 mod administration;
+mod api;
 mod caches;
 mod client;
 mod complaints;

@@ -110,11 +110,14 @@ fn releases_over_http() {
     assert_eq!(prod.status, 201, "{}", said(&prod));
     assert_eq!(Release::parse(&prod.body).unwrap().promoted_from, Some(("api".parse().unwrap(), 1)));
     let (pin, delete) = (lab.token("pin"), lab.token("delete"));
-    let pinned = lab.put("/_narval/v1/releases/api/1/pin", &pin, b"");
+    let pinned = lab.put("/_narval/api/v1/caches/default/releases/api/1/pin", &pin, b"");
     assert_eq!(pinned.status, 200, "{}", said(&pinned));
-    assert_eq!(lab.send("DELETE", "/_narval/v1/releases/api/1/pin", &token, &[], b"").status, 403);
-    assert_eq!(lab.send("DELETE", "/_narval/v1/releases/api/3", &delete, &[], b"").status, 409, "the newest");
-    assert_eq!(lab.send("DELETE", "/_narval/v1/releases/api/1", &delete, &[], b"").status, 200);
+    let remove = |below: &str, token: &str| {
+        lab.send("DELETE", &format!("/_narval/api/v1/caches/default/releases/{below}"), token, &[], b"").status
+    };
+    assert_eq!(remove("api/1/pin", &token), 403);
+    assert_eq!(remove("api/3", &delete), 409, "the newest");
+    assert_eq!(remove("api/1", &delete), 204);
     assert_eq!(lab.get("/releases/api/1").status, 404);
 }
 
@@ -356,7 +359,7 @@ fn releases_of_a_data_folder() {
     done(&run(&["forget", "prod", "1"]));
     assert_eq!((lab.get("/releases/prod/1").status, lab.get("/releases/prod/latest").status), (404, 200));
     assert!(failed(&run(&["forget", "prod", "2"]), 1).contains("is the newest"));
-    assert!(failed(&run(&["pin", "prod", "7"]), 1).contains("has no release"));
+    assert!(failed(&run(&["pin", "prod", "7"]), 2).contains("has no release"));
 }
 
 /// Nix has no names of releases: it installs the path that the cache says, and verifies that path.

@@ -56,11 +56,12 @@ fn tried(lab: &Lab, admin: &str, token: &str) -> BTreeSet<&'static str> {
     let narinfo = lab.send("GET", &narinfo_url(&there), admin, &[], b"");
     let is_other = narinfo.text().contains(&Nar::of(b"something else").hash.to_nix32());
     assert_eq!(is_other, can.contains("replace"), "{}", narinfo.text());
-    match status("PUT", &format!("/_narval/v1/pins/x?path={there}")) {
-        201 => drop(can.insert("pin")),
+    let pin = format!("{{\"path\":\"{there}\"}}");
+    match lab.put("/_narval/api/v1/caches/default/pins/x", token, pin.as_bytes()).status {
+        200 => drop(can.insert("pin")),
         other => assert_eq!(other, 403),
     }
-    match status("DELETE", &narinfo_url(&there)) {
+    match status("DELETE", &format!("/_narval/api/v1/caches/default/paths/{there}")) {
         200 => drop(can.insert("delete")),
         other => assert_eq!(other, 403),
     }

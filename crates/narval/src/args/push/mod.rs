@@ -39,11 +39,23 @@ impl TokenArgs {
     /// # Errors
     /// If a file with credentials cannot be used.
     pub fn client(&self, urls: &[Url]) -> Result<Arc<Client>, Failure> {
+        self.client_with(urls, None)
+    }
+
+    /// The same with a token that is used if no file is named.
+    ///
+    /// # Errors
+    /// As [`client`](Self::client).
+    pub(crate) fn client_with(&self, urls: &[Url], token: Option<&str>) -> Result<Arc<Client>, Failure> {
         let mut options = self.requests.options(urls)?;
-        if let Some(file) = &self.token_file {
-            let bearer = format!("Authorization: Bearer {}", read_token(file)?);
-            let unfit = |_| Failure::usage(format!("--token-file {}: it does not contain a token", file.display()));
-            options.credentials.add_header(&bearer).map_err(unfit)?;
+        let of_file = self.token_file.as_deref().map(read_token).transpose()?;
+        if let Some(token) = of_file.as_deref().or(token) {
+            let from = self
+                .token_file
+                .as_ref()
+                .map_or_else(|| "the login".into(), |file| format!("--token-file {}", file.display()));
+            let unfit = |_| Failure::usage(format!("{from}: it does not contain a token"));
+            options.credentials.add_header(&format!("Authorization: Bearer {token}")).map_err(unfit)?;
         }
         Ok(Arc::new(narval_s3::client(options)))
     }

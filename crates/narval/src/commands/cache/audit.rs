@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use narval_keep::CacheName;
+use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::data::{DataArgs, ago, now};
+use crate::args::administered::{PlaceArgs, number, text};
+use crate::args::data::{ago, now};
 use crate::ui::json;
 use crate::ui::output::out;
 use crate::values::time::parse_time;
@@ -14,10 +16,14 @@ use crate::values::time::parse_time;
 #[command(after_help = "\
 Examples:
   narval cache audit --since 1d
+  narval cache audit --at https://cache.example.org
   narval cache audit --json | jq 'select(.action == \"delete\")'")]
 pub(super) struct AuditArgs {
     #[command(flatten)]
-    data: DataArgs,
+    place: PlaceArgs,
+    /// Only what is about this cache
+    #[arg(long, value_name = "NAME")]
+    cache: Option<CacheName>,
     /// Only what was done in this time, such as `7d`
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<Duration>,
@@ -28,32 +34,32 @@ pub(super) struct AuditArgs {
 
 pub(super) fn audit(args: &AuditArgs) -> Result<(), Failure> {
     let since = args.since.map_or(0, |time| now().saturating_sub(time.as_secs()));
-    let data = args.data.open()?;
-    let mut lines = 0_u64;
-    let read = data.read_audit(since, |line| {
+    let only = args.cache.as_ref().map(|cache| format!("&cache={cache}")).unwrap_or_default();
+    let lines = args.place.open()?.each(&format!("audit?limit=1000&since={since}{only}"), |line| {
         if args.json {
-            lines += 1;
-            // A structure of texts and numbers can always be written.
-            json::event("audit", serde_json::to_value(&line).unwrap_or_default());
-            return;
+            json::event("audit", line);
+        } else {
+            show(&line);
         }
-        let who = match (line.token.as_str(), line.peer.as_deref()) {
-            ("", None) => line.label.clone(),
-            ("", Some(peer)) => format!("{} ({peer})", line.label),
-            (token, None) => format!("{} ({token})", line.label),
-            (token, Some(peer)) => format!("{} ({token}, {peer})", line.label),
-        };
-        let cache = line.cache.as_deref().unwrap_or("-");
-        let refused = if line.result == "ok" { "" } else { "refused: " };
-        let shown =
-            format!("{}  {who}  {cache}  {} {}  {refused}{}", ago(line.time), line.action, line.subject, line.detail);
-        // Labels and names come from clients.
-        let shown: String = shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-        out!("{shown}");
-    });
-    read.map_err(Failure::runtime)?;
+        Ok(())
+    })?;
     if args.json {
         json::summary(json!({"lines": lines}));
     }
     Ok(())
+}
+
+fn show(line: &Value) {
+    let [label, token, peer, action, subject, detail] =
+        ["label", "token", "peer", "action", "subject", "detail"].map(|name| text(line, name));
+    let who = match (&*token, &*peer) {
+        ("", "") => label,
+        ("", peer) => format!("{label} ({peer})"),
+        (token, "") => format!("{label} ({token})"),
+        (token, peer) => format!("{label} ({token}, {peer})"),
+    };
+    let cache = Some(text(line, "cache")).filter(|cache| !cache.is_empty()).unwrap_or_else(|| "-".to_owned());
+    let refused = if text(line, "result") == "ok" { "" } else { "refused: " };
+    let when = ago(number(line, "time").unwrap_or_default());
+    out!("{when}  {who}  {cache}  {action} {subject}  {refused}{detail}");
 }

@@ -1,6 +1,7 @@
 //! `narval cache`: maintains a writable cache, also while its server runs.
 
 mod audit;
+mod caches;
 mod check;
 mod migrate;
 mod sign;
@@ -8,11 +9,16 @@ mod sign;
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use narval_keep::{COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Hold, RefusalKind, UNFINISHED_GRACE};
+use narval_http::Method;
+use narval_keep::{
+    COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Data, Hold, RefusalKind, UNFINISHED_GRACE,
+};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place, ToArgs, path_of};
+use crate::args::administered::{
+    AdministeredArgs, AdministeredCache, Place, PlaceArgs, escaped, number, path_of, text,
+};
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead};
 use crate::ui::json;
@@ -64,7 +70,7 @@ enum Command {
     /// nothing is deleted, and the error names them. Clients remember the path for up to 30 days: to push it again they need 'nix copy
     /// --refresh'.
     #[command(
-        after_help = "Examples:\n  narval cache delete /nix/store/…-with-a-secret\n  narval cache delete /nix/store/…-with-a-secret --referrers\n  narval cache delete with-a-secret --to https://cache.example.org"
+        after_help = "Examples:\n  narval cache delete /nix/store/…-with-a-secret\n  narval cache delete /nix/store/…-with-a-secret --referrers\n  narval cache delete with-a-secret --at https://cache.example.org"
     )]
     Delete {
         #[command(flatten)]
@@ -77,22 +83,35 @@ enum Command {
         #[arg(long)]
         referrers: bool,
     },
-    /// Show the size of each cache, or of the one at a URL
-    #[command(after_help = "Examples:\n  narval cache stats\n  narval cache stats --to https://cache.example.org")]
+    /// Create a cache, which the server then has below `/NAME`
+    ///
+    /// A running server has it within a second, and so have all servers of the same database. Its settings are in the data, not in the configuration file. If it
+    /// exists, nothing changes.
+    #[command(
+        after_help = "Examples:\n  narval cache create team\n  narval cache create team --set public=true --set retentionDays=30 \\\n    --at https://cache.example.org"
+    )]
+    Create(caches::NamedArgs),
+    /// Show or change the settings of a cache
+    ///
+    /// What the configuration file says of a cache comes back when that is read.
+    #[command(
+        after_help = "Examples:\n  narval cache settings team\n  narval cache settings team --set quota=500000000000 \\\n    --at https://cache.example.org"
+    )]
+    Settings(caches::NamedArgs),
+    /// Show the size of each cache
+    #[command(after_help = "Examples:\n  narval cache stats\n  narval cache stats --at https://cache.example.org")]
     Stats {
         #[command(flatten)]
-        data: DataArgs,
-        #[command(flatten)]
-        to: ToArgs,
+        place: PlaceArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// List the paths of a cache
-    #[command(after_help = "Example:\n  narval cache list")]
+    #[command(after_help = "Examples:\n  narval cache list\n  narval cache list --at https://cache.example.org")]
     List {
         #[command(flatten)]
-        cache: CacheArgs,
+        place: AdministeredArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -154,8 +173,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
             gc(&cache, dry_run, unfinished, wait.unwrap_or(GC_WAIT), json)
         }
         Command::Delete { place, path, referrers } => delete(&place, &path, referrers),
-        Command::Stats { data, to, json } => stats(&data, &to, json),
-        Command::List { cache, json } => list(&cache, json),
+        Command::Create(args) => caches::create(&args),
+        Command::Settings(args) => caches::settings(&args),
+        Command::Stats { place, json } => stats(&place, json),
+        Command::List { place, json } => list(&place.open()?, json),
         Command::Audit(args) => audit::audit(&args),
         Command::Why { cache, path } => why(&cache, &path),
         Command::Sign(args) => sign::sign(&args),
@@ -232,52 +253,48 @@ fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: b
 
 fn delete(args: &AdministeredArgs, path: &str, referrers: bool) -> Result<(), Failure> {
     let place = args.open()?;
-    let part = place.path(path)?;
-    let [gone, files, bytes] = match place {
-        Place::Here(data, cache) => {
-            let deleted = cache.delete(&part, referrers, &administrator()).map_err(Failure::usage)?;
-            data.wait_until_noticed();
-            [deleted.paths.len() as u64, deleted.files as u64, deleted.bytes]
-        }
-        Place::There(there) => {
-            let deleted = there.cache.delete(&part, referrers)?;
-            ["paths", "files", "bytes"].map(|key| deleted[key].as_u64().unwrap_or(0))
-        }
-    };
+    let path = format!("paths/{}?referrers={referrers}", place.find(path)?);
+    let deleted = place.ask(&Method::DELETE, &path, None)?;
+    let [gone, files, bytes] = ["paths", "files", "bytes"].map(|name| number(&deleted, name).unwrap_or(0));
     note!("deleted {} and {} ({})", paths(gone), counted(files, "NAR"), human_bytes(bytes));
     Ok(())
 }
 
-fn stats(args: &DataArgs, to: &ToArgs, json: bool) -> Result<(), Failure> {
-    let caches = match to.open()? {
-        Some(there) => vec![serde_json::from_value(there.cache.stats()?).map_err(Failure::runtime)?],
-        None => all_figures(args)?,
-    };
-    for figures in &caches {
+fn stats(args: &PlaceArgs, json: bool) -> Result<(), Failure> {
+    let place = args.open()?;
+    let mut names = Vec::new();
+    place.each("caches", |cache| {
+        names.push(text(&cache, "name"));
+        Ok(())
+    })?;
+    for name in &names {
+        if let Place::Here(data) = &place {
+            with_keys(args, data, name)?;
+        }
+        let figures = place.ask(&Method::GET, &format!("caches/{}/stats", escaped(name)), None)?;
         if json {
-            json::event("cache", serde_json::to_value(figures).map_err(Failure::runtime)?);
+            json::event("cache", figures);
         } else {
-            show_figures(figures);
+            show_figures(&serde_json::from_value(figures).map_err(Failure::runtime)?);
         }
     }
     if json {
-        json::summary(json!({"caches": caches.len()}));
+        json::summary(json!({"caches": names.len()}));
     }
     Ok(())
 }
 
-/// The figures of all caches of a data folder.
-fn all_figures(args: &DataArgs) -> Result<Vec<CacheFigures>, Failure> {
-    let caches = args.open()?.caches().map_err(Failure::runtime)?;
-    let figures = caches.iter().map(|cache| {
-        // Without its keys, what they have not signed cannot be told.
-        let keys = args
-            .sign_keys(cache.name())
-            .map_err(|failure| note!("narval: paths without a signature are not counted: {failure}"));
+/// Without its keys, what they have not signed cannot be told.
+fn with_keys(args: &PlaceArgs, data: &Data, name: &str) -> Result<(), Failure> {
+    let name = name.parse().map_err(Failure::runtime)?;
+    let keys = args
+        .data
+        .sign_keys(&name)
+        .map_err(|failure| note!("narval: paths without a signature are not counted: {failure}"));
+    if let Some(cache) = data.cache(&name).map_err(Failure::runtime)? {
         cache.set_sign_keys(keys.unwrap_or_default());
-        cache.figures().map_err(Failure::runtime)
-    });
-    figures.collect()
+    }
+    Ok(())
 }
 
 fn show_figures(of: &CacheFigures) {
@@ -296,17 +313,19 @@ fn show_figures(of: &CacheFigures) {
     );
 }
 
-fn list(args: &CacheArgs, json: bool) -> Result<(), Failure> {
-    let listed = args.open()?.1.list().map_err(Failure::runtime)?;
-    for path in &listed {
+fn list(place: &AdministeredCache, json: bool) -> Result<(), Failure> {
+    let listed = place.each("paths?limit=1000", |path| {
         if json {
-            json::event("path", json!({"path": path.path, "used": path.used, "fileSize": path.file_size}));
+            let [used, size] = ["used", "fileSize"].map(|name| number(&path, name));
+            json::event("path", json!({"path": text(&path, "path"), "used": used, "fileSize": size}));
         } else {
-            out!("{}  {}  used {}", path.path, human_bytes(path.file_size), ago(path.used));
+            let [used, size] = ["used", "fileSize"].map(|name| number(&path, name).unwrap_or(0));
+            out!("{}  {}  used {}", text(&path, "path"), human_bytes(size), ago(used));
         }
-    }
+        Ok(())
+    })?;
     if json {
-        json::summary(json!({"paths": listed.len()}));
+        json::summary(json!({"paths": listed}));
     }
     Ok(())
 }

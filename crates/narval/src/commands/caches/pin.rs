@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_keep::{Pin, PinFor};
-use narval_nix::StorePath;
+use narval_http::Method;
+use narval_nix::HashPart;
+use serde_json::json;
 
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place};
-use crate::args::data::{administrator, ago, ahead, now};
+use crate::args::administered::{AdministeredArgs, AdministeredCache, escaped, number, text};
+use crate::args::data::{ago, ahead};
 use crate::ui::output::out;
 use crate::values::time::parse_time;
 
@@ -30,7 +31,7 @@ Examples:
   narval pin add release-1.2 /nix/store/…-app
   narval pin add nightly /nix/store/…-app --keep 3
   narval pin add branch-x /nix/store/…-app --for 30d
-  narval pin add release ./result --keep 3 --to https://cache.example.org")]
+  narval pin add release ./result --keep 3 --at https://cache.example.org")]
     Add {
         #[command(flatten)]
         place: AdministeredArgs,
@@ -49,7 +50,7 @@ Examples:
         time: Option<Duration>,
     },
     /// List pins
-    #[command(after_help = "Examples:\n  narval pin list\n  narval pin list --to https://cache.example.org")]
+    #[command(after_help = "Examples:\n  narval pin list\n  narval pin list --at https://cache.example.org")]
     List {
         #[command(flatten)]
         place: AdministeredArgs,
@@ -76,55 +77,37 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Add { place, name, path, keep, time } => {
             let place = place.open()?;
-            let part = place.path(&path)?;
-            let seconds = time.map(|time| time.as_secs());
-            match place {
-                Place::Here(_, cache) => {
-                    let until = seconds.map(|seconds| now().saturating_add(seconds));
-                    let pin = cache.pin(&name, &part, PinFor { keep, until }, &administrator());
-                    let pin = pin.map_err(Failure::usage)?;
-                    out!("{}  {}", pin.name, pin.path);
-                }
-                Place::There(there) => out!("{}", there.cache.pin(&name, &part, keep, seconds)?),
-            }
+            let body =
+                json!({"path": place.find(&path)?.as_str(), "keep": keep, "seconds": time.map(|time| time.as_secs())});
+            let pin = place.ask(&Method::PUT, &format!("pins/{}", escaped(&name)), Some(&body))?;
+            out!("{}  {}", text(&pin, "name"), text(&pin, "path"));
         }
         Command::List { place } => {
-            for pin in pins(&place.open()?)? {
-                let keep = pin.holds.keep.map(|keep| format!(", keeps {keep}")).unwrap_or_default();
-                let until = pin.holds.until.map(|until| format!(", ends {}", ahead(until))).unwrap_or_default();
-                out!("{}  {}  {}{keep}{until}", pin.name, pin.path, ago(pin.created));
-            }
+            place.open()?.each("pins", |pin| {
+                let keep = number(&pin, "keep").map(|keep| format!(", keeps {keep}")).unwrap_or_default();
+                let until = number(&pin, "until").map(|until| format!(", ends {}", ahead(until))).unwrap_or_default();
+                let created = number(&pin, "created").unwrap_or_default();
+                out!("{}  {}  {}{keep}{until}", text(&pin, "name"), text(&pin, "path"), ago(created));
+                Ok(())
+            })?;
         }
         Command::Remove { place, name, path } => {
             let place = place.open()?;
-            let path = path.map(|path| pinned(&place, &name, &path)).transpose()?;
-            let is_removed = match &place {
-                Place::Here(_, cache) => {
-                    cache.unpin(&name, path.as_ref(), &administrator()).map_err(Failure::runtime)? > 0
-                }
-                Place::There(there) => there.cache.unpin(&name, path.map(|path| path.hash_part()).as_ref())?,
-            };
-            if !is_removed {
-                return Err(Failure::usage(format!("there is no pin '{name}'; 'narval pin list' shows all pins")));
-            }
+            let revision = path.map(|path| pinned(&place, &name, &path)).transpose()?;
+            let query = revision.map(|path| format!("?path={path}")).unwrap_or_default();
+            place.ask(&Method::DELETE, &format!("pins/{}{query}", escaped(&name)), None)?;
         }
     }
     Ok(())
 }
 
-fn pins(place: &Place) -> Result<Vec<Pin>, Failure> {
-    match place {
-        Place::Here(_, cache) => cache.pins().map_err(Failure::runtime),
-        Place::There(there) => serde_json::from_value(there.cache.pins()?).map_err(Failure::runtime),
-    }
-}
-
 /// The revision of a pin with this path.
-fn pinned(place: &Place, name: &str, text: &str) -> Result<StorePath, Failure> {
-    let revisions = pins(place)?.into_iter().filter(|pin| pin.name == name);
-    let mut paths = revisions.filter_map(|pin| StorePath::parse(&pin.path).ok());
-    let part = place.path(text)?;
-    let none =
-        || Failure::usage(format!("the pin '{name}' has no revision with {part}; 'narval pin list' shows all pins"));
-    paths.find(|path| path.hash_part() == part).ok_or_else(none)
+fn pinned(place: &AdministeredCache, name: &str, path: &str) -> Result<HashPart, Failure> {
+    let (part, mut is_there) = (place.find(path)?, false);
+    place.each("pins", |pin| {
+        is_there |= text(&pin, "name") == name && text(&pin, "path").starts_with(part.as_str());
+        Ok(())
+    })?;
+    let none = format!("the pin '{name}' has no revision with {part}; 'narval pin list' shows all pins");
+    if is_there { Ok(part) } else { Err(Failure::usage(none)) }
 }

@@ -1,16 +1,16 @@
 //! `narval release`: shows, promotes, pins and forgets releases of a cache.
 
 use clap::Subcommand;
-use narval_keep::{Promotion, Refusal};
+use narval_http::Method;
 use narval_nix::Release;
 use narval_nix::StoreDir;
 use narval_nix::release::{ReleaseName, Selector, Which};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place};
+use crate::args::administered::{AdministeredArgs, Place, escaped};
 use crate::args::client::{CacheArgs, LockArgs, OutputArgs};
-use crate::args::data::{administrator, ago};
+use crate::args::data::ago;
 use crate::args::releases::ReleaseLookup;
 use crate::ui::json;
 use crate::ui::output::out;
@@ -51,10 +51,10 @@ Examples:
     /// more. All others, and 'narval install', have the newest release for all. To undo it, promote that one (`latest`).
     #[command(after_help = "\
 Examples:
-  narval release promote api 41 --as prod --to https://cache.example.org
+  narval release promote api 41 --as prod --at https://cache.example.org
   narval release promote api 42 --as prod --percent 10 \\
-    --to https://cache.example.org
-  narval release promote prod 6 --as prod --to https://cache.example.org
+    --at https://cache.example.org
+  narval release promote prod 6 --as prod --at https://cache.example.org
   narval release promote prod latest --as prod --data /var/lib/narval")]
     Promote {
         /// Name
@@ -75,7 +75,7 @@ Examples:
         output: OutputArgs,
     },
     /// Keep the paths of a release, however many come after it
-    #[command(after_help = "Example:\n  narval release pin api 41 --to https://cache.example.org")]
+    #[command(after_help = "Example:\n  narval release pin api 41 --at https://cache.example.org")]
     Pin {
         /// Name
         #[arg(value_name = "NAME")]
@@ -94,8 +94,8 @@ Examples:
     /// Forget a release, or all of a name: their paths are collected as any others are
     #[command(after_help = "\
 Examples:
-  narval release forget api 41 --to https://cache.example.org
-  narval release forget api --all --to https://cache.example.org")]
+  narval release forget api 41 --at https://cache.example.org
+  narval release forget api --all --at https://cache.example.org")]
     Forget {
         /// Name
         #[arg(value_name = "NAME")]
@@ -157,40 +157,26 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
         Command::Promote { name, which, to_name, percent, place, output } => {
             output.start_log();
-            let (release, at) = match place.open()? {
-                Place::There(there) => {
-                    let from = json!({"name": name.0.as_str(), "which": which.to_string()});
-                    let release = there.cache.release(&to_name.0, &json!({"from": from, "percent": percent}))?;
-                    (release, there.cache.url().to_string())
-                }
-                Place::Here(_, cache) => {
-                    cache.set_sign_keys(place.cache.data.sign_keys(cache.name())?);
-                    let how = Promotion { percent, key: None };
-                    let release = cache.promote(&name.0, &which, &to_name.0, &how, &administrator());
-                    (release.map_err(refused)?, cache.name().to_string())
-                }
-            };
-            show(&release, &at, output);
+            let opened = place.open()?;
+            if let Place::Here(data) = &opened.place {
+                let cache = opened.of(data)?;
+                cache.set_sign_keys(place.place.data.sign_keys(cache.name())?);
+            }
+            let body = json!({"from": {"name": name.0.as_str(), "which": which.to_string()}, "percent": percent});
+            let release = opened.ask(&Method::POST, &path_of(&to_name, None), Some(&body))?;
+            show(&parsed(&release)?, &opened.shown(), output);
         }
         Command::Pin { name, which, remove, place, output } => {
             output.start_log();
-            let selector = match place.open()? {
-                Place::There(there) => there.cache.pin_release(&name.0, &which, !remove)?,
-                Place::Here(_, cache) => {
-                    let pinned = cache.pin_release(&name.0, &which, !remove, &administrator());
-                    pinned.map_err(refused)?.selector().to_string()
-                }
-            };
+            let method = if remove { Method::DELETE } else { Method::PUT };
+            let path = format!("{}/pin", path_of(&name, Some(&which.to_string())));
+            let selector = parsed(&place.open()?.ask(&method, &path, None)?)?.selector().to_string();
             done(output, &json!({"release": selector, "pinned": !remove}), &selector);
         }
         Command::Forget { name, revision, place, output, .. } => {
             output.start_log();
-            match place.open()? {
-                Place::There(there) => there.cache.forget_release(&name.0, revision)?,
-                Place::Here(_, cache) => {
-                    cache.forget_release(&name.0, revision, &administrator()).map_err(refused)?;
-                }
-            }
+            let which = revision.map(|revision| revision.to_string());
+            place.open()?.ask(&Method::DELETE, &path_of(&name, which.as_deref()), None)?;
             let selector =
                 Selector { name: name.0, which: revision.map_or(Which::Latest, Which::Revision) }.to_string();
             done(output, &json!({"forgotten": selector}), &format!("forgotten: {selector}"));
@@ -199,12 +185,18 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A refusal of a cache of this machine.
-fn refused(refusal: Refusal) -> Failure {
-    Failure::runtime(refusal)
+/// The path of a release, or of all of a name.
+fn path_of(name: &Named, which: Option<&str>) -> String {
+    let which = which.map(|which| format!("/{}", escaped(which))).unwrap_or_default();
+    format!("releases/{}{which}", escaped(name.0.as_str()))
 }
 
-fn done(output: OutputArgs, summary: &serde_json::Value, text: &str) {
+fn parsed(release: &Value) -> Result<Release, Failure> {
+    let unreadable = |error| Failure::runtime(format!("the answer is no release: {error}"));
+    Release::parse(release.to_string().as_bytes()).map_err(unreadable)
+}
+
+fn done(output: OutputArgs, summary: &Value, text: &str) {
     if output.json {
         json::summary(summary.clone());
     } else if !output.quiet {
@@ -215,7 +207,7 @@ fn done(output: OutputArgs, summary: &serde_json::Value, text: &str) {
 fn show(release: &Release, cache: &str, output: OutputArgs) {
     if output.json {
         // It was parsed, so it is JSON.
-        let mut fields: serde_json::Value = serde_json::from_str(&release.to_json()).unwrap_or_default();
+        let mut fields: Value = serde_json::from_str(&release.to_json()).unwrap_or_default();
         if let Some(fields) = fields.as_object_mut() {
             fields.insert("at".to_owned(), json!(cache));
         }

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, Data, NewToken, Scope, Scopes, TokenInfo};
-use serde_json::json;
+use narval_http::Method;
+use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, Scope, Scopes};
+use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::data::{DataArgs, ago, ahead, now};
+use crate::args::administered::{Place, PlaceArgs, escaped, number, text};
+use crate::args::data::{ago, ahead, now};
 use crate::args::secret_key::write_secret;
 use crate::ui::json;
 use crate::ui::output::{note, out};
@@ -31,7 +33,8 @@ enum Command {
 Examples:
   narval token create --pull --push --sign ci --out token
   narval token create --push --sign --cache 'team-*' --expires 90d builders
-  narval token create --report='web-*' machines --out report.token")]
+  narval token create --report='web-*' machines --out report.token
+  narval token create --pull ci --at https://cache.example.org")]
     Create(CreateArgs),
     /// Change the caches and the scopes of a token
     ///
@@ -42,10 +45,10 @@ Examples:
   narval token change 0a1b2c3d4f5g6h7i --cache default,team")]
     Change(ChangeArgs),
     /// List tokens, and when they were last used
-    #[command(after_help = "Example:\n  narval token list")]
+    #[command(after_help = "Examples:\n  narval token list\n  narval token list --at https://cache.example.org")]
     List {
         #[command(flatten)]
-        data: DataArgs,
+        place: PlaceArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -54,7 +57,7 @@ Examples:
     #[command(after_help = "Example:\n  narval token revoke 0a1b2c3d4f5g6h7i")]
     Revoke {
         #[command(flatten)]
-        data: DataArgs,
+        place: PlaceArgs,
         /// Its id, as shown by `narval token list`: the part between the underscores
         #[arg(value_name = "ID")]
         id: String,
@@ -64,7 +67,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 struct CreateArgs {
     #[command(flatten)]
-    data: DataArgs,
+    place: PlaceArgs,
     /// Name of the token, for lists and the audit log
     #[arg(value_name = "LABEL")]
     label: String,
@@ -84,7 +87,7 @@ struct CreateArgs {
 #[derive(Debug, clap::Args)]
 struct ChangeArgs {
     #[command(flatten)]
-    data: DataArgs,
+    place: PlaceArgs,
     /// Its id, as shown by `narval token list`: the part between the underscores
     #[arg(value_name = "ID")]
     id: String,
@@ -151,43 +154,48 @@ impl AllowArgs {
 /// Runs `narval token`.
 ///
 /// # Errors
-/// If the data folder cannot be used, or the requested token is not possible.
+/// If the data folder or the server cannot be used, or the requested token is not possible.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Create(args) => create(&args),
         Command::Change(args) => change(&args),
-        Command::List { data, json } => list(&data, json),
-        Command::Revoke { data, id } => revoke(&data, &id),
+        Command::List { place, json } => list(&place.open()?, json),
+        Command::Revoke { place, id } => {
+            place.open()?.ask(&Method::DELETE, &format!("tokens/{}", escaped(&id)), None).map(drop)
+        }
     }
 }
 
 fn create(args: &CreateArgs) -> Result<(), Failure> {
-    let new = NewToken {
-        label: args.label.clone(),
-        caches: CachePatterns::new(&args.caches).map_err(Failure::usage)?,
-        scopes: args.allows.scopes()?,
-        expires: args.expires.map(|time| now().saturating_add(time.as_secs())),
-    };
-    if new.scopes.is_empty() {
+    let scopes = args.allows.scopes()?;
+    if scopes.is_empty() {
         return Err(Failure::usage("the token would allow nothing: give --push, --pull or another option of --help"));
     }
     // Before there is a token that nobody has.
     if let Some(out) = args.out.as_ref().filter(|out| out.symlink_metadata().is_ok()) {
         return Err(Failure::usage(format!("'{}' exists: give another file", out.display())));
     }
-    let data = args.data.create()?;
-    // A token can be created before the server's first start, so create the cache.
-    data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
-    let (info, token) = data.tokens().create(&new).map_err(Failure::usage)?;
-    let detail = format!("'{}' allows {} in {}", info.label, info.scopes, info.caches.join(", "));
-    data.audit().note(&crate::args::data::administrator(), None, "create token", &info.id, &Ok(detail));
+    let place = args.place.create()?;
+    if let Place::Here(data) = &place {
+        // A token can be created before the server's first start, so create the cache.
+        data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
+    }
+    let body = json!({"label": args.label, "caches": args.caches, "scopes": scopes.to_string(),
+        "expiresIn": args.expires.map(|time| time.as_secs())});
+    let made = place.ask(&Method::POST, "tokens", Some(&body))?;
+    let (id, token) = (text(&made, "id"), text(&made, "token"));
+    if token.is_empty() {
+        return Err(Failure::runtime(format!(
+            "the answer with the token was lost, and it is not shown again: revoke it with 'narval token revoke {id}', and create another"
+        )));
+    }
     match &args.out {
         Some(out) => write_secret(out, &token)?,
-        None => out!("{}", token.as_str()),
+        None => out!("{token}"),
     }
-    note!("token {} '{}' allows {} in {}", info.id, info.label, info.scopes, info.caches.join(", "));
-    warn_of_unknown(&data, &new.caches)?;
-    if info.scopes.has(Scope::Push) && !info.scopes.has(Scope::Sign) {
+    note!("token {id} '{}' allows {} in {}", text(&made, "label"), text(&made, "scopes"), caches_of(&made).join(", "));
+    warn_of_unknown(&place, &args.caches)?;
+    if scopes.has(Scope::Push) && !scopes.has(Scope::Sign) {
         note!(
             "paths that are pushed with it are not signed by the cache, so clients refuse them unless their builder has signed them: --sign \
              allows it"
@@ -196,13 +204,21 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+fn caches_of(token: &Value) -> Vec<String> {
+    let caches = token.get("caches").and_then(Value::as_array);
+    caches.into_iter().flatten().filter_map(|cache| Some(cache.as_str()?.to_owned())).collect()
+}
+
 /// Says so if a name or pattern matches no cache: it may be misspelt, or of a cache that the server will have later.
-fn warn_of_unknown(data: &Data, patterns: &CachePatterns) -> Result<(), Failure> {
-    let caches = data.caches().map_err(Failure::runtime)?;
-    let names: Vec<&str> = caches.iter().map(|cache| cache.name().as_str()).collect();
-    for text in patterns.texts() {
+fn warn_of_unknown(place: &Place, patterns: &[String]) -> Result<(), Failure> {
+    let mut names = Vec::new();
+    place.each("caches", |cache| {
+        names.push(text(&cache, "name"));
+        Ok(())
+    })?;
+    for text in patterns {
         let pattern = CachePatterns::new(std::slice::from_ref(text)).map_err(Failure::usage)?;
-        if !caches.iter().any(|cache| pattern.matches(cache.name())) {
+        if !names.iter().any(|name| name.parse().is_ok_and(|name| pattern.matches(&name))) {
             note!("warning: no cache matches '{text}'; there is {}", names.join(", "));
         }
     }
@@ -210,60 +226,47 @@ fn warn_of_unknown(data: &Data, patterns: &CachePatterns) -> Result<(), Failure>
 }
 
 fn change(args: &ChangeArgs) -> Result<(), Failure> {
-    let data = args.data.open()?;
+    let place = args.place.open()?;
+    let mut before = None;
+    place.each("tokens", |token| {
+        if text(&token, "id") == args.id && number(&token, "revoked").is_none() {
+            before = Some(token);
+        }
+        Ok(())
+    })?;
     let unknown = || Failure::usage(format!("there is no valid token '{}'; 'narval token list' shows them", args.id));
-    let tokens = data.tokens().list().map_err(Failure::runtime)?;
-    let before = tokens.into_iter().find(|token| token.id == args.id && token.revoked.is_none()).ok_or_else(unknown)?;
-    let mut caches = if args.caches.is_empty() { before.caches } else { args.caches.clone() };
+    let before = before.ok_or_else(unknown)?;
+    let mut caches = if args.caches.is_empty() { caches_of(&before) } else { args.caches.clone() };
     caches.extend(args.add_cache.iter().filter(|name| !caches.contains(name)).cloned().collect::<Vec<_>>());
-    let caches = CachePatterns::new(&caches).map_err(Failure::usage)?;
-    let scopes =
-        args.add_scope.iter().try_fold(before.scopes, |scopes, more| scopes.and(more)).map_err(Failure::usage)?;
+    let scopes: Scopes = text(&before, "scopes").parse().map_err(Failure::runtime)?;
+    let scopes = args.add_scope.iter().try_fold(scopes, |scopes, more| scopes.and(more)).map_err(Failure::usage)?;
     let scopes = args.remove_scope.iter().fold(scopes, |scopes, less| scopes.except(less));
-    if !data.tokens().change(&args.id, &caches, &scopes).map_err(Failure::usage)? {
-        return Err(unknown());
-    }
-    let allows = format!("'{}' allows {scopes} in {}", before.label, caches.texts().join(", "));
-    data.audit().note(&crate::args::data::administrator(), None, "change token", &args.id, &Ok(allows.clone()));
-    data.wait_until_noticed();
-    note!("token {} {allows}", args.id);
-    warn_of_unknown(&data, &caches)
+    let body = json!({"caches": caches, "scopes": scopes.to_string()});
+    let after = place.ask(&Method::PATCH, &format!("tokens/{}", escaped(&args.id)), Some(&body))?;
+    note!("token {} '{}' allows {scopes} in {}", args.id, text(&after, "label"), caches.join(", "));
+    warn_of_unknown(&place, &caches)
 }
 
-fn list(data: &DataArgs, json: bool) -> Result<(), Failure> {
-    let tokens = data.open()?.tokens().list().map_err(Failure::runtime)?;
-    for token in &tokens {
+fn list(place: &Place, json: bool) -> Result<(), Failure> {
+    let tokens = place.each("tokens", |token| {
         if json {
-            let TokenInfo { id, label, caches, scopes, created, expires, last_used, revoked } = token;
-            let scopes = scopes.to_string();
-            json::event(
-                "token",
-                json!({"id": id, "label": label, "caches": caches, "scopes": scopes, "created": created, "expires": expires,
-                    "lastUsed": last_used, "revoked": revoked}),
-            );
-            continue;
+            json::event("token", token);
+            return Ok(());
         }
-        let state = match (token.revoked, token.expires) {
+        let state = match (number(&token, "revoked"), number(&token, "expires")) {
             (Some(time), _) => format!("revoked {}", ago(time)),
             (None, Some(time)) if time <= now() => "expired".to_owned(),
             (None, Some(time)) => format!("expires {}", ahead(time)),
             (None, None) => "valid".to_owned(),
         };
-        let used = token.last_used.map_or_else(|| "never used".to_owned(), |time| format!("used {}", ago(time)));
-        out!("{}  {}  {}  {}  {state}, {used}", token.id, token.label, token.scopes, token.caches.join(","));
-    }
+        let used =
+            number(&token, "lastUsed").map_or_else(|| "never used".to_owned(), |time| format!("used {}", ago(time)));
+        let [id, label, scopes] = ["id", "label", "scopes"].map(|name| text(&token, name));
+        out!("{id}  {label}  {scopes}  {}  {state}, {used}", caches_of(&token).join(","));
+        Ok(())
+    })?;
     if json {
-        json::summary(json!({"tokens": tokens.len()}));
+        json::summary(json!({"tokens": tokens}));
     }
-    Ok(())
-}
-
-fn revoke(data: &DataArgs, id: &str) -> Result<(), Failure> {
-    let data = data.open()?;
-    if !data.tokens().revoke(id).map_err(Failure::runtime)? {
-        return Err(Failure::usage(format!("there is no token '{id}'; 'narval token list' shows them")));
-    }
-    data.audit().note(&crate::args::data::administrator(), None, "revoke", id, &Ok("revoked".to_owned()));
-    data.wait_until_noticed();
     Ok(())
 }

@@ -1,12 +1,13 @@
 //! `narval machines`: what the machines that follow releases have reported to a cache.
 
 use clap::Subcommand;
-use narval_keep::{Machine, MachineName, MachinePage};
+use narval_http::Method;
+use narval_keep::{Machine, MachineName};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place};
-use crate::args::data::{administrator, ago, now};
+use crate::args::administered::{AdministeredArgs, AdministeredCache, escaped};
+use crate::args::data::{ago, now};
 use crate::ui::json;
 use crate::ui::output::out;
 
@@ -18,8 +19,8 @@ use crate::ui::output::out;
     args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
-  narval machines --to https://cache.example.org
-  narval machines forget web-3 --to https://cache.example.org"
+  narval machines --at https://cache.example.org
+  narval machines forget web-3 --at https://cache.example.org"
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -34,7 +35,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Forget a machine, until it reports again
-    #[command(after_help = "Example:\n  narval machines forget web-3 --to https://cache.example.org")]
+    #[command(after_help = "Example:\n  narval machines forget web-3 --at https://cache.example.org")]
     Forget {
         #[command(flatten)]
         place: AdministeredArgs,
@@ -55,38 +56,19 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn list(place: &Place, as_json: bool) -> Result<(), Failure> {
-    let (mut count, mut after) = (0, None);
-    loop {
-        let page = page(place, after.as_deref())?;
-        for machine in &page.machines {
-            count += 1;
-            if as_json {
-                json::event("machine", serde_json::to_value(machine).map_err(Failure::runtime)?);
-            } else {
-                show(machine);
-            }
+fn list(place: &AdministeredCache, as_json: bool) -> Result<(), Failure> {
+    let count = place.each("machines", |machine| {
+        if as_json {
+            json::event("machine", machine);
+        } else {
+            show(&serde_json::from_value(machine).map_err(Failure::runtime)?);
         }
-        // A server that says the same again would never end.
-        if page.next.is_none() || page.next == after || page.machines.is_empty() {
-            break;
-        }
-        after = page.next;
-    }
+        Ok(())
+    })?;
     if as_json {
         json::summary(json!({"machines": count}));
     }
     Ok(())
-}
-
-fn page(place: &Place, after: Option<&str>) -> Result<MachinePage, Failure> {
-    match place {
-        Place::Here(_, cache) => {
-            let after = after.map(str::parse).transpose().map_err(Failure::runtime)?;
-            cache.machines(after.as_ref()).map_err(Failure::runtime)
-        }
-        Place::There(there) => serde_json::from_value(there.cache.machines(after)?).map_err(Failure::runtime),
-    }
 }
 
 /// What a server says is text: control characters are left out.
@@ -111,14 +93,7 @@ fn show(machine: &Machine) {
     }
 }
 
-fn forget(place: &Place, name: &str) -> Result<(), Failure> {
+fn forget(place: &AdministeredCache, name: &str) -> Result<(), Failure> {
     let parsed: MachineName = name.parse().map_err(|error| Failure::usage(format!("'{name}' is {error}")))?;
-    let is_forgotten = match place {
-        Place::Here(_, cache) => cache.forget_machine(&parsed, &administrator()).map_err(Failure::runtime)?,
-        Place::There(there) => there.cache.forget_machine(parsed.as_str())?,
-    };
-    if is_forgotten {
-        return Ok(());
-    }
-    Err(Failure::usage(format!("there is no machine '{name}'; 'narval machines' shows all of them")))
+    place.ask(&Method::DELETE, &format!("machines/{}", escaped(parsed.as_str())), None).map(drop)
 }

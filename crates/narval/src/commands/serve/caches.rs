@@ -8,7 +8,7 @@ use std::sync::Arc;
 use narval_cache::upstream::{Deadline, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
 use narval_keep::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_nix::{SecretKey, StoreDir};
-use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache};
+use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache, is_reserved_name};
 use narval_store::Store;
 
 use super::settings::{CacheToServe, ServerWide, Settings};
@@ -20,6 +20,9 @@ const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 6
 
 /// The most entries of a data folder whose modes are looked at.
 const ENTRIES_MAX: usize = 1024;
+
+/// Caches that were created by the API for administration.
+pub(super) type Managed = Vec<(CacheName, Arc<CacheSettings>)>;
 
 /// Resources that are opened once, and shared by all services across reloads.
 pub(crate) struct Opened {
@@ -73,6 +76,17 @@ impl Opened {
             warn_if_shared(data.folder());
         }
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
+    }
+
+    /// The caches of the data folder that are served without being in the file, and their settings, as any process has changed them.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub(super) fn managed(&self) -> Result<Managed, Failure> {
+        let Some(data) = &self.data else { return Ok(Managed::new()) };
+        let caches = data.refreshed().map_err(failed)?;
+        let managed = caches.iter().map(|cache| (cache.name().clone(), cache.settings()));
+        Ok(managed.filter(|(name, settings)| settings.managed && !is_reserved_name(name.as_str())).collect())
     }
 
     /// Changes the memory for the windows of uploads' decoders.
@@ -146,7 +160,11 @@ impl Services {
             _ => exchange(&wide, opened.data.as_ref())?,
         };
         let mut served = Vec::new();
-        for told in &settings.caches {
+        let managed = opened.managed()?.into_iter().map(|(name, _)| name);
+        let managed = managed.filter(|name| settings.caches.iter().all(|told| told.cache.name != *name));
+        let managed = managed.map(|name| CacheToServe::managed(&name, &settings.config.upstreams));
+        for told in settings.caches.iter().cloned().map(Ok).chain(managed) {
+            let told = &told?;
             let last = before.and_then(|before| {
                 let served = before.served.iter().find(|served| served.told.cache.name == told.cache.name)?;
                 Some((served, before.wide.of(&told.cache.name) == wide.of(&told.cache.name)))

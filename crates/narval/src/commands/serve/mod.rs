@@ -6,10 +6,12 @@ mod reload;
 mod settings;
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::upstream::WAITING_MAX;
 use narval_http::{ListenAddress, Server, ServerHandle};
+use parking_lot::Mutex;
 use rustix::fs::Mode;
 
 use crate::args::data::create_private_files;
@@ -20,7 +22,7 @@ use crate::{Failure, server};
 
 pub use args::Args;
 use caches::{Opened, Services};
-use reload::{CurrentLog, CurrentService, Running};
+use reload::{CurrentLog, CurrentService, Running, follow_caches};
 use settings::Settings;
 
 /// Says so if tokens for uploads cross a network unencrypted. A trusted proxy is taken to speak HTTPS.
@@ -49,9 +51,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
     server::raise_descriptors();
     let (started, signals) = start(args, server::CaughtSignals::catch)?;
-    let Started { handle, mut running, grace } = started;
+    let Started { handle, running, grace } = started;
     let (tls, data) = (running.tls.clone(), running.opened.data.clone());
-    let ended = server::run_reloading(handle, signals, grace, tls, move || running.reload());
+    let running = Arc::new(Mutex::new(running));
+    follow_caches(&running)?;
+    let ended = server::run_reloading(handle, signals, grace, tls, move || running.lock().reload());
     // The thread for reloads keeps it open.
     if let Some(data) = data {
         data.end();
@@ -132,7 +136,7 @@ pub(crate) fn start<T>(args: Args, before: impl FnOnce() -> Result<T, Failure>) 
         opened.state.show_certificates(move || tls.ends());
     }
     let grace = settings.config.limits.shutdown_grace;
-    let running = Running { args, keys: settings.keys, opened, services, current, log, tls };
+    let running = Running { args, keys: settings.keys.clone(), opened, services, settings, current, log, tls };
     Ok((Started { handle, running, grace }, done))
 }
 

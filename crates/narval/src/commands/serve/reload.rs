@@ -2,18 +2,23 @@
 //! step.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response};
+use narval_keep::Data;
 use narval_serve::Caches;
 use parking_lot::Mutex;
 
 use super::args::Args;
-use super::caches::{Opened, Services};
+use super::caches::{Managed, Opened, Services};
 use super::settings::Settings;
 use crate::Failure;
 use crate::config::{BoxedLog, ReadKey, needs_restart};
+
+/// How often the data folder is looked at for caches that were created or changed.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The current services. Running requests keep the ones that they started with.
 #[derive(Clone)]
@@ -76,6 +81,8 @@ pub(super) struct Running {
     /// Opened once: uploads and fetches continue while a new service answers.
     pub(super) opened: Opened,
     pub(super) services: Services,
+    /// What they were made of.
+    pub(super) settings: Settings,
     pub(super) current: CurrentService,
     pub(super) log: Option<CurrentLog>,
     pub(super) tls: Option<Arc<TlsAcceptor>>,
@@ -88,6 +95,17 @@ impl Running {
             let lines = failure.to_string().replace('\n', "; ");
             Failure::runtime(format!("{lines}; nothing has changed: the old configuration stays in effect"))
         })
+    }
+
+    /// Serves the caches that the data folder has now, with the settings that were read last.
+    fn follow(&mut self) -> Result<(), Failure> {
+        let mut services = Services::prepare(&self.settings, &mut self.opened, Some(&self.services))?;
+        self.current.0.store(Arc::new(services.take_effect()?));
+        for said in services.differences(&self.services) {
+            tracing::info!("{said}");
+        }
+        self.services = services;
+        Ok(())
     }
 
     fn try_reload(&mut self) -> Result<String, Failure> {
@@ -109,11 +127,12 @@ impl Running {
         let mut said = vec!["configuration, keys and certificates reloaded".to_owned()];
         said.extend(services.differences(&self.services));
         self.services = services;
+        self.settings = next;
         // The running settings are those of the start.
-        let mut restart = needs_restart(&self.keys, &next.keys);
+        let mut restart = needs_restart(&self.keys, &self.settings.keys);
         let switched = [
-            ("tls (on or off)", self.tls.is_some() != next.tls.is_some()),
-            ("access-log.file (on or off)", self.log.is_some() != next.config.access_log.file.is_some()),
+            ("tls (on or off)", self.tls.is_some() != self.settings.tls.is_some()),
+            ("access-log.file (on or off)", self.log.is_some() != self.settings.config.access_log.file.is_some()),
         ];
         restart.extend(switched.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key.to_owned()));
         if !restart.is_empty() {
@@ -121,4 +140,39 @@ impl Running {
         }
         Ok(said.join("; "))
     }
+}
+
+/// Looks whether caches were created or changed by the API for administration, at this server, at another one, or by a command beside it.
+///
+/// # Errors
+/// The thread cannot be started.
+pub(super) fn follow_caches(running: &Arc<Mutex<Running>>) -> Result<(), Failure> {
+    let (running, mut last) = (Arc::downgrade(running), Managed::new());
+    let watch = move || {
+        let mut stamp = None;
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            let Some(running) = running.upgrade() else { return };
+            let mut running = running.lock();
+            let now = running.opened.data.as_ref().map(Data::stamp);
+            if now == stamp {
+                continue;
+            }
+            stamp = now;
+            let followed = running.opened.managed().and_then(|managed| {
+                if last == managed {
+                    return Ok(());
+                }
+                running.follow()?;
+                last = managed;
+                Ok(())
+            });
+            if let Err(failure) = followed {
+                tracing::warn!("caches of the data folder: {failure}");
+                stamp = None;
+            }
+        }
+    };
+    let started = std::thread::Builder::new().name("caches".into()).spawn(watch);
+    started.map(drop).map_err(|error| Failure::runtime(format!("cannot watch the caches: {error}")))
 }

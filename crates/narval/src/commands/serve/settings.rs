@@ -138,6 +138,13 @@ impl CacheToServe {
         Ok(Self { cache, deadline: upstreams.deadline(), skip: upstreams.upstream_skip.clone(), sign_keys })
     }
 
+    /// A cache that the file does not have: all its settings are in the data folder.
+    pub(super) fn managed(name: &CacheName, upstreams: &Upstreams) -> Result<Self, Failure> {
+        let cache =
+            Cache::named(name).ok_or_else(|| Failure::runtime(format!("the cache '{name}' cannot be served")))?;
+        Self::new(cache, upstreams)
+    }
+
     /// The keys that it signs with.
     pub(crate) fn secret_keys(&self) -> impl Iterator<Item = &SecretKey> {
         self.sign_keys.iter().map(|key| &key.0)

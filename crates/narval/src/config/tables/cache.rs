@@ -90,8 +90,12 @@ pub(in crate::config) fn conflicts(sections: &[Cache]) -> Vec<ConfigError> {
 impl Cache {
     /// The cache at `/`, as if the file had a section with its name.
     fn at_root() -> Option<Self> {
-        let mut file = ServeConfig::parse("", &format!("[[cache]]\nname = \"{}\"", CacheName::default())).ok()?;
-        file.cache.pop()
+        Self::named(&CacheName::default())
+    }
+
+    /// A cache with nothing but a name.
+    pub fn named(name: &CacheName) -> Option<Self> {
+        ServeConfig::parse("", &format!("[[cache]]\nname = \"{name}\"")).ok()?.cache.pop()
     }
 
     /// Whether it is the cache at `/`.

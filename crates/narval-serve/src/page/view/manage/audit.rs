@@ -5,8 +5,8 @@ use narval_client::clock;
 use narval_keep::AuditLine;
 
 use super::Manage;
+use crate::api::governs;
 use crate::error::ServeError;
-use crate::page::manage::governs;
 use crate::page::view::words::{ago, name};
 
 /// Lines that are shown, and how old they may be in days.

@@ -7,8 +7,8 @@ use narval_client::clock;
 use narval_keep::{Scope, Scopes, TokenInfo};
 
 use super::Manage;
+use crate::api::{governs, of_tokens};
 use crate::error::ServeError;
-use crate::page::manage::{governs, of_tokens};
 use crate::page::view::Visit;
 use crate::page::view::parts::copied;
 use crate::page::view::words::{ago, date, name, number};
