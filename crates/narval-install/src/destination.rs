@@ -1,5 +1,6 @@
 //! The store that is installed into, for queries: it need not exist yet.
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,6 +46,17 @@ impl Destination {
     /// The logical store directory.
     pub fn store_dir(&self) -> &StoreDir {
         &self.config.store_dir
+    }
+
+    /// Waits until what is valid now is on disk: the files, and what the database says of them. SQLite's log does not last by itself in the
+    /// way that Nix opens the database, so that a power failure could leave a profile that leads to a path the store does not know.
+    pub(crate) fn make_last(&self) -> Result<(), Error> {
+        for folder in [&self.config.real_store_dir, &self.config.state_dir.join("db")] {
+            File::open(folder)
+                .and_then(|opened| rustix::fs::syncfs(opened).map_err(io::Error::from))
+                .map_err(|source| Error::File { action: "write out", path: folder.clone(), source })?;
+        }
+        Ok(())
     }
 
     /// The daemon to write through: if the configuration requires it, or allows it and a daemon runs. Otherwise the

@@ -29,7 +29,7 @@ pub struct Options {
     pub check_signatures: bool,
     /// The number of cores to use.
     pub cores: usize,
-    /// Whether to sync everything to disk before it becomes valid.
+    /// Whether to sync everything to disk before it becomes valid, and what became valid before the end.
     pub durable: bool,
     /// Whether paths are fetched as the difference to what the store has.
     pub deltas: DeltaUse,
@@ -108,6 +108,9 @@ pub fn install(
     let start = Instant::now();
     let (mut report, missing) = split_wanted(wanted, |one| destination.find_and_keep(one))?;
     if missing.is_empty() {
+        if options.durable {
+            destination.make_last()?;
+        }
         report.elapsed = start.elapsed();
         return Ok(report);
     }
@@ -124,6 +127,9 @@ pub fn install(
             into_store(destination, (&source, &sink), (&missing, options), progress)?
         }
     };
+    if options.durable {
+        destination.make_last()?;
+    }
     report.roots.extend(roots_of(&missing, &report.planned));
     fill_report(&mut report, client, progress, start);
     Ok(report)

@@ -41,7 +41,7 @@ pub fn repair(
         }
     }
     if options.durable {
-        store.sync()?;
+        destination.make_last()?;
     }
     first.map_or(Ok(()), Err)
 }

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
+mod disk;
 mod full_disk;
 mod kills;
 mod machine;
 mod power;
+mod power_cuts;
 mod rounds;
 mod site;
