@@ -318,7 +318,7 @@ fn names_that_are_skipped_are_not_asked_for() {
     let skipping = UpstreamOptions { skip, ..upstream.options() };
     upstreams.replace(
         vec![skipping, UpstreamOptions { priority: 60, ..other.options() }],
-        Deadline::default(),
+        Deadline { absent_after: ABSENT_AFTER, ..Deadline::default() },
         1 << 30,
     );
     upstream.state.lock().unwrap().asked.clear();

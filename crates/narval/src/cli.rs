@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::commands::caches::{copy, hook, pin, push, release, releases, token, use_cache, warm, watch_store};
 use crate::commands::machines;
 use crate::commands::packages::{info, lock, names, search, update, which_package};
-use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why};
+use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why, why_slow};
 use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
 use crate::commands::{cache, ci, completions, config, demo, doctor, key, login, man, oidc, serve, static_site, top};
@@ -77,7 +77,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "cache",
         ],
     ),
-    ("Maintain", &["verify", "gc", "doctor", "top"]),
+    ("Maintain", &["verify", "gc", "doctor", "top", "why-slow"]),
     ("Tools", &["key", "nar", "demo", "completions", "man"]),
 ];
 
@@ -164,6 +164,7 @@ enum Command {
     Follow(machines::follow::Args),
     Doctor(doctor::Args),
     Top(top::Args),
+    WhySlow(why_slow::Args),
     Completions(completions::Args),
     Man(man::Args),
     #[command(name = "__enter", hide = true)]
@@ -269,6 +270,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Follow(args) => machines::follow::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::WhySlow(args) => why_slow::run(args),
         Command::Completions(args) => completions::run(&args, definition()),
         Command::Man(args) => man::run(&args, &definition()),
         Command::Enter(args) => enter::run(args),

@@ -151,6 +151,51 @@ fn what_an_upstream_lacks_is_not_asked_for() {
     assert_eq!(narinfo(&new), 200, "{}", near.log());
 }
 
+/// `narval why-slow` says who was asked, and who was waited for; of a private cache, only to those who may read it.
+#[test]
+fn why_a_path_was_slow_can_be_asked() {
+    let store = Store::new();
+    let (file, key) = store.key("up-1");
+    let upstream = Server::narval(&store, &["--sign-key", file.to_str().unwrap()]);
+    let path = store.add_file("there", "there");
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}", silent.local_addr().unwrap());
+    let near = |name: &str, extra: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--upstream-key", &key, "--upstream", &silent]);
+        command.args(["--upstream", &upstream.url(), "--data"]).arg(store.path(name)).args(extra);
+        Server::start(command, &[])
+    };
+    let cache = near("near", &[]);
+    let why = |cache: &Server, path: &str, extra: &[&str]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["why-slow", "--from", &cache.url(), path]).args(extra).env("HOME", store.path(""));
+        command.output().unwrap()
+    };
+    let unknown = why(&cache, &path, &["--json"]);
+    assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
+    let narinfo = cache.get(&format!("/{}.narinfo", hash_part(&path)));
+    assert_eq!(narinfo.status, 200);
+    assert_eq!(cache.get(&format!("/{}", support::value(narinfo.text(), "URL").unwrap())).status, 200);
+    let absent = "/nix/store/yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy-absent";
+    assert_eq!(cache.get(&format!("/{}.narinfo", hash_part(absent))).status, 404);
+    let text = support::stdout(why(&cache, &path, &[]));
+    assert!(text.contains("the narinfo of") && text.contains(": found after"), "{text}");
+    assert!(text.contains(&format!("{}  narinfo: has it", upstream.url())), "{text}");
+    assert!(text.contains("the NAR of") && text.contains("longest wait"), "{text}");
+    let text = support::stdout(why(&cache, absent, &[]));
+    assert!(text.contains(&format!("{silent}  narinfo: ")) && text.contains("unknown after"), "{text}");
+    assert!(text.contains(&format!("{}  narinfo: does not have it", upstream.url())), "{text}");
+    let json = support::stdout(why(&cache, absent, &["--json"]));
+    assert!(json.contains("\"type\":\"trace\"") && json.lines().last().unwrap().contains("summary"), "{json}");
+    // The rights are those of reading.
+    let private = near("private", &["--private"]);
+    let route = format!("/_narval/v1/traces/{}", hash_part(&path));
+    assert_eq!((cache.get(&route).status, private.get(&route).status), (200, 401));
+    assert_eq!(upstream.get(&route).status, 404);
+    assert_ne!(why(&private, &path, &[]).status.code(), Some(0));
+}
+
 /// A filter tells who has what: only those who may read get it, and a cache with more sources than its own has none.
 #[test]
 fn a_presence_filter_is_for_those_who_may_read() {

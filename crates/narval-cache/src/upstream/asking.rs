@@ -8,6 +8,7 @@ use narval_nix::{HashPart, StorePath};
 
 use super::known::{Known, wrong_name};
 use super::question::{NoAnswer, PATIENCE, Patience, Question};
+use super::race::trace::{self, Happened};
 use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
@@ -61,7 +62,7 @@ impl Shared {
             }
         };
         if is_ours {
-            let answer = self.ask(hash_part, patience);
+            let answer = self.traces.record(hash_part, false, || self.ask(hash_part, patience), trace::end_of);
             self.asking.lock().remove(&(hash_part, patience));
             *question.answer.lock() = Some(answer.clone());
             question.answered.notify_all();
@@ -77,7 +78,7 @@ impl Shared {
             Patience::Client => self.absent_after(),
             Patience::Push => PATIENCE,
         };
-        let pace = Pace::ranked(within);
+        let pace = Pace::ranked("narinfo", within);
         let all = self.remotes_for(&hash_part);
         let mut remotes = all.clone();
         // A push waits for the answer itself.
@@ -107,7 +108,9 @@ impl Shared {
             remote.presence.check(within, |check| {
                 let check = Arc::new(check);
                 let ask = move |remote: &Arc<Remote>| remote.check_presence(&check);
-                if race(std::slice::from_ref(remote), &self.hedges, Pace::ranked(within), ask).is_err() {
+                if race(std::slice::from_ref(remote), &self.hedges, Pace::ranked("changes of its filter", within), ask)
+                    .is_err()
+                {
                     remote.presence.gives_up();
                 }
             });
@@ -115,6 +118,7 @@ impl Shared {
         }
         if says == Says::Absent {
             remote.counts.filtered();
+            trace::now(remote, "narinfo", Happened::Filtered);
         }
         says == Says::Absent
     }

@@ -18,6 +18,7 @@ use super::known::Known;
 use super::nar::bases::Bases;
 use super::options::{Deadline, UpstreamOptions, UpstreamsOptions, WhenDown};
 use super::question::{NoAnswer, Patience};
+use super::race::trace::{Trace, Traces};
 use super::remote::Remote;
 use super::shared::Shared;
 use super::standing::counts::UpstreamsFigures;
@@ -105,6 +106,7 @@ impl Upstreams {
                     Walks::none()
                 }),
                 bases: Bases::default(),
+                traces: Traces::default(),
                 forgotten: AtomicU64::new(0),
                 counted_absent: AtomicU64::new(0),
                 kept_hits: AtomicU64::new(0),
@@ -228,6 +230,11 @@ impl Upstreams {
             kept_hits: self.shared.kept_hits.load(Ordering::Relaxed),
             kept_misses: self.shared.kept_misses.load(Ordering::Relaxed),
         }
+    }
+
+    /// What was asked of the upstreams for a path: for its narinfo, and for its NAR, the last time that any of them was.
+    pub fn traces(&self, hash_part: &HashPart) -> Vec<Trace> {
+        self.shared.traces.of(hash_part)
     }
 
     /// The size of the stored files in bytes.

@@ -39,6 +39,7 @@ use std::time::Duration;
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress, Waits};
 pub use options::{Deadline, NamePattern, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
+pub use race::trace::{Event, Happened, Trace, TraceEnd};
 pub use small::Small;
 pub use standing::counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
 

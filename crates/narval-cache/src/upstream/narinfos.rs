@@ -74,7 +74,8 @@ impl Shared {
             return true;
         }
         let remotes = std::slice::from_ref(remote);
-        let asked = race(remotes, &self.hedges, Pace::ranked(self.absent_after()), Remote::asks_for_deltas);
+        let asked =
+            race(remotes, &self.hedges, Pace::ranked("nix-cache-info", self.absent_after()), Remote::asks_for_deltas);
         asked.is_ok_and(|asked| asked.is_some_and(|(_, deltas)| deltas))
     }
 

@@ -1,11 +1,12 @@
 //! Requests to one upstream.
 
+use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_client::{
-    Bounds, Budget, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url, clock,
+    Bounds, Budget, Client, ClientOptions, Credentials, HttpError, Proxies, RetryPolicy, Scheme, Url, clock, request_id,
 };
 use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
@@ -19,10 +20,10 @@ use super::standing::presence::{Asking, Check, Presence, Says};
 use super::{ASKED_MAX, RETRIES_SHARE, Unavailable};
 use crate::cache::Patience;
 use crate::lookup::Trust;
-use crate::upstream::standing::probe::{self, Probed};
+use crate::upstream::standing::probe::{self, PROBE_WAIT, Probed};
 use crate::{Cache, CacheError, Wanted, signature_advice};
 use narval_client::Trouble;
-use narval_files::Permits;
+use narval_files::{Permits, served_client, work_for};
 use narval_s3::client;
 
 /// One upstream. It has a client for narinfos, with short timeouts, and one for NARs, with long ones.
@@ -133,17 +134,13 @@ impl Remote {
     /// Asks for the narinfo of a path. An answer that comes late may be used, but ends no doubts about this upstream.
     pub(super) fn narinfo(self: &Arc<Self>, hash_part: HashPart) -> Said<NarInfo> {
         *self.last.lock() = Some(hash_part);
-        let in_time = self.in_time;
         let began = clock::instant();
         let answer = match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None) {
             Ok(Some(mut info)) => self.check(&mut info).map(|()| Some(info)),
             answer => answer,
         };
         let time = clock::since(began);
-        let answered = |asked: Asked| {
-            self.counts.add(asked, time);
-            self.health.answered(asked == Asked::Found, time, time <= in_time);
-        };
+        let answered = |asked| self.answered(asked, time);
         match answer {
             Ok(Some(info)) if self.skips(info.path.name()) => {
                 answered(Asked::Found);
@@ -176,14 +173,7 @@ impl Remote {
                     // Credentials may have expired. That is an answer, and no absence.
                     CacheError::Fetch { source, .. } if source.is_answer() => answered(Asked::Failed),
                     CacheError::Fetch { source, .. } => {
-                        self.counts.add(Asked::Failed, time);
-                        let retry_after = source.retry_after();
-                        if time <= in_time || retry_after.is_some() {
-                            self.has_failed(retry_after);
-                        } else {
-                            // It counts as late even for those who wait longest, and once if it has counted as late already.
-                            self.probe_if(self.health.late(began, Duration::MAX, 1));
-                        }
+                        self.probe_if(self.not_answered(began, time, source.retry_after()));
                     }
                     // Nor does a page of a proxy, or another invalid answer, say that it does not have the path.
                     CacheError::NarInfo { .. } => answered(Asked::Failed),
@@ -196,6 +186,39 @@ impl Remote {
                 Said::Failed(Unavailable::new(5, error.to_string()))
             }
         }
+    }
+
+    /// Records that it has answered what was asked for a narinfo.
+    pub(super) fn answered(&self, asked: Asked, time: Duration) {
+        self.counts.add(asked, time);
+        self.health.answered(asked == Asked::Found, time, time <= self.in_time);
+    }
+
+    /// Records that what was asked then failed after some time. Returns whether somebody must probe it from now on.
+    pub(super) fn not_answered(&self, began: Instant, time: Duration, retry_after: Option<Duration>) -> bool {
+        self.counts.add(Asked::Failed, time);
+        if time <= self.in_time || retry_after.is_some() {
+            return self.health.failed(retry_after);
+        }
+        // It counts as late even for those who wait longest, and once if it has counted as late already.
+        self.health.late(began, Duration::MAX, 1)
+    }
+
+    /// Asks it on a thread of its own, which ends with the request: nobody may have the patience to wait for that.
+    pub(super) fn on_a_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        ask: impl Fn(&Arc<Self>) -> Said<T> + Send + 'static,
+        answer: impl FnOnce(Said<T>) + Send + 'static,
+    ) -> Result<(), Unavailable> {
+        let busy = || Unavailable::new(5, format!("too many requests to {} are not answered yet", self.url()));
+        let permit = self.asked.take().ok_or_else(busy)?;
+        let (remote, id, client) = (Arc::clone(self), request_id::current(), served_client());
+        let run = move || {
+            let (_permit, _client, _entered) = (permit, work_for(client), request_id::enter(id));
+            answer(ask(&remote));
+        };
+        let started = thread::Builder::new().name("ask-upstream".into()).spawn(run);
+        started.map(drop).map_err(|error| Unavailable::new(5, error.to_string()))
     }
 
     /// What its presence filter says of a path. The filter is fetched by a thread of its own.
@@ -239,10 +262,11 @@ impl Remote {
         self.health.standing(self.in_time)
     }
 
-    /// Records that it has not answered within this time what was asked then.
-    pub(super) fn is_late(self: &Arc<Self>, since: Instant, within: Duration) {
+    /// Records that it has not answered within this time what was asked then; `is_awake`: and that this machine had the time to notice.
+    pub(super) fn is_late(self: &Arc<Self>, since: Instant, within: Duration, is_awake: bool) {
         self.counts.late();
-        self.probe_if(self.health.late(since, within, self.asked.taken()));
+        let unanswered = if is_awake { self.asked.taken() } else { 1 };
+        self.probe_if(self.health.late(since, within, unanswered));
     }
 
     fn probe_if(self: &Arc<Self>, must: bool) {
@@ -295,7 +319,12 @@ impl Probed for Remote {
     fn answers(self: &Arc<Self>) -> bool {
         // What was asked for last shows most: the rest of the upstream may work.
         let last = self.last.lock().unwrap_or_else(|| HashPart::from_digest(&[0; 20]));
-        drop(self.narinfo(last));
+        let (sender, receiver) = mpsc::channel::<()>();
+        let started = self.on_a_thread(move |remote| remote.narinfo(last), move |_| drop(sender));
+        if started.is_ok() {
+            // Nothing is sent: it ends when the sender is dropped, or the time is over.
+            let _ = receiver.recv_timeout(PROBE_WAIT);
+        }
         self.standing() == Standing::Good
     }
 }

@@ -16,6 +16,7 @@ use super::known::Known;
 use super::nar::bases::Bases;
 use super::options::Deadline;
 use super::question::{Patience, Question};
+use super::race::trace::Traces;
 use super::remote::Remote;
 use super::walk::Walks;
 
@@ -40,6 +41,7 @@ pub(super) struct Shared {
     pub(super) ahead: Ahead,
     pub(super) walks: Walks,
     pub(super) bases: Bases,
+    pub(super) traces: Traces,
     pub(super) forgotten: AtomicU64,
     pub(super) counted_absent: AtomicU64,
     pub(super) kept_hits: AtomicU64,

@@ -167,7 +167,8 @@ impl Upstreams {
         let mut failed = None;
         loop {
             let url = small.url();
-            let asked = race(&remotes, &shared.hedges, Pace::ranked(SMALL_WITHIN), move |remote| remote.small(&url));
+            let asked =
+                race(&remotes, &shared.hedges, Pace::ranked("file", SMALL_WITHIN), move |remote| remote.small(&url));
             let (remote, body) = match asked {
                 Ok(Some(found)) => found,
                 Ok(None) => break,

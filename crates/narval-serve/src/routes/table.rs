@@ -41,6 +41,8 @@ pub(crate) enum Route<'a> {
     Batch,
     /// `/presence-v1`
     Presence,
+    /// `/_narval/v1/traces/<hash part>`
+    Traces(HashPart),
     /// A path of no known kind, which a later Nix may have uploaded, without its first `/`
     Other(&'a str),
     /// `/releases…`
@@ -156,6 +158,7 @@ impl<'a> Route<'a> {
             | Self::Health
             | Self::Ready
             | Self::Metrics
+            | Self::Traces(_)
             | Self::Index
             | Self::Invalid
             | Self::Unknown => RouteLabel::Other,
@@ -208,6 +211,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
             ("oidc", _) => Route::Push(PushRoute::Oidc),
             // The search of the page, at an address that stays: `narval search` and `narval install NAME` ask it.
             ("paths", _) => Route::Page(PageRoute::Paths),
+            (_, Some(("traces", part))) => HashPart::parse(part.as_bytes()).map_or(Route::Invalid, Route::Traces),
             (_, Some(("machines", name))) => Route::Push(PushRoute::Machine(name)),
             (_, Some(("nar", name))) => Route::Push(PushRoute::Nar(name)),
             (_, Some(("releases", name))) => Route::Push(PushRoute::Release(name)),
@@ -353,6 +357,8 @@ mod tests {
         assert_eq!(rich("/_narval/v1/oidc"), Route::Push(PushRoute::Oidc));
         assert_eq!(rich("/_narval/v1/nar/x"), Route::Push(PushRoute::Nar("x")));
         assert_eq!(rich("/_narval/v1/later"), Route::Unknown);
+        assert_eq!(rich(&format!("/_narval/v1/traces/{HASH}")), Route::Traces(hash()));
+        assert_eq!(rich("/_narval/v1/traces/x"), Route::Invalid);
         assert_eq!(rich("/later/kind.json"), Route::Other("later/kind.json"));
         assert_eq!(rich("/_narval/page/check"), Route::Page(PageRoute::Check));
         assert_eq!(rich(&format!("/_narval/page/closure/{HASH}")), Route::Page(PageRoute::Closure(hash())));

@@ -100,6 +100,9 @@ impl Shared {
             Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
             Route::Presence => self.presence.as_ref().ok_or(ServeError::NoRoute)?.answer(&head),
             Route::Metrics => self.measured(&head),
+            Route::Traces(hash_part) => {
+                Ok(upstream::traces::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, &hash_part))
+            }
             Route::Health => Ok(health::answer(
                 self.live.as_ref().map(|live| &*live.store),
                 self.written.as_ref().map(|written| &written.cache),

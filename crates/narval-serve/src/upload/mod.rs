@@ -125,6 +125,7 @@ impl Uploads {
             Route::Batch | Route::Push(_) => return Err(ServeError::Method("POST")),
             Route::Presence
             | Route::Api
+            | Route::Traces(_)
             | Route::Health
             | Route::Ready
             | Route::Metrics

@@ -3,3 +3,4 @@
 pub(crate) mod nar;
 pub(crate) mod narinfo;
 pub(crate) mod small;
+pub(crate) mod traces;

@@ -245,7 +245,7 @@ const JSON: [(&str, &str, &str); 38] = [
 ];
 
 /// What these need is with their own tests: a bucket, a job, a project, a platform.
-const ELSEWHERE: [&str; 4] = ["cache-migrate", "ci", "lock", "oidc-test"];
+const ELSEWHERE: [&str; 5] = ["cache-migrate", "ci", "lock", "oidc-test", "why-slow"];
 
 /// One object per line, each with a version and a type; the last one is the summary, or the error.
 #[test]

@@ -17,6 +17,7 @@ use crate::upstream::Unavailable;
 use crate::upstream::known::{Known, wrong_name};
 use crate::upstream::lookup::NarAnswer;
 use crate::upstream::question::PATIENCE;
+use crate::upstream::race::trace::TraceEnd;
 use crate::upstream::shared::Shared;
 use crate::upstream::standing::health::Standing;
 
@@ -104,7 +105,13 @@ impl Shared {
             let _permit = permit;
             let _entered = request_id::enter(id);
             let base = || shared.bases.find(&known.info, &shared.kept, || shared.kept_narinfos());
-            match fetch.run(&file, base) {
+            let ended = |_: &Result<(), Trouble>| match fetch.fill.progress().end {
+                Some(FillEnd::Complete) => TraceEnd::Found,
+                Some(FillEnd::Failed(reason)) => TraceEnd::failed(&reason),
+                None => TraceEnd::failed("nobody waited for it any more"),
+            };
+            let part = known.info.path.hash_part();
+            match shared.traces.record(part, true, || fetch.run(&file, base), ended) {
                 result if fetch.fill.is_abandoned() => drop(result),
                 Ok(()) if !shared.walks.may_keep(&known.name.file) => {}
                 Ok(()) => {

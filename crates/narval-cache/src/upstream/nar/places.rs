@@ -10,6 +10,7 @@ use crate::CacheFile;
 use crate::upstream::Unavailable;
 use crate::upstream::options::Deadline;
 use crate::upstream::question::PATIENCE;
+use crate::upstream::race::trace::{self, Happened};
 use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
 use crate::upstream::said::Said;
@@ -83,7 +84,14 @@ impl Places {
         }
         // It may need several attempts, and says what is wrong.
         let url = self.remote.cache.nar_url(&self.info).map_err(|error| Trouble::Wrong(error.to_string()))?;
+        trace::now(&self.remote, "NAR", Happened::Asked);
         let body = self.remote.counted(|| CacheFile::open(&self.remote.nars, &url));
+        let happened = match &body {
+            Ok(Some(_)) => Happened::Has,
+            Ok(None) => Happened::Absent,
+            Err(error) => Happened::failed(&error.to_string()),
+        };
+        trace::now(&self.remote, "NAR", happened);
         let body = body.map_err(|error| self.remote.failed(error))?.ok_or(Trouble::Absent)?;
         if let (Some(length), Some(said)) = (body.total_len(), self.info.file_size)
             && length != said
@@ -119,7 +127,7 @@ impl Places {
         };
         let hedge_after = self.deadline().absent_after / 2;
         let all_after = ALL_AFTER.max(hedge_after);
-        let pace = Pace { all_after, equal: Some(hedge_after), ..Pace::ranked(PATIENCE) };
+        let pace = Pace { all_after, equal: Some(hedge_after), ..Pace::ranked("NAR", PATIENCE) };
         let (remote, (info, body)) = race(remotes, &self.shared.hedges, pace, open).ok().flatten()?;
         Some(Opened { remote, info, body })
     }

@@ -8,6 +8,7 @@ use narval_files::Fill;
 
 use super::places::{Opened, Places, Same};
 use super::rate::Rate;
+use crate::upstream::race::trace;
 use crate::upstream::remote::Remote;
 
 /// How often a fetch that waits looks whether anybody waits for it.
@@ -114,6 +115,7 @@ impl<'a> Source<'a> {
     fn continues(&mut self, error: &HttpError) -> Result<bool, HttpError> {
         let failed = &self.opened.remote;
         tracing::debug!("upstream {}: {error}", failed.url());
+        trace::left(failed, self.position, &error.to_string());
         failed.health.nar_failed();
         self.tried.push(Arc::clone(failed));
         let gone = HttpError::Truncated { received: self.position, expected: self.opened.body.total_len() };

@@ -113,6 +113,12 @@ impl Counts {
         self.hedges.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// How many requests were made because another upstream took long.
+    #[cfg(test)]
+    pub(in crate::upstream) fn hedges(&self) -> u64 {
+        self.hedges.load(Ordering::Relaxed)
+    }
+
     /// Counts an answer that was used.
     pub(in crate::upstream) fn won(&self) {
         self.used.fetch_add(1, Ordering::Relaxed);

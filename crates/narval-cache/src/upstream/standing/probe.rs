@@ -13,12 +13,33 @@ const PROBE_AFTER: Duration = Duration::from_millis(200);
 /// The longest time between probes: what comes back is used within five seconds.
 const PROBE_AFTER_MAX: Duration = Duration::from_secs(2);
 
+/// How long a probe is waited for before the next one: what hangs may be a connection, and not the upstream.
+pub(in crate::upstream) const PROBE_WAIT: Duration = Duration::from_secs(2);
+
+/// The times between probes.
+pub(in crate::upstream) struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(PROBE_AFTER)
+    }
+}
+
+impl Pauses {
+    /// The next one, by a number from 0 to 1: not all servers that wait for an upstream ask at the same moment.
+    pub(in crate::upstream) fn next(&mut self, random: f64) -> Duration {
+        let pause = self.0.mul_f64(0.5 + random / 2.0);
+        self.0 = (self.0 * 2).min(PROBE_AFTER_MAX);
+        pause
+    }
+}
+
 /// What is probed.
 pub(in crate::upstream) trait Probed: Send + Sync + 'static {
     fn health(&self) -> &Health;
     /// Its name, for the log.
     fn name(&self) -> String;
-    /// Asks it for something, which its health takes note of. Returns whether it answers in time.
+    /// Asks it for something, which its health takes note of, and waits for [`PROBE_WAIT`] at most. Returns whether it answers in time.
     fn answers(self: &Arc<Self>) -> bool;
 }
 
@@ -33,10 +54,9 @@ pub(in crate::upstream) fn start(probed: &Arc<impl Probed>) {
 }
 
 fn run(probed: &Weak<impl Probed>) {
-    let mut after = PROBE_AFTER;
+    let mut pauses = Pauses::default();
     loop {
-        // Not all servers that wait for this upstream ask at the same moment.
-        thread::sleep(after.mul_f64(0.5 + random_fraction() / 2.0));
+        thread::sleep(pauses.next(random_fraction()));
         let Some(probed) = probed.upgrade() else { return };
         if probed.health().ends_probing() {
             return;
@@ -47,6 +67,5 @@ fn run(probed: &Weak<impl Probed>) {
         if probed.answers() {
             tracing::info!("upstream {} answers again", probed.name());
         }
-        after = (after * 2).min(PROBE_AFTER_MAX);
     }
 }

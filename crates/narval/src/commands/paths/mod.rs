@@ -7,3 +7,4 @@ pub mod path_info;
 pub mod tree;
 pub mod verify;
 pub mod why;
+pub mod why_slow;
