@@ -1,11 +1,10 @@
 use super::expected::Expected;
-#[cfg(all(test, feature = "tls"))]
 use super::http2_client::Http2Client;
 use super::layer::Layer;
 use super::pattern;
 use super::websocket::{self, Came, Echoes};
 use crate::io::sim::network::State;
-use crate::io::sim::{Network, Random, Wire};
+use crate::io::sim::{Network, Random, Speaks, Wire};
 
 /// A simulated client: what it sends, the responses it expects, and how it behaves.
 pub(crate) struct Client {
@@ -26,22 +25,27 @@ pub(crate) enum Expectation {
     Answers(Vec<Expected>),
     Echoes(Echoes),
     /// Those of requests over HTTP/2; the script is empty.
-    #[cfg(all(test, feature = "tls"))]
     Http2(Box<Http2Client>),
 }
 
 impl Client {
-    /// A client that speaks HTTP.
+    /// A client that speaks HTTP/1.1.
     pub(crate) fn connect(network: &Network, script: Vec<u8>, expected: Vec<Expected>, is_faulty: bool) -> Self {
         Self::with(network, script, Expectation::Answers(expected), is_faulty, None)
+    }
+
+    /// A client that sends arbitrary bytes.
+    pub(super) fn any_bytes(network: &Network, speaks: Speaks, script: Vec<u8>) -> Self {
+        let (wire, expected) = (network.connect(speaks), Expectation::Answers(Vec::new()));
+        Self { wire, script, sent: 0, expected, is_faulty: true, layer: None }
     }
 
     /// A client of any kind, with its requests.
     pub(crate) fn any(network: &Network, random: &mut Random) -> Self {
         let count = 1 + random.below(12);
-        #[cfg(all(test, feature = "tls"))]
         if random.one_in(3) {
-            return Self::http2(network, random, 2 * count);
+            let client = Http2Client::new(random, 2 * count);
+            return Self::http2(network, random, client, true);
         }
         let (script, expected) = if random.one_in(4) {
             let (script, echoes) = websocket::conversation(random, count);
@@ -52,23 +56,15 @@ impl Client {
         };
         let is_faulty = random.one_in(3);
         let (is_secure, is_old) = (random.one_in(3), random.one_in(4));
-        #[cfg(all(test, feature = "tls"))]
-        let layer = is_secure.then(|| Box::new(super::tls::TlsClient::new(is_old, false)) as Box<dyn Layer>);
-        #[cfg(not(all(test, feature = "tls")))]
-        let layer = (is_secure && is_old).then_some(None).flatten();
-        Self::with(network, script, expected, is_faulty, layer)
+        Self::with(network, script, expected, is_faulty, secure(is_secure, is_old, false))
     }
 
     /// A client that uploads large bodies.
     #[cfg(test)]
     pub(crate) fn uploading(network: &Network, random: &mut Random, is_http2: bool) -> Self {
-        #[cfg(not(feature = "tls"))]
-        let _ = is_http2;
-        #[cfg(feature = "tls")]
         if is_http2 {
-            let expected = Expectation::Http2(Box::new(Http2Client::uploading(random)));
-            let layer = Box::new(super::tls::TlsClient::new(false, true));
-            return Self::with(network, Vec::new(), expected, false, Some(layer));
+            let client = Http2Client::uploading(random);
+            return Self::http2(network, random, client, false);
         }
         let (mut script, mut expected) = (Vec::new(), Vec::new());
         for _ in 0..1 + random.below(2) {
@@ -78,19 +74,15 @@ impl Client {
             expected.push(Expected { status: 200, body, is_head: false });
         }
         let is_secure = random.one_in(3);
-        #[cfg(feature = "tls")]
-        let layer = is_secure.then(|| Box::new(super::tls::TlsClient::new(false, false)) as Box<dyn Layer>);
-        #[cfg(not(feature = "tls"))]
-        let layer = is_secure.then_some(None).flatten();
-        Self::with(network, script, Expectation::Answers(expected), false, layer)
+        Self::with(network, script, Expectation::Answers(expected), false, secure(is_secure, false, false))
     }
 
-    /// A client that speaks HTTP/2.
-    #[cfg(all(test, feature = "tls"))]
-    fn http2(network: &Network, random: &mut Random, count: usize) -> Self {
-        let expected = Expectation::Http2(Box::new(Http2Client::new(random, count)));
-        let layer = Box::new(super::tls::TlsClient::new(random.one_in(4), true));
-        Self::with(network, Vec::new(), expected, random.one_in(3), Some(layer))
+    /// A client that speaks HTTP/2, mostly over TLS.
+    fn http2(network: &Network, random: &mut Random, client: Http2Client, may_be_faulty: bool) -> Self {
+        let is_faulty = may_be_faulty && random.one_in(3);
+        let (is_secure, is_old) = (!random.one_in(4), random.one_in(4));
+        let layer = secure(is_secure, is_old, true);
+        Self::with(network, Vec::new(), Expectation::Http2(Box::new(client)), is_faulty, layer)
     }
 
     fn with(
@@ -100,7 +92,12 @@ impl Client {
         is_faulty: bool,
         layer: Option<Box<dyn Layer>>,
     ) -> Self {
-        Self { wire: network.connect(layer.is_some()), script, sent: 0, expected, is_faulty, layer }
+        let speaks = match &expected {
+            _ if layer.is_some() => Speaks::Tls,
+            Expectation::Http2(_) => Speaks::Http2,
+            _ => Speaks::Http1,
+        };
+        Self { wire: network.connect(speaks), script, sent: 0, expected, is_faulty, layer }
     }
 
     /// Sends something, reads something, or disconnects.
@@ -131,16 +128,21 @@ impl Client {
 
     /// Has a client of HTTP/2 send what it wants, and (`idles`) what it has to.
     fn talk(&mut self, wire: &mut Wire, idles: bool) {
-        #[cfg(all(test, feature = "tls"))]
-        if let (Expectation::Http2(client), Some(layer)) = (&mut self.expected, &mut self.layer)
-            && !wire.client_ended
-            && !wire.client_reset
-        {
-            let sent = client.act(layer.received(), idles);
-            layer.send(&sent);
-            layer.exchange(wire);
+        let Expectation::Http2(client) = &mut self.expected else { return };
+        if wire.client_ended || wire.client_reset {
+            return;
         }
-        let _ = (wire, idles);
+        match &mut self.layer {
+            Some(layer) => {
+                let sent = client.act(layer.received(), idles);
+                layer.send(&sent);
+                layer.exchange(wire);
+            }
+            None => {
+                let sent = client.act(&wire.to_client, idles);
+                wire.to_server.extend(sent);
+            }
+        }
     }
 
     /// Sends the next bytes of its script.
@@ -199,7 +201,6 @@ impl Client {
         wire.unwritable_up_to = 0;
         self.say(wire, usize::MAX);
         self.exchange(wire);
-        #[cfg(all(test, feature = "tls"))]
         if let Expectation::Http2(client) = &mut self.expected {
             client.hurry();
         }
@@ -220,7 +221,6 @@ impl Client {
                 let came = echoes.check(received, stopped);
                 assert!(came == Came::All || may_be_cut || stopped, "a WebSocket was not served to its end");
             }
-            #[cfg(all(test, feature = "tls"))]
             Expectation::Http2(client) => {
                 client.act(received, true);
                 client.check(stopped, may_be_cut);
@@ -235,6 +235,14 @@ impl Client {
             assert!(layer.has_ended() || wire.was_short, "a TLS connection ended without close_notify");
         }
     }
+}
+
+/// The layer of a client that speaks TLS. Only in this crate's own tests is there one.
+fn secure(is_secure: bool, is_old: bool, speaks_http2: bool) -> Option<Box<dyn Layer>> {
+    #[cfg(all(test, feature = "tls"))]
+    return is_secure.then(|| Box::new(super::tls::TlsClient::new(is_old, speaks_http2)) as Box<dyn Layer>);
+    #[cfg(not(all(test, feature = "tls")))]
+    (is_secure && is_old && speaks_http2).then_some(None).flatten()
 }
 
 fn check_answers(expected: &[Expected], mut rest: &[u8], wire: &Wire, may_be_cut: bool, stopped: bool) {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::pattern;
@@ -17,6 +17,15 @@ pub(super) struct Simulated {
     pub(super) file: Arc<File>,
     pub(super) baton: Arc<Baton>,
     pub(super) tally: Arc<Tally>,
+    pub(super) served: Arc<Mutex<Vec<Served>>>,
+}
+
+/// A request that was answered.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) target: Vec<u8>,
+    /// What was read of its body.
+    pub(super) body: Option<Vec<u8>>,
 }
 
 impl Simulated {
@@ -36,10 +45,19 @@ impl Simulated {
         Ok(body)
     }
 
-    fn post(&self, kind: &str, request: &mut Request) -> io::Result<Body> {
+    fn serves(&self, head: &HeadRef<'_>) -> usize {
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.push(Served { target: head.target().into(), body: None });
+        served.len() - 1
+    }
+
+    fn post(&self, kind: &str, request: &mut Request, number: usize) -> io::Result<Body> {
         let mut body = Vec::new();
         let most = if kind == "early" { 1000 } else { u64::MAX };
         request.body().take(most).read_to_end(&mut body)?;
+        if let Some(served) = self.served.lock().unwrap_or_else(PoisonError::into_inner).get_mut(number) {
+            served.body = Some(body.clone());
+        }
         match kind {
             "echo" => self.pushed(body, None),
             "early" => Ok(Body::empty()),
@@ -59,10 +77,12 @@ impl Handler for Simulated {
             }
             _ => return None,
         };
+        self.serves(head);
         Some(Response::new(StatusCode::OK).body(body))
     }
 
     fn handle(&self, mut request: Request) -> Response {
+        let number = self.serves(&request.head());
         let path = request.path().to_owned();
         let (kind, length) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
         let length = length.parse::<usize>().unwrap_or_default().min(400_000);
@@ -78,12 +98,13 @@ impl Handler for Simulated {
             "length" => Body::source(source(false), Some(length as u64)),
             "chunked" => Body::source(source(false), None),
             "mixed" => Body::source(source(true), None),
+            "fails" => Body::source(Fails, None),
             "waits" => Body::source(Waits { pieces: source(false), rested: false }, None),
             "pushed" => match self.pushed(pattern(length), length.is_multiple_of(2).then_some(length as u64)) {
                 Ok(body) => body,
                 Err(_) => return Response::new(StatusCode::INTERNAL_SERVER_ERROR),
             },
-            "post" | "chunks" | "echo" | "early" => match self.post(kind, &mut request) {
+            "post" | "chunks" | "echo" | "early" => match self.post(kind, &mut request, number) {
                 Ok(body) => body,
                 Err(_) => return Response::new(StatusCode::BAD_REQUEST),
             },
@@ -117,6 +138,16 @@ impl BodySource for Waits {
 
     fn never_blocks(&self) -> bool {
         self.pieces.length.is_multiple_of(2)
+    }
+}
+
+/// A source that fails after its first piece.
+struct Fails;
+
+impl BodySource for Fails {
+    fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
+        out.memory().extend(pattern(100));
+        Err(io::Error::other("on purpose"))
     }
 }
 

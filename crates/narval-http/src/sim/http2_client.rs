@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::expected::{Expected, UPLOADS_MAX};
+use super::expected::Expected;
+#[cfg(test)]
+use super::expected::UPLOADS_MAX;
 use super::pattern;
 use super::websocket::{self, Came, Echoes};
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, STREAM_MAX, flag};
@@ -56,6 +58,8 @@ struct Planned {
 /// The expected result of a request.
 enum Outcome {
     Answer(Expected),
+    /// The body fails: the server resets the stream.
+    Fails,
     WebSocket(Echoes),
 }
 
@@ -84,6 +88,7 @@ impl Http2Client {
     }
 
     /// One that uploads.
+    #[cfg(test)]
     pub(super) fn uploading(random: &mut Random) -> Self {
         Self::with(random, |random| {
             (0..1 + random.below(UPLOADS_MAX))
@@ -318,7 +323,7 @@ impl Http2Client {
             }
             _ => {
                 let was_answered = stream.is_complete || stream.is_given_up;
-                let is_cut = matches!(stream.outcome, Outcome::WebSocket(_));
+                let is_cut = matches!(stream.outcome, Outcome::WebSocket(_) | Outcome::Fails);
                 // The server has announced that it would refuse this stream, whatever was sent of it.
                 let is_refused = self.last.is_some();
                 assert!(was_answered || is_cut || is_refused, "stream {} was reset: {payload:?}", header.stream);
@@ -349,6 +354,10 @@ impl Http2Client {
                         "stream {id} was not answered"
                     );
                     assert!(expected.body.starts_with(&stream.received), "stream {id} has other bytes");
+                }
+                Outcome::Fails => {
+                    assert!(!stream.is_complete, "stream {id} has all of a body that failed");
+                    assert!(stream.is_reset || may_be_cut || stopped, "stream {id} was not reset");
                 }
                 Outcome::WebSocket(echoes) => {
                     if stream.status != 0 {
@@ -389,6 +398,10 @@ fn plan(random: &mut Random) -> Planned {
     if random.one_in(3) {
         let kind = POSTS[random.below(POSTS.len())];
         return plan_post(random, kind, length);
+    }
+    if random.one_in(20) {
+        let (path, fields) = ("/fails/1".to_owned(), Vec::new());
+        return Planned { method: "GET", path, fields, body: Vec::new(), trailers: false, outcome: Outcome::Fails };
     }
     let kind = GETS[random.below(GETS.len())];
     let is_head = random.one_in(8);

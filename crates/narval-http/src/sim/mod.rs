@@ -4,16 +4,14 @@
 //! Receives and sends are short, sockets fill up, operations complete in any order, workers run at any time, and clients
 //! disconnect. Equal seeds make equal runs, so that a failure can be reproduced.
 //!
-//! Clients speak HTTP/1.1 and WebSocket, and in this crate's own tests also TLS and HTTP/2. TLS keys and nonces are random, but no
+//! Clients speak HTTP/1.1, HTTP/2 and WebSocket, and in this crate's own tests also TLS. TLS keys and nonces are random, but no
 //! length depends on them, so equal seeds still have equal schedules, and so has everything that is checked.
 
 mod client;
-pub(crate) mod connection;
 mod expected;
+mod garbage;
 mod handler;
 mod header_blocks;
-mod http2;
-#[cfg(all(test, feature = "tls"))]
 mod http2_client;
 mod layer;
 mod run;
@@ -21,10 +19,9 @@ mod run;
 mod tls;
 mod websocket;
 
-pub use connection::connection;
+pub use garbage::{garbage, http1_connection, http2_connection};
 pub use header_blocks::{Fields, RefusedBlock, header_lists};
-pub use http2::{http2_connection, http2_conversation};
-pub use run::{Report, conversation, garbage};
+pub use run::{Report, conversation};
 
 /// The body of a simulated response.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {

@@ -22,8 +22,6 @@ mod end;
 mod over;
 mod service;
 mod state;
-#[cfg(test)]
-mod tests;
 
 use std::io;
 use std::mem;

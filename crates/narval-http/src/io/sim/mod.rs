@@ -6,5 +6,5 @@ pub(crate) mod network;
 mod random;
 
 pub(crate) use baton::{Baton, is_participant, yield_now};
-pub(crate) use network::{Network, SimSocket, Wire};
+pub(crate) use network::{Network, SimSocket, Speaks, Wire};
 pub(crate) use random::Random;

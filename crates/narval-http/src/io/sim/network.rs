@@ -31,11 +31,20 @@ pub(crate) struct State {
     backlog: VecDeque<usize>,
 }
 
+/// What a client speaks from its first byte on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    #[default]
+    Http1,
+    /// Without TLS, which no real client does.
+    Http2,
+    Tls,
+}
+
 /// One connection.
 #[derive(Debug, Default)]
 pub(crate) struct Wire {
-    /// The client speaks TLS.
-    is_secure: bool,
+    speaks: Speaks,
     is_accepted: bool,
     /// In flight to the server.
     pub(crate) to_server: VecDeque<u8>,
@@ -92,11 +101,11 @@ impl Network {
     }
 
     /// Client: opens a connection.
-    pub(crate) fn connect(&self, is_secure: bool) -> usize {
+    pub(crate) fn connect(&self, speaks: Speaks) -> usize {
         let mut state = self.lock();
         // A handshake must fit into the socket, as it always does into a real one.
-        let window = if is_secure { HANDSHAKE_BYTES } else { 0 };
-        state.wires.push(Wire { is_secure, window, ..Wire::default() });
+        let window = if speaks == Speaks::Tls { HANDSHAKE_BYTES } else { 0 };
+        state.wires.push(Wire { speaks, window, ..Wire::default() });
         let wire = state.wires.len() - 1;
         state.backlog.push_back(wire);
         wire
@@ -109,7 +118,7 @@ impl Network {
         let wire = state.wires.get_mut(at)?;
         wire.is_accepted = true;
         // Connections over TCP are the ones with TLS.
-        let peer = if wire.is_secure { Peer::Tcp(CLIENT) } else { Peer::Unix };
+        let peer = if wire.speaks == Speaks::Tls { Peer::Tcp(CLIENT) } else { Peer::Unix };
         Some((Socket::Sim(SimSocket { network: self.clone(), wire: at }), peer))
     }
 
@@ -124,6 +133,10 @@ impl SimSocket {
         let mut state = self.network.lock();
         let State { wires, random, .. } = &mut *state;
         wires.get_mut(self.wire).map(|wire| act(wire, random))
+    }
+
+    pub(crate) fn speaks_http2(&self) -> bool {
+        self.wire(|wire, _| wire.speaks == Speaks::Http2).unwrap_or(false)
     }
 
     /// Whether receiving would not block.

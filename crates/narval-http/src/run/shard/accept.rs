@@ -167,6 +167,13 @@ impl<D: Driver<Connection>> Shard<D> {
                 tracing::warn!(%error, "cannot watch a connection: closed");
                 slot.is_gone = true;
             }
+            #[cfg(any(test, feature = "sim"))]
+            if let Socket::Sim(socket) = &slot.connection.socket
+                && socket.speaks_http2()
+            {
+                slot.protocol = shard.http2_begins();
+                shard.look_at_http2(slot, false);
+            }
             if shard.stopping {
                 shard.stop_connection(slot);
             }

@@ -18,6 +18,7 @@
 //! | `connections/handshake.rs`, `connections/websocket.rs` | TLS handshakes; WebSockets |
 //! | `accept.rs`, `close.rs` | opening and closing connections |
 //! | `room.rs` | closes connections that hold too much for their clients |
+//! | `invariants.rs` | what tests and fuzzing check after each event |
 //! | `departure.rs` | clients that leave before they are answered |
 
 mod accept;
@@ -27,6 +28,8 @@ mod delivery;
 mod departure;
 mod dispatch;
 mod event_loop;
+#[cfg(any(test, feature = "sim"))]
+mod invariants;
 mod mail;
 mod room;
 mod send;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::Shard;
 use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
-use crate::io::sim::Network;
+use crate::io::sim::{Network, Speaks};
 use crate::io::socket::Socket;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
@@ -37,7 +37,7 @@ fn shard(network: &Network) -> Shard<SimDriver<Connection>> {
 fn a_connection_has_one_entry_in_the_timer_wheel_whatever_it_does() {
     let network = Network::new(1);
     let mut shard = shard(&network);
-    let wire = network.connect(false);
+    let wire = network.connect(Speaks::Http1);
     network.lock().wires[wire].window = usize::MAX / 2;
     let mut most = 0;
     for second in 0..9600 {

@@ -111,6 +111,12 @@ impl<D: Driver<Connection>> Shard<D> {
         self.go_on_after_handshake(slot, plaintext);
     }
 
+    /// The client speaks HTTP/2.
+    pub(in crate::run::shard) fn http2_begins(&mut self) -> Protocol {
+        let websockets = self.local.accepts_websockets();
+        Protocol::Http2(Box::new(Http2::new(self.local.now, websockets, &self.local.server.limits)))
+    }
+
     /// A step of a handshake is done, or failed.
     fn go_on_after_handshake(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         let is_handshaking = slot.connection.tls.as_ref().is_some_and(|tls| tls.is_handshaking());
@@ -134,12 +140,10 @@ impl<D: Driver<Connection>> Shard<D> {
                 slot.protocol = match &connection.tls {
                     Some(tls) if tls.speaks_http2() => {
                         self.local.counters.connections_http2.add(1);
-                        let server = &self.local.server;
-                        if server.admission.is_crowded() {
+                        if self.local.server.admission.is_crowded() {
                             connection.socket.limit_unsent(HTTP2_UNSENT_CROWDED);
                         }
-                        let websockets = self.local.accepts_websockets();
-                        Protocol::Http2(Box::new(Http2::new(self.local.now, websockets, &server.limits)))
+                        self.http2_begins()
                     }
                     _ => Protocol::Http1(Conn::new(self.first_deadline(false))),
                 };

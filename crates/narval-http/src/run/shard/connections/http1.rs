@@ -234,6 +234,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Moves the lease into a job.
     pub(in crate::run::shard) fn give_lease(&mut self, slot: &mut Slot) -> Reply {
+        debug_assert!(self.local.out.is_empty(), "a job begins before what was answered is sent");
         slot.delivery = Delivery::Away;
         Reply::dispatch(&slot.connection)
     }
@@ -272,6 +273,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 Protocol::WebSocket(stream) => break stream.wants_input(),
             }
         };
+        #[cfg(any(test, feature = "sim"))]
+        self.check(slot, wants_read);
         if slot.receiving {
             self.watch(slot);
         } else if wants_read {

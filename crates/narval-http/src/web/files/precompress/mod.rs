@@ -6,7 +6,7 @@ mod place;
 mod source;
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -129,7 +129,7 @@ fn compress(mut source: impl Read, coding: Coding, target: &mut Limited<'_>) -> 
         Coding::Brotli => {
             let mut encoder = brotli::CompressorWriter::new(target, 64 * 1024, BROTLI_QUALITY, BROTLI_WINDOW_BITS);
             io::copy(&mut source, &mut encoder)?;
-            encoder.flush()?;
+            io::Write::flush(&mut encoder)?;
             encoder.into_inner();
         }
         Coding::Gzip => {
