@@ -30,6 +30,7 @@ pub(crate) enum Expectation {
 
 impl Client {
     /// A client that speaks HTTP/1.1.
+    #[cfg(test)]
     pub(crate) fn connect(network: &Network, script: Vec<u8>, expected: Vec<Expected>, is_faulty: bool) -> Self {
         Self::with(network, script, Expectation::Answers(expected), is_faulty, None)
     }
