@@ -200,8 +200,32 @@ fn why_a_path_was_slow_can_be_asked() {
 #[test]
 fn a_presence_filter_is_for_those_who_may_read() {
     let store = Store::new();
-    let private = written(&store, &["--private"]);
+    let (file, key) = store.key("up-1");
+    let private = written(&store, &["--private", "--sign-key", file.to_str().unwrap()]);
     assert_eq!(private.get("/presence-v1").status, 401);
+    // A near cache with a token for pulls uses it.
+    let mut create = Command::new(NARVAL);
+    create.args(["token", "create", "--pull", "near", "--data"]).arg(store.path("up"));
+    let (netrc, token) = (store.path("netrc"), support::stdout(create.output().unwrap()));
+    std::fs::write(&netrc, format!("machine 127.0.0.1 login any password {token}\n")).unwrap();
+    let config = format!(
+        "listen = '127.0.0.1:0'\ndata = 'near'\nupstream-absent-after = '10s'\n\n[[upstream]]\nurl = '{}'\nkeys = ['{key}']\n\
+         netrc-file = 'netrc'\n",
+        private.url()
+    );
+    std::fs::write(store.path("near.toml"), config).unwrap();
+    let mut command = Command::new(NARVAL);
+    command.args(["serve", "--config"]).arg(store.path("near.toml"));
+    let near = Server::start(command, &[]);
+    let until = Instant::now() + PATIENCE;
+    for at in 0.. {
+        if near.get("/metrics").figure("narval_upstream_filtered_total").unwrap() > 0 {
+            break;
+        }
+        assert!(Instant::now() < until, "{}", near.log());
+        assert_eq!(near.get(&format!("/{}{at:04}.narinfo", "x".repeat(28))).status, 404);
+        thread::sleep(Duration::from_millis(50));
+    }
     let live = Server::narval(&store, &[]);
     assert_eq!(live.get("/presence-v1").status, 404);
     assert!(!live.get("/nix-cache-info").text().contains("PresenceFilter"));
