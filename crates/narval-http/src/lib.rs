@@ -47,7 +47,6 @@
 
 mod http1;
 mod http2;
-mod intake;
 mod io;
 mod limits;
 mod message;

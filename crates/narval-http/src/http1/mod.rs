@@ -1,12 +1,11 @@
 //! HTTP/1.1 without I/O: pure functions over byte slices (RFC 9110, RFC 9112).
 //!
 //! Nothing here touches a socket, a file or, except in [`date`], a clock; everything is covered by the fuzz targets in
-//! `fuzz/`. Only the connection (`conn`) has state; it does no I/O either.
+//! `fuzz/`.
 
 pub mod accept;
 pub mod chunked;
 pub mod conditional;
-pub(crate) mod conn;
 pub mod date;
 mod error;
 pub mod head;

@@ -6,6 +6,7 @@ pub(crate) mod driver;
 pub(crate) mod listen;
 pub(crate) mod out_buf;
 pub(crate) mod output_memory;
+pub(crate) mod over;
 pub(crate) mod progress;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) mod sim;

@@ -9,7 +9,7 @@ use crate::tls::link::HasLink;
 /// What the shard of a connection is told by readers and writers of bodies, and by WebSockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nudge {
-    /// The reader of a request body has changed [who receives](crate::intake::Pipe::receiver).
+    /// The reader of a request body has changed [who receives](crate::message::body::pipe::BodyPipe::receiver).
     BodyRead,
     /// The reader of a request body waits for it, and the client for `100 Continue`.
     Continue,

@@ -1,5 +1,3 @@
-use std::mem;
-
 use http::StatusCode;
 
 use crate::Response;
@@ -18,10 +16,8 @@ impl LateAnswer {
     }
 
     /// Worker: applies the recorded changes, and returns the response to send. The changes may panic, as handlers may.
-    pub(crate) fn take(&mut self) -> Response {
-        let nothing = Response::new(StatusCode::INTERNAL_SERVER_ERROR);
-        let answer = mem::replace(&mut self.response, nothing);
-        mem::take(&mut self.changes).0.into_iter().fold(answer, |answer, change| change(answer))
+    pub(crate) fn take(self) -> Response {
+        self.changes.0.into_iter().fold(self.response, |answer, change| change(answer))
     }
 }
 

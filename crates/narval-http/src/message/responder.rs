@@ -189,33 +189,16 @@ impl Late {
 }
 
 impl Later {
-    /// Returns the answer, if it is there already.
-    pub(crate) fn try_take(self) -> Result<LateAnswer, Self> {
-        let mut meeting = self.late.lock();
-        match mem::replace(&mut *meeting, Meeting::Over) {
-            Meeting::Answer(response) => {
-                drop(meeting);
-                Ok(LateAnswer { response: *response, changes: self.changes })
-            }
-            other => {
-                *meeting = other;
-                drop(meeting);
-                Err(self)
-            }
-        }
-    }
-
-    /// Leaves the right to be answered with the pending answer.
-    pub(crate) fn wait(self, request: Box<dyn AwaitsAnswer>) {
+    /// Leaves the right to be answered with the pending answer; gives it back with the answer if that is there already.
+    pub(crate) fn wait<R: AwaitsAnswer + 'static>(self, request: R) -> Option<(LateAnswer, R)> {
         let Self { late, changes } = self;
         let mut meeting = late.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
-            // It arrived meanwhile.
-            Meeting::Answer(response) => {
-                drop(meeting);
-                request.answer(LateAnswer { response: *response, changes });
+            Meeting::Answer(response) => Some((LateAnswer { response: *response, changes }, request)),
+            _ => {
+                *meeting = Meeting::Waiting(Box::new(Waiting { request: Box::new(request), changes }));
+                None
             }
-            _ => *meeting = Meeting::Waiting(Box::new(Waiting { request, changes })),
         }
     }
 }

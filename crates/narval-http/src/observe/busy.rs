@@ -19,11 +19,13 @@ pub(crate) struct BusyTime {
     word: AtomicU64,
 }
 
-impl BusyTime {
-    pub(crate) fn new() -> Self {
+impl Default for BusyTime {
+    fn default() -> Self {
         Self { since: Instant::now(), word: AtomicU64::new(0) }
     }
+}
 
+impl BusyTime {
     /// A job begins.
     pub(crate) fn begin(&self, now: Instant) {
         let sum = self.word.load(Ordering::Relaxed) >> 1;
@@ -58,7 +60,7 @@ mod tests {
 
     #[test]
     fn the_job_that_runs_counts() {
-        let busy = BusyTime::new();
+        let busy = BusyTime::default();
         let at = |seconds: u64| busy.since + Duration::from_secs(seconds);
         assert_eq!(busy.get(at(5)), Duration::ZERO);
         busy.begin(at(10));

@@ -14,7 +14,7 @@ use crate::observe::histogram::{Cells, Histogram, Unit};
 const STATUSES: usize = 500;
 
 /// The counters of one thread. Only that thread writes, so incrementing is a load and a store.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ThreadCounters {
     pub(crate) requests_inline: Counter,
     pub(crate) requests_worker: Counter,
@@ -49,38 +49,7 @@ pub(crate) struct ThreadCounters {
 
 impl ThreadCounters {
     fn new() -> Self {
-        let zero = Counter::default;
-        Self {
-            requests_inline: zero(),
-            requests_worker: zero(),
-            bytes_sent: zero(),
-            bytes_received: zero(),
-            connections_accepted: zero(),
-            connections_closed: zero(),
-            connections_refused: zero(),
-            connections_given_up: zero(),
-            accept_errors: zero(),
-            handshakes: zero(),
-            handshakes_failed: zero(),
-            handshakes_refused: zero(),
-            connections_http2: zero(),
-            answers_http2: zero(),
-            rejected: zero(),
-            overloaded: zero(),
-            timeouts: zero(),
-            aborts: zero(),
-            panics: zero(),
-            polls: zero(),
-            completions: zero(),
-            messages: zero(),
-            inline_slow: zero(),
-            inline_time: Cells::default(),
-            request_time: Cells::default(),
-            job_time: Cells::default(),
-            queue_depth: Cells::default(),
-            busy: BusyTime::new(),
-            statuses: (0..STATUSES).map(|_| zero()).collect(),
-        }
+        Self { statuses: (0..STATUSES).map(|_| Counter::default()).collect(), ..Self::default() }
     }
 
     pub(crate) fn status(&self, status: u16) {
@@ -153,23 +122,8 @@ impl Counters {
             worker_busy: Duration::from_nanos(busy),
             job_time: histogram(Unit::Time, |block| &block.job_time),
             queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
-            queue_depth: 0,
-            body_memory_bytes: 0,
-            output_memory_bytes: 0,
-            output_memory_max_bytes: 0,
-            output_memory_refused: 0,
-            output_memory_closed: 0,
-            bodies_waiting: 0,
-            bodies_streamed: 0,
-            handshakes_running: 0,
-            connections_max: 0,
-            queue_max: 0,
-            body_memory_max_bytes: 0,
-            bodies_waiting_max: 0,
-            bodies_streamed_max: 0,
-            handshakes_max: 0,
-            workers: 0,
-            log_lines_dropped: 0,
+            // The server knows the rest.
+            ..Snapshot::default()
         }
     }
 }

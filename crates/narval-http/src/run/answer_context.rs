@@ -3,6 +3,7 @@ use std::sync::Arc;
 use crate::http1::response_head::AnswerTo;
 use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::{Departure, Here};
+use crate::message::responder::Later;
 use crate::observe::access_log::Watch;
 
 /// What a job needs besides the request itself in order to answer it.
@@ -29,4 +30,11 @@ impl AnswerContext {
     pub(crate) fn with(self, here: Here) -> Self {
         Self { departure: here.departure().clone(), here: Some(here), ..self }
     }
+}
+
+/// An inline answer that follows later, and its request.
+#[derive(Debug)]
+pub(crate) struct PendingLate {
+    pub(crate) later: Later,
+    pub(crate) context: AnswerContext,
 }

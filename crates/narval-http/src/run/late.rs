@@ -26,13 +26,8 @@ pub(crate) fn wait(
     context: AnswerContext,
     server: &Arc<ServerState>,
 ) -> Option<LateCall> {
-    match later.try_take() {
-        Ok(answer) => Some(LateCall { reply_to, context, answer }),
-        Err(later) => {
-            later.wait(Box::new(Waiting { reply_to, context, server: server.clone() }));
-            None
-        }
-    }
+    let (answer, waiting) = later.wait(Waiting { reply_to, context, server: server.clone() })?;
+    Some(LateCall { reply_to: waiting.reply_to, context: waiting.context, answer })
 }
 
 impl AwaitsAnswer for Waiting {

@@ -3,15 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::http1::conn::Close;
-use crate::http2::conn::Answer;
 use crate::io::driver::Token;
 use crate::io::output_memory::Share;
+use crate::io::over::Close;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
 use crate::message::carrier::{Home, Nudge};
 use crate::peer::Remote;
-use crate::run::http2::{Made, Streamed};
+use crate::run::http2::{Answer, Made};
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -57,7 +56,7 @@ pub(crate) enum Note {
     /// A job has processed part of a TLS handshake: the data after it, if it is complete.
     Handshaken(io::Result<Vec<u8>>),
     /// The response to a stream's request, and what it holds until the connection counts it.
-    Answer(Box<Answer<Streamed>>, Share),
+    Answer(Box<Answer>, Share),
     /// The header block of an informational response on a stream.
     Inform(Vec<u8>),
     /// The next piece of a stream's response body, and what it holds until the connection counts it; about `quantum` bytes were

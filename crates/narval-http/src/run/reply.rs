@@ -4,14 +4,13 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::http1::conn::Close;
-use crate::http2::conn::Answer;
 use crate::io::clock::Millis;
 use crate::io::output_memory::Share;
+use crate::io::over::Close;
 use crate::message::departure::Departure;
 use crate::message::informational::{Informational, Informs};
 use crate::run::connection::Connection;
-use crate::run::http2::{Made, Maker, Streamed};
+use crate::run::http2::{Answer, Made, Maker};
 use crate::run::lease::{Finish, Holder};
 use crate::run::mailbox::Note;
 use crate::run::transmit::Outgoing;
@@ -63,7 +62,7 @@ impl Reply {
     }
 
     /// The answer on a stream. `held`: what it holds until the shard has it.
-    pub(crate) fn answer(self, answer: Answer<Streamed>, held: Share) {
+    pub(crate) fn answer(self, answer: Answer, held: Share) {
         self.post(Note::Answer(Box::new(answer), held));
     }
 

@@ -1,6 +1,6 @@
 //! Sends a piece of a response, and returns what follows. Used by workers and shards.
 
-use crate::http1::conn::{Next, Over};
+use crate::io::over::{Next, Over};
 use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
 use crate::run::connection::Connection;

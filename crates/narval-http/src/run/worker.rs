@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
-use crate::http1::conn::{Next, Over};
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::Share;
+use crate::io::over::{Next, Over};
 use crate::io::unsafe_calls::give_back_freed;
 use crate::limits::{BYTES_PER_TURN, COPY_BODY_MAX, SENDFILE_MIN};
 use crate::observe::counters::ThreadCounters;
@@ -147,13 +147,14 @@ impl Worker {
     }
 
     /// Sends a late answer.
-    fn send_late(&mut self, mut late: LateCall) {
-        let response = catch_unwind(AssertUnwindSafe(|| late.answer.take())).unwrap_or_else(|_| {
+    fn send_late(&mut self, late: LateCall) {
+        let LateCall { reply_to, context, answer } = late;
+        let response = catch_unwind(AssertUnwindSafe(|| answer.take())).unwrap_or_else(|_| {
             self.counters.panics.add(1);
             tracing::error!("a middleware panicked at a late answer: answered 500");
             Response::from(self.server.failed.clone())
         });
-        self.reply(late.reply_to, response, late.context);
+        self.reply(reply_to, response, context);
     }
 
     /// Sends the response, or waits for it if it follows later.

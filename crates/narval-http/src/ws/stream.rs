@@ -11,9 +11,9 @@ use super::codec::{CloseCode, Frame, close};
 use super::handler::WsError;
 use super::inbox::Pending;
 use super::socket::Shared;
-use crate::http1::conn::Close;
 use crate::io::clock::Millis;
 use crate::io::output_memory::{Holding, Share};
+use crate::io::over::Close;
 use crate::message::carrier::Carrier;
 
 /// A WebSocket as its shard sees it. The shard passes in bytes, writability and the time; the stream returns with

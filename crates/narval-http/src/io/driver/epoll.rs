@@ -12,6 +12,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
+use super::table::Table;
 use super::{AT_ONCE, Completion, Driver, Op, Token};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
@@ -38,7 +39,7 @@ pub(crate) struct EpollDriver<C, M> {
     events: Vec<Event>,
     /// The index of the first event that has not been handled.
     next_event: usize,
-    connections: Vec<Entry<C>>,
+    connections: Table<Entry<C>>,
     listeners: Vec<Option<Arc<Socket>>>,
     /// A listener with more to accept, and how many connections it may accept before others have their turn.
     accepting: Option<(usize, usize)>,
@@ -64,8 +65,7 @@ pub(crate) struct EpollDriver<C, M> {
 }
 
 struct Entry<C> {
-    connection: Option<Arc<C>>,
-    generation: u32,
+    connection: Arc<C>,
     /// There may be data to receive.
     is_readable: bool,
     /// The peer has shut down its side, or the connection failed: data up to the end can be received without further
@@ -81,12 +81,13 @@ struct Entry<C> {
     is_muted: bool,
 }
 
-// `derive` would require `C: Default`.
-impl<C> Default for Entry<C> {
-    fn default() -> Self {
+/// The events registered for every connection.
+const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+
+impl<C> Entry<C> {
+    fn new(connection: Arc<C>) -> Self {
         Self {
-            connection: None,
-            generation: 0,
+            connection,
             is_readable: false,
             has_ended: false,
             receive_wanted: false,
@@ -95,12 +96,7 @@ impl<C> Default for Entry<C> {
             is_muted: false,
         }
     }
-}
 
-/// The events registered for every connection.
-const READABLE: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
-
-impl<C> Entry<C> {
     /// The events to be registered.
     fn interest(&self) -> EventFlags {
         let events = if self.is_muted { READABLE.difference(EventFlags::IN) } else { READABLE };
@@ -139,7 +135,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
             timer_set: None,
             events: Vec::with_capacity(EVENTS_PER_POLL),
             next_event: 0,
-            connections: Vec::new(),
+            connections: Table::new(),
             listeners: Vec::new(),
             accepting: None,
             accepts_per_event: 1,
@@ -154,23 +150,16 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
         })
     }
 
-    fn entry(&mut self, token: Token) -> Option<&mut Entry<C>> {
-        self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
-    }
-
     #[inline(always)]
     fn receive(&mut self, token: Token) -> Option<Completion<ScratchBuffer>> {
         let receive_max = self.receive_max;
         let mut bytes = self.scratch.pop().unwrap_or_else(|| vec![0; RECEIVE_BUFFER]);
-        let Some(entry) = self.entry(token).filter(|entry| entry.receive_wanted) else {
+        let Some(entry) = self.connections.get_mut(token).filter(|entry| entry.receive_wanted) else {
             self.scratch.push(bytes);
             return None;
         };
         let receive_max = receive_max.min(bytes.len());
-        let received = match &entry.connection {
-            Some(connection) => connection.socket().receive(bytes.get_mut(..receive_max).unwrap_or_default()),
-            None => Ok(0),
-        };
+        let received = entry.connection.socket().receive(bytes.get_mut(..receive_max).unwrap_or_default());
         let result = match received {
             Ok(length) => {
                 // A short read has drained a stream socket: later data makes a new edge (epoll(7)).
@@ -194,9 +183,8 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
 
     /// Registers the events of a connection anew. Those that are there already are reported again.
     fn register(&self, token: Token) -> io::Result<()> {
-        let entry = self.connections.get(token.index as usize);
-        if let Some(entry) = entry
-            && let Some(fd) = entry.connection.as_ref().and_then(|connection| connection.socket().fd())
+        if let Some(entry) = self.connections.get(token)
+            && let Some(fd) = entry.connection.socket().fd()
         {
             epoll::modify(&self.epoll, fd, EventData::new_u64(token.to_u64()), entry.interest())?;
         }
@@ -206,7 +194,7 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
     /// Registers EPOLLIN, or takes it away. A descriptor that is registered already is refused nothing.
     #[cold]
     fn mute(&mut self, token: Token, is_muted: bool) {
-        if let Some(entry) = self.entry(token) {
+        if let Some(entry) = self.connections.get_mut(token) {
             entry.is_muted = is_muted;
         }
         if let Err(error) = self.register(token) {
@@ -250,14 +238,14 @@ impl<C: HasSocket, M> EpollDriver<C, M> {
         let token = Token::from_u64(data);
         let flags = event.flags;
         let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
-        let entry = self.entry(token)?;
+        let entry = self.connections.get_mut(token)?;
         if (broken || flags.contains(EventFlags::OUT)) && std::mem::take(&mut entry.writable_wanted) {
             self.done.push_back(Completion::Writable { token });
         }
         if !broken && !flags.intersects(EventFlags::IN | EventFlags::RDHUP) {
             return None;
         }
-        let entry = self.entry(token)?;
+        let entry = self.connections.get_mut(token)?;
         let was_readable = std::mem::replace(&mut entry.is_readable, true);
         entry.has_ended |= broken || flags.contains(EventFlags::RDHUP);
         if was_readable && !entry.receive_wanted && !entry.has_ended {
@@ -312,21 +300,13 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
         if let Some(fd) = connection.socket().fd() {
             epoll::add(&self.epoll, fd, EventData::new_u64(token.to_u64()), READABLE)?;
         }
-        let index = token.index as usize;
-        if self.connections.len() <= index {
-            self.connections.resize_with(index + 1, Entry::default);
-        }
-        if let Some(entry) = self.connections.get_mut(index) {
-            *entry = Entry { connection: Some(connection), generation: token.generation, ..Entry::default() };
-        }
+        self.connections.insert(token, Entry::new(connection));
         Ok(())
     }
 
     fn detach(&mut self, token: Token) {
-        if let Some(entry) = self.entry(token) {
-            // The registration ends with the last reference to the descriptor; events until then find no entry.
-            *entry = Entry { generation: u32::MAX, ..Entry::default() };
-        }
+        // The registration ends with the last reference to the descriptor; events until then find no entry.
+        self.connections.remove(token);
     }
 
     #[inline(always)]
@@ -337,7 +317,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
     fn submit(&mut self, op: Op) -> Option<Completion<ScratchBuffer>> {
         match op {
             Op::Receive(token) => {
-                let entry = self.entry(token)?;
+                let entry = self.connections.get_mut(token)?;
                 entry.receive_wanted = true;
                 let is_muted = entry.is_muted;
                 if entry.is_readable {
@@ -354,7 +334,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
                 Some(Completion::Sent { token, result, buf })
             }
             Op::AwaitWritable(token) => {
-                let entry = self.entry(token)?;
+                let entry = self.connections.get_mut(token)?;
                 if !std::mem::replace(&mut entry.tells_writable, true) {
                     entry.writable_wanted = true;
                     if self.register(token).is_err() {
@@ -365,7 +345,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
                 }
                 // The edge may have occurred before the request. poll(2) finds out, and arms the next edge if the
                 // socket is full.
-                if entry.connection.as_ref().is_none_or(|connection| is_writable(connection.socket())) {
+                if is_writable(entry.connection.socket()) {
                     self.writable.push(token);
                 } else {
                     entry.writable_wanted = true;
@@ -377,7 +357,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
 
     #[inline(always)]
     fn send_now(&mut self, token: Token, buf: &mut OutBuf) -> Option<io::Result<()>> {
-        Some(self.entry(token)?.connection.as_ref()?.socket().send_buf(buf).map(drop))
+        Some(self.connections.get_mut(token)?.connection.socket().send_buf(buf).map(drop))
     }
 
     #[inline(always)]

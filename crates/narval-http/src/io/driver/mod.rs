@@ -18,6 +18,7 @@ use crate::peer::Peer;
 pub(crate) mod epoll;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) mod sim;
+mod table;
 pub(crate) mod uring;
 
 /// Identifies a connection of a shard: its slot, and the generation of the slot.

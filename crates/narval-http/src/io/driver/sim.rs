@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use super::table::Table;
 use super::{Completion, Driver, Op, Token};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
@@ -13,7 +14,7 @@ use crate::limits::RECEIVE_BUFFER;
 /// The sim driver. It never waits: its owner decides what is ready and how far time advances.
 pub(crate) struct SimDriver<C> {
     network: Network,
-    connections: Vec<Option<(u32, Arc<C>)>>,
+    connections: Table<Arc<C>>,
     listening: Option<usize>,
     pending: Vec<Pending>,
     ready: Vec<Pending>,
@@ -30,17 +31,12 @@ impl<C: HasSocket> SimDriver<C> {
     pub(crate) fn new(network: Network) -> Self {
         Self {
             network,
-            connections: Vec::new(),
+            connections: Table::new(),
             listening: None,
             pending: Vec::new(),
             ready: Vec::new(),
             receive_max: RECEIVE_BUFFER,
         }
-    }
-
-    fn connection(&self, token: Token) -> Option<&Arc<C>> {
-        let (generation, connection) = self.connections.get(token.index as usize)?.as_ref()?;
-        (*generation == token.generation).then_some(connection)
     }
 
     fn is_ready(&self, pending: &Pending) -> bool {
@@ -50,7 +46,7 @@ impl<C: HasSocket> SimDriver<C> {
             Pending::Send(..) => return true,
             Pending::Writable(token) => (token, false),
         };
-        match self.connection(*token).map(|connection| connection.socket()) {
+        match self.connections.get(*token).map(|connection| connection.socket()) {
             Some(Socket::Sim(socket)) if reads => socket.is_readable(),
             Some(Socket::Sim(socket)) => socket.is_writable(),
             // Detached: the operation is dropped when its turn comes.
@@ -61,7 +57,7 @@ impl<C: HasSocket> SimDriver<C> {
     fn run(&mut self, pending: Pending) -> Option<Completion<Vec<u8>>> {
         match pending {
             Pending::Receive(token) => {
-                let connection = self.connection(token)?;
+                let connection = self.connections.get(token)?;
                 let mut buffer = vec![0; self.receive_max];
                 let result = connection.socket().receive(&mut buffer).map(|n| {
                     buffer.truncate(n);
@@ -70,11 +66,11 @@ impl<C: HasSocket> SimDriver<C> {
                 Some(Completion::Received { token, result })
             }
             Pending::Send(token, mut buf) => {
-                let connection = self.connection(token)?;
+                let connection = self.connections.get(token)?;
                 let result = connection.socket().send_buf(&mut buf).map(drop);
                 Some(Completion::Sent { token, result, buf })
             }
-            Pending::Writable(token) => self.connection(token).map(|_| Completion::Writable { token }),
+            Pending::Writable(token) => self.connections.get(token).map(|_| Completion::Writable { token }),
         }
     }
 }
@@ -96,22 +92,12 @@ impl<C: HasSocket> Driver<C> for SimDriver<C> {
             connection.socket().abort();
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        let index = token.index as usize;
-        if self.connections.len() <= index {
-            self.connections.resize(index + 1, None);
-        }
-        if let Some(place) = self.connections.get_mut(index) {
-            *place = Some((token.generation, connection));
-        }
+        self.connections.insert(token, connection);
         Ok(())
     }
 
     fn detach(&mut self, token: Token) {
-        if self.connection(token).is_some()
-            && let Some(place) = self.connections.get_mut(token.index as usize)
-        {
-            *place = None;
-        }
+        self.connections.remove(token);
     }
 
     fn receive_at_most(&mut self, bytes: usize) {

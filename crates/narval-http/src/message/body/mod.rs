@@ -1,4 +1,5 @@
 pub(crate) mod feed;
+pub(crate) mod memory;
 pub(crate) mod pipe;
 pub(crate) mod reader;
 pub(crate) mod source;

@@ -7,16 +7,15 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
 use crate::http1::ProtoError;
-use crate::intake::body_memory::{Buffered, Share};
-use crate::intake::{self, Receiver};
 use crate::io::sync;
 use crate::limits::{HANDLER_RECEIVES_MIN, HANDLER_SLOW, HANDLER_WAIT};
+use crate::message::body::memory::{Buffered, Share};
 use crate::message::carrier::{Carrier, Nudge};
 
 /// A request body between the shard that receives it and the handler that reads it.
@@ -26,6 +25,17 @@ pub(crate) struct BodyPipe {
     filled: Condvar,
     carrier: Carrier,
     window: usize,
+}
+
+/// Who receives more of a request body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// The connection: what it receives is [pushed](BodyPipe::push).
+    Connection,
+    /// The handler, straight from the socket.
+    Handler,
+    /// Nobody, until the handler has read the buffered bytes.
+    Nobody,
 }
 
 #[derive(Debug)]
@@ -234,9 +244,9 @@ impl BodyPipe {
 }
 
 /// The shard's end of it.
-impl intake::Pipe for Arc<BodyPipe> {
-    /// They are discarded once the response has started.
-    fn push(&self, data: &[u8]) {
+impl BodyPipe {
+    /// Adds bytes. They are discarded once the response has started.
+    pub(crate) fn push(&self, data: &[u8]) {
         let mut pipe = self.lock();
         if let Some(rest) = &mut pipe.rest {
             *rest = rest.saturating_sub(data.len() as u64);
@@ -259,20 +269,25 @@ impl intake::Pipe for Arc<BodyPipe> {
         }
     }
 
-    fn complete(&self, trailers: HeaderMap) {
+    /// The body is complete.
+    pub(crate) fn complete(&self, trailers: HeaderMap) {
         self.lock().trailers = trailers;
         self.end(Ended::Complete);
     }
 
-    fn abort(&self, reason: io::ErrorKind) {
+    /// The rest of the body will never arrive.
+    pub(crate) fn abort(&self, reason: io::ErrorKind) {
         self.end(Ended::Broken(reason));
     }
 
-    fn refuse(&self, error: ProtoError) {
+    /// The body is malformed, and is not received any further.
+    pub(crate) fn refuse(&self, error: ProtoError) {
         self.end(Ended::Refused(error));
     }
 
-    fn receiver(&self) -> Receiver {
+    /// Decides who receives next. After anything but [`Receiver::Connection`], the handler must report when that
+    /// changes. Only called while the connection does not receive.
+    pub(crate) fn receiver(&self) -> Receiver {
         let mut pipe = self.lock();
         if pipe.receiver == Receiver::Handler {
             // Until the handler hands it back: it may be receiving right now.
@@ -294,15 +309,24 @@ impl intake::Pipe for Arc<BodyPipe> {
         pipe.receiver
     }
 
-    fn has_begun(&self) -> bool {
+    /// Whether to continue receiving, for handlers that cannot receive themselves. After `false`, the handler must ask
+    /// for more.
+    pub(crate) fn has_room(&self) -> bool {
+        self.receiver() == Receiver::Connection
+    }
+
+    /// Whether the handler has begun to read. Until then the body waits for a thread.
+    pub(crate) fn has_begun(&self) -> bool {
         self.lock().has_begun
     }
 
-    fn take_received(&self) -> u64 {
+    /// Bytes of the body that the handler has received itself since the last call.
+    pub(crate) fn take_received(&self) -> u64 {
         std::mem::take(&mut self.lock().received_by_handler)
     }
 
-    fn is_paused(&self) -> bool {
+    /// Whether the connection waits for the handler to read.
+    pub(crate) fn is_paused(&self) -> bool {
         let pipe = self.lock();
         pipe.receiver != Receiver::Connection || pipe.continue_due
     }

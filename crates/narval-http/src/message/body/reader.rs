@@ -52,11 +52,11 @@ impl Response {
     /// Waits for an answer that follows later.
     pub(crate) fn when_answered(mut self) -> Self {
         let Some(later) = self.late.take() else { return self };
-        let mut answer = later.try_take().unwrap_or_else(|later| {
-            let (sender, receiver) = mpsc::channel();
-            later.wait(Box::new(Waiting(sender)));
-            receiver.recv().unwrap_or_else(|_| LateAnswer::failed())
-        });
+        let (sender, receiver) = mpsc::channel();
+        let answer = match later.wait(Waiting(sender)) {
+            Some((answer, _)) => answer,
+            None => receiver.recv().unwrap_or_else(|_| LateAnswer::failed()),
+        };
         answer.take()
     }
 }

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
 use crate::http1::head_parts::{HeadParts, HeadRef};
-use crate::intake::body_memory::{Buffered, Share};
+use crate::message::body::memory::{Buffered, Share};
 use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::Departure;
 use crate::message::informational::{Informational, Informer};

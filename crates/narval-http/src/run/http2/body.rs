@@ -9,7 +9,6 @@ use http::{HeaderName, HeaderValue};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::FileRange;
-use crate::http2::conn::{Body, Rest};
 use crate::http2::response;
 use crate::message::body::feed::Feed;
 use crate::message::body::source::{BodyWaker, Fill, SegmentBuf};
@@ -64,6 +63,21 @@ enum Source {
     Away,
     /// A worker has the next file.
     FileAway(Box<Source>),
+}
+
+/// What follows the ready bytes of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// The end, after trailers if `true`.
+    End { trailers: bool },
+    /// The next piece is [produced here](StreamBody::make).
+    Here,
+    /// It may block, so a worker runs its [maker](StreamBody::maker).
+    Worker,
+    /// It is being produced.
+    Making,
+    /// Its source has no data now.
+    Waiting,
 }
 
 /// Produces the next piece of a body, on a worker.
@@ -146,15 +160,14 @@ impl StreamBody {
     }
 }
 
-impl Body for StreamBody {
-    type Maker = Maker;
-    type Made = Made;
-
-    fn ready(&self) -> u64 {
+impl StreamBody {
+    /// Bytes that can be taken now.
+    pub(super) fn ready(&self) -> u64 {
         if self.is_at_blocked_file() || matches!(self.source, Source::FileAway(_)) { 0 } else { self.ready }
     }
 
-    fn rest(&self) -> Rest {
+    /// What follows them.
+    pub(super) fn rest(&self) -> Rest {
         match &self.source {
             Source::Away | Source::FileAway(_) => Rest::Making,
             _ if self.is_at_blocked_file() => Rest::Worker,
@@ -165,15 +178,22 @@ impl Body for StreamBody {
         }
     }
 
-    fn held(&self) -> usize {
+    /// Bytes of memory produced for the ready part; bodies that the handler supplied as a whole and ranges of files do
+    /// not count.
+    pub(super) fn held(&self) -> usize {
         self.held
     }
 
-    fn in_memory(&self) -> usize {
+    /// Bytes of memory in all, with a body that the handler supplied as a whole: all of it until its last byte is taken.
+    pub(super) fn in_memory(&self) -> usize {
         self.held + self.supplied
     }
 
-    fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
+    /// Takes ready bytes, at least one; 0 if they must be produced after all.
+    ///
+    /// # Errors
+    /// The body cannot be completed.
+    pub(super) fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut taken = 0;
         while let Some(part) = self.parts.front_mut() {
             let place = into.get_mut(taken..).unwrap_or_default();
@@ -211,7 +231,11 @@ impl Body for StreamBody {
         Ok(taken)
     }
 
-    fn make(&mut self, quantum: usize) -> io::Result<()> {
+    /// Produces about `quantum` bytes, for bodies where that does not block.
+    ///
+    /// # Errors
+    /// The body cannot be completed.
+    pub(super) fn make(&mut self, quantum: usize) -> io::Result<()> {
         if let Some(maker) = self.maker() {
             let made = maker.make(quantum)?;
             self.made(made);
@@ -219,7 +243,8 @@ impl Body for StreamBody {
         Ok(())
     }
 
-    fn maker(&mut self) -> Option<Maker> {
+    /// Takes the maker of the next piece, for another thread; it returns with [`made`](Self::made).
+    pub(super) fn maker(&mut self) -> Option<Maker> {
         if self.is_at_blocked_file() {
             let Some(Part::File(range)) = self.parts.front() else { return None };
             let range = range.clone();
@@ -236,7 +261,8 @@ impl Body for StreamBody {
         }
     }
 
-    fn made(&mut self, made: Made) {
+    /// The next piece was produced.
+    pub(super) fn made(&mut self, made: Made) {
         match made {
             Made::Segments { feed, fill, segments } => self.append(feed, fill, segments),
             Made::File(bytes) => {
@@ -259,17 +285,20 @@ impl Body for StreamBody {
         }
     }
 
-    fn resume(&mut self) {
+    /// Its source has more data.
+    pub(super) fn resume(&mut self) {
         if let Source::Waiting(source) = mem::take(&mut self.source) {
             self.source = Source::Here(source);
         }
     }
 
-    fn trailers(&mut self) -> Vec<u8> {
+    /// The header block of the trailers, once everything is taken; empty if there are none.
+    pub(super) fn trailers(&mut self) -> Vec<u8> {
         response::trailers_block(&mem::take(&mut self.trailers))
     }
 
-    fn hang_up(&mut self) -> bool {
+    /// Asks it to end, for the client or the server; returns whether it does.
+    pub(super) fn hang_up(&mut self) -> bool {
         match &mut self.source {
             Source::Here(source) | Source::Waiting(source) => source.hang_up(),
             Source::None | Source::Away | Source::FileAway(_) => false,

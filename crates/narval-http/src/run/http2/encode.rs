@@ -1,18 +1,28 @@
 use http::StatusCode;
 
-use super::Streamed;
 use super::body::StreamBody;
 use crate::http1::response_head::{BodyLength, has_content};
-use crate::http2::conn::Answer;
 use crate::http2::response::{block, prepared_block};
 use crate::message::body::BodyKind;
 use crate::message::body::feed::Feed;
 use crate::message::response::ResponseKind;
 use crate::observe::access_log::Watch;
-use crate::{Body, Response};
+use crate::{Body, Response, ws};
+
+/// An answer.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Its header block.
+    pub(crate) block: Vec<u8>,
+    /// `None` without a body, or with an empty one.
+    pub(crate) body: Option<StreamBody>,
+    pub(crate) note: Option<Box<Watch>>,
+    /// The stream becomes this WebSocket.
+    pub(crate) accepted: Option<ws::Accepted>,
+}
 
 /// Encodes a response for a stream. `is_head`: the request is a HEAD.
-pub(crate) fn encode(mut response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer<Streamed> {
+pub(crate) fn encode(mut response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer {
     let accepted = response.upgrade.take();
     match response.kind {
         ResponseKind::Prepared(prepared) => {

@@ -1,25 +1,12 @@
-//! What requests on HTTP/2 streams need that HTTP/1.1 requests do not: bodies that the shard sends frame by frame.
+//! HTTP/2 connections: each is the counterpart of one of HTTP/1, whose requests become the same heads, and are answered by the same handlers. Here
+//! are also the bodies of their responses, which the shard sends frame by frame.
+
+#![forbid(unsafe_code)]
 
 mod body;
+pub(crate) mod conn;
 mod encode;
+pub(crate) mod service;
 
-use std::sync::Arc;
-
-pub(crate) use self::body::{Made, Maker, StreamBody};
-pub(crate) use self::encode::encode;
-use crate::http2::conn::Exchange;
-use crate::message::body::pipe::BodyPipe;
-use crate::observe::access_log::Watch;
-use crate::run::pending_late::PendingLate;
-
-/// What HTTP/2 connections carry for a shard.
-pub(crate) enum Streamed {}
-
-impl Exchange for Streamed {
-    type Body = StreamBody;
-    type Maker = Maker;
-    type Made = Made;
-    type Later = Box<PendingLate>;
-    type Pipe = Arc<BodyPipe>;
-    type Note = Box<Watch>;
-}
+pub(crate) use self::body::{Made, Maker};
+pub(crate) use self::encode::{Answer, encode};

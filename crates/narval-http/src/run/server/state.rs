@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderValue, StatusCode, header};
 
 use crate::http1::ProtoError;
-use crate::intake::body_memory::BodyMemory;
 use crate::io::clock::Clock;
 use crate::io::output_memory::OutputMemory;
 use crate::limits::{CHECKS_MAX, Limits, PREPARED_MAX};
+use crate::message::body::memory::BodyMemory;
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::complaints::Complaints;
 use crate::observe::counters::{Counters, ThreadCounters};

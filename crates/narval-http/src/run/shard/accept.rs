@@ -4,22 +4,21 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shard;
-use super::slots::Delivery;
-use super::slots::{Protocol, Slot};
+use super::slots::{Delivery, Protocol, Slot};
 use crate::Peer;
-use crate::http1::conn::Conn;
 use crate::http1::response_head::AnswerTo;
 use crate::io::clock::{Millis, millis};
 use crate::io::driver::{Driver, lacks_resources};
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::{Holding, Share};
 use crate::io::socket::Socket;
-use crate::limits::{ACCEPT_PAUSE, IDLE_LOOKS, IDLE_MIN};
+use crate::limits::{ACCEPT_PAUSE, FIRST_REQUEST_GRACE, IDLE_LOOKS, IDLE_MIN};
 use crate::message::departure::Departure;
 use crate::peer::{Remote, proxy_header};
 use crate::run::admission::Full;
 use crate::run::connection::Connection;
-use crate::run::lease::Holder;
+use crate::run::event::Event;
+use crate::run::http1::Conn;
 use crate::run::mailbox::Message;
 use crate::run::transmit::encode;
 
@@ -57,6 +56,7 @@ impl<D: Driver<Connection>> Shard<D> {
         for _ in 0..IDLE_LOOKS {
             let Some(token) = self.slots.next_token() else { continue };
             let Some(mut slot) = self.slots.take(token) else { continue };
+            self.find_quiet_end(&mut slot);
             if self.has_been_idle(&slot) {
                 if let Protocol::Http2(_) = slot.protocol {
                     self.http2(&mut slot, |conn, at| conn.leave_idle(at));
@@ -73,10 +73,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Whether nothing has happened on a connection for a while.
     fn has_been_idle(&self, slot: &Slot) -> bool {
         let since = match &slot.protocol {
-            Protocol::Http1(conn) => match slot.delivery {
-                Delivery::Away if slot.connection.lease.holder() == Holder::Shard => Some(slot.connection.idle_since()),
-                _ => conn.idle_since(&self.local.server.limits).filter(|_| slot.input.is_empty()),
-            },
+            Protocol::Http1(conn) => conn.idle_since(&self.local.server.limits).filter(|_| slot.input.is_empty()),
             Protocol::Http2(http2) => http2.conn.idle_since(),
             Protocol::ProxyHeader | Protocol::Handshake => None,
             Protocol::WebSocket(_) | Protocol::Closing(_) => None,
@@ -175,9 +172,32 @@ impl<D: Driver<Connection>> Shard<D> {
                 shard.look_at_http2(slot, false);
             }
             if shard.stopping {
-                shard.stop_connection(slot);
+                shard.on(slot, Event::Stop);
             }
         });
+    }
+
+    /// Tells a connection whose protocol is not known yet.
+    #[inline(never)]
+    pub(super) fn on_begun(&mut self, slot: &mut Slot, event: &Event<'_>) {
+        // A step of a handshake is with a job, which reports in any case.
+        let is_away = slot.is_away();
+        match event {
+            Event::Received(bytes) => {
+                if let Protocol::ProxyHeader = slot.protocol {
+                    self.on_proxy_header(slot, bytes);
+                }
+            }
+            Event::InputEnded(_) | Event::Undecodable => slot.is_gone |= !is_away,
+            Event::Tick => {
+                self.local.counters.timeouts.add(1);
+                slot.has_ended = true;
+                slot.deadline = self.local.now + millis(self.local.server.limits.keep_alive_timeout);
+                slot.is_gone = !is_away;
+            }
+            Event::Stop => slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE)),
+            Event::Answered(_) | Event::Ready | Event::Noted(..) => {}
+        }
     }
 
     /// Handles the first bytes from a proxy that names its client before anything else.
@@ -204,12 +224,12 @@ impl<D: Driver<Connection>> Shard<D> {
         slot.protocol = first_protocol(remote.is_secure(), slot.deadline);
         slot.connection.learn(remote);
         if self.stopping {
-            self.stop_connection(slot);
+            self.on(slot, Event::Stop);
         }
         match rest.is_empty() {
             true => {}
             false if slot.connection.tls.is_some() => self.on_ciphertext(slot, &rest),
-            false => self.on_plaintext(slot, &rest),
+            false => self.on(slot, Event::Received(&rest)),
         }
     }
 }

@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 
 use super::Shard;
 use super::slots::{Protocol, Slot};
-use crate::http1::conn::{Close, Closing, End};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
-use crate::limits::FIRST_REQUEST_GRACE;
+use crate::io::over::Close;
+use crate::run::closing::{Closing, End};
 use crate::run::connection::Connection;
+use crate::run::event::Event;
 use crate::run::mailbox::Message;
 
 impl<D: Driver<Connection>> Shard<D> {
@@ -36,12 +37,20 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Closes a connection whose output has ended if its client has everything, or it is time.
-    pub(super) fn look_at_closing(&mut self, slot: &mut Slot) {
+    #[inline(never)]
+    pub(super) fn on_closing(&mut self, slot: &mut Slot, event: &Event<'_>) {
         let Protocol::Closing(closing) = &mut slot.protocol else { return };
-        let has_in_flight = || slot.connection.socket.has_in_flight();
-        match closing.look(self.local.now, &self.local.server.limits, has_in_flight) {
-            Some(deadline) => slot.deadline = deadline,
-            None => slot.is_gone = true,
+        let limits = &self.local.server.limits;
+        match event {
+            Event::Received(bytes) => slot.is_gone |= !closing.discard(bytes, limits),
+            Event::InputEnded(_) | Event::Undecodable => slot.is_gone = true,
+            Event::Tick | Event::Stop => {
+                match closing.look(self.local.now, limits, || slot.connection.socket.has_in_flight()) {
+                    Some(deadline) => slot.deadline = deadline,
+                    None => slot.is_gone = true,
+                }
+            }
+            Event::Answered(_) | Event::Ready | Event::Noted(..) => {}
         }
     }
 
@@ -107,23 +116,7 @@ impl<D: Driver<Connection>> Shard<D> {
         self.listeners.clear();
         self.resting.clear();
         for token in self.slots.tokens() {
-            self.with(token, Self::stop_connection);
-        }
-    }
-
-    /// Closes a connection that is idle, and lets it finish otherwise. A new one may still send a request.
-    pub(super) fn stop_connection(&mut self, slot: &mut Slot) {
-        match &mut slot.protocol {
-            Protocol::Http1(_) => {
-                self.http1(slot, &[], |conn, input, at| conn.stop(input, at));
-                self.hang_up(slot);
-            }
-            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.stop(at)),
-            Protocol::WebSocket(_) => self.stop_websocket(slot),
-            Protocol::Closing(_) => self.look_at_closing(slot),
-            Protocol::ProxyHeader | Protocol::Handshake => {
-                slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE));
-            }
+            self.with(token, |shard, slot| shard.on(slot, Event::Stop));
         }
     }
 

@@ -5,23 +5,25 @@ use std::mem;
 
 use super::Shard;
 use super::send::Sent;
-use super::service::Exchanged;
 use super::slots::{After, Delivery, Protocol, Slot};
 use crate::BodyWaker;
-use crate::http1::conn::{Act, Close, End, Next, Over};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
+use crate::io::over::{Close, Next, Over};
 use crate::limits::{LAST_TRY, SOURCE_WAIT_MAX};
 use crate::message::departure::Here;
+use crate::run::closing::End;
 use crate::run::connection::Connection;
+use crate::run::event::Event;
+use crate::run::http1::Act;
 use crate::run::job::Job;
 use crate::run::transmit::Outgoing;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// The gathered responses could not be sent at once; `act` follows them.
     #[cold]
-    pub(super) fn wait_to_send(&mut self, slot: &mut Slot, unsent: Sent, act: Act<Exchanged>) {
+    pub(super) fn wait_to_send(&mut self, slot: &mut Slot, unsent: Sent, act: Act) {
         let Protocol::Http1(conn) = &mut slot.protocol else { return };
         let stall = millis(self.local.server.limits.write_stall_timeout);
         conn.suspend(self.local.now + stall);
@@ -47,10 +49,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.await_room(slot, outgoing);
             }
             (Sent::All, After::Late(late)) => self.await_late(slot, *late),
-            (Sent::All, After::Next) => self.http1(slot, &[], |conn, input, at| conn.answered(None, input, at)),
-            (Sent::All, After::Close(close)) => {
-                self.http1(slot, &[], |conn, input, at| conn.answered(Some(close), input, at));
-            }
+            (Sent::All, After::Next) => self.on(slot, Event::Answered(None)),
+            (Sent::All, After::Close(close)) => self.on(slot, Event::Answered(Some(close))),
         }
     }
 
@@ -116,7 +116,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Some(next) => self.after_piece(slot, outgoing, next),
         };
         if let Some(over) = over {
-            self.http1(slot, &[], |conn, input, at| conn.answered(over.close, input, at));
+            self.on(slot, Event::Answered(over.close));
         }
     }
 

@@ -1,8 +1,7 @@
 //! Finds out whether clients have left whose requests are being answered, and tells whoever works for them.
 
 use super::Shard;
-use super::slots::Delivery;
-use super::slots::{Protocol, Slot};
+use super::slots::{Delivery, Protocol, Slot};
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
 use crate::limits::DEPARTURE_LOOK;

@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shard;
-use crate::intake::{self, Body};
 use crate::io::driver::Driver;
 use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::Departure;
 use crate::observe::access_log::Watch;
 use crate::peer::network;
-use crate::run::answer_context::AnswerContext;
+use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::connection::Connection;
+use crate::run::intake::{self, Body};
 use crate::run::job::{Call, Job};
-use crate::run::pending_late::PendingLate;
 use crate::run::reply::Reply;
 use crate::run::{late, worker};
 use crate::{Request, RequestBody};
@@ -59,7 +58,7 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn to_handle(
         connection: &Arc<Connection>,
         stream: u32,
-        request: intake::Request<Arc<BodyPipe>>,
+        request: intake::Request,
         departure: Departure,
     ) -> (Request, Option<Arc<BodyPipe>>) {
         let intake::Request { bytes, head, body } = request;

@@ -58,7 +58,9 @@ impl<D: Driver<Connection>> Shard<D> {
         }
         // A new turn, in which the rest of the last one is the first.
         self.bytes_left = SHARD_BYTES_PER_TURN;
-        self.send_http2_in_turn();
+        if !self.http2_turns.is_empty() {
+            self.send_http2_in_turn();
+        }
         self.local.counters.completions.add(completions);
         self.local.counters.messages.add(messages);
         self.expire(before);

@@ -2,10 +2,11 @@
 
 use super::Shard;
 use super::slots::Slot;
-use crate::http1::conn::Close;
 use crate::io::driver::Driver;
+use crate::io::over::Close;
 use crate::message::carrier::Nudge;
 use crate::run::connection::Connection;
+use crate::run::event::Event;
 use crate::run::mailbox::{Message, Note};
 use crate::ws;
 
@@ -17,7 +18,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 let mut note = Some(note);
                 self.with(token, |shard, slot| match note.take() {
                     Some(note) if stream == 0 => shard.on_note(slot, note),
-                    Some(note) => shard.on_stream_note(slot, stream, note),
+                    Some(note) => shard.on(slot, Event::Noted(stream, note)),
                     None => {}
                 });
                 if let Some(note) = note {

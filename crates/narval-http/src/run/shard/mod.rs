@@ -1,7 +1,7 @@
 //! A shard: one thread that multiplexes many connections. It receives, answers from memory inline, hands other requests
 //! to workers, and sends what a full socket did not take.
 //!
-//! A connection's protocol decides what it does next ([`Conn`](crate::http1::conn::Conn),
+//! A connection's protocol decides what it does next ([`Conn`](crate::run::http1::Conn),
 //! [`ws::Stream`](crate::ws::Stream)): the shard passes it bytes, writability, answers and the time, and performs the
 //! actions it returns.
 //!
@@ -11,7 +11,7 @@
 //! | `slots.rs` | the connections |
 //! | `timers/` | their deadlines |
 //! | `mail.rs` | messages from workers and other shards |
-//! | `connections/http1.rs`, `service.rs` | HTTP/1: performs a connection's actions |
+//! | `connections/http1.rs` | HTTP/1: performs a connection's actions |
 //! | `delivery.rs`, `send.rs` | HTTP/1: answers until they are sent |
 //! | `connections/http2.rs` | the same for HTTP/2 |
 //! | `dispatch.rs` | hands requests of both to workers |
@@ -33,7 +33,6 @@ mod invariants;
 mod mail;
 mod room;
 mod send;
-mod service;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -45,7 +44,6 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use self::service::Local;
 use self::slots::{Slot, Slots};
 use self::timers::wheel::TimerWheel;
 use crate::io::clock::Millis;
@@ -54,6 +52,7 @@ use crate::io::socket::Socket;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
 use crate::run::server::state::ServerState;
+use crate::run::service::Local;
 use crate::run::transmit::Probes;
 
 /// One shard.

@@ -4,9 +4,9 @@ use std::io;
 
 use super::Shard;
 use super::slots::Slot;
-use crate::http1::conn::Next;
 use crate::io::clock::Millis;
 use crate::io::driver::{Completion, Driver, Op};
+use crate::io::over::Next;
 use crate::limits::{BYTES_PER_TURN, LARGE_ANSWER, SENDFILE_MIN, SHARD_DRAIN_MAX, SHARD_FILE_BYTES_PER_TURN};
 use crate::run::connection::Connection;
 use crate::run::send_piece::send_piece;

@@ -2,19 +2,19 @@ use std::sync::Arc;
 
 use http::Version;
 
-use super::service::Exchanged;
-use crate::http1::conn::{Close, Closing, Conn};
-use crate::http2::conn::Conn as Http2Conn;
 use crate::io::clock::Millis;
 use crate::io::driver::Token;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::Share;
+use crate::io::over::Close;
 use crate::limits::Limits;
 use crate::message::departure::{Departure, Here};
 use crate::message::informational::Informational;
+use crate::run::answer_context::PendingLate;
+use crate::run::closing::Closing;
 use crate::run::connection::Connection;
-use crate::run::http2::Streamed;
-use crate::run::pending_late::PendingLate;
+use crate::run::http1::Conn;
+use crate::run::http2::conn::Conn as Http2Conn;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -53,7 +53,7 @@ pub(super) enum Protocol {
     /// A TLS handshake.
     Handshake,
     /// HTTP/1.
-    Http1(Conn<Exchanged>),
+    Http1(Conn),
     /// HTTP/2.
     Http2(Box<Http2>),
     /// WebSocket.
@@ -64,7 +64,7 @@ pub(super) enum Protocol {
 
 /// An HTTP/2 connection and its output.
 pub(super) struct Http2 {
-    pub(super) conn: Http2Conn<Streamed>,
+    pub(super) conn: Http2Conn,
     /// Sealed bytes that the socket has not taken.
     pub(super) wire: OutBuf,
     /// It is among the connections that send in turn.
@@ -83,7 +83,7 @@ pub(super) enum Delivery {
     /// There is none.
     #[default]
     Idle,
-    /// A job has it, and the lease, unless it has ended without a message.
+    /// A job has it, and the lease, unless it has ended without a message. A handshake's job always sends one.
     Away,
     /// The driver sends the gathered responses.
     InFlight(After),
@@ -133,6 +133,11 @@ impl Slot {
         here
     }
 
+    /// Whether a job has the lease, as far as the shard knows.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self.delivery, Delivery::Away)
+    }
+
     /// Keeps received bytes behind those that it has.
     pub(super) fn keep(&mut self, bytes: &[u8]) {
         let mut input = std::mem::take(&mut self.input).into_vec();
@@ -142,7 +147,7 @@ impl Slot {
 
     /// The HTTP/1 connection, if it is one.
     #[inline(always)]
-    pub(super) fn http1(&mut self) -> Option<&mut Conn<Exchanged>> {
+    pub(super) fn http1(&mut self) -> Option<&mut Conn> {
         match &mut self.protocol {
             Protocol::Http1(conn) => Some(conn),
             _ => None,

@@ -20,6 +20,7 @@ use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use self::buffers::{BUFFER_GROUP, ProvidedBuffers};
+use super::table::Table;
 use super::{AT_ONCE, Completion, Driver, Op, Token, lacks_resources};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
@@ -51,7 +52,7 @@ pub(crate) struct UringDriver<C, M> {
     /// Operations in flight. Their keys are their `user_data`.
     ops: Vec<Option<InFlight<C>>>,
     free: Vec<usize>,
-    connections: Vec<Entry<C>>,
+    connections: Table<Entry<C>>,
     /// The accept operation of each listener.
     accepts: Vec<Option<usize>>,
     completed: VecDeque<(u64, i32, u32)>,
@@ -63,17 +64,9 @@ pub(crate) struct UringDriver<C, M> {
 }
 
 struct Entry<C> {
-    generation: u32,
-    connection: Option<Arc<C>>,
+    connection: Arc<C>,
     /// Its operations in flight: receive, send, writable.
     ops: [Option<usize>; 3],
-}
-
-// `derive` would require `C: Default`.
-impl<C> Default for Entry<C> {
-    fn default() -> Self {
-        Self { generation: 0, connection: None, ops: [None; 3] }
-    }
 }
 
 /// An operation in flight, with everything that it refers to.
@@ -139,7 +132,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
             mailbox,
             ops: Vec::new(),
             free: Vec::new(),
-            connections: Vec::new(),
+            connections: Table::new(),
             accepts: Vec::new(),
             completed: VecDeque::new(),
             scratch: vec![Vec::with_capacity(RECEIVE_BUFFER)],
@@ -148,10 +141,6 @@ impl<C: HasSocket, M> UringDriver<C, M> {
         };
         driver.await_wake();
         Ok(driver)
-    }
-
-    fn entry(&mut self, token: Token) -> Option<&mut Entry<C>> {
-        self.connections.get_mut(token.index as usize).filter(|entry| entry.generation == token.generation)
     }
 
     /// Queues an operation, after submitting the queue if it is full.
@@ -218,11 +207,11 @@ impl<C: HasSocket, M> UringDriver<C, M> {
     }
 
     fn start_on(&mut self, token: Token, kind: usize, make: impl FnOnce(Arc<C>, Fd) -> (InFlight<C>, squeue::Entry)) {
-        let Some(connection) = self.entry(token).and_then(|entry| entry.connection.clone()) else { return };
+        let Some(connection) = self.connections.get_mut(token).map(|entry| entry.connection.clone()) else { return };
         let Some(fd) = connection.socket().fd().map(|fd| Fd(fd.as_raw_fd())) else { return };
         let (op, entry) = make(connection, fd);
         let place = self.start(op, entry);
-        if let Some(slot) = self.entry(token).and_then(|entry| entry.ops.get_mut(kind)) {
+        if let Some(slot) = self.connections.get_mut(token).and_then(|entry| entry.ops.get_mut(kind)) {
             *slot = Some(place);
         }
     }
@@ -273,7 +262,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
             InFlight::Accept { listener, socket, family } => self.accept_ended(place, listener, socket, family, result),
             InFlight::Receive { token, connection } => self.received(token, &connection, result, flags, error),
             InFlight::Send { token, connection: _connection, mut buf } => {
-                *self.entry(token)?.ops.get_mut(1)? = None;
+                *self.connections.get_mut(token)?.ops.get_mut(1)? = None;
                 let result = error.map_or_else(
                     || {
                         buf.advance(usize::try_from(result).unwrap_or_default());
@@ -284,7 +273,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
                 Some(Completion::Sent { token, result, buf })
             }
             InFlight::Writable { token, .. } => {
-                *self.entry(token)?.ops.get_mut(2)? = None;
+                *self.connections.get_mut(token)?.ops.get_mut(2)? = None;
                 Some(Completion::Writable { token })
             }
         }
@@ -327,7 +316,7 @@ impl<C: HasSocket, M> UringDriver<C, M> {
             bytes.extend_from_slice(self.buffers.take(id, usize::try_from(result).unwrap_or_default()));
             self.buffers.give_back(id);
         }
-        let Some(entry) = self.entry(token) else {
+        let Some(entry) = self.connections.get_mut(token) else {
             self.scratch.push(bytes);
             return None;
         };
@@ -385,23 +374,13 @@ impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
     }
 
     fn attach(&mut self, token: Token, connection: Arc<C>) -> io::Result<()> {
-        let index = token.index as usize;
-        if self.connections.len() <= index {
-            self.connections.resize_with(index + 1, Entry::default);
-        }
-        if let Some(entry) = self.connections.get_mut(index) {
-            *entry = Entry { generation: token.generation, connection: Some(connection), ops: [None; 3] };
-        }
+        self.connections.insert(token, Entry { connection, ops: [None; 3] });
         Ok(())
     }
 
     fn detach(&mut self, token: Token) {
-        let Some(entry) = self.entry(token) else { return };
-        let ops = std::mem::take(entry).ops;
-        if let Some(entry) = self.connections.get_mut(token.index as usize) {
-            entry.generation = u32::MAX;
-        }
-        for place in ops.into_iter().flatten() {
+        let Some(entry) = self.connections.remove(token) else { return };
+        for place in entry.ops.into_iter().flatten() {
             self.cancel(place);
         }
     }
@@ -416,7 +395,8 @@ impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
             Op::Receive(token) => self.receive(token),
             Op::Send(token, buf) => self.send(token, buf),
             // Requested again: it is already in flight.
-            Op::AwaitWritable(token) if self.entry(token).is_some_and(|entry| entry.ops[2].is_some()) => {}
+            Op::AwaitWritable(token) if self.connections.get_mut(token).is_some_and(|entry| entry.ops[2].is_some()) => {
+            }
             Op::AwaitWritable(token) => self.start_on(token, 2, |connection, fd| {
                 let poll = opcode::PollAdd::new(fd, POLLOUT).build();
                 (InFlight::Writable { token, _connection: connection }, poll)

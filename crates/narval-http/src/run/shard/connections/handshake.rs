@@ -2,17 +2,18 @@
 
 use std::io;
 
-use crate::http1::conn::{Act, Close, Conn, End};
 use crate::io::driver::Driver;
+use crate::io::over::Close;
 use crate::limits::HTTP2_UNSENT_CROWDED;
 use crate::run::admission::HandshakePermit;
+use crate::run::closing::End;
 use crate::run::connection::Connection;
+use crate::run::event::Event;
+use crate::run::http1::{Act, Conn};
 use crate::run::job::Job;
-use crate::run::lease::Holder;
-use crate::run::reply::Reply;
 use crate::run::shard::Shard;
 use crate::run::shard::send::Sent;
-use crate::run::shard::slots::{Http2, Protocol, Slot};
+use crate::run::shard::slots::{Delivery, Http2, Protocol, Slot};
 use crate::run::worker;
 use crate::tls::Opened;
 
@@ -38,7 +39,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Handles the result of decrypting received bytes.
     fn on_opened(&mut self, slot: &mut Slot, opened: io::Result<Opened>, plaintext: &[u8]) {
         if !plaintext.is_empty() {
-            self.on_plaintext(slot, plaintext);
+            self.on(slot, Event::Received(plaintext));
         }
         match opened {
             Ok(opened) => {
@@ -46,7 +47,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.send_control(slot);
                 }
                 if opened.has_ended && !slot.is_gone {
-                    self.on_input_end(slot);
+                    self.on_input_end(slot, io::ErrorKind::UnexpectedEof);
                 }
             }
             Err(error) => self.on_bad_record(slot, &error),
@@ -61,10 +62,10 @@ impl<D: Driver<Connection>> Shard<D> {
         match &slot.protocol {
             Protocol::Http1(conn) if conn.is_idle() => {
                 self.send_control(slot);
-                self.http1(slot, &[], |conn, _, _| conn.fail());
+                self.on(slot, Event::Undecodable);
             }
-            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.fail_below(at)),
-            _ => self.on_input_end(slot),
+            Protocol::Http2(_) => self.on(slot, Event::Undecodable),
+            _ => self.on_input_end(slot, io::ErrorKind::UnexpectedEof),
         }
     }
 
@@ -85,7 +86,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// Hands received bytes of a handshake to a worker, unless one still processes the previous bytes. Cheap steps are
     /// done here.
     fn shake_hands(&mut self, slot: &mut Slot) {
-        if slot.input.is_empty() || slot.connection.lease.holder() == Holder::Job {
+        if slot.input.is_empty() || slot.is_away() {
             return;
         }
         if slot.connection.tls.as_ref().is_some_and(|tls| tls.rest_is_cheap()) {
@@ -101,13 +102,14 @@ impl<D: Driver<Connection>> Shard<D> {
             return;
         };
         let received = std::mem::take(&mut slot.input).into_vec();
-        let lease = Reply::dispatch(&slot.connection);
+        let lease = self.give_lease(slot);
         self.local.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
     /// A worker has finished a step of a handshake, and returned the lease.
     pub(in crate::run::shard) fn on_handshaken(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
         slot.connection.lease.take_back();
+        slot.delivery = Delivery::Idle;
         self.go_on_after_handshake(slot, plaintext);
     }
 
@@ -158,10 +160,10 @@ impl<D: Driver<Connection>> Shard<D> {
                 }
                 // The end of input may have arrived meanwhile, too.
                 if slot.has_ended && !slot.is_gone {
-                    self.on_input_end(slot);
+                    self.on_input_end(slot, io::ErrorKind::UnexpectedEof);
                 }
                 if self.stopping && !slot.is_gone {
-                    self.stop_connection(slot);
+                    self.on(slot, Event::Stop);
                 }
             }
         }

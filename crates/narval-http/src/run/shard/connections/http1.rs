@@ -1,30 +1,29 @@
 //! HTTP/1 connections: the shard passes events to them, and performs the actions they return.
 
 use std::io;
-use std::sync::Arc;
 
-#[cfg(doc)]
-use crate::http1::conn::Wants;
-use crate::http1::conn::{Act, Close, Conn, Input};
 use crate::http1::response_head::AnswerTo;
-use crate::intake::Request;
 use crate::io::driver::{Driver, Op};
+use crate::io::over::Close;
 use crate::limits::HANDSHAKE_INPUT_MAX;
-use crate::message::body::pipe::BodyPipe;
 use crate::observe::access_log::Watch;
-use crate::run::answer_context::AnswerContext;
+use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::connection::Connection;
+use crate::run::event::Event;
+#[cfg(doc)]
+use crate::run::http1::Wants;
+use crate::run::http1::{Act, Input};
+use crate::run::intake::Request;
 use crate::run::lease::Holder;
-use crate::run::pending_late::PendingLate;
 use crate::run::reply::Reply;
+use crate::run::service::answer_to;
 use crate::run::shard::Shard;
 use crate::run::shard::send::Sent;
-use crate::run::shard::service::{At, Exchanged, answer_to};
 use crate::run::shard::slots::Delivery;
 use crate::run::shard::slots::{Protocol, Slot};
 use crate::run::transmit::encode;
 
-const _: () = assert!(size_of::<Act<Exchanged>>() <= 64, "it is moved for every request");
+const _: () = assert!(size_of::<Act>() <= 64, "it is moved for every request");
 
 impl<D: Driver<Connection>> Shard<D> {
     #[inline(never)]
@@ -37,33 +36,16 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(in crate::run::shard) fn on_received(&mut self, slot: &mut Slot, bytes: &[u8]) {
         slot.receiving = false;
         if bytes.is_empty() {
-            return self.on_input_end(slot);
+            return self.on_input_end(slot, io::ErrorKind::UnexpectedEof);
         }
         self.local.counters.bytes_received.add(bytes.len() as u64);
         if slot.connection.tls.is_some() {
             return self.on_ciphertext(slot, bytes);
         }
-        self.on_plaintext(slot, bytes);
-    }
-
-    /// Handles decrypted bytes from the client.
-    #[inline(always)]
-    pub(in crate::run::shard) fn on_plaintext(&mut self, slot: &mut Slot, bytes: &[u8]) {
-        match &mut slot.protocol {
-            Protocol::Http1(_) => self.http1(slot, bytes, |conn, input, at| conn.received(input, at)),
-            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.received(bytes, at)),
-            Protocol::ProxyHeader => self.on_proxy_header(slot, bytes),
-            // No plaintext arrives before the handshake is complete.
-            Protocol::Handshake => {}
-            Protocol::WebSocket(_) => self.on_websocket_bytes(slot, bytes),
-            Protocol::Closing(closing) => slot.is_gone |= !closing.discard(bytes, &self.local.server.limits),
+        match slot.protocol {
+            Protocol::Http1(_) => self.on_http1(slot, Event::Received(bytes)),
+            _ => self.on(slot, Event::Received(bytes)),
         }
-    }
-
-    /// The client has ended its input. It may still read.
-    #[inline(never)]
-    pub(in crate::run::shard) fn on_input_end(&mut self, slot: &mut Slot) {
-        self.on_reading_over(slot, io::ErrorKind::UnexpectedEof);
     }
 
     /// Receiving failed: the connection is gone.
@@ -71,22 +53,41 @@ impl<D: Driver<Connection>> Shard<D> {
         tracing::trace!(%error, "a connection broke");
         slot.receiving = false;
         self.tell_departed(slot);
-        self.on_reading_over(slot, io::ErrorKind::ConnectionReset);
+        self.on_input_end(slot, io::ErrorKind::ConnectionReset);
     }
 
-    fn on_reading_over(&mut self, slot: &mut Slot, reason: io::ErrorKind) {
+    /// The client has ended its input, or the connection broke.
+    #[inline(never)]
+    pub(in crate::run::shard) fn on_input_end(&mut self, slot: &mut Slot, reason: io::ErrorKind) {
         slot.has_ended = true;
-        match &mut slot.protocol {
-            Protocol::Http1(_) => {
-                self.http1(slot, &[], |conn, _, at| conn.input_ended(reason, at));
+        self.on(slot, Event::InputEnded(reason));
+    }
+
+    /// Tells an HTTP/1 connection, and whoever sends its answer.
+    #[inline(always)]
+    pub(in crate::run::shard) fn on_http1(&mut self, slot: &mut Slot, event: Event<'_>) {
+        match event {
+            Event::Received(bytes) => self.http1(slot, bytes, event),
+            event => self.on_http1_otherwise(slot, event),
+        }
+    }
+
+    #[inline(never)]
+    fn on_http1_otherwise(&mut self, slot: &mut Slot, event: Event<'_>) {
+        match event {
+            Event::InputEnded(reason) => {
+                self.http1(slot, &[], event);
                 self.on_no_more_input(slot, reason == io::ErrorKind::ConnectionReset);
             }
-            Protocol::Http2(_) => {
-                self.http2(slot, |conn, at| conn.input_ended(reason == io::ErrorKind::ConnectionReset, at));
+            Event::Tick => {
+                self.look_at_delivery(slot);
+                self.http1(slot, &[], event);
             }
-            Protocol::WebSocket(_) => self.on_websocket_end(slot),
-            Protocol::ProxyHeader | Protocol::Closing(_) => slot.is_gone = true,
-            Protocol::Handshake => slot.is_gone |= slot.connection.lease.wait_for() == Holder::Shard,
+            Event::Stop => {
+                self.http1(slot, &[], event);
+                self.hang_up(slot);
+            }
+            event => self.http1(slot, &[], event),
         }
     }
 
@@ -118,7 +119,7 @@ impl<D: Driver<Connection>> Shard<D> {
             slot.is_gone = true;
         }
         slot.delivery = Delivery::Idle;
-        self.http1(slot, &[], |conn, input, at| conn.answered(close, input, at));
+        self.on(slot, Event::Answered(close));
     }
 
     /// Finds out whether the job of an HTTP/1 connection has ended without a message. Asked before every event; a connection that
@@ -137,12 +138,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Passes `event` to an HTTP/1 connection, with its unused input and `bytes`, and performs what follows.
     #[inline(always)]
-    pub(in crate::run::shard) fn http1(
-        &mut self,
-        slot: &mut Slot,
-        bytes: &[u8],
-        event: impl FnOnce(&mut Conn<Exchanged>, &mut Input<'_>, &mut At<'_>) -> Act<Exchanged>,
-    ) {
+    fn http1(&mut self, slot: &mut Slot, bytes: &[u8], event: Event<'_>) {
         if slot.is_gone {
             return;
         }
@@ -150,7 +146,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let Protocol::Http1(conn) = &mut slot.protocol else { return };
         if slot.input.is_empty() {
             let mut input = Input::new(bytes);
-            let act = event(conn, &mut input, &mut self.local.at(&slot.connection));
+            let act = conn.on(event, &mut input, &mut self.local.at(&slot.connection));
             self.perform(slot, act, &mut input);
             if !input.rest().is_empty() {
                 slot.input = input.rest().into();
@@ -160,7 +156,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let mut kept = std::mem::take(&mut slot.input).into_vec();
         kept.extend_from_slice(bytes);
         let mut input = Input::new(&kept);
-        let act = event(conn, &mut input, &mut self.local.at(&slot.connection));
+        let act = conn.on(event, &mut input, &mut self.local.at(&slot.connection));
         self.perform_again(slot, act, &mut input);
         let used = input.used();
         kept.drain(..used);
@@ -168,13 +164,13 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     #[inline(never)]
-    fn perform_again(&mut self, slot: &mut Slot, act: Act<Exchanged>, input: &mut Input<'_>) {
+    fn perform_again(&mut self, slot: &mut Slot, act: Act, input: &mut Input<'_>) {
         self.perform(slot, act, input);
     }
 
     /// Performs a connection's actions until it waits. What it has answered is sent before each.
     #[inline(always)]
-    fn perform(&mut self, slot: &mut Slot, mut act: Act<Exchanged>, input: &mut Input<'_>) {
+    fn perform(&mut self, slot: &mut Slot, mut act: Act, input: &mut Input<'_>) {
         let mut files_sent = 0;
         loop {
             if !self.local.out.is_empty() {
@@ -194,13 +190,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     #[inline(never)]
-    fn perform_other(
-        &mut self,
-        slot: &mut Slot,
-        act: Act<Exchanged>,
-        input: &mut Input<'_>,
-        files_sent: &mut u64,
-    ) -> Option<Act<Exchanged>> {
+    fn perform_other(&mut self, slot: &mut Slot, act: Act, input: &mut Input<'_>, files_sent: &mut u64) -> Option<Act> {
         match act {
             Act::Wait => {}
             Act::Again => {
@@ -254,7 +244,7 @@ impl<D: Driver<Connection>> Shard<D> {
                         && slot.connection.lease.wait_for() == Holder::Shard
                     {
                         // The job has ended without a message.
-                        self.http1(slot, &[], |conn, input, at| conn.go_on(input, at));
+                        self.http1(slot, &[], Event::Ready);
                         if slot.is_gone {
                             return;
                         }
@@ -288,12 +278,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Queues a request for the workers.
-    fn dispatch(
-        &mut self,
-        slot: &mut Slot,
-        request: Request<Arc<BodyPipe>>,
-        input: &mut Input<'_>,
-    ) -> Option<Act<Exchanged>> {
+    fn dispatch(&mut self, slot: &mut Slot, request: Request, input: &mut Input<'_>) -> Option<Act> {
         let to = answer_to(&request.head);
         let here = slot.await_answer(to.version);
         let (request, pipe) = Self::to_handle(&slot.connection, 0, request, here.departure().clone());
@@ -315,13 +300,7 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// Answers 503 because the queue is full.
-    fn refuse(
-        &mut self,
-        slot: &mut Slot,
-        mut to: AnswerTo,
-        watch: Option<Box<Watch>>,
-        streamed: bool,
-    ) -> Option<Act<Exchanged>> {
+    fn refuse(&mut self, slot: &mut Slot, mut to: AnswerTo, watch: Option<Box<Watch>>, streamed: bool) -> Option<Act> {
         to.keep_alive &= !streamed;
         let local = &mut self.local;
         let encoded = encode(local.server.overloaded.clone().into(), to, &mut local.out);

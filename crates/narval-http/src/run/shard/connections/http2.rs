@@ -2,37 +2,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::StatusCode;
-
-use crate::http1::ProtoError;
-use crate::http1::conn::{Close, End};
-use crate::http1::head::ParsedHead;
-use crate::http2::conn::{Answer, Conn, Ending, HeadBuilder, Inline, Service, Work};
-use crate::intake::body_memory::Buffered;
-use crate::intake::{Host, Request};
 use crate::io::driver::Driver;
 use crate::io::out_buf::OutBuf;
-use crate::io::output_memory::Holding;
+use crate::io::over::Close;
 use crate::limits::{HTTP2_BYTES_AT_ONCE, HTTP2_BYTES_PER_TURN, SEAL_IN_PLACE_QUANTUM, SEAL_QUANTUM};
-use crate::message::body::pipe::BodyPipe;
-use crate::message::carrier::{Carrier, Nudge};
 use crate::message::departure::Departure;
-use crate::message::panic_guard;
-use crate::observe::access_log::Watch;
 use crate::run::answer_context::AnswerContext;
+use crate::run::closing::End;
 use crate::run::connection::Connection;
-use crate::run::http2::{self, StreamBody, Streamed};
+use crate::run::http2::conn::{Conn, Work};
+use crate::run::intake::Request;
 use crate::run::job::Job;
-use crate::run::mailbox::Note;
-use crate::run::pending_late::PendingLate;
 use crate::run::reply::{MakeJob, Reply};
+use crate::run::service::{Service, answer_to};
 use crate::run::shard::Shard;
-use crate::run::shard::service::{At, answer_to};
 use crate::run::shard::slots::{Http2, Protocol, Slot};
 use crate::tls::layout::Layout;
-use crate::{BodyWaker, HeadRef, Response, ws};
 
 /// The result of writing.
 enum Written {
@@ -46,37 +32,13 @@ enum Written {
 
 impl<D: Driver<Connection>> Shard<D> {
     /// Passes `event` to an HTTP/2 connection, and performs what follows.
-    pub(in crate::run::shard) fn http2(
-        &mut self,
-        slot: &mut Slot,
-        event: impl FnOnce(&mut Conn<Streamed>, &mut At<'_>),
-    ) {
+    pub(in crate::run::shard) fn http2(&mut self, slot: &mut Slot, event: impl FnOnce(&mut Conn, &mut Service<'_>)) {
         let Protocol::Http2(http2) = &mut slot.protocol else { return };
         if slot.is_gone {
             return;
         }
         event(&mut http2.conn, &mut self.local.at(&slot.connection));
         self.look_at_http2(slot, false);
-    }
-
-    /// Handles a note on a stream from another thread.
-    pub(in crate::run::shard) fn on_stream_note(&mut self, slot: &mut Slot, stream: u32, note: Note) {
-        self.http2(slot, |conn, at| match note {
-            // What it holds is counted by the connection from now on.
-            Note::Answer(answer, _held) => conn.answer(stream, *answer, at),
-            Note::Lost => conn.lost(stream, at),
-            Note::Inform(block) => conn.inform(stream, &block),
-            Note::Made { made, quantum } => {
-                let (made, _held) = *made;
-                conn.made(stream, made, quantum, at);
-            }
-            Note::Nudge(Nudge::Continue) => conn.continue_wanted(stream),
-            Note::Nudge(Nudge::BodyRead) => conn.body_wanted(stream),
-            Note::Nudge(Nudge::WebSocket) => conn.look_at_websocket(stream, at),
-            Note::Nudge(Nudge::Source) => conn.body_ready(stream),
-            // Those are for whole connections.
-            Note::Finished(_) | Note::Handed(_) | Note::Upgraded(_) | Note::Handshaken(_) => {}
-        });
     }
 
     /// Performs what an HTTP/2 connection wants. `has_control`: TLS has messages to send.
@@ -185,7 +147,7 @@ impl<D: Driver<Connection>> Shard<D> {
         &mut self,
         connection: &Arc<Connection>,
         stream: u32,
-        request: Request<Arc<BodyPipe>>,
+        request: Request,
         departure: Departure,
     ) -> bool {
         let to = answer_to(&request.head);
@@ -244,7 +206,7 @@ impl<D: Driver<Connection>> Shard<D> {
 }
 
 /// Produces the next records, of no more than about `most` bytes. Each holds one full DATA frame if there is enough data.
-fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, most: usize, at: &mut At<'_>) -> io::Result<()> {
+fn gather(conn: &mut Conn, wire: &mut OutBuf, most: usize, at: &mut Service<'_>) -> io::Result<()> {
     let connection = at.connection();
     let expected = conn.output_hint();
     let most = most.min(connection.holding().at_once(SEAL_IN_PLACE_QUANTUM));
@@ -261,89 +223,6 @@ fn gather(conn: &mut Conn<Streamed>, wire: &mut OutBuf, most: usize, at: &mut At
             wire.clear();
             conn.gather(&mut wire.memory, most.min(SEAL_QUANTUM), at);
             connection.seal(wire)
-        }
-    }
-}
-
-impl Service<Streamed> for At<'_> {
-    fn head(&mut self) -> HeadBuilder {
-        std::mem::take(&mut self.local.head)
-    }
-
-    fn give_head_back(&mut self, head: HeadBuilder) {
-        self.local.head = head;
-    }
-
-    fn inline(&mut self, head: &ParsedHead, bytes: &[u8], for_engine: bool) -> Inline<Streamed> {
-        let local = &mut *self.local;
-        let view = HeadRef::new(bytes, &head.parts, self.connection.remote());
-        let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
-        let Some(mut response) = answer else { return Inline::Job };
-        let entry = local.entry(&view);
-        local.counters.requests_inline.add(1);
-        let watch = Watch::of(entry);
-        let to = answer_to(head);
-        if let Some(later) = response.late.take() {
-            let context = AnswerContext { watch, ..AnswerContext::new(to, None) };
-            return Inline::Later(Box::new(PendingLate { later: *later, context }));
-        }
-        Inline::Answer(http2::encode(response, to.is_head, watch))
-    }
-
-    fn reject(&mut self, error: ProtoError, is_head: bool) -> Answer<Streamed> {
-        self.local.counters.rejected.add(1);
-        http2::encode(self.local.server.reject(error), is_head, None)
-    }
-
-    fn count_malformed(&self) {
-        self.local.counters.rejected.add(1);
-    }
-
-    fn overloaded(&mut self, is_head: bool) -> Answer<Streamed> {
-        self.local.counters.overloaded.add(1);
-        http2::encode(self.local.server.overloaded.clone().into(), is_head, None)
-    }
-
-    fn pipe(&self, stream: u32, begun: Buffered, continue_due: bool) -> Arc<BodyPipe> {
-        let window = self.local.server.limits.body_window;
-        Arc::new(BodyPipe::new(self.carrier(stream), window, continue_due, begun))
-    }
-
-    fn holding(&self) -> &Arc<Holding> {
-        self.connection.holding()
-    }
-
-    fn wait(&mut self, stream: u32, body: &mut StreamBody) -> Duration {
-        body.wait(BodyWaker(self.connection.address(stream)))
-    }
-
-    fn websocket_workers(&self) -> &impl ws::Runs {
-        &self.local.server.pool
-    }
-
-    fn carrier(&self, stream: u32) -> Carrier {
-        Carrier { address: self.connection.address(stream), link: None }
-    }
-
-    fn over(&mut self, status: u16, bytes: u64, note: Option<Box<Watch>>, ending: Ending<'_>) {
-        let local = &*self.local;
-        local.counters.answers_http2.add(1);
-        if let Ending::Failed(error) = ending {
-            tracing::debug!(%error, sent = bytes, "a response was aborted");
-            local.counters.panics.add(u64::from(panic_guard::is_panic(error)));
-        }
-        local.server.record(&local.counters, status, bytes, !matches!(ending, Ending::Complete), note);
-    }
-
-    fn tell_departed(&self, departure: &Departure) {
-        self.local.counters.panics.add(departure.tell());
-    }
-
-    fn count_abuse(&self, what: &'static str) {
-        self.local.counters.rejected.add(1);
-        let (local, remote) = (&*self.local, self.connection.remote());
-        if local.server.complaints.may_name(remote, local.now) {
-            tracing::info!(peer = ?remote.peer(), "an HTTP/2 client sends too many {what}: its connection ends");
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::http1::conn::End;
 use crate::io::driver::Driver;
+use crate::run::closing::End;
 use crate::run::connection::Connection;
+use crate::run::event::Event;
 use crate::run::shard::Shard;
 use crate::run::shard::slots::Delivery;
 use crate::run::shard::slots::{Protocol, Slot};
@@ -32,20 +33,17 @@ impl<D: Driver<Connection>> Shard<D> {
         self.look_at_websocket(slot, false);
     }
 
-    /// Handles received bytes.
-    pub(in crate::run::shard) fn on_websocket_bytes(&mut self, slot: &mut Slot, bytes: &[u8]) {
-        if let Protocol::WebSocket(stream) = &mut slot.protocol {
-            stream.receive(bytes, self.local.now, &self.local.server.pool);
-            self.look_at_websocket(slot, false);
+    /// Tells the stream.
+    #[inline(never)]
+    pub(in crate::run::shard) fn on_websocket(&mut self, slot: &mut Slot, event: &Event<'_>) {
+        let Protocol::WebSocket(stream) = &mut slot.protocol else { return };
+        match event {
+            Event::Received(bytes) => stream.receive(bytes, self.local.now, &self.local.server.pool),
+            Event::InputEnded(_) | Event::Undecodable => stream.receive_end(&self.local.server.pool),
+            Event::Stop => stream.stop(),
+            Event::Tick | Event::Answered(_) | Event::Ready | Event::Noted(..) => {}
         }
-    }
-
-    /// The client has ended its input, or the connection broke.
-    pub(in crate::run::shard) fn on_websocket_end(&mut self, slot: &mut Slot) {
-        if let Protocol::WebSocket(stream) = &mut slot.protocol {
-            stream.receive_end(&self.local.server.pool);
-            self.look_at_websocket(slot, false);
-        }
+        self.look_at_websocket(slot, false);
     }
 
     /// Performs what the stream wants. `writable`: the socket is writable again.
@@ -59,14 +57,6 @@ impl<D: Driver<Connection>> Shard<D> {
         slot.deadline = wants.deadline;
         if wants.writable {
             self.await_writable(slot);
-        }
-    }
-
-    /// Starts the closing handshake because the server stops.
-    pub(in crate::run::shard) fn stop_websocket(&mut self, slot: &mut Slot) {
-        if let Protocol::WebSocket(stream) = &mut slot.protocol {
-            stream.stop();
-            self.look_at_websocket(slot, false);
         }
     }
 }

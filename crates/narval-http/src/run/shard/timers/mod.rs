@@ -2,13 +2,13 @@
 
 pub(super) mod wheel;
 
-use crate::io::clock::{Millis, millis};
+use crate::io::clock::Millis;
 use crate::io::driver::Driver;
 use crate::limits::EXPIRY_POSTPONED_MAX;
 use crate::run::connection::Connection;
-use crate::run::lease::Holder;
+use crate::run::event::Event;
 use crate::run::shard::Shard;
-use crate::run::shard::slots::{Protocol, Slot};
+use crate::run::shard::slots::Slot;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// Calls the timers of connections that are due.
@@ -27,36 +27,14 @@ impl<D: Driver<Connection>> Shard<D> {
             // The deadline may have been postponed since it was scheduled.
             self.with(token, |shard, slot| {
                 if slot.deadline <= now {
-                    shard.on_deadline(slot);
+                    shard.look_for_client(slot);
+                    shard.on(slot, Event::Tick);
                 }
             });
         }
         self.due = due;
         if !self.resting.is_empty() {
             self.wake_listeners();
-        }
-    }
-
-    fn on_deadline(&mut self, slot: &mut Slot) {
-        self.look_for_client(slot);
-        match &mut slot.protocol {
-            Protocol::Http1(_) => {
-                self.look_at_delivery(slot);
-                self.http1(slot, &[], |conn, input, at| conn.tick(input, at));
-            }
-            Protocol::Http2(_) => self.http2(slot, |conn, at| conn.tick(at)),
-            Protocol::WebSocket(_) => self.look_at_websocket(slot, false),
-            Protocol::Closing(_) => self.look_at_closing(slot),
-            Protocol::ProxyHeader => {
-                self.local.counters.timeouts.add(1);
-                slot.is_gone = true;
-            }
-            Protocol::Handshake => {
-                self.local.counters.timeouts.add(1);
-                slot.has_ended = true;
-                slot.deadline = self.local.now + millis(self.local.server.limits.keep_alive_timeout);
-                slot.is_gone = slot.connection.lease.wait_for() == Holder::Shard;
-            }
         }
     }
 

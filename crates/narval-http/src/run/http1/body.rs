@@ -6,22 +6,17 @@ use bytes::Bytes;
 use http::Method;
 
 use super::act::Act;
-use super::service::{Exchange, Service};
 use super::state::{BodyLeft, Scan, State};
 use super::{Conn, Input};
 use crate::http1::head::{Framing, ParsedHead};
-use crate::intake::body_memory::NextStep;
-use crate::intake::incoming_body::Fed;
-use crate::intake::{Begun, Body, InMemory, Look, Pipe, Request, look_at_piped, too_slow};
+use crate::message::body::memory::NextStep;
+use crate::run::intake::incoming_body::Fed;
+use crate::run::intake::{Begun, Body, InMemory, Look, Request, look_at_piped, too_slow};
+use crate::run::service::Service;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Starts a request that is not answered inline: receives its body, or hands it to a worker.
-    pub(super) fn begin(
-        &mut self,
-        head: Box<ParsedHead>,
-        input: &mut Input<'_>,
-        service: &mut impl Service<X>,
-    ) -> Act<X> {
+    pub(super) fn begin(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         let bytes = Bytes::copy_from_slice(input.rest().get(..head.head_len).unwrap_or_default());
         input.used += head.head_len;
         if head.framing == Framing::None {
@@ -52,13 +47,13 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The request is rejected: no further input is used.
-    fn give_up(&mut self, input: &mut Input<'_>) -> Act<X> {
+    fn give_up(&mut self, input: &mut Input<'_>) -> Act {
         input.use_all();
         self.give_up_input()
     }
 
     /// Streams the rest of a body to a handler. `is_first`: the client may wait for `100 Continue`.
-    fn stream(&mut self, request: InMemory, is_first: bool, service: &impl Service<X>) -> Act<X> {
+    fn stream(&mut self, request: InMemory, is_first: bool, service: &Service<'_>) -> Act {
         let continue_due = is_first && request.expects_continue();
         let (request, incoming, pipe) = request.streamed(|body, rest| service.pipe(body, rest, continue_due));
         self.run(BodyLeft::Streamed { incoming, pipe }, service);
@@ -66,7 +61,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A worker will answer the last request.
-    pub(crate) fn dispatched(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    pub(crate) fn dispatched(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         if let State::Answering(BodyLeft::Streamed { incoming, .. }) = &self.state {
             self.deadline = incoming.next_check(service.now(), service.limits());
             self.feed_left(input, service);
@@ -75,7 +70,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// No worker will answer the last request: the service has answered it.
-    pub(crate) fn refused(&mut self, keep_alive: bool) -> Act<X> {
+    pub(crate) fn refused(&mut self, keep_alive: bool) -> Act {
         if !keep_alive {
             return self.give_up_input();
         }
@@ -84,7 +79,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Passes input to the streamed body of a running job.
-    pub(super) fn feed_left(&mut self, input: &mut Input<'_>, service: &impl Service<X>) {
+    pub(super) fn feed_left(&mut self, input: &mut Input<'_>, service: &Service<'_>) {
         let State::Answering(left) = &mut self.state else { return };
         left.catch_up();
         let limits = service.limits();
@@ -117,7 +112,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Passes input to a body that is received into memory.
-    pub(super) fn feed_buffer(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    pub(super) fn feed_buffer(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         let State::Body(request) = &mut self.state else { return Act::Wait };
         let is_head = request.head.parts.method == Method::HEAD;
         let next = match request.feed(input.rest(), service.limits(), true) {
@@ -147,7 +142,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Streams the rest of a body to a handler.
-    fn stream_rest(&mut self, service: &impl Service<X>) -> Act<X> {
+    fn stream_rest(&mut self, service: &Service<'_>) -> Act {
         let Some(request) = self.take_body() else { return Act::Wait };
         self.stream(request, false, service)
     }
@@ -164,7 +159,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Checks the progress of a body.
-    pub(super) fn check_body(&mut self, service: &mut impl Service<X>) -> Act<X> {
+    pub(super) fn check_body(&mut self, service: &mut Service<'_>) -> Act {
         let looked = match &mut self.state {
             State::Body(request) => request.look(service),
             State::Answering(left) => {

@@ -1,12 +1,13 @@
 //! Handles received frames.
 
-use super::service::{Ending, Exchange, Service};
 use super::stream::{How, Sending};
 use super::{Block, Conn, ConnError, DataLeft, Going, Phase};
 use crate::http2::flow::SendWindow;
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
 use crate::io::clock::millis;
 use crate::limits::{HTTP2_CONTINUATIONS_MAX, HTTP2_HEADER_BLOCK_MAX, HTTP2_SMALL_INCREMENT};
+use crate::run::http2::service::Ending;
+use crate::run::service::Service;
 
 type Taken = Result<(), ConnError>;
 
@@ -18,9 +19,9 @@ enum Step {
     More,
 }
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Handles received bytes.
-    pub(crate) fn received(&mut self, bytes: &[u8], service: &mut impl Service<X>) {
+    pub(super) fn received(&mut self, bytes: &[u8], service: &mut Service<'_>) {
         if self.end.is_some() {
             return;
         }
@@ -36,7 +37,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    fn keep(&mut self, rest: Vec<u8>, service: &impl Service<X>) {
+    fn keep(&mut self, rest: Vec<u8>, service: &Service<'_>) {
         if self.end.is_some() {
             return;
         }
@@ -51,7 +52,7 @@ impl<X: Exchange> Conn<X> {
         self.input = rest;
     }
 
-    fn take_frames(&mut self, input: &[u8], service: &mut impl Service<X>) -> usize {
+    fn take_frames(&mut self, input: &[u8], service: &mut Service<'_>) -> usize {
         let mut used = 0;
         loop {
             let rest = input.get(used..).unwrap_or_default();
@@ -74,7 +75,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    fn step(&mut self, rest: &[u8], service: &mut impl Service<X>) -> Result<Step, ConnError> {
+    fn step(&mut self, rest: &[u8], service: &mut Service<'_>) -> Result<Step, ConnError> {
         if self.phase == Phase::Preface {
             return self.preface(rest);
         }
@@ -125,7 +126,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    fn frame(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn frame(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         match header.kind {
             // Handled piece by piece as they arrive.
             Kind::Data => Ok(()),
@@ -153,7 +154,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A frame that does nothing for a request.
-    pub(super) fn spend_frame(&mut self, what: &'static str, service: &impl Service<X>) -> Taken {
+    pub(super) fn spend_frame(&mut self, what: &'static str, service: &Service<'_>) -> Taken {
         if self.idle_frames.spend(service.now()) {
             return Ok(());
         }
@@ -161,7 +162,7 @@ impl<X: Exchange> Conn<X> {
         Err(ConnError(ErrorCode::EnhanceYourCalm, "too many frames that do nothing for a request"))
     }
 
-    fn headers(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn headers(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         let mut fragment = payload;
         if header.has(flag::PADDED) {
             let Some((&padding, rest)) = fragment.split_first() else {
@@ -205,7 +206,7 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    fn continuation(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn continuation(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         let Some(mut block) = self.block.take() else { return Ok(()) };
         block.frames += 1;
         if block.frames > HTTP2_CONTINUATIONS_MAX || block.bytes.len() + payload.len() > HTTP2_HEADER_BLOCK_MAX {
@@ -220,7 +221,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    fn reset_by_client(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn reset_by_client(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         if payload.len() != 4 {
             return Err(ConnError(ErrorCode::FrameSizeError, "a RST_STREAM frame is not 4 bytes long"));
         }
@@ -232,7 +233,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    fn settings(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn settings(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         if header.has(flag::ACK) {
             if !payload.is_empty() {
                 return Err(ConnError(ErrorCode::FrameSizeError, "an acknowledgement of SETTINGS is not empty"));
@@ -257,7 +258,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    fn ping(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn ping(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         let Ok(payload) = <[u8; 8]>::try_from(payload) else {
             return Err(ConnError(ErrorCode::FrameSizeError, "a PING frame is not 8 bytes long"));
         };
@@ -271,7 +272,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    fn window_update(&mut self, header: &FrameHeader, payload: &[u8], service: &mut impl Service<X>) -> Taken {
+    fn window_update(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
         let Ok(increment) = <[u8; 4]>::try_from(payload) else {
             return Err(ConnError(ErrorCode::FrameSizeError, "a WINDOW_UPDATE frame is not 4 bytes long"));
         };
@@ -311,7 +312,7 @@ impl<X: Exchange> Conn<X> {
         &mut self,
         header: &FrameHeader,
         payload: &[u8],
-        service: &mut impl Service<X>,
+        service: &mut Service<'_>,
     ) -> Result<Step, ConnError> {
         let (mut prefix, mut padding) = (0, 0);
         if header.has(flag::PADDED) {
@@ -342,7 +343,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Whether DATA may be on this stream. The rest of a stream that was reset is received and discarded.
-    fn may_have_data(&mut self, header: &FrameHeader, service: &mut impl Service<X>) -> Taken {
+    fn may_have_data(&mut self, header: &FrameHeader, service: &mut Service<'_>) -> Taken {
         let Some(stream) = self.streams.get_mut(&header.stream).filter(|stream| !stream.is_reset) else {
             return match self.closed.how(header.stream) {
                 _ if header.stream > self.last => Err(ConnError(ErrorCode::ProtocolError, "DATA on an idle stream")),
@@ -360,7 +361,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    fn step_data(&mut self, data: DataLeft, rest: &[u8], service: &mut impl Service<X>) -> Step {
+    fn step_data(&mut self, data: DataLeft, rest: &[u8], service: &mut Service<'_>) -> Step {
         if rest.is_empty() && data.left + data.padding > 0 {
             return Step::More;
         }
@@ -378,7 +379,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A DATA frame without data.
-    fn end_data(&mut self, service: &mut impl Service<X>) {
+    fn end_data(&mut self, service: &mut Service<'_>) {
         let Some(data) = self.data else { return };
         self.data = Some(data).filter(|data| data.padding > 0);
         if data.is_last {
@@ -387,7 +388,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The client has ended its input. It may still read.
-    pub(crate) fn input_ended(&mut self, is_broken: bool, service: &mut impl Service<X>) {
+    pub(super) fn input_ended(&mut self, is_broken: bool, service: &mut Service<'_>) {
         self.has_ended = true;
         self.input = Vec::new();
         let cut: Vec<u32> = self.streams.iter().filter(|(_, s)| !s.is_received()).map(|(id, _)| *id).collect();
@@ -404,7 +405,7 @@ impl<X: Exchange> Conn<X> {
             frame::push_ping(&mut self.out, false, *b"still-on");
         }
         if is_broken {
-            self.end = Some(crate::http1::conn::Close::Abort);
+            self.end = Some(crate::io::over::Close::Abort);
         } else {
             self.look_for_end();
         }

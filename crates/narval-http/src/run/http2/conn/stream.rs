@@ -1,16 +1,19 @@
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::service::Exchange;
 use crate::http2::flow::{ReceiveWindow, SendWindow};
-use crate::intake::InMemory;
-use crate::intake::incoming_body::IncomingBody;
 use crate::io::clock::Millis;
 use crate::io::progress::Progress;
+use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::{Departure, Here};
+use crate::observe::access_log::Watch;
+use crate::run::http2::body::StreamBody;
+use crate::run::intake::InMemory;
+use crate::run::intake::incoming_body::IncomingBody;
 use crate::ws;
 
 /// A stream: a request and its answer.
-pub(super) struct Stream<X: Exchange> {
+pub(super) struct Stream {
     /// What we may send.
     pub(super) window: SendWindow,
     /// What the client may send.
@@ -19,10 +22,10 @@ pub(super) struct Stream<X: Exchange> {
     pub(super) withheld: usize,
     /// When its window was last reopened for a handler that keeps up.
     pub(super) credited: Millis,
-    pub(super) receiving: Receiving<X>,
+    pub(super) receiving: Receiving,
     /// When the progress of its body is checked next.
     pub(super) body_check: Millis,
-    pub(super) sending: Sending<X>,
+    pub(super) sending: Sending,
     /// Part of it is with another thread, and will return: the stream counts until then, even if it was reset.
     pub(super) is_away: bool,
     /// It was reset, and only waits for the part that is away.
@@ -33,7 +36,7 @@ pub(super) struct Stream<X: Exchange> {
     /// Its request is an extended CONNECT: a 2xx makes it a WebSocket.
     pub(super) is_connect: bool,
     pub(super) status: u16,
-    pub(super) note: Option<X::Note>,
+    pub(super) note: Option<Box<Watch>>,
     /// Until its response is sent, once somebody works for it.
     pub(super) here: Option<Here>,
     /// Bytes of its body that were produced elsewhere and are not sent.
@@ -47,13 +50,13 @@ pub(super) struct Stream<X: Exchange> {
 }
 
 /// The client's side of a stream.
-pub(super) enum Receiving<X: Exchange> {
+pub(super) enum Receiving {
     /// Its body is complete, or there is none.
     Done,
     /// Into memory, before a worker gets the request.
     Memory(Box<InMemory>),
     /// The handler reads it from a pipe.
-    Piped { incoming: Box<IncomingBody>, pipe: X::Pipe },
+    Piped { incoming: Box<IncomingBody>, pipe: Arc<BodyPipe> },
     /// Of a WebSocket that is not accepted yet: what the client sent all the same.
     Ahead { bytes: Vec<u8>, has_ended: bool },
     /// Of a WebSocket.
@@ -66,20 +69,20 @@ pub(super) enum Receiving<X: Exchange> {
 }
 
 /// Our side of a stream.
-pub(super) enum Sending<X: Exchange> {
+pub(super) enum Sending {
     /// There is no answer yet.
     Nothing,
     /// The head is sent.
-    Body(Box<X::Body>),
+    Body(Box<StreamBody>),
     /// The source has no data; it is asked again at the given time.
-    Waiting(Box<X::Body>, Millis),
+    Waiting(Box<StreamBody>, Millis),
     /// It is a WebSocket.
     WebSocket(Box<ws::Stream>),
     /// Everything is sent.
     Done,
 }
 
-impl<X: Exchange> Stream<X> {
+impl Stream {
     pub(super) fn new(window: SendWindow, receive: ReceiveWindow, is_head: bool) -> Self {
         Self {
             window,

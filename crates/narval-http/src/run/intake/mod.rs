@@ -1,56 +1,34 @@
 //! Taking a request in, whichever version of HTTP brings it: its body is received into memory up to a limit, and streamed to its
 //! handler above it.
 
-pub(crate) mod body_memory;
 pub(crate) mod incoming_body;
-mod pipe;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
-use self::body_memory::{Buffered, NextStep};
 use self::incoming_body::IncomingBody;
-pub(crate) use self::pipe::{Pipe, Receiver};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::io::clock::{Millis, millis};
 use crate::limits::{BODY_AWAITED, BODY_SMALL, Limits};
-
-/// What a connection needs of its server to take requests in. None of it blocks.
-pub(crate) trait Host {
-    /// The current time.
-    fn now(&self) -> Millis;
-
-    fn limits(&self) -> &Limits;
-
-    /// Whether connections are closed after the current requests.
-    fn is_stopping(&self) -> bool;
-
-    /// The memory for a request body.
-    fn buffer(&self) -> Buffered;
-
-    /// Whether a handler may start before any of its body has arrived.
-    fn has_spare_streams(&self) -> bool;
-
-    /// Whether threads or memory are short, so that slow bodies delay others.
-    fn is_short_for_bodies(&self) -> bool;
-
-    /// A deadline was missed.
-    fn count_timeout(&self);
-}
+use crate::message::body::memory::{Buffered, NextStep};
+use crate::message::body::pipe::BodyPipe;
+use crate::run::service::Service;
 
 /// A request for a worker.
-pub(crate) struct Request<P> {
+pub(crate) struct Request {
     pub(crate) bytes: Bytes,
     pub(crate) head: Box<ParsedHead>,
-    pub(crate) body: Body<P>,
+    pub(crate) body: Body,
 }
 
 /// The body of a request for a worker.
-pub(crate) enum Body<P> {
+pub(crate) enum Body {
     None,
     Buffered(Box<(Buffered, HeaderMap)>),
-    Streamed(P),
+    Streamed(Arc<BodyPipe>),
 }
 
 /// A request whose body is received into memory.
@@ -93,7 +71,7 @@ impl InMemory {
         head: Box<ParsedHead>,
         framing: Framing,
         is_awaited: bool,
-        host: &impl Host,
+        host: &Service<'_>,
     ) -> Begun {
         if let Framing::Length(length) = head.framing
             && length > host.limits().body_max
@@ -122,7 +100,7 @@ impl InMemory {
     }
 
     /// When to look at it for the first time.
-    pub(crate) fn first_look(&self, host: &impl Host) -> Millis {
+    pub(crate) fn first_look(&self, host: &Service<'_>) -> Millis {
         let check = self.incoming.next_check(host.now(), host.limits());
         if self.is_awaited { check.min(host.now() + millis(BODY_AWAITED)) } else { check }
     }
@@ -146,7 +124,7 @@ impl InMemory {
     }
 
     /// Looks whether the client is fast enough, and whether the body may stay in memory.
-    pub(crate) fn look(&mut self, host: &impl Host) -> Look {
+    pub(crate) fn look(&mut self, host: &Service<'_>) -> Look {
         let (now, limits) = (host.now(), host.limits());
         // It waits for a thread from now on, and is not received meanwhile.
         if !self.body.share.is_fair() {
@@ -165,16 +143,16 @@ impl InMemory {
     }
 
     /// The request with its whole body.
-    pub(crate) fn whole<P>(self, trailers: HeaderMap) -> Request<P> {
+    pub(crate) fn whole(self, trailers: HeaderMap) -> Request {
         let Self { body, bytes, head, .. } = self;
         Request { bytes, head, body: Body::Buffered(Box::new((body, trailers))) }
     }
 
     /// The request with a pipe, which `pipe` makes of what has come and how much follows, and what is received into that.
-    pub(crate) fn streamed<P: Pipe>(
+    pub(crate) fn streamed(
         self,
-        pipe: impl FnOnce(Buffered, Option<u64>) -> P,
-    ) -> (Request<P>, Box<IncomingBody>, P) {
+        pipe: impl FnOnce(Buffered, Option<u64>) -> Arc<BodyPipe>,
+    ) -> (Request, Box<IncomingBody>, Arc<BodyPipe>) {
         let Self { incoming, body, bytes, head, .. } = self;
         let pipe = pipe(body, incoming.rest());
         (Request { bytes, head, body: Body::Streamed(pipe.clone()) }, incoming, pipe)
@@ -182,7 +160,7 @@ impl InMemory {
 }
 
 /// Looks whether the client sends a streamed body fast enough.
-pub(crate) fn look_at_piped(incoming: &mut IncomingBody, pipe: &impl Pipe, host: &impl Host) -> Look {
+pub(crate) fn look_at_piped(incoming: &mut IncomingBody, pipe: &BodyPipe, host: &Service<'_>) -> Look {
     let next = incoming.look(host.now(), host.limits(), pipe.is_paused(), host.is_short_for_bodies());
     next.map_or(Look::TooSlow, Look::Again)
 }

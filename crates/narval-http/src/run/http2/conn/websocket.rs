@@ -3,17 +3,19 @@
 
 use super::Conn;
 use super::send::put_data;
-use super::service::{Answer, Ending, Exchange, Service};
 use super::stream::{How, Receiving, Sending};
-use crate::http1::conn::Close;
 use crate::http2::frame::{self, ErrorCode, PAYLOAD_MAX};
+use crate::io::over::Close;
 use crate::limits::{HTTP2_AHEAD_MAX, HTTP2_QUANTUM_MIN};
+use crate::run::http2::encode::Answer;
+use crate::run::http2::service::Ending;
+use crate::run::service::Service;
 use crate::tls::layout::Gather;
 use crate::ws;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Sends the response of a handler that accepted a WebSocket, and makes the stream one.
-    pub(super) fn accept(&mut self, id: u32, answer: Answer<X>, accepted: ws::Accepted, service: &mut impl Service<X>) {
+    pub(super) fn accept(&mut self, id: u32, answer: Answer, accepted: ws::Accepted, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let (Receiving::Ahead { bytes, has_ended }, Some(shared)) =
             (std::mem::replace(&mut stream.receiving, Receiving::WebSocket), accepted.into_shared())
@@ -42,7 +44,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Buffers what a client sends before its WebSocket is accepted.
-    pub(super) fn keep_ahead(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+    pub(super) fn keep_ahead(&mut self, id: u32, data: &[u8], service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Receiving::Ahead { bytes, .. } = &mut stream.receiving else { return };
         if bytes.len() + data.len() <= HTTP2_AHEAD_MAX {
@@ -54,7 +56,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Received DATA of a WebSocket.
-    pub(super) fn websocket_data(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+    pub(super) fn websocket_data(&mut self, id: u32, data: &[u8], service: &mut Service<'_>) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.withheld += data.len();
         }
@@ -62,14 +64,14 @@ impl<X: Exchange> Conn<X> {
         self.look_at_websocket(id, service);
     }
 
-    fn websocket_received(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+    fn websocket_received(&mut self, id: u32, data: &[u8], service: &mut Service<'_>) {
         if let Some(Sending::WebSocket(socket)) = self.streams.get_mut(&id).map(|stream| &mut stream.sending) {
             socket.receive(data, service.now(), service.websocket_workers());
         }
     }
 
     /// The client has ended its side of a WebSocket.
-    pub(super) fn websocket_end(&mut self, id: u32, service: &mut impl Service<X>) {
+    pub(super) fn websocket_end(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.receiving = Receiving::Done;
         if let Sending::WebSocket(socket) = &mut stream.sending {
@@ -80,7 +82,7 @@ impl<X: Exchange> Conn<X> {
 
     /// Checks a WebSocket after anything that may have changed it: received data, queued frames, a handler that has caught
     /// up, time.
-    pub(crate) fn look_at_websocket(&mut self, id: u32, service: &mut impl Service<X>) {
+    pub(super) fn look_at_websocket(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::WebSocket(socket) = &mut stream.sending else { return };
         let wants = socket.look(false, service.now(), service.websocket_workers());
@@ -113,7 +115,7 @@ impl<X: Exchange> Conn<X> {
         id: u32,
         into: &mut impl Gather,
         quantum: usize,
-        service: &mut impl Service<X>,
+        service: &mut Service<'_>,
     ) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::WebSocket(socket) = &mut stream.sending else { return };
@@ -131,7 +133,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Sends close code 1001 to all WebSockets, because the server stops.
-    pub(super) fn stop_websockets(&mut self, service: &mut impl Service<X>) {
+    pub(super) fn stop_websockets(&mut self, service: &mut Service<'_>) {
         let ids: Vec<u32> = self.streams.keys().copied().collect();
         for id in ids {
             if let Some(Sending::WebSocket(socket)) = self.streams.get_mut(&id).map(|stream| &mut stream.sending) {

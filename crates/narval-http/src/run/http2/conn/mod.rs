@@ -1,7 +1,8 @@
 //! An HTTP/2 connection without a socket. Its inputs are bytes, answers, writability and the time; its outputs say what
 //! it wants: to read, to write, to have other threads do work, to be called at a deadline, to end.
 //!
-//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]. Only the
+//! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a
+//! [`Service`](crate::run::service::Service). Only the
 //! connection writes: pieces of responses from workers return to it, and are sent frame by frame, with the streams
 //! taking turns.
 //!
@@ -18,32 +19,48 @@ mod end;
 mod receive;
 mod request;
 mod send;
-mod service;
 mod stream;
 mod turns;
 mod websocket;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 
 use self::budget::Budget;
-pub(crate) use self::service::{Answer, Body, Ending, Exchange, Inline, Rest, Service, Work};
 use self::stream::{Closed, Stream};
 use self::turns::Turns;
-use super::flow::{ReceiveWindow, SendWindow};
-use super::frame::{self, ErrorCode};
-pub(crate) use super::head::HeadBuilder;
-use super::hpack::Decoder;
-use super::settings::{self, PeerSettings};
-use crate::http1::conn::Close;
+use crate::http2::flow::{ReceiveWindow, SendWindow};
+use crate::http2::frame::{self, ErrorCode};
+use crate::http2::hpack::Decoder;
+use crate::http2::settings::{self, PeerSettings};
 use crate::io::clock::{Millis, millis};
+use crate::io::over::Close;
 use crate::io::progress::Progress;
 use crate::limits::{HTTP2_CONNECTION_WINDOW, HTTP2_QUEUED_MAX, Limits, SEAL_IN_PLACE_QUANTUM};
+use crate::message::carrier::Nudge;
+use crate::message::departure::Departure;
+use crate::run::answer_context::PendingLate;
+use crate::run::event::Event;
+use crate::run::http2::body::Maker;
+use crate::run::intake::Request;
+use crate::run::mailbox::Note;
+use crate::run::service::Service;
 
 /// The size of the decoder's table: HPACK's initial one, which we do not change.
 const HEADER_TABLE_SIZE: usize = 4096;
 
+/// Work for another thread.
+pub(crate) enum Work {
+    /// A worker must answer this request; report [`refused`](Conn::refused) if the queue is full.
+    Request { stream: u32, request: Request, departure: Departure },
+    /// The answer follows later.
+    Later { stream: u32, later: Box<PendingLate>, departure: Departure },
+    /// Produce about this many bytes.
+    Make { stream: u32, maker: Maker, quantum: usize, departure: Departure },
+}
+
 /// An HTTP/2 connection.
-pub(crate) struct Conn<X: Exchange> {
+pub(crate) struct Conn {
     /// Received bytes that are not used yet: part of a frame.
     input: Vec<u8>,
     phase: Phase,
@@ -54,7 +71,7 @@ pub(crate) struct Conn<X: Exchange> {
     /// An incomplete header block.
     block: Option<Block>,
     decoder: Decoder,
-    streams: BTreeMap<u32, Box<Stream<X>>>,
+    streams: BTreeMap<u32, Box<Stream>>,
     closed: Closed,
     /// The last stream that the client has opened.
     last: u32,
@@ -79,7 +96,7 @@ pub(crate) struct Conn<X: Exchange> {
     hungry: VecDeque<u32>,
     /// One of these pieces must be produced anyway.
     is_starved: bool,
-    work: VecDeque<Work<X>>,
+    work: VecDeque<Work>,
     /// Pieces of bodies that are being produced.
     making: usize,
     /// Bytes that are produced but not sent, plus those being produced.
@@ -159,7 +176,7 @@ pub(crate) struct Wants {
     pub(crate) end: Option<Close>,
 }
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// A new connection. `websockets`: whether they are offered.
     pub(crate) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
         let list_max = limits.head.bytes_max;
@@ -204,6 +221,42 @@ impl<X: Exchange> Conn<X> {
             gathered: 0,
             progress: Progress::new(now, 0),
             is_blocked: false,
+        }
+    }
+
+    /// Handles what has happened.
+    pub(crate) fn on(&mut self, event: Event<'_>, service: &mut Service<'_>) {
+        match event {
+            Event::Received(bytes) => self.received(bytes, service),
+            Event::InputEnded(reason) => self.input_ended(reason == io::ErrorKind::ConnectionReset, service),
+            Event::Undecodable => {
+                self.fail(ErrorCode::InternalError, "the layer below cannot decode the client's input", service);
+            }
+            Event::Tick => self.tick(service),
+            Event::Stop => self.stop(service),
+            Event::Noted(stream, note) => self.noted(stream, note, service),
+            // Those are for connections that have one request at a time.
+            Event::Answered(_) | Event::Ready => {}
+        }
+    }
+
+    /// Handles a note on a stream from another thread.
+    fn noted(&mut self, stream: u32, note: Note, service: &mut Service<'_>) {
+        match note {
+            // What it holds is counted by the connection from now on.
+            Note::Answer(answer, _held) => self.answer(stream, *answer, service),
+            Note::Lost => self.lost(stream, service),
+            Note::Inform(block) => self.inform(stream, &block),
+            Note::Made { made, quantum } => {
+                let (made, _held) = *made;
+                self.made(stream, made, quantum, service);
+            }
+            Note::Nudge(Nudge::Continue) => self.continue_wanted(stream),
+            Note::Nudge(Nudge::BodyRead) => self.credit_if_room(stream, 0),
+            Note::Nudge(Nudge::WebSocket) => self.look_at_websocket(stream, service),
+            Note::Nudge(Nudge::Source) => self.body_ready(stream),
+            // Those are for whole connections.
+            Note::Finished(_) | Note::Handed(_) | Note::Upgraded(_) | Note::Handshaken(_) => {}
         }
     }
 
@@ -255,7 +308,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Takes the next piece of work for another thread.
-    pub(crate) fn take_work(&mut self) -> Option<Work<X>> {
+    pub(crate) fn take_work(&mut self) -> Option<Work> {
         self.work.pop_front()
     }
 

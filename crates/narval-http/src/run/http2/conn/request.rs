@@ -3,9 +3,8 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
-use super::service::{Exchange, Inline, Service, Work};
 use super::stream::{How, Receiving, Stream};
-use super::{Conn, ConnError, Going};
+use super::{Conn, ConnError, Going, Work};
 use crate::http1::head::{Framing, ParsedHead, is_token_byte};
 use crate::http1::{ProtoError, chunked};
 use crate::http2::flow::{ReceiveWindow, SendWindow};
@@ -13,23 +12,19 @@ use crate::http2::frame::{self, ErrorCode};
 use crate::http2::head::{HeadBuilder, HeadError, is_field_value};
 use crate::http2::hpack::HpackError;
 use crate::http2::response;
-use crate::intake::{Begun, Body, InMemory, Request};
 use crate::io::clock::Millis;
 use crate::io::progress::Progress;
 use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
 use crate::message::departure::Departure;
+use crate::run::http2::service::Inline;
+use crate::run::intake::{Begun, Body, InMemory, Request};
+use crate::run::service::Service;
 
 type Taken = Result<(), ConnError>;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// A header block is complete.
-    pub(super) fn header_block(
-        &mut self,
-        id: u32,
-        block: &[u8],
-        is_last: bool,
-        service: &mut impl Service<X>,
-    ) -> Taken {
+    pub(super) fn header_block(&mut self, id: u32, block: &[u8], is_last: bool, service: &mut Service<'_>) -> Taken {
         if id <= self.last {
             return self.trailers(id, block, is_last, service);
         }
@@ -48,7 +43,7 @@ impl<X: Exchange> Conn<X> {
         decoded: Result<(), HpackError>,
         head: &mut HeadBuilder,
         is_last: bool,
-        service: &mut impl Service<X>,
+        service: &mut Service<'_>,
     ) -> Taken {
         let finished = match decoded {
             Ok(()) => head.finish(is_last, self.websockets, &service.limits().head),
@@ -87,7 +82,7 @@ impl<X: Exchange> Conn<X> {
                 self.reset(id, ErrorCode::ProtocolError, service)
             }
             Err(HeadError::Answered(error)) => {
-                let answer = service.reject(error, stream.is_head);
+                let answer = service.reject_on_stream(error, stream.is_head);
                 self.streams.insert(id, stream);
                 self.answer(id, answer, service);
                 Ok(())
@@ -99,10 +94,10 @@ impl<X: Exchange> Conn<X> {
     fn begin(
         &mut self,
         id: u32,
-        stream: Box<Stream<X>>,
+        stream: Box<Stream>,
         parsed: ParsedHead,
         head: &mut HeadBuilder,
-        service: &mut impl Service<X>,
+        service: &mut Service<'_>,
     ) -> Taken {
         if parsed.framing != Framing::None {
             self.streams.insert(id, stream);
@@ -111,7 +106,7 @@ impl<X: Exchange> Conn<X> {
         }
         let asks_server = parsed.parts.method == Method::OPTIONS && parsed.parts.target.of(head.bytes()) == b"*";
         let for_engine = asks_server && !service.limits().head.asterisk_allowed;
-        let inline = service.inline(&parsed, head.bytes(), for_engine);
+        let inline = service.inline_on_stream(&parsed, head.bytes(), for_engine);
         self.streams.insert(id, stream);
         match inline {
             Inline::Answer(answer) => {
@@ -132,7 +127,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Has a worker answer a request.
-    pub(super) fn ask(&mut self, id: u32, request: Request<X::Pipe>) {
+    pub(super) fn ask(&mut self, id: u32, request: Request) {
         let departure = self.set_away(id);
         self.work.push_back(Work::Request { stream: id, request, departure });
     }
@@ -144,7 +139,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Starts a request with a body.
-    fn begin_body(&mut self, id: u32, parsed: ParsedHead, head: &HeadBuilder, service: &mut impl Service<X>) {
+    fn begin_body(&mut self, id: u32, parsed: ParsedHead, head: &HeadBuilder, service: &mut Service<'_>) {
         let framing = match parsed.framing {
             // The end of the stream ends it.
             Framing::Chunked | Framing::None => Framing::Length(u64::MAX),
@@ -154,7 +149,7 @@ impl<X: Exchange> Conn<X> {
         let bytes = Bytes::copy_from_slice(head.bytes());
         match InMemory::begin(bytes, Box::new(parsed), framing, true, service) {
             Begun::Rejected(error) => {
-                let answer = service.reject(error, is_head);
+                let answer = service.reject_on_stream(error, is_head);
                 self.answer(id, answer, service);
             }
             Begun::Refused => {
@@ -184,14 +179,14 @@ impl<X: Exchange> Conn<X> {
         }
     }
 
-    pub(super) fn set_receiving(&mut self, id: u32, receiving: Receiving<X>) {
+    pub(super) fn set_receiving(&mut self, id: u32, receiving: Receiving) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.receiving = receiving;
         }
     }
 
     /// A header block on a stream that was opened before: the trailers of its body.
-    fn trailers(&mut self, id: u32, block: &[u8], is_last: bool, service: &mut impl Service<X>) -> Taken {
+    fn trailers(&mut self, id: u32, block: &[u8], is_last: bool, service: &mut Service<'_>) -> Taken {
         let mut trailers = Ok(HeaderMap::new());
         let mut count = 0;
         let fields_max = service.limits().head.fields_max;

@@ -2,20 +2,20 @@
 
 use std::io;
 
-use super::service::{Body, Ending, Exchange, Service};
 use super::stream::{How, Receiving, Sending};
 use super::turns::Turns;
 use super::{Conn, ConnError, Going};
-use crate::http1::conn::Close;
 use crate::http2::frame::{self, ErrorCode, STREAM_MAX};
-use crate::intake::Pipe;
 use crate::io::clock::{Millis, millis};
+use crate::io::over::Close;
 use crate::io::progress::Progress;
 use crate::limits::{HTTP2_GOAWAY_GRACE, HTTP2_STREAM_WINDOW};
+use crate::run::http2::service::Ending;
+use crate::run::service::Service;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Resets a stream because of what the client did.
-    pub(super) fn reset(&mut self, id: u32, code: ErrorCode, service: &mut impl Service<X>) -> Result<(), ConnError> {
+    pub(super) fn reset(&mut self, id: u32, code: ErrorCode, service: &mut Service<'_>) -> Result<(), ConnError> {
         // The client can provoke that as cheaply as it can reset streams itself (CVE-2025-8671).
         self.spend_reset(service)?;
         frame::push_reset(&mut self.out, id, code);
@@ -23,7 +23,7 @@ impl<X: Exchange> Conn<X> {
         Ok(())
     }
 
-    pub(super) fn spend_reset(&mut self, service: &impl Service<X>) -> Result<(), ConnError> {
+    pub(super) fn spend_reset(&mut self, service: &Service<'_>) -> Result<(), ConnError> {
         if self.resets.spend(service.now()) {
             return Ok(());
         }
@@ -32,7 +32,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A stream was reset. It counts until everything that is away is back.
-    pub(super) fn drop_stream(&mut self, id: u32, how: How, ending: Ending<'_>, service: &mut impl Service<X>) {
+    pub(super) fn drop_stream(&mut self, id: u32, how: How, ending: Ending<'_>, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
         stream.is_reset = true;
         if let Some(here) = stream.here.take() {
@@ -57,7 +57,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Nothing of a stream is left.
-    pub(super) fn forget(&mut self, id: u32, service: &impl Service<X>) {
+    pub(super) fn forget(&mut self, id: u32, service: &Service<'_>) {
         if let Some(stream) = self.streams.remove(&id) {
             self.grown -= stream.receive.size() - HTTP2_STREAM_WINDOW;
             if stream.is_queued {
@@ -80,7 +80,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A connection error: sends a GOAWAY with the reason, and ends the connection.
-    pub(super) fn fail(&mut self, code: ErrorCode, reason: &'static str, service: &mut impl Service<X>) {
+    pub(super) fn fail(&mut self, code: ErrorCode, reason: &'static str, service: &mut Service<'_>) {
         if self.end.is_some() {
             return;
         }
@@ -91,12 +91,7 @@ impl<X: Exchange> Conn<X> {
         self.look_at(service.now() + millis(service.limits().linger_timeout));
     }
 
-    /// The layer below can no longer decode the client's input, and has an alert to send.
-    pub(crate) fn fail_below(&mut self, service: &mut impl Service<X>) {
-        self.fail(ErrorCode::InternalError, "the layer below cannot decode the client's input", service);
-    }
-
-    fn abandon_all(&mut self, service: &mut impl Service<X>) {
+    fn abandon_all(&mut self, service: &mut Service<'_>) {
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         for stream in streams {
             self.drop_stream(stream, How::ByUs, Ending::Aborted, service);
@@ -106,7 +101,7 @@ impl<X: Exchange> Conn<X> {
 
     /// The server stops: tells the client not to open streams. Those that it opens before it has received that are
     /// handled.
-    pub(crate) fn stop(&mut self, service: &mut impl Service<X>) {
+    pub(super) fn stop(&mut self, service: &mut Service<'_>) {
         if self.going != Going::No || self.end.is_some() {
             return;
         }
@@ -124,7 +119,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Tells the client which stream is the last one.
-    pub(super) fn tell_last(&mut self, _: &impl Service<X>) {
+    pub(super) fn tell_last(&mut self, _: &Service<'_>) {
         self.going = Going::Told;
         frame::push_go_away(&mut self.out, self.last, ErrorCode::NoError);
         self.look_for_end();
@@ -141,7 +136,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The deadline has passed.
-    pub(crate) fn tick(&mut self, service: &mut impl Service<X>) {
+    pub(super) fn tick(&mut self, service: &mut Service<'_>) {
         let (now, limits) = (service.now(), service.limits().clone());
         // The next deadline is determined below. If only a job is waited for, it is checked periodically.
         self.deadline = now + millis(limits.keep_alive_timeout);
@@ -178,13 +173,13 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Ends the connection, which has no request.
-    pub(crate) fn leave_idle(&mut self, service: &impl Service<X>) {
+    pub(crate) fn leave_idle(&mut self, service: &Service<'_>) {
         if self.end.is_none() {
             self.tell_last(service);
         }
     }
 
-    fn check_streams(&mut self, now: Millis, service: &mut impl Service<X>) {
+    fn check_streams(&mut self, now: Millis, service: &mut Service<'_>) {
         let stall = millis(service.limits().write_stall_timeout);
         let ids: Vec<u32> = self.streams.keys().copied().collect();
         for id in ids {
@@ -217,7 +212,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A client that reads nothing of what is queued for it is disconnected.
-    fn check_writing(&mut self, now: Millis, service: &mut impl Service<X>) {
+    fn check_writing(&mut self, now: Millis, service: &mut Service<'_>) {
         let limits = service.limits();
         let waits = self.is_blocked
             || (self.window.is_closed() && self.streams.values().any(|s| matches!(s.sending, Sending::Body(_))));
@@ -234,7 +229,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The connection is gone: notifies whoever waits for it.
-    pub(crate) fn release(&mut self, service: &mut impl Service<X>) {
+    pub(crate) fn release(&mut self, service: &mut Service<'_>) {
         let ids: Vec<u32> = self.streams.keys().copied().collect();
         for id in ids {
             let Some(stream) = self.streams.get_mut(&id) else { continue };

@@ -4,24 +4,26 @@ use std::io;
 
 use http::StatusCode;
 
-use super::Conn;
-use super::service::{Answer, Body, Ending, Exchange, Rest, Service, Work};
 use super::stream::{How, Receiving, Sending};
+use super::{Conn, Work};
 use crate::http1::ProtoError;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
-use crate::intake::Pipe;
 use crate::io::clock::{Millis, millis};
 use crate::io::progress::Progress;
 use crate::limits::{
     HTTP2_COPY_MAX, HTTP2_HELD_MAX, HTTP2_PREFETCH_BELOW, HTTP2_QUANTUM, HTTP2_QUANTUM_MIN, HTTP2_QUEUED_MAX,
     HTTP2_SMALL_BODY, SOURCE_WAIT_MAX,
 };
+use crate::run::http2::body::{Made, Rest, StreamBody};
+use crate::run::http2::encode::Answer;
+use crate::run::http2::service::Ending;
+use crate::run::service::Service;
 use crate::tls::layout::Gather;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Sends the answer to a request.
-    pub(crate) fn answer(&mut self, id: u32, mut answer: Answer<X>, service: &mut impl Service<X>) {
+    pub(super) fn answer(&mut self, id: u32, mut answer: Answer, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
         if stream.is_reset {
@@ -34,7 +36,7 @@ impl<X: Exchange> Conn<X> {
         if stream.is_connect && (200..300).contains(&answer.status) {
             // The client would take it for an accepted WebSocket.
             let error = ProtoError::new(StatusCode::NOT_IMPLEMENTED, "this resource is not a WebSocket");
-            answer = service.reject(error, false);
+            answer = service.reject_on_stream(error, false);
         }
         let rest = stream.announced_rest();
         match stream.receiving {
@@ -64,7 +66,7 @@ impl<X: Exchange> Conn<X> {
         }
         self.count_held(id);
         let is_small =
-            |body: &X::Body| body.ready() <= HTTP2_COPY_MAX as u64 && body.rest() == Rest::End { trailers: false };
+            |body: &StreamBody| body.ready() <= HTTP2_COPY_MAX as u64 && body.rest() == Rest::End { trailers: false };
         let window = self.window.open();
         let overtakes = self.streams.get(&id).is_some_and(|stream| match &stream.sending {
             Sending::Body(body) => is_small(body) && body.ready() <= window.min(stream.window.open()) as u64,
@@ -84,7 +86,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Sends an informational response, if the response has not started.
-    pub(crate) fn inform(&mut self, id: u32, block: &[u8]) {
+    pub(super) fn inform(&mut self, id: u32, block: &[u8]) {
         let is_open = self.streams.get(&id).is_some_and(|s| !s.is_reset && matches!(s.sending, Sending::Nothing));
         if is_open {
             self.push_block(id, block.to_vec(), false);
@@ -102,7 +104,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The request was not queued, because the queue is full.
-    pub(crate) fn refused(&mut self, id: u32, service: &mut impl Service<X>) {
+    pub(crate) fn refused(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.abort(io::ErrorKind::Other);
@@ -114,7 +116,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The job of the request is gone, and there will be no answer.
-    pub(crate) fn lost(&mut self, id: u32, service: &mut impl Service<X>) {
+    pub(super) fn lost(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
         if stream.is_reset {
@@ -125,7 +127,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The next piece of a body was produced; about `quantum` bytes were requested.
-    pub(crate) fn made(&mut self, id: u32, made: io::Result<X::Made>, quantum: usize, service: &mut impl Service<X>) {
+    pub(super) fn made(&mut self, id: u32, made: io::Result<Made>, quantum: usize, service: &mut Service<'_>) {
         self.held = self.held.saturating_sub(quantum);
         self.making -= 1;
         self.feed_hungry(service);
@@ -145,7 +147,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The source of a body has more data.
-    pub(crate) fn body_ready(&mut self, id: u32) {
+    pub(super) fn body_ready(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         match std::mem::replace(&mut stream.sending, Sending::Done) {
             Sending::Waiting(mut body, _) => {
@@ -158,7 +160,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Sets whether the gathered bytes wait for the socket.
-    pub(crate) fn set_blocked(&mut self, is_blocked: bool, now: Millis, service: &impl Service<X>) {
+    pub(crate) fn set_blocked(&mut self, is_blocked: bool, now: Millis, service: &Service<'_>) {
         if is_blocked && !self.is_blocked {
             self.progress = Progress::new(now, self.gathered);
             self.look_at(now + millis(service.limits().write_stall_timeout));
@@ -167,7 +169,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Gathers up to about `quantum` bytes to send.
-    pub(crate) fn gather(&mut self, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
+    pub(crate) fn gather(&mut self, into: &mut impl Gather, quantum: usize, service: &mut Service<'_>) {
         let before = into.gathered();
         loop {
             self.gather_out(into, quantum);
@@ -234,7 +236,7 @@ impl<X: Exchange> Conn<X> {
 
     /// Produces pieces for the streams that waited for memory, as far as there is some. It is called before any other stream can take
     /// what has become free.
-    fn feed_hungry(&mut self, service: &mut impl Service<X>) {
+    fn feed_hungry(&mut self, service: &mut Service<'_>) {
         while self.held < HTTP2_HELD_MAX
             && let Some(id) = self.hungry.pop_front()
         {
@@ -249,7 +251,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// One stream's turn: sends a frame, or produces the data for one.
-    fn turn(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
+    fn turn(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_queued = false;
         if let Sending::WebSocket(_) = stream.sending {
@@ -279,7 +281,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Sends one DATA frame of a stream.
-    fn data(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut impl Service<X>) {
+    fn data(&mut self, id: u32, into: &mut impl Gather, quantum: usize, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
         let ready = body.ready();
@@ -336,7 +338,7 @@ impl<X: Exchange> Conn<X> {
 
     /// How much to produce for a body now: no more than the client takes, so that nothing is held for a client that
     /// pauses. `None` if too much is held; a stream without anything to send gets another turn once less is.
-    fn quantum(&mut self, id: u32, service: &impl Service<X>) -> Option<usize> {
+    fn quantum(&mut self, id: u32, service: &Service<'_>) -> Option<usize> {
         let stream = self.streams.get_mut(&id)?;
         let Sending::Body(body) = &stream.sending else { return None };
         if self.held >= HTTP2_HELD_MAX && !std::mem::take(&mut self.is_starved) {
@@ -356,7 +358,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Produces the next piece of a body that does not block.
-    fn make_here(&mut self, id: u32, service: &mut impl Service<X>) {
+    fn make_here(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(quantum) = self.quantum(id, service) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
@@ -370,7 +372,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Has a worker produce the next piece of a body.
-    fn make(&mut self, id: u32, service: &impl Service<X>) {
+    fn make(&mut self, id: u32, service: &Service<'_>) {
         let Some(quantum) = self.quantum(id, service) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
@@ -383,7 +385,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Makes a body wait for its source.
-    fn wait(&mut self, id: u32, service: &mut impl Service<X>) {
+    fn wait(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(mut body) = std::mem::replace(&mut stream.sending, Sending::Done) else { return };
         let at_most = service.wait(id, &mut body);
@@ -396,20 +398,20 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A body cannot be completed: resets the stream, so that it does not end cleanly.
-    fn fail_body(&mut self, id: u32, error: &io::Error, service: &mut impl Service<X>) {
+    fn fail_body(&mut self, id: u32, error: &io::Error, service: &mut Service<'_>) {
         frame::push_reset(&mut self.out, id, ErrorCode::InternalError);
         self.drop_stream(id, How::ByUs, Ending::Failed(error), service);
     }
 
     /// A response is sent.
-    fn finish(&mut self, id: u32, service: &mut impl Service<X>) {
+    fn finish(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         service.over(stream.status, stream.sent, stream.note.take(), Ending::Complete);
         self.all_sent(id, service);
     }
 
     /// We have ended our side of a stream.
-    pub(super) fn all_sent(&mut self, id: u32, service: &mut impl Service<X>) {
+    pub(super) fn all_sent(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.sending = Sending::Done;
         stream.here = None;
@@ -437,18 +439,18 @@ impl<X: Exchange> Conn<X> {
 }
 
 /// Whether little is left of a body.
-fn is_small(body: &impl Body) -> bool {
+fn is_small(body: &StreamBody) -> bool {
     body.ready() <= HTTP2_SMALL_BODY && matches!(body.rest(), Rest::End { .. })
 }
 
 /// Whether nothing is left of a body.
-fn is_at_end(body: &impl Body) -> bool {
+fn is_at_end(body: &StreamBody) -> bool {
     body.ready() == 0 && body.rest() == Rest::End { trailers: false }
 }
 
 /// Appends one frame with at most `most` bytes of a body. Returns the number of bytes of the body; 0 if they must be
 /// produced first, and there is no frame.
-fn put_frame(id: u32, body: &mut impl Body, most: usize, into: &mut impl Gather) -> io::Result<usize> {
+fn put_frame(id: u32, body: &mut StreamBody, most: usize, into: &mut impl Gather) -> io::Result<usize> {
     debug_assert!(body.ready() > 0);
     put_data(id, most, into, |place| {
         let taken = body.take(place)?;

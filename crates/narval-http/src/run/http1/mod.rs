@@ -2,8 +2,7 @@
 //! it wants: to read, to write, to have a worker answer a request, to be called at a deadline, to end.
 //!
 //! Nothing here knows of shards, drivers or threads. What a connection needs from its server is a [`Service`]; the next
-//! action is a value, an [`Act`]. The simulator runs it within a whole server; a property test and a fuzz target run it
-//! alone.
+//! action is a value, an [`Act`].
 //!
 //! ```text
 //!          received            Act::Job
@@ -17,9 +16,7 @@
 
 mod act;
 mod body;
-mod closing;
 mod end;
-mod over;
 mod service;
 mod state;
 
@@ -29,18 +26,20 @@ use std::mem;
 use http::Method;
 
 pub(crate) use self::act::Act;
-pub(crate) use self::closing::{Closing, End};
-pub(crate) use self::over::{Close, Next, Over};
-pub(crate) use self::service::{Exchange, Inline, Service};
-use self::state::{BodyLeft, Reading, Scan, State, Unread};
+use self::service::Inline;
+use self::state::{BodyLeft, Reading, Scan, State};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead, begins_with_head};
 use crate::io::clock::{Millis, millis};
+use crate::io::over::Close;
 use crate::limits::Limits;
+use crate::run::closing::Unread;
+use crate::run::event::Event;
+use crate::run::service::Service;
 
 /// An HTTP/1 connection. An idle one holds no buffer.
-pub(crate) struct Conn<X: Exchange> {
-    state: State<X>,
+pub(crate) struct Conn {
+    state: State,
     reading: Reading,
     /// When to call [`tick`](Self::tick).
     deadline: Millis,
@@ -84,7 +83,7 @@ impl<'a> Input<'a> {
     }
 }
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// A connection whose first head must be complete by `deadline`.
     pub(crate) fn new(deadline: Millis) -> Self {
         Self { state: State::Head(Scan::default()), reading: Reading::Open, deadline, is_new: true }
@@ -119,9 +118,25 @@ impl<X: Exchange> Conn<X> {
         self.is_idle().then(|| self.deadline.saturating_sub(millis(timeout)))
     }
 
+    /// Handles what has happened. Received bytes are the end of `input`.
+    #[inline(always)]
+    pub(crate) fn on(&mut self, event: Event<'_>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
+        match event {
+            Event::Received(_) => self.received(input, service),
+            Event::InputEnded(reason) => self.input_ended(reason, service),
+            Event::Undecodable => self.fail(),
+            Event::Tick => self.tick(input, service),
+            Event::Stop => self.stop(input, service),
+            Event::Answered(close) => self.answered(close, input, service),
+            Event::Ready => self.go_on(input, service),
+            // It has no streams.
+            Event::Noted(..) => Act::Wait,
+        }
+    }
+
     /// Handles received bytes.
     #[inline(always)]
-    pub(crate) fn received(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    fn received(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         if let State::Head(_) = self.state {
             return self.serve(input, service);
         }
@@ -129,7 +144,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     #[inline(never)]
-    fn received_otherwise(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    fn received_otherwise(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         match &self.state {
             State::Head(_) => return self.serve(input, service),
             State::Body(_) => return self.feed_buffer(input, service),
@@ -140,7 +155,7 @@ impl<X: Exchange> Conn<X> {
 
     /// Answers requests that are complete and can be answered inline.
     #[inline(always)]
-    fn serve(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    fn serve(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         // After a response, this is a new scan.
         let State::Head(kept) = &mut self.state else { return Act::Wait };
         let mut scan = mem::take(kept);
@@ -208,7 +223,7 @@ impl<X: Exchange> Conn<X> {
     /// Waits for a head, or the rest of it. `has_answered`: a request was just answered. `has_begun`: part of the next
     /// head is there.
     #[inline(always)]
-    fn await_head(&mut self, has_answered: bool, has_begun: bool, service: &impl Service<X>) {
+    fn await_head(&mut self, has_answered: bool, has_begun: bool, service: &Service<'_>) {
         let idle_until = service.now() + service.keep_alive();
         let State::Head(scan) = &mut self.state else { return };
         if !has_begun {
@@ -222,28 +237,28 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// A request that is not answered inline: the responses before it are sent first, and then its head is read again.
-    fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         if service.has_output() { Act::Again } else { self.begin(head, input, service) }
     }
 
     /// Rejects a malformed request. Later input cannot be parsed; it is only discarded so that the response is not lost
     /// to a reset.
     #[cold]
-    fn reject_head(&mut self, error: ProtoError, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    fn reject_head(&mut self, error: ProtoError, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         service.reject(error, begins_with_head(input.rest()));
         input.use_all();
         self.give_up_input()
     }
 
     /// The current response ends the connection; further input is discarded.
-    fn give_up_input(&mut self) -> Act<X> {
+    fn give_up_input(&mut self) -> Act {
         self.state = State::Head(Scan::default());
         self.read_no_more();
         self.end(Close::Clean { large: false }, None)
     }
 
     /// The last request is being answered from now on. Whether its job has ended without a message is checked periodically.
-    fn run(&mut self, left: BodyLeft<X::Pipe>, service: &impl Service<X>) {
+    fn run(&mut self, left: BodyLeft, service: &Service<'_>) {
         self.state = State::Answering(left);
         self.deadline = service.now() + service.keep_alive();
     }
@@ -256,12 +271,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The last request is answered, and the connection is kept unless it has to `close`.
-    pub(crate) fn answered(
-        &mut self,
-        close: Option<Close>,
-        input: &mut Input<'_>,
-        service: &mut impl Service<X>,
-    ) -> Act<X> {
+    pub(crate) fn answered(&mut self, close: Option<Close>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         let unread = self.take_unread();
         match close {
             Some(close) => self.end(close, unread),
@@ -275,12 +285,12 @@ impl<X: Exchange> Conn<X> {
 
     /// A job has answered the last request without a message, at that time.
     #[inline(always)]
-    pub(crate) fn answered_quietly(&mut self, at: Millis, service: &impl Service<X>) {
+    pub(crate) fn answered_quietly(&mut self, at: Millis, service: &Service<'_>) {
         drop(self.take_unread());
         self.wait_for_head(at, service);
     }
 
-    fn wait_for_head(&mut self, since: Millis, service: &impl Service<X>) {
+    fn wait_for_head(&mut self, since: Millis, service: &Service<'_>) {
         self.state = State::Head(Scan::default());
         self.deadline = since + service.keep_alive();
     }
@@ -296,7 +306,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Everything so far is sent.
-    pub(crate) fn go_on(&mut self, input: &mut Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    pub(crate) fn go_on(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         if !self.is_idle() {
             return Act::Wait;
         }
@@ -308,7 +318,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The client has ended its input (`UnexpectedEof`; it may still read), or the connection broke.
-    pub(crate) fn input_ended(&mut self, reason: io::ErrorKind, service: &mut impl Service<X>) -> Act<X> {
+    fn input_ended(&mut self, reason: io::ErrorKind, service: &mut Service<'_>) -> Act {
         self.reading = Reading::Ended;
         match &mut self.state {
             // Its job gets the error when it sends.
@@ -322,7 +332,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The layer below can no longer decode the client's input, and has an alert to send.
-    pub(crate) fn fail(&mut self) -> Act<X> {
+    fn fail(&mut self) -> Act {
         self.read_no_more();
         if self.is_idle() { self.end(Close::Clean { large: false }, None) } else { Act::Wait }
     }

@@ -1,9 +1,12 @@
 //! How connections of every protocol end.
 
-use super::over::Close;
-use super::state::Unread;
 use crate::io::clock::{Millis, millis};
+use crate::io::over::Close;
 use crate::limits::{LINGER_LOOK, Limits};
+use crate::run::intake::incoming_body::IncomingBody;
+
+/// The rest of the body of an answered request. It is received so that the client gets to reading the response.
+pub(crate) type Unread = Option<Box<IncomingBody>>;
 
 /// The end of a connection whose output is sent.
 pub(crate) struct End {

@@ -1,10 +1,12 @@
 use std::io;
 use std::mem;
+use std::sync::Arc;
 
-use super::service::Exchange;
 use crate::http1::head::HeadScan;
-use crate::intake::incoming_body::IncomingBody;
-use crate::intake::{InMemory, Pipe, Receiver};
+use crate::message::body::pipe::{BodyPipe, Receiver};
+use crate::run::closing::Unread;
+use crate::run::intake::InMemory;
+use crate::run::intake::incoming_body::IncomingBody;
 
 /// The client's side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +21,14 @@ pub(super) enum Reading {
 }
 
 /// The state of a connection, with the data of each state.
-pub(super) enum State<X: Exchange> {
+pub(super) enum State {
     /// Waiting for a request's head.
     Head(Scan),
     /// Receiving a request body into memory.
     Body(Box<InMemory>),
     /// The last request is being answered.
-    Answering(BodyLeft<X::Pipe>),
+    Answering(BodyLeft),
 }
-
-/// The rest of the body of an answered request. It is received so that the client gets to reading the response.
-pub(super) type Unread = Option<Box<IncomingBody>>;
 
 /// How far a head has been received.
 #[derive(Debug, Default)]
@@ -41,14 +40,14 @@ pub(super) struct Scan {
 }
 
 /// The unreceived part of the body of a request that is being answered.
-pub(super) enum BodyLeft<P> {
+pub(super) enum BodyLeft {
     /// Nothing: it is complete, or there is none.
     Nothing,
     /// The handler reads it from a pipe, until the response begins.
-    Streamed { incoming: Box<IncomingBody>, pipe: P },
+    Streamed { incoming: Box<IncomingBody>, pipe: Arc<BodyPipe> },
 }
 
-impl<X: Exchange> State<X> {
+impl State {
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn name(&self) -> &'static str {
         match self {
@@ -59,7 +58,7 @@ impl<X: Exchange> State<X> {
     }
 }
 
-impl<P: Pipe> BodyLeft<P> {
+impl BodyLeft {
     /// Counts bytes that the handler has received itself.
     pub(super) fn catch_up(&mut self) {
         if let Self::Streamed { incoming, pipe } = self {

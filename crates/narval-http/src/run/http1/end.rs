@@ -3,17 +3,17 @@
 use std::io;
 
 use super::act::Act;
-use super::closing::End;
-use super::over::Close;
-use super::service::{Exchange, Service};
-use super::state::{BodyLeft, Reading, State, Unread};
+use super::state::{BodyLeft, Reading, State};
 use super::{Conn, Input};
 use crate::io::clock::millis;
+use crate::io::over::Close;
 use crate::limits::FIRST_REQUEST_GRACE;
+use crate::run::closing::{End, Unread};
+use crate::run::service::Service;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Called when the deadline may have passed.
-    pub(crate) fn tick(&mut self, input: &Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    pub(super) fn tick(&mut self, input: &Input<'_>, service: &mut Service<'_>) -> Act {
         match &self.state {
             _ if self.deadline > service.now() => Act::Wait,
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
@@ -30,17 +30,17 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Ends a connection whose last response is sent, or whose client has ended its input.
-    pub(super) fn end_cleanly(&self, service: &impl Service<X>) -> Act<X> {
+    pub(super) fn end_cleanly(&self, service: &Service<'_>) -> Act {
         self.end(Close::Clean { large: service.last_was_large() }, None)
     }
 
     /// Ends a connection.
-    pub(super) fn end(&self, close: Close, unread: Unread) -> Act<X> {
+    pub(super) fn end(&self, close: Close, unread: Unread) -> Act {
         Act::End(End { close, is_read: self.reading == Reading::Open, unread })
     }
 
     /// The server stops: an idle connection ends, others finish first. A new one may still send a request.
-    pub(crate) fn stop(&mut self, input: &Input<'_>, service: &mut impl Service<X>) -> Act<X> {
+    pub(super) fn stop(&mut self, input: &Input<'_>, service: &mut Service<'_>) -> Act {
         match self.state {
             State::Head(_) if self.is_new && self.reading == Reading::Open && input.rest().is_empty() => {
                 self.deadline = self.deadline.min(service.now() + millis(FIRST_REQUEST_GRACE));

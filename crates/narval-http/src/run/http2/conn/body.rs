@@ -5,20 +5,21 @@ use std::io;
 use http::HeaderMap;
 
 use super::Conn;
-use super::service::{Ending, Exchange, Service};
 use super::stream::{How, Receiving};
 use crate::http2::frame::{self, ErrorCode};
 use crate::http2::response;
-use crate::intake::body_memory::NextStep;
-use crate::intake::{InMemory, Look, Pipe, look_at_piped, too_slow};
 use crate::io::clock::{Millis, millis};
 use crate::limits::{
     HTTP2_BODY_WINDOW, HTTP2_STREAM_WINDOW_MAX, HTTP2_WINDOW_FACTOR_MAX, HTTP2_WINDOW_GROWTH_MAX, HTTP2_WINDOW_HALF,
 };
+use crate::message::body::memory::NextStep;
+use crate::run::http2::service::Ending;
+use crate::run::intake::{InMemory, Look, look_at_piped, too_slow};
+use crate::run::service::Service;
 
-impl<X: Exchange> Conn<X> {
+impl Conn {
     /// Handles a received part of a request body.
-    pub(super) fn body_data(&mut self, id: u32, data: &[u8], service: &mut impl Service<X>) {
+    pub(super) fn body_data(&mut self, id: u32, data: &[u8], service: &mut Service<'_>) {
         // A stream's buffer is bounded by its own window: a slow handler does not stop the other streams.
         self.credit_connection(data.len());
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
@@ -91,7 +92,7 @@ impl<X: Exchange> Conn<X> {
             }
             Err(error) => {
                 let is_head = self.streams.get(&id).is_some_and(|stream| stream.is_head);
-                let answer = service.reject(error, is_head);
+                let answer = service.reject_on_stream(error, is_head);
                 self.set_receiving(id, Receiving::Unread);
                 self.answer(id, answer, service);
             }
@@ -99,7 +100,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The client has sent all of a request body.
-    pub(super) fn body_end(&mut self, id: u32, trailers: Option<HeaderMap>, service: &mut impl Service<X>) {
+    pub(super) fn body_end(&mut self, id: u32, trailers: Option<HeaderMap>, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_reset) else { return };
         let is_whole = match &mut stream.receiving {
             Receiving::Ahead { has_ended, .. } => {
@@ -128,13 +129,13 @@ impl<X: Exchange> Conn<X> {
 
     /// The response is sent, and the client continues for too long, or too slowly, with a body that nobody reads (RFC 9113
     /// section 8.1).
-    fn stop_discarding(&mut self, id: u32, service: &mut impl Service<X>) {
+    fn stop_discarding(&mut self, id: u32, service: &mut Service<'_>) {
         frame::push_reset(&mut self.out, id, ErrorCode::NoError);
         self.drop_stream(id, How::ByUs, Ending::Complete, service);
     }
 
     /// A body does not have the announced length: the request is malformed (RFC 9113 section 8.1.1).
-    fn break_body(&mut self, id: u32, service: &mut impl Service<X>) {
+    fn break_body(&mut self, id: u32, service: &mut Service<'_>) {
         service.count_malformed();
         if let Err(error) = self.reset(id, ErrorCode::ProtocolError, service) {
             self.fail(error.0, error.1, service);
@@ -161,7 +162,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Streams the rest of a body to a handler.
-    fn stream_body(&mut self, id: u32, service: &mut impl Service<X>) {
+    fn stream_body(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Some(request) = stream.take_memory() else { return };
         if request.is_awaited {
@@ -172,19 +173,14 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Streams a body to a handler. `continue_due`: the client waits for `100 Continue`.
-    pub(super) fn stream(&mut self, id: u32, request: InMemory, continue_due: bool, service: &mut impl Service<X>) {
-        let (request, incoming, pipe) = request.streamed(|body, _| service.pipe(id, body, continue_due));
+    pub(super) fn stream(&mut self, id: u32, request: InMemory, continue_due: bool, service: &mut Service<'_>) {
+        let (request, incoming, pipe) = request.streamed(|body, _| service.pipe_on_stream(id, body, continue_due));
         self.set_receiving(id, Receiving::Piped { incoming, pipe });
         self.ask(id, request);
     }
 
-    /// The handler has read, and there may be room for more.
-    pub(crate) fn body_wanted(&mut self, id: u32) {
-        self.credit_if_room(id, 0);
-    }
-
-    /// Returns used bytes to a stream's window, and those withheld before, unless the handler must read first.
-    fn credit_if_room(&mut self, id: u32, bytes: usize) {
+    /// Returns used bytes to a stream's window, and those withheld before, unless the handler must read first. It may have read.
+    pub(super) fn credit_if_room(&mut self, id: u32, bytes: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.withheld += bytes;
         let Receiving::Piped { incoming, pipe } = &mut stream.receiving else { return };
@@ -197,7 +193,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// The handler wants the body; the client waits for `100 Continue`.
-    pub(crate) fn continue_wanted(&mut self, id: u32) {
+    pub(super) fn continue_wanted(&mut self, id: u32) {
         let is_open = self.streams.get(&id).is_some_and(|stream| !stream.is_reset && !stream.is_received());
         if is_open {
             self.inform(id, &response::continue_block());
@@ -243,7 +239,7 @@ impl<X: Exchange> Conn<X> {
     }
 
     /// Checks the progress of a body; returns when to do so again.
-    pub(super) fn check_body(&mut self, id: u32, service: &mut impl Service<X>) -> Option<Millis> {
+    pub(super) fn check_body(&mut self, id: u32, service: &mut Service<'_>) -> Option<Millis> {
         let now = service.now();
         let stream = self.streams.get_mut(&id)?;
         // The connection ticks for other streams, too. What a client must send between two checks is for the time between them.
@@ -275,7 +271,7 @@ impl<X: Exchange> Conn<X> {
             Receiving::Piped { pipe, .. } => pipe.abort(io::ErrorKind::TimedOut),
             _ => {
                 let is_head = stream.is_head;
-                let answer = service.reject(too_slow(), is_head);
+                let answer = service.reject_on_stream(too_slow(), is_head);
                 self.answer(id, answer, service);
             }
         }

@@ -1,0 +1,152 @@
+//! What an HTTP/1 connection needs from its server.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use crate::http1::ProtoError;
+use crate::http1::head::{LastHead, ParsedHead};
+use crate::io::clock::Millis;
+use crate::io::out_buf::OutBuf;
+use crate::io::over::Close;
+use crate::limits::{INLINE_BATCH_MAX, Limits};
+use crate::message::body::memory::Buffered;
+use crate::message::body::pipe::BodyPipe;
+use crate::observe::access_log::{Entry, Watch};
+use crate::run::answer_context::{AnswerContext, PendingLate};
+use crate::run::service::{Service, answer_to};
+use crate::run::transmit::{Encoded, Outgoing, Rest, encode};
+use crate::{HeadRef, Response};
+
+/// The result of [`Service::inline`].
+pub(super) enum Inline {
+    /// Answered; the response is gathered after the previous ones.
+    Answered,
+    /// Answered; enough is gathered.
+    Enough,
+    /// Answered; nothing follows on this connection.
+    Last(Close),
+    /// Answered with more than bytes in memory. Includes the gathered responses before it.
+    Answer(Box<Outgoing>),
+    /// The answer follows later.
+    Later(Box<PendingLate>),
+    /// A worker must answer it.
+    Job(Box<ParsedHead>),
+}
+
+impl Service<'_> {
+    /// How long a connection may be idle.
+    #[inline(always)]
+    pub(super) fn keep_alive(&self) -> Millis {
+        self.local.keep_alive
+    }
+
+    /// The last head, in case the next one repeats it, and the limits of heads.
+    #[inline(always)]
+    pub(super) fn heads(&mut self) -> (&mut LastHead, &Limits) {
+        (&mut self.local.last_head, &self.local.server.limits)
+    }
+
+    /// Answers a request without a body inline, if possible. `for_engine`: it is `OPTIONS *`, which is about the server
+    /// as a whole.
+    #[inline(always)]
+    pub(super) fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], for_engine: bool) -> Inline {
+        let local = &mut *self.local;
+        let view = HeadRef::new(bytes, &head.parts, self.connection.remote());
+        let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
+        let Some(response) = answer else { return Inline::Job(head) };
+        let entry = local.entry(&view);
+        local.counters.requests_inline.add(1);
+        if response.late.is_some() {
+            return late(response, &head, entry);
+        }
+        let before = local.out.len();
+        let mut encoded = encode(response, answer_to(&head), &mut local.out);
+        local.last_head.give_back(head);
+        local.spent = encoded.spent.take();
+        let status = encoded.status.as_u16();
+        if !matches!(encoded.rest, Rest::None) {
+            return more(std::mem::take(&mut *local.out), encoded, entry);
+        }
+        let bytes = (local.out.len() - before) as u64;
+        local.server.record(&local.counters, status, bytes, false, None);
+        if let Some(entry) = entry {
+            local.server.log(entry, status, bytes, false);
+        }
+        if !encoded.keep_alive {
+            local.out.ends = true;
+            return Inline::Last(Close::after(local.out.len() as u64));
+        }
+        if !local.out.tail.is_empty() || local.out.len() > INLINE_BATCH_MAX { Inline::Enough } else { Inline::Answered }
+    }
+
+    /// Whether there are gathered responses that are not sent yet.
+    #[inline(always)]
+    pub(super) fn has_output(&self) -> bool {
+        !self.local.out.is_empty()
+    }
+
+    /// Answers a malformed request.
+    pub(super) fn reject(&mut self, error: ProtoError, is_head: bool) {
+        self.local.counters.rejected.add(1);
+        let response = self.local.server.reject(error);
+        self.local.answer_last(response, is_head);
+    }
+
+    /// Answers 408 to a request whose body arrived too slowly.
+    pub(super) fn time_out(&mut self, error: ProtoError, is_head: bool) {
+        let response = self.local.server.reject(error);
+        self.local.answer_last(response, is_head);
+    }
+
+    /// Answers 503 because there is no memory for the request's body.
+    pub(super) fn refuse(&mut self, is_head: bool) {
+        self.local.counters.overloaded.add(1);
+        let overloaded = self.local.server.overloaded.clone();
+        self.local.answer_last(overloaded.into(), is_head);
+    }
+
+    /// A pipe that starts with the received bytes. `rest`: bytes still to come, if the body's length was announced;
+    /// `continue_due`: the client waits for `100 Continue`.
+    pub(super) fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> Arc<BodyPipe> {
+        let window = self.local.server.limits.body_window;
+        // On a TLS connection only the shard may receive: other records may arrive between those of the body.
+        let rest = rest.filter(|_| self.connection.tls.is_none());
+        Arc::new(BodyPipe::new(self.connection.carrier(), window, continue_due, begun).with_rest(rest))
+    }
+
+    /// Sends `100 Continue`.
+    pub(super) fn send_continue(&self) {
+        self.connection.send_continue();
+    }
+
+    /// Whether much of the last response may still be in flight.
+    pub(super) fn last_was_large(&self) -> bool {
+        self.connection.last_was_large()
+    }
+}
+
+/// An inline response that is not only memory, after the gathered ones.
+#[cold]
+#[inline(never)]
+fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inline {
+    let mut outgoing = match encoded.rest {
+        Rest::File(range) => Outgoing::file(collected, range),
+        Rest::Feed { feed, is_chunked } => Outgoing::feed(collected, feed, is_chunked),
+        Rest::None => Outgoing::memory(collected),
+    };
+    (outgoing.keep_alive, outgoing.status) = (encoded.keep_alive, encoded.status.as_u16());
+    outgoing.kept = encoded.kept;
+    outgoing.watch = Watch::of(entry);
+    Inline::Answer(Box::new(outgoing))
+}
+
+/// An inline answer that follows later.
+#[cold]
+#[inline(never)]
+fn late(response: Response, head: &ParsedHead, entry: Option<Box<Entry>>) -> Inline {
+    let watch = Watch::of(entry);
+    let context = AnswerContext { watch, ..AnswerContext::new(answer_to(head), None) };
+    let late = response.late.map(|later| Box::new(PendingLate { later: *later, context }));
+    late.map_or(Inline::Answered, Inline::Later)
+}
