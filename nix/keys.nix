@@ -61,6 +61,12 @@ kinds: with kinds; {
   upstream-skip = key (oneOrMore types.str) "Names of paths, without the hash part, that no upstream is asked for where the name is known: `mycorp-*`; see docs/cache.md#names-that-stay-here.";
   upstream-rate-min = key size "Lowest rate of a download, in bytes a second: below it, the rest of a NAR is fetched from another upstream; see docs/cache.md#several-upstreams.";
   upstream-when-down = key (types.enum [ "absent" "unavailable" ]) "What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams.";
+  neighbours = key types.bool "Whether near caches on the networks of `neighbours-on` find one another, and take signed paths of upstreams from each other; see docs/near.md#neighbours.";
+  neighbours-on = key (oneOrMore types.nonEmptyStr) "Network with neighbours: the address of its gateway, the name of an interface, or `any`.";
+  neighbours-only-on = key (types.enum [ "any" "ac" ]) "When neighbours are asked and answered.";
+  neighbours-rate-max = key size "What is sent to neighbours in a second, in bytes, all together.";
+  neighbours-patience = key time "How long a neighbour may take to answer, and be silent while it sends a NAR.";
+  neighbours-nars-max = key (types.ints.between 1 4096) "How many NARs are sent to neighbours at the same time.";
   cache = tables "Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`." {
     name = required cacheName "Name of a cache that takes uploads; see docs/configuration.md#several-caches. The cache `default` is at `/`, others are below `/NAME`.";
     description = key types.nonEmptyStr "Plain text that the page shows about the cache, such as who pushes to it.";

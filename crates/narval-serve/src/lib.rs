@@ -57,4 +57,5 @@ pub use service::open::ServiceError;
 pub use service::{Service, Sources, WrittenCache};
 pub use state::ServerState;
 pub use upload::SMALL_UPLOAD_BYTES;
+pub use upstream::neighbours::{ForNeighbours, NeighbourLimits};
 pub use warm::{Warmed, WarmedDelta, warm, warm_delta};

@@ -434,11 +434,12 @@ fn a_near_cache_of_a_machine_is_written_into_an_image() {
         command.args(["use", "--near", "--yes", "--root", root.to_str().unwrap()]).args(args);
         command.env_remove("NIX_CONF_DIR").env("HOME", home.store.path("home")).output().unwrap()
     };
-    let used = narval(&["--size", "3G"]);
+    let used = narval(&["--size", "3G", "--neighbours-on", "192.168.1.1", "--neighbours-only-on", "ac"]);
     assert!(used.status.success(), "{}", error(&used));
     let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
     let config = read("etc/narval/near.toml");
     assert!(config.contains("upstream-size = 3221225472\n") && config.contains("url = \"https://cache.nixos.org\""));
+    assert!(config.contains("neighbours = true\nneighbours-on = [\"192.168.1.1\"]\nneighbours-only-on = \"ac\"\n"));
     assert!(read("etc/nix/nix.conf").starts_with("cores = 3\n# narval use --near\nsubstituters = http://127.0.0.1:50"));
     let checked =
         Command::new(NARVAL).args(["config", "check"]).arg(root.join("etc/narval/near.toml")).output().unwrap();

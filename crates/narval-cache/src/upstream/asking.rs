@@ -86,7 +86,11 @@ impl Shared {
             let checked_by = pace.begun + pace.all_after;
             remotes.retain(|remote| !self.lacks(remote, &hash_part, checked_by));
         }
-        let asked = race(&remotes, &self.hedges, pace, move |remote| remote.narinfo(hash_part))?;
+        let asked = race(&remotes, &self.hedges, pace, move |remote| remote.narinfo(hash_part));
+        let asked = match asked {
+            Err(unavailable) => return self.near_narinfo(hash_part).map(Some).ok_or(unavailable),
+            Ok(asked) => asked,
+        };
         let Some((remote, info)) = asked else {
             // What a filter says holds for this moment.
             if remotes.len() == all.len() {

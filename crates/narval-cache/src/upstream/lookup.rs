@@ -16,6 +16,7 @@ use quick_cache::sync::Cache as Memory;
 use super::ahead::Ahead;
 use super::known::Known;
 use super::nar::bases::Bases;
+use super::neighbours::list::Neighbours;
 use super::options::{Deadline, UpstreamOptions, UpstreamsOptions, WhenDown};
 use super::question::{NoAnswer, Patience};
 use super::race::trace::{Trace, Traces};
@@ -107,6 +108,7 @@ impl Upstreams {
                 }),
                 bases: Bases::default(),
                 traces: Traces::default(),
+                neighbours: Neighbours::default(),
                 forgotten: AtomicU64::new(0),
                 counted_absent: AtomicU64::new(0),
                 kept_hits: AtomicU64::new(0),

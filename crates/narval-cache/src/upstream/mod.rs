@@ -24,6 +24,7 @@ mod known;
 mod lookup;
 mod nar;
 mod narinfos;
+mod neighbours;
 mod options;
 mod question;
 mod race;
@@ -38,6 +39,8 @@ use std::time::Duration;
 
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress, Waits};
+pub use neighbours::list::NEIGHBOURS_MAX;
+pub use neighbours::offers::Offer;
 pub use options::{Deadline, NamePattern, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
 pub use race::trace::{Event, Happened, Trace, TraceEnd};
 pub use small::Small;

@@ -32,6 +32,8 @@ pub struct UpstreamOptions {
     pub stall_timeout: Duration,
     /// Names that it is never asked for, as far as the name of a path is known. What it says of such a path is not used either.
     pub skip: Vec<NamePattern>,
+    /// Whether neighbours may have its paths. Those without a signature by one of `keys` are not for them.
+    pub offered: bool,
 }
 
 impl UpstreamOptions {
@@ -46,6 +48,7 @@ impl UpstreamOptions {
             timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
             skip: Vec::new(),
+            offered: false,
         }
     }
 }

@@ -12,6 +12,7 @@ use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
 
+use super::neighbours::nearby::Nearby;
 use super::options::{NamePattern, UpstreamOptions};
 use super::said::Said;
 use super::standing::counts::{Asked, Counts};
@@ -46,11 +47,25 @@ pub(super) struct Remote {
     in_time: Duration,
     /// The path that was asked for last.
     last: Mutex<Option<HashPart>>,
+    /// Whether neighbours may have its paths.
+    pub(super) is_offered: bool,
+    /// If it is a neighbour.
+    pub(super) nearby: Option<Nearby>,
 }
 
 impl Remote {
     pub(super) fn new(options: UpstreamOptions, store_dir: &StoreDir, in_time: Duration) -> Self {
-        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout, skip } =
+        Self::of(options, store_dir, in_time, None)
+    }
+
+    /// A neighbour. A proxy of this machine does not lead to it.
+    pub(super) fn nearby(options: UpstreamOptions, store_dir: &StoreDir, nearby: Nearby) -> Self {
+        let timeout = options.timeout;
+        Self::of(options, store_dir, timeout, Some(nearby))
+    }
+
+    fn of(options: UpstreamOptions, store_dir: &StoreDir, in_time: Duration, nearby: Option<Nearby>) -> Self {
+        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout, skip, offered } =
             options;
         // What it answers is shown to anybody: it must not be that of a server in our own network. Requests to buckets are not redirected.
         let is_http = matches!(url.scheme(), Scheme::Http | Scheme::Https);
@@ -60,7 +75,7 @@ impl Remote {
             Arc::new(client(ClientOptions {
                 credentials: Credentials::new(credentials.clone(), std::slice::from_ref(&url)).only_for_caches(),
                 bounds: bounds.clone(),
-                proxies: Proxies::from_env(),
+                proxies: if nearby.is_some() { Proxies::default() } else { Proxies::from_env() },
                 connect_timeout: timeout,
                 stall_timeout,
                 retry,
@@ -88,7 +103,32 @@ impl Remote {
             skip,
             in_time,
             last: Mutex::default(),
+            is_offered: offered,
+            nearby,
         }
+    }
+
+    /// Whether it is a neighbour.
+    pub(super) const fn is_near(&self) -> bool {
+        self.nearby.is_some()
+    }
+
+    /// Forgets a neighbour. Returns whether it is one.
+    pub(super) fn goes(&self) -> bool {
+        self.nearby.as_ref().inspect(|nearby| nearby.goes()).is_some()
+    }
+
+    /// Records whether a neighbour has answered, or not in time.
+    pub(super) fn owes(&self, owes: bool) {
+        if let Some(nearby) = &self.nearby {
+            nearby.owes(owes);
+        }
+    }
+
+    /// A narinfo as it is trusted from this upstream: `None` if it is not signed by one of its keys.
+    pub(super) fn signed(&self, info: &NarInfo) -> Option<NarInfo> {
+        let mut info = info.clone();
+        (self.is_signed() && self.check(&mut info).is_ok()).then_some(info)
     }
 
     /// Whether it sends deltas of NARs, if that is known.
@@ -191,6 +231,7 @@ impl Remote {
     /// Records that it has answered what was asked for a narinfo.
     pub(super) fn answered(&self, asked: Asked, time: Duration) {
         self.counts.add(asked, time);
+        self.owes(false);
         self.health.answered(asked == Asked::Found, time, time <= self.in_time);
     }
 
@@ -265,12 +306,16 @@ impl Remote {
     /// Records that it has not answered within this time what was asked then; `is_awake`: and that this machine had the time to notice.
     pub(super) fn is_late(self: &Arc<Self>, since: Instant, within: Duration, is_awake: bool) {
         self.counts.late();
+        if self.is_near() {
+            return self.owes(true);
+        }
         let unanswered = if is_awake { self.asked.taken() } else { 1 };
         self.probe_if(self.health.late(since, within, unanswered));
     }
 
     fn probe_if(self: &Arc<Self>, must: bool) {
-        if must {
+        // A neighbour that fails is forgotten.
+        if !self.goes() && must {
             probe::start(self);
         }
     }

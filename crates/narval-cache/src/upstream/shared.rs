@@ -14,6 +14,7 @@ use quick_cache::sync::Cache as Memory;
 use super::ahead::Ahead;
 use super::known::Known;
 use super::nar::bases::Bases;
+use super::neighbours::list::Neighbours;
 use super::options::Deadline;
 use super::question::{Patience, Question};
 use super::race::trace::Traces;
@@ -42,6 +43,7 @@ pub(super) struct Shared {
     pub(super) walks: Walks,
     pub(super) bases: Bases,
     pub(super) traces: Traces,
+    pub(super) neighbours: Neighbours,
     pub(super) forgotten: AtomicU64,
     pub(super) counted_absent: AtomicU64,
     pub(super) kept_hits: AtomicU64,

@@ -2,5 +2,6 @@
 
 pub(crate) mod nar;
 pub(crate) mod narinfo;
+pub(crate) mod neighbours;
 pub(crate) mod small;
 pub(crate) mod traces;

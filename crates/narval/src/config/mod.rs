@@ -43,6 +43,7 @@ pub use tables::access_log::{AccessLog, BoxedLog, open as open_access_log};
 pub use tables::cache::Cache;
 pub use tables::limits::{Limits, saturated};
 pub use tables::nar_cache::{NarCache, NarFolder, Warming};
+pub use tables::neighbours::{Neighbours, OnlyOn};
 pub use tables::oidc::{Oidc, OidcRule};
 pub use tables::project::{LockFile, LockedPackage, LockedPath, ProjectFile};
 pub use tables::proxies::Proxies;
@@ -110,6 +111,8 @@ table! {
         tls: Tls = Nested::Table(Some("HTTPS")),
         /// The upstreams of the cache at `/`.
         upstreams: Upstreams = Nested::Here(Some("Upstreams")),
+        /// The neighbours of the cache at `/`.
+        neighbours: Neighbours = Nested::Here(Some("Neighbours")),
         /// Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`.
         cache: Vec<Cache> = Nested::Table(None),
         /// CI platforms whose jobs get tokens.
@@ -197,6 +200,7 @@ impl ServeConfig {
         wrong.extend(self.oidc.iter().filter_map(|oidc| oidc.issuer().err()));
         wrong.extend(self.tls.check().err());
         wrong.extend(self.proxies.check().err());
+        wrong.extend(self.neighbours.check(self.caches().first().is_some_and(|cache| !cache.upstream.is_empty())));
         let in_bucket = self.is_in_bucket() || (self.data.is_none() && has_data);
         if self.redirect.value != Redirect::Off && !in_bucket {
             wrong.push(self.redirect.origin.error("redirect", "needs --data in a bucket (s3://…)"));

@@ -58,7 +58,13 @@ fn systemd_accepts_the_units_without_a_warning() {
     let names = units(folder.path());
     assert_eq!(
         names,
-        ["narval-follow.service", "narval-serve.service", "narval-serve.socket", "narval-watch-store.service"]
+        [
+            "narval-follow.service",
+            "narval-serve.service",
+            "narval-serve.socket",
+            "narval-warm.service",
+            "narval-watch-store.service"
+        ]
     );
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]).args(&names).current_dir(folder.path());

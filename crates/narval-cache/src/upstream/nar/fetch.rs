@@ -40,12 +40,13 @@ impl Fetch {
         base: impl FnOnce() -> Option<Base<'a>>,
     ) -> Result<(), Trouble> {
         let Places { remote, info, .. } = &self.places;
-        let is_nar = info.compression == Compression::None
-            && info.file_hash.is_none_or(|hash| hash == Hash::from(info.nar_hash));
-        let result = match self.plain || is_nar {
-            true => self.fetch_plain(file.file(), self.plain.then(base).flatten()),
-            false => self.fetch(file.file()),
+        let fetching = self.places.shared.fetching(info, self.plain);
+        let result = match self.take_from_neighbour(file.file(), fetching.as_ref()) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.fetch_file(file.file(), base),
+            Err(trouble) => Err(trouble),
         };
+        drop(fetching);
         match &result {
             Ok(()) => self.fill.ends(FillEnd::Complete),
             Err(_) if self.fill.is_abandoned() => {
@@ -78,6 +79,17 @@ impl Fetch {
             }
         }
         result
+    }
+
+    /// Fetches a file of it from the places that it is at.
+    pub(super) fn fetch_file<'a>(&self, file: &File, base: impl FnOnce() -> Option<Base<'a>>) -> Result<(), Trouble> {
+        let info = &self.places.info;
+        let is_nar = info.compression == Compression::None
+            && info.file_hash.is_none_or(|hash| hash == Hash::from(info.nar_hash));
+        match self.plain || is_nar {
+            true => self.fetch_plain(file, self.plain.then(base).flatten()),
+            false => self.fetch(file),
+        }
     }
 
     fn fetch_plain(&self, file: &File, base: Option<Base<'_>>) -> Result<(), Trouble> {

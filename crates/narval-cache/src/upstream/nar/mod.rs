@@ -4,6 +4,7 @@ pub(in crate::upstream) mod bases;
 pub(in crate::upstream) mod fetch;
 pub(in crate::upstream) mod name;
 pub(in crate::upstream) mod nars;
+mod near;
 pub(in crate::upstream) mod places;
 pub(in crate::upstream) mod plain;
 mod rate;

@@ -98,7 +98,8 @@ impl Shared {
         let file = self.kept.take().map_err(failed)?;
         let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
         let (shared, remote, info) = (Arc::clone(self), Arc::clone(&known.remote), Arc::clone(&known.info));
-        let fetch = Fetch { places: Places { shared, remote, info }, fill: Arc::clone(&fill), plain: known.plain };
+        let fetch =
+            Fetch { places: Places { shared, remote, info, near: None }, fill: Arc::clone(&fill), plain: known.plain };
         let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
         let id = request_id::current();
         let run = move || {

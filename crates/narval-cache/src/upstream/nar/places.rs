@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use narval_client::{HttpError, Trouble};
 use narval_nix::{Compression, NarInfo};
+use parking_lot::Mutex;
 
 use crate::CacheFile;
 use crate::upstream::Unavailable;
+use crate::upstream::neighbours::asking::Near;
 use crate::upstream::options::Deadline;
 use crate::upstream::question::PATIENCE;
 use crate::upstream::race::trace::{self, Happened};
@@ -25,6 +27,15 @@ pub(in crate::upstream) struct Places {
     pub(in crate::upstream) shared: Arc<Shared>,
     pub(in crate::upstream) remote: Arc<Remote>,
     pub(in crate::upstream) info: Arc<NarInfo>,
+    /// If it is to come from neighbours. Upstreams continue what they do not finish.
+    pub(in crate::upstream) near: Option<FromNear>,
+}
+
+/// Neighbours that have a NAR.
+pub(in crate::upstream) struct FromNear {
+    pub(in crate::upstream) near: Near,
+    /// Those that have sent some of it.
+    pub(in crate::upstream) used: Mutex<Vec<Arc<Remote>>>,
 }
 
 /// A file of the NAR that has been opened.
@@ -58,7 +69,8 @@ impl Same {
 impl Places {
     /// The upstreams that may have it, without those that were tried.
     pub(in crate::upstream) fn others(&self, tried: &[Arc<Remote>]) -> Vec<Arc<Remote>> {
-        let mut remotes = self.shared.remotes_for(&self.info.path.hash_part());
+        let mut remotes = self.near.as_ref().map_or_else(Vec::new, |from| from.near.remotes.clone());
+        remotes.extend(self.shared.remotes_for(&self.info.path.hash_part()));
         remotes.retain(|remote| !tried.iter().any(|other| Arc::ptr_eq(other, remote)));
         remotes
     }
@@ -75,6 +87,9 @@ impl Places {
 
     /// Opens the file: at its own upstream if that answers soon.
     pub(in crate::upstream) fn open(&self) -> Result<Opened, Trouble> {
+        if let Some(from) = &self.near {
+            return self.race(&from.near.remotes, 0, Same::File).ok_or(Trouble::Absent);
+        }
         let mut remotes = self.others(std::slice::from_ref(&self.remote));
         remotes.insert(0, Arc::clone(&self.remote));
         if remotes.len() > 1
@@ -113,9 +128,30 @@ impl Places {
         Some(opened)
     }
 
+    /// How long this one may be silent, if it is a neighbour.
+    pub(in crate::upstream) fn patience(&self, remote: &Remote) -> Option<Duration> {
+        self.near.as_ref().filter(|_| remote.is_near()).map(|from| from.near.patience)
+    }
+
+    /// Forgets the neighbours that have sent some of it: it is wrong.
+    pub(in crate::upstream) fn blame(&self) {
+        for remote in self.near.iter().flat_map(|from| from.used.lock().clone()) {
+            remote.goes();
+        }
+    }
+
     fn race(&self, remotes: &[Arc<Remote>], position: u64, same: Same) -> Option<Opened> {
         let (own, info) = (Arc::clone(&self.remote), Arc::clone(&self.info));
+        let near = self.near.as_ref().map(|from| Arc::clone(&from.near.info));
         let open = move |remote: &Arc<Remote>| {
+            if let Some(near) = near.as_ref().filter(|_| remote.is_near()) {
+                let said = remote.open_nar(Arc::clone(near), position);
+                if matches!(said, Said::Absent) {
+                    // It has said otherwise.
+                    remote.goes();
+                }
+                return said;
+            }
             if Arc::ptr_eq(remote, &own) {
                 return remote.open_nar(Arc::clone(&info), position);
             }
@@ -126,9 +162,18 @@ impl Places {
             }
         };
         let hedge_after = self.deadline().absent_after / 2;
-        let all_after = ALL_AFTER.max(hedge_after);
-        let pace = Pace { all_after, equal: Some(hedge_after), ..Pace::ranked("NAR", PATIENCE) };
+        let pace = match self.patience(remotes.first()?) {
+            // Those that do not open it in time are late.
+            Some(patience) => Pace { all_after: patience, equal: Some(patience / 2), ..Pace::ranked("NAR", patience) },
+            None => {
+                let all_after = ALL_AFTER.max(hedge_after);
+                Pace { all_after, equal: Some(hedge_after), ..Pace::ranked("NAR", PATIENCE) }
+            }
+        };
         let (remote, (info, body)) = race(remotes, &self.shared.hedges, pace, open).ok().flatten()?;
+        if let Some(from) = self.near.as_ref().filter(|_| remote.is_near()) {
+            from.used.lock().push(Arc::clone(&remote));
+        }
         Some(Opened { remote, info, body })
     }
 }
@@ -163,6 +208,7 @@ impl Remote {
     ) -> Result<Option<CacheFile>, HttpError> {
         let began = Instant::now();
         let opened = open();
+        self.owes(false);
         let asked = match &opened {
             Ok(Some(_)) => Asked::Found,
             Ok(None) => Asked::Absent,

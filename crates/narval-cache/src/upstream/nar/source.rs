@@ -117,6 +117,7 @@ impl<'a> Source<'a> {
         tracing::debug!("upstream {}: {error}", failed.url());
         trace::left(failed, self.position, &error.to_string());
         failed.health.nar_failed();
+        failed.goes();
         self.tried.push(Arc::clone(failed));
         let gone = HttpError::Truncated { received: self.position, expected: self.opened.body.total_len() };
         if self.otherwise == Otherwise::Stop {
@@ -138,7 +139,9 @@ impl<'a> Source<'a> {
     fn read_here(&mut self, out: &mut [u8]) -> Result<Option<usize>, HttpError> {
         let deadline = self.places.deadline();
         let (absent_after, short) = (deadline.absent_after, deadline.absent_after / SLOTS);
+        let patience = self.places.patience(&self.opened.remote);
         let (window, look_every) = match self.others {
+            true if let Some(patience) = patience => (patience, patience / SLOTS),
             true if self.opened.remote.health.doubts_nars() => (absent_after / DOUBTED, short),
             true => (absent_after, short),
             false => (self.opened.remote.stall_timeout, LOOK_EVERY),

@@ -11,4 +11,5 @@ pub mod token;
 pub mod use_cache;
 mod use_near;
 pub mod warm;
+mod warm_near;
 pub mod watch_store;

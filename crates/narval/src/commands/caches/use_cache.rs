@@ -68,6 +68,7 @@ Examples:
 
   A cache of your own in front of those that you use:
   narval use --near
+  narval use --near --neighbours-on 192.168.1.1
   narval use --near --undo";
 
 /// The files to change, and notes for the user.

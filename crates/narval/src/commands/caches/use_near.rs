@@ -47,6 +47,13 @@ pub(super) struct NearArgs {
     /// Maximum size of the files that it keeps; the least recently used are removed first [default: 10 GB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "near")]
     size: Option<u64>,
+    /// Take paths from near caches on this network, and give them: the address of its gateway, the name of an interface, or `any`. Repeatable;
+    /// see docs/near.md#neighbours
+    #[arg(long, value_name = "NETWORK", requires = "near", conflicts_with = "undo")]
+    neighbours_on: Vec<String>,
+    /// Only on mains power, not on battery
+    #[arg(long, value_name = "POWER", value_parser = ["any", "ac"], requires = "neighbours_on")]
+    neighbours_only_on: Option<String>,
     /// For root: a near cache of this user, not of the machine
     #[arg(long, requires = "near")]
     user: bool,
@@ -284,7 +291,7 @@ fn plan(args: &NearArgs, place: &Place) -> Result<Plan, Failure> {
     let config = made_here(&place.file(&place.config))?;
     let service = made_here(&place.unit("service"))?;
     let files = vec![
-        change(config, behind.config(place, size)?),
+        change(config, behind.config(args, place, size)?),
         change(socket, socket_unit(address)),
         change(service, service_unit(place, behind.credentials())?),
     ];
@@ -357,7 +364,7 @@ impl Behind {
     }
 
     /// The configuration of `narval serve`.
-    fn config(&self, place: &Place, size: u64) -> Result<String, Failure> {
+    fn config(&self, args: &NearArgs, place: &Place, size: u64) -> Result<String, Failure> {
         let store = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?.store_dir;
         if store != StoreDir::default() {
             return Err(Failure::usage(format!(
@@ -371,6 +378,13 @@ impl Behind {
              data = {}\nupstream-size = {size}\n",
             quoted(&place.data.display().to_string()),
         );
+        if !args.neighbours_on.is_empty() {
+            let on = args.neighbours_on.iter().map(|network| quoted(network)).collect::<Vec<_>>().join(", ");
+            text.push_str(&format!("neighbours = true\nneighbours-on = [{on}]\n"));
+        }
+        if let Some(power) = &args.neighbours_only_on {
+            text.push_str(&format!("neighbours-only-on = {}\n", quoted(power)));
+        }
         for Upstream { url, priority, has_login } in &self.upstreams {
             text.push_str(&format!("\n[[upstream]]\nurl = {}\nkeys = [{keys}]\n", quoted(url)));
             if let Some(priority) = priority {

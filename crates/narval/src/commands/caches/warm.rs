@@ -12,6 +12,7 @@ use narval_nix::{PathInfo, StorePath};
 use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};
 use narval_store::Store;
 
+use super::warm_near::{self, ThroughArgs};
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::paths::parse_wanted;
 use crate::config::{Options, Warming};
@@ -22,7 +23,7 @@ use crate::{Failure, server};
 
 const OUTPUT: OutputArgs = OutputArgs { quiet: false, json: false };
 
-/// Compress NARs for `narval serve` in advance
+/// Compress NARs in advance, or have a near cache fetch them
 ///
 /// Fills the folder of compressed NARs that `narval serve` uses. The server may be running. With --deltas-from, makes the
 /// deltas with which clients upgrade from the previous generation of a profile to the current one. It can be interrupted: the same command continues.
@@ -31,7 +32,11 @@ const OUTPUT: OutputArgs = OutputArgs { quiet: false, json: false };
 Examples:
   narval warm /nix/store/…-firefox-140.0
   narval warm --all
-  narval warm --deltas-from /nix/var/nix/profiles/system")]
+  narval warm --deltas-from /nix/var/nix/profiles/system
+
+  What will be needed, at night, through a near cache:
+  narval warm --through http://127.0.0.1:5037 --at 02:00-05:00 @web
+  narval warm --through http://127.0.0.1:5037 --once firefox git")]
 pub struct Args {
     /// Store paths, compressed with their closures
     #[arg(value_name = "PATH", required_unless_present_any = ["all", "deltas_from"])]
@@ -50,6 +55,8 @@ pub struct Args {
     jobs: Option<NonZeroUsize>,
     #[command(flatten)]
     settings: Options<Warming>,
+    #[command(flatten, next_help_heading = "Near cache")]
+    through: ThroughArgs,
 }
 
 /// Runs `narval warm`.
@@ -58,6 +65,9 @@ pub struct Args {
 /// An invalid path, an unusable cache, or paths that could not be compressed.
 pub fn run(args: Args) -> Result<(), Failure> {
     log::start(None)?;
+    if let Some(through) = &args.through.through {
+        return warm_near::run(&args.through, through, &args.paths);
+    }
     let store = server::open_store(args.store.as_deref())?;
     let settings = args.settings.over(None).map_err(Failure::usage)?.settings;
     let nar_cache = settings.nar_cache.config(DeltaMode::On);

@@ -33,6 +33,8 @@ Examples:
   narval serve --data 's3://cache?region=eu-central-1' \\
     --database postgres://db.example.org/narval --cache-size 2T \\
     --cache-dir /var/cache/narval --peer-url http://10.0.0.3:5000
+  narval serve --data /var/lib/narval --upstream https://cache.nixos.org \\
+    --neighbours --neighbours-on 192.168.1.1
   narval serve --config /etc/narval.toml
 
 Then, on a client:

@@ -29,7 +29,7 @@ pub(crate) struct Opened {
     pub(crate) state: ServerState,
     pub(super) data: Option<Data>,
     /// The upstreams of all caches that ever had some: their folders stay locked.
-    upstreams: HashMap<CacheName, Upstreams>,
+    upstreams: HashMap<CacheName, (Upstreams, StoreDir)>,
     waiting: Waiting,
 }
 
@@ -96,10 +96,16 @@ impl Opened {
         }
     }
 
+    /// The upstreams of the cache at `/`, and the store directory of its paths.
+    #[cfg(feature = "neighbours")]
+    pub(super) fn upstreams_at_root(&self) -> Option<(Upstreams, StoreDir)> {
+        self.upstreams.get(&CacheName::default()).cloned()
+    }
+
     /// The upstreams of a cache: those that are open already, or opened now.
     fn upstreams(&mut self, told: &CacheToServe, store_dir: &StoreDir) -> Result<Option<Upstreams>, Failure> {
         let Some(data) = self.data.as_ref().filter(|_| !told.cache.upstream.is_empty()) else { return Ok(None) };
-        if let Some(open) = self.upstreams.get(&told.cache.name) {
+        if let Some((open, _)) = self.upstreams.get(&told.cache.name) {
             return Ok(Some(open.clone()));
         }
         let folder = upstream_folder(data.folder(), &told.cache.name)?;
@@ -113,7 +119,7 @@ impl Opened {
             waiting: self.waiting.clone(),
         });
         let opened = opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?;
-        self.upstreams.insert(told.cache.name.clone(), opened.clone());
+        self.upstreams.insert(told.cache.name.clone(), (opened.clone(), store_dir.clone()));
         Ok(Some(opened))
     }
 }

@@ -2,6 +2,8 @@
 
 mod args;
 mod caches;
+#[cfg(feature = "neighbours")]
+mod neighbours;
 mod reload;
 mod settings;
 
@@ -130,6 +132,12 @@ pub(crate) fn start<T>(args: Args, before: impl FnOnce() -> Result<T, Failure>) 
         open_sockets(&config.listen, umask)?;
     }
     warn_of_plain_uploads(&settings, handle.addresses());
+    #[cfg(feature = "neighbours")]
+    if settings.config.neighbours.neighbours.value
+        && let Some((upstreams, store_dir)) = opened.upstreams_at_root()
+    {
+        neighbours::start(&settings.config.neighbours, upstreams, store_dir)?;
+    }
     opened.state.show_engine(handle.counter_source());
     if let Some(tls) = &tls {
         let tls = tls.clone();

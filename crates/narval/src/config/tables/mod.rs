@@ -4,6 +4,7 @@ pub(in crate::config) mod access_log;
 pub(in crate::config) mod cache;
 pub(in crate::config) mod limits;
 pub(in crate::config) mod nar_cache;
+pub(in crate::config) mod neighbours;
 pub(in crate::config) mod oidc;
 pub(in crate::config) mod project;
 pub(in crate::config) mod proxies;

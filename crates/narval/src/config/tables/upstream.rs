@@ -109,6 +109,8 @@ impl Upstream {
             timeout: self.timeout,
             stall_timeout: self.stall_timeout,
             skip: self.skip.clone(),
+            // What a login is needed for is nobody else's.
+            offered: self.require_signatures && self.netrc_file.is_none(),
         })
     }
 

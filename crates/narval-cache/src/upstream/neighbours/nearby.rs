@@ -1,0 +1,38 @@
+//! What is particular to an upstream that is a neighbour.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A neighbour among the upstreams.
+#[derive(Debug)]
+pub(in crate::upstream) struct Nearby {
+    pub(super) host: IpAddr,
+    /// Whether it has failed.
+    gone: AtomicBool,
+    /// Whether it has not answered in time, and not yet since.
+    owes: AtomicBool,
+}
+
+impl Nearby {
+    pub(super) const fn at(host: IpAddr) -> Self {
+        Self { host, gone: AtomicBool::new(false), owes: AtomicBool::new(false) }
+    }
+
+    /// It has failed.
+    pub(in crate::upstream) fn goes(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Records whether it has answered, or not in time.
+    pub(in crate::upstream) fn owes(&self, owes: bool) {
+        self.owes.store(owes, Ordering::Release);
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        !self.is_gone() && !self.owes.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,122 @@
+//! On which networks this machine is, and on which power.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use if_addrs::IfAddr;
+
+/// An address of this machine on a network with neighbours.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Network {
+    pub(super) interface: String,
+    pub(super) address: Ipv4Addr,
+    prefix: u8,
+}
+
+impl Network {
+    /// Whether an address is one of this network, and private: what comes from elsewhere is no neighbour.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(address) = address else { return false };
+        let mask = u32::MAX.checked_shl(u32::from(32 - self.prefix.min(32))).unwrap_or(0);
+        let same = u32::from(address) & mask == u32::from(self.address) & mask;
+        same && is_local(address)
+    }
+}
+
+fn is_local(address: Ipv4Addr) -> bool {
+    address.is_private() || address.is_link_local()
+}
+
+/// The networks of this machine that are allowed: by the name of their interface, by the address of their gateway, or all.
+pub(super) fn allowed(on: &[String]) -> Vec<Network> {
+    let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let gateways = gateways(&routes);
+    let Ok(interfaces) = if_addrs::get_if_addrs() else { return Vec::new() };
+    let mut networks: Vec<Network> = Vec::new();
+    for interface in interfaces {
+        let IfAddr::V4(address) = &interface.addr else { continue };
+        // A network of less than four addresses has no neighbours, and a point-to-point link has none either.
+        if interface.is_loopback() || !is_local(address.ip) || address.prefixlen > 30 {
+            continue;
+        }
+        let is_allowed = |on: &String| match on.parse::<Ipv4Addr>() {
+            Ok(gateway) => gateways.iter().any(|(name, at)| *name == interface.name && *at == gateway),
+            Err(_) => *on == interface.name || on == "any",
+        };
+        if on.iter().any(is_allowed) {
+            networks.push(Network { interface: interface.name, address: address.ip, prefix: address.prefixlen });
+        }
+    }
+    networks
+}
+
+/// The interfaces with a gateway, in a table as that of `/proc/net/route`: addresses are in the byte order of the network, as numbers of the machine.
+fn gateways(routes: &str) -> Vec<(String, Ipv4Addr)> {
+    let gateway = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (interface, destination, gateway) = (fields.next()?, fields.next()?, fields.next()?);
+        let address = u32::from_str_radix(gateway, 16).ok().filter(|address| *address != 0)?;
+        (destination == "00000000").then(|| (interface.to_owned(), Ipv4Addr::from(address.to_ne_bytes())))
+    };
+    routes.lines().skip(1).filter_map(gateway).collect()
+}
+
+/// Whether the machine runs on battery, by a folder as `/sys/class/power_supply`: none of its mains is on, and it has a battery. One without a battery
+/// never does.
+pub(super) fn is_on_battery(supplies: &Path) -> bool {
+    let read = |path: &Path, name: &str| fs::read_to_string(path.join(name)).unwrap_or_default().trim().to_owned();
+    let (mut has_battery, mut is_on_mains) = (false, false);
+    for supply in fs::read_dir(supplies).into_iter().flatten().flatten() {
+        let path = supply.path();
+        match read(&path, "type").as_str() {
+            // Batteries of mice and phones do not say which power the machine is on.
+            "Battery" if read(&path, "scope") != "Device" => has_battery = true,
+            "Mains" | "USB" => is_on_mains |= read(&path, "online") == "1",
+            _ => {}
+        }
+    }
+    has_battery && !is_on_mains
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gateways_of_interfaces() {
+        let routes =
+            "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0101A8C0\t0003\neth0\t0001A8C0\t00000000\t0001\nbad\n";
+        assert_eq!(gateways(routes), [("eth0".to_owned(), Ipv4Addr::new(192, 168, 1, 1))]);
+    }
+
+    #[test]
+    fn a_neighbour_has_a_private_address_of_the_network() {
+        let network = |address: [u8; 4], prefix| Network { interface: "e".into(), address: address.into(), prefix };
+        let has = |network: &Network, address: &str| network.has(address.parse().unwrap());
+        let home = network([192, 168, 1, 7], 24);
+        assert!(has(&home, "192.168.1.200") && !has(&home, "192.168.2.1") && !has(&home, "127.0.0.1"));
+        assert!(!has(&home, "fe80::1"));
+        assert!(!has(&network([8, 8, 8, 8], 8), "8.8.4.4"), "public addresses are never neighbours");
+        assert!(!has(&network([10, 0, 0, 1], 0), "8.8.8.8") && has(&network([10, 0, 0, 1], 0), "10.9.9.9"));
+    }
+
+    #[test]
+    fn batteries() {
+        let folder = tempfile::tempdir().unwrap();
+        let supply = |name: &str, files: &[(&str, &str)]| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            files.iter().for_each(|(file, text)| fs::write(path.join(file), text).unwrap());
+        };
+        assert!(!is_on_battery(folder.path()), "a desktop");
+        supply("hidpp_battery_0", &[("type", "Battery\n"), ("scope", "Device\n")]);
+        assert!(!is_on_battery(folder.path()), "a mouse");
+        supply("BAT0", &[("type", "Battery\n")]);
+        assert!(is_on_battery(folder.path()));
+        supply("AC", &[("type", "Mains\n"), ("online", "1\n")]);
+        assert!(!is_on_battery(folder.path()));
+        supply("AC", &[("online", "0\n")]);
+        assert!(is_on_battery(folder.path()));
+    }
+}
