@@ -18,11 +18,11 @@
 //! index/             what is known of them: sql/ the statements, tx.rs what runs them, sqlite/ and postgres/, memory/
 //! releases/          names that the cache gives to paths, signed
 //! retention/         collect.rs, delete.rs hide paths and remove bytes; pins.rs, used.rs say what stays
-//! tokens/, oidc/     who may do what, and the audit log
+//! tokens/            who may do what, and the audit log
 //! nodes/             several servers over one bucket
 //! figures/           how large caches are
 //! upkeep/            fsck, rebuild, migrate, recompress, export
-//! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs names what it takes out
+//! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs: what it takes out
 //! ```
 //! ```text
 //! DIR/index.sqlite               the index (SQLite, WAL), unless it is in a database ([`Database`])
@@ -62,7 +62,6 @@ mod index;
 mod lost;
 mod name;
 mod nodes;
-pub mod oidc;
 mod open;
 mod place;
 mod push;

@@ -7,8 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use crate::data::Data;
-use crate::{Cache, CacheName};
+use crate::{Cache, CacheName, Data};
 
 /// The file in the data folder.
 const FILE: &str = "sizes.json";

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use narval_nix::SecretKey;
 
-use crate::index::{Index, IndexError};
-use crate::shared::Shared;
+use crate::index::{Counted, Index, IndexError};
 use crate::{Cache, CacheName, Data, Refusal};
 
 /// The shortest time between two counts.
@@ -151,8 +150,8 @@ impl Data {
         let is_new =
             |(_, at, took): &(Arc<Survey>, Instant, Duration)| at.elapsed() < COUNT_EVERY.max(*took * REST_FACTOR);
         if !state.is_counting && (state.is_outdated || !state.last.as_ref().is_some_and(is_new)) {
-            let shared = Arc::clone(self.shared());
-            let spawned = std::thread::Builder::new().name("survey".into()).spawn(move || count(&shared));
+            let data = self.clone();
+            let spawned = std::thread::Builder::new().name("survey".into()).spawn(move || count(&data));
             match spawned {
                 Ok(_) => (state.is_counting, state.is_outdated) = (true, false),
                 Err(error) => tracing::debug!("caches are not counted: cannot start a thread: {error}"),
@@ -177,10 +176,10 @@ impl Data {
     }
 }
 
-fn count(shared: &Arc<Shared>) {
+fn count(data: &Data) {
     let began = Instant::now();
-    let counted = Data::of(Arc::clone(shared)).count();
-    let mut state = shared.surveys.lock();
+    let counted = data.count();
+    let mut state = data.shared().surveys.lock();
     state.is_counting = false;
     let survey = match counted {
         Ok(survey) => Arc::new(survey),
@@ -244,14 +243,4 @@ impl Cache {
             after = last;
         }
     }
-}
-
-/// Totals of some paths, as the index counts them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
-    pub(crate) paths: u64,
-    /// Those whose narinfos lack one of the lines.
-    pub(crate) unsigned: u64,
-    pub(crate) listing_bytes: u64,
-    pub(crate) oldest_use: Option<u64>,
 }

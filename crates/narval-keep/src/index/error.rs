@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::schema::VERSION;
+
 /// Why the index could not be read or changed.
 #[derive(Debug, Clone, Error)]
 pub enum IndexError {
@@ -35,17 +37,18 @@ pub enum IndexError {
         /// Its file, or its address without the password.
         index: String,
     },
-    /// It was created by a later version.
+    /// It was created by another version, with other tables.
     #[error(
-        "the index '{index}' has version {found}; this narval knows up to {known}: use the narval that made it, or a later one"
+        "the index '{index}' has version {found}, and this narval works with version {VERSION}: use the narval that made it, or make the index \
+         again from the files: 'narval cache fsck --rebuild'{with}"
     )]
-    Newer {
+    Version {
         /// Its file, or its address without the password.
         index: String,
         /// Its version.
         found: u32,
-        /// The latest version that is supported.
-        known: u32,
+        /// What that command needs besides.
+        with: &'static str,
     },
     /// The writer thread has ended.
     #[error("the index '{index}' is closed")]

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use narval_nix::{NarHash, Sha256};
+use narval_nix::release::ReleaseSystem;
+use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::*;
+use crate::CacheName;
 use crate::NarFileName;
 
 fn part(name: &str) -> HashPart {

@@ -4,14 +4,13 @@
 
 use std::error::Error;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use narval_nix::{HashPart, Sha256};
 use thiserror::Error as ThisError;
 
-use super::sql::work;
-use super::{CacheId, Fence, Index, IndexError};
+use super::records::CacheId;
 
 /// Why a transaction failed: an error of a driver, which recognizes it, or a row that cannot be read.
 pub(crate) type TxError = Box<dyn Error + Send + Sync>;
@@ -274,88 +273,6 @@ impl dyn Tx + '_ {
     /// How many rows were changed.
     pub(crate) fn execute(&mut self, sql: &'static Sql, args: &[Arg<'_>]) -> Result<u64, TxError> {
         self.query(sql, args, &[], &mut |_| Ok(()))
-    }
-}
-
-/// What a transaction has returned.
-fn returned<T>(done: Option<T>) -> Result<T, IndexError> {
-    done.ok_or_else(|| IndexError::Database {
-        index: "index".to_owned(),
-        reason: "a transaction has returned nothing".to_owned(),
-        full: false,
-    })
-}
-
-impl dyn Index + '_ {
-    /// Asks something that changes nothing.
-    pub(super) fn read<T>(
-        &self,
-        how: Reading,
-        ask: impl Fn(&mut dyn Tx) -> Result<T, TxError>,
-    ) -> Result<T, IndexError> {
-        let mut answer = None;
-        self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)))?;
-        returned(answer)
-    }
-
-    /// Does a transaction that others cannot make impossible.
-    pub(super) fn write<T: Send + 'static>(
-        &self,
-        how: How,
-        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
-    ) -> Result<T, IndexError> {
-        let reason = Refused::Changed.to_string();
-        self.try_write(how, work)?.ok_or_else(|| IndexError::Database { index: self.name(), reason, full: false })
-    }
-
-    /// Does a transaction. `None`: others have changed what it is about, and nothing was done.
-    pub(super) fn try_write<T: Send + 'static>(
-        &self,
-        how: How,
-        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
-    ) -> Result<Option<T>, IndexError> {
-        let done = Arc::new(Mutex::new(None));
-        let result = Arc::clone(&done);
-        let ended = self.change(
-            how,
-            Box::new(move |tx| {
-                // That of another attempt does not count.
-                let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
-                *result = None;
-                let made = work(tx).map_err(|error| match error.downcast_ref() {
-                    Some(refused) => {
-                        *result = Some(Err(*refused));
-                        error
-                    }
-                    None => error,
-                })?;
-                *result = Some(Ok(made));
-                Ok(())
-            }),
-        );
-        let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match done {
-            Some(Err(Refused::Changed)) => Ok(None),
-            Some(Err(Refused::Superseded)) => Err(IndexError::Superseded { index: self.name() }),
-            Some(Err(Refused::Removing)) => Err(IndexError::Removing { index: self.name() }),
-            Some(Ok(done)) => ended.map(|()| Some(done)),
-            None => ended.and_then(|()| returned(None)),
-        }
-    }
-
-    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
-    pub(super) fn write_fenced<T: Send + 'static>(
-        &self,
-        how: How,
-        fence: Fence,
-        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
-    ) -> Result<T, IndexError> {
-        #[cfg(test)]
-        self.is_fenced(fence);
-        self.write(how, move |tx| {
-            work::renew(tx, fence)?;
-            work(tx)
-        })
     }
 }
 

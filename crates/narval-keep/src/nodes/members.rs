@@ -44,8 +44,8 @@ pub(crate) struct NodeRow {
     pub(crate) id: String,
     /// Its address.
     pub(crate) url: String,
-    /// The size of its disk cache. Nodes of versions before this one do not tell.
-    pub(crate) weight: Option<u64>,
+    /// The size of its disk cache.
+    pub(crate) weight: u64,
 }
 
 /// The nodes.
@@ -54,21 +54,8 @@ pub(crate) struct Members {
     own: String,
     /// The size of this node's disk cache.
     weight: u64,
-    others: ArcSwap<Others>,
-}
-
-/// The other nodes.
-#[derive(Debug, Default)]
-struct Others {
-    members: Vec<(Arc<Member>, u64)>,
-    /// Whether weights count: all nodes have one.
-    is_weighted: bool,
-}
-
-impl Others {
-    fn weight(&self, weight: u64) -> u64 {
-        if self.is_weighted { weight } else { 1 }
-    }
+    /// The other nodes, with the sizes of theirs.
+    others: ArcSwap<Vec<(Arc<Member>, u64)>>,
 }
 
 impl Members {
@@ -91,32 +78,28 @@ impl Members {
 
     /// The number of nodes, with this one.
     pub(crate) fn count(&self) -> usize {
-        1 + self.others.load().members.len()
+        1 + self.others.load().len()
     }
 
     /// Sets the other nodes. Those with addresses at which none can be asked are left out.
-    ///
-    /// As long as one of them does not tell its size, all count the same: that is what a node does that does not know of sizes.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "the database has the nodes"))]
     pub(crate) fn set_others(&self, rows: &[NodeRow]) {
         let before = self.others.load();
-        let mut is_weighted = true;
         let member = |NodeRow { id, url, weight }: &NodeRow| {
             let url = Url::parse(url).ok().filter(|url| super::refused(url).is_none())?;
-            is_weighted &= weight.is_some();
             // What is known of a node stays known.
-            let mut known = before.members.iter().map(|(known, _)| known);
+            let mut known = before.iter().map(|(known, _)| known);
             let known = known.find(|known| known.id == *id && known.url.to_string() == url.to_string());
             let new = || Arc::new(Member { id: id.clone(), url, gone_until: AtomicU64::new(0) });
-            Some((known.cloned().unwrap_or_else(new), weight.unwrap_or(1)))
+            Some((known.cloned().unwrap_or_else(new), *weight))
         };
         let members: Vec<_> =
             rows.iter().filter(|row| row.id != self.own).take(MEMBERS_MAX).filter_map(member).collect();
         let ids = |members: &[(Arc<Member>, u64)]| members.iter().map(|(one, _)| one.id.clone()).collect::<Vec<_>>();
-        if ids(&before.members) != ids(&members) {
+        if ids(&before) != ids(&members) {
             tracing::info!("this node shares its disk cache with {} others", members.len());
         }
-        self.others.store(Arc::new(Others { members, is_weighted }));
+        self.others.store(Arc::new(members));
     }
 
     /// Who keeps a NAR, of the nodes that can be reached as far as this one knows.
@@ -124,9 +107,9 @@ impl Members {
     /// A node is asked only by nodes with lower scores, so no two nodes ask each other for the same NAR.
     pub(crate) fn holder(&self, file_hash: &Sha256) -> Holder {
         let others = self.others.load();
-        let score = |id, weight| weighted(score(id, file_hash), others.weight(weight));
+        let score = |id, weight| weighted(score(id, file_hash), weight);
         let own = (score(&self.own, self.weight), self.own.as_str());
-        let scored = others.members.iter();
+        let scored = others.iter();
         let scored = scored.map(|(member, weight)| ((score(&member.id, *weight), member.id.as_str()), member));
         let mut above: Vec<_> = scored.filter(|(score, _)| *score > own).collect();
         above.sort_by(|(one, _), (other, _)| other.cmp(one));
@@ -186,12 +169,12 @@ mod tests {
 
     const WEIGHT: u64 = 20_000_000_000;
 
-    fn row(id: &str, url: &str, weight: Option<u64>) -> NodeRow {
+    fn row(id: &str, url: &str, weight: u64) -> NodeRow {
         NodeRow { id: id.to_owned(), url: url.to_owned(), weight }
     }
 
     fn rows(ids: &[&str]) -> Vec<NodeRow> {
-        ids.iter().map(|id| row(id, &format!("http://{id}.example.org:5000"), Some(WEIGHT))).collect()
+        ids.iter().map(|id| row(id, &format!("http://{id}.example.org:5000"), WEIGHT)).collect()
     }
 
     fn members(own: &str, all: &[&str]) -> Members {
@@ -244,7 +227,7 @@ mod tests {
         assert_eq!(held_by(&node, nar), "b");
         // At another address, it is tried at once.
         member.is_away();
-        node.set_others(&[row("b", "http://10.0.0.9:5000", Some(WEIGHT))]);
+        node.set_others(&[row("b", "http://10.0.0.9:5000", WEIGHT)]);
         assert_eq!(held_by(&node, nar), "b");
     }
 
@@ -252,25 +235,21 @@ mod tests {
     fn addresses_that_cannot_be_asked_are_left_out() {
         let node = members("a", &[]);
         let rows = ["", "nowhere", "s3://bucket", "http://user:password@b", "file:///etc"];
-        node.set_others(&rows.map(|url| row(&format!("node at {url}"), url, None)));
+        node.set_others(&rows.map(|url| row(&format!("node at {url}"), url, WEIGHT)));
         assert_eq!(node.count(), 1);
     }
 
     #[test]
-    fn weights_count_as_soon_as_all_nodes_have_one() {
+    fn weights_count() {
         let all = ["a", "b", "c"];
-        let (plain, node) = (members("a", &all), members("a", &all));
+        let node = members("a", &all);
         let held = |node: &Members| (0..300).map(|nar| held_by(node, nar)).collect::<Vec<_>>();
         let mut of_two = rows(&all);
-        of_two[1].weight = Some(10 * WEIGHT);
-        of_two[2].weight = None;
-        node.set_others(&of_two);
-        assert_eq!(held(&node), held(&plain), "as nodes of the version before have it");
+        of_two[1].weight = 10 * WEIGHT;
         let (known, of_b) = (0..)
             .find(|nar| held_by(&node, *nar) == "b")
             .map(|nar| (node.holder(&Sha256::of(&u32::to_le_bytes(nar))), nar))
             .unwrap();
-        of_two[2].weight = Some(WEIGHT);
         node.set_others(&of_two);
         let count = held(&node).iter().filter(|id| *id == "b").count();
         assert!((220..280).contains(&count), "b keeps {count} of 300, not 10 of 12 parts");

@@ -8,7 +8,7 @@ use narval_nix::{HashPart, NarHash, NarInfo, StorePath};
 use super::trust::{Signed, Trust};
 use crate::index::{Commit, NarRecord, PathRecord, Placed, Used};
 use crate::receive::contents::Checked;
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 use crate::upkeep::sign::is_signed;
 use crate::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
 use narval_client::clock;
@@ -183,7 +183,7 @@ impl Cache {
         if parts.is_empty() {
             return Ok(true);
         }
-        if !holds(Rule::Unchanged) {
+        if !holds!(Unchanged) {
             parts.iter().for_each(|part| self.note_used(part));
             return Ok(true);
         }

@@ -17,7 +17,7 @@ use std::time::Instant;
 use narval_nix::HashPart;
 
 use crate::index::{CacheId, Pending};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 use crate::storage::{TAKEOVER, VALID_FOR};
 use crate::{Cache, Data, DataError, Refusal};
 use narval_client::clock;
@@ -78,7 +78,7 @@ impl Data {
         let (mut narinfos, mut settled) = (Narinfos::new(), Vec::new());
         for (number, id, what) in pending {
             let seen = *seen.entry(number).or_insert(Seen { first: now, is_done: false });
-            let is_due = now.duration_since(seen.first) >= TAKEOVER || !holds(Rule::Takeover);
+            let is_due = now.duration_since(seen.first) >= TAKEOVER || !holds!(Takeover);
             match what {
                 Pending::Path(part) => {
                     let none = Entries { numbers: Vec::new(), is_due: true, is_done: true };
@@ -155,7 +155,7 @@ impl Data {
 
     /// Gives the entries of narinfos new numbers: one for each narinfo.
     fn take_over(&self, narinfos: &[(CacheId, HashPart, Entries)]) -> Result<Vec<(i64, CacheId, HashPart)>, DataError> {
-        if !holds(Rule::Renumbered) {
+        if !holds!(Renumbered) {
             let all = narinfos
                 .iter()
                 .flat_map(|(id, part, Entries { numbers, .. })| numbers.iter().map(|number| (*number, *id, *part)));
@@ -181,7 +181,7 @@ impl Cache {
     /// without learning so, or the object store may be away.
     pub(crate) fn withdraw_removed(&self) -> Result<bool, Refusal> {
         let shared = self.shared();
-        if !shared.storage.publishes_later() || !holds(Rule::Hidden) {
+        if !shared.storage.publishes_later() || !holds!(Hidden) {
             return Ok(true);
         }
         self.reconcile_now()?;

@@ -11,7 +11,7 @@ use super::pending::WhichPending;
 use crate::data::Data;
 use crate::error::{DataError, io_error};
 use crate::index::{CacheId, Lost, PathRecord, Pending};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 use crate::storage::VALID_FOR;
 use crate::{Cache, Refusal, RefusalKind};
 use narval_client::clock;
@@ -112,16 +112,14 @@ impl Cache {
             Pending::File(name) => {
                 let Some(nar) = self.index().file(self.id(), name)? else {
                     // A bucket has no lock: others may have stored it again when a request takes effect. Collections remove it.
-                    let is_locked = !self.storage().publishes_later() || !holds(Rule::Leased);
+                    let is_locked = !self.storage().publishes_later() || !holds!(Leased);
                     return if is_locked { self.files().unlink_nar(name, until).map_err(fail) } else { Ok(()) };
                 };
                 if self.files().check_nar(name, &nar).map_err(fail)? {
                     return Ok(());
                 }
                 // The NAR is being stored in another encoding since. The object of this name may be there: a collection removes both.
-                if self.storage().publishes_later()
-                    && self.files().served_name(name, &nar) != *name
-                    && holds(Rule::Encoding)
+                if self.storage().publishes_later() && self.files().served_name(name, &nar) != *name && holds!(Encoding)
                 {
                     return Ok(());
                 }

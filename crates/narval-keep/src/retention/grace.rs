@@ -1,7 +1,7 @@
 //! Grace periods: how long NARs without a narinfo are kept.
 
 use crate::index::Cutoff;
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 /// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
 /// and it protects uploads whose narinfo follows last.
@@ -22,6 +22,6 @@ pub(super) fn cutoff(grace: u64, now: u64) -> Cutoff {
     Cutoff {
         orphaned: now.saturating_sub(grace),
         used: now.saturating_sub(grace.min(UNFINISHED_GRACE)),
-        doomed: (grace >= COLLECT_GRACE && holds(Rule::Doomed)).then(|| now.saturating_sub(DOOMED)),
+        doomed: (grace >= COLLECT_GRACE && holds!(Doomed)).then(|| now.saturating_sub(DOOMED)),
     }
 }

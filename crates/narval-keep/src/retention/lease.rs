@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::index::{CacheId, Fence, Index, IndexError, collection_lease};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 use crate::{Cache, Refusal, RefusalKind};
 use narval_client::clock;
 
@@ -65,13 +65,13 @@ impl<'a> Collection<'a> {
                 "the index's database was away, or another server has taken over: the next collection goes on";
             return Err(Refusal::new(RefusalKind::Conflict, message));
         }
-        if self.age() >= renew_after() && holds(Rule::HalfLease) {
+        if self.age() >= renew_after() && holds!(HalfLease) {
             // The transaction says whether another has the lease.
             self.step(|fence| self.index.continue_collection(fence))?;
         }
         // In this order: a pause between the two makes the time shorter.
         let now = clock::instant();
-        if !holds(Rule::HalfLease) {
+        if !holds!(HalfLease) {
             return Ok(now + collection_lease());
         }
         Ok(now + (collection_lease() / 2).saturating_sub(self.age()))
@@ -79,7 +79,7 @@ impl<'a> Collection<'a> {
 
     /// A removal has failed, and may still take effect until the time that it was given.
     pub(super) fn is_uncertain(&self) {
-        self.is_uncertain.set(holds(Rule::Uncertain));
+        self.is_uncertain.set(holds!(Uncertain));
     }
 
     /// Records that this cache has been collected completely.
@@ -91,7 +91,7 @@ impl<'a> Collection<'a> {
         let (renewed, shown) = self.renewed.get();
         let by_machine = clock::system_time().duration_since(shown).unwrap_or_default();
         let age = self.index.clock().saturating_sub(renewed);
-        if holds(Rule::Boottime) { age.max(by_machine) } else { age }
+        if holds!(Boottime) { age.max(by_machine) } else { age }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use super::lease::{Collection, keep_while};
 use crate::index::WRITER_FRESH_FOR;
 use crate::receive::unrecorded::{RECORD_AFTER, RENEW_EVERY};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 use crate::storage::StoredFile;
 use crate::{Cache, NarFileName, Refusal, RefusalKind};
 
@@ -91,7 +91,7 @@ impl Cache {
         if strays.is_empty() {
             return Ok(0);
         }
-        if !holds(Rule::Stray) {
+        if !holds!(Stray) {
             let names: Vec<(String, u64)> = strays.iter().map(|stray| (stray.to_string(), 0)).collect();
             self.remove_bytes(collection, &names)?;
             return Ok(strays.len());

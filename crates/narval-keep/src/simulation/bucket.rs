@@ -7,7 +7,7 @@ use narval_client::{HttpError, Valid};
 use super::current;
 use super::state::{Effect, Phase, SKEW_MAX, State};
 use super::task::{Dead, Task};
-use crate::rule::{Rule, holds};
+use crate::simulation::rule::{Rule, holds};
 use narval_client::clock::Virtual;
 use narval_s3::{Object, Simulated};
 

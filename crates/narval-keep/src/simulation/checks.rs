@@ -85,7 +85,7 @@ impl State {
             }
             match op {
                 // Its NAR seemed to be lost, and it comes back.
-                _ if is_remembered => {}
+                _ if is_remembered => drop(self.history.lost.insert(part.clone())),
                 Op::Delete => {
                     self.history.deleted.insert(part.clone(), now);
                 }
@@ -118,6 +118,7 @@ impl State {
             }
         }
         self.check_published();
+        self.check_releases(by);
     }
 
     /// The number of the latest lease of a collection, and until when it is valid, in milliseconds.
@@ -205,7 +206,7 @@ impl State {
         self.check_published();
     }
 
-    fn pairs(&self, query: &str) -> Vec<(String, String)> {
+    pub(super) fn pairs(&self, query: &str) -> Vec<(String, String)> {
         let mut statement = self.database.prepare_cached(query).unwrap();
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
         rows.collect::<Result<_, _>>().unwrap()

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir};
+use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir, StorePath};
 
 use super::CACHES;
 use super::state::{Op, Phase};
@@ -23,14 +23,15 @@ struct Encoded {
     narinfo: Vec<u8>,
 }
 
-struct Path {
+pub(super) struct Path {
     part: HashPart,
+    pub(super) path: StorePath,
     references: Vec<usize>,
     /// The same NAR: uncompressed, and compressed in two ways.
     encoded: Vec<Encoded>,
 }
 
-static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
+pub(super) static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
     let references: [&[usize]; 8] = [&[], &[], &[], &[0], &[0, 1], &[3], &[3, 4], &[5, 2]];
     let mut paths: Vec<TestPath> = Vec::new();
     for (at, references) in references.iter().enumerate() {
@@ -51,17 +52,17 @@ static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
         let zstd = |level| encoded(path, Compression::Zstd, zstd::encode_all(&path.nar[..], level).unwrap());
         let encoded = vec![encoded(path, Compression::None, path.nar.clone()), zstd(1), zstd(19)];
         assert_ne!(encoded[1].name, encoded[2].name);
-        Path { part: path.part(), references: references.to_vec(), encoded }
+        Path { part: path.part(), path: path.info.path.clone(), references: references.to_vec(), encoded }
     };
     paths.iter().zip(references).map(path).collect()
 });
 
 impl Task {
-    fn below(&self, bound: usize) -> usize {
+    pub(super) fn below(&self, bound: usize) -> usize {
         self.sim.state.lock().unwrap().rng.below(bound as u64) as usize
     }
 
-    fn begins(&self, op: Op) -> u64 {
+    pub(super) fn begins(&self, op: Op) -> u64 {
         self.op.set(op);
         self.fence.set(None);
         let mut state = self.sim.state.lock().unwrap();
@@ -118,6 +119,9 @@ impl Task {
     fn serves(&self, cache: &Cache) {
         let few = self.is_chaotic() && self.below(2) == 0;
         let at = self.below(if few { 3 } else { PATHS.len() });
+        if self.has_releases() && self.below(4) == 0 {
+            return self.releases(cache, at);
+        }
         match self.below(28) {
             25.. => self.commits_later(cache),
             0..11 => self.pushes(cache, at),
@@ -196,6 +200,10 @@ impl Task {
 
     fn has_accidents(&self) -> bool {
         self.sim.state.lock().unwrap().has_accidents
+    }
+
+    fn has_releases(&self) -> bool {
+        self.sim.state.lock().unwrap().has_releases
     }
 
     fn is_chaotic(&self) -> bool {
@@ -362,5 +370,6 @@ fn name_of(op: Op) -> &'static str {
         Op::Collect => "collect",
         Op::Publish => "publish",
         Op::Open => "open",
+        Op::Release => "release",
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::releases::Releases;
+
 /// What was promised to clients, by hash part, with that of its cache before it ([`CACHES`](super::CACHES)). Times are in milliseconds.
 #[derive(Default)]
 pub(super) struct History {
@@ -18,6 +20,9 @@ pub(super) struct History {
     /// All that clients have asked to commit.
     pub(super) ever: HashSet<String>,
     pub(super) deleted: HashMap<String, u64>,
+    /// Those whose NAR once seemed to be lost.
+    pub(super) lost: HashSet<String>,
+    pub(super) releases: Releases,
     /// Paths, the encodings of their NARs, and receipts for these: clients may bring them to any node, at any time.
     pub(super) receipts: Vec<(usize, usize, String)>,
     /// Objects that appeared when they had no row, and whose upload has not succeeded: `fsck` removes them.

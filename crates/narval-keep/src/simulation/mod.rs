@@ -3,7 +3,7 @@
 //! The code of the nodes is the real one: uploads, commits, collections, deletions and what ends interrupted ones, with the index's SQL and
 //! the bucket's storage. Simulated are the time, the threads (one runs at a time; a seed decides which), the database's connection
 //! and the object store. At every request, a node can be paused or killed, a request can be lost, its answer can be lost, and it can take
-//! effect later, as long as the real ones could. Clocks differ. After every effect, the invariants are checked ([`checks`]).
+//! effect later, as long as the real ones could. Clocks differ. In one seed of four, clients record [`releases`], too. After every effect, the invariants are checked ([`checks`]).
 //!
 //! `NARVAL_SIMULATION_STEPS` is the number of steps in all; `NARVAL_SIMULATION_SEED` runs one seed and prints what happened.
 
@@ -11,7 +11,9 @@ mod bucket;
 mod checks;
 mod clients;
 mod history;
+mod releases;
 mod rng;
+pub(crate) mod rule;
 mod run;
 mod state;
 mod task;

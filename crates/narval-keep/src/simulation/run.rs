@@ -12,12 +12,13 @@ use narval_client::Url;
 
 use super::CACHES;
 use super::bucket::Bucket as SimulatedBucket;
+use super::releases::KEY;
 use super::state::{Op, Phase, State, TaskState};
 use super::task::{CURRENT, Opened, Sim, Task};
-use crate::index::Sqlite;
+use crate::index::Simulated;
 use crate::open::Local;
 use crate::push::pending::WhichPending;
-use crate::rule::{Rule, WITHOUT};
+use crate::simulation::rule::{Rule, WITHOUT};
 use crate::storage::Bucket;
 use crate::{CacheName, CacheSettings, CollectOptions, Data, Grant};
 use narval_client::clock::{VIRTUAL, Virtual};
@@ -48,6 +49,8 @@ pub(super) struct Plan {
     pub(super) chaos: u64,
     /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
     pub(super) has_accidents: bool,
+    /// Whether clients record releases.
+    pub(super) has_releases: bool,
     pub(super) is_traced: bool,
 }
 
@@ -62,16 +65,19 @@ pub(super) struct Report {
 }
 
 /// A node with nothing in memory; `None` if it does not start.
-pub(super) fn open(_: &Arc<Sim>) -> Option<Opened> {
+pub(super) fn open(sim: &Arc<Sim>) -> Option<Opened> {
     let url = Url::parse("s3://bucket?endpoint=http://127.0.0.1:1").unwrap();
     let mut objects = Objects::new(&url).unwrap();
     objects.simulated = Some(Arc::new(SimulatedBucket));
     let bucket = Bucket::with(Arc::new(objects), None, PathBuf::from("s3://bucket"), LOCAL.path());
     bucket.is_of(INDEX_ID);
-    let index = Box::new(Sqlite::simulated());
+    let index = Box::new(Simulated);
     let (data, _) = Data::assemble(Box::new(bucket), index, Local { folder: LOCAL.path(), lock: None }, false).ok()?;
     let cache = |name: &CacheName| data.cache(name).ok()?;
     let caches = [cache(&CacheName::default())?, cache(&CACHES[1].trim_end_matches('/').parse().unwrap())?];
+    if sim.state.lock().unwrap().has_releases {
+        caches.iter().for_each(|cache| cache.set_sign_keys(vec![KEY.clone()]));
+    }
     Some((data, caches))
 }
 
@@ -128,13 +134,13 @@ impl Task {
 
 /// Runs a plan.
 pub(super) fn run(plan: Plan) -> Report {
-    let Plan { seed, steps, without, chaos, has_accidents, is_traced } = plan;
-    let mut state = State::new(seed, (steps, chaos, has_accidents), NODES, is_traced);
+    let Plan { seed, steps, without, chaos, has_accidents, has_releases, is_traced } = plan;
+    let mut state = State::new(seed, (steps, chaos, has_accidents, has_releases), NODES, is_traced);
     for node in 0..NODES {
         let task = || TaskState { node, wakes: 0, is_done: false };
         state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));
     }
-    let settings = CacheSettings { retention_days: Some(1), ..CacheSettings::default() };
+    let settings = CacheSettings { retention_days: Some(1), keep_releases: 2, ..CacheSettings::default() };
     create(&mut state, &settings);
     let tasks = state.tasks.len();
     let sim = Arc::new(Sim {

@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::Transaction;
 use super::history::History;
 use super::rng::Rng;
-use crate::index::{Fence, Sqlite};
+use crate::index::{Fence, Simulated};
 
 /// When the simulation begins, in milliseconds since 1970.
 pub(super) const BEGINNING: u64 = 1_700_000_000_000;
@@ -39,6 +39,7 @@ pub(super) enum Op {
     Collect,
     Publish,
     Open,
+    Release,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +105,8 @@ pub(super) struct State {
     pub(super) chaos: u64,
     /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
     pub(super) has_accidents: bool,
+    /// Whether clients record releases.
+    pub(super) has_releases: bool,
     /// Until when requests to the object store reach an empty one, which takes nothing.
     pub(super) elsewhere_until: u64,
     pub(super) tasks: Vec<TaskState>,
@@ -130,7 +133,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(
         seed: u64,
-        (steps_max, chaos, has_accidents): (u64, u64, bool),
+        (steps_max, chaos, has_accidents, has_releases): (u64, u64, bool, bool),
         nodes: usize,
         is_traced: bool,
     ) -> Self {
@@ -156,11 +159,12 @@ impl State {
             phase: Phase::Running,
             chaos,
             has_accidents,
+            has_releases,
             elsewhere_until: 0,
             tasks: Vec::new(),
             nodes,
             skew_of_store,
-            database: Sqlite::simulated_database(Arc::clone(&clock)),
+            database: Simulated::database(Arc::clone(&clock)),
             clock,
             objects: BTreeMap::new(),
             modified: BTreeMap::new(),

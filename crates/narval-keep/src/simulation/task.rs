@@ -12,7 +12,7 @@ use rusqlite::Connection;
 use super::Transaction;
 use super::state::{BEGINNING, By, Effect, Op, Phase, State};
 use crate::index::{Fence, IndexError};
-use crate::rule::{Rule, holds};
+use crate::simulation::rule::{Rule, holds};
 use crate::{Cache, Data};
 use narval_client::clock::Virtual;
 

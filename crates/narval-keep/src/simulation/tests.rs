@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::run::{Plan, run};
-use crate::rule::Rule;
+use crate::simulation::rule::Rule;
 
 /// Steps of one seed.
 const STEPS: u64 = 4_000;
@@ -27,7 +27,15 @@ fn plan(seed: u64) -> Plan {
     let without = without.map(std::slice::from_ref).unwrap_or_default();
     // Faults that are rare and faults that are common find different things.
     let chaos = variable("NARVAL_SIMULATION_CHAOS").unwrap_or([1, 4, 12][(seed % 3) as usize]);
-    Plan { seed, steps: STEPS, without, chaos, has_accidents: seed.is_multiple_of(2), is_traced: false }
+    Plan {
+        seed,
+        steps: STEPS,
+        without,
+        chaos,
+        has_accidents: seed.is_multiple_of(2),
+        has_releases: seed % 4 == 3,
+        is_traced: false,
+    }
 }
 
 fn variable(name: &str) -> Option<u64> {
@@ -65,7 +73,7 @@ fn nothing_is_lost_and_nothing_dangles() {
         seed => panic!("{}", report(plan(seed))),
     }
     // A simulation in which nothing happens finds nothing.
-    for what in ["committed", "gone", "kill", "pause", "late", "remove", "receipt"] {
+    for what in ["committed", "gone", "kill", "pause", "late", "remove", "receipt", "released"] {
         assert!(counts.get(what).is_some_and(|count| *count > 0), "{what}: {counts:?}");
     }
 }
@@ -105,10 +113,14 @@ absence_is_found! {
     an_absence_in_another_bucket_is_found: [Control] in (2, 12),
     a_collection_by_a_clock_that_nobody_has_set_is_found: [DatabaseTime] in (2, 12),
     a_collection_on_a_suspended_machine_is_found: [Boottime] in (2, 12),
+    a_request_for_a_release_that_records_two_is_found: [Requested] in (3, 12),
+    a_release_that_keeps_nothing_is_found: [Held] in (3, 12),
 }
 
 /// By name, for the environment.
-static RULES: [Rule; 27] = [
+static RULES: [Rule; 29] = [
+    Rule::Requested,
+    Rule::Held,
     Rule::DatabaseTime,
     Rule::Boottime,
     Rule::Control,

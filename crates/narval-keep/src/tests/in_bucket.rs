@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::index::{NarRecord, Pending};
-use crate::rule::{Rule, WITHOUT};
+use crate::simulation::rule::{Rule, WITHOUT};
 use narval_client::clock;
 use narval_s3::Objects;
 

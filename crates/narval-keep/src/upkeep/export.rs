@@ -13,7 +13,7 @@ const VERSION: u32 = 1;
 struct Saved {
     version: u32,
     caches: Vec<SavedCache>,
-    tokens: Vec<SavedToken>,
+    tokens: Vec<TokenRecord>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -25,24 +25,7 @@ struct SavedCache {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(default)]
-    releases: Vec<SavedRelease>,
-}
-
-/// A release for one of its systems.
-#[derive(Serialize, Deserialize)]
-struct SavedRelease {
-    name: String,
-    revision: u64,
-    system: String,
-    version: Option<String>,
-    created: u64,
-    pinned: bool,
-    /// The name of its pins.
-    hold: String,
-    /// As it was signed.
-    record: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    percent: Option<u32>,
+    releases: Vec<ReleaseRecord>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,19 +35,6 @@ struct SavedPin {
     created: u64,
     until: Option<u64>,
     keep: Option<u32>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct SavedToken {
-    id: String,
-    sha256: [u8; 32],
-    label: String,
-    scopes: String,
-    caches: String,
-    created: u64,
-    expires: Option<u64>,
-    last_used: Option<u64>,
-    revoked: Option<u64>,
 }
 
 /// What was taken back.
@@ -84,7 +54,7 @@ impl Data {
     /// If the index cannot be read.
     pub fn export(&self) -> Result<String, DataError> {
         let index = &self.shared().index;
-        let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens: Vec::new() };
+        let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens: index.tokens()? };
         for record in index.caches()? {
             let pin = |pin: PinRecord| SavedPin {
                 name: pin.name,
@@ -99,32 +69,7 @@ impl Data {
             // Settings are JSON.
             let settings = serde_json::from_str(&record.settings).unwrap_or_default();
             let (id, releases) = index.all_releases(record.id)?;
-            let release = |release: ReleaseRecord| SavedRelease {
-                name: release.name,
-                revision: release.revision,
-                system: release.system,
-                version: release.version,
-                created: release.created,
-                pinned: release.is_pinned,
-                hold: release.hold,
-                record: release.json,
-                percent: release.percent,
-            };
-            let releases = releases.into_iter().map(release).collect();
             saved.caches.push(SavedCache { name: record.name.to_string(), settings, pins, id, releases });
-        }
-        for token in index.tokens()? {
-            saved.tokens.push(SavedToken {
-                id: token.id,
-                sha256: token.hash,
-                label: token.label,
-                scopes: token.scopes,
-                caches: token.caches,
-                created: token.created,
-                expires: token.expires,
-                last_used: token.last_used,
-                revoked: token.revoked,
-            });
         }
         // Such a structure has nothing that JSON has not.
         Ok(serde_json::to_string_pretty(&saved).unwrap_or_default())
@@ -155,19 +100,7 @@ impl Data {
             let cache = self.create_cache(&name, &settings)?;
             cache.set_settings(&settings)?;
             if let Some(id) = saved.id {
-                let release = |saved: SavedRelease| ReleaseRecord {
-                    name: saved.name,
-                    revision: saved.revision,
-                    system: saved.system,
-                    version: saved.version,
-                    created: saved.created,
-                    is_pinned: saved.pinned,
-                    hold: saved.hold,
-                    json: saved.record,
-                    is_kept: false,
-                    percent: saved.percent,
-                };
-                index.restore_releases(cache.id(), id, saved.releases.into_iter().map(release).collect())?;
+                index.restore_releases(cache.id(), id, saved.releases)?;
             }
             for SavedPin { name, path, created, until, keep } in saved.pins {
                 let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());
@@ -180,17 +113,7 @@ impl Data {
         }
         for token in saved.tokens {
             if index.token(&token.id)?.is_none() {
-                index.add_token(TokenRecord {
-                    id: token.id,
-                    hash: token.sha256,
-                    label: token.label,
-                    scopes: token.scopes,
-                    caches: token.caches,
-                    created: token.created,
-                    expires: token.expires,
-                    last_used: token.last_used,
-                    revoked: token.revoked,
-                })?;
+                index.add_token(token)?;
                 imported.tokens += 1;
             }
         }

@@ -12,10 +12,10 @@ use narval_client::clock;
 use narval_client::request_id;
 use narval_files::{Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
-use narval_keep::oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
 use narval_keep::{
     CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError, UnknownScope,
 };
+use narval_oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
 use serde::Deserialize;
 use serde_json::json;
 

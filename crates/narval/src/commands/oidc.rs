@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use narval_keep::oidc::Verifier;
+use narval_oidc::Verifier;
 use narval_serve::OidcGrant;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use quick_cache::sync::Cache as Remembered;
 
 pub(super) use self::recorded::RecordedNames;
 pub(super) use self::together::{Addition, Together};
-use super::{CacheId, NarRecord};
+use super::records::{CacheId, NarRecord};
 
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;

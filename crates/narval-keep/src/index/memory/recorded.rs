@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::index::CacheId;
+use crate::index::records::CacheId;
 
 /// The most names of which is remembered under which number they are pending.
 const RECORDED_MAX: usize = 4096;

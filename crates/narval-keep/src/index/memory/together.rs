@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::index::{CacheId, IndexError, NarRecord};
+use crate::index::error::IndexError;
+use crate::index::records::{CacheId, NarRecord};
 
 /// The most names in one transaction.
 const TOGETHER_MAX: usize = 64;

@@ -5,7 +5,6 @@
 
 mod address;
 mod failed;
-mod lease;
 mod node;
 mod nodes;
 mod pool;
@@ -33,10 +32,8 @@ use self::pool::Pool;
 use self::sql::{get, int, maybe_number, number, p, query_opt};
 use self::transaction::Database;
 use super::memory::Memory;
-use super::sql::work::this_process;
 use super::tx::{DEADLINE, DEADLINE_LARGE, How, LARGE, NOTE, NOTE_LATER, Reading, Tx, TxError, Work};
-use super::{CacheId, Index, IndexError};
-use crate::figures::survey::Counted;
+use super::{CacheId, Counted, Index, IndexError};
 use crate::nodes::{Members, PeerSecret};
 
 /// The number of random bytes of the secret of nodes.
@@ -76,7 +73,7 @@ impl Postgres {
         let node = Arc::new(Node::new(is_rebuild).map_err(|error| unusable(format!("no random numbers: {error}")))?);
         let pool = Arc::new(Pool::new(address, MakeRustlsConnect::new(tls)));
         let mut connection = pool.open().map_err(|error| error.at(&name))?;
-        schema::prepare(&mut connection, &this_process(), &name, schema::PATIENCE)?;
+        schema::prepare(&mut connection, &name)?;
         let seen = connection.run(DEADLINE, async |client| watch::begin(client, &node).await);
         let seen = seen.map_err(|error| error.at(&name))?;
         let stamp = Arc::new(AtomicU64::new(1));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 
 use super::failed::Failed;
-use super::sql::{execute, get, int, maybe_number, p, query, query_opt};
+use super::sql::{execute, get, int, number, p, query, query_opt};
 use crate::nodes::{MEMBERS_MAX, Members, NodeRow};
 
 /// How often a node says that it is alive.
@@ -82,7 +82,7 @@ pub(super) async fn look(client: &Client, own: &str) -> Result<Vec<NodeRow>, Fai
          order by id limit $3";
     let (alive, max) = (int(GONE_AFTER.as_secs()), int(MEMBERS_MAX as u64));
     let rows = query(client, look, &[p(&own), p(&alive), p(&max)]).await?;
-    rows.iter().map(|row| Ok(NodeRow { id: get(row, 0)?, url: get(row, 1)?, weight: maybe_number(row, 2)? })).collect()
+    rows.iter().map(|row| Ok(NodeRow { id: get(row, 0)?, url: get(row, 1)?, weight: number(row, 2)? })).collect()
 }
 
 /// Removes a node that ends.

@@ -1,236 +1,41 @@
-//! Tables, and how they are made and changed: by one node at a time, while others of this version and the one before go on.
+//! Tables in PostgreSQL.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use super::failed::{Failed, describe};
-use super::lease::Lease;
 use super::pool::Connection;
 use super::sql::{execute, get, p, parsed, query_opt};
 use super::transaction::Change;
 use crate::index::IndexError;
-
-/// The version of [`TABLES`].
-pub(super) const VERSION: u32 = 14;
-
-/// The oldest version that can work with these tables. A change that nodes of the version before do not notice leaves it as it is.
-const COMPATIBLE: u32 = 14;
+use crate::index::schema::{TABLES, VERSION, tables};
 
 /// PostgreSQL 13: `pg_current_snapshot`, and transaction ids that never come again.
 const SERVER_MIN: i32 = 130_000;
 
-/// How long another node may take to change tables.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the creation of the tables may take, by whichever node.
+const CREATE_MAX: Duration = Duration::from_secs(60);
 
-/// How often is looked whether it is done.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Begins that. One node at a time does it, and one that is paused meanwhile does not keep the others from it.
+pub(super) const BEGIN: &str = "begin isolation level read committed; set local idle_in_transaction_session_timeout = '10s'; \
+     select pg_advisory_xact_lock(7021802517)";
 
-/// How long a change of the tables may take.
-const CHANGE_MAX: Duration = Duration::from_secs(600);
-
-/// How long the lease lasts that is taken for it. It only has to last until the transaction of the change has locked its row: from then on,
-/// whoever wants it waits for the end of that.
-const LEASE: Duration = Duration::from_secs(15);
-
-/// What the lease of a change needs.
-const FIRST: &str = "
-create schema if not exists narval;
-create table if not exists narval.meta (key text primary key, value text not null);
-create table if not exists narval.leases_of_work (
-  name text primary key, owner text not null, fence bigint not null, until timestamptz not null);
-";
-
-/// As the tables of SQLite, with [`super::watch`]'s `changes` in place of a number that every commit would wait for.
-const TABLES: &str = r#"
-create table narval.caches (
-  id bigint generated always as identity primary key,
-  name text collate "C" unique not null, settings text not null, created bigint not null,
-  -- Bytes of NARs in it and of their listings, each counted once.
-  bytes bigint not null default 0);
-
--- One row for each NarHash and compression.
-create table narval.nars (
-  id bigint generated always as identity primary key,
-  nar_hash bytea not null, compression text not null, nar_size bigint not null,
-  file_hash bytea not null, file_size bigint not null, listing_size bigint,
-  -- Hash parts that the scan found, one after another.
-  found text not null,
-  unique (nar_hash, compression));
-
--- Names below a cache's nar/. Several may mean one NAR.
-create table narval.files (
-  cache bigint not null references narval.caches (id), name text collate "C" not null,
-  nar bigint not null references narval.nars (id),
-  added bigint not null, used bigint not null,
-  -- Since when no narinfo names it; null while one does.
-  orphaned bigint,
-  primary key (cache, name));
-create index files_by_nar on narval.files (nar, cache);
-create index files_orphaned on narval.files (orphaned) where orphaned is not null;
-
-create table narval.paths (
-  id bigint generated always as identity primary key,
-  cache bigint not null references narval.caches (id),
-  hash_part text collate "C" not null, path text collate "C" not null,
-  nar_hash bytea not null, file text collate "C" not null, narinfo bytea not null, listing_size bigint,
-  version bigint not null, added bigint not null, used bigint not null,
-  unique (cache, hash_part));
-create index paths_by_file on narval.paths (cache, file);
-
--- A reference names a hash part: it may be a path of an upstream.
-create table narval.refs (
-  referrer bigint not null references narval.paths (id) on delete cascade, reference text collate "C" not null,
-  primary key (referrer, reference));
-create index refs_by_reference on narval.refs (reference);
-
-create table narval.leases (
-  cache bigint not null references narval.caches (id), hash_part text collate "C" not null, until bigint not null,
-  primary key (cache, hash_part));
-
-create table narval.pins (
-  id bigint generated always as identity primary key,
-  cache bigint not null references narval.caches (id),
-  name text collate "C" not null, hash_part text collate "C" not null, path text collate "C" not null,
-  created bigint not null, until bigint, keep bigint);
-create index pins_by_name on narval.pins (cache, name);
-
-create table narval.tokens (
-  id text primary key, hash bytea not null, label text not null, scopes text not null, caches text not null,
-  created bigint not null, expires bigint, last_used bigint, revoked bigint);
-
--- What a process that is killed may have left undone with files.
-create table narval.pending (
-  id bigint generated always as identity primary key, cache bigint not null references narval.caches (id),
-  kind text not null, name text not null);
-
+/// What only PostgreSQL has: [`super::watch`]'s `changes` in place of a number that every commit would wait for, the audit log, and the nodes that
+/// share disk caches with the sizes of these.
+const OWN: &str = r#"
+create table narval.meta (key text primary key, value text not null);
 -- One row for each transaction that readers can see; removed after an hour.
 create table narval.changes (
-  id bigint generated always as identity primary key,
-  xid xid8 not null default pg_current_xact_id(), node text not null, at timestamptz not null default now());
+  {id}, xid xid8 not null default pg_current_xact_id(), node text not null, at timestamptz not null default now());
 create index changes_by_xid on narval.changes (xid);
-"#;
-
-/// From version 1: what collections of several nodes need. Nodes of version 1 go on with these columns.
-const FROM_1: &str = "
--- Since when it is to be removed: 0 if its path was deleted. Null again when somebody wants it.
-alter table narval.files add column doomed bigint;
--- The number of the collection that is removing its bytes. Counts only while no narinfo names it.
-alter table narval.files add column fence bigint;
-alter table narval.nars add column fence bigint;
-create index files_fenced on narval.files (cache) where fence is not null or doomed = 0;
--- When caches were last collected, by whichever node.
-create table narval.collected (cache bigint primary key references narval.caches (id), at timestamptz not null);
-";
-
-/// From version 2: the audit log, which nodes of versions before leave alone.
-const FROM_2: &str = "
 create table narval.audit (
-  id bigint generated always as identity primary key,
-  time bigint not null, token text not null, label text not null, peer text, cache text, action text not null,
+  {id}, time bigint not null, token text not null, label text not null, peer text, cache text, action text not null,
   subject text not null, result text not null, detail text not null);
 create index audit_by_time on narval.audit (time);
-";
-
-/// From version 3: the nodes that share disk caches, which nodes of versions before do not.
-const FROM_3: &str = "
-create table narval.nodes (id text collate \"C\" primary key, url text not null, seen timestamptz not null);
-";
-
-/// From version 4: the sizes of their disk caches. Nodes of version 4 leave it null.
-const FROM_4: &str = "
-alter table narval.nodes add column weight bigint;
-";
-
-/// From version 5: processes that store objects before they record their names, and by whose keys their receipts are authenticated. Nodes of
-/// versions before record names first, and their collections take the same lease.
-const FROM_5: &str = "
-create table narval.writers (
-  id bigint generated always as identity primary key, cache bigint not null references narval.caches (id),
-  key bytea not null, begun timestamptz not null default now(), seen timestamptz not null default now());
-";
-
-/// From version 6: entries are looked up by their names, one for each narinfo of a commit.
-const FROM_6: &str = "
-create index pending_by_name on narval.pending (cache, kind, name, id);
--- Paths that were removed because their NARs were not there, and those NARs: for a day, in case they are found again.
-create table narval.lost (
-  cache bigint not null references narval.caches (id), hash_part text collate \"C\" not null, narinfo bytea not null,
-  file text collate \"C\" not null, nar_hash bytea not null, nar_size bigint not null, compression text not null,
-  file_hash bytea not null, file_size bigint not null, listing_size bigint, found text not null,
-  at timestamptz not null default now(), primary key (cache, hash_part));
-";
-
-/// From version 7: no table refers to caches, which are never removed. Each row that is added would look at the row of its cache, of which each push
-/// makes a new version; all of them are kept and passed until the longest transaction ends.
-const FROM_7: &str = "
-alter table narval.files drop constraint if exists files_cache_fkey;
-alter table narval.paths drop constraint if exists paths_cache_fkey;
-alter table narval.leases drop constraint if exists leases_cache_fkey;
-alter table narval.pins drop constraint if exists pins_cache_fkey;
-alter table narval.pending drop constraint if exists pending_cache_fkey;
-alter table narval.collected drop constraint if exists collected_cache_fkey;
-alter table narval.writers drop constraint if exists writers_cache_fkey;
-alter table narval.lost drop constraint if exists lost_cache_fkey;
-";
-
-/// From version 8: times are seconds, as in the tables of SQLite. Nodes of versions before cannot read them.
-const FROM_8: &str = "
-create table narval.work (name text primary key, owner text not null, fence bigint not null, until bigint not null);
-insert into narval.work select name, owner, fence, case when isfinite(until) then extract(epoch from until)::bigint else 0 end
-  from narval.leases_of_work where name <> 'schema';
-delete from narval.leases_of_work where name <> 'schema';
-create index pins_by_path on narval.pins (cache, hash_part);
-alter table narval.collected alter column at type bigint using extract(epoch from at)::bigint;
-alter table narval.lost alter column at drop default, alter column at type bigint using extract(epoch from at)::bigint;
-alter table narval.writers alter column begun drop default, alter column begun type bigint using extract(epoch from begun)::bigint,
-  alter column seen drop default, alter column seen type bigint using extract(epoch from seen)::bigint;
-";
-
-/// From version 9: nobody has a lock of all tables any more, for which nodes of versions before wait in vain.
-const FROM_9: &str = "";
-
-/// From version 10: releases, and the id of a cache that they name. Nodes of version 10 know no releases, and leave the pins alone that keep them.
-const FROM_10: &str = "
-alter table narval.caches add column uid text;
--- One row for each system. `hold` names the pins that keep its paths; `record` is empty for the last one of a name that was forgotten.
-create table narval.releases (
-  cache bigint not null, name text collate \"C\" not null, revision bigint not null, system text collate \"C\" not null,
-  version text, created bigint not null, pinned bigint not null, hold text collate \"C\" not null, record text not null,
-  primary key (cache, name, revision, system));
-create index releases_by_hold on narval.releases (cache, hold);
-";
-
-/// From version 11: machines that follow releases, of which nodes of version 11 know nothing.
-const FROM_11: &str = "
-create table narval.machines (
-  cache bigint not null, name text collate \"C\" not null, release text collate \"C\" not null, seen bigint not null, token text not null,
-  report text not null, primary key (cache, name, release));
-create index machines_by_seen on narval.machines (cache, seen);
-";
-
-/// From version 12: releases that are for some machines. `request` is what a request for a release had as its key. Nodes of version 12 record releases
-/// for all, and clients refuse what they answer for some: they leave out a part of what was signed.
-const FROM_12: &str = "
-alter table narval.releases add column percent bigint;
-alter table narval.releases add column request text;
-";
-
-/// From version 13, in which all caches had one row for a NAR: what one of them uploaded decided what the others served and counted.
-const FROM_13: &str = "
-alter table narval.nars add column cache bigint, drop constraint nars_nar_hash_compression_key;
-update narval.nars n set cache = f.cache from (select nar, min(cache) as cache from narval.files group by nar) f where f.nar = n.id;
-delete from narval.nars where cache is null;
-insert into narval.nars (cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, fence)
-  select distinct f.cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, n.fence
-  from narval.files f join narval.nars n on n.id = f.nar and n.cache <> f.cache;
-alter table narval.nars alter column cache set not null, add unique (cache, nar_hash, compression);
-update narval.files f set nar = own.id from narval.nars n, narval.nars own
-  where n.id = f.nar and n.cache <> f.cache and own.cache = f.cache and own.nar_hash = n.nar_hash and own.compression = n.compression;
--- Files that all caches shared are gone.
-delete from narval.pending where kind = 'blob';
-";
+create table narval.nodes (id {text} primary key, url text not null, weight bigint not null, seen timestamptz not null);
+"#;
 
 /// Settings of the database with which a crash loses what was acknowledged.
 pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
@@ -252,131 +57,72 @@ pub(super) async fn doubts(client: &Client) -> Result<Vec<String>, Failed> {
     Ok(doubts)
 }
 
-/// Makes the tables when they are missing, and brings older ones up to date.
-pub(super) fn prepare(
-    connection: &mut Connection,
-    owner: &str,
-    name: &str,
-    patience: Duration,
-) -> Result<(), IndexError> {
-    let until = Instant::now() + patience;
-    loop {
-        let found = connection.run(CHANGE_MAX, async |client| look(client).await).map_err(|error| error.at(name))?;
-        match found {
-            Found::Server(version) => {
-                let reason = format!("it is PostgreSQL {}, and 13 is the oldest that can be used", version / 10_000);
-                return Err(IndexError::Unusable { database: name.to_owned(), reason });
-            }
-            Found::Tables { version, compatible } if compatible > VERSION => {
-                return Err(IndexError::Newer { index: name.to_owned(), found: version, known: VERSION });
-            }
-            Found::Tables { version, .. } if version >= VERSION => return Ok(()),
-            Found::Tables { .. } | Found::Nothing => {}
+/// Makes the tables when they are missing.
+pub(super) fn prepare(connection: &mut Connection, name: &str) -> Result<(), IndexError> {
+    let unusable = |reason: String| IndexError::Unusable { database: name.to_owned(), reason };
+    let found = connection.run(CREATE_MAX, async |client| match look(client).await? {
+        Found { server: SERVER_MIN.., version: None, .. } => create(client).await,
+        found => Ok(found),
+    });
+    let found = found.map_err(|error| match &error {
+        Failed::Sql(sql) if sql.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => unusable(format!(
+            "{}: let the user make tables ('grant create on database … to …'), or make the schema for it ('create schema narval \
+             authorization …')",
+            describe(sql)
+        )),
+        _ => error.at(name),
+    })?;
+    match found.version {
+        Some(VERSION) => Ok(()),
+        Some(found) => {
+            Err(IndexError::Version { index: name.to_owned(), found, with: " and '--database' of an empty one" })
         }
-        match connection.run(CHANGE_MAX, async |client| change(client, owner).await) {
-            Ok(()) => {}
-            Err(Failed::Changed) if Instant::now() >= until => {
-                let holder = connection.run(PATIENCE, async |client| Lease::holder(client, "schema").await);
-                let holder = holder.map_err(|error| error.at(name))?;
-                let (owner, until) = holder.unwrap_or_else(|| ("another process".to_owned(), "now".to_owned()));
-                let reason = format!(
-                    "{owner} creates or changes its tables, and has the right to do so until {until}; try again then"
-                );
-                return Err(IndexError::Unusable { database: name.to_owned(), reason });
-            }
-            Err(error) if Instant::now() >= until => return Err(error.at(name)),
-            // Another node is doing the same.
-            Err(Failed::Changed) => std::thread::sleep(LOOK_EVERY),
-            Err(error) if error.is_collision() => std::thread::sleep(LOOK_EVERY),
-            Err(Failed::Sql(error)) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                let reason = format!(
-                    "{}: let the user make tables ('grant create on database … to …'), or make the schema for it ('create schema narval \
-                     authorization …')",
-                    describe(&error)
-                );
-                return Err(IndexError::Unusable { database: name.to_owned(), reason });
-            }
-            Err(error) => return Err(error.at(name)),
+        None => {
+            Err(unusable(format!("it is PostgreSQL {}, and 13 is the oldest that can be used", found.server / 10_000)))
         }
     }
 }
 
-enum Found {
-    /// The server is too old.
-    Server(i32),
-    /// There are no tables.
-    Nothing,
-    /// Tables of this version, which nodes from `compatible` on can use.
-    Tables { version: u32, compatible: u32 },
+struct Found {
+    /// The version of the server.
+    server: i32,
+    has_schema: bool,
+    /// That of the tables, if there are any.
+    version: Option<u32>,
 }
 
 async fn look(client: &Client) -> Result<Found, Failed> {
-    let server: i32 = match query_opt(client, "select current_setting('server_version_num')", &[]).await? {
-        Some(row) => parsed(&row, 0)?,
-        None => 0,
-    };
-    if server < SERVER_MIN {
-        return Ok(Found::Server(server));
+    let query = "select current_setting('server_version_num'), to_regnamespace('narval') is not null, to_regclass('narval.meta') is not null";
+    let row = query_opt(client, query, &[]).await?.ok_or(Failed::Changed)?;
+    let mut found = Found { server: parsed(&row, 0)?, has_schema: get(&row, 1)?, version: None };
+    if get(&row, 2)? {
+        let row = query_opt(client, "select value from narval.meta where key = 'version'", &[]).await?;
+        found.version = Some(row.map_or(Ok(0), |row| parsed(&row, 0))?);
     }
-    let is_there = query_opt(client, "select 1 where to_regclass('narval.meta') is not null", &[]).await?;
-    if is_there.is_none() {
-        return Ok(Found::Nothing);
-    }
-    let query =
-        "select (select value from narval.meta where key = 'version'), value from narval.meta where key = 'compatible'";
-    match query_opt(client, query, &[]).await? {
-        Some(row) => Ok(Found::Tables { version: parsed(&row, 0)?, compatible: parsed(&row, 1)? }),
-        None => Ok(Found::Nothing),
-    }
+    Ok(found)
 }
 
-/// Takes the lease, and does in one transaction what is to be done.
-async fn change(client: &Client, owner: &str) -> Result<(), Failed> {
-    // Two nodes that make them at the same time collide, in spite of `if not exists`.
-    client.batch_execute(FIRST).await?;
-    let Some(lease) = Lease::take(client, "schema", owner, LEASE).await? else { return Err(Failed::Changed) };
-    let changed = in_transaction(client, async || {
-        lease.check(client).await?;
-        // Another node may have been faster.
-        let found = match look(client).await? {
-            Found::Nothing => {
-                client.batch_execute(TABLES).await?;
-                1
-            }
-            Found::Tables { version, .. } => version,
-            Found::Server(_) => return Ok(()),
-        };
-        if found >= VERSION {
-            return Ok(());
+async fn create(client: &Client) -> Result<Found, Failed> {
+    client.batch_execute(BEGIN).await?;
+    // Another node may have been faster.
+    let mut found = look(client).await?;
+    if found.version.is_none() {
+        if !found.has_schema {
+            client.batch_execute("create schema narval").await?;
         }
-        // What the version of the same number is brought up to date by.
-        let steps = [
-            "", FROM_1, FROM_2, FROM_3, FROM_4, FROM_5, FROM_6, FROM_7, FROM_8, FROM_9, FROM_10, FROM_11, FROM_12,
-            FROM_13,
+        let types = [
+            ("{id}", "id bigint generated always as identity primary key"),
+            ("{text}", "text collate \"C\""),
+            ("{bytes}", "bytea"),
+            ("{rowless}", ""),
         ];
-        for step in steps.iter().skip(found as usize) {
-            client.batch_execute(step).await?;
-        }
-        for (key, value) in [("version", VERSION), ("compatible", COMPATIBLE)] {
-            let set = "insert into narval.meta values ($1, $2) on conflict (key) do update set value = excluded.value";
-            execute(client, set, &[p(&key), p(&value.to_string())]).await?;
-        }
-        Ok(())
-    });
-    let changed = changed.await;
-    lease.end(client).await?;
-    changed
-}
-
-async fn in_transaction<T>(client: &Client, work: impl AsyncFnOnce() -> Result<T, Failed>) -> Result<T, Failed> {
-    client.batch_execute("begin isolation level read committed").await?;
-    match work().await {
-        Ok(done) => client.batch_execute("commit").await.map(|()| done).map_err(Failed::from),
-        Err(error) => {
-            client.batch_execute("rollback").await?;
-            Err(error)
-        }
+        client.batch_execute(&[tables(TABLES, types), tables(OWN, types)].concat()).await?;
+        let set = "insert into narval.meta values ('version', $1)";
+        execute(client, set, &[p(&VERSION.to_string())]).await?;
+        found.version = Some(VERSION);
     }
+    client.batch_execute("commit").await?;
+    Ok(found)
 }
 
 /// The id of the folder that the index is of: `mine`, if it is of none yet.

@@ -6,9 +6,9 @@ mod machines;
 mod nars;
 mod paths;
 mod pending;
-#[cfg(test)]
-pub(super) mod plans;
 mod retention;
 pub(super) mod snapshot;
+#[cfg(test)]
+pub(super) mod tests;
 mod tokens;
 pub(super) mod work;

@@ -6,7 +6,7 @@ use narval_nix::HashPart;
 
 use crate::index::tx::{Arg, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Index, IndexError, Pending, Placed};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 macro_rules! if_alone {
     () => {
@@ -181,7 +181,7 @@ impl dyn Index + '_ {
         let numbers = numbers.to_vec();
         self.write(NOTE_LATER, move |tx| {
             let rows: Vec<Arg<'_>> = numbers.iter().copied().map(Arg::from).collect();
-            let whatever = i64::from(!holds(Rule::SettleAlone) || !holds(Rule::Renumbered));
+            let whatever = if holds!(SettleAlone) { i64::from(!holds!(Renumbered)) } else { 1 };
             tx.execute_all(&SETTLE_THESE, &args![whatever], &rows).map(drop)
         })
     }
@@ -192,8 +192,8 @@ impl dyn Index + '_ {
         let parts = parts.to_vec();
         self.write(NOTE_LATER, move |tx| {
             let rows: Vec<Arg<'_>> = parts.iter().map(Arg::from).collect();
-            let whatever = i64::from(!holds(Rule::SettleAlone));
-            let up_to = if holds(Rule::SettleOwn) { up_to } else { i64::MAX };
+            let whatever = i64::from(!holds!(SettleAlone));
+            let up_to = if holds!(SettleOwn) { up_to } else { i64::MAX };
             tx.execute_all(&SETTLE_ALONE, &args![whatever, cache, up_to], &rows).map(drop)
         })
     }

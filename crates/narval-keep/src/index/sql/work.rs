@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::nars;
 use crate::index::tx::{NOTE, Reading, Refused, Tx, TxError, args, statements};
 use crate::index::{COLLECTION, CacheId, Fence, Index, IndexError, collection_lease};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 statements! {
     /// The number is a count and 31 random bits. The count alone would be given out twice if the database has lost its last transactions, when a
@@ -35,7 +35,7 @@ fn take(tx: &mut dyn Tx, owner: &str, random: u64) -> Result<Option<Fence>, TxEr
 /// To be called within a transaction of a collection: until its end, nobody else can take the lease, which is renewed.
 pub(in crate::index) fn renew(tx: &mut dyn Tx, fence: Fence) -> Result<(), TxError> {
     let renewed = tx.execute(&RENEW, &args![COLLECTION, fence.0, collection_lease().as_secs()])?;
-    if renewed > 0 || !holds(Rule::Fence) { Ok(()) } else { Err(Refused::Superseded.into()) }
+    if renewed > 0 || !holds!(Fence) { Ok(()) } else { Err(Refused::Superseded.into()) }
 }
 
 /// The number of the last collection, 0 if there was none, and whether one is at work, or has not ended its lease.

@@ -3,9 +3,10 @@
 //! Callers send a function to the writer thread and wait. It runs all waiting functions in one transaction, so that one `fsync` makes
 //! many commits durable. Other processes (administration commands) may write to the same database, one transaction at a time.
 
+mod failed;
 mod schema;
 #[cfg(test)]
-mod simulated;
+mod simulation;
 mod tx;
 mod writer;
 
@@ -14,17 +15,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql};
+use rusqlite::{Connection, OpenFlags, ToSql};
 
+use self::failed::{of_transaction, sql_error};
 use self::tx::SqliteTx;
 use self::writer::{Durability, Writer};
-#[cfg(test)]
-use super::Fence;
 use super::tx::{How, Reading, Tx, TxError, Work};
-use super::{CacheId, Index, IndexError};
-use crate::figures::survey::Counted;
+use super::{CacheId, Counted, Index, IndexError};
+
 #[cfg(test)]
-use narval_client::clock;
+pub(crate) use self::simulation::Simulated;
 
 /// Idle connections kept for readers.
 const IDLE_MAX: usize = 16;
@@ -49,8 +49,6 @@ pub(crate) struct Sqlite {
     /// The stamp as far as this process knows.
     stamp: std::sync::Arc<AtomicU64>,
     others: Mutex<Others>,
-    #[cfg(test)]
-    simulated: Option<simulated::Node>,
 }
 
 /// Detects changes of the index by other processes.
@@ -88,8 +86,6 @@ impl Sqlite {
             writer,
             stamp,
             others: Mutex::new(Others { connection: others, version, looked: Instant::now(), failures: 0 }),
-            #[cfg(test)]
-            simulated: None,
         })
     }
 
@@ -101,10 +97,6 @@ impl Sqlite {
     }
 
     fn read<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, IndexError> {
-        #[cfg(test)]
-        if let Some(node) = &self.simulated {
-            return node.read(ask, &self.path);
-        }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match idle {
             Some(connection) => connection,
@@ -117,25 +109,13 @@ impl Sqlite {
         }
         answer
     }
-
-    fn write<T: Send + 'static>(
-        &self,
-        durability: Durability,
-        change: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, IndexError> {
-        #[cfg(test)]
-        if let Some(node) = &self.simulated {
-            return node.write(change, &self.path);
-        }
-        self.writer.write(durability, change)
-    }
 }
 
 impl Index for Sqlite {
     fn ask(&self, how: Reading, work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>) -> Result<(), IndexError> {
         self.read(|connection| {
             let moment = (how == Reading::Snapshot).then(|| connection.unchecked_transaction()).transpose()?;
-            work(&mut SqliteTx(connection)).map_err(tx::error)?;
+            work(&mut SqliteTx(connection)).map_err(of_transaction)?;
             moment.map_or(Ok(()), |moment| moment.commit())
         })
     }
@@ -144,29 +124,12 @@ impl Index for Sqlite {
         self.path.display().to_string()
     }
 
-    #[cfg(test)]
-    fn is_fenced(&self, fence: Fence) {
-        if let Some(node) = &self.simulated {
-            node.is_fenced(fence);
-        }
-    }
-
     fn change(&self, how: How, mut work: Work) -> Result<(), IndexError> {
         let durability = if how.is_durable { Durability::Full } else { Durability::Later };
-        self.write(durability, move |connection| work(&mut SqliteTx(connection)).map_err(tx::error))
-    }
-
-    /// One machine has one clock.
-    #[cfg(test)]
-    fn now(&self) -> u64 {
-        self.simulated.as_ref().map_or_else(clock::now, simulated::Node::now)
+        self.writer.write(durability, move |connection| work(&mut SqliteTx(connection)).map_err(of_transaction))
     }
 
     fn stamp(&self) -> u64 {
-        #[cfg(test)]
-        if let Some(node) = &self.simulated {
-            return node.stamp();
-        }
         // Another thread is checking: its result counts from then on.
         if let Ok(mut others) = self.others.try_lock()
             && others.looked.elapsed() >= NOTICED_AFTER
@@ -193,10 +156,6 @@ impl Index for Sqlite {
     }
 
     fn is_shared(&self) -> bool {
-        #[cfg(test)]
-        if self.simulated.is_some() {
-            return true;
-        }
         false
     }
 
@@ -250,11 +209,6 @@ fn connect(path: &Path) -> Result<Connection, IndexError> {
 
 fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("pragma data_version")?.query_row([], |row| row.get(0))
-}
-
-fn sql_error(path: &Path, error: &rusqlite::Error) -> IndexError {
-    let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
-    IndexError::Database { index: path.display().to_string(), reason: error.to_string(), full }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::CacheName;
+use crate::index::schema::VERSION;
 
 fn index() -> (tempfile::TempDir, Sqlite) {
     let folder = tempfile::tempdir().unwrap();
@@ -18,7 +19,7 @@ fn a_change_that_fails_does_not_fail_others() {
     std::thread::scope(|scope| {
         for number in 0..64_u64 {
             scope.spawn(move || {
-                let done = index.write(Durability::Full, move |connection| {
+                let done = index.writer.write(Durability::Full, move |connection| {
                     connection.execute("insert into leases values (?, ?, 1)", (1, format!("{number}")))?;
                     connection.execute(if number % 2 == 0 { "select" } else { "delete from pins" }, []).map(drop)
                 });
@@ -47,12 +48,14 @@ fn changes_of_others_are_noticed() {
 }
 
 #[test]
-fn a_later_version_is_refused() {
+fn another_version_is_refused() {
     let (folder, index) = index();
     let path = folder.path().join("index.sqlite");
     drop(index);
-    connect(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-    assert!(matches!(Sqlite::open(&path), Err(IndexError::Newer { found: 99, .. })));
+    for other in [VERSION - 1, VERSION + 1] {
+        connect(&path).unwrap().pragma_update(None, "user_version", other).unwrap();
+        assert!(matches!(Sqlite::open(&path), Err(IndexError::Version { found, .. }) if found == other));
+    }
 }
 
 #[test]
@@ -73,6 +76,6 @@ fn a_commit_takes_time_in_proportion_to_its_narinfos() {
     let (_folder, index) = index();
     // All statements run on the writer's thread.
     let thread = |_: &Connection| Ok(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime));
-    let cpu_time = || Duration::try_from(index.write(Durability::Full, thread).unwrap()).unwrap();
+    let cpu_time = || Duration::try_from(index.writer.write(Durability::Full, thread).unwrap()).unwrap();
     crate::index::tests::commits_take_time_in_proportion(&index, cpu_time);
 }

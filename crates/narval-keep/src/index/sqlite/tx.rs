@@ -1,6 +1,6 @@
 //! The statements that both databases run, in SQLite.
 
-use rusqlite::types::{ToSqlOutput, Type, ValueRef};
+use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ToSql};
 
 use super::schema;
@@ -74,13 +74,5 @@ impl Row for rusqlite::Row<'_> {
             ValueRef::Blob(bytes) => Value::Bytes(bytes),
             ValueRef::Real(number) => return Err(format!("column {column} of a row cannot be {number}").into()),
         })
-    }
-}
-
-/// An error of a transaction, as SQLite's own.
-pub(super) fn error(error: TxError) -> rusqlite::Error {
-    match error.downcast() {
-        Ok(error) => *error,
-        Err(error) => rusqlite::Error::FromSqlConversionFailure(0, Type::Null, error),
     }
 }

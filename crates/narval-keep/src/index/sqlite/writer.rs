@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 
 use rusqlite::Connection;
 
-use super::{schema, sql_error};
+use super::failed::sql_error;
+use super::schema;
 use crate::index::IndexError;
 
 /// The most changes in the queue. Further callers block.

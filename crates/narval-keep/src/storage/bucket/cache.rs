@@ -13,7 +13,7 @@ use narval_files::TemporaryFile;
 use narval_nix::HashPart;
 
 use super::flights::Asked;
-use super::{APART, OTHER, ObjectReader, Shared, content_type};
+use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::storage::{
     Asker, Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,

@@ -16,30 +16,28 @@
 
 mod cache;
 mod flights;
+mod shared;
 mod source;
 
 use std::fs;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use narval_client::{HttpError, Payload, Url};
+use narval_client::Url;
 use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
-use narval_nix::{Sha256, nix32};
+use narval_nix::nix32;
 
 use self::cache::CacheInBucket;
 use self::flights::Flights;
-use super::{CACHE_FOLDERS, CacheStorage, Room, Storage, StorageLock, TEMPORARY, VALID_FOR, hash_of};
+use self::shared::{ID, Shared};
+use super::{CACHE_FOLDERS, CacheStorage, Room, Storage, StorageLock, TEMPORARY, VALID_FOR};
 use crate::CacheName;
 use crate::nodes::Peers;
-use crate::rule::{Rule, holds};
 use narval_client::clock;
 use narval_files::Kept;
 use narval_s3::{BucketError, Object, Objects};
-
-/// The object that holds the id of the index.
-const ID: &str = "_narval/index.id";
 
 /// The objects of servers that are about to write [`ID`].
 const CLAIMS: &str = "_narval/claims/";
@@ -50,15 +48,6 @@ const CLAIM_AGAIN: Duration = Duration::from_millis(300);
 
 /// The object that [`check_writable`](Storage::check_writable) writes.
 const CHECKED: &str = "_narval/writable";
-
-/// The folder for files of unknown kinds. It is below [`APART`], because a cache may have the same name.
-const OTHER: &str = "other/";
-
-/// The prefix of objects outside the standard layout.
-const APART: &str = "_narval/";
-
-/// The maximum length of an id.
-const ID_LEN_MAX: u64 = 256;
 
 /// The address of a bucket, and its disk cache on this machine.
 pub(crate) struct BucketOptions<'a> {
@@ -74,15 +63,6 @@ pub(crate) struct Bucket {
     place: PathBuf,
     local: PathBuf,
     shared: Arc<Shared>,
-}
-
-/// Shared by the caches of a bucket.
-struct Shared {
-    /// The id of its index, once that is known.
-    id: OnceLock<String>,
-    objects: Arc<Objects>,
-    flights: Arc<Flights>,
-    incoming: PathBuf,
 }
 
 impl Bucket {
@@ -263,58 +243,5 @@ impl Storage for Bucket {
 
     fn peers(&self) -> Option<&Arc<Peers>> {
         self.shared.flights.peers()
-    }
-}
-
-impl Shared {
-    fn stored_id(&self) -> io::Result<Option<String>> {
-        let id = self.objects.read(ID, ID_LEN_MAX).map_err(io::Error::other)?;
-        Ok(id.map(|id| String::from_utf8_lossy(&id).trim_end().to_owned()))
-    }
-
-    /// To be asked after an object was not found, and before anything is removed for that: an address can lead to another bucket for a
-    /// while, or to an empty one.
-    fn is_the_right_one(&self) -> io::Result<()> {
-        let Some(own) = self.id.get().filter(|_| holds(Rule::Control)) else { return Ok(()) };
-        if self.stored_id()?.as_ref() == Some(own) {
-            return Ok(());
-        }
-        let message = format!("'{ID}' is missing, or is that of another cache: the bucket is empty, or another one");
-        Err(io::Error::other(HttpError::Bucket { status: 404, message, retry_after: None, is_retryable: false }))
-    }
-
-    fn incoming(&self) -> io::Result<TemporaryFile> {
-        // What is in the disk cache can be fetched again.
-        self.flights.make_disk_room(0);
-        TemporaryFile::create(&self.incoming, TEMPORARY, 0o644)
-    }
-
-    /// Stores a local file.
-    fn put_file(&self, key: &str, file: &TemporaryFile, hash: Option<Sha256>) -> io::Result<()> {
-        let len = file.file().metadata()?.len();
-        let hash = match hash {
-            Some(hash) => hash,
-            None => hash_of(&mut fs::File::open(file.path())?)?,
-        };
-        self.objects.put(key, content_type(key), Payload::File(file.file(), len), hash)
-    }
-}
-
-fn content_type(key: &str) -> &'static str {
-    match key {
-        _ if key.ends_with(".narinfo") => "text/x-nix-narinfo",
-        _ if key.ends_with("nix-cache-info") => "text/x-nix-cache-info",
-        _ if key.contains("nar/") => "application/x-nix-nar",
-        _ if key.contains("log/") => "text/plain; charset=utf-8",
-        _ => "application/octet-stream",
-    }
-}
-
-/// Reads an object with [`Read`].
-struct ObjectReader(narval_client::ResumingBody);
-
-impl Read for ObjectReader {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read_some(out).map_err(|error: HttpError| io::Error::other(error))
     }
 }

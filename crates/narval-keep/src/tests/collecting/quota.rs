@@ -124,26 +124,3 @@ fn logs_do_not_evict_paths() {
     assert_eq!((usage.small_bytes, fixture.files("caches/default/log").len()), (4_000, 2));
     assert!(is_there(cache, &path));
 }
-
-#[test]
-fn sizes_in_an_older_index_are_recounted() {
-    if place::is_on_postgres() {
-        // There is no older version of it.
-        return;
-    }
-    let fixture = Fixture::new();
-    let path = TestPath::new("a", &[]);
-    path.push(&fixture.cache).unwrap();
-    let bytes = fixture.cache.usage().unwrap().bytes;
-    fixture.folder.sql(
-        "pragma foreign_keys = off; create table old (id integer primary key autoincrement not null, nar_hash blob not null, \
-         compression text not null, nar_size integer not null, file_hash blob not null, file_size integer not null, listing_size integer, \
-         found text not null, unique (nar_hash, compression)); insert into old select id, nar_hash, compression, nar_size, file_hash, \
-         file_size, listing_size, found from nars; drop table nars; alter table old rename to nars; \
-         update caches set bytes = 1; alter table files drop column doomed; alter table files drop column fence; drop table work; drop table collected; \
-         drop table writers; drop table lost; drop index pending_by_name; drop index pins_by_path; drop table releases; drop table machines; \
-         alter table caches drop column uid; pragma user_version = 1",
-    );
-    let fixture = fixture.reopen();
-    assert_eq!(fixture.cache.usage().unwrap().bytes, bytes);
-}

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use narval_client::{Client, ClientOptions, Extra, Request, Scheme, Url};
-use narval_keep::oidc::TOKEN_LEN_MAX;
+use narval_oidc::TOKEN_LEN_MAX;
 use serde_json::Value;
 use zeroize::Zeroizing;
 

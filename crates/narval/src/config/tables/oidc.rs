@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use narval_keep::oidc::{Claim, Issuer, Rule};
 use narval_keep::{CachePatterns, Scope, Scopes};
+use narval_oidc::{Claim, Issuer, Rule};
 use narval_serve::OidcGrant;
 
 use super::limits::TIMEOUT_MAX;

@@ -1,7 +1,7 @@
 //! How PostgreSQL carries out the statements that both databases run.
 
 use super::*;
-use crate::index::sql::plans;
+use crate::index::sql::tests::plans;
 
 #[test]
 fn postgres_reads_no_whole_table() {

@@ -21,9 +21,9 @@ fn nodes_know_who_is_there() {
     soon(|| seen_by_one.count() == 2);
     assert!(same.is_proven(secret.authorization().as_bytes()));
     assert_eq!(sql("select length(value) from narval.meta where key = 'peer secret'"), "52");
-    // One is killed, and one ends and says so. The first is of a version whose nodes have no weights.
+    // One is killed, and one ends and says so.
     assert_eq!(sql("select distinct weight from narval.nodes"), "1000");
-    sql("insert into narval.nodes values ('killed', 'http://10.0.0.9', now())");
+    sql("insert into narval.nodes values ('killed', 'http://10.0.0.9', 1000, now())");
     soon(|| seen_by_one.count() == 3 && seen_by_two.count() == 3);
     sql("update narval.nodes set seen = now() - interval '31 seconds' where id = 'killed'");
     soon(|| seen_by_one.count() == 2 && seen_by_two.count() == 2);

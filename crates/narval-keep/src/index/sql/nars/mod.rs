@@ -12,7 +12,7 @@ use super::pending;
 use crate::NarFileName;
 use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Refused, Row, Tx, TxError, args, split, statements};
 use crate::index::{COLLECTION, CacheId, Cutoff, Fence, Index, IndexError, Lost, NarRecord, Replaced, Usage};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 macro_rules! columns {
     () => {
@@ -236,7 +236,7 @@ pub(super) fn add_file(
     let mut row = lock_one(tx, cache, nar)?;
     tx.first(&LOCK_NAME, &args![cache, file], |_| Ok(()))?;
     // One whose collection was interrupted is not being removed: the NAR is taken back.
-    if tx.is_there(&IS_REMOVING, &args![cache, file, row.id, COLLECTION])? && holds(Rule::Condemned) {
+    if tx.is_there(&IS_REMOVING, &args![cache, file, row.id, COLLECTION])? && holds!(Condemned) {
         return Err(Refused::Removing.into());
     }
     tx.execute(&TAKE_BACK, &args![row.id])?;
@@ -246,7 +246,7 @@ pub(super) fn add_file(
         tx.all(&LOCK_NAMES, &args![row.id], |_| Ok(()))?;
         let own = NarFileName::new(row.file_hash, nar.compression).to_string();
         match replaced {
-            Replaced::Kept if tx.is_there(&IS_IN_USE, &args![row.id, &own])? && holds(Rule::InUse) => return Ok(None),
+            Replaced::Kept if tx.is_there(&IS_IN_USE, &args![row.id, &own])? && holds!(InUse) => return Ok(None),
             Replaced::Kept => replace(tx, cache, &row, (nar, now))?,
             Replaced::Removed => {
                 forget_names(tx, cache, row.id)?;

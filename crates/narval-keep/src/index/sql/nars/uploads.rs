@@ -8,7 +8,7 @@ use crate::index::memory::{Addition, Memory};
 use crate::index::sql::{nars, pending, work};
 use crate::index::tx::{LARGE, NOTE_LATER, Reading, Refused};
 use crate::index::{CacheId, Fence, Index, IndexError, NarRecord, Placing, Replaced};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 use narval_client::clock;
 
 /// How long an upload waits for a collection to have removed what it sends again.
@@ -81,7 +81,7 @@ impl dyn Index + '_ {
         nar: &NarRecord,
         now: u64,
     ) -> Result<Option<i64>, IndexError> {
-        let replaced = if holds(Rule::Replaced) { Replaced::Kept } else { Replaced::Removed };
+        let replaced = if holds!(Replaced) { Replaced::Kept } else { Replaced::Removed };
         self.add(cache, name, nar, (now, replaced))
     }
 
@@ -174,7 +174,7 @@ impl dyn Index + '_ {
         let added = self.try_write(LARGE, move |tx| {
             let added = nars::add_files(tx, cache, &files, (now, false))?;
             // Now that the rows are there: a collection that begins after this finds them, or waits for them.
-            if work::state(tx)?.0 != epoch && holds(Rule::Epoch) {
+            if work::state(tx)?.0 != epoch && holds!(Epoch) {
                 return Err(Refused::Changed.into());
             }
             Ok(added)

@@ -10,7 +10,7 @@ use crate::index::sql::work;
 use crate::index::tx::{Arg, LARGE, NOTE, NOTE_LATER, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Fence, Index, IndexError, MayStore, NarRecord, NarWriter, WRITER_FRESH_FOR};
 use crate::receive::receipt_key::{RECEIPT_KEY_LEN, ReceiptKey};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 statements! {
     IS_FRESH(Int, Int) = "select 1 from narval.writers where id = $1 and seen > {now} - $2";
@@ -65,11 +65,11 @@ impl dyn Index + '_ {
         self.read(Reading::Some, |tx| {
             // First: a collection that begins later has another number. A lease that was ended is over; one that has run out may be renewed.
             let (epoch, is_collecting) = work::state(tx)?;
-            let is_quiet = !is_collecting || !holds(Rule::Quiet);
+            let is_quiet = !is_collecting || !holds!(Quiet);
             let has_writer = tx.is_there(&IS_FRESH, &args![writer, WRITER_FRESH_FOR])?;
             let rows: Vec<Arg<'_>> =
                 objects.iter().flat_map(|(name, hash, compression)| args![name, hash, *compression]).collect();
-            let known = match rows.is_empty() || !holds(Rule::Quiet) {
+            let known = match rows.is_empty() || !holds!(Quiet) {
                 true => HashSet::new(),
                 false => HashSet::from_iter(tx.all_of(&KNOWN, &args![cache], &rows, |row| row.get::<String>(0))?),
             };

@@ -13,7 +13,7 @@ use crate::index::sql::nars::condemned;
 use crate::index::sql::pending;
 use crate::index::tx::{Arg, LARGE, NOTE, Refused, Row, Sql, Tx, TxError, args, statements};
 use crate::index::{CacheId, Commit, Index, IndexError, PathRecord, Placed};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 statements! {
     LOCK(Int) { part: Text } = "select p.hash_part, p.version, p.file from narval.paths p where p.cache = $1 \
@@ -142,7 +142,7 @@ fn commit(
 ) -> Result<(), TxError> {
     let paths = in_order(paths);
     let old = lock(tx, cache, &paths)?;
-    if holds(Rule::Needed) && hold(tx, cache, needed)?.len() < needed.len() {
+    if holds!(Needed) && hold(tx, cache, needed)?.len() < needed.len() {
         return Err(Refused::Changed.into());
     }
     let new: BTreeSet<&str> = paths.iter().map(|path| path.file.as_str()).collect();
@@ -182,7 +182,7 @@ impl dyn Index + '_ {
         let done = self.try_write(LARGE, move |tx| {
             commit(tx, cache, &paths, (&needed, now))?;
             // Now that the rows of the files are locked: one that was not there before may have been recorded again since.
-            if holds(Rule::Placed) && pending::is_any_replaced(tx, cache, &looked_for)? {
+            if holds!(Placed) && pending::is_any_replaced(tx, cache, &looked_for)? {
                 return Err(Refused::Changed.into());
             }
             pending::settle_files(tx, cache, &settled)?;

@@ -7,7 +7,7 @@ use narval_nix::HashPart;
 use super::commit::hold;
 use crate::index::tx::{NOTE, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Index, IndexError, PinRecord};
-use crate::rule::{Rule, holds};
+use crate::rule::holds;
 
 statements! {
     /// Pins are few: whoever adds one has the row of its cache.
@@ -49,7 +49,7 @@ impl dyn Index + '_ {
             // A collection leaves it alone meanwhile, and finds the pin later.
             let is_present =
                 |tx: &mut dyn Tx| hold(tx, cache, &BTreeSet::from([*hash_part])).map(|held| !held.is_empty());
-            if only_present && holds(Rule::PinPresent) && !is_present(tx)? {
+            if only_present && holds!(PinPresent) && !is_present(tx)? {
                 return Ok(false);
             }
             // Two of one name at once would leave too many.

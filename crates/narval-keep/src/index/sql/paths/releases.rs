@@ -12,6 +12,7 @@ use crate::index::{
     CacheId, Index, IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord,
 };
 use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
+use crate::rule::holds;
 
 /// How many releases of a name and a system are remembered, with or without their paths.
 const REMEMBERED_MAX: u32 = 1000;
@@ -181,6 +182,7 @@ impl dyn Index + '_ {
                 }
             };
             if let Some(key) = &key
+                && holds!(Requested)
                 && let Some(record) = tx.first(&REQUESTED, &args![cache, &name, key], |row| row.get(0))?
             {
                 return Ok(Ok(Recorded::Again(record)));
@@ -211,7 +213,9 @@ impl dyn Index + '_ {
             let (percent, version) = (percent.map(u32::from), version.as_deref());
             let values = args![cache, &name, revision, version, now, 0_u64, &json, percent, key.as_deref()];
             tx.execute_all(&ADD, &values, &rows)?;
-            pin_paths(tx, cache, (&name, revision), &paths, now)?;
+            if holds!(Held) {
+                pin_paths(tx, cache, (&name, revision), &paths, now)?;
+            }
             systems.iter().try_for_each(|system| prune(tx, cache, &name, system, keep))?;
             Ok(Ok(Recorded::New(made)))
         })

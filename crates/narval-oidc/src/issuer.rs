@@ -107,8 +107,8 @@ pub(super) fn is_safe(url: &Url) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Claim;
     use super::*;
+    use crate::Claim;
 
     fn issuer(url: &str, claim: &str, pattern: &str) -> Result<Issuer<()>, RuleError> {
         let rule = Rule::new(vec![Claim::new(claim, &[pattern]).unwrap()], ()).unwrap();

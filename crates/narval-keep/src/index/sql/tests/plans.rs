@@ -3,9 +3,9 @@
 use rusqlite::types::Null;
 use rusqlite::{Connection, params_from_iter};
 
-use super::nars::{lost, writers};
-use super::paths::{commit, pins, releases};
-use super::{audit, caches, machines, nars, paths, pending, retention, snapshot, tokens, work};
+use super::super::nars::{lost, writers};
+use super::super::paths::{commit, pins, releases};
+use super::super::{audit, caches, machines, nars, paths, pending, retention, snapshot, tokens, work};
 use crate::index::Sqlite;
 use crate::index::tx::{Kind, Sql};
 

@@ -13,7 +13,7 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPai
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use narval_http::{Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
-use narval_keep::oidc::{Claim, FETCHES_MAX, Issuer, KEYS_LEN_MAX, OidcError, Rule, Verifier};
+use narval_oidc::{Claim, FETCHES_MAX, Issuer, KEYS_LEN_MAX, OidcError, Rule, Verifier};
 use serde_json::{Value, json};
 
 const AUDIENCE: &str = "https://cache.example.org";

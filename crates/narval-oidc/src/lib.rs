@@ -2,7 +2,7 @@
 //!
 //! An [`Issuer`] is a platform whose tokens are accepted, for one audience, by [`Rule`]s over its claims.
 //! [`Verifier::verify`] takes a JWT (RFC 7519) and returns what its bearer may do; the caller exchanges it for an
-//! opaque token. There is no HTTP server in this module.
+//! opaque token. There is no HTTP server in this crate.
 //!
 //! The checks, in this order: size and format, algorithm (only RS256 and ES256: a token never chooses how it is
 //! verified), the issuer (only configured ones are ever queried for keys), the key id, the signature, `exp` and `nbf`,
@@ -10,7 +10,7 @@
 //! unless the issuer is this machine.
 //!
 //! ```
-//! use narval_keep::oidc::{Claim, Issuer, Rule, Verifier};
+//! use narval_oidc::{Claim, Issuer, Rule, Verifier};
 //!
 //! let main_of_ours = vec![
 //!     Claim::new("repository", &["our-org/*"])?,
@@ -22,6 +22,8 @@
 //! assert!(verifier.verify("not.a.token").is_err());
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
+
+#![forbid(unsafe_code)]
 
 mod error;
 mod issuer;

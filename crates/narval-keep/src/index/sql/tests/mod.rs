@@ -1,0 +1,3 @@
+//! Tests of all statements.
+
+pub(in crate::index) mod plans;

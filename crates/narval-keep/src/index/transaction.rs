@@ -1,0 +1,89 @@
+//! Reads and transactions, whichever the database.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::sql::work;
+use super::tx::{How, Reading, Refused, Tx, TxError};
+use super::{Fence, Index, IndexError};
+
+/// What a transaction has returned.
+fn returned<T>(done: Option<T>) -> Result<T, IndexError> {
+    done.ok_or_else(|| IndexError::Database {
+        index: "index".to_owned(),
+        reason: "a transaction has returned nothing".to_owned(),
+        full: false,
+    })
+}
+
+impl dyn Index + '_ {
+    /// Asks something that changes nothing.
+    pub(super) fn read<T>(
+        &self,
+        how: Reading,
+        ask: impl Fn(&mut dyn Tx) -> Result<T, TxError>,
+    ) -> Result<T, IndexError> {
+        let mut answer = None;
+        self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)))?;
+        returned(answer)
+    }
+
+    /// Does a transaction that others cannot make impossible.
+    pub(super) fn write<T: Send + 'static>(
+        &self,
+        how: How,
+        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
+    ) -> Result<T, IndexError> {
+        let reason = Refused::Changed.to_string();
+        self.try_write(how, work)?.ok_or_else(|| IndexError::Database { index: self.name(), reason, full: false })
+    }
+
+    /// Does a transaction. `None`: others have changed what it is about, and nothing was done.
+    pub(super) fn try_write<T: Send + 'static>(
+        &self,
+        how: How,
+        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
+    ) -> Result<Option<T>, IndexError> {
+        let done = Arc::new(Mutex::new(None));
+        let result = Arc::clone(&done);
+        let ended = self.change(
+            how,
+            Box::new(move |tx| {
+                // That of another attempt does not count.
+                let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+                *result = None;
+                let made = work(tx).map_err(|error| match error.downcast_ref() {
+                    Some(refused) => {
+                        *result = Some(Err(*refused));
+                        error
+                    }
+                    None => error,
+                })?;
+                *result = Some(Ok(made));
+                Ok(())
+            }),
+        );
+        let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match done {
+            Some(Err(Refused::Changed)) => Ok(None),
+            Some(Err(Refused::Superseded)) => Err(IndexError::Superseded { index: self.name() }),
+            Some(Err(Refused::Removing)) => Err(IndexError::Removing { index: self.name() }),
+            Some(Ok(done)) => ended.map(|()| Some(done)),
+            None => ended.and_then(|()| returned(None)),
+        }
+    }
+
+    /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.
+    pub(super) fn write_fenced<T: Send + 'static>(
+        &self,
+        how: How,
+        fence: Fence,
+        work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
+    ) -> Result<T, IndexError> {
+        #[cfg(test)]
+        self.is_fenced(fence);
+        self.write(how, move |tx| {
+            work::renew(tx, fence)?;
+            work(tx)
+        })
+    }
+}
