@@ -24,7 +24,7 @@ pub(super) struct Simulated {
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) target: Vec<u8>,
-    /// What was read of its body.
+    /// Its body, if all of it was read.
     pub(super) body: Option<Vec<u8>>,
 }
 
@@ -55,9 +55,11 @@ impl Simulated {
         let mut body = Vec::new();
         let most = if kind == "early" { 1000 } else { u64::MAX };
         request.body().take(most).read_to_end(&mut body)?;
-        if let Some(served) = self.served.lock().unwrap_or_else(PoisonError::into_inner).get_mut(number) {
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(served) = served.get_mut(number).filter(|_| kind != "early") {
             served.body = Some(body.clone());
         }
+        drop(served);
         match kind {
             "echo" => self.pushed(body, None),
             "early" => Ok(Body::empty()),
