@@ -12,7 +12,6 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use narval_cache::upstream::{NarAnswer, Offer, Upstreams};
@@ -72,11 +71,6 @@ impl ForNeighbours {
             nars: Permits::new(limits.nars_max),
             rate: Arc::new(Rate::new(limits.rate_max)),
         }
-    }
-
-    /// How many bytes were sent to neighbours.
-    pub fn sent(&self) -> u64 {
-        self.rate.sent.load(Ordering::Relaxed)
     }
 
     fn answer(&self, request: &Request) -> Result<Response, ServeError> {
@@ -218,12 +212,11 @@ struct Rate {
     max: u64,
     /// What may be sent now, and when that was so.
     left: Mutex<(f64, Instant)>,
-    sent: AtomicU64,
 }
 
 impl Rate {
     fn new(max: u64) -> Self {
-        Self { max, left: Mutex::new((max as f64 * BURST, Instant::now())), sent: AtomicU64::new(0) }
+        Self { max, left: Mutex::new((max as f64 * BURST, Instant::now())) }
     }
 
     /// Takes as many bytes as may be sent of these.
@@ -234,7 +227,6 @@ impl Rate {
         left.1 = now;
         let taken = (bytes as f64).min(left.0).max(0.0) as u64;
         left.0 -= taken as f64;
-        self.sent.fetch_add(taken, Ordering::Relaxed);
         taken
     }
 
@@ -258,6 +250,5 @@ mod tests {
         }
         let most = 250_000.0 + 1_000_000.0 * began.elapsed().as_secs_f64();
         assert!((250_000.0..=most + 1.0).contains(&(taken as f64)), "{taken}");
-        assert_eq!(rate.sent.load(Ordering::Relaxed), taken);
     }
 }

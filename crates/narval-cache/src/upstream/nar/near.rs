@@ -35,7 +35,6 @@ impl Fetch {
             match hidden.fetch_file(file, || None) {
                 Ok(()) => {
                     let length = file.metadata().map_err(Trouble::Disk)?.len();
-                    shared.took_near(length);
                     self.fill.starts(Start::Comes(Some(length)));
                     self.fill.wrote(length);
                     return Ok(true);

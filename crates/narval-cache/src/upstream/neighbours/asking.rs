@@ -166,12 +166,6 @@ impl Shared {
         }
         None
     }
-
-    /// Counts a NAR of a neighbour.
-    pub(in crate::upstream) fn took_near(&self, bytes: u64) {
-        self.neighbours.taken.fetch_add(1, Ordering::Relaxed);
-        self.neighbours.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
 }
 
 impl Remote {

@@ -45,8 +45,6 @@ pub(in crate::upstream) struct Neighbours {
     forgotten: Mutex<HashMap<IpAddr, (Instant, Duration)>>,
     /// NARs that are being fetched here, by the names of their files.
     pub(super) coming: Mutex<HashMap<String, Coming>>,
-    pub(super) taken: AtomicU64,
-    pub(super) taken_bytes: AtomicU64,
 }
 
 /// Where a NAR that is being fetched comes from.

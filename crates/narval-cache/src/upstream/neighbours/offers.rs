@@ -31,13 +31,6 @@ impl Upstreams {
         self.shared.neighbours.set(id, patience, addresses, &self.shared.store_dir).iter().for_each(greet);
     }
 
-    /// How many neighbours are asked, and how many NARs and bytes came from them.
-    pub fn neighbours(&self) -> (usize, u64, u64) {
-        let neighbours = &self.shared.neighbours;
-        let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
-        (neighbours.all().len(), count(&neighbours.taken), count(&neighbours.taken_bytes))
-    }
-
     /// The narinfo of a path, for a neighbour: as it came from the upstream, if it is kept here.
     pub fn offered_narinfo(&self, hash_part: &HashPart) -> Option<String> {
         let known = self.shared.known(hash_part)?;
@@ -70,12 +63,6 @@ impl Upstreams {
             Some(waits) => Some(NarAnswer::Fill(waits, known.length())),
             None => shared.kept.get(&kept).map(|(file, length)| NarAnswer::File(file, length)),
         }
-    }
-
-    /// The paths that neighbours can get here.
-    pub fn offered_paths(&self) -> Vec<HashPart> {
-        let part = |name: std::sync::Arc<str>| HashPart::parse(name.strip_prefix("narinfo/")?.as_bytes()).ok();
-        self.shared.kept.names("narinfo/").into_iter().filter_map(part).collect()
     }
 }
 
