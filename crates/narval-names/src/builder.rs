@@ -5,7 +5,7 @@ use std::io::Write;
 use narval_nix::{StorePath, nix32};
 
 use crate::fields::{put, put_number};
-use crate::table::{Output, Rows};
+use crate::table::{Output, Packed, Rows, compressor};
 use crate::{ATTRIBUTES_MAX, NamesError, Package, STORE_PATHS_MAX};
 
 /// The first and the last bytes of an index file.
@@ -89,14 +89,23 @@ impl Builder {
         self.facts.push((fact.to_owned(), value.to_owned()));
     }
 
-    /// Takes what another builder has: two files may be read by two threads.
-    pub fn take_paths_of(&mut self, other: Self) {
-        self.paths = other.paths;
-    }
-
     /// The number of attributes and of store paths.
     pub fn counts(&self) -> (usize, usize) {
         (self.packages.len(), self.paths.len())
+    }
+
+    /// Sorts and compresses all that was added, the two largest tables in two threads.
+    ///
+    /// # Errors
+    /// If it cannot be compressed.
+    pub fn pack(self) -> Result<PackedIndex, NamesError> {
+        let Self { packages, others, paths, exact, facts } = self;
+        let (packages, others) = std::thread::scope(|scope| {
+            let others = scope.spawn(|| others.pack());
+            (packages.pack(), others.join())
+        });
+        let others = others.map_err(|_| NamesError::Io(std::io::Error::other("a thread has died")))?;
+        Ok(PackedIndex { packages: packages?, others: others?, paths: paths.pack()?, exact: exact.pack()?, facts })
     }
 
     /// Writes the index.
@@ -104,7 +113,37 @@ impl Builder {
     /// # Errors
     /// If it cannot be written.
     pub fn write(self, out: &mut dyn Write) -> Result<(), NamesError> {
-        let mut out = Output::new(out)?;
+        self.pack()?.write(out)
+    }
+}
+
+/// An index that is ready to be written.
+#[derive(Debug, Default)]
+pub struct PackedIndex {
+    packages: Packed,
+    others: Packed,
+    paths: Packed,
+    exact: Packed,
+    facts: Vec<(String, String)>,
+}
+
+impl PackedIndex {
+    /// Records a fact about the whole index, such as the release it is of.
+    pub fn set(&mut self, fact: &str, value: &str) {
+        self.facts.push((fact.to_owned(), value.to_owned()));
+    }
+
+    /// Takes the store paths of another one: a channel's two files may be read by two threads.
+    pub fn take_paths_of(&mut self, other: Self) {
+        self.paths = other.paths;
+    }
+
+    /// Writes the index.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(self, out: &mut dyn Write) -> Result<(), NamesError> {
+        let mut out = Output { out, position: 0 };
         out.write(MAGIC)?;
         let mut directory = Vec::new();
         put_number(&mut directory, self.facts.len() as u64);
@@ -112,12 +151,13 @@ impl Builder {
             put(&mut directory, fact.as_bytes());
             put(&mut directory, value.as_bytes());
         }
-        for rows in [self.packages, self.others, self.paths, self.exact] {
-            rows.write(&mut out)?.put(&mut directory);
+        for table in [self.packages, self.others, self.paths, self.exact] {
+            table.write(&mut out)?.put(&mut directory);
         }
         let position = out.position;
-        let len = out.compressed(&directory)?;
-        for number in [position, len, directory.len() as u64] {
+        let compressed = compressor()?.compress(&directory)?;
+        out.write(&compressed)?;
+        for number in [position, compressed.len() as u64, directory.len() as u64] {
             out.write(&number.to_le_bytes())?;
         }
         out.write(MAGIC)

@@ -39,8 +39,9 @@ fn read_object(source: impl Read, builder: &mut Builder) -> Result<usize, NamesE
         count += usize::from(add(attribute, None, entry, builder)?);
         Ok(())
     };
-    let ((), read) =
-        read_json(source, what, |deserializer, entry| Entries { take: &mut take, entry }.deserialize(deserializer));
+    let ((), read) = read_json(source, (what, PACKAGES_LEN_MAX), |deserializer, entry| {
+        Entries { take: &mut take, entry }.deserialize(deserializer)
+    });
     read.map_err(|source| NamesError::Json { what, source })?;
     Ok(count)
 }

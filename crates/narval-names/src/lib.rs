@@ -43,7 +43,7 @@ mod selector;
 mod store_paths;
 mod table;
 
-pub use builder::Builder;
+pub use builder::{Builder, PackedIndex};
 pub use error::NamesError;
 pub use evaluation::read_evaluation;
 pub use index::{Counts, Exact, Index};

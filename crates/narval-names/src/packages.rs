@@ -1,11 +1,11 @@
 //! `packages.json`, streamed: the entry of one attribute is held at a time.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufReader, Read};
 
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::bounded::Bounded;
@@ -22,9 +22,13 @@ const LIST_MAX: usize = 32;
 /// # Errors
 /// If it cannot be read, is not what it should be, or exceeds a limit.
 pub fn read_packages(source: impl Read, builder: &mut Builder) -> Result<(), NamesError> {
+    read_packages_within(source, PACKAGES_LEN_MAX, builder)
+}
+
+fn read_packages_within(source: impl Read, limit: u64, builder: &mut Builder) -> Result<(), NamesError> {
     let what = "packages.json";
     let (is_there, read) =
-        read_json(source, what, |deserializer, entry| Top { builder, entry }.deserialize(deserializer));
+        read_json(source, (what, limit), |deserializer, entry| Top { builder, entry }.deserialize(deserializer));
     let source = match read {
         Ok(()) if is_there => return Ok(()),
         Ok(()) => serde_json::Error::custom("it has no packages"),
@@ -36,7 +40,7 @@ pub fn read_packages(source: impl Read, builder: &mut Builder) -> Result<(), Nam
 /// Reads one JSON value with limits. Returns also what the value returned, or its default.
 pub(crate) fn read_json<T: Default>(
     source: impl Read,
-    what: &'static str,
+    (what, limit): (&'static str, u64),
     read: impl FnOnce(
         &mut serde_json::Deserializer<serde_json::de::IoRead<BufReader<Bounded<'_, &mut dyn Read>>>>,
         &Cell<u64>,
@@ -44,7 +48,6 @@ pub(crate) fn read_json<T: Default>(
 ) -> (T, Result<(), serde_json::Error>) {
     let mut source = source;
     let entry = Cell::new(entry_budget());
-    let limit = PACKAGES_LEN_MAX;
     let bounded = Bounded { reader: &mut source as &mut dyn Read, what, left: limit, limit, entry: &entry };
     let mut deserializer = serde_json::Deserializer::from_reader(BufReader::with_capacity(BUFFER_LEN, bounded));
     match read(&mut deserializer, &entry) {
@@ -154,18 +157,18 @@ pub(crate) struct Entry {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Meta {
-    description: Option<Text>,
-    homepage: Option<Text>,
-    license: Option<Licences>,
-    main_program: Option<Text>,
-    position: Option<Text>,
-    outputs_to_install: Option<Texts>,
-    broken: Option<Flag>,
-    insecure: Option<Flag>,
-    unfree: Option<Flag>,
-    available: Option<Flag>,
-    unsupported: Option<Flag>,
-    known_vulnerabilities: Option<Texts>,
+    description: Loose,
+    homepage: Loose,
+    license: Licences,
+    main_program: Loose,
+    position: Loose,
+    outputs_to_install: Loose,
+    broken: Loose,
+    insecure: Loose,
+    unfree: Loose,
+    available: Loose,
+    unsupported: Loose,
+    known_vulnerabilities: Loose,
 }
 
 /// The outputs in order, with their paths if the file has them.
@@ -212,72 +215,167 @@ fn check_count<E: serde::de::Error>(count: usize) -> Result<(), E> {
     if count <= OUTPUTS_MAX { Ok(()) } else { Err(E::custom(format!("a package has more than {OUTPUTS_MAX} outputs"))) }
 }
 
-/// What should be a text, and is a list or something else in some packages: the first text of it.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Text {
-    One(String),
+/// A field that should be a text, a list of texts or a flag, and is something else in some packages. Read without a detour: half of the entries have such.
+#[derive(Debug, Default)]
+enum Loose {
+    Text(String),
     Several(Vec<String>),
-    Other(IgnoredAny),
+    Flag(bool),
+    #[default]
+    Other,
 }
 
-impl Text {
+impl Loose {
+    /// A text, or the first of a list.
     fn first(self) -> String {
         match self {
-            Self::One(text) => line(&text),
+            Self::Text(text) => line(&text),
             Self::Several(texts) => texts.first().map(|text| line(text)).unwrap_or_default(),
-            Self::Other(_) => String::new(),
+            Self::Flag(_) | Self::Other => String::new(),
         }
     }
-}
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Texts {
-    Several(Vec<String>),
-    Other(IgnoredAny),
-}
-
-impl Texts {
     fn all(self) -> Vec<String> {
         match self {
-            Self::Several(texts) => texts.iter().take(LIST_MAX).map(|text| line(text)).collect(),
-            Self::Other(_) => Vec::new(),
+            Self::Several(texts) => texts.iter().map(|text| line(text)).collect(),
+            _ => Vec::new(),
         }
+    }
+
+    const fn is(&self, flag: bool) -> bool {
+        matches!(self, Self::Flag(is) if *is == flag)
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Flag {
-    Is(bool),
-    Other(IgnoredAny),
+impl<'de> Deserialize<'de> for Loose {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LooseVisitor)
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Licences {
-    Several(Vec<Licence>),
-    One(Licence),
-}
+struct LooseVisitor;
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Licence {
-    Name(String),
-    Object(BTreeMap<String, Text>),
-    Other(IgnoredAny),
-}
+impl<'de> Visitor<'de> for LooseVisitor {
+    type Value = Loose;
 
-impl Licence {
-    fn name(self) -> Option<String> {
-        match self {
-            Self::Name(name) => Some(line(&name)),
-            Self::Object(mut fields) => {
-                ["spdxId", "shortName", "fullName"].iter().find_map(|field| fields.remove(*field)).map(Text::first)
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Loose, E> {
+        Ok(Loose::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Loose, E> {
+        Ok(Loose::Text(text))
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Loose, E> {
+        Ok(Loose::Flag(flag))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Loose, A::Error> {
+        let mut texts = Vec::new();
+        while texts.len() < LIST_MAX
+            && let Some(element) = list.next_element()?
+        {
+            if let Self::Value::Text(text) = element {
+                texts.push(text);
             }
-            Self::Other(_) => None,
         }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Loose::Several(texts))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Loose, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Loose::Other)
+    }
+
+    fn visit_unit<E>(self) -> Result<Loose, E> {
+        Ok(Loose::Other)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Loose, E> {
+        Ok(Loose::Other)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Loose, E> {
+        Ok(Loose::Other)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Loose, E> {
+        Ok(Loose::Other)
+    }
+}
+
+/// The names of a package's licences, of which there is one or a list.
+#[derive(Debug, Default)]
+struct Licences(Vec<String>);
+
+/// A licence that is described.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Licence {
+    spdx_id: Loose,
+    short_name: Loose,
+    full_name: Loose,
+}
+
+impl<'de> Deserialize<'de> for Licences {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LicencesVisitor)
+    }
+}
+
+struct LicencesVisitor;
+
+impl<'de> Visitor<'de> for LicencesVisitor {
+    type Value = Licences;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Licences, E> {
+        Ok(Licences(vec![line(text)]))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Licences, A::Error> {
+        let Licence { spdx_id, short_name, full_name } = Licence::deserialize(MapAccessDeserializer::new(map))?;
+        let name = [spdx_id, short_name, full_name].into_iter().map(Loose::first).find(|name| !name.is_empty());
+        Ok(Licences(Vec::from_iter(name)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Licences, A::Error> {
+        let mut names = Vec::new();
+        while names.len() < LIST_MAX
+            && let Some(Licences(more)) = list.next_element()?
+        {
+            names.extend(more.into_iter().take(LIST_MAX));
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Licences(names))
+    }
+
+    fn visit_unit<E>(self) -> Result<Licences, E> {
+        Ok(Licences::default())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Licences, E> {
+        Ok(Licences::default())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Licences, E> {
+        Ok(Licences::default())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Licences, E> {
+        Ok(Licences::default())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Licences, E> {
+        Ok(Licences::default())
     }
 }
 
@@ -301,12 +399,10 @@ impl Entry {
             return Err(invalid("it has no name".to_owned()));
         }
         let meta = self.meta.unwrap_or_default();
-        let is = |flag: &Option<Flag>| matches!(flag, Some(Flag::Is(true)));
-        let vulnerabilities = meta.known_vulnerabilities.map(Texts::all).unwrap_or_default();
-        let is_unsupported = is(&meta.unsupported) || matches!(meta.available, Some(Flag::Is(false)));
-        let (broken, insecure, unfree) = (is(&meta.broken), is(&meta.insecure), is(&meta.unfree));
+        let vulnerabilities = meta.known_vulnerabilities.all();
+        let (broken, insecure, unfree) = (meta.broken.is(true), meta.insecure.is(true), meta.unfree.is(true));
         // `available` is false for all of these, too.
-        let unsupported = is(&meta.unsupported) || (is_unsupported && !broken && !insecure && !unfree);
+        let unsupported = meta.unsupported.is(true) || (meta.available.is(false) && !broken && !insecure && !unfree);
         let found = [
             (broken, Problem::Broken),
             (insecure || !vulnerabilities.is_empty(), Problem::Insecure),
@@ -322,12 +418,12 @@ impl Entry {
             system: self.system.unwrap_or_default(),
             output,
             outputs,
-            to_install: meta.outputs_to_install.map(Texts::all).unwrap_or_default(),
-            description: meta.description.map(Text::first).unwrap_or_default(),
-            homepage: meta.homepage.map(Text::first).unwrap_or_default(),
-            licence: licences(meta.license),
-            program: meta.main_program.map(Text::first).unwrap_or_default(),
-            position: meta.position.map(Text::first).unwrap_or_default(),
+            to_install: meta.outputs_to_install.all(),
+            description: meta.description.first(),
+            homepage: meta.homepage.first(),
+            licence: line(&meta.license.0.join(", ")),
+            program: meta.main_program.first(),
+            position: meta.position.first(),
             problems: found.into_iter().filter(|(is, _)| *is).map(|(_, problem)| problem).collect(),
             vulnerabilities,
             name,
@@ -340,15 +436,6 @@ impl Entry {
         package.to_install.retain(|output| package.outputs.contains(output));
         Ok(package)
     }
-}
-
-fn licences(licences: Option<Licences>) -> String {
-    let all = match licences {
-        None => Vec::new(),
-        Some(Licences::One(one)) => vec![one],
-        Some(Licences::Several(several)) => several,
-    };
-    line(&all.into_iter().take(LIST_MAX).filter_map(Licence::name).collect::<Vec<_>>().join(", "))
 }
 
 /// An attribute path of a file. It may have a `/`, in quotes.
@@ -365,5 +452,69 @@ pub(crate) fn check_attribute(attribute: &str) -> Result<(), NamesError> {
             what: format!("the attribute '{shown}'"),
             reason: "it is empty or too long, or has a '/' or a control character".to_owned(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Valid attributes without end, and how much of them was read.
+    struct Endless {
+        entry: Vec<u8>,
+        at: usize,
+        read: u64,
+    }
+
+    impl Read for Endless {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            let len = (&self.entry[self.at..]).read(out)?;
+            self.at = (self.at + len) % self.entry.len();
+            self.read += len as u64;
+            Ok(len)
+        }
+    }
+
+    /// The same with the limit that ships, and compressed, is a test of the program without debug assertions: it reads a gigabyte.
+    #[test]
+    fn valid_names_without_end_are_read_up_to_the_limit_and_cut() {
+        let entry = format!(r#""a":{{"name":"a","meta":{{"description":"{}"}}}},"#, " x".repeat(100_000));
+        let mut endless = Endless { entry: entry.into_bytes(), at: 0, read: 0 };
+        let mut builder = Builder::default();
+        let source = br#"{"version":"2","packages":{"#.chain(&mut endless);
+        let said = read_packages_within(source, 4 << 20, &mut builder).unwrap_err().to_string();
+        assert!(said.contains("packages.json exceeds the limit of 4194304 bytes") && !said.contains('\n'), "{said}");
+        assert!((20..22).contains(&builder.counts().0), "{:?}", builder.counts());
+        assert!(endless.read <= (4 << 20) + BUFFER_LEN as u64, "{}", endless.read);
+        // Of each description, the index keeps the beginning.
+        let mut written = Vec::new();
+        builder.write(&mut written).unwrap();
+        assert!(written.len() < 10_000, "{}", written.len());
+    }
+
+    #[test]
+    fn fields_of_other_kinds_are_read_as_far_as_they_say_something() {
+        let package = |meta: &str| {
+            let text = format!(r#"{{"name":"a-1","outputs":["out","man"],"meta":{meta}}}"#);
+            serde_json::from_str::<Entry>(&text).unwrap().package("a").unwrap()
+        };
+        let odd = package(
+            r#"{"description":null,"homepage":["https://a",1],"license":[{"spdxId":null,"shortName":"mit"},"b",[{"fullName":"c"}],7],
+                "mainProgram":{"x":[1]},"position":1.5,"outputsToInstall":["man",null,"none"],"broken":"yes","available":false,
+                "knownVulnerabilities":["CVE",3,"other"],"unfree":true}"#,
+        );
+        assert_eq!(
+            (&*odd.description, &*odd.homepage, &*odd.licence, &*odd.program),
+            ("", "https://a", "mit, b, c", "")
+        );
+        assert_eq!(
+            (odd.to_install, odd.vulnerabilities),
+            (vec!["man".to_owned()], vec!["CVE".to_owned(), "other".to_owned()])
+        );
+        assert_eq!(odd.problems, [Problem::Insecure, Problem::Unfree]);
+        assert_eq!(package("{}").problems, []);
+        assert_eq!(package(r#"{"available":false}"#).problems, [Problem::Unsupported]);
+        let many = format!(r#"{{"license":[{}"end"]}}"#, r#""a","#.repeat(1000));
+        assert_eq!(package(&many).licence.matches('a').count(), LIST_MAX);
     }
 }

@@ -49,8 +49,16 @@ impl Rows {
         self.bytes.get(start..start + usize::from(row.1)).unwrap_or_default()
     }
 
-    /// Sorts the rows and writes them; of several with one key, the first that was added.
-    pub(crate) fn write(mut self, out: &mut Output<'_>) -> Result<Directory, NamesError> {
+    /// Sorts the rows and compresses them; of several with one key, the first that was added.
+    pub(crate) fn pack(mut self) -> Result<Packed, NamesError> {
+        let mut compressor = compressor()?;
+        let mut bytes = Vec::new();
+        let mut pack = |first: &[u8], block: &[u8]| -> Result<Block, NamesError> {
+            let compressed = compressor.compress(block)?;
+            let position = bytes.len() as u64;
+            bytes.extend_from_slice(&compressed);
+            Ok(Block { first: first.to_vec(), position, len: compressed.len() as u64, raw_len: block.len() as u64 })
+        };
         let mut rows = std::mem::take(&mut self.rows);
         // Stable: the first of equal keys stays the first.
         rows.sort_by(|one, other| self.key(*one).cmp(self.key(*other)));
@@ -70,48 +78,53 @@ impl Rows {
             put(&mut block, value);
             last = key;
             if block.len() >= BLOCK_LEN {
-                directory.blocks.push(out.block(first, &block)?);
+                directory.blocks.push(pack(first, &block)?);
                 block.clear();
             }
         }
         if !block.is_empty() {
-            directory.blocks.push(out.block(first, &block)?);
+            directory.blocks.push(pack(first, &block)?);
         }
-        Ok(directory)
+        Ok(Packed { directory, bytes })
     }
+}
+
+/// A sorted table, compressed. The positions of its blocks are those in `bytes`.
+#[derive(Debug, Default)]
+pub(crate) struct Packed {
+    pub(crate) directory: Directory,
+    bytes: Vec<u8>,
+}
+
+impl Packed {
+    /// Writes the blocks, and returns where they are.
+    pub(crate) fn write(mut self, out: &mut Output<'_>) -> Result<Directory, NamesError> {
+        for block in &mut self.directory.blocks {
+            block.position += out.position;
+        }
+        out.write(&self.bytes)?;
+        Ok(self.directory)
+    }
+}
+
+/// Compresses the blocks of tables, and the directory.
+pub(crate) fn compressor() -> Result<zstd::bulk::Compressor<'static>, NamesError> {
+    let mut compressor = zstd::bulk::Compressor::new(LEVEL)?;
+    compressor.include_checksum(true)?;
+    Ok(compressor)
 }
 
 /// Where tables are written.
 pub(crate) struct Output<'a> {
-    out: &'a mut dyn Write,
-    compressor: zstd::bulk::Compressor<'static>,
+    pub(crate) out: &'a mut dyn Write,
     pub(crate) position: u64,
 }
 
-impl<'a> Output<'a> {
-    pub(crate) fn new(out: &'a mut dyn Write) -> Result<Self, NamesError> {
-        let mut compressor = zstd::bulk::Compressor::new(LEVEL)?;
-        compressor.include_checksum(true)?;
-        Ok(Self { out, compressor, position: 0 })
-    }
-
+impl Output<'_> {
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), NamesError> {
         self.out.write_all(bytes)?;
         self.position += bytes.len() as u64;
         Ok(())
-    }
-
-    /// Writes compressed bytes; returns their compressed length.
-    pub(crate) fn compressed(&mut self, bytes: &[u8]) -> Result<u64, NamesError> {
-        let compressed = self.compressor.compress(bytes)?;
-        self.write(&compressed)?;
-        Ok(compressed.len() as u64)
-    }
-
-    fn block(&mut self, first: &[u8], bytes: &[u8]) -> Result<Block, NamesError> {
-        let position = self.position;
-        let len = self.compressed(bytes)?;
-        Ok(Block { first: first.to_vec(), position, len, raw_len: bytes.len() as u64 })
     }
 }
 

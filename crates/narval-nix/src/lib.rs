@@ -8,7 +8,7 @@
 //! - [`release`]: names that a cache gives to paths. [`presence`]: what a cache has, as a filter.
 //! - [`SecretKey`], [`PublicKey`], [`TrustedKeys`], [`Signature`]: who vouches for a path. [`ContentAddress`],
 //!   [`ContentsCheck`]: paths whose name follows from their contents.
-//! - [`nar`]: NARs, written and parsed piece by piece, in bounded memory. [`ClosureWalk`]: visits each path of a closure once.
+//! - [`nar`]: NARs, written and parsed piece by piece, in bounded memory. [`ClosureWalk`]: visits each path of a closure once. [`ClosureDifference`]: what two closures do not share.
 //!
 //! ```
 //! use narval_nix::{NarInfo, SecretKey, StoreDir, TrustedKeys};
@@ -36,6 +36,7 @@
 
 pub mod cache_info;
 mod closure;
+mod closure_difference;
 pub mod compression;
 pub mod content_address;
 mod contents;
@@ -54,6 +55,7 @@ pub mod store_path;
 
 pub use cache_info::CacheInfo;
 pub use closure::ClosureWalk;
+pub use closure_difference::{ClosureDifference, ClosurePath, PackageChange};
 pub use compression::Compression;
 pub use content_address::ContentAddress;
 pub use contents::ContentsHasher;

@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::commands::caches::{copy, hook, pin, push, release, releases, token, use_cache, warm, watch_store};
 use crate::commands::machines;
 use crate::commands::packages::{info, lock, names, search, update, which_package};
-use crate::commands::paths::{cat, ls, nar, path_info, tree, verify, why, why_slow};
+use crate::commands::paths::{cat, diff, ls, nar, path_info, tree, verify, why, why_slow};
 use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
 use crate::commands::{cache, ci, completions, config, demo, doctor, key, login, man, oidc, serve, static_site, top};
@@ -56,7 +56,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "follow",
         ],
     ),
-    ("Inspect", &["path-info", "tree", "why", "ls", "cat"]),
+    ("Inspect", &["path-info", "tree", "why", "diff", "ls", "cat"]),
     (
         "Caches",
         &[
@@ -150,6 +150,7 @@ enum Command {
     PathInfo(path_info::Args),
     Tree(tree::Args),
     Why(why::Args),
+    Diff(diff::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Update(update::Args),
@@ -256,6 +257,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::PathInfo(args) => path_info::run(args),
         Command::Tree(args) => tree::run(&args),
         Command::Why(args) => why::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Ls(args) => ls::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Update(args) => update::run(&args),

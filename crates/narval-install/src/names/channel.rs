@@ -14,12 +14,13 @@ use narval_cache::{CacheError, CacheFile, read_small};
 use narval_client::{Client, Extra, HttpError, OwnCodings, REDIRECTS_MAX, Request, Scheme, Url};
 use narval_codec::decode::{Decoder, INPUT_LEN};
 use narval_files::{TemporaryFile, Work, is_temporary_name};
-use narval_names::{Builder, Index, NamesError, read_packages, read_store_paths};
+use narval_names::{Builder, Index, NamesError, PackedIndex, read_packages, read_store_paths};
 use narval_nix::Compression;
 use narval_store::lock_file;
 
 use super::caches::escaped;
 use super::learnt::Learnt;
+use super::pieces::pieces;
 use crate::Error;
 
 /// The channel that names are looked up in if none is given. It has no release in its name, which would become old.
@@ -175,7 +176,7 @@ impl NamesFolder {
             }
         };
         let is_new = made.is_some();
-        if let Some(mut builder) = made {
+        if let Some(mut index) = made {
             let build_records = small(channel, &release, client, BUILD_RECORDS)?.unwrap_or_default();
             for (fact, value) in [
                 ("channel", channel.name.as_str()),
@@ -183,10 +184,10 @@ impl NamesFolder {
                 ("revision", &revision),
                 ("build-records", &build_records),
             ] {
-                builder.set(fact, value);
+                index.set(fact, value);
             }
             work.begin("writing the index", "", 0, 0);
-            write(builder, &self.0, &path).map_err(|source| names_error(channel, source))?;
+            write(index, &self.0, &path).map_err(|source| names_error(channel, source))?;
         }
         let now = FileTimes::new().set_modified(SystemTime::now());
         let touched = File::options().append(true).open(&path).and_then(|file| file.set_times(now));
@@ -199,12 +200,12 @@ impl NamesFolder {
 }
 
 /// Writes an index beside its place, and renames it.
-pub(crate) fn write(builder: Builder, folder: &Path, to: &Path) -> Result<(), NamesError> {
+pub(crate) fn write(index: PackedIndex, folder: &Path, to: &Path) -> Result<(), NamesError> {
     // What killed processes have left.
     narval_files::remove_leftovers(folder, |name| is_temporary_name(name, TEMPORARY))?;
     let temporary = TemporaryFile::create(folder, TEMPORARY, 0o644)?;
     let mut out = BufWriter::new(temporary.file());
-    builder.write(&mut out)?;
+    index.write(&mut out)?;
     out.flush()?;
     drop(out);
     Ok(temporary.persist(to)?)
@@ -291,7 +292,7 @@ fn make(
     client: &Arc<Client>,
     work: &Work,
     tags: [String; 2],
-) -> Result<Option<Builder>, Error> {
+) -> Result<Option<PackedIndex>, Error> {
     let open = |name: &str, tag: &str| -> Result<Option<CacheFile>, Error> {
         let fields = if tag.is_empty() { Vec::new() } else { vec![("if-none-match", tag.to_owned())] };
         match CacheFile::open_coded(
@@ -323,26 +324,31 @@ fn make(
     let bytes = [&packages, &paths].map(|file| file.total_len());
     let all = bytes.iter().try_fold(0_u64, |sum, len| sum.checked_add((*len)?)).unwrap_or_default();
     work.begin("reading the channel's names", "", 0, all);
-    let fail = |source| names_error(channel, source);
-    let (mut builder, of_paths) = std::thread::scope(|scope| -> Result<_, Error> {
-        let second = scope.spawn(|| {
+    // One thread decodes the names, one reads them, and one has the list of paths from its first byte to its compressed table.
+    let (read, of_paths) = std::thread::scope(|scope| {
+        let (decoder, pieces) = pieces();
+        let decoded_names = scope.spawn(move || decoder.feed(decoded(packages, &Compression::Brotli, work)?));
+        let of_paths = scope.spawn(|| {
             let mut builder = Builder::default();
-            let decoded = decoded(paths, &Compression::Xz, work)?;
-            read_store_paths(decoded, &mut builder).map(|()| builder)
+            read_store_paths(decoded(paths, &Compression::Xz, work)?, &mut builder)?;
+            builder.pack()
         });
         let mut builder = Builder::default();
-        let read = decoded(packages, &Compression::Brotli, work).and_then(|source| read_packages(source, &mut builder));
-        let of_paths = second.join().map_err(|_| Error::Died)?;
-        if work.is_stopped() {
-            return Err(Error::Interrupted);
-        }
-        read.map_err(fail)?;
-        Ok((builder, of_paths.map_err(fail)?))
-    })?;
-    builder.take_paths_of(of_paths);
-    builder.set("packages-tag", &tags.0);
-    builder.set("paths-tag", &tags.1);
-    Ok(Some(builder))
+        let read = read_packages(pieces, &mut builder);
+        let decoded = decoded_names.join().map_err(|_| Error::Died);
+        // What was wrong with the file comes before what was therefore wrong with its text.
+        let read = decoded.map(|decoded| decoded.and(read).and_then(|()| builder.pack()));
+        (read, of_paths.join().map_err(|_| Error::Died))
+    });
+    if work.is_stopped() {
+        return Err(Error::Interrupted);
+    }
+    let fail = |source| names_error(channel, source);
+    let (mut index, of_paths) = (read?.map_err(fail)?, of_paths?.map_err(fail)?);
+    index.take_paths_of(of_paths);
+    index.set("packages-tag", &tags.0);
+    index.set("paths-tag", &tags.1);
+    Ok(Some(index))
 }
 
 /// A file of a channel, decompressed; also if a server has done that already.

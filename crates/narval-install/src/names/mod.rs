@@ -10,6 +10,7 @@ mod distinction;
 mod evidence;
 mod exact;
 mod learnt;
+mod pieces;
 mod programs;
 mod records;
 mod resolve;

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use narval_nix::{PackageName, StoreDir, StorePath};
 use serde_json::{Map, Value, json};
 
+use super::origin::Origin;
+
 /// The file in a generation.
 pub(super) const FILE: &str = "manifest.json";
 /// The largest manifest that is read, in bytes.
@@ -20,11 +22,6 @@ const VERSION_MIN: u64 = 2;
 pub(super) const PRIORITY_DEFAULT: i64 = 5;
 /// The field that is ours.
 const OURS: &str = "narval";
-/// The flake that the channels of nixpkgs are branches of.
-const NIXPKGS: &str = "github:NixOS/nixpkgs/";
-/// The same by its name in Nix's registry, and the channel that this means.
-const NIXPKGS_BY_NAME: (&str, &str) = ("flake:nixpkgs", "nixpkgs-unstable");
-
 /// The elements of a profile, by their names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
@@ -46,29 +43,6 @@ pub struct Element {
     outputs: BTreeMap<String, StorePath>,
     /// The other fields, which are Nix's.
     others: Map<String, Value>,
-}
-
-/// The name that a path was installed by: one of a channel, or a release of a cache (`@api`), which is its channel then.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// As the user has given it, without outputs: `nodejs@22`.
-    pub name: String,
-    /// The attribute that this was: `nodejs_22`.
-    pub attribute: String,
-    /// The system it is for.
-    pub system: String,
-    /// The channel, by its name or URL.
-    pub channel: String,
-    /// The channel's release.
-    pub release: String,
-    /// The revision of nixpkgs; may be empty.
-    pub revision: String,
-    /// The path that the user has chosen among several, by its base name.
-    pub choice: Option<String>,
-    /// What tells that path from the others, also in other releases.
-    pub distinction: Vec<String>,
-    /// Whether the outputs are the default ones, which may be others in the next release.
-    pub is_default: bool,
 }
 
 /// A path to add to a profile.
@@ -156,14 +130,14 @@ impl Manifest {
         self.elements.insert(name, element);
     }
 
-    /// Adds paths. One that is new replaces the same output of its element, and other versions of the same package and output. Returns what was
-    /// replaced.
+    /// Adds paths. One that is new replaces the same output of its element, and other versions of the same package and output, but nothing that has
+    /// another name than its release. Returns what was replaced.
     pub(super) fn add(&mut self, added: &[Addition], priority: Option<i64>) -> Vec<(StorePath, StorePath)> {
         let before = self.paths();
         let is_added = |path: &StorePath| added.iter().any(|one| one.path == *path);
         let mut replaced = Vec::new();
         for one in added {
-            let mut holder = self.holder(|element| element.paths.contains(&one.path));
+            let mut holder = self.holder(|element| element.paths.contains(&one.path) && !element.is_apart_from(one));
             if let Some((origin, output)) = &one.origin
                 && let Some(same) = self.holder(|element| element.origin.as_ref().is_some_and(|of| of.is_same(origin)))
             {
@@ -176,7 +150,7 @@ impl Manifest {
                 holder = holder.or(Some(same));
             }
             if !before.contains(&one.path) {
-                for (name, element) in &mut self.elements {
+                for (name, element) in self.elements.iter_mut().filter(|(_, element)| !element.is_apart_from(one)) {
                     let is_older = |path: &&StorePath| !is_added(path) && is_other_version(path, &one.path);
                     for old in element.paths.iter().filter(is_older).cloned().collect::<Vec<_>>() {
                         element.drop_path(&old);
@@ -209,26 +183,34 @@ impl Manifest {
 
     /// The paths that a name means: those of the element of this name or attribute, or those of the name of a store path, or of its package.
     pub fn named(&self, name: &str) -> BTreeSet<StorePath> {
-        let is_element = |(key, element): &(&String, &Element)| {
-            let origin = element.origin.as_ref();
-            *key == name || origin.is_some_and(|origin| [&origin.name, &origin.attribute].contains(&&name.to_owned()))
-        };
-        let of_elements =
-            self.elements.iter().filter(is_element).flat_map(|(_, element)| element.paths.iter().cloned());
-        let of_elements: BTreeSet<StorePath> = of_elements.collect();
-        let is_path =
-            |path: &StorePath| [path.base_name(), path.name(), PackageName::of(path.name()).package].contains(&name);
-        let mut all = self.paths();
-        all.retain(|path| of_elements.contains(path) || is_path(path));
-        all
+        self.meant(name, |_| false).into_iter().flat_map(|(_, paths)| paths).collect()
     }
 
-    /// Removes paths.
-    pub(super) fn remove(&mut self, paths: &BTreeSet<StorePath>) {
-        for element in self.elements.values_mut() {
-            paths.iter().for_each(|path| element.drop_path(path));
+    /// The same by elements: two of them may have one path, under different names. `is_meant` selects further paths.
+    fn meant(&self, name: &str, is_meant: impl Fn(&StorePath) -> bool) -> Vec<(String, Vec<StorePath>)> {
+        let is_path = |path: &StorePath| {
+            [path.base_name(), path.name(), PackageName::of(path.name()).package].contains(&name) || is_meant(path)
+        };
+        let of_element = |(key, element): (&String, &Element)| {
+            let origin = element.origin.as_ref();
+            let is_element =
+                key == name || origin.is_some_and(|origin| origin.name == name || origin.attribute == name);
+            (key.clone(), element.paths.iter().filter(|path| is_element || is_path(path)).cloned().collect())
+        };
+        self.elements.iter().map(of_element).collect()
+    }
+
+    /// Removes what a name means, and further paths. Returns what is removed: another element may still have it.
+    pub(super) fn remove(&mut self, name: &str, is_meant: impl Fn(&StorePath) -> bool) -> BTreeSet<StorePath> {
+        let mut removed = BTreeSet::new();
+        for (key, paths) in self.meant(name, is_meant) {
+            if let Some(element) = self.elements.get_mut(&key) {
+                paths.iter().for_each(|path| element.drop_path(path));
+            }
+            removed.extend(paths);
         }
         self.elements.retain(|_, element| !element.paths.is_empty());
+        removed
     }
 
     /// Takes from an earlier manifest where paths came from, if Nix has dropped it since.
@@ -305,9 +287,15 @@ impl Element {
         self.outputs.retain(|_, output| output != path);
     }
 
+    /// Whether one of the two is a release, and the other has a name that is not this release: neither takes the place of the other, whatever their paths are.
+    fn is_apart_from(&self, one: &Addition) -> bool {
+        let Some((own, (other, _))) = self.origin.as_ref().zip(one.origin.as_ref()) else { return false };
+        (own.is_release() || other.is_release()) && !own.is_same(other)
+    }
+
     /// Whether it came from a release of a cache.
     pub fn is_released(&self) -> bool {
-        self.origin.as_ref().is_some_and(|origin| origin.attribute.starts_with('@'))
+        self.origin.as_ref().is_some_and(Origin::is_release)
     }
 
     /// The name to look up again, with the outputs that are there.
@@ -370,77 +358,6 @@ impl Element {
         }
         Value::Object(fields)
     }
-}
-
-impl Origin {
-    /// Whether this is the same package of the same channel, whatever the release.
-    fn is_same(&self, other: &Self) -> bool {
-        (&self.attribute, &self.channel, &self.system) == (&other.attribute, &other.channel, &other.system)
-    }
-
-    fn read(json: &Value) -> Option<Self> {
-        let text = |name: &str| json[name].as_str().map(str::to_owned);
-        Some(Self {
-            attribute: text("attribute")?,
-            channel: text("channel")?,
-            name: text("name").or_else(|| text("attribute"))?,
-            system: text("system").unwrap_or_default(),
-            release: text("release").unwrap_or_default(),
-            revision: text("revision").unwrap_or_default(),
-            choice: text("choice"),
-            distinction: json["distinction"]
-                .as_array()
-                .map(|all| all.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-                .unwrap_or_default(),
-            is_default: json["defaultOutputs"] != Value::Bool(false),
-        })
-    }
-
-    fn written(&self) -> Value {
-        json!({"name": self.name, "attribute": self.attribute, "system": self.system, "channel": self.channel,
-            "release": self.release, "revision": self.revision, "choice": self.choice,
-            "distinction": self.distinction, "defaultOutputs": self.is_default})
-    }
-
-    /// What `nix profile install` has written for an attribute of a channel of nixpkgs.
-    fn of_flake(fields: &Map<String, Value>) -> Option<Self> {
-        let text = |name: &str| fields.get(name).and_then(Value::as_str);
-        let original = text("originalUrl")?;
-        let by_name = || (original == NIXPKGS_BY_NAME.0).then_some(NIXPKGS_BY_NAME.1);
-        let channel = original.strip_prefix(NIXPKGS).or_else(by_name).filter(|channel| is_short(channel))?;
-        let (system, attribute) = text("attrPath")?.strip_prefix("legacyPackages.")?.split_once('.')?;
-        let revision = text("url").and_then(|url| url.strip_prefix(NIXPKGS)).unwrap_or_default();
-        Some(Self {
-            name: attribute.to_owned(),
-            attribute: attribute.to_owned(),
-            system: system.to_owned(),
-            channel: channel.to_owned(),
-            release: String::new(),
-            revision: revision.split('?').next().unwrap_or_default().to_owned(),
-            choice: None,
-            distinction: Vec::new(),
-            is_default: fields.get("outputs").is_none_or(Value::is_null),
-        })
-    }
-
-    /// The fields by which Nix knows this: the channels of nixpkgs are branches of its repository.
-    fn as_flake(&self) -> Option<Map<String, Value>> {
-        let is_revision = self.revision.len() == 40 && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if !is_short(&self.channel) || !is_revision || self.system.is_empty() {
-            return None;
-        }
-        let mut fields = Map::new();
-        let mut set = |name: &str, value: String| drop(fields.insert(name.to_owned(), value.into()));
-        set("originalUrl", format!("{NIXPKGS}{}", self.channel));
-        set("url", format!("{NIXPKGS}{}", self.revision));
-        set("attrPath", format!("legacyPackages.{}.{}", self.system, self.attribute));
-        Some(fields)
-    }
-}
-
-/// Whether a channel is one of nixpkgs', by its name, and no URL or folder.
-fn is_short(channel: &str) -> bool {
-    !channel.is_empty() && channel.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
 }
 
 /// A store path of any store directory.
@@ -527,8 +444,51 @@ mod tests {
         // Both at once are what the user wants.
         assert_eq!(manifest.add(&[one.clone().into(), other.clone().into()], None), []);
         assert_eq!(manifest.named("a"), [one.clone(), doc, other].into());
-        manifest.remove(&manifest.named("a-1"));
+        manifest.remove("a-1", |_| false);
         assert_eq!(manifest.paths().len(), 2);
+    }
+
+    #[test]
+    fn two_releases_are_two_elements_even_if_they_have_one_package_or_one_path() {
+        let release = |name: &str, revision: &str| Origin {
+            channel: "http://cache/".to_owned(),
+            revision: String::new(),
+            ..origin(name, revision)
+        };
+        let [first, second, third] = [path('0', "app-1"), path('1', "app-2"), path('2', "app-3")];
+        let mut manifest = Manifest::default();
+        manifest.add(&[by_name(&first, &release("@api", "@api@1"), "out")], None);
+        assert_eq!(manifest.add(&[by_name(&second, &release("@web", "@web@1"), "out")], None), []);
+        // The release that was promoted has the path of the first.
+        assert_eq!(manifest.add(&[by_name(&first, &release("@prod", "@prod@1"), "out")], None), []);
+        let base = |path: &StorePath| vec![path.base_name().to_owned()];
+        let shown = |manifest: &Manifest| {
+            let elements = manifest.elements();
+            elements
+                .map(|(name, element)| {
+                    (name.to_owned(), element.paths.iter().map(|path| path.base_name().to_owned()).collect::<Vec<_>>())
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(&manifest),
+            [("api".into(), base(&first)), ("prod".into(), base(&first)), ("web".into(), base(&second))]
+        );
+        // Each moves on alone, and is removed alone.
+        let moved = manifest.add(&[by_name(&third, &release("@api", "@api@2"), "out")], None);
+        assert_eq!(moved, [(first.clone(), third.clone())]);
+        assert_eq!(
+            shown(&manifest),
+            [("api".into(), base(&third)), ("prod".into(), base(&first)), ("web".into(), base(&second))]
+        );
+        manifest.add(&[by_name(&third, &release("@prod", "@prod@2"), "out")], None);
+        assert_eq!(manifest.remove("@api", |_| false), [third.clone()].into());
+        assert_eq!(shown(&manifest), [("prod".into(), base(&third)), ("web".into(), base(&second))]);
+        // What was installed by a name of a channel stays, and what was installed by its path is replaced.
+        let mut manifest = Manifest::of_paths([(first.clone(), 5)]);
+        assert_eq!(manifest.add(&[by_name(&second, &origin("app", "one"), "out")], None), [(first, second.clone())]);
+        assert_eq!(manifest.add(&[by_name(&third, &release("@api", "@api@2"), "out")], None), []);
+        assert_eq!(manifest.paths(), [second, third].into());
     }
 
     #[test]

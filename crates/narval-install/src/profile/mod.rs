@@ -8,6 +8,7 @@ mod generation;
 mod launcher;
 mod list;
 mod manifest;
+mod origin;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +24,8 @@ use narval_nix::StorePath;
 use narval_store::{StoreConfig, lock_file};
 
 use self::generation::names;
-pub use self::manifest::{Addition, Element, Manifest, Origin};
+pub use self::manifest::{Addition, Element, Manifest};
+pub use self::origin::Origin;
 use crate::{Destination, Error, Wanted};
 
 /// How many generations are read for where paths came from.
@@ -70,6 +72,13 @@ impl Profile {
             }
             _ => Ok(Self { link, lock_timeout }),
         }
+    }
+
+    /// The profile of a generation, and its number, by the generation's own name: `profile-3-link`.
+    pub fn of_generation(path: &Path) -> Option<(Self, u64)> {
+        let (name, number) = path.file_name()?.to_str()?.strip_suffix("-link")?.rsplit_once('-')?;
+        // Nothing is waited for: generations do not change.
+        Some((Self::at(&path.with_file_name(name), Duration::ZERO).ok()?, number.parse().ok()?))
     }
 
     /// All existing profiles that were created with this store.
@@ -199,8 +208,12 @@ impl Profile {
         self.current()?.ok_or_else(|| self.absent())?;
         let _lock = self.lock()?;
         let (_, mut manifest) = self.existing()?;
-        let removed = self.chosen(&manifest, destination, names)?;
-        manifest.remove(&removed);
+        self.chosen(&manifest, destination, names)?;
+        let mut removed = BTreeSet::new();
+        for name in names {
+            let wanted = Wanted::parse(name, destination.store_dir()).ok();
+            removed.extend(manifest.remove(name, |path| wanted.as_ref().is_some_and(|wanted| wanted.is(path))));
+        }
         let left = manifest.paths().into_iter().collect();
         Ok(Removed { generation: self.make(destination, &manifest)?, removed: removed.into_iter().collect(), left })
     }

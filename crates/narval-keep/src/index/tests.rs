@@ -150,7 +150,7 @@ pub(super) fn machines_have_limits([one, other]: [&dyn Index; 2]) {
 
 /// Lists come in pages of limited size, whatever is in them, and names and systems have limits.
 pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
-    use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
+    use crate::releases::{ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let record = |name: &str, revision: u64, system: &str, json: String| ReleaseRecord {
         name: name.to_owned(),
@@ -172,10 +172,10 @@ pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
         rows.map(|(revision, system)| record(name, revision, system, "x".repeat(100))).collect::<Vec<_>>()
     };
     restore(["b", "a-b", "B"].into_iter().flat_map(of).collect());
-    let pages = |name: Option<&str>, max: ListMax| {
+    let pages = |listed: Listed<'_>, max: ListMax| {
         let (mut pages, mut after): (Vec<Vec<String>>, Option<ReleaseCursor>) = (Vec::new(), None);
         loop {
-            let (found, is_more) = other.releases(cache, name, after.as_ref(), max).unwrap();
+            let (found, is_more) = other.releases(cache, listed, after.as_ref(), max).unwrap();
             let rows = found.iter().map(|of| format!("{}@{}@{}", of.name, of.revision, of.system)).collect::<Vec<_>>();
             after = rows.last().map(|last| last.parse().unwrap());
             pages.push(rows);
@@ -186,17 +186,22 @@ pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
     };
     let all = ["b@5@x86", "b@4@x86", "b@3@arm", "b@3@x86", "b@2@arm", "b@2@x86", "b@1@arm", "b@1@x86"];
     let newest = ["B@5@x86", "B@3@arm", "a-b@5@x86", "a-b@3@arm", "b@5@x86", "b@3@arm"];
+    let every: Vec<String> =
+        ["B", "a-b", "b"].iter().flat_map(|name| all.map(|row| row.replacen('b', name, 1))).collect();
+    let every: Vec<&str> = every.iter().map(String::as_str).collect();
     for rows in [1, 2, 3, 100] {
-        for (name, expected) in [(Some("b"), &all[..]), (None, &newest[..])] {
-            let by_rows = pages(name, ListMax { rows, bytes: 1 << 20 });
+        for (listed, expected) in
+            [(Listed::Of("b"), &all[..]), (Listed::Newest, &newest[..]), (Listed::All, &every[..])]
+        {
+            let by_rows = pages(listed, ListMax { rows, bytes: 1 << 20 });
             assert_eq!(by_rows.concat(), expected, "{rows} rows");
             assert!(by_rows.iter().all(|page| page.len() <= rows as usize));
-            let by_bytes = pages(name, ListMax { rows: 100, bytes: u64::from(rows) * 100 + 50 });
+            let by_bytes = pages(listed, ListMax { rows: 100, bytes: u64::from(rows) * 100 + 50 });
             assert!(by_bytes.concat() == expected && by_bytes.iter().all(|page| page.len() <= rows as usize));
         }
     }
     // A row that is larger than a page has one of its own.
-    assert_eq!(pages(Some("b"), ListMax { rows: 100, bytes: 1 }).len(), all.len());
+    assert_eq!(pages(Listed::Of("b"), ListMax { rows: 100, bytes: 1 }).len(), all.len());
 
     let add = |name: &str, system: &str| {
         let system: ReleaseSystem = system.parse().unwrap();

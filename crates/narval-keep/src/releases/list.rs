@@ -6,6 +6,7 @@ use std::str::FromStr;
 use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem};
 
 use super::{KeptRelease, kept};
+use crate::index::ReleaseRecord;
 use crate::{Cache, Refusal};
 
 /// The most rows of a page: a release has one for each of its systems.
@@ -20,7 +21,18 @@ pub(crate) struct ListMax {
     pub(crate) bytes: u64,
 }
 
-const PAGE: ListMax = ListMax { rows: RELEASES_LISTED_MAX, bytes: RELEASES_LISTED_BYTES_MAX };
+/// Which releases a list has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Listed<'a> {
+    /// All of a name.
+    Of(&'a str),
+    /// Of each name and system the newest, and those that other machines have meanwhile.
+    Newest,
+    /// All.
+    All,
+}
+
+pub(crate) const PAGE: ListMax = ListMax { rows: RELEASES_LISTED_MAX, bytes: RELEASES_LISTED_BYTES_MAX };
 
 /// The row that a page of a list comes after, as text `name@revision@system`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +43,11 @@ pub struct ReleaseCursor {
 }
 
 impl ReleaseCursor {
+    /// That of a row; `None` if it has not what names have, which nothing records.
+    pub(crate) fn of(row: &ReleaseRecord) -> Option<Self> {
+        Some(Self { name: row.name.parse().ok()?, revision: row.revision, system: row.system.parse().ok()? })
+    }
+
     pub(crate) fn key(&self) -> (&str, u64, &str) {
         (self.name.as_str(), self.revision, self.system.as_str())
     }
@@ -71,7 +88,8 @@ impl Cache {
     pub fn releases(&self, name: Option<&ReleaseName>, after: Option<&ReleaseCursor>) -> Result<ReleasePage, Refusal> {
         // A cursor of another name would be before or after all of them.
         let after = after.filter(|after| name.is_none_or(|name| *name == after.name));
-        let (found, is_more) = self.index().releases(self.id(), name.map(ReleaseName::as_str), after, PAGE)?;
+        let listed = name.map_or(Listed::Newest, |name| Listed::Of(name.as_str()));
+        let (found, is_more) = self.index().releases(self.id(), listed, after, PAGE)?;
         let releases = found.into_iter().map(kept).collect::<Result<Vec<_>, _>>()?;
         let next = releases.last().filter(|_| is_more).and_then(|last| {
             let system = last.system.parse().ok()?;

@@ -15,7 +15,7 @@ use narval_nix::release::{
 };
 use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
 
-pub(crate) use self::list::ListMax;
+pub(crate) use self::list::{ListMax, Listed, PAGE};
 pub use self::list::{RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, ReleaseCursor, ReleasePage};
 pub use self::machines::{
     MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachineName, MachinePage,

@@ -208,6 +208,13 @@ pub(super) fn compress(data: &[u8], compression: Compression) -> Vec<u8> {
     }
 }
 
+/// What an export of a cache's data has.
+pub(super) fn exported(data: &Data) -> String {
+    let mut out = Vec::new();
+    data.export(&mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
 pub(super) fn read_all(mut file: impl std::io::Read) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();

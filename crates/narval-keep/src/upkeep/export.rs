@@ -1,31 +1,37 @@
 //! What is in no file but the index: settings, tokens (as hashes), pins and releases, saved and taken back.
 
-use narval_nix::HashPart;
-use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::io::{self, Write};
 
-use crate::index::{PinRecord, ReleaseRecord, TokenRecord};
+use narval_nix::HashPart;
+use serde::ser::{Error as _, SerializeSeq};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::index::{CacheId, Index, IndexError, PinRecord, ReleaseRecord, TokenRecord};
+use crate::releases::{Listed, PAGE, ReleaseCursor};
 use crate::{CacheName, CacheSettings, Data, DataError};
 
 /// The form of what is written.
 const VERSION: u32 = 1;
 
+/// All of it. `R`: releases, which are read a page at a time while they are written.
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct Saved<R> {
     version: u32,
-    caches: Vec<SavedCache>,
+    caches: Vec<SavedCache<R>>,
     tokens: Vec<TokenRecord>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct SavedCache {
+struct SavedCache<R> {
     name: String,
     settings: serde_json::Value,
     pins: Vec<SavedPin>,
     /// The id that its releases name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
-    #[serde(default)]
-    releases: Vec<ReleaseRecord>,
+    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+    releases: Option<R>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -47,12 +53,39 @@ pub struct Imported {
 }
 
 impl Data {
-    /// What the files do not have, as JSON: settings, tokens and pins. Of tokens there are hashes only; they are no secrets, and
-    /// still say who may write.
+    /// Writes what the files do not have, as JSON: settings, tokens, pins and releases. Of tokens there are hashes only; they are no secrets, and
+    /// still say who may write. Of releases, one page at a time is in memory.
     ///
     /// # Errors
-    /// If the index cannot be read.
-    pub fn export(&self) -> Result<String, DataError> {
+    /// If the index cannot be read, or `out` fails.
+    pub fn export(&self, out: &mut dyn Write) -> Result<(), DataError> {
+        let (index, failed) = (&*self.shared().index, RefCell::new(None));
+        let saved = self.saved(|cache| Some(Releases { index, cache, failed: &failed }))?;
+        let written = serde_json::to_writer_pretty(&mut *out, &saved);
+        match (failed.into_inner(), written) {
+            (Some(error), _) => Err(error.into()),
+            (None, Err(error)) => Err(crate::error::io_error("export", self.path(), io::Error::from(error))),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+
+    /// The same into another place, as [`Data::import`] takes it.
+    pub(super) fn export_to(&self, to: &Self) -> Result<Imported, DataError> {
+        // Without releases, which go a page at a time.
+        let imported = to.take(self.saved::<Vec<ReleaseRecord>>(|_| None)?)?;
+        for from in self.caches()? {
+            let (Some(cache), Some(id)) = (to.cache(from.name())?, self.shared().index.id_of_releases(from.id())?)
+            else {
+                continue;
+            };
+            pages(&*self.shared().index, from.id(), |page| {
+                to.shared().index.restore_releases(cache.id(), id.clone(), page)
+            })?;
+        }
+        Ok(imported)
+    }
+
+    fn saved<R>(&self, releases: impl Fn(CacheId) -> Option<R>) -> Result<Saved<R>, DataError> {
         let index = &self.shared().index;
         let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens: index.tokens()? };
         for record in index.caches()? {
@@ -68,11 +101,10 @@ impl Data {
             pins.reverse();
             // Settings are JSON.
             let settings = serde_json::from_str(&record.settings).unwrap_or_default();
-            let (id, releases) = index.all_releases(record.id)?;
+            let (id, releases) = (index.id_of_releases(record.id)?, releases(record.id));
             saved.caches.push(SavedCache { name: record.name.to_string(), settings, pins, id, releases });
         }
-        // Such a structure has nothing that JSON has not.
-        Ok(serde_json::to_string_pretty(&saved).unwrap_or_default())
+        Ok(saved)
     }
 
     /// Restores what [`Data::export`] has saved. Existing tokens are not changed, and pins of absent paths are skipped.
@@ -80,17 +112,20 @@ impl Data {
     /// # Errors
     /// If the text is no such export, or the index cannot be written.
     pub fn import(&self, text: &str) -> Result<Imported, DataError> {
-        let invalid = |reason: String| {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
-            crate::error::io_error("import into", self.path(), source)
-        };
-        let saved: Saved = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
+        let invalid = |reason: String| invalid(self, reason);
+        let saved: Saved<Vec<ReleaseRecord>> =
+            serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
         if saved.version != VERSION {
             return Err(invalid(format!(
                 "it has version {}, but this narval supports version {VERSION}",
                 saved.version
             )));
         }
+        self.take(saved)
+    }
+
+    fn take(&self, saved: Saved<Vec<ReleaseRecord>>) -> Result<Imported, DataError> {
+        let invalid = |reason: String| invalid(self, reason);
         let index = &self.shared().index;
         let mut imported = Imported::default();
         for saved in saved.caches {
@@ -100,7 +135,7 @@ impl Data {
             let cache = self.create_cache(&name, &settings)?;
             cache.set_settings(&settings)?;
             if let Some(id) = saved.id {
-                index.restore_releases(cache.id(), id, saved.releases)?;
+                index.restore_releases(cache.id(), id, saved.releases.unwrap_or_default())?;
             }
             for SavedPin { name, path, created, until, keep } in saved.pins {
                 let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());
@@ -119,4 +154,51 @@ impl Data {
         }
         Ok(imported)
     }
+}
+
+fn invalid(data: &Data, reason: String) -> DataError {
+    crate::error::io_error("import into", data.path(), io::Error::new(io::ErrorKind::InvalidData, reason))
+}
+
+/// The releases of a cache, which are written without being in memory together.
+struct Releases<'a> {
+    index: &'a dyn Index,
+    cache: CacheId,
+    failed: &'a RefCell<Option<IndexError>>,
+}
+
+impl Serialize for Releases<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (mut list, mut written) = (serializer.serialize_seq(None)?, Ok(()));
+        let read = pages(self.index, self.cache, |page| {
+            for record in page {
+                written = std::mem::replace(&mut written, Ok(())).and_then(|()| list.serialize_element(&record));
+            }
+            Ok(())
+        });
+        if let Err(error) = read {
+            let said = S::Error::custom(&error);
+            self.failed.replace(Some(error));
+            return Err(said);
+        }
+        written?;
+        list.end()
+    }
+}
+
+/// Passes on all releases of a cache, page by page.
+fn pages(
+    index: &dyn Index,
+    cache: CacheId,
+    mut take: impl FnMut(Vec<ReleaseRecord>) -> Result<(), IndexError>,
+) -> Result<(), IndexError> {
+    let (mut after, mut is_more) = (None, true);
+    while is_more {
+        let page;
+        (page, is_more) = index.releases(cache, Listed::All, after.as_ref(), PAGE)?;
+        after = page.last().and_then(ReleaseCursor::of);
+        is_more &= after.is_some();
+        take(page)?;
+    }
+    Ok(())
 }

@@ -1,10 +1,9 @@
 //! Compares two paths: their files (by their listings, and by their contents where that is cheap), and their closures.
 
-use std::collections::HashSet;
 use std::io;
 
 use narval_nix::listing::Node;
-use narval_nix::{HashPart, Sha256, Sha256Hasher};
+use narval_nix::{ClosureDifference, HashPart, Sha256, Sha256Hasher};
 
 use super::Places;
 use super::inside::{Frames, Inside, Reader};
@@ -121,27 +120,18 @@ impl Side {
 }
 
 fn closures(before: &Closure, after: &Closure) -> Closures {
-    let parts = |closure: &Closure| closure.paths.iter().map(|path| path.hash).collect::<HashSet<_>>();
-    let (in_before, in_after) = (parts(before), parts(after));
-    let only = |closure: &Closure, others: &HashSet<HashPart>| {
-        let mut only: Vec<_> = closure.paths.iter().filter(|path| !others.contains(&path.hash)).cloned().collect();
-        only.sort_unstable_by(|one, other| other.size.cmp(&one.size).then_with(|| one.name.cmp(&other.name)));
-        only
-    };
-    let (mut only_before, mut only_after) = (only(before, &in_after), only(after, &in_before));
-    let size = |paths: &[paths::WithSize]| paths.iter().map(|path| path.size).sum();
-    let answer = Closures {
+    let ClosureDifference { only_before, only_after, both } = ClosureDifference::of(&before.paths, &after.paths);
+    let size = |paths: &[&paths::WithSize]| paths.iter().map(|path| path.size).sum();
+    let listed = |paths: &[&paths::WithSize]| paths.iter().take(LISTED_MAX).copied().cloned().collect();
+    Closures {
         paths_before: only_before.len(),
         paths_after: only_after.len(),
         size_before: size(&only_before),
         size_after: size(&only_after),
-        both: in_before.intersection(&in_after).count(),
-        only_before: Vec::new(),
-        only_after: Vec::new(),
-    };
-    only_before.truncate(LISTED_MAX);
-    only_after.truncate(LISTED_MAX);
-    Closures { only_before, only_after, ..answer }
+        both,
+        only_before: listed(&only_before),
+        only_after: listed(&only_after),
+    }
 }
 
 fn files(before: &Inside, after: &Inside, is_wanted: &dyn Fn() -> bool) -> Files {

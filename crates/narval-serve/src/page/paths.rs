@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use narval_http::{BodySource, Fill, SegmentBuf};
 use narval_keep::{Pin, SmallKind};
 use narval_nix::narinfo::NarInfo;
-use narval_nix::{HashPart, StorePath, TrustedKeys};
+use narval_nix::{ClosurePath, HashPart, StorePath, TrustedKeys};
 use serde::{Serialize, Serializer};
 
 use super::Places;
@@ -173,6 +173,20 @@ pub(super) struct WithSize {
 
 fn as_text<S: Serializer>(hash: &HashPart, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(hash.as_str())
+}
+
+impl ClosurePath for WithSize {
+    fn hash_part(&self) -> HashPart {
+        self.hash
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn nar_size(&self) -> u64 {
+        self.size
+    }
 }
 
 impl WithSize {

@@ -418,6 +418,13 @@ impl<'a> Lookup<'a> {
         Ok(last.unwrap_or((0, Resolution::Unknown { nearest: Vec::new() })))
     }
 
+    /// What a channel says about a name whose path was looked up, whether there is one or not.
+    pub(crate) fn package(&self, text: &str) -> Option<Package> {
+        let selector = Selector::parse(text).ok()?;
+        // Why there is none was said when its path was looked up.
+        self.channels.as_ref()?.iter().find_map(|channel| channel.select(&selector, text).ok()?.ok())
+    }
+
     fn say_found(&self, text: &str, found: &Candidate) {
         if self.is_silent {
             return;

@@ -142,8 +142,11 @@ pub(crate) fn parse_wanted<'a>(texts: &[String], place: impl Into<Place<'a>>) ->
     Ok(all)
 }
 
-/// The paths of a profile's current generation, if there is a profile of this name.
+/// The paths of a profile's current generation, or of the generation that is named, if there is one of this name.
 fn in_profile(text: &str) -> Option<Vec<StorePath>> {
+    if let Some((profile, number)) = Profile::of_generation(Path::new(text)) {
+        return profile.paths(number).ok();
+    }
     // Nothing is waited for: generations do not change.
     let profile = Profile::at(Path::new(text), Duration::ZERO).ok()?;
     profile.paths(profile.current().ok()??).ok()

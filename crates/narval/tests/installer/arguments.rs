@@ -183,7 +183,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 38] = [
+const JSON: [(&str, &str, &str); 39] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -191,6 +191,7 @@ const JSON: [(&str, &str, &str); 38] = [
     ("path-info", "path-info -r --from {cache} --store {root} {top}", "path-info --offline --store {new} {top}"),
     ("tree", "tree --from {cache} --store {root} {top}", "tree --offline --store {new} {top}"),
     ("why", "why --from {cache} --store {root} {top} {tree}", "why --from {cache} --store {root} {tree} {top}"),
+    ("diff", "diff --from {cache} --store {root} {hello} {top}", "diff --offline --store {new} {hello} {top}"),
     ("ls", "ls --no-check-sigs --from {cache} {hello}", "ls --no-check-sigs --from {cache} {hello}/absent"),
     ("profiles", "profiles --store {root}", "profiles --store {root} --absent"),
     ("remove", "remove --store {root} --profile {root}/p hello", "remove --store {root} --profile {root}/p hello"),

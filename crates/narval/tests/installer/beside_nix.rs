@@ -1,4 +1,4 @@
-//! Profiles where Nix is, too: each of both works on what the other has made. The tests have a `/nix` of their own, in a mount namespace.
+//! Profiles where Nix is, too: each of both works on what the other has made. The tests have a `/nix` and a network of their own, in namespaces.
 
 use std::fs;
 use std::process::Command;
@@ -30,7 +30,9 @@ fn run(script: &str) -> Option<String> {
     let home = folder.path().join("home");
     fs::create_dir(folder.path().join("root")).unwrap();
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &format!("{BEGIN}{script}")]).env_clear();
+    command
+        .args(["--user", "--map-root-user", "--mount", "--net", "sh", "-c", &format!("{BEGIN}{script}")])
+        .env_clear();
     command.env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", home).env("root", folder.path().join("root"));
     command.env("narval", NARVAL).env("NARVAL_CHANNEL", "none").env("TMPDIR", folder.path());
     let output = command.output().unwrap();
@@ -125,4 +127,81 @@ echo "$kills"
     if let Some(kills) = run(script) {
         assert!(kills.trim().parse::<usize>().unwrap() > 10, "{kills}");
     }
+}
+
+/// What a channel of nixpkgs was for Narval is a branch of its repository for Nix: `nix profile upgrade` takes that, and `narval` knows afterwards what it is. Both servers
+/// are a process on loopback, under the names of the real ones, in a network of the test's own.
+#[test]
+fn nix_upgrades_what_came_from_a_channel_of_nixpkgs() {
+    let script = r#"
+command -v python3 openssl ip > /dev/null || exit 99
+ip link set lo up || exit 99
+cd "$HOME"
+printf '127.0.0.1 localhost channels.nixos.org api.github.com github.com\n' > hosts
+mount --bind hosts /etc/hosts
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=test \
+    -addext 'subjectAltName=DNS:channels.nixos.org,DNS:api.github.com,DNS:github.com' 2> /dev/null || exit 99
+export NIX_SSL_CERT_FILE="$HOME/cert.pem" SSL_CERT_FILE="$HOME/cert.pem"
+export NIX_CONFIG="$NIX_CONFIG
+sandbox = false
+build-users-group =
+substituters =
+flake-registry ="
+revision=0123456789012345678901234567890123456789
+mkdir "nixpkgs-$revision"
+cat > "nixpkgs-$revision/flake.nix" << 'END'
+{ outputs = _: { legacyPackages.x86_64-linux.hi = derivation { name = "hi-2.0"; system = "x86_64-linux"; builder = "/bin/sh";
+    args = [ "-c" "PATH=/bin:/usr/bin; mkdir -p $out/bin; echo '#!/bin/sh\necho hi-2.0' > $out/bin/hi; chmod +x $out/bin/hi" ]; }; }; }
+END
+tar czf nixpkgs.tar.gz "nixpkgs-$revision"
+mkdir -p channel cache
+printf '%s' 'ffffffffffffffffffffffffffffffffffffffff' > channel/git-revision
+printf '%s' '{"version":"2","packages":{"hi":{"name":"hi-1.0","pname":"hi","version":"1.0","system":"x86_64-linux","outputName":"out","outputs":{"out":null},"meta":{}}}}' \
+    > channel/packages.json.br
+printf '%s\n' "$hi" > channel/store-paths.xz
+printf 'StoreDir: /nix/store\n' > cache/nix-cache-info
+cat > site.py << 'END'
+import http.server, json, os, ssl, sys
+revision, files = sys.argv[1], {}
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_HEAD(self): self.do_GET()
+    def do_GET(self):
+        host, body = self.headers["Host"].split(":")[0], None
+        if host == "channels.nixos.org" and os.path.exists("channel/" + os.path.basename(self.path)):
+            body = open("channel/" + os.path.basename(self.path), "rb").read()
+        elif host == "api.github.com" and self.path == "/repos/NixOS/nixpkgs/commits/nixos-25.11":
+            body = json.dumps({"sha": revision, "commit": {"tree": {"sha": revision}}}).encode()
+        elif host == "github.com" and self.path.endswith(revision + ".tar.gz"):
+            body = open("nixpkgs.tar.gz", "rb").read()
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        if self.command == "GET": self.wfile.write(body or b"")
+site = http.server.ThreadingHTTPServer(("127.0.0.1", 443), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain("cert.pem", "key.pem")
+site.socket = context.wrap_socket(site.socket, server_side=True)
+open("ready", "w").close()
+site.serve_forever()
+END
+python3 site.py "$revision" &
+site=$!
+trap 'kill $site' EXIT
+while [ ! -e ready ]; do kill -0 $site; sleep 0.05; done
+"$narval" copy --quiet --store local --to "file://$HOME/cache" "$hi"
+p="$HOME/p"
+"$narval" install --quiet --store local --no-check-sigs --from "file://$HOME/cache" --channel nixos-25.11 --profile "$p" hi > /dev/null
+is "$("$p/bin/hi")" hi-1.0
+nix profile list --profile "$p" 2> /dev/null | grep -q 'github:NixOS/nixpkgs/nixos-25.11'
+nix profile upgrade --profile "$p" hi
+is "$("$p/bin/hi")" hi-2.0
+case $("$narval" list --profile "$p") in "hi  2.0  nixos-25.11  "*) ;; *) "$narval" list --profile "$p"; exit 97 ;; esac
+is "$("$narval" history --profile "$p" | cut -d ' ' -f 1 | tr '\n' ' ')" "1 2 "
+is "$(grep -o "$revision" "$p/manifest.json" | sort -u)" "$revision"
+"$narval" rollback --quiet --profile "$p"
+is "$("$p/bin/hi")" hi-1.0
+"#;
+    run(script);
 }

@@ -1,4 +1,4 @@
-//! `narval tree` and `narval why`, over closures that real Nix made.
+//! `narval tree`, `narval why` and `narval diff`, over closures that real Nix made.
 
 use std::process::Command;
 
@@ -78,4 +78,43 @@ fn why_shows_the_shortest_chain_or_all() {
     let json: Value = serde_json::from_str(&lab.done(&["why", d, a, "--store", &store, "--json"])).unwrap();
     assert_eq!((json["why"][0].as_str(), json["why"][2].as_str()), (Some(d), Some(a)));
     assert!(lab.fails(3, &["why", a, d, "--store", &store]).contains("does not depend on"));
+}
+
+#[test]
+fn diff_shows_what_closures_of_different_places_do_not_share() {
+    let lab = Lab::new();
+    let paths = diamond(&lab);
+    let [a, b, _, d] = paths.each_ref().map(|path| base(path));
+    let (store, cache) = (lab.store.uri(), lab.cache_url());
+    let added = |name: &str, len: usize| lab.store.add_file(name, "x".repeat(len));
+    let [old, new, again] = [added("tool-1.9", 1000), added("tool-1.10", 51_000), added("tool-1.10", 52_000)];
+    let diff = |more: &[&str]| lab.done(&[&["diff", "--store", &store], more].concat());
+    // `b` has `a` and itself, of the four of `d`.
+    let text = diff(&[b, d]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 3 && lines[0].starts_with("c: ∅ → without version, +"), "{text}");
+    assert!(lines[2].starts_with("before: 2 paths, ") && lines[2].contains("after: 4 paths, "), "{text}");
+    assert!(diff(&[d, a, "--quiet"]).starts_with("b: without version → ∅, -"), "{text}");
+    assert_eq!(diff(&[&old, &new, "--quiet"]), "tool: 1.9 → 1.10, +50 kB");
+    // Another build of a version is counted, and listed if its size is worth it or all are.
+    let text = diff(&[&new, &again]);
+    assert!(text.lines().count() == 1 && text.contains("1 package built anew"), "{text}");
+    assert_eq!(diff(&[&new, &again, "--all", "--quiet"]), "tool: 1.10, +1.0 kB");
+    assert_eq!(diff(&[d, d, "--quiet"]), "");
+
+    let json = diff(&[&old, &new, "--json"]);
+    let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["package"], &lines[0]["versionsAfter"][0]), (&"tool".into(), &"1.10".into()));
+    assert_eq!((&lines[0]["pathsBefore"][0], &lines[0]["sizeChange"]), (&base(&old).into(), &50_000.into()));
+    assert_eq!((&lines[1]["changed"], &lines[1]["after"]["paths"]), (&1.into(), &1.into()));
+
+    // One side from a cache, and the generations of a profile.
+    lab.done(&["copy", "--store", &store, "--to", &cache, d, &old, &new]);
+    let (own, profile) = (lab.folder("own"), lab.folder("p"));
+    lab.install(&own, &["--profile", &profile, &old]);
+    lab.install(&own, &["--profile", &profile, &new]);
+    let of_own = |more: &[&str]| lab.done(&[&["diff", "--quiet", "--store", &own, "--from", &cache], more].concat());
+    assert_eq!(of_own(&[&format!("{profile}-1-link"), &profile]), "tool: 1.9 → 1.10, +50 kB");
+    assert!(of_own(&[&profile, d]).contains("tool: 1.10 → ∅, -51 kB"));
+    assert!(lab.fails(3, &["diff", d, &format!("{}-nothing", "0".repeat(32)), "--from", &cache]).contains("nothing"));
 }

@@ -234,9 +234,34 @@ fn from_a_job_to_a_machine() {
     let has = |output: &std::process::Output, path: &str| done(output).contains(path.rsplit('/').next().unwrap());
     assert!(has(&run(&["path-info", "@api"]), &paths[1]));
     assert!(has(&run(&["path-info", "@api@1.0"]), &paths[0]) && has(&run(&["path-info", "@api@1"]), &paths[0]));
-    for args in [&["tree", "@api"][..], &["why", "@api", "@api"], &["install", "--json", "@api"], &["info", "@api"]] {
-        assert!(has(&run(args), &paths[1]), "{args:?}");
+    // Wherever a path is taken: the newest, a revision, a version.
+    for (release, path) in [("@api", &paths[1]), ("@api@1", &paths[0]), ("@api@1.0", &paths[0])] {
+        let base = path.rsplit('/').next().unwrap();
+        for args in [
+            &["path-info", release][..],
+            &["tree", release],
+            &["why", release, release],
+            &["install", "--json", release],
+            &["info", release],
+            // It is a file, and has no program: what it is has been found out.
+            &["run", release],
+        ] {
+            let output = run(args);
+            let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(printed.contains(base) || said.contains(base), "{args:?}: {printed}{said}");
+            assert!(output.status.success() || args[0] == "run", "{args:?}: {said}");
+        }
+        for (command, from) in [("copy", ["--from", &url]), ("push", ["--store", &uri])] {
+            let to = lab.store.path(&format!("{command}{release}"));
+            done(&run(&[&[command], &from[..], &["--to", &format!("file://{}", to.display()), release]].concat()));
+            assert!(to.join(format!("{}.narinfo", &base[..32])).exists(), "{command} {release}");
+        }
     }
+    let differ = done(&run(&["diff", "--json", "@api@1", "@api"]));
+    let [before, after] = [&paths[0], &paths[1]].map(|path| path.rsplit('/').next().unwrap());
+    assert!(differ.contains(&format!(r#""pathsBefore":["{before}"]"#)), "{differ}");
+    assert!(differ.contains(&format!(r#""pathsAfter":["{after}"]"#)), "{differ}");
+    assert_eq!(done(&run(&["diff", "--quiet", "@api@1.0", "@api"])), "api: 1.0 → 1.1, +0 B\n");
     let to = format!("file://{}", lab.store.path("copied").display());
     done(&run(&["copy", "--from", &url, "--to", &to, "@api@1.0"]));
     done(&run(&["push", "--store", &uri, "--to", &to, "@api"]));
@@ -317,10 +342,22 @@ fn a_release_in_a_profile_moves_on_and_never_back() {
     assert!(shown.contains("api  1.0 → 1.1"), "{shown}");
     done(&upgrade(&["api"]));
     assert!(done(&run(&["list"])).starts_with("api  1.1  @api@3 of "), "{}", done(&run(&["list"])));
+    // Another release of the same package is another element, and so is one that has the same path.
+    push(&paths[2], "web");
+    let other = lab.store.path("other").display().to_string();
+    let in_other = |args: &[&str]| done(&run(&[args, &["--profile", &other]].concat()));
+    let elements =
+        || in_other(&["list"]).lines().map(|line| line.split("  ").next().unwrap().to_owned()).collect::<Vec<_>>();
+    in_other(&["install", "@api"]);
+    in_other(&["install", "@web"]);
+    in_other(&["install", "@api@2"]);
+    assert_eq!(elements(), ["api", "web"], "both have one path now");
+    in_other(&["remove", "@api"]);
+    assert_eq!(elements(), ["web"]);
     // Another element, of a revision that was asked for: it stays.
     let webs: Vec<String> = (0..2).map(|at| lab.store.add_file(&format!("web-1.{at}"), format!("{at}"))).collect();
     push(&webs[0], "web");
-    done(&run(&["install", "@web@1"]));
+    done(&run(&["install", "@web@2"]));
     push(&webs[1], "web");
     assert!(String::from_utf8_lossy(&upgrade(&[]).stderr).contains("nothing newer"));
     // The machine has forgotten what it saw, and the cache has lost revisions: the profile still knows.

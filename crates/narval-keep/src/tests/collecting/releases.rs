@@ -6,6 +6,8 @@ use narval_nix::{Release, SecretKey, TrustedKeys};
 use std::collections::BTreeMap;
 
 use super::super::*;
+use crate::RELEASES_LISTED_MAX;
+use crate::index::ReleaseRecord;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -297,11 +299,34 @@ fn exported_and_taken_back() {
     path.push(&fixture.cache).unwrap();
     (0..2).for_each(|_| drop(released(&fixture.cache, "api", &path)));
     let release = released(&fixture.cache, "api", &path);
-    let saved = fixture.data.export().unwrap();
+    let saved = exported(&fixture.data);
     let (other, _) = signing();
     path.push(&other.cache).unwrap();
     other.data.import(&saved).unwrap();
     let found = other.cache.find_release(&name("api"), &Which::Latest, None).unwrap().unwrap();
     assert!(found.is_kept && found.release == release, "the same release, of the same cache");
     assert_eq!(released(&other.cache, "api", &path).revision, 4);
+}
+
+#[test]
+fn more_releases_than_fit_a_page_are_exported() {
+    let (fixture, _) = signing();
+    let path = TestPath::new("api", &[]);
+    path.push(&fixture.cache).unwrap();
+    let count = u64::from(RELEASES_LISTED_MAX) * 2 + 1;
+    let first = released(&fixture.cache, "api", &path);
+    let index = &fixture.data.shared().index;
+    let record = index.find_release(fixture.cache.id(), "api", None, (None, None), 0).unwrap().unwrap();
+    let id = index.id_of_releases(fixture.cache.id()).unwrap().unwrap();
+    let more =
+        (2..=count).map(|revision| ReleaseRecord { revision, hold: format!("@api@{revision}"), ..record.clone() });
+    index.restore_releases(fixture.cache.id(), id, more.collect()).unwrap();
+    let saved = exported(&fixture.data);
+    assert_eq!(saved.matches(r#""revision": "#).count() as u64, count);
+    let (other, _) = signing();
+    other.data.import(&saved).unwrap();
+    assert_eq!(exported(&other.data).matches(r#""revision": "#).count() as u64, count);
+    assert_eq!(other.cache.find_release(&name("api"), &Which::Revision(1), None).unwrap().unwrap().release, first);
+    // A writer that fails ends it.
+    assert!(fixture.data.export(&mut &mut [0; 1000][..]).is_err());
 }

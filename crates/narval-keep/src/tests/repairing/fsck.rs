@@ -89,7 +89,7 @@ fn attic_125_the_index_is_rebuilt_from_the_files() {
     let (_, token) = grant.unwrap();
     fixture.cache.pin("release", &program.part(), PinFor { keep: Some(3), until: None }, &with_scopes("pin")).unwrap();
     fixture.cache.set_settings(&CacheSettings { retention_days: Some(7), ..CacheSettings::default() }).unwrap();
-    let saved = fixture.data.export().unwrap();
+    let saved = exported(&fixture.data);
     let narinfo = fixture.cache.narinfo(&program.part()).unwrap().unwrap();
     let usage = fixture.cache.usage().unwrap();
     let Fixture { mut folder, data, cache } = fixture;

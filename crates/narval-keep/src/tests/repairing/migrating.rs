@@ -121,12 +121,12 @@ fn a_migration_copies_everything_there_and_back() {
         .pin("release", &paths[149].part(), PinFor { keep: Some(3), until: None }, &Grant::administrator("t"))
         .unwrap();
 
-    let (before, saved) = (all(data), data.export().unwrap());
+    let (before, saved) = (all(data), exported(data));
     let to = open(&there);
     let first = migrate(data, &to);
     assert_eq!((first.paths, first.present, first.files, first.tokens, first.pins), (153, 0, 3, 2, 1));
-    assert_eq!((all(data), data.export().unwrap()), (before.clone(), saved.clone()), "the source is unchanged");
-    assert_eq!(to.export().unwrap(), saved);
+    assert_eq!((all(data), exported(data)), (before.clone(), saved.clone()), "the source is unchanged");
+    assert_eq!(exported(&to), saved);
     assert_eq!(all(&to), before);
     let copied = to.cache(&CacheName::default()).unwrap().unwrap();
     assert_eq!(copied.settings(), cache.settings());
@@ -147,7 +147,7 @@ fn a_migration_copies_everything_there_and_back() {
     to.shared().record();
     let back = open(&folders[1].path().into());
     assert_eq!(migrate(&to, &back).paths, 154);
-    assert_eq!((all(&back), back.export().unwrap()), (all(data), to.export().unwrap()));
+    assert_eq!((all(&back), exported(&back)), (all(data), exported(&to)));
     assert_eq!(back.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
     for (kind, name) in [(SmallKind::Log, log.as_str()), (SmallKind::DebugInfo, "abcd"), (SmallKind::Other, "new/file")]
     {

@@ -18,7 +18,7 @@ fn a_database_dump_and_the_files_are_a_backup() {
     let (_, secret) = data.tokens().create(&new).unwrap();
     // Only with the index in a database.
     let Some(dump) = folder.dump() else { return };
-    let saved = data.export().unwrap();
+    let saved = exported(&data);
     // Pushed after the dump, and before the files are copied.
     let later = TestPath::new("later", &[&root]);
     later.push(&cache).unwrap();
@@ -27,7 +27,7 @@ fn a_database_dump_and_the_files_are_a_backup() {
     let restored = folder.restored(&dump);
     let data = restored.open();
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
-    assert_eq!(data.export().unwrap(), saved);
+    assert_eq!(exported(&data), saved);
     assert!(data.tokens().verify(secret.as_bytes()).unwrap().is_some());
     assert_eq!(read_all(cache.small_file(SmallKind::Log, &log).unwrap().unwrap().0), b"log");
     assert_eq!(cache.list().unwrap().len(), 21);

@@ -98,7 +98,7 @@ impl Data {
     /// If one of the two places fails, or a NAR of the source is lost or damaged. What was copied so far stays.
     pub fn migrate_to(&self, to: &Self, grant: &Grant, work: &Work) -> Result<Migrated, MigrateError> {
         // Settings and tokens before paths, so that nothing private is ever public; pins after them.
-        let tokens = to.import(&self.export()?)?.tokens;
+        let tokens = self.export_to(to)?.tokens;
         let tally = Tally::default();
         let caches = self.caches()?;
         let mut all = 0;
@@ -120,7 +120,7 @@ impl Data {
             .run();
             copied.map_err(|refusal| MigrateError::Refused { cache: from.name().clone(), refusal })?;
         }
-        let later = to.import(&self.export()?)?;
+        let later = self.export_to(to)?;
         self.revoke_in(to)?;
         let (tokens, pins) = ((tokens + later.tokens) as u64, later.pins as u64);
         Ok(Migrated { tokens, pins, ..tally.migrated() })

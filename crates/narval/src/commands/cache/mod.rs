@@ -6,6 +6,7 @@ mod check;
 mod migrate;
 mod sign;
 
+use std::io::{self, BufWriter, Write};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
@@ -182,8 +183,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Sign(args) => sign::sign(&args),
         Command::Fsck(args) => check::fsck(&args),
         Command::Export { data } => {
-            out!("{}", data.open()?.export().map_err(Failure::runtime)?);
-            Ok(())
+            let mut stdout = BufWriter::new(io::stdout().lock());
+            data.open()?.export(&mut stdout).map_err(Failure::runtime)?;
+            writeln!(stdout)
+                .and_then(|()| stdout.flush())
+                .map_err(|error| Failure::runtime(format!("cannot write to standard output: {error}")))
         }
         Command::Import { data, file } => check::import(&data, &file),
         Command::Migrate(args) => migrate::migrate(args),

@@ -1,6 +1,8 @@
 //! `narval info`: what a package is, and what installing it takes.
 
-use narval_install::{Closure, Wanted};
+use std::collections::BTreeSet;
+
+use narval_install::{Closure, Destination, Wanted};
 use narval_nix::PackageName;
 use serde_json::{Value, json};
 
@@ -11,7 +13,7 @@ use crate::args::paths::or_elsewhere;
 use crate::ui::json;
 use crate::ui::output::out;
 
-/// Show a package: version, licence, outputs, sizes and store path
+/// Show a package: version, licence, outputs, sizes, path, caches
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -39,12 +41,34 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let destination = args.client.store.destination()?;
     let mut lookup = Lookup::new(&destination, &args.client, &args.names);
     lookup.is_silent = true;
+    let known = known(args, &destination, &mut lookup);
+    if known.is_err()
+        && let Some(package) = lookup.package(&args.name)
+    {
+        // Which path it is, the error says, or that there is none.
+        match args.client.output.json {
+            true => json::event("package", package_json(&package)),
+            false => show(&package_json(&package), &[]),
+        }
+    }
+    let (mut fields, rows) = known?;
+    match args.client.output.json {
+        true => json::summary(fields.take()),
+        false => show(&fields, &rows),
+    }
+    Ok(())
+}
+
+/// What is known of a package once its path is: for `--json`, and what a person reads below the fields of the package.
+type Known = (Value, [(&'static str, String); 5]);
+
+fn known(args: &Args, destination: &Destination, lookup: &mut Lookup<'_>) -> Result<Known, Failure> {
     let meant = lookup.meant(std::slice::from_ref(&args.name))?;
     let wanted: Vec<Wanted> = meant.iter().map(|one| one.wanted.clone()).collect();
     let (client, options) = (args.client.caches.client()?, args.client.caches.options(None, false)?);
-    let closure = Closure::find(&destination, &options, &client, &wanted);
+    let closure = Closure::find(destination, &options, &client, &wanted);
     let closure = closure
-        .map_err(|error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, &destination)))?;
+        .map_err(|error| lookup.explained(&error, &meant).unwrap_or_else(|| or_elsewhere(error, destination)))?;
     let installed = wanted.iter().map(|one| destination.find(one)).collect::<Result<Vec<_>, _>>()?;
     let size: u64 = closure.nodes.values().map(|node| node.info.nar_size).sum();
     let mut download = 0;
@@ -59,16 +83,30 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     fields["closure"] = json!({"paths": closure.nodes.len(), "size": size});
     fields["download"] = download.into();
     fields["installed"] = installed.iter().all(Option::is_some).into();
-    if args.client.output.json {
-        json::summary(fields);
-        return Ok(());
-    }
+    // A path that is installed may be in no cache any more.
+    let (_, caches) = lookup.caches()?;
+    let caches: BTreeSet<String> =
+        wanted.iter().filter_map(|one| Some(caches.find(one).ok()?.cache.url().to_string())).collect();
+    fields["caches"] = caches.iter().cloned().collect();
+    let paths: Vec<_> = closure.roots.iter().map(|path| path.base_name()).collect();
+    let rows = [
+        ("path", paths.join(" ")),
+        ("cache", if caches.is_empty() { "none".to_owned() } else { Vec::from_iter(caches).join(" ") }),
+        ("on disk", format!("{} in {} paths", human_bytes(size), closure.nodes.len())),
+        ("to fetch", human_bytes(download)),
+        ("installed", if fields["installed"] == true { "yes" } else { "no" }.to_owned()),
+    ];
+    Ok((fields, rows))
+}
+
+/// Prints what a channel says about a package, and more rows.
+fn show(fields: &Value, more: &[(&'static str, String)]) {
     let text = |key: &str| match &fields[key] {
         Value::String(text) => text.clone(),
         Value::Array(list) => list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
         _ => String::new(),
     };
-    for (label, value) in [
+    let own = [
         ("name", text("attribute")),
         ("version", text("version")),
         ("description", text("description")),
@@ -76,16 +114,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ("licence", text("licence")),
         ("outputs", text("outputs")),
         ("program", text("program")),
-        ("path", text("paths")),
-        ("on disk", format!("{} in {} paths", human_bytes(size), closure.nodes.len())),
-        ("to fetch", human_bytes(download)),
-        ("installed", if fields["installed"] == true { "yes" } else { "no" }.to_owned()),
-    ] {
-        if !value.is_empty() {
-            out!("{label:<12} {value}");
-        }
+    ];
+    for (label, value) in own.iter().chain(more).filter(|(_, value)| !value.is_empty()) {
+        out!("{label:<12} {value}");
     }
-    Ok(())
 }
 
 /// What the channel says, or, for a path of a cache, its name.

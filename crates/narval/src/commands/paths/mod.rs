@@ -1,6 +1,7 @@
 //! Store paths: looking at them and into them.
 
 pub mod cat;
+pub mod diff;
 pub mod ls;
 pub mod nar;
 pub mod path_info;

@@ -11,7 +11,7 @@ use crate::index::tx::{Arg, LARGE, NOTE, Reading, Row, Tx, TxError, args, statem
 use crate::index::{
     CacheId, Index, IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord,
 };
-use crate::releases::{ListMax, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
+use crate::releases::{ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
 use crate::rule::holds;
 
 /// How many releases of a name and a system are remembered, with or without their paths.
@@ -36,6 +36,21 @@ macro_rules! newest_for_all {
             " from narval.releases q where q.cache = $1 and q.name = $2 and q.system = $3 and q.percent is null and q.record <> '' \
              order by q.revision desc limit 1)"
         )
+    };
+}
+
+/// Which rows a page of a list has, by name and from the newest revision on, and how large their records are.
+macro_rules! keys_from {
+    () => {
+        "select r.name, r.revision, r.system, octet_length(r.record) from narval.releases r where r.cache = $1 and r.record <> '' \
+         and r.name >= $2 and (r.name > $2 or r.revision < $3 or (r.revision = $3 and r.system > $4))"
+    };
+}
+
+/// Their order, and how many.
+macro_rules! keys_order {
+    () => {
+        " order by r.name, r.revision desc, r.system limit $5"
     };
 }
 
@@ -71,11 +86,10 @@ statements! {
          where r.cache = $1 and r.record <> '' and r.name = $2 and (r.revision < $3 or (r.revision = $3 and r.system > $4)) \
          order by r.revision desc, r.system limit $5";
     /// The newest of each name and system, and those that other machines have meanwhile.
-    KEYS_OF_CACHE(Int, Text, Int, Text, Int) = "select r.name, r.revision, r.system, octet_length(r.record) from narval.releases r \
-         where r.cache = $1 and r.record <> '' and r.name >= $2 \
-         and (r.name > $2 or r.revision < $3 or (r.revision = $3 and r.system > $4)) and not exists (select 1 from narval.releases q \
+    KEYS_OF_CACHE(Int, Text, Int, Text, Int) = concat!(keys_from!(), " and not exists (select 1 from narval.releases q \
          where q.cache = r.cache and q.name = r.name and q.system = r.system and q.revision > r.revision and q.record <> '' \
-         and coalesce(q.percent, 100) >= coalesce(r.percent, 100)) order by r.name, r.revision desc, r.system limit $5";
+         and coalesce(q.percent, 100) >= coalesce(r.percent, 100))", keys_order!());
+    ALL_KEYS(Int, Text, Int, Text, Int) = concat!(keys_from!(), keys_order!());
     RECORDS(Int) { name: Text, revision: Int, system: Text } = "select q.name, q.revision, q.system, q.version, q.created, q.pinned, q.hold, \
          q.record, (select count(*) from narval.pins i where i.cache = q.cache and i.name = q.hold), q.percent from {rows} join narval.releases q \
          on q.name = r.name and q.revision = r.revision and q.system = r.system where q.cache = $1 and q.record <> ''";
@@ -86,7 +100,6 @@ statements! {
     FORGET_FORGOTTEN(Int, Int) = "delete from narval.releases where cache = $1 and record = '' and name in (select name \
          from narval.releases where cache = $1 and record = '' order by created limit $2)";
     SYSTEMS(Int, Text) = "select distinct system from narval.releases where cache = $1 and name = $2 and record <> ''";
-    EVERYTHING(Int) = concat!(record!(), " order by r.name, r.revision, r.system");
     IS_NEWEST(Int, Text, Int) = "select 1 from narval.releases r where r.cache = $1 and r.name = $2 and r.revision = $3 and not exists \
          (select 1 from narval.releases q where q.cache = $1 and q.name = $2 and q.system = r.system and q.revision > $3 and q.record <> '' \
          and coalesce(q.percent, 100) >= coalesce(r.percent, 100))";
@@ -234,16 +247,19 @@ impl dyn Index + '_ {
         self.read(Reading::Some, |tx| tx.first(&FIND, &values, record))
     }
 
-    /// A page of the releases of a name, the newest first; without one, of the newest of each name and system, by name. One has a row for each system.
-    /// And whether there are more.
+    /// A page of releases, by name, the newest first. One has a row for each system. And whether there are more.
     pub(crate) fn releases(
         &self,
         cache: CacheId,
-        name: Option<&str>,
+        listed: Listed<'_>,
         after: Option<&ReleaseCursor>,
         max: ListMax,
     ) -> Result<(Vec<ReleaseRecord>, bool), IndexError> {
-        let (sql, first) = name.map_or((&KEYS_OF_CACHE, ""), |name| (&KEYS_OF_NAME, name));
+        let (sql, first) = match listed {
+            Listed::Of(name) => (&KEYS_OF_NAME, name),
+            Listed::Newest => (&KEYS_OF_CACHE, ""),
+            Listed::All => (&ALL_KEYS, ""),
+        };
         let (from, revision, system) = after.map_or((first, i64::MAX.unsigned_abs(), ""), ReleaseCursor::key);
         self.read(Reading::Some, |tx| {
             let key = |row: &dyn Row| Ok(((row.get(0)?, row.get(1)?, row.get(2)?), row.get(3)?));
@@ -269,15 +285,12 @@ impl dyn Index + '_ {
         })
     }
 
-    /// Everything, and the id of the cache.
-    pub(crate) fn all_releases(&self, cache: CacheId) -> Result<(Option<String>, Vec<ReleaseRecord>), IndexError> {
-        self.read(Reading::Many, |tx| {
-            let uid = tx.one(&UID, &args![cache], |row| row.get::<Option<String>>(0))?;
-            Ok((uid, tx.all(&EVERYTHING, &args![cache], record)?))
-        })
+    /// The id that the releases of a cache name.
+    pub(crate) fn id_of_releases(&self, cache: CacheId) -> Result<Option<String>, IndexError> {
+        self.read(Reading::Some, |tx| Ok(tx.one(&UID, &args![cache], |row| row.get::<Option<String>>(0))?))
     }
 
-    /// Takes back what [`all_releases`](Self::all_releases) has returned. What is there stays.
+    /// Takes back what [`releases`](Self::releases) has returned. What is there stays.
     pub(crate) fn restore_releases(
         &self,
         cache: CacheId,
