@@ -59,6 +59,8 @@ mod error;
 mod figures;
 mod in_use;
 mod index;
+mod jobs;
+mod keys;
 mod lost;
 mod name;
 mod nodes;
@@ -83,6 +85,8 @@ pub use database::Database;
 pub use error::DataError;
 pub use figures::{CacheFigures, CollectionFigures, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use index::{IndexError, Usage};
+pub use jobs::{JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
+pub use keys::CacheKey;
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };

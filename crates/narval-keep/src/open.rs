@@ -17,6 +17,7 @@ use super::figures::growth::Growth;
 use super::figures::survey::Surveys;
 use super::in_use::InUse;
 use super::index::Index;
+use super::jobs;
 use super::lost::Losses;
 use super::nodes::join;
 use super::push::pending::{SeenPending, WhichPending};
@@ -86,6 +87,9 @@ impl Data {
             let recompressing = std::thread::Builder::new().name("recompress".into());
             let started = recompressing.spawn(move || recompress::run(&weak));
             started.map_err(|source| io_error("start a thread for", path, source))?;
+            let weak = Arc::downgrade(data.shared());
+            let doing_jobs = std::thread::Builder::new().name("jobs".into()).spawn(move || jobs::run(&weak));
+            doing_jobs.map_err(|source| io_error("start a thread for", path, source))?;
         }
         Ok(data)
     }
@@ -212,6 +216,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             data.end_unfinished();
             data.forget_old_audit();
             data.forget_old_machines();
+            data.forget_old_jobs();
             data.note_sizes();
             collected = Instant::now();
         }

@@ -53,6 +53,8 @@ pub struct CacheSettings {
     pub recompress: bool,
     /// Whether servers serve it below `/NAME` although their configuration file does not have it: it was created by the API for administration.
     pub managed: bool,
+    /// Whether it was deleted: a job removes what is in it, and its name can be used again.
+    pub deleted: bool,
 }
 
 impl Default for CacheSettings {
@@ -73,6 +75,7 @@ impl Default for CacheSettings {
             keep_releases: KEEP_RELEASES,
             recompress: false,
             managed: false,
+            deleted: false,
         }
     }
 }
@@ -166,6 +169,7 @@ impl CacheSettings {
             keep_releases: self.keep_releases,
             recompress: self.recompress,
             managed: self.managed,
+            deleted: self.deleted,
         };
         // Such a structure has nothing that JSON has not.
         serde_json::to_string(&record).unwrap_or_default()
@@ -195,12 +199,13 @@ impl CacheSettings {
             keep_releases: record.keep_releases,
             recompress: record.recompress,
             managed: record.managed,
+            deleted: record.deleted,
         })
     }
 }
 
 /// The store directory is that of all paths, and the public keys are those of the server's secret ones.
-const FIXED: [&str; 3] = ["store_dir", "public_keys", "managed"];
+const FIXED: [&str; 4] = ["store_dir", "public_keys", "managed", "deleted"];
 
 fn camel_case(name: &str) -> String {
     let mut words = name.split('_');
@@ -230,6 +235,7 @@ struct Record {
     keep_releases: u32,
     recompress: bool,
     managed: bool,
+    deleted: bool,
 }
 
 impl Default for Record {
@@ -251,6 +257,7 @@ impl Default for Record {
             keep_releases: settings.keep_releases,
             recompress: settings.recompress,
             managed: settings.managed,
+            deleted: settings.deleted,
         }
     }
 }

@@ -196,7 +196,8 @@ fn the_description_of_the_api_is_current() {
 
 fn kind_of(of: &serde_json::Value) -> String {
     let kind = of["type"].as_str().or_else(|| of["type"][0].as_str()).unwrap_or_default();
-    let named = of["$ref"].as_str().and_then(|name| name.rsplit('/').next());
+    let named =
+        of["$ref"].as_str().or_else(|| of["oneOf"][0]["$ref"].as_str()).and_then(|name| name.rsplit('/').next());
     match (kind, named) {
         ("array", _) => format!("[{}]", kind_of(&of["items"])),
         (_, Some(name)) => name.to_owned(),

@@ -353,3 +353,15 @@ pub(crate) struct Counted {
     pub(crate) listing_bytes: u64,
     pub(crate) oldest_use: Option<u64>,
 }
+
+/// A key that a cache signs with, as recorded in the index.
+#[derive(Clone)]
+pub(crate) struct SignKeyRecord {
+    /// The name of the cache.
+    pub(crate) cache: String,
+    pub(crate) name: String,
+    /// In the format of Nix's files.
+    pub(crate) secret: String,
+    pub(crate) created: u64,
+    pub(crate) ends: Option<u64>,
+}

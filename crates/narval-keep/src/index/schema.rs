@@ -1,7 +1,7 @@
 //! Tables, which both databases make from one text.
 
 /// Of [`TABLES`]. An index of another version is refused: the files are the truth, and one is made from them.
-pub(super) const VERSION: u32 = 15;
+pub(super) const VERSION: u32 = 16;
 
 /// Times are seconds since 1970; hash parts are their 32 characters. No table refers to caches, which are never removed: in PostgreSQL, each row that
 /// is added would look at the row of its cache, of which each push makes a new version.
@@ -68,6 +68,21 @@ create table narval.machines (
   cache bigint not null, name {text} not null, release {text} not null, seen bigint not null, token text not null,
   report text not null, primary key (cache, name, release)){rowless};
 create index machines_by_seen on narval.machines (cache, seen);
+
+-- Long work that one server at a time does. A cache has one of a kind that has not ended.
+create table narval.jobs (
+  id {text} primary key not null, cache {text} not null, kind {text} not null, options text not null, token text not null, label text not null,
+  state text not null, created bigint not null, started bigint, ended bigint, progress text not null, result text not null,
+  owner text not null, fence bigint not null, until bigint not null, cancelled bigint not null){rowless};
+create unique index jobs_open on narval.jobs (cache, kind) where ended is null;
+create index jobs_until on narval.jobs (until) where ended is null;
+create index jobs_by_cache on narval.jobs (cache, created, id);
+create index jobs_ended on narval.jobs (ended);
+
+-- Keys that all servers of a cache sign with.
+create table narval.sign_keys (
+  cache bigint not null, name {text} not null, secret text not null, created bigint not null, ends bigint,
+  primary key (cache, name)){rowless};
 
 create table narval.tokens (
   id {text} primary key not null, hash {bytes} not null, label text not null, scopes text not null, caches text not null,

@@ -49,19 +49,33 @@ impl Data {
     }
 
     fn fsck_all(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
-        for cache in self.caches().map_err(failed)? {
-            if options.repair {
-                cache.restore_lost()?;
-            }
-            cache.fsck_nars(options, work, report)?;
-            cache.fsck_paths(options, work, report)?;
-            cache.fsck_strays(options, work, report)?;
-        }
-        Ok(())
+        self.caches().map_err(failed)?.iter().try_for_each(|cache| cache.fsck_into(options, work, report))
     }
 }
 
 impl Cache {
+    /// Checks this cache.
+    ///
+    /// # Errors
+    /// If the index or a folder cannot be read.
+    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Refusal> {
+        let mut report = FsckReport::default();
+        match self.fsck_into(options, work, &mut report) {
+            Err(_) if work.is_stopped() => report.is_stopped = true,
+            result => result?,
+        }
+        Ok(report)
+    }
+
+    fn fsck_into(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+        if options.repair {
+            self.restore_lost()?;
+        }
+        self.fsck_nars(options, work, report)?;
+        self.fsck_paths(options, work, report)?;
+        self.fsck_strays(options, work, report)
+    }
+
     /// The name of a file of this cache, for messages.
     pub(crate) fn named(&self, name: &str) -> String {
         self.files().place().join(name).display().to_string()

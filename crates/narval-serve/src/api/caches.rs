@@ -1,6 +1,7 @@
 //! Caches and their settings.
 
-use narval_keep::{Cache, CacheName, CacheSettings, Scope};
+use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Refusal, RefusalKind, Scope};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Answered, Asked, malformed, of_data};
@@ -9,6 +10,9 @@ use crate::error::ServeError;
 
 /// The setting that a cache can be given when it is created, and never again.
 const STORE_DIR: &str = "storeDir";
+
+/// How long keys of before a rotation sign, in seconds, if nothing else is said: 30 days.
+const OVERLAP_SECONDS: u64 = 30 * 24 * 60 * 60;
 
 fn json_of(cache: &Cache) -> Value {
     json!({"name": cache.name().as_str(), "settings": cache.settings().to_value()})
@@ -34,7 +38,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         [Scope::Pull, Scope::Push, Scope::Pin].into_iter().any(|scope| grant.allows(cache.name(), scope))
     };
     let mut caches = asked.data.caches().map_err(of_data)?;
-    caches.retain(|cache| cache.name().as_str() > after && may_see(cache));
+    caches.retain(|cache| cache.name().as_str() > after && may_see(cache) && !cache.settings().deleted);
     let next = caches.get(limit.saturating_sub(1)).filter(|_| caches.len() > limit).map(|last| last.name().to_string());
     Answered::page(&caches.iter().take(limit).map(json_of).collect::<Vec<_>>(), next)
 }
@@ -55,8 +59,15 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     if is_reserved_name(name.as_str()) {
         return Err(malformed(format!("no cache can be named '{name}': that is the name of a route")));
     }
-    if let Some(there) = asked.data.cache(&name).map_err(of_data)? {
-        return Answered::ok(&json_of(&there));
+    let there = asked.data.cache(&name).map_err(of_data)?;
+    if let Some(there) = there.as_ref().filter(|cache| !cache.settings().deleted) {
+        return Answered::ok(&json_of(there));
+    }
+    if let Some(deleted) = &there
+        && deleted.jobs(None)?.0.iter().any(|job| job.kind == JobKind::Delete && job.ended.is_none())
+    {
+        let message = format!("the cache '{name}' was deleted, and its contents are being removed: wait for that job");
+        return Err(Refusal::new(RefusalKind::Conflict, message).into());
     }
     let mut changes: Map<String, Value> = asked.json()?;
     let store_dir = match changes.remove(STORE_DIR) {
@@ -67,7 +78,16 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     // Private, unless it is said: a name that is mistyped shows nothing to anybody.
     let default = CacheSettings { store_dir, public: false, managed: true, ..CacheSettings::default() };
     let settings = default.changed(&changes).map_err(malformed)?;
-    let cache = asked.data.create_cache(&name, &settings).map_err(of_data)?;
+    let cache = match there {
+        Some(deleted) => {
+            // Its paths had this one.
+            let settings = CacheSettings { store_dir: deleted.settings().store_dir.clone(), ..settings };
+            deleted.set_settings(&settings).map_err(of_data)?;
+            deleted
+        }
+        None => asked.data.create_cache(&name, &settings).map_err(of_data)?,
+    };
+    cache.rotate_key(0, asked.grant()?)?;
     note(asked, &cache, "create cache", &changes)?;
     Answered::new(201, &json_of(&cache))
 }
@@ -79,6 +99,54 @@ pub(super) fn change(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     cache.set_settings(&settings).map_err(of_data)?;
     note(asked, &cache, "change cache", &changes)?;
     Answered::ok(&json_of(&cache))
+}
+
+/// `DELETE caches/{cache}`
+pub(super) fn delete(asked: &Asked<'_>) -> Result<Answered, ServeError> {
+    let (cache, grant) = (asked.cache()?, asked.grant()?);
+    let before = cache.settings();
+    if !before.managed {
+        let message = format!(
+            "the cache '{}' is in the configuration file of a server, or was: remove it there first",
+            cache.name()
+        );
+        return Err(Refusal::new(RefusalKind::Conflict, message).into());
+    }
+    // From now on no server has it. What is on its way finds no room.
+    let settings = CacheSettings {
+        deleted: true,
+        managed: false,
+        public: false,
+        retention_days: Some(1),
+        size_max: None,
+        quota: Some(0),
+        ..CacheSettings::clone(&before)
+    };
+    cache.set_settings(&settings).map_err(of_data)?;
+    note(asked, &cache, "delete cache", &Map::new())?;
+    let (job, _) = cache.start_job(JobKind::Delete, &json!({}), None, grant)?;
+    Answered::ok(&job)
+}
+
+/// `GET caches/{cache}/keys`
+pub(super) fn keys(asked: &Asked<'_>) -> Result<Answered, ServeError> {
+    let keys = asked.cache()?.keys()?;
+    Answered::page(&keys.iter().map(CacheKey::to_value).collect::<Vec<_>>(), None::<String>)
+}
+
+/// The body of a rotation.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Rotation {
+    /// How long the keys of before sign.
+    overlap_seconds: Option<u64>,
+}
+
+/// `POST caches/{cache}/keys`
+pub(super) fn rotate(asked: &Asked<'_>) -> Result<Answered, ServeError> {
+    let (cache, Rotation { overlap_seconds }) = (asked.cache()?, asked.json()?);
+    let key = cache.rotate_key(overlap_seconds.unwrap_or(OVERLAP_SECONDS), asked.grant()?)?;
+    Answered::new(201, &key.to_value())
 }
 
 fn note(asked: &Asked<'_>, cache: &Cache, action: &str, changes: &Map<String, Value>) -> Result<(), ServeError> {

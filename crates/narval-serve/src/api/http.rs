@@ -83,6 +83,9 @@ fn run(data: &Data, at: &CacheName, grant: Option<&Grant>, request: &ApiRequest<
     let Found::Row(row, parts) = find(request.method, request.path) else { return Err(ServeError::NoRoute) };
     let asked = Asked::new(data, Some(at), grant, parts, request)?;
     let answered = (row.run)(&asked)?;
+    if let Some(events) = answered.events {
+        return Ok(events);
+    }
     let status = StatusCode::from_u16(answered.status).unwrap_or(StatusCode::OK);
     let response = Response::new(status).header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(match answered.body {

@@ -6,6 +6,7 @@
 mod audit;
 mod caches;
 mod http;
+mod jobs;
 mod kept;
 mod openapi;
 mod releases;
@@ -14,7 +15,7 @@ mod tokens;
 
 use std::borrow::Cow;
 
-use narval_http::Method;
+use narval_http::{Method, Response};
 use narval_keep::{Cache, CacheName, Data, Grant, Refusal, RefusalKind, Scope};
 use narval_nix::release::RELEASE_LEN_MAX;
 use serde::Serialize;
@@ -110,6 +111,8 @@ struct Answered {
     status: u16,
     /// JSON; `None`: nothing.
     body: Option<Value>,
+    /// Events, instead of them.
+    events: Option<Response>,
 }
 
 impl Answered {
@@ -118,7 +121,7 @@ impl Answered {
             tracing::error!("cannot render an answer of the API: {error}");
             Refusal::new(RefusalKind::Failed, "the answer cannot be rendered; see the server's log")
         })?;
-        Ok(Self { status, body: Some(body) })
+        Ok(Self { status, body: Some(body), events: None })
     }
 
     fn ok(body: &impl Serialize) -> Result<Self, ServeError> {
@@ -131,7 +134,11 @@ impl Answered {
     }
 
     const fn nothing() -> Self {
-        Self { status: 204, body: None }
+        Self { status: 204, body: None, events: None }
+    }
+
+    const fn events(response: Response) -> Self {
+        Self { status: 200, body: None, events: Some(response) }
     }
 }
 
@@ -186,7 +193,13 @@ impl<'a> Asked<'a> {
     fn cache(&self) -> Result<Cache, ServeError> {
         let name = self.part("cache");
         let found = CacheName::parse(name).ok().map(|name| self.data.cache(&name)).transpose().map_err(of_data)?;
-        found.flatten().ok_or_else(|| no_cache(name).into())
+        found.flatten().filter(|cache| !cache.settings().deleted).ok_or_else(|| no_cache(name).into())
+    }
+
+    /// The same, also if it was deleted: for its jobs.
+    fn cache_or_deleted(&self) -> Result<Cache, ServeError> {
+        let name = self.parsed("cache")?;
+        self.data.cache(&name).map_err(of_data)?.ok_or_else(|| no_cache(name.as_str()).into())
     }
 
     /// A parameter of the query.

@@ -35,6 +35,7 @@ const OBJECTS: &[(&str, &[Field])] = &[
             ("keepReleases", "integer?"),
             ("recompress", "boolean?"),
             ("managed", "boolean?"),
+            ("deleted", "boolean?"),
         ],
     ),
     (
@@ -134,6 +135,28 @@ const OBJECTS: &[(&str, &[Field])] = &[
             ("detail", "string"),
         ],
     ),
+    ("NewJob", &[("kind", "string"), ("options", "Object?")]),
+    (
+        "Job",
+        &[
+            ("id", "string"),
+            ("cache", "string"),
+            ("kind", "string"),
+            ("options", "Object"),
+            ("token", "string"),
+            ("label", "string"),
+            ("state", "string"),
+            ("created", "integer"),
+            ("started", "integer?"),
+            ("ended", "integer?"),
+            ("progress", "Object"),
+            ("result", "Object?"),
+        ],
+    ),
+    ("JobPage", &[("items", "[Job]"), ("next", "string?")]),
+    ("Rotation", &[("overlapSeconds", "integer?")]),
+    ("Key", &[("name", "string"), ("publicKey", "string"), ("created", "integer"), ("ends", "integer?")]),
+    ("KeyPage", &[("items", "[Key]"), ("next", "string?")]),
     ("Problem", &[("type", "string"), ("title", "string"), ("status", "integer"), ("detail", "string")]),
     ("CachePage", &[("items", "[Cache]"), ("next", "string?")]),
     ("PathPage", &[("items", "[Path]"), ("next", "string?")]),
@@ -240,7 +263,7 @@ fn operation(row: &Row) -> Value {
 
 /// What generated clients group it by: the last part of its path that is no name, and has one.
 fn tag(row: &Row) -> &'static str {
-    let tags = ["pins", "paths", "releases", "machines", "tokens", "audit"];
+    let tags = ["jobs", "pins", "paths", "releases", "machines", "tokens", "audit"];
     tags.into_iter()
         .find(|tag| row.path.split('/').any(|part| part == *tag))
         .unwrap_or(if row.path.starts_with("caches") { "caches" } else { "server" })
@@ -258,8 +281,9 @@ fn schema(kind: &str) -> Value {
         // Of these, absent is as good as null.
         if let Some(of) = one.get_mut("type") {
             *of = json!([of.clone(), "null"]);
+            return one;
         }
-        return one;
+        return json!({"oneOf": [one, {"type": "null"}]});
     }
     match kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')) {
         Some(items) => json!({"type": "array", "items": schema(items)}),

@@ -3,7 +3,7 @@
 use narval_http::Method;
 use narval_keep::Scope;
 
-use super::{Answered, Asked, audit, caches, kept, openapi, releases, tokens};
+use super::{Answered, Asked, audit, caches, jobs, kept, openapi, releases, tokens};
 use crate::error::ServeError;
 
 /// Who may ask.
@@ -106,6 +106,36 @@ pub(super) const ROWS: &[Row] = &[
         about: "Change settings of a cache: those that are named. What the server's configuration file says of a cache comes back when that is read",
         takes: Some("Settings"),
         gives: (200, Some("Cache")),
+        ..ROW
+    },
+    Row {
+        method: Method::DELETE,
+        path: "caches/{cache}",
+        needs: Needs::Scope(Scope::Admin),
+        run: caches::delete,
+        id: "deleteCache",
+        about: "Delete a cache that the API has created: no server has it from now on, and a job removes what is in it",
+        gives: (200, Some("Job")),
+        ..ROW
+    },
+    Row {
+        path: "caches/{cache}/keys",
+        needs: Needs::Scope(Scope::Admin),
+        run: caches::keys,
+        id: "listKeys",
+        about: "The keys that all servers of the cache sign with, the oldest first, without those of configuration files and without secrets",
+        gives: (200, Some("KeyPage")),
+        ..ROW
+    },
+    Row {
+        method: Method::POST,
+        path: "caches/{cache}/keys",
+        needs: Needs::Scope(Scope::Admin),
+        run: caches::rotate,
+        id: "rotateKey",
+        about: "Make a new key. Those of before sign, too, for `overlapSeconds` more (default: 30 days), and all signatures are kept",
+        takes: Some("Rotation"),
+        gives: (201, Some("Key")),
         ..ROW
     },
     Row {
@@ -259,6 +289,56 @@ pub(super) const ROWS: &[Row] = &[
         id: "forgetMachine",
         about: "Forget a machine, until it reports again",
         gives: (204, None),
+        ..ROW
+    },
+    Row {
+        path: "caches/{cache}/jobs",
+        needs: Needs::Scope(Scope::Admin),
+        run: jobs::list,
+        id: "listJobs",
+        about: "Jobs of a cache, the newest first: those that have not ended, and those that ended within a week",
+        query: &[AFTER],
+        gives: (200, Some("JobPage")),
+        ..ROW
+    },
+    Row {
+        method: Method::POST,
+        path: "caches/{cache}/jobs",
+        needs: Needs::Scope(Scope::Admin),
+        run: jobs::start,
+        id: "startJob",
+        about: "Start a job: `gc` (options `dryRun`, `unfinished`) or `fsck` (`contents`, `repair`), all true or false. A cache has one of a kind at a time: the same \
+                again is the one that is there, with 200, and another one is a conflict",
+        takes: Some("NewJob"),
+        gives: (201, Some("Job")),
+        ..ROW
+    },
+    Row {
+        path: "caches/{cache}/jobs/{id}",
+        needs: Needs::Scope(Scope::Admin),
+        run: jobs::show,
+        id: "getJob",
+        about: "A job: how far it is, and what came of it",
+        gives: (200, Some("Job")),
+        ..ROW
+    },
+    Row {
+        path: "caches/{cache}/jobs/{id}/events",
+        needs: Needs::Scope(Scope::Admin),
+        run: jobs::events,
+        id: "watchJob",
+        about: "The same as server-sent events: an event `job` whenever it has changed, until it has ended or ten minutes have passed",
+        gives: (200, None),
+        ..ROW
+    },
+    Row {
+        method: Method::DELETE,
+        path: "caches/{cache}/jobs/{id}",
+        needs: Needs::Scope(Scope::Admin),
+        run: jobs::cancel,
+        id: "cancelJob",
+        about: "Cancel a job. What was done by then stays so",
+        gives: (200, Some("Job")),
         ..ROW
     },
     Row {

@@ -250,8 +250,16 @@ impl AdministeredCache {
     /// # Errors
     /// There is none with its name.
     pub(crate) fn of(&self, data: &Data) -> Result<Cache, Failure> {
-        let absent = || Failure::usage(format!("there is no cache '{}' in '{}'", self.name, data.path().display()));
-        data.cache(&self.name).map_err(Failure::runtime)?.ok_or_else(absent)
+        Self::of_data(data, &self.name)
+    }
+
+    /// A cache in the data of this machine.
+    ///
+    /// # Errors
+    /// There is none with this name.
+    pub(crate) fn of_data(data: &Data, name: &CacheName) -> Result<Cache, Failure> {
+        let absent = || Failure::usage(format!("there is no cache '{name}' in '{}'", data.path().display()));
+        data.cache(name).map_err(Failure::runtime)?.ok_or_else(absent)
     }
 }
 

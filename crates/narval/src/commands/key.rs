@@ -2,12 +2,21 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Subcommand;
+use narval_http::Method;
+use narval_keep::CacheName;
 use narval_nix::SecretKey;
+use serde_json::json;
 
 use crate::Failure;
+use crate::args::administered::{PlaceArgs, number, text};
+use crate::args::data::{ago, ahead};
 use crate::args::secret_key::{parse_secret_key, read_secret_key, write_secret};
+use crate::ui::json;
+use crate::ui::output::out;
+use crate::values::time::parse_time;
 
 /// Generate signing keys and show their public keys
 #[derive(Debug, clap::Args)]
@@ -46,6 +55,36 @@ Examples:
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
+    /// Make a new key for a cache, beside the one that it has
+    ///
+    /// All servers of the cache sign with both within a second, and with the new one alone after --overlap: give it to clients until then ('narval use' reads it from
+    /// the cache). What was signed before keeps its signatures. The secret is in the index of the data, and never shown. Keys of the configuration file are not changed: remove
+    /// them there.
+    #[command(
+        after_help = "Examples:\n  narval key rotate team\n  narval key rotate team --overlap 7d --at https://cache.example.org"
+    )]
+    Rotate {
+        #[command(flatten)]
+        cache: CacheKeysArgs,
+        /// How long the keys of before sign, too [default: 30d]
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        overlap: Option<Duration>,
+    },
+    /// List the keys that servers of a cache sign with, without those of configuration files
+    #[command(after_help = "Example:\n  narval key list team --at https://cache.example.org")]
+    List(CacheKeysArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct CacheKeysArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Name of the cache
+    #[arg(value_name = "CACHE")]
+    cache: CacheName,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs `narval key`.
@@ -56,6 +95,32 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Generate { name, out } => generate(&name, out.as_deref()),
         Command::Public { file } => public(file.as_deref()),
+        Command::Rotate { cache, overlap } => {
+            let body = json!({"overlapSeconds": overlap.map(|time| time.as_secs())});
+            let path = format!("caches/{}/keys", cache.cache);
+            let key = cache.place.open()?.ask(&Method::POST, &path, Some(&body))?;
+            if cache.json {
+                json::summary(key);
+            } else {
+                out!("{}", text(&key, "publicKey"));
+            }
+            Ok(())
+        }
+        Command::List(args) => {
+            let keys = args.place.open()?.each(&format!("caches/{}/keys", args.cache), |key| {
+                let ends = number(&key, "ends").map_or_else(String::new, |time| format!(", ends {}", ahead(time)));
+                if args.json {
+                    json::event("key", key);
+                } else {
+                    out!("{}  made {}{ends}", text(&key, "publicKey"), ago(number(&key, "created").unwrap_or(0)));
+                }
+                Ok(())
+            })?;
+            if args.json {
+                json::summary(json!({"keys": keys}));
+            }
+            Ok(())
+        }
     }
 }
 

@@ -183,7 +183,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 39] = [
+const JSON: [(&str, &str, &str); 42] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -241,6 +241,9 @@ const JSON: [(&str, &str, &str); 39] = [
     ("cache-list", "cache list --data {data}", "cache list --data {new}"),
     ("cache-create", "cache create made --data {data}", "cache create nar --data {data}"),
     ("cache-settings", "cache settings made --data {data}", "cache settings other --data {data}"),
+    ("cache-jobs", "cache jobs --data {data}", "cache jobs --data {new}"),
+    ("key-rotate", "key rotate default --data {data}", "key rotate other --data {data}"),
+    ("key-list", "key list default --data {data}", "key list other --data {data}"),
     ("login", "login", "login --remove nobody"),
     ("cache-audit", "cache audit --data {data}", "cache audit --data {new}"),
 ];

@@ -17,6 +17,7 @@ mod figures;
 mod full_disk;
 mod in_bucket;
 mod interrupted;
+mod jobs;
 mod killed;
 mod lab;
 mod limits;

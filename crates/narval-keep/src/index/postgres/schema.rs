@@ -146,7 +146,8 @@ pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
     }
     // Numbers are not used again: servers may remember some.
     let empty = "truncate narval.caches, narval.nars, narval.files, narval.paths, narval.refs, narval.leases, narval.pins, narval.tokens, \
-         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost, narval.releases, narval.machines; \
+         narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost, narval.releases, narval.machines, narval.jobs, \
+         narval.sign_keys; \
          insert into narval.meta values ('rebuilding', '') on conflict do nothing";
     change.client.batch_execute(empty).await?;
     change.is_visible().await?;

@@ -2,11 +2,13 @@
 
 mod audit;
 mod caches;
+mod jobs;
 mod machines;
 mod nars;
 mod paths;
 mod pending;
 mod retention;
+mod sign_keys;
 pub(super) mod snapshot;
 #[cfg(test)]
 pub(super) mod tests;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::Failure;
 use crate::args::administered::{PlaceArgs, text};
 use crate::ui::json;
-use crate::ui::output::out;
+use crate::ui::output::{note, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct NamedArgs {
@@ -22,6 +22,21 @@ pub(super) struct NamedArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DestroyArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Name of the cache
+    #[arg(value_name = "NAME")]
+    name: CacheName,
+}
+
+pub(super) fn destroy(args: &DestroyArgs) -> Result<(), Failure> {
+    let job = args.place.open()?.ask(&Method::DELETE, &format!("caches/{}", args.name), None)?;
+    note!("deleted '{}'; the job {} removes what is in it", args.name, text(&job, "id"));
+    Ok(())
 }
 
 fn parse_setting(text: &str) -> Result<(String, Value), String> {

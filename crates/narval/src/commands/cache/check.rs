@@ -2,11 +2,15 @@
 
 use std::path::Path;
 
-use narval_keep::{Data, FsckOptions};
+use narval_files::Work;
+use narval_keep::{CacheName, Data, FsckOptions};
+use serde_json::{Value, json};
 
+use super::jobs;
 use crate::Failure;
+use crate::args::administered::{AdministeredArgs, AdministeredCache, Place, PlaceArgs, number};
 use crate::args::client::OutputArgs;
-use crate::args::data::{DataArgs, Place};
+use crate::args::data::{self, DataArgs};
 use crate::ui::output::{counted, note, out, paths};
 use crate::ui::progress::watched;
 
@@ -18,10 +22,14 @@ const FROM_THE_START: &str = "starts from the beginning";
 Examples:
   narval cache fsck
   narval cache fsck --contents --repair
+  narval cache fsck --contents --at https://cache.example.org
   narval cache fsck --rebuild")]
 pub(super) struct FsckArgs {
     #[command(flatten)]
-    data: DataArgs,
+    place: PlaceArgs,
+    /// Only this cache [default: all, or the one at the URL]
+    #[arg(long, value_name = "NAME", conflicts_with = "rebuild")]
+    cache: Option<CacheName>,
     /// Read every NAR and compare its hash, not only its length
     #[arg(long)]
     contents: bool,
@@ -38,7 +46,7 @@ pub(super) struct FsckArgs {
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let output = OutputArgs { quiet: false, json: false };
     let (report, ended) = if args.rebuild {
-        let Place { bytes, database } = args.data.place()?;
+        let data::Place { bytes, database } = args.place.data.place()?;
         if let narval_keep::Place::Folder(folder) = &bytes
             && !folder.join("caches").is_dir()
         {
@@ -48,21 +56,34 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
             None => "the index of before is in force",
             Some(_) => "the index is not used before it is complete",
         };
-        watched(output, (kept, FROM_THE_START), |work| {
-            Ok(Data::rebuild(bytes, database, work).map_err(Failure::runtime)?.1)
-        })?
+        let rebuild = |work: &Work| Ok(Data::rebuild(bytes, database, work).map_err(Failure::runtime)?.1);
+        let (report, ended) = watched(output, (kept, FROM_THE_START), rebuild)?;
+        (report.to_value(usize::MAX), ended)
     } else {
-        let data = args.data.open()?;
+        let place = args.place.open()?;
         let kept = if args.repair { "what was repaired stays so" } else { "nothing was changed" };
-        let options = FsckOptions { contents: args.contents, repair: args.repair };
-        let checked =
-            watched(output, (kept, FROM_THE_START), |work| data.fsck(options, work).map_err(Failure::runtime))?;
-        data.wait_until_noticed();
-        checked
+        match &place {
+            Place::Here(data) => {
+                let options = FsckOptions { contents: args.contents, repair: args.repair };
+                let check = |work: &Work| match &args.cache {
+                    Some(name) => AdministeredCache::of_data(data, name)?.fsck(options, work).map_err(Failure::runtime),
+                    None => data.fsck(options, work).map_err(Failure::runtime),
+                };
+                let (report, ended) = watched(output, (kept, FROM_THE_START), check)?;
+                data.wait_until_noticed();
+                (report.to_value(usize::MAX), ended)
+            }
+            Place::There(_) => {
+                let cache = AdministeredArgs { place: args.place.clone(), cache: args.cache.clone() }.open()?;
+                let options = json!({"contents": args.contents, "repair": args.repair});
+                jobs::perform(&cache, "fsck", &options, (output, kept))?
+            }
+        }
     };
-    report.problems.iter().for_each(|problem| out!("{problem}"));
-    let problems = report.problems.len();
-    note!("{}, {}, {}", paths(report.paths), counted(report.files, "NAR"), counted(problems, "problem"));
+    let listed = report.get("problems").and_then(Value::as_array);
+    listed.into_iter().flatten().filter_map(Value::as_str).for_each(|problem| out!("{problem}"));
+    let [checked, files, problems] = ["paths", "files", "found"].map(|name| number(&report, name).unwrap_or(0));
+    note!("{}, {}, {}", paths(checked), counted(files, "NAR"), counted(problems, "problem"));
     ended?;
     match problems {
         0 => Ok(()),

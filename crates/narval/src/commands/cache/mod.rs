@@ -3,6 +3,7 @@
 mod audit;
 mod caches;
 mod check;
+mod jobs;
 mod migrate;
 mod sign;
 
@@ -14,7 +15,7 @@ use narval_http::Method;
 use narval_keep::{
     COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Data, Hold, RefusalKind, UNFINISHED_GRACE,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::administered::{
@@ -48,10 +49,10 @@ enum Command {
     /// of an abandoned push are also deleted after a day, or with --unfinished after ten minutes. --dry-run shows what
     /// would be removed and why. One process collects at a time, on whichever machine: the command says who does, and waits. It can be
     /// interrupted: what was removed stays so, and the same command continues.
-    #[command(after_help = "Example:\n  narval cache gc --dry-run")]
+    #[command(after_help = "Examples:\n  narval cache gc --dry-run\n  narval cache gc --at https://cache.example.org")]
     Gc {
         #[command(flatten)]
-        cache: CacheArgs,
+        place: AdministeredArgs,
         /// Show what would be removed, without removing it
         #[arg(long)]
         dry_run: bool,
@@ -99,6 +100,11 @@ enum Command {
         after_help = "Examples:\n  narval cache settings team\n  narval cache settings team --set quota=500000000000 \\\n    --at https://cache.example.org"
     )]
     Settings(caches::NamedArgs),
+    /// Delete a cache that 'create' has created, with everything in it
+    ///
+    /// No server has it from now on. A server removes what is in it, as a job; then its name can be used again.
+    #[command(after_help = "Example:\n  narval cache destroy team --at https://cache.example.org")]
+    Destroy(caches::DestroyArgs),
     /// Show the size of each cache
     #[command(after_help = "Examples:\n  narval cache stats\n  narval cache stats --at https://cache.example.org")]
     Stats {
@@ -142,6 +148,13 @@ enum Command {
     /// It can be interrupted: what --repair has repaired stays so, and the same command starts from the beginning. So does --rebuild, and until it is
     /// complete, the index of before is in force.
     Fsck(check::FsckArgs),
+    /// List, watch and cancel jobs of a server: long work that it does by itself
+    ///
+    /// 'narval cache gc --at' and 'fsck --at' start them. A job goes on after a restart, or at another server of the same data; its result is known for a week.
+    #[command(
+        after_help = "Examples:\n  narval cache jobs --at https://cache.example.org\n  narval cache jobs --cancel 0a1b2c3d4f5g6h7i --at https://cache.example.org"
+    )]
+    Jobs(jobs::JobsArgs),
     /// Print the data that is only in the index: settings, token hashes, pins
     #[command(after_help = "Example:\n  narval cache export > saved.json")]
     Export {
@@ -170,18 +183,20 @@ enum Command {
 /// If the data folder cannot be used, or a path does not exist.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Command::Gc { cache, dry_run, unfinished, wait, json } => {
-            gc(&cache, dry_run, unfinished, wait.unwrap_or(GC_WAIT), json)
+        Command::Gc { place, dry_run, unfinished, wait, json } => {
+            gc(&place, dry_run, unfinished, wait.unwrap_or(GC_WAIT), json)
         }
         Command::Delete { place, path, referrers } => delete(&place, &path, referrers),
         Command::Create(args) => caches::create(&args),
         Command::Settings(args) => caches::settings(&args),
+        Command::Destroy(args) => caches::destroy(&args),
         Command::Stats { place, json } => stats(&place, json),
         Command::List { place, json } => list(&place.open()?, json),
         Command::Audit(args) => audit::audit(&args),
         Command::Why { cache, path } => why(&cache, &path),
         Command::Sign(args) => sign::sign(&args),
         Command::Fsck(args) => check::fsck(&args),
+        Command::Jobs(args) => jobs::run(&args),
         Command::Export { data } => {
             let mut stdout = BufWriter::new(io::stdout().lock());
             data.open()?.export(&mut stdout).map_err(Failure::runtime)?;
@@ -219,39 +234,45 @@ fn collect(cache: &Cache, options: &CollectOptions<'_>, wait: Duration) -> Resul
     }
 }
 
-fn gc(args: &CacheArgs, dry_run: bool, unfinished: bool, wait: Duration, json: bool) -> Result<(), Failure> {
-    let (data, cache) = args.open()?;
-    if let Some(warning) = cache.settings().warning() {
-        note!("narval: {warning}");
-    }
-    let grace = if unfinished { UNFINISHED_GRACE } else { COLLECT_GRACE };
+fn gc(args: &AdministeredArgs, dry_run: bool, unfinished: bool, wait: Duration, json: bool) -> Result<(), Failure> {
+    let place = args.open()?;
     let output = OutputArgs { quiet: false, json };
-    let (collected, ended) = watched(output, ("what was removed stays so", "continues"), |work| {
-        collect(&cache, &CollectOptions { dry_run, grace, work, ..CollectOptions::default() }, wait)
-    })?;
+    let (collected, ended) = match &place.place {
+        Place::Here(data) => {
+            let cache = place.of(data)?;
+            if let Some(warning) = cache.settings().warning() {
+                note!("narval: {warning}");
+            }
+            let grace = if unfinished { UNFINISHED_GRACE } else { COLLECT_GRACE };
+            let (collected, ended) = watched(output, ("what was removed stays so", "continues"), |work| {
+                collect(&cache, &CollectOptions { dry_run, grace, work, ..CollectOptions::default() }, wait)
+            })?;
+            data.wait_until_noticed();
+            (collected.to_value(dry_run, usize::MAX), ended)
+        }
+        Place::There(_) => {
+            let options = json!({"dryRun": dry_run, "unfinished": unfinished});
+            jobs::perform(&place, "gc", &options, (output, "what was removed stays so"))?
+        }
+    };
+    let list = collected.get("paths").and_then(Value::as_array);
+    let [removed, kept, files, bytes] =
+        ["removed", "kept", "files", "bytes"].map(|name| number(&collected, name).unwrap_or(0));
     if json {
-        let forgotten = collected.forgotten.iter();
-        let paths: Vec<_> =
-            forgotten.map(|path| json!({"path": path.path, "used": path.used, "forSize": path.for_size})).collect();
-        json::summary(
-            json!({"paths": paths, "kept": collected.kept, "files": collected.files, "bytes": collected.bytes,
-            "dryRun": dry_run}),
-        );
-    } else {
-        for path in &collected.forgotten {
-            let why = if path.for_size { "the cache is too large" } else { "retention" };
-            out!("{}  last used {} ({why})", path.path, ago(path.used));
-        }
-        let forgotten = paths(collected.forgotten.len());
-        let (kept, bytes) = (collected.kept, human_bytes(collected.bytes));
-        let files = counted(collected.files, "NAR");
-        if dry_run {
-            note!("would remove {forgotten} and keep {kept}; would delete {files} without a path ({bytes})");
-        } else {
-            note!("removed {forgotten}, kept {kept}; deleted {files} without a path ({bytes})");
-        }
+        json::summary(collected);
+        return ended;
     }
-    data.wait_until_noticed();
+    for path in list.into_iter().flatten() {
+        let for_size = path.get("forSize").and_then(Value::as_bool).unwrap_or(false);
+        let why = if for_size { "the cache is too large" } else { "retention" };
+        out!("{}  last used {} ({why})", text(path, "path"), ago(number(path, "used").unwrap_or(0)));
+    }
+    let (removed, files, bytes) = (paths(removed), counted(files, "NAR"), human_bytes(bytes));
+    if dry_run {
+        note!("would remove {removed} and keep {kept}; would delete {files} without a path ({bytes})");
+    } else {
+        note!("removed {removed}, kept {kept}; deleted {files} without a path ({bytes})");
+    }
     ended
 }
 

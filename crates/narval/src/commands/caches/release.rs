@@ -160,7 +160,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
             let opened = place.open()?;
             if let Place::Here(data) = &opened.place {
                 let cache = opened.of(data)?;
-                cache.set_sign_keys(place.place.data.sign_keys(cache.name())?);
+                let mut keys = place.place.data.sign_keys(cache.name())?;
+                keys.extend(data.signing_keys().map_err(Failure::runtime)?.remove(cache.name()).unwrap_or_default());
+                cache.set_sign_keys(keys);
             }
             let body = json!({"from": {"name": name.0.as_str(), "which": which.to_string()}, "percent": percent});
             let release = opened.ask(&Method::POST, &path_of(&to_name, None), Some(&body))?;

@@ -1,6 +1,6 @@
 //! The caches of a server: their settings, and the services that answer for them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,8 +21,25 @@ const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 6
 /// The most entries of a data folder whose modes are looked at.
 const ENTRIES_MAX: usize = 1024;
 
-/// Caches that were created by the API for administration.
-pub(super) type Managed = Vec<(CacheName, Arc<CacheSettings>)>;
+/// What the data folder says about what is served.
+#[derive(Default)]
+pub(super) struct Managed {
+    /// Caches that were created by the API for administration.
+    caches: Vec<(CacheName, Arc<CacheSettings>)>,
+    /// The keys that caches sign with.
+    keys: HashMap<CacheName, Vec<SecretKey>>,
+}
+
+impl PartialEq for Managed {
+    fn eq(&self, other: &Self) -> bool {
+        let names = |keys: &HashMap<CacheName, Vec<SecretKey>>| -> BTreeMap<CacheName, Vec<String>> {
+            keys.iter()
+                .map(|(cache, keys)| (cache.clone(), keys.iter().map(|key| key.public_key().to_string()).collect()))
+                .collect()
+        };
+        self.caches == other.caches && names(&self.keys) == names(&other.keys)
+    }
+}
 
 /// Resources that are opened once, and shared by all services across reloads.
 pub(crate) struct Opened {
@@ -78,15 +95,16 @@ impl Opened {
         Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
     }
 
-    /// The caches of the data folder that are served without being in the file, and their settings, as any process has changed them.
+    /// The caches of the data folder that are served without being in the file, and the keys of all, as any process has changed them.
     ///
     /// # Errors
     /// The index cannot be read.
     pub(super) fn managed(&self) -> Result<Managed, Failure> {
-        let Some(data) = &self.data else { return Ok(Managed::new()) };
+        let Some(data) = &self.data else { return Ok(Managed::default()) };
         let caches = data.refreshed().map_err(failed)?;
         let managed = caches.iter().map(|cache| (cache.name().clone(), cache.settings()));
-        Ok(managed.filter(|(name, settings)| settings.managed && !is_reserved_name(name.as_str())).collect())
+        let caches = managed.filter(|(name, settings)| settings.managed && !is_reserved_name(name.as_str())).collect();
+        Ok(Managed { caches, keys: data.signing_keys().map_err(Failure::runtime)? })
     }
 
     /// Changes the memory for the windows of uploads' decoders.
@@ -166,11 +184,14 @@ impl Services {
             _ => exchange(&wide, opened.data.as_ref())?,
         };
         let mut served = Vec::new();
-        let managed = opened.managed()?.into_iter().map(|(name, _)| name);
+        let followed = opened.managed()?;
+        let managed = followed.caches.into_iter().map(|(name, _)| name);
         let managed = managed.filter(|name| settings.caches.iter().all(|told| told.cache.name != *name));
         let managed = managed.map(|name| CacheToServe::managed(&name, &settings.config.upstreams));
         for told in settings.caches.iter().cloned().map(Ok).chain(managed) {
-            let told = &told?;
+            let told: CacheToServe = told?;
+            let keys = followed.keys.get(&told.cache.name);
+            let told = &told.with_keys(keys);
             let last = before.and_then(|before| {
                 let served = before.served.iter().find(|served| served.told.cache.name == told.cache.name)?;
                 Some((served, before.wide.of(&told.cache.name) == wide.of(&told.cache.name)))

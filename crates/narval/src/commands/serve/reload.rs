@@ -2,7 +2,7 @@
 //! step.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use narval_http::tls::TlsAcceptor;
@@ -19,6 +19,8 @@ use crate::config::{BoxedLog, ReadKey, needs_restart};
 
 /// How often the data folder is looked at for caches that were created or changed.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it is looked whether a key has ended.
+const LOOK_AT_KEYS_EVERY: Duration = Duration::from_secs(30);
 
 /// The current services. Running requests keep the ones that they started with.
 #[derive(Clone)]
@@ -147,18 +149,19 @@ impl Running {
 /// # Errors
 /// The thread cannot be started.
 pub(super) fn follow_caches(running: &Arc<Mutex<Running>>) -> Result<(), Failure> {
-    let (running, mut last) = (Arc::downgrade(running), Managed::new());
+    let (running, mut last) = (Arc::downgrade(running), Managed::default());
     let watch = move || {
-        let mut stamp = None;
+        let (mut stamp, mut looked) = (None, Instant::now());
         loop {
             std::thread::sleep(LOOK_EVERY);
             let Some(running) = running.upgrade() else { return };
             let mut running = running.lock();
             let now = running.opened.data.as_ref().map(Data::stamp);
-            if now == stamp {
+            // A key may end without a change.
+            if now == stamp && looked.elapsed() < LOOK_AT_KEYS_EVERY {
                 continue;
             }
-            stamp = now;
+            (stamp, looked) = (now, Instant::now());
             let followed = running.opened.managed().and_then(|managed| {
                 if last == managed {
                     return Ok(());

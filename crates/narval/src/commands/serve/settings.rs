@@ -145,6 +145,12 @@ impl CacheToServe {
         Self::new(cache, upstreams)
     }
 
+    /// With keys of the index.
+    pub(super) fn with_keys(mut self, keys: Option<&Vec<SecretKey>>) -> Self {
+        self.sign_keys.extend(keys.into_iter().flatten().cloned().map(SignKey));
+        self
+    }
+
     /// The keys that it signs with.
     pub(crate) fn secret_keys(&self) -> impl Iterator<Item = &SecretKey> {
         self.sign_keys.iter().map(|key| &key.0)

@@ -5,7 +5,7 @@ use rusqlite::{Connection, params_from_iter};
 
 use super::super::nars::{lost, writers};
 use super::super::paths::{commit, pins, releases};
-use super::super::{audit, caches, machines, nars, paths, pending, retention, snapshot, tokens, work};
+use super::super::{audit, caches, jobs, machines, nars, paths, pending, retention, sign_keys, snapshot, tokens, work};
 use crate::index::Sqlite;
 use crate::index::tx::{Kind, Sql};
 
@@ -13,13 +13,14 @@ use crate::index::tx::{Kind, Sql};
 const ROWS: u32 = 20_000;
 
 /// Statements that read a whole table: it is small, or everything in it is wanted.
-const WHOLE: [&str; 13] = [
+const WHOLE: [&str; 14] = [
     "caches ALL",
     "lost FORGET_OLD",
     "nars FILES",
     "nars USAGE",
     "releases NAMES",
     "retention END_PINS",
+    "sign_keys ALL",
     "snapshot LEASES",
     "snapshot PATHS",
     "snapshot REFERENCES",
@@ -35,6 +36,7 @@ pub(in crate::index) fn statements() -> Vec<(String, &'static Sql)> {
         ("audit", audit::STATEMENTS),
         ("caches", caches::STATEMENTS),
         ("commit", commit::STATEMENTS),
+        ("jobs", jobs::STATEMENTS),
         ("lost", lost::STATEMENTS),
         ("machines", machines::STATEMENTS),
         ("nars", nars::STATEMENTS),
@@ -43,6 +45,7 @@ pub(in crate::index) fn statements() -> Vec<(String, &'static Sql)> {
         ("pins", pins::STATEMENTS),
         ("releases", releases::STATEMENTS),
         ("retention", retention::STATEMENTS),
+        ("sign_keys", sign_keys::STATEMENTS),
         ("snapshot", snapshot::STATEMENTS),
         ("tokens", tokens::STATEMENTS),
         ("work", work::STATEMENTS),
@@ -79,6 +82,11 @@ pub(in crate::index) fn fill() -> String {
              select 1, {{text}}, i, {{text}}, i, 0, {{text}}, {{text}} {from}"
         ),
         format!("insert into machines (cache, name, release, seen, token, report) select 1, {{text}}, {{text}}, i, '', '' {from}"),
+        format!(
+            "insert into jobs (id, cache, kind, options, token, label, state, created, ended, progress, result, owner, fence, until, cancelled) \
+             select {{text}}, {{text}}, 'gc', '', '', '', '', i, i, '', '', '', 1, i, 0 {from}"
+        ),
+        format!("insert into sign_keys (cache, name, secret, created) select i, {{text}}, '', i {from}"),
         format!("insert into pending (cache, kind, name) select 1, 'path', {{text}} {from}"),
         format!("insert into writers (cache, key, begun, seen) select i, {{bytes}}, i, i {from}"),
         format!("insert into work (name, owner, fence, until) select {{text}}, '', 1, i {from}"),

@@ -1,0 +1,215 @@
+//! A server that does jobs.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use narval_files::Work;
+use serde_json::{Value, json};
+
+use super::{JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
+use crate::shared::Shared;
+use crate::{
+    COLLECT_GRACE, Cache, CollectOptions, Collected, Data, FsckOptions, FsckReport, Grant, Refusal, RefusalKind,
+    UNFINISHED_GRACE,
+};
+
+/// How often a server looks for a job.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often it says how far it is.
+const RENEW_EVERY: Duration = Duration::from_secs(JOB_LEASE_SECONDS / 5);
+/// Jobs that a server does at the same time.
+const RUNNING_MAX: usize = 4;
+/// Everything is older than that, in seconds.
+const CENTURY: u64 = 100 * 365 * 24 * 60 * 60;
+/// How often a collection looks whether another one has ended.
+const COLLECTION_EVERY: Duration = Duration::from_millis(500);
+
+/// Does jobs for as long as the data is open.
+pub(crate) fn run(shared: &Weak<Shared>) {
+    let running = Arc::new(AtomicUsize::new(0));
+    loop {
+        std::thread::sleep(LOOK_EVERY);
+        let Some(shared) = shared.upgrade() else { return };
+        while running.load(Ordering::Acquire) < RUNNING_MAX {
+            let job = match shared.index.claim_job() {
+                Ok(Some(job)) => job,
+                Ok(None) => break,
+                Err(error) => {
+                    if !error.is_away() {
+                        tracing::warn!("cannot look for jobs: {error}");
+                    }
+                    break;
+                }
+            };
+            running.fetch_add(1, Ordering::AcqRel);
+            let (shared, running) = (Arc::clone(&shared), Arc::clone(&running));
+            let id = job.id.clone();
+            let doing = move || {
+                // Also if it panics.
+                let _running = Counted(running);
+                execute(&Data::of(shared), &job);
+            };
+            // It is not begun: after its lease, this or another server tries again.
+            if let Err(error) = std::thread::Builder::new().name("job".into()).spawn(doing) {
+                tracing::error!("cannot start a thread for the job '{id}': {error}");
+            }
+        }
+    }
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn execute(data: &Data, job: &Job) {
+    let (work, is_lost, is_cancelled) = (Work::new(), AtomicBool::new(false), AtomicBool::new(job.is_cancelled));
+    if job.is_cancelled {
+        work.stop();
+    }
+    let (ended, end) = channel::<()>();
+    let (watched, lost, cancelled) = (&work, &is_lost, &is_cancelled);
+    let result = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut step, mut since) = (0, Instant::now());
+            let mut wait = Duration::ZERO;
+            while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                wait = RENEW_EVERY;
+                let number = watched.done().step.number;
+                if number != step {
+                    (step, since) = (number, Instant::now());
+                }
+                let progress = progress(watched, since.elapsed()).to_string();
+                match data.shared().index.renew_job(&job.id, job.fence, progress) {
+                    Ok(Some(false)) => {}
+                    Ok(Some(true)) => {
+                        cancelled.store(true, Ordering::Release);
+                        watched.stop();
+                    }
+                    Ok(None) => {
+                        lost.store(true, Ordering::Release);
+                        watched.stop();
+                    }
+                    // What is done needs the index, too, and fails, or waits for it.
+                    Err(error) => tracing::debug!("{error}"),
+                }
+            }
+        });
+        let result = perform(data, job, &work);
+        drop(ended);
+        result
+    });
+    if is_lost.load(Ordering::Acquire) {
+        tracing::warn!("the job '{}' took too long, and another server goes on with it", job.id);
+        return;
+    }
+    let (state, value) = match result {
+        _ if is_cancelled.load(Ordering::Acquire) => (JobState::Cancelled, Value::Null),
+        Ok(value) => (JobState::Done, value),
+        Err(refusal) if refusal.kind == RefusalKind::Away => {
+            // Later, or at another server.
+            tracing::warn!("the job '{}': {refusal}", job.id);
+            data.shared().index.release_job(&job.id, job.fence).unwrap_or_else(|error| tracing::debug!("{error}"));
+            return;
+        }
+        Err(refusal) => (JobState::Failed, json!({"error": refusal.message})),
+    };
+    let outcome = if state == JobState::Failed { Err(value.to_string()) } else { Ok(state.name().to_owned()) };
+    match data.shared().index.end_job(&job.id, job.fence, (state, value.to_string())) {
+        Ok(true) => data.audit().note(&grant_of(job), Some(&job.cache), "end job", job.kind.name(), &outcome),
+        Ok(false) => tracing::warn!("another server has ended the job '{}'", job.id),
+        Err(error) => tracing::warn!("the job '{}' is done again: {error}", job.id),
+    }
+}
+
+/// Whoever asked for it, and may administer its cache.
+fn grant_of(job: &Job) -> Grant {
+    Grant { token: job.token.clone(), ..Grant::administrator(&job.label) }
+}
+
+fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Refusal> {
+    let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no cache '{}' any more", job.cache));
+    let cache = data.cache(&job.cache).map_err(|error| Refusal::new(RefusalKind::Failed, error))?.ok_or_else(gone)?;
+    let is = |name: &str| job.options.get(name).and_then(Value::as_bool).unwrap_or(false);
+    match job.kind {
+        JobKind::Gc => {
+            let grace = if is("unfinished") { UNFINISHED_GRACE } else { COLLECT_GRACE };
+            let options = CollectOptions { dry_run: is("dryRun"), grace, work, ..CollectOptions::default() };
+            Ok(collect(&cache, &options, &grant_of(job))?.to_value(is("dryRun"), RESULT_LINES_MAX))
+        }
+        JobKind::Fsck => {
+            let options = FsckOptions { contents: is("contents"), repair: is("repair") };
+            Ok(cache.fsck(options, work)?.to_value(RESULT_LINES_MAX))
+        }
+        JobKind::Delete => empty(&cache, work, &grant_of(job)),
+    }
+}
+
+/// Removes what is in a cache that was deleted: nothing keeps it any more, at a time when all of it is old.
+fn empty(cache: &Cache, work: &Work, grant: &Grant) -> Result<Value, Refusal> {
+    if !cache.settings().deleted {
+        return Err(Refusal::new(RefusalKind::Conflict, "the cache was created again"));
+    }
+    cache.forget_keys()?;
+    while let Some(release) = cache.releases(None, None)?.releases.first() {
+        stopped(work)?;
+        cache.forget_release(&release.release.name, None, grant)?;
+    }
+    while let Some(pin) = cache.pins()?.first() {
+        stopped(work)?;
+        cache.unpin(&pin.name, None, grant)?;
+    }
+    let options =
+        CollectOptions { now: Some(cache.now().saturating_add(CENTURY)), grace: 0, work, ..CollectOptions::default() };
+    Ok(collect(cache, &options, grant)?.to_value(false, 0))
+}
+
+fn stopped(work: &Work) -> Result<(), Refusal> {
+    work.check().map_err(|_| Refusal::new(RefusalKind::Failed, "the job was interrupted"))
+}
+
+/// Collects as soon as no other process does.
+fn collect(cache: &Cache, options: &CollectOptions<'_>, grant: &Grant) -> Result<Collected, Refusal> {
+    loop {
+        match cache.collect(options, grant) {
+            Err(refusal) if refusal.kind == RefusalKind::Busy && !options.work.is_stopped() => {
+                std::thread::sleep(COLLECTION_EVERY);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// How far a job is, and when this step will be done, in seconds.
+fn progress(work: &Work, since: Duration) -> Value {
+    let done = work.done();
+    let (part, all) = if done.step.bytes > 0 { (done.bytes, done.step.bytes) } else { (done.count, done.step.count) };
+    let left = (part > 0 && all >= part).then(|| since.as_secs_f64() / part as f64 * (all - part) as f64);
+    json!({
+        "step": done.step.name, "things": done.step.things, "done": done.count, "of": done.step.count,
+        "bytes": done.bytes, "ofBytes": done.step.bytes, "secondsLeft": left.map(|left| left.ceil() as u64),
+    })
+}
+
+impl Collected {
+    /// As `narval cache gc --json` prints it, with so many of the paths.
+    pub fn to_value(&self, dry_run: bool, paths_max: usize) -> Value {
+        let path = |path: &crate::Forgotten| json!({"path": path.path, "used": path.used, "forSize": path.for_size});
+        let paths: Vec<Value> = self.forgotten.iter().take(paths_max).map(path).collect();
+        json!({"paths": paths, "removed": self.forgotten.len(), "kept": self.kept, "files": self.files, "bytes": self.bytes,
+            "dryRun": dry_run})
+    }
+}
+
+impl FsckReport {
+    /// As JSON, with so many of the problems.
+    pub fn to_value(&self, problems_max: usize) -> Value {
+        let problems: Vec<&String> = self.problems.iter().take(problems_max).collect();
+        json!({"paths": self.paths, "files": self.files, "problems": problems, "found": self.problems.len()})
+    }
+}

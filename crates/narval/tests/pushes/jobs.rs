@@ -1,0 +1,337 @@
+//! docs/api.md: long work that a server does, whatever happens to it; keys, and a whole life of a cache by a generated client.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use narval_nix::{NarInfo, PublicKey, StoreDir};
+use serde_json::{Value, json};
+
+use crate::api::{ask, lab, until};
+use crate::contract::narinfo_url;
+use crate::lab::{Lab, Nar, configured};
+use crate::support::{NARVAL, value};
+
+/// How long a job may take, with servers that are killed meanwhile.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn path_of(number: u32) -> String {
+    let digits: String = format!("{number:032}");
+    format!("{digits}-p{number}")
+}
+
+/// Pushes so many paths to a cache (`/team` or ``).
+fn fill(lab: &Lab, below: &str, token: &str, paths: u32) {
+    for number in 0..paths {
+        let (path, nar) = (path_of(number), Nar::of(format!("{below} {number}").as_bytes()));
+        assert_eq!(lab.put(&format!("{below}{}", nar.url()), token, &nar.bytes).status, 201);
+        let narinfo = nar.narinfo(&path, &[]);
+        assert_eq!(lab.put(&format!("{below}{}", narinfo_url(&path)), token, narinfo.as_bytes()).status, 201);
+    }
+}
+
+fn restart(lab: &mut Lab, signal: &str) {
+    let text = std::fs::read_to_string(lab.store.path("narval.toml")).unwrap();
+    // The old one first: the new one must not do what it was told.
+    let dead = lab.server.pid().to_string();
+    assert!(Command::new("kill").args([signal, &dead]).status().unwrap().success());
+    let new = configured(&lab.store, &text);
+    drop(std::mem::replace(&mut lab.server, new));
+}
+
+fn start(lab: &Lab, cache: &str, token: &str, kind: &str, options: &Value) -> String {
+    let (status, job) =
+        ask(lab, "POST", &format!("caches/{cache}/jobs"), token, &json!({"kind": kind, "options": options}));
+    assert_eq!(status, 201, "{job}");
+    job["id"].as_str().unwrap().to_owned()
+}
+
+/// The job when it has ended.
+fn ended(lab: &Lab, cache: &str, token: &str, id: &str) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let (_, job) = ask(lab, "GET", &format!("caches/{cache}/jobs/{id}"), token, &Value::Null);
+        if job["ended"].is_u64() {
+            return job;
+        }
+        assert!(Instant::now() < end, "{job}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Each kind, with a server that is killed at random: another one goes on, and what comes of it is right.
+#[test]
+fn jobs_outlive_their_servers() {
+    let mut lab = lab();
+    let admin = lab.token("admin");
+    assert_eq!(ask(&lab, "PUT", "caches/team", &admin, &json!({})).0, 201);
+    until(200, "it is served", || lab.send("GET", "/team/nix-cache-info", &admin, &[], b"").status);
+    fill(&lab, "/team", &admin, 40);
+    let pin = json!({"path": path_of(7)});
+    assert_eq!(ask(&lab, "PUT", "caches/team/pins/seven", &admin, &pin).0, 200);
+    let seed = u64::from(std::process::id());
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for (kind, kills) in [("fsck", 3), ("gc", 3), ("delete", 3)] {
+        let id = match kind {
+            "fsck" => start(&lab, "team", &admin, "fsck", &json!({"contents": true})),
+            "gc" => {
+                // All that is not pinned is too much.
+                assert_eq!(ask(&lab, "PATCH", "caches/team", &admin, &json!({"sizeMax": 1})).0, 200);
+                start(&lab, "team", &admin, "gc", &json!({}))
+            }
+            _ => ask(&lab, "DELETE", "caches/team", &admin, &Value::Null).1["id"].as_str().unwrap().to_owned(),
+        };
+        for _ in 0..kills {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            std::thread::sleep(Duration::from_millis(random % 2500));
+            restart(&mut lab, "-KILL");
+        }
+        let job = ended(&lab, "team", &admin, &id);
+        assert_eq!(job["state"], "done", "seed {seed}: {job}");
+        match kind {
+            "fsck" => assert_eq!((&job["result"]["paths"], &job["result"]["found"]), (&40.into(), &0.into()), "{job}"),
+            "gc" => {
+                let (_, left) = ask(&lab, "GET", "caches/team/paths", &admin, &Value::Null);
+                let left: Vec<&str> =
+                    left["items"].as_array().unwrap().iter().map(|path| path["path"].as_str().unwrap()).collect();
+                assert_eq!(left, [path_of(7)], "seed {seed}");
+            }
+            _ => {
+                assert_eq!(ask(&lab, "GET", "caches/team", &admin, &Value::Null).0, 404);
+                let nars = lab.data_path().join("caches/team/nar");
+                assert_eq!(std::fs::read_dir(nars).map_or(0, Iterator::count), 0, "seed {seed}: its NARs are gone");
+                // Its name can be used again, and nothing of before is there.
+                assert_eq!(ask(&lab, "PUT", "caches/team", &admin, &json!({})).0, 201);
+                assert_eq!(ask(&lab, "GET", "caches/team/paths", &admin, &Value::Null).1["items"], json!([]));
+                assert_eq!(ask(&lab, "GET", "caches/team/pins", &admin, &Value::Null).1["items"], json!([]));
+                assert_eq!(
+                    ask(&lab, "GET", "caches/team/keys", &admin, &Value::Null).1["items"].as_array().unwrap().len(),
+                    1
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_job_of_a_kind_at_a_time_is_watched_and_cancelled() {
+    let lab = lab();
+    let admin = lab.token("admin");
+    fill(&lab, "", &admin, 3);
+    let jobs = "caches/default/jobs";
+    let new = |kind: &str, options: Value| ask(&lab, "POST", jobs, &admin, &json!({"kind": kind, "options": options}));
+    assert_eq!(new("nothing", json!({})).0, 400);
+    assert_eq!(new("gc", json!({"contents": true})).0, 400);
+    assert_eq!(new("gc", json!({"dryRun": 1})).0, 400);
+    assert_eq!(new("delete", json!({})).0, 400);
+    let (status, job) = new("gc", json!({"dryRun": true}));
+    assert_eq!(status, 201);
+    let (again, other) = (new("gc", json!({"dryRun": true})), new("gc", json!({})));
+    // Unless it has ended by now.
+    assert!(matches!((again.0, other.0), (200, 409) | (201, 201) | (201, 409)), "{again:?} {other:?}");
+    let id = job["id"].as_str().unwrap();
+    let events = lab.send("GET", &format!("/_narval/api/v1/{jobs}/{id}/events"), &admin, &[], b"");
+    let text = String::from_utf8_lossy(&events.body).into_owned();
+    assert!(text.contains("event: job") && text.contains("\"state\":\"done\""), "{text}");
+    let done = ended(&lab, "default", &admin, id);
+    assert_eq!((&done["state"], &done["result"]["kept"]), (&"done".into(), &3.into()), "{done}");
+    assert_eq!(ask(&lab, "DELETE", &format!("{jobs}/{id}"), &admin, &Value::Null).0, 409, "it has ended");
+    // One that waits for a server is cancelled before it begins.
+    let id = start(&lab, "default", &admin, "fsck", &json!({}));
+    if ask(&lab, "DELETE", &format!("{jobs}/{id}"), &admin, &Value::Null).0 == 200 {
+        assert_eq!(ended(&lab, "default", &admin, &id)["state"], "cancelled");
+    }
+    let (_, list) = ask(&lab, "GET", jobs, &admin, &Value::Null);
+    assert!(list["items"].as_array().unwrap().len() >= 2, "{list}");
+    // The same by the commands.
+    let token = lab.store.path("token");
+    std::fs::write(&token, &admin).unwrap();
+    let run = |args: &[&str]| {
+        let at = ["--at", &*lab.server.url(), "--token-file", token.to_str().unwrap()];
+        let output = Command::new(NARVAL).args(args).args(at).env("HOME", lab.store.dir.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {said}");
+        String::from_utf8(output.stdout).unwrap() + &said
+    };
+    let said = run(&["cache", "gc"]);
+    assert!(said.contains("removed 0 paths, kept 3; deleted 0 NARs without a path"), "{said}");
+    let said = run(&["cache", "fsck", "--contents"]);
+    assert!(said.contains("3 paths, 3 NARs, 0 problems"), "{said}");
+    let said = run(&["cache", "jobs"]);
+    assert!(said.contains("  fsck  done  started just now by test"), "{said}");
+}
+
+/// What is signed, by which keys, before, during and after a rotation.
+#[test]
+fn keys_rotate_without_a_stop() {
+    let lab = lab();
+    let admin = lab.token("admin");
+    assert_eq!(ask(&lab, "PUT", "caches/team", &admin, &json!({"public": true})).0, 201);
+    until(200, "it is served", || lab.get("/team/nix-cache-info").status);
+    let names = |path: &str| -> Vec<String> {
+        let narinfo = lab.get(&format!("/team{}", narinfo_url(path)));
+        let info = NarInfo::parse(narinfo.text().as_bytes(), &StoreDir::default()).unwrap();
+        info.signatures.iter().map(|signature| signature.key_name().to_owned()).collect()
+    };
+    let push = |number: u32| {
+        let (path, nar) = (path_of(number), Nar::of(format!("{number}").as_bytes()));
+        assert_eq!(lab.put(&format!("/team{}", nar.url()), &admin, &nar.bytes).status, 201);
+        assert_eq!(
+            lab.put(&format!("/team{}", narinfo_url(&path)), &admin, nar.narinfo(&path, &[]).as_bytes()).status,
+            201
+        );
+        names(&path)
+    };
+    let told = || lab.get("/team/nix-cache-info").text().matches("PublicKey: ").count();
+    until(1, "it has a key", || u16::try_from(told()).unwrap());
+    assert_eq!(push(1), ["team-1"]);
+    let (status, key) = ask(&lab, "POST", "caches/team/keys", &admin, &json!({"overlapSeconds": 3600}));
+    assert_eq!((status, &key["name"]), (201, &"team-2".into()), "{key}");
+    assert!(key["publicKey"].as_str().unwrap().parse::<PublicKey>().is_ok() && key["secret"].is_null());
+    until(2, "clients are told both", || u16::try_from(told()).unwrap());
+    assert_eq!(push(2), ["team-1", "team-2"]);
+    // The ones of before end at once; what they have signed stays signed.
+    assert_eq!(ask(&lab, "POST", "caches/team/keys", &admin, &json!({"overlapSeconds": 0})).0, 201);
+    until(1, "the third signs", || {
+        let info = lab.get("/team/nix-cache-info");
+        u16::from(info.text().contains("team-3:") && !info.text().contains("team-2:"))
+    });
+    assert_eq!(push(3), ["team-1", "team-3"]);
+    assert_eq!(
+        (names(&path_of(1)), names(&path_of(2))),
+        (vec!["team-1".to_owned()], vec!["team-1".to_owned(), "team-2".to_owned()])
+    );
+    let (_, keys) = ask(&lab, "GET", "caches/team/keys", &admin, &Value::Null);
+    assert!(keys["items"][0]["ends"].is_u64() && keys["items"][2]["ends"].is_null(), "{keys}");
+    // What the file says is another key's.
+    assert!(value(lab.get("/nix-cache-info").text(), "PublicKey").unwrap().starts_with("own-1:"));
+}
+
+/// A client that a public generator has made of the description does a whole life of a cache.
+#[test]
+fn a_generated_client_does_a_whole_life_of_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("venv/bin/python");
+    let venv = Command::new("python3").args(["-m", "venv"]).arg(folder.path().join("venv")).output();
+    let install = || Command::new(&python).args(["-m", "pip", "install", "--quiet", "openapi-python-client"]).output();
+    if !venv.is_ok_and(|output| output.status.success()) || !install().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: openapi-python-client cannot be installed here (python3 -m venv, pip)");
+        return;
+    }
+    let lab = lab();
+    let admin = lab.token("admin");
+    let description = folder.path().join("openapi.json");
+    std::fs::write(&description, lab.get("/_narval/api/v1/openapi.json").text()).unwrap();
+    let made = Command::new(&python)
+        .args([
+            "-m",
+            "openapi_python_client",
+            "generate",
+            "--fail-on-warning",
+            "--meta",
+            "none",
+            "--output-path",
+            "narval_client",
+            "--path",
+        ])
+        .arg(&description)
+        .env("PATH", format!("{}:{}", folder.path().join("venv/bin").display(), std::env::var("PATH").unwrap()))
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&made.stdout).into_owned() + &String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{said}");
+    let output = Command::new(&python)
+        .arg("-c")
+        .arg(LIFE)
+        .args([&lab.server.url(), &admin, NARVAL])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("done\n"));
+}
+
+const LIFE: &str = r#"
+import hashlib, json, subprocess, sys, time, urllib.request
+from narval_client import AuthenticatedClient
+from narval_client import models as m
+from narval_client.api.caches import create_cache, get_cache, change_cache, delete_cache, list_caches, get_stats, rotate_key, list_keys
+from narval_client.api.tokens import create_token, list_tokens, revoke_token
+from narval_client.api.paths import list_paths
+from narval_client.api.pins import pin, list_pins, unpin
+from narval_client.api.releases import record_release, list_releases, pin_release, forget_releases
+from narval_client.api.jobs import start_job, get_job, list_jobs
+from narval_client.api.audit import list_audit
+
+url, token, narval = sys.argv[1:]
+client = AuthenticatedClient(base_url=url.rstrip("/"), token=token, raise_on_unexpected_status=True)
+
+def good(answer, *expected):
+    assert not isinstance(answer, m.Problem), answer
+    return answer
+
+made = good(create_cache.sync("life", client=client, body=m.Settings(public=True, retention_days=30)))
+assert made.name == "life" and made.settings.retention_days == 30, made
+ci = good(create_token.sync(client=client, body=m.NewToken(label="ci", caches=["life"], scopes="pull,push,sign,release:*,pin"), idempotency_key="one"))
+again = good(create_token.sync(client=client, body=m.NewToken(label="ci", caches=["life"], scopes="pull,push,sign,release:*,pin"), idempotency_key="one"))
+assert ci.token.startswith("nv1_") and again.id == ci.id and not again.token
+
+# Pushes are not of this API.
+def send(method, path, body):
+    request = urllib.request.Request(url.rstrip("/") + path, data=body, method=method, headers={"Authorization": "Bearer " + ci.token})
+    with urllib.request.urlopen(request) as answer:
+        return answer.status
+for _ in range(100):
+    try:
+        urllib.request.urlopen(url.rstrip("/") + "/life/nix-cache-info").read(); break
+    except urllib.error.HTTPError:
+        time.sleep(0.1)
+def text(data):
+    return len(data).to_bytes(8, "little") + data + b"\0" * (-len(data) % 8)
+nar = b"".join(map(text, [b"nix-archive-1", b"(", b"type", b"regular", b"contents", b"hello", b")"]))
+digits, digest = "0123456789abcdfghijklmnpqrsvwxyz", hashlib.sha256(nar).digest()
+number = int.from_bytes(digest, "little")
+nix32 = "".join(digits[(number >> (5 * at)) & 31] for at in reversed(range(52)))
+send("PUT", f"/life/nar/{nix32}.nar", nar)
+path = "0i4073ldk2aplbmaarmp5c8gf3wmbl84-hello"
+narinfo = f"StorePath: /nix/store/{path}\nURL: nar/{nix32}.nar\nCompression: none\nFileHash: sha256:{nix32}\nFileSize: {len(nar)}\nNarHash: sha256:{nix32}\nNarSize: {len(nar)}\nReferences: \n"
+send("PUT", "/life/0i4073ldk2aplbmaarmp5c8gf3wmbl84.narinfo", narinfo.encode())
+assert [one.path for one in good(list_paths.sync("life", client=client)).items] == [path]
+
+release = m.NewRelease.from_dict({"systems": {"x86_64-linux": {"out": "/nix/store/" + path}}})
+recorded = good(record_release.sync("life", "hello", client=client, body=release, idempotency_key="first"))
+assert good(record_release.sync("life", "hello", client=client, body=release, idempotency_key="first")).revision == recorded.revision == 1
+assert [one.kept for one in good(list_releases.sync("life", client=client)).items] == [True]
+good(pin_release.sync("life", "hello", "1", client=client))
+good(pin.sync("life", "keep", client=client, body=m.NewPin(path=path)))
+assert len(good(list_pins.sync("life", client=client)).items) >= 1
+good(unpin.sync("life", "keep", client=client))
+
+job = good(start_job.sync("life", client=client, body=m.NewJob(kind="gc")))
+for _ in range(600):
+    job = good(get_job.sync("life", job.id, client=client))
+    if job.state not in ("waiting", "running"):
+        break
+    time.sleep(0.1)
+assert job.state == "done", job
+assert good(get_stats.sync("life", client=client)).paths == 1
+
+key = good(rotate_key.sync("life", client=client, body=m.Rotation(overlap_seconds=60)))
+assert key.name == "life-2" and len(good(list_keys.sync("life", client=client)).items) == 2
+assert good(change_cache.sync("life", client=client, body=m.Settings(quota=10**9))).settings.quota == 10**9
+assert good(revoke_token.sync(ci.id, client=client)).revoked
+assert "life" in [one.name for one in good(list_caches.sync(client=client)).items]
+deleted = good(delete_cache.sync("life", client=client))
+assert isinstance(get_cache.sync("life", client=client), m.Problem)
+for _ in range(600):
+    deleted = good(get_job.sync("life", deleted.id, client=client))
+    if deleted.ended:
+        break
+    time.sleep(0.1)
+assert deleted.state == "done", deleted
+actions = {line.action for line in good(list_audit.sync(client=client, limit=1000)).items}
+assert {"create cache", "create token", "release", "start job", "rotate key", "delete cache"} <= actions, actions
+print("done")
+"#;
