@@ -116,6 +116,10 @@ kinds: with kinds; {
     format = key (types.enum [ "combined" "real-ip" "verbose" "json" "logfmt" ]) "Format of the access log.";
     trust-request-ids = key types.bool "Whether the X-Request-Id that a client sends is the id of its request. Only behind a proxy that sets it.";
   };
+  tracing = table "What requests take, for a collector of OpenTelemetry." {
+    otlp = key webUrl "Collector that spans are sent to (OTLP over HTTP with JSON), without `/v1/traces`: `http://localhost:4318`. Spans of requests, and of what they ask of upstreams, the object store and databases; see docs/operating.md#traces.";
+    share = key types.str "Share of the requests whose spans are sent, besides those that are part of a sampled trace: from 0 to 1.";
+  };
   trusted-proxies = key (oneOrMore proxy) "Proxy that is believed who its clients are: an IP address, a network (10.0.0.0/8), or `unix` for all unix sockets. From it, X-Forwarded-For or Forwarded gives the client's address, for limits and logs. From others, these fields are ignored.";
   proxy-protocol = key types.bool "Whether connections of trusted proxies begin with a header of the PROXY protocol.";
 }

@@ -26,6 +26,7 @@ use super::{
     REDIRECTS_MAX, STALL_TIMEOUT,
 };
 use crate::message::request_id;
+use crate::trace::{self, Span, Work};
 use crate::wire::tls;
 
 /// Options of a [`Client`].
@@ -180,6 +181,22 @@ impl Client {
         if self.options.offline {
             return Err(HttpError::Offline);
         }
+        let mut span = self.span(request.method, request.url, request.extra);
+        let answer = self.exchanged(request);
+        span.answered(answer.as_ref().map(|answer| answer.head.status).map_err(|error| error as &dyn Display));
+        answer
+    }
+
+    /// What is measured of a request: up to the head of its answer.
+    pub(crate) fn span(&self, method: Method, url: &Url, extra: Extra<'_>) -> Span {
+        let work = if extra.is_signed { Work::Storage } else { Work::Server };
+        let mut span = trace::begin(work, || format!("{} {}", method.name(), url.origin().host));
+        span.note("server.address", || url.origin().host.clone());
+        span.note("http.request.method", || method.name().to_owned());
+        span
+    }
+
+    fn exchanged(&self, request: &Request<'_>) -> Result<Response, HttpError> {
         let origin = request.url.origin();
         let proxy = self.find_proxy(origin)?;
         let bytes = self.render(request, proxy.as_ref());
@@ -293,8 +310,12 @@ impl Client {
             for (name, value) in self.options.credentials.lines_for(origin) {
                 head.push_str(&format!("{name}: {value}\r\n"));
             }
-            if let Some(id) = request_id::current() {
+            let carried = request_id::current();
+            if let Some(id) = carried.id() {
                 head.push_str(&format!("X-Request-Id: {id}\r\n"));
+            }
+            if let Some(context) = carried.trace().filter(|context| context.span != 0) {
+                head.push_str(&format!("traceparent: {context}\r\n"));
             }
         }
         for (name, value) in extra.fields {

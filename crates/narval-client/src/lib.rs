@@ -53,6 +53,7 @@ pub mod clock;
 mod error;
 mod message;
 mod retrying;
+pub mod trace;
 mod wire;
 pub use message::request_id;
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::error::{DataError, io_error};
@@ -104,6 +105,11 @@ impl Data {
     /// What this node has got from others, if it shares its disk cache with them.
     pub fn peer_figures(&self) -> Option<PeerFigures> {
         self.shared.storage.peers().map(|peers| peers.figures())
+    }
+
+    /// When this process collects the caches next, in seconds since 1970, if it does.
+    pub fn next_collection(&self) -> Option<u64> {
+        Some(self.shared.next_collection.load(Ordering::Relaxed)).filter(|time| *time > 0)
     }
 
     /// The memory for the windows of uploads' decoders.

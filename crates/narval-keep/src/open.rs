@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -121,6 +121,7 @@ impl Data {
             surveys: Surveys::default(),
             growth: Growth::new(local.folder),
             unsafe_no_verify,
+            next_collection: AtomicU64::new(0),
             reconciled: AtomicI64::new(0),
             caches: RwLock::new(BTreeMap::new()),
             _stop: stop,
@@ -185,6 +186,12 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
     let (mut recorded, mut settled, mut collected) = (Instant::now(), Instant::now(), Instant::now());
     let mut oversized = Oversized::default();
     let mut sized = false;
+    let is_next_in = |time: Duration| {
+        if let Some(shared) = shared.upgrade() {
+            shared.next_collection.store(narval_client::clock::now() + time.as_secs(), Ordering::Relaxed);
+        }
+    };
+    collect_every.into_iter().for_each(is_next_in);
     while stopped.recv_timeout(audit::WRITE_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
         shared.audit.flush(&*shared.index);
@@ -219,6 +226,7 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             data.forget_old_jobs();
             data.note_sizes();
             collected = Instant::now();
+            is_next_in(every);
         }
         oversized.collect(&Data::of(shared));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -47,6 +47,8 @@ pub(super) struct Shared {
     pub(super) surveys: Surveys,
     pub(super) growth: Growth,
     pub(super) unsafe_no_verify: bool,
+    /// When this process collects next, in seconds since 1970; 0 if it does not.
+    pub(super) next_collection: AtomicU64,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,
     /// In one order, in which a simulation always does the same.

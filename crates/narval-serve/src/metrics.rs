@@ -40,6 +40,13 @@ pub(crate) enum RouteLabel {
     Other,
 }
 
+impl RouteLabel {
+    /// The label's value.
+    pub(crate) fn name(self) -> &'static str {
+        ROUTES.get(self as usize).copied().unwrap_or("other")
+    }
+}
+
 const ROUTES: [&str; 11] =
     ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "presence", "push", "peer", "other"];
 

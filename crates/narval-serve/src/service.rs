@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use narval_cache::upstream::Upstreams;
-use narval_client::request_id;
+use narval_client::request_id::{self, Carried};
+use narval_client::trace::{self, Work};
 use narval_files::work_for;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
@@ -40,6 +41,9 @@ use crate::written::peer;
 
 /// The type of [`Response::text`].
 const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The context of a request (W3C Trace Context).
+const TRACEPARENT: &str = "traceparent";
 
 /// Answers of a server that failed say what its log calls the request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -158,6 +162,28 @@ impl Service {
     /// [`Handler::inline`] of a request. The cache's own path begins at byte `at` of the request's.
     #[inline]
     pub(crate) fn inline_at(&self, head: &HeadRef<'_>, at: usize) -> Option<Response> {
+        if trace::is_on() { self.inline_traced(head, at) } else { self.inline_untraced(head, at) }
+    }
+
+    /// The same, as a span if the request is sampled. What is not answered is a span of the worker.
+    #[cold]
+    fn inline_traced(&self, head: &HeadRef<'_>, at: usize) -> Option<Response> {
+        let Some(context) = trace::accept(|| head.header_bytes(TRACEPARENT)) else {
+            return self.inline_untraced(head, at);
+        };
+        let _entered = request_id::enter(Carried::new(None, Some(context)));
+        let mut span = trace::begin(Work::Request, || format!("{} from memory", head.method()));
+        let Some(response) = self.inline_untraced(head, at) else {
+            span.cancel();
+            return None;
+        };
+        span.note("url.path", || head.path().to_owned());
+        span.note("http.response.status_code", || response.status().as_u16().to_string());
+        Some(response)
+    }
+
+    #[inline]
+    fn inline_untraced(&self, head: &HeadRef<'_>, at: usize) -> Option<Response> {
         let shared = &*self.shared;
         if shared.face == Face::Narval && !is_read(head.method()) {
             return None;
@@ -237,7 +263,13 @@ impl Service {
         // What is asked of upstreams and of other nodes carries the request's id, as do lines of the log about what the bucket was asked.
         let asks_others = shared.upstream.is_some() || shared.written.is_some();
         let id = asks_others.then(|| request.id().to_string().into());
-        let _entered = (id.map(|id| request_id::enter(Some(id))), work_for(client(&request.head())));
+        let context = trace::accept(|| request.header_bytes(TRACEPARENT));
+        let carries = id.is_some() || context.is_some();
+        let entered = carries.then(|| request_id::enter(Carried::new(id, context)));
+        let _entered = (entered, work_for(client(&request.head())));
+        let mut span = trace::begin(Work::Request, || request.method().to_string());
+        span.note("http.request.method", || request.method().to_string());
+        span.note("url.path", || request.path().to_owned());
         let id = (shared.face == Face::Narval).then(|| request.id().clone());
         let path = at.and_then(|at| request.path().get(at..)).map(str::to_owned);
         // Without a path below the prefix there is no route; `/team` is `/team/`.
@@ -249,6 +281,8 @@ impl Service {
         let path = own.or(path.as_deref());
         let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
         let label = route.label();
+        span.rename(|method| format!("{method} {}", label.name()));
+        span.note("narval.cache", || shared.name().to_string());
         let is_of_page = request.header_bytes(page::FIELD).is_some();
         let answer = answer(shared, route, own.is_some(), request);
         let mut response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
@@ -261,6 +295,10 @@ impl Service {
             response = response.replace_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         shared.metrics.latency(started.elapsed());
+        span.note("http.response.status_code", || response.status().as_u16().to_string());
+        if response.status().is_server_error() {
+            span.fail();
+        }
         // An upload may be answered later.
         let metrics = Arc::clone(&shared.metrics);
         if label == RouteLabel::Nar {

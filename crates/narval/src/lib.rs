@@ -24,6 +24,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod nix_serve;
+mod otlp;
 pub mod project;
 pub mod server;
 pub mod ui;

@@ -36,11 +36,12 @@ const ERROR: u8 = 2;
 ///
 /// # Errors
 /// No thread can be started.
-pub(crate) fn start(collector: &Url, share: f64, service: &str) -> Result<(), Failure> {
+pub(crate) fn start(collector: &Url, share: f64) -> Result<(), Failure> {
     let url = collector.child("v1/traces").map_err(Failure::usage)?;
     // A process has one collector.
     let Some(spans) = trace::collect(share) else { return Ok(()) };
-    let exporter = Exporter { url, client: client(), service: service.to_owned() };
+    let service = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty());
+    let exporter = Exporter { url, client: client(), service: service.unwrap_or_else(|| "narval".to_owned()) };
     let started = std::thread::Builder::new().name("otlp".to_owned()).spawn(move || exporter.run(&spans));
     started.map(drop).map_err(|error| Failure::runtime(format!("cannot start threads: {error}")))
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod body;
 pub(crate) mod coding;
+pub(crate) mod context;
 pub(crate) mod head;
 pub(crate) mod request;
 pub mod request_id;

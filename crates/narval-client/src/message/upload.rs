@@ -1,5 +1,6 @@
 //! Requests with a body: sent from memory or from a file, and again from the start if a connection breaks.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -110,6 +111,13 @@ impl Client {
         if upload.url.scheme() == Scheme::S3 {
             return self.upload_to_bucket(upload);
         }
+        let mut span = self.span(upload.method, upload.url, upload.extra);
+        let answer = self.uploaded(upload);
+        span.answered(answer.as_ref().map(|answer| answer.head.status).map_err(|error| error as &dyn Display));
+        answer
+    }
+
+    fn uploaded(&self, upload: &Upload<'_>) -> Result<Answer, HttpError> {
         let origin = upload.url.origin();
         let proxy = self.find_proxy(origin)?;
         let expects = upload.payload.len() >= EXPECT_LEN_MIN;

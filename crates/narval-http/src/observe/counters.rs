@@ -42,6 +42,7 @@ pub(crate) struct ThreadCounters {
     pub(crate) inline_time: Cells,
     pub(crate) request_time: Cells,
     pub(crate) job_time: Cells,
+    pub(crate) queue_time: Cells,
     pub(crate) queue_depth: Cells,
     pub(crate) busy: BusyTime,
     statuses: Box<[Counter]>,
@@ -121,6 +122,7 @@ impl Counters {
             request_time: histogram(Unit::Time, |block| &block.request_time),
             worker_busy: Duration::from_nanos(busy),
             job_time: histogram(Unit::Time, |block| &block.job_time),
+            queue_time: histogram(Unit::Time, |block| &block.queue_time),
             queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
             // The server knows the rest.
             ..Snapshot::default()
@@ -189,6 +191,8 @@ pub struct Snapshot {
     pub worker_busy: Duration,
     /// Duration of jobs: handlers, and pieces of continued responses.
     pub job_time: Histogram,
+    /// How long requests waited for a worker, from the end of the head; as many are measured as of [`request_time`](Self::request_time).
+    pub queue_time: Histogram,
     /// Length of the queue whenever a request was added, including that one; one in 16 is measured.
     pub queue_depths: Histogram,
     /// Requests in the queue now.

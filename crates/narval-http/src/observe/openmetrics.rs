@@ -105,6 +105,7 @@ impl Snapshot {
                 &self.request_time,
             ),
             ("narval_http_job_seconds", "Duration of workers' jobs.", &self.job_time),
+            ("narval_http_queue_seconds", "How long requests waited for a worker; a sample.", &self.queue_time),
             ("narval_http_queue_depths", "Length of the queue when a request was added; a sample.", &self.queue_depths),
         ] {
             family(&mut text, name, "histogram", help);

@@ -88,6 +88,11 @@ impl Worker {
         while let Some(job) = self.server.pool.take(&me) {
             let started = Instant::now();
             self.counters.busy.begin(started);
+            if let Job::Answer(call) = &job
+                && let Some(watch) = &call.context.watch
+            {
+                self.counters.queue_time.add_time(started.saturating_duration_since(watch.started));
+            }
             self.run_job(job);
             if self.server.output_memory.wants_trim() {
                 give_back_freed();

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use narval_client::trace;
+
 use super::sql::work;
 use super::tx::{How, Reading, Refused, Tx, TxError};
 use super::{Fence, Index, IndexError};
@@ -22,9 +24,14 @@ impl dyn Index + '_ {
         how: Reading,
         ask: impl Fn(&mut dyn Tx) -> Result<T, TxError>,
     ) -> Result<T, IndexError> {
+        let mut span = trace::begin(trace::Work::DatabaseRead, || "read".to_owned());
+        span.note("db.namespace", || self.name());
         let mut answer = None;
-        self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)))?;
-        returned(answer)
+        let asked = self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)));
+        if asked.is_err() {
+            span.fail();
+        }
+        asked.and_then(|()| returned(answer))
     }
 
     /// Does a transaction that others cannot make impossible.
@@ -43,6 +50,8 @@ impl dyn Index + '_ {
         how: How,
         work: impl Fn(&mut dyn Tx) -> Result<T, TxError> + Send + 'static,
     ) -> Result<Option<T>, IndexError> {
+        let mut span = trace::begin(trace::Work::DatabaseWrite, || "write".to_owned());
+        span.note("db.namespace", || self.name());
         let done = Arc::new(Mutex::new(None));
         let result = Arc::clone(&done);
         let ended = self.change(
@@ -62,6 +71,9 @@ impl dyn Index + '_ {
                 Ok(())
             }),
         );
+        if ended.is_err() {
+            span.fail();
+        }
         let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
         match done {
             Some(Err(Refused::Changed)) => Ok(None),

@@ -4,7 +4,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use narval_client::request_id;
+use narval_client::request_id::{self, Carried};
 use narval_http::semantics::accept::{Coding, negotiate_coding};
 use narval_http::{
     Body, BodySource, Bytes, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header,
@@ -66,8 +66,14 @@ pub(crate) fn answer(
     let compressed = accepts_zstd(&request);
     let walk = hash_parts(&mut request)?;
     let response = ok();
-    let mut source =
-        Lookups { narinfos: Arc::clone(narinfos), want, walk, answered: 0, encoder: None, id: request_id::current() };
+    let mut source = Lookups {
+        narinfos: Arc::clone(narinfos),
+        want,
+        walk,
+        answered: 0,
+        encoder: None,
+        carried: request_id::current(),
+    };
     if !compressed {
         return Ok(response.body(Body::source(source, None)));
     }
@@ -132,13 +138,13 @@ struct Lookups {
     walk: ClosureWalk<HashPart>,
     answered: usize,
     encoder: Option<Encoder<'static, Vec<u8>>>,
-    /// The request's id, for upstreams.
-    id: Option<Arc<str>>,
+    /// What its requests carry.
+    carried: Carried,
 }
 
 impl BodySource for Lookups {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        let _entered = request_id::enter(self.id.clone());
+        let _entered = request_id::enter(self.carried.clone());
         let room = out.room();
         let mut text = Vec::with_capacity(room.min(64 * 1024));
         while text.len() < room {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use narval_cache::upstream::{SECONDS, UpstreamsFigures};
+use narval_client::trace::{self, Work};
 use narval_codec::decode::WindowFigures;
 use narval_http::{Body, HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, Data, Fullness, TokenEnd};
@@ -162,8 +163,36 @@ pub(crate) fn add_build(families: &mut Families) {
     families.add(info, &[("version", env!("CARGO_PKG_VERSION"))], 1);
 }
 
+/// How long this process waits for databases and the object store, and what became of spans.
+pub(crate) fn add_waits(families: &mut Families) {
+    let database = "How long reads and transactions of the index, and reads of a store's database take";
+    let storage = "Time to the first byte of an object store's answer";
+    for (name, help, labels, work) in [
+        ("narval_database_seconds", database, &[("kind", "read")][..], Work::DatabaseRead),
+        ("narval_database_seconds", database, &[("kind", "write")], Work::DatabaseWrite),
+        ("narval_storage_seconds", storage, &[], Work::Storage),
+    ] {
+        let named = Named { kind: "histogram", name, help };
+        let times = trace::times(work);
+        for (bound, count) in std::iter::zip(trace::SECONDS, times.counts) {
+            families.add_with(named, "_bucket", &[labels, &[("le", &format!("{bound:?}"))]].concat(), count);
+        }
+        families.add_with(named, "_bucket", &[labels, &[("le", "+Inf")]].concat(), times.count);
+        families.add_with(named, "_sum", labels, times.sum.as_secs_f64());
+        families.add_with(named, "_count", labels, times.count);
+    }
+    if trace::is_on() {
+        let help = "Spans that were not sent, because the collector was away or slow";
+        families.add(Named::counter("narval_trace_spans_dropped", help), &[], trace::dropped());
+    }
+}
+
 /// What came from other nodes, and the memory of uploads.
 pub(crate) fn add_data(families: &mut Families, data: &Data) {
+    if let Some(next) = data.next_collection() {
+        let help = "When this process collects its caches next";
+        families.add(Named::gauge("narval_gc_next_run_timestamp_seconds", help), &[], next);
+    }
     if let Some(figures) = data.peer_figures() {
         crate::written::peer::add_figures(families, &figures);
     }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use narval_client::trace::{self, Work};
 use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
 use narval_nix::{HashPart, SecretKey};
@@ -162,7 +163,9 @@ impl LiveNarinfos {
         self.metrics.narinfo_memo_misses.inc();
         // Before the database is read: what is remembered can only be newer than its stamp says.
         let stamp = self.store.stamp();
+        let span = trace::begin(Work::DatabaseRead, || "path info".to_owned());
         let info = self.store.path_info_by_hash_part(&hash_part)?;
+        drop(span);
         let real_path = info.as_ref().map(|info| (info.nar_hash, self.store.real_path(&info.path)));
         let is_damaged = || real_path.as_ref().is_some_and(|(hash, path)| self.damaged.has(hash_part, hash, path));
         let answer = match &info {

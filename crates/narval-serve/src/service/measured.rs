@@ -44,6 +44,7 @@ impl Shared {
     fn add_server(&self, families: &mut Families, knows_caller: bool) {
         families.add_text(&self.state.engine_text());
         metrics::add_build(families);
+        metrics::add_waits(families);
         metrics::add_certificates(families, &self.state.certificates());
         if let Some(folder) = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()) {
             metrics::add_disk(families, "nar-cache", folder.root());

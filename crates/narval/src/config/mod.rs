@@ -48,6 +48,7 @@ pub use tables::oidc::{Oidc, OidcRule};
 pub use tables::project::{LockFile, LockedPackage, LockedPath, ProjectFile};
 pub use tables::proxies::Proxies;
 pub use tables::tls::{Certificate, KtlsMode, Tls};
+pub use tables::tracing::Tracing;
 pub use tables::upstream::{Upstream, Upstreams};
 
 use crate::values::listen::Listen;
@@ -119,6 +120,8 @@ table! {
         oidc: Vec<Oidc> = Nested::Table(None),
         /// The access log.
         access_log: AccessLog = Nested::Table(Some("Access log")),
+        /// What requests take, for a collector of OpenTelemetry.
+        tracing: Tracing = Nested::Table(Some("Traces")),
         /// The proxies in front.
         proxies: Proxies = Nested::Here(Some("Behind a proxy")),
     }

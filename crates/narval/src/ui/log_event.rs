@@ -47,7 +47,7 @@ impl LogEventForm {
 /// The id of the request that this thread is working on.
 pub(super) fn request_id() -> Option<String> {
     let of_handler = RequestId::current().map(|id| id.to_string());
-    of_handler.or_else(|| narval_client::request_id::current().map(|id| id.to_string()))
+    of_handler.or_else(|| narval_client::request_id::current().id().map(ToString::to_string))
 }
 
 /// Formats events for programs.
@@ -70,6 +70,11 @@ where
         ]);
         if let Some(id) = request_id() {
             fields.0.push((REQUEST_ID, Value::String(id)));
+        }
+        // Its own, if the request is part of a trace.
+        if let Some(context) = narval_client::request_id::current().trace() {
+            fields.0.push(("trace_id", Value::String(format!("{:032x}", context.trace))));
+            fields.0.push(("span_id", Value::String(format!("{:016x}", context.span))));
         }
         event.record(&mut fields);
         if self.json {

@@ -20,7 +20,7 @@ use crate::args::data::create_private_files;
 use crate::config::tables::tls;
 use crate::ui::log;
 use crate::values::listen::Listen;
-use crate::{Failure, server};
+use crate::{Failure, otlp, server};
 
 pub use args::Args;
 use caches::{Opened, Services};
@@ -99,6 +99,9 @@ impl Started {
 pub(crate) fn start<T>(args: Args, before: impl FnOnce() -> Result<T, Failure>) -> Result<(Started, T), Failure> {
     let settings = Settings::read(&args)?;
     let config = &settings.config;
+    if let Some(collector) = &config.tracing.otlp {
+        otlp::start(&collector.0, config.tracing.share.fraction())?;
+    }
     let umask = (!config.share_data).then(create_private_files);
     let mut opened = Opened::new(&settings, args.unsafe_no_verify)?;
     let mut services = Services::prepare(&settings, &mut opened, None)?;

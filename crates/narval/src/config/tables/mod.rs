@@ -9,4 +9,5 @@ pub(in crate::config) mod oidc;
 pub(in crate::config) mod project;
 pub(in crate::config) mod proxies;
 pub(crate) mod tls;
+pub(crate) mod tracing;
 pub(in crate::config) mod upstream;

@@ -7,6 +7,8 @@ use narval_client::{Scheme, Url};
 use crate::config::field::table;
 use crate::config::kinds::parsed;
 
+const MILLION: f64 = 1e6;
+
 table! {
     /// What requests take, for a collector of OpenTelemetry.
     Tracing {
@@ -32,15 +34,25 @@ impl FromStr for Collector {
     }
 }
 
-/// A number from 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share(pub f64);
+/// A number from 0 to 1, in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Share {
+    /// As a fraction.
+    pub fn fraction(self) -> f64 {
+        f64::from(self.0) / MILLION
+    }
+}
 
 impl FromStr for Share {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-        share.map(Self).ok_or_else(|| "give a number from 0 to 1, such as \"0.01\"".to_owned())
+        let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+        // Between 0 and a million.
+        share
+            .map(|share| Self((share * MILLION).round() as u32))
+            .ok_or_else(|| "give a number from 0 to 1, such as \"0.01\"".to_owned())
     }
 }
