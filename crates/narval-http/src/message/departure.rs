@@ -82,7 +82,7 @@ impl Departure {
         }
     }
 
-    /// Shard: the client has left. Returns how many of the calls panicked.
+    /// The client has left. Returns how many of the calls panicked.
     pub(crate) fn tell(&self) -> u64 {
         let Some(shared) = &self.shared else { return 0 };
         let calls = shared.leave_for(GONE);

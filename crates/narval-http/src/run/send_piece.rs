@@ -32,6 +32,10 @@ pub(crate) fn send_piece(
             tracing::debug!(%error, sent = outgoing.sent(), "a response was aborted");
             counters.panics.add(u64::from(panic_guard::is_panic(&error)));
             server.record_outgoing(counters, outgoing, true);
+            // Otherwise the source failed: the client is there, and sees it.
+            if let Some(here) = outgoing.here.as_ref().filter(|_| connection.socket.is_broken()) {
+                counters.panics.add(here.departure().tell());
+            }
             Next::Over(Over::ABORTED)
         }
     }

@@ -287,7 +287,7 @@ impl dyn Index + '_ {
 
     /// The id that the releases of a cache name.
     pub(crate) fn id_of_releases(&self, cache: CacheId) -> Result<Option<String>, IndexError> {
-        self.read(Reading::Some, |tx| Ok(tx.one(&UID, &args![cache], |row| row.get::<Option<String>>(0))?))
+        self.read(Reading::Some, |tx| tx.one(&UID, &args![cache], |row| row.get::<Option<String>>(0)))
     }
 
     /// Takes back what [`releases`](Self::releases) has returned. What is there stays.
