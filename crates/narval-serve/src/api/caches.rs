@@ -4,12 +4,16 @@ use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Refusal, R
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Answered, Asked, malformed, of_data};
+use super::{Answered, Asked, malformed, of_data, require_all};
 use crate::caches::is_reserved_name;
 use crate::error::ServeError;
 
 /// The setting that a cache can be given when it is created, and never again.
 const STORE_DIR: &str = "storeDir";
+/// The settings that limit who administers a cache.
+const LIMITS: [&str; 2] = ["quota", "narSizeMax"];
+/// The most caches: a server holds the state of each of them.
+const CACHES_MAX: usize = 10_000;
 
 /// How long keys of before a rotation sign, in seconds, if nothing else is said: 30 days.
 const OVERLAP_SECONDS: u64 = 30 * 24 * 60 * 60;
@@ -85,6 +89,10 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
             deleted.set_settings(&settings).map_err(of_data)?;
             deleted
         }
+        None if asked.data.caches().map_err(of_data)?.len() >= CACHES_MAX => {
+            let message = format!("there are {CACHES_MAX} caches, which is the limit: delete one first");
+            return Err(Refusal::new(RefusalKind::NoSpace, message).into());
+        }
         None => asked.data.create_cache(&name, &settings).map_err(of_data)?,
     };
     cache.rotate_key(0, asked.grant()?)?;
@@ -95,6 +103,9 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
 /// `PATCH caches/{cache}`
 pub(super) fn change(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     let (cache, changes) = (asked.cache()?, asked.json::<Map<String, Value>>()?);
+    if let Some(limit) = LIMITS.into_iter().find(|limit| changes.contains_key(*limit)) {
+        require_all(asked.grant()?, &format!("change '{limit}'"))?;
+    }
     let settings = cache.settings().changed(&changes).map_err(malformed)?;
     cache.set_settings(&settings).map_err(of_data)?;
     note(asked, &cache, "change cache", &changes)?;

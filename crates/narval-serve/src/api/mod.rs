@@ -293,10 +293,24 @@ fn authorize(row: &Row, parts: &Parts<'_>, grant: &Grant) -> Result<(), ServeErr
             let release = part(parts, "name").parse().map_err(malformed)?;
             Ok(grant.require_release(&cache()?, &release)?)
         }
+        Needs::All => {
+            grant.require(&cache()?, Scope::Admin)?;
+            require_all(grant, "create caches")
+        }
         Needs::SomeAdmin if grant.scopes.has(Scope::Admin) => Ok(()),
         Needs::SomeAdmin => {
             let message = format!("token '{}' lacks the scope 'admin': it allows {}", grant.token, grant.scopes);
             Err(Refusal::new(RefusalKind::Forbidden, message).into())
         }
     }
+}
+
+/// What limits those who administer some caches is changed by those who administer all of them.
+fn require_all(grant: &Grant, what: &str) -> Result<(), ServeError> {
+    if grant.caches.cover("*") {
+        return Ok(());
+    }
+    let caches = grant.caches.texts().join(", ");
+    let message = format!("only those who administer all caches can {what}: your token is for {caches}");
+    Err(Refusal::new(RefusalKind::Forbidden, message).into())
 }

@@ -210,6 +210,7 @@ fn rights(needs: Needs) -> String {
         Needs::Nothing => "everybody".to_owned(),
         Needs::Token => "any valid token".to_owned(),
         Needs::Scope(scope) => format!("`{}` for the cache", scope.name()),
+        Needs::All => "`admin` for `*`".to_owned(),
         Needs::Release => "`release:PATTERN` for the cache, with a pattern that the name matches".to_owned(),
         Needs::SomeAdmin => "`admin` for a cache".to_owned(),
     }

@@ -15,6 +15,8 @@ pub(super) enum Needs {
     Token,
     /// Whose token has this scope, and is for the cache of the path.
     Scope(Scope),
+    /// Who administers all caches, and so the one of the path.
+    All,
     /// Whose token may record releases of the path's name in its cache.
     Release,
     /// Who administers a cache: what they see and change is limited to those.
@@ -89,7 +91,7 @@ pub(super) const ROWS: &[Row] = &[
     Row {
         method: Method::PUT,
         path: "caches/{cache}",
-        needs: Needs::Scope(Scope::Admin),
+        needs: Needs::All,
         run: caches::create,
         id: "createCache",
         about: "Create a cache, which is served below `/NAME` at once. 200 if it exists: then nothing changes",
@@ -103,7 +105,7 @@ pub(super) const ROWS: &[Row] = &[
         needs: Needs::Scope(Scope::Admin),
         run: caches::change,
         id: "changeCache",
-        about: "Change settings of a cache: those that are named. What the server's configuration file says of a cache comes back when that is read",
+        about: "Change settings of a cache: those that are named; `quota` and `narSizeMax` need `admin` for `*`. What the server's configuration file says of a cache comes back when that is read",
         takes: Some("Settings"),
         gives: (200, Some("Cache")),
         ..ROW

@@ -217,6 +217,16 @@ fn a_cache_from_its_beginning_over_http() {
     for wrong in [json!({"publicKeys": []}), json!({"nothing": 1}), json!({"quota": "x"}), json!([])] {
         assert_eq!(ask(&lab, "PATCH", "caches/team", &admin, &wrong).0, 400, "{wrong}");
     }
+    // Who administers some caches does not lift what limits them.
+    let of_some = lab.token_for("team*", "admin");
+    for (method, path, body, status) in [
+        ("PATCH", "caches/team", json!({"retentionDays": 9}), 200),
+        ("PATCH", "caches/team", json!({"quota": null}), 403),
+        ("PATCH", "caches/team", json!({"narSizeMax": 1_u64 << 40}), 403),
+        ("PUT", "caches/team-2", json!({}), 403),
+    ] {
+        assert_eq!(ask(&lab, method, path, &of_some, &body).0, status, "{method} {path} {body}");
+    }
 
     // After a restart it is still there, and its tokens are.
     let text = std::fs::read_to_string(lab.store.path("narval.toml")).unwrap();
