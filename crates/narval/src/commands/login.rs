@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use narval_client::{Client, Url};
 use narval_install::Administered;
+use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
@@ -106,10 +107,14 @@ fn pasted() -> Result<Zeroizing<String>, Failure> {
     if input.is_terminal() {
         note!("paste a token ('narval token create --admin' creates one on the server), then Enter:");
     }
-    let failed = |error| Failure::runtime(format!("cannot read the token: {error}"));
+    let failed = |error: std::io::Error| Failure::runtime(format!("cannot read the token: {error}"));
     let mut token = Zeroizing::new(String::new());
     if input.is_terminal() {
-        input.read_line(&mut token).map_err(failed)?;
+        let shown = hide_input(&input).map_err(|error| failed(error.into()))?;
+        let read = input.read_line(&mut token);
+        // Whatever was read, the terminal is as it was.
+        let restored = termios::tcsetattr(&input, OptionalActions::Flush, &shown);
+        read.and_then(|_| restored.map_err(Into::into)).map_err(failed)?;
     } else {
         Read::by_ref(&mut input).take(TOKEN_LEN_MAX).read_to_string(&mut token).map_err(failed)?;
     }
@@ -117,6 +122,16 @@ fn pasted() -> Result<Zeroizing<String>, Failure> {
         "" => Err(Failure::usage("no token was given: paste it, or name a file with --token-file")),
         trimmed => Ok(Zeroizing::new(trimmed.to_owned())),
     }
+}
+
+/// Stops a terminal from showing what is typed; its settings before.
+fn hide_input(terminal: &std::io::Stdin) -> rustix::io::Result<Termios> {
+    let shown = termios::tcgetattr(terminal)?;
+    let mut hidden = shown.clone();
+    hidden.local_modes.remove(LocalModes::ECHO);
+    hidden.local_modes.insert(LocalModes::ECHONL);
+    termios::tcsetattr(terminal, OptionalActions::Flush, &hidden)?;
+    Ok(shown)
 }
 
 fn remove(name: &str) -> Result<(), Failure> {
