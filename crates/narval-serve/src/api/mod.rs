@@ -70,7 +70,7 @@ pub struct ApiRequest<'a> {
 /// # let folder = folder.path().join("data");
 /// let data = Data::open(&folder, DataOptions::default())?;
 /// let grant = Grant::administrator("example");
-/// let put = http::Method::PUT;
+/// let put = narval_http::Method::PUT;
 /// let asked = ApiRequest { method: &put, path: "caches/team", query: None, body: b"{}", key: None };
 /// assert_eq!(ask_api(&data, &grant, &asked)?["name"], "team");
 /// # Ok::<_, Box<dyn std::error::Error>>(())

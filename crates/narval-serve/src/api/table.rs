@@ -125,7 +125,7 @@ pub(super) const ROWS: &[Row] = &[
         needs: Needs::Scope(Scope::Admin),
         run: caches::keys,
         id: "listKeys",
-        about: "The keys that all servers of the cache sign with, the oldest first, without those of configuration files and without secrets",
+        about: "The keys that all servers of the cache sign with, the oldest first, without those of configuration files; their public halves",
         gives: (200, Some("KeyPage")),
         ..ROW
     },

@@ -339,7 +339,9 @@ fn a_node_that_answers_wrongly_is_not_believed() {
         let answer = answer(&nar);
         let impostor = Impostor::start(move |_| answer.clone());
         let url = format!("http://127.0.0.1:{}/below", impostor.port);
-        nodes.sql(&format!("insert into narval.nodes values ('{id}', '{url}', now() + interval '1 hour')"));
+        nodes.sql(&format!(
+            "insert into narval.nodes (id, url, weight, seen) values ('{id}', '{url}', 1, now() + interval '1 hour')"
+        ));
         nodes.wait_for_nodes(server, 2);
         let before = metric(server, "narval_peer_fallbacks_total");
         let got = server.get(&nar.url());
@@ -409,7 +411,9 @@ fn a_node_that_says_nothing_is_not_waited_for() {
     let is_first = |id: &String| nars.iter().all(|nar| score(id, nar) > score(IDS[0], nar));
     let id = (0..).map(|number| format!("silent-{number}")).find(is_first).unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
-    nodes.sql(&format!("insert into narval.nodes values ('{id}', '{url}', now() + interval '1 hour')"));
+    nodes.sql(&format!(
+        "insert into narval.nodes (id, url, weight, seen) values ('{id}', '{url}', 1, now() + interval '1 hour')"
+    ));
     nodes.wait_for_nodes(server, 2);
     for nar in &nars {
         assert_is(&server.get(&nar.url()), nar);

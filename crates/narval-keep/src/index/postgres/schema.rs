@@ -92,7 +92,9 @@ struct Found {
 }
 
 async fn look(client: &Client) -> Result<Found, Failed> {
-    let query = "select current_setting('server_version_num'), to_regnamespace('narval') is not null, to_regclass('narval.meta') is not null";
+    // By the tables: what a session remembers of names may be older than the lock that it has just got.
+    let query = "select current_setting('server_version_num'), exists (select from pg_namespace where nspname = 'narval'), \
+         exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'narval' and c.relname = 'meta')";
     let row = query_opt(client, query, &[]).await?.ok_or(Failed::Changed)?;
     let mut found = Found { server: parsed(&row, 0)?, has_schema: get(&row, 1)?, version: None };
     if get(&row, 2)? {
