@@ -340,7 +340,7 @@ fn a_node_that_answers_wrongly_is_not_believed() {
         let impostor = Impostor::start(move |_| answer.clone());
         let url = format!("http://127.0.0.1:{}/below", impostor.port);
         nodes.sql(&format!(
-            "insert into narval.nodes (id, url, weight, seen) values ('{id}', '{url}', 1, now() + interval '1 hour')"
+            "insert into narval.nodes (id, url, weight, seen) select '{id}', '{url}', max(weight), now() + interval '1 hour' from narval.nodes"
         ));
         nodes.wait_for_nodes(server, 2);
         let before = metric(server, "narval_peer_fallbacks_total");
@@ -412,7 +412,7 @@ fn a_node_that_says_nothing_is_not_waited_for() {
     let id = (0..).map(|number| format!("silent-{number}")).find(is_first).unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     nodes.sql(&format!(
-        "insert into narval.nodes (id, url, weight, seen) values ('{id}', '{url}', 1, now() + interval '1 hour')"
+        "insert into narval.nodes (id, url, weight, seen) select '{id}', '{url}', max(weight), now() + interval '1 hour' from narval.nodes"
     ));
     nodes.wait_for_nodes(server, 2);
     for nar in &nars {
