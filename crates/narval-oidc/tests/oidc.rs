@@ -358,7 +358,7 @@ fn of_other_forms(ci: &Ci, key: &Key) -> Vec<Refused> {
     all
 }
 
-/// Nothing of this is accepted; that a token counts once is seen to by the server (`tests/oidc.rs` of the program).
+/// None of these tokens is accepted. The server refuses a token that comes twice: `tests/oidc.rs` of the program.
 #[test]
 fn a_table_of_tokens_that_are_refused() {
     let (ci, rsa, p256) = (Ci::start(), Key::rsa(), Key::p256());

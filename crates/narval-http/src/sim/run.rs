@@ -276,7 +276,7 @@ impl Simulation {
         format!("{open} connections, {participants} handlers that wait; {}", self.shard.describe())
     }
 
-    /// What handlers got, in order.
+    /// The requests that handlers were called with, in order.
     pub(super) fn served(&self) -> Vec<Served> {
         std::mem::take(&mut *self.served.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -6,9 +6,12 @@ use std::time::Duration;
 use narval_nix::release::ReleaseSystem;
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
+use serde_json::{Value, json};
+
 use super::*;
 use crate::CacheName;
 use crate::NarFileName;
+use crate::jobs::{JOBS_KEPT_MAX, Job, JobKind, JobState};
 
 fn part(name: &str) -> HashPart {
     HashPart::from_digest(Sha256::of(name.as_bytes()).as_bytes()[..20].try_into().unwrap())
@@ -52,6 +55,49 @@ pub(super) fn entries_are_taken_over([one, other]: [&dyn Index; 2]) {
     assert_eq!((merged.len(), numbers()), (1, vec![again, merged[0].0]));
     other.settle_these(&[merged[0].0]).unwrap();
     assert_eq!(numbers(), [again]);
+}
+
+/// A cache has one job of a kind at a time, which one server does. Of those that have ended, the newest are kept.
+pub(super) fn jobs_are_done_by_one([one, other]: [&dyn Index; 2]) {
+    let cache = CacheName::default();
+    let job = |number: u64| Job {
+        id: format!("job-{number:04}"),
+        cache: cache.clone(),
+        kind: JobKind::Gc,
+        options: json!({}),
+        token: String::new(),
+        label: String::new(),
+        state: JobState::Waiting,
+        created: number,
+        started: None,
+        ended: None,
+        progress: json!({}),
+        result: Value::Null,
+        fence: 0,
+        is_cancelled: false,
+    };
+    assert!(one.add_job(job(0)).unwrap().is_none());
+    assert_eq!(other.add_job(job(1)).unwrap().unwrap().id, job(0).id, "it is under way");
+    let first = one.claim_job().unwrap().unwrap();
+    assert!(other.claim_job().unwrap().is_none(), "somebody does it");
+    one.release_job(&first.id, first.fence).unwrap();
+    let second = other.claim_job().unwrap().unwrap();
+    assert!(second.fence > first.fence);
+    // Whoever had it before changes nothing any more.
+    assert_eq!(one.renew_job(&first.id, first.fence, "{}".to_owned()).unwrap(), None);
+    let done = || (JobState::Done, "null".to_owned());
+    assert!(!one.end_job(&first.id, first.fence, done()).unwrap());
+    assert!(one.cancel_job(&first.id).unwrap());
+    assert_eq!(other.renew_job(&first.id, second.fence, "{}".to_owned()).unwrap(), Some(true), "it was cancelled");
+    assert!(other.end_job(&first.id, second.fence, done()).unwrap() && !one.cancel_job(&first.id).unwrap());
+    for number in 1..JOBS_KEPT_MAX + 5 {
+        assert!(one.add_job(job(number)).unwrap().is_none());
+        let claimed = one.claim_job().unwrap().unwrap();
+        assert!(one.end_job(&claimed.id, claimed.fence, done()).unwrap());
+    }
+    assert!(one.add_job(job(JOBS_KEPT_MAX + 5)).unwrap().is_none());
+    let kept = |number: u64| one.job(&job(number).id).unwrap().is_some();
+    assert!((0..5).all(|number| !kept(number)) && (5..JOBS_KEPT_MAX + 6).all(kept));
 }
 
 /// Names are recorded together; those of which something is in the way are left.

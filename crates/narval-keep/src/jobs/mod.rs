@@ -21,6 +21,9 @@ pub(crate) const JOB_LEASE_SECONDS: u64 = 15;
 /// How long jobs are known after their ends, in seconds: a week.
 pub const JOBS_KEPT_FOR: u64 = 7 * 24 * 60 * 60;
 
+/// The most jobs of a cache that are known after their ends.
+pub(crate) const JOBS_KEPT_MAX: u64 = 1000;
+
 /// The most jobs of a page.
 pub const JOBS_LISTED_MAX: u32 = 100;
 

@@ -1,8 +1,9 @@
 //! Jobs.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use narval_files::Permits;
 use narval_http::{Event, EventOptions, EventStream, Response};
 use narval_keep::{Cache, Job, JobKind, JobState};
 use serde::Deserialize;
@@ -11,15 +12,16 @@ use serde_json::Value;
 use super::{Answered, Asked, malformed, not_found};
 use crate::error::ServeError;
 
-/// The most streams of events of a process: each has a thread.
+/// The most streams of events of a process, and of one client: each has a thread.
 const STREAMS_MAX: usize = 64;
+const STREAMS_OF_ONE_MAX: usize = 8;
 /// How often a stream looks for something new.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How long a stream lasts. Whoever still may opens another one.
 const LASTS_MAX: Duration = Duration::from_secs(600);
 
-static STREAMS: AtomicUsize = AtomicUsize::new(0);
+static STREAMS: LazyLock<Permits> = LazyLock::new(|| Permits::shared(STREAMS_MAX, STREAMS_OF_ONE_MAX));
 
 /// The job of the path.
 fn one(asked: &Asked<'_>) -> Result<(Cache, Job), ServeError> {
@@ -69,29 +71,13 @@ pub(super) fn cancel(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     Answered::ok(&cache.job(&job.id)?.unwrap_or(job))
 }
 
-/// Counts a stream until it ends.
-struct Counted;
-
-impl Counted {
-    fn begin() -> Result<Self, ServeError> {
-        let counted = Self;
-        if STREAMS.fetch_add(1, Ordering::AcqRel) >= STREAMS_MAX { Err(ServeError::Busy) } else { Ok(counted) }
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        STREAMS.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// `GET caches/{cache}/jobs/{id}/events`
 pub(super) fn events(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     let (cache, job) = one(asked)?;
-    let counted = Counted::begin()?;
+    let permit = STREAMS.take().ok_or(ServeError::Busy)?;
     let (response, stream) = Response::events(EventOptions::default());
     let watching = move || {
-        let _counted = counted;
+        let _permit = permit;
         watch(&cache, job, &stream);
         stream.close();
     };

@@ -6,7 +6,7 @@
 use crate::CacheName;
 use crate::index::tx::{NOTE, NOTE_LATER, Reading, Row, TxError, args, statements};
 use crate::index::{Index, IndexError};
-use crate::jobs::{JOB_LEASE_SECONDS, JOBS_LISTED_MAX, Job, JobState};
+use crate::jobs::{JOB_LEASE_SECONDS, JOBS_KEPT_MAX, JOBS_LISTED_MAX, Job, JobState};
 
 macro_rules! columns {
     () => {
@@ -30,6 +30,9 @@ statements! {
     END(Text, Text, Text, Int) = "update narval.jobs set ended = {now}, until = 0, state = $1, result = $2 where id = $3 and fence = $4 and ended is null";
     RELEASE(Text, Int) = "update narval.jobs set until = 0 where id = $1 and fence = $2 and ended is null";
     CANCEL(Text) = "update narval.jobs set cancelled = 1 where id = $1 and ended is null";
+    /// A cache has at most some. More than one is there only if the number that is kept has become smaller.
+    TRIM(Text, Int) = "delete from narval.jobs where id in (select id from narval.jobs where cache = $1 and ended is not null \
+         order by created desc, id desc limit 100 offset $2)";
     FORGET(Int) = "delete from narval.jobs where ended < $1";
 }
 
@@ -61,6 +64,7 @@ impl dyn Index + '_ {
             let Job { id, cache, kind, options, token, label, created, .. } = &job_to_add;
             let options = options.to_string();
             if tx.execute(&ADD, &args![id, cache.as_str(), kind.name(), &options, token, label, *created])? > 0 {
+                tx.execute(&TRIM, &args![cache.as_str(), JOBS_KEPT_MAX])?;
                 return Ok(None);
             }
             match tx.first(&FIND, &args![id], job)? {

@@ -62,6 +62,7 @@ fn another_version_is_refused() {
 fn what_both_databases_do() {
     for check in [
         crate::index::tests::entries_are_taken_over,
+        crate::index::tests::jobs_are_done_by_one,
         crate::index::tests::objects_are_added_together,
         crate::index::tests::releases_have_limits,
         crate::index::tests::machines_have_limits,
