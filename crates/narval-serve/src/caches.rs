@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use narval_http::{Handler, HeadRef, Request, Response};
-use narval_keep::CacheName;
+use narval_keep::{CacheName, Refusal, RefusalKind};
 
 use crate::Service;
 use crate::routes::table;
@@ -138,6 +138,11 @@ const RESERVED: [&str; 22] = [
 /// or a listing.
 pub fn is_reserved_name(name: &str) -> bool {
     name.is_empty() || RESERVED.contains(&name) || name.ends_with(table::NARINFO) || name.ends_with(table::LISTING)
+}
+
+/// For requests to a cache that does not exist.
+pub(crate) fn no_cache(name: &str) -> Refusal {
+    Refusal::new(RefusalKind::NotFound, format!("there is no cache '{name}' here"))
 }
 
 #[cfg(test)]

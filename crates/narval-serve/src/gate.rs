@@ -10,7 +10,8 @@ use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
 use crate::auth::{Auth, Caller, unauthorized};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::page::{PageRoute, View, Visit};
+use crate::page::visit::Visit;
+use crate::routes::pages::{PageRoute, View};
 use crate::routes::table::{PushRoute, Route};
 
 /// Access control of one cache, or of a name that no cache has.

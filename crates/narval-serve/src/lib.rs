@@ -56,6 +56,6 @@ pub use nar::zstd::NarCacheConfig;
 pub use service::open::ServiceError;
 pub use service::{Service, Sources, WrittenCache};
 pub use state::ServerState;
-pub use upload::SMALL_UPLOAD_BYTES;
+pub use upload::receive::SMALL_UPLOAD_BYTES;
 pub use upstream::neighbours::{ForNeighbours, NeighbourLimits};
 pub use warm::{Warmed, WarmedDelta, warm, warm_delta};

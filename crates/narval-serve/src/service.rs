@@ -2,6 +2,7 @@
 
 mod measured;
 pub(crate) mod open;
+pub(crate) mod origins;
 mod other_sources;
 mod read;
 pub(crate) mod watched;
@@ -16,27 +17,29 @@ use narval_files::work_for;
 use narval_http::{
     Handler, HeadRef, HeaderName, HeaderValue, Method, Prepared, Request, Response, Snapshot, StatusCode, header,
 };
-use narval_keep::{Cache, CacheName, Data, Redirect, Scope};
+use narval_keep::{Cache, CacheName, Data, Scope};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
 
+use self::origins::{Origins, Written};
 use self::other_sources::OtherSources;
 use crate::Face;
 use crate::api;
+use crate::auth::client;
 use crate::auth::oidc::OidcExchange;
-use crate::auth::{Auth, client};
+use crate::caches::no_cache;
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
 use crate::nar::deltas::{Asked, Deltas, answer_on_a_thread};
 use crate::nar::packed;
-use crate::page::{self, Page, View, Visit, session};
-use crate::routes::nar::Nars;
+use crate::page::visit::Visit;
+use crate::page::{self, Page, session};
 use crate::routes::narinfo::Narinfos;
+use crate::routes::pages::View;
 use crate::routes::presence::Presence;
 use crate::routes::table::{self, PushRoute, Route};
 use crate::state::ServerState;
-use crate::upload::{Uploads, no_cache};
 use crate::written::peer;
 
 /// The type of [`Response::text`].
@@ -88,12 +91,9 @@ pub(crate) struct Shared {
     store_dir: StoreDir,
     sign_keys: Vec<PublicKey>,
     narinfos: Arc<Narinfos>,
-    pub(crate) live: Option<Live>,
-    written: Option<Written>,
-    upstream: Option<Upstreams>,
+    pub(crate) origins: Arc<Origins>,
     /// Deltas of NARs, if they are sent.
     pub(crate) deltas: Option<Arc<Deltas>>,
-    metrics: Arc<Metrics>,
     /// `nix-cache-info`, which never changes.
     cache_info: Arc<Prepared>,
     /// The filter of the paths that it has, if it publishes one.
@@ -103,27 +103,6 @@ pub(crate) struct Shared {
     /// The page for browsers, if enabled.
     page: Option<Page>,
     state: ServerState,
-    /// Whether it is the cache at `/`, whose `/metrics` shows the engine's counters, too.
-    shows_engine: bool,
-}
-
-/// The live store.
-#[derive(Debug)]
-pub(crate) struct Live {
-    store: Arc<Store>,
-    pub(crate) nars: Nars,
-}
-
-/// The writable cache.
-#[derive(Debug)]
-struct Written {
-    data: Data,
-    cache: Cache,
-    auth: Arc<Auth>,
-    uploads: Arc<Uploads>,
-    is_public: bool,
-    exchange: Option<OidcExchange>,
-    redirect: Redirect,
 }
 
 impl Service {
@@ -131,13 +110,13 @@ impl Service {
     /// it starts to answer requests: until then, the replaced service decides.
     pub fn take_effect(&self) {
         let shared = &*self.shared;
-        shared.state.serves(&self.shared);
-        if let Some(written) = &shared.written {
-            let store = shared.live.as_ref().map(|live| Arc::clone(&live.store));
+        shared.state.serves(&shared.origins);
+        if let Some(written) = &shared.origins.written {
+            let store = shared.origins.live.as_ref().map(|live| Arc::clone(&live.store));
             written.cache.set_sign_keys(shared.sign_secrets.clone());
-            written.cache.set_elsewhere(Some(Arc::new(OtherSources(store, shared.upstream.clone()))));
+            written.cache.set_elsewhere(Some(Arc::new(OtherSources(store, shared.origins.upstream.clone()))));
         }
-        if let Some(upstreams) = &shared.upstream {
+        if let Some(upstreams) = &shared.origins.upstream {
             upstreams.set_sign_keys(shared.sign_secrets.clone());
         }
     }
@@ -145,7 +124,7 @@ impl Service {
     /// The maximum number of files that the service keeps open besides those it sends: these descriptors are not
     /// available for connections.
     pub fn kept_files_max(&self) -> usize {
-        let packs = self.shared.live.as_ref().is_some_and(|live| live.nars.packed.is_some());
+        let packs = self.shared.origins.live.as_ref().is_some_and(|live| live.nars.packed.is_some());
         if packs { packed::kept_max() } else { 0 }
     }
 
@@ -156,7 +135,7 @@ impl Service {
 
     /// Whether reading needs no token.
     pub(crate) fn is_public(&self) -> bool {
-        self.shared.written.as_ref().is_none_or(|written| written.is_public)
+        self.shared.origins.written.as_ref().is_none_or(|written| written.is_public)
     }
 
     /// [`Handler::inline`] of a request. The cache's own path begins at byte `at` of the request's.
@@ -188,19 +167,25 @@ impl Service {
         if shared.face == Face::Narval && !is_read(head.method()) {
             return None;
         }
-        if shared.written.as_ref().is_some_and(|written| !written.gate(&shared.metrics, at).may_read_inline(head)) {
+        if shared
+            .origins
+            .written
+            .as_ref()
+            .is_some_and(|written| !written.gate(&shared.origins.metrics, at).may_read_inline(head))
+        {
             return None;
         }
         // A path with %XX is parsed on a worker: no route below has any.
         let (label, response) = match Route::parse(shared.face, head.path().get(at..)?, head.query()) {
             Route::NarInfo(hash_part) => (RouteLabel::NarInfo, shared.narinfos.inline(head, &hash_part)?),
-            Route::Nar(route) => {
-                (RouteLabel::Nar, shared.downloading(shared.live.as_ref()?.nars.inline(head, &route)?, head.path()))
-            }
+            Route::Nar(route) => (
+                RouteLabel::Nar,
+                shared.downloading(shared.origins.live.as_ref()?.nars.inline(head, &route)?, head.path()),
+            ),
             Route::CacheInfo => (RouteLabel::CacheInfo, Arc::clone(&shared.cache_info).into()),
             _ => return None,
         };
-        shared.metrics.request(label, response.status().as_u16());
+        shared.origins.metrics.request(label, response.status().as_u16());
         Some(response)
     }
 
@@ -214,7 +199,7 @@ impl Service {
     }
 
     fn answer_at(&self, request: Request, at: usize) -> Response {
-        self.count(request, Some(at), |shared, route, is_own, request| match &shared.written {
+        self.count(request, Some(at), |shared, route, is_own, request| match &shared.origins.written {
             Some(written) => shared.answer_with_tokens(written, route, is_own, at, request),
             None => shared.answer(route, at, request),
         })
@@ -223,10 +208,11 @@ impl Service {
     /// Answers a request for a cache that does not exist as a private one would answer it.
     pub(crate) fn handle_nobody(&self, request: Request, name: &CacheName) -> Response {
         self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
-            let Some(written) = &shared.written else { return Err(ServeError::NoRoute) };
-            let gate = Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.metrics, 0) };
+            let Some(written) = &shared.origins.written else { return Err(ServeError::NoRoute) };
+            let gate =
+                Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.origins.metrics, 0) };
             if route == Route::Api {
-                return Ok(api::answer(&gate, &written.uploads, request, &shared.metrics));
+                return Ok(api::answer(&gate, &written.uploads, request, &shared.origins.metrics));
             }
             if let Some((page, view)) = shared.view_of(&route, &request) {
                 let visit = Visit::new(name.clone(), &request, 1 + name.as_str().len());
@@ -239,7 +225,7 @@ impl Service {
                 };
             }
             match written.exchange(&route, &request) {
-                Some(exchange) => exchange.answer(&written.auth, request, &shared.metrics),
+                Some(exchange) => exchange.answer(&written.auth, request, &shared.origins.metrics),
                 None => match gate.pass(route, &request)? {
                     Allowed::Read(_) => Err(ServeError::NoPath),
                     Allowed::SessionInfo { session, may_read } if shared.page.is_some() => {
@@ -261,7 +247,7 @@ impl Service {
         let shared = &*self.shared;
         let started = Instant::now();
         // What is asked of upstreams and of other nodes carries the request's id, as do lines of the log about what the bucket was asked.
-        let asks_others = shared.upstream.is_some() || shared.written.is_some();
+        let asks_others = shared.origins.upstream.is_some() || shared.origins.written.is_some();
         let id = asks_others.then(|| request.id().to_string().into());
         let context = trace::accept(|| request.header_bytes(TRACEPARENT));
         let carries = id.is_some() || context.is_some();
@@ -276,16 +262,16 @@ impl Service {
         let path = path.map(|path| if path.is_empty() && at > Some(0) { "/".to_owned() } else { path });
         let path = path.as_deref().and_then(table::decode);
         let query = request.query().map(str::to_owned);
-        let base = |path| shared.written.as_ref().and_then(|_| below_push(path));
+        let base = |path| shared.origins.written.as_ref().and_then(|_| below_push(path));
         let own = path.as_deref().and_then(base);
         let path = own.or(path.as_deref());
         let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
         let label = route.label();
         span.rename(|method| format!("{method} {}", label.name()));
-        span.note("narval.cache", || shared.name().to_string());
+        span.note("narval.cache", || shared.origins.name().to_string());
         let is_of_page = request.header_bytes(page::FIELD).is_some();
         let answer = answer(shared, route, own.is_some(), request);
-        let mut response = answer.unwrap_or_else(|error| error.into_response(&shared.metrics));
+        let mut response = answer.unwrap_or_else(|error| error.into_response(&shared.origins.metrics));
         if shared.face == Face::NixServe && response.header_value(&header::CONTENT_TYPE).is_some_and(|is| is == TEXT) {
             // The original has no charset.
             response = response.replace_header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
@@ -294,13 +280,13 @@ impl Service {
             // The page asks for a token itself: for Basic credentials, the browser would.
             response = response.replace_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        shared.metrics.latency(started.elapsed());
+        shared.origins.metrics.latency(started.elapsed());
         span.note("http.response.status_code", || response.status().as_u16().to_string());
         if response.status().is_server_error() {
             span.fail();
         }
         // An upload may be answered later.
-        let metrics = Arc::clone(&shared.metrics);
+        let metrics = Arc::clone(&shared.origins.metrics);
         if label == RouteLabel::Nar {
             response = shared.downloading(response, path.unwrap_or_default());
         }
@@ -342,7 +328,7 @@ impl Shared {
             // Without tokens, nobody manages anything.
             Some((page, view)) => {
                 let view = if view.needs_session() { View::Absent } else { view };
-                page.view(view, Visit::new(self.name(), &request, at), request)
+                page.view(view, Visit::new(self.origins.name(), &request, at), request)
             }
             None => self.read(route, request),
         }
@@ -372,23 +358,28 @@ impl Shared {
         request: Request,
     ) -> Result<Response, ServeError> {
         if let Some(exchange) = written.exchange(&route, &request) {
-            return exchange.answer(&written.auth, request, &self.metrics);
+            return exchange.answer(&written.auth, request, &self.origins.metrics);
         }
         if let Some((page, view)) = self.view_of(&route, &request) {
             let visit = Visit::new(written.cache.name().clone(), &request, at);
-            return match written.gate(&self.metrics, at).visit(visit, &view, &request)? {
+            return match written.gate(&self.origins.metrics, at).visit(visit, &view, &request)? {
                 Some(visit) => page.view(view, visit, request),
                 None => Ok(Page::sign_in(&request.head())),
             };
         }
         if route == Route::Api {
-            return Ok(api::answer(&written.gate(&self.metrics, at), &written.uploads, request, &self.metrics));
+            return Ok(api::answer(
+                &written.gate(&self.origins.metrics, at),
+                &written.uploads,
+                request,
+                &self.origins.metrics,
+            ));
         }
         // Other nodes prove themselves in another way than clients.
         if let Route::Peer(asked) = route {
-            return peer::answer(&written.data, asked, &request.head(), &self.metrics);
+            return peer::answer(&written.data, asked, &request.head(), &self.origins.metrics);
         }
-        match written.gate(&self.metrics, at).pass(route, &request)? {
+        match written.gate(&self.origins.metrics, at).pass(route, &request)? {
             Allowed::Put(route, grant) => written.uploads.put(route, grant, request),
             Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
             Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
@@ -416,18 +407,6 @@ impl Shared {
         }
     }
 
-    /// Begins to count what is in its data folder: that takes a while, and somebody will ask.
-    pub(crate) fn begin_survey(&self) {
-        if let Some(written) = &self.written {
-            drop(written.data.survey());
-        }
-    }
-
-    /// The name of the cache.
-    pub(crate) fn name(&self) -> CacheName {
-        self.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default()
-    }
-
     /// Counts a response with a large NAR while it is sent.
     fn downloading(&self, response: Response, path: &str) -> Response {
         let length = response.content_length();
@@ -435,7 +414,7 @@ impl Shared {
         if length.is_some_and(|length| length < LARGE_BYTES_MIN) {
             return response;
         }
-        let transfer = self.metrics.downloads.begin(path.rsplit('/').next().unwrap_or_default(), length);
+        let transfer = self.origins.metrics.downloads.begin(path.rsplit('/').next().unwrap_or_default(), length);
         let sent = Arc::clone(&transfer.done);
         response.keep_counted(transfer, sent)
     }

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use crate::auth::Auth;
 use crate::metrics::Metrics;
 use crate::piecework::Piecework;
-use crate::service::Shared;
-use crate::upload::UploadPool;
+use crate::service::origins::Origins;
+use crate::upload::receive::UploadPool;
 use crate::watch::{History, Totals, history};
 use crate::written::narinfo::WrittenNarinfos;
 
@@ -35,7 +35,7 @@ struct State {
     started: OnceLock<Instant>,
     history: History,
     /// The services that answer now, for the metrics of all caches.
-    services: Mutex<BTreeMap<CacheName, Weak<Shared>>>,
+    services: Mutex<BTreeMap<CacheName, Weak<Origins>>>,
 }
 
 /// The state of one cache.
@@ -72,7 +72,7 @@ fn watch(state: &Weak<State>) {
         if let Some(engine) = state.engine() {
             state.history().take(Totals::of_engine(&engine));
         }
-        state.services().iter().for_each(|service| service.look());
+        state.services().iter().for_each(|service| service.look(&state));
     }
 }
 
@@ -118,20 +118,20 @@ impl ServerState {
     }
 
     /// Notes that this service answers from now on.
-    pub(crate) fn serves(&self, service: &Arc<Shared>) {
+    pub(crate) fn serves(&self, service: &Arc<Origins>) {
         let mut services = self.0.services.lock();
         services.retain(|_, service| service.strong_count() > 0);
         services.insert(service.name(), Arc::downgrade(service));
     }
 
     /// The services that answer now.
-    pub(crate) fn services(&self) -> Vec<Arc<Shared>> {
+    pub(crate) fn services(&self) -> Vec<Arc<Origins>> {
         let services = self.0.services.lock();
         services.values().filter_map(Weak::upgrade).collect()
     }
 
     /// The one of a cache.
-    pub(crate) fn service(&self, cache: &CacheName) -> Option<Arc<Shared>> {
+    pub(crate) fn service(&self, cache: &CacheName) -> Option<Arc<Origins>> {
         self.0.services.lock().get(cache).and_then(Weak::upgrade)
     }
 

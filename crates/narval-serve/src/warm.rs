@@ -56,7 +56,7 @@ pub fn warm(
 }
 
 fn warm_one(service: &Service, path: &StorePath) -> Warmed {
-    let Some(live) = &service.shared.live else { return Warmed::Failed("there is no store".to_owned()) };
+    let Some(live) = &service.shared.origins.live else { return Warmed::Failed("there is no store".to_owned()) };
     let nars = &live.nars;
     let Some(cache) = &nars.compressed else { return Warmed::Failed("there is no NAR cache".to_owned()) };
     let hash_part = path.hash_part();
@@ -96,7 +96,7 @@ pub enum WarmedDelta {
 /// Does nothing without deltas.
 pub fn warm_delta(service: &Service, base: &PathInfo, path: &PathInfo) -> WarmedDelta {
     let shared = &service.shared;
-    let (Some(live), Some(deltas)) = (&shared.live, &shared.deltas) else {
+    let (Some(live), Some(deltas)) = (&shared.origins.live, &shared.deltas) else {
         return WarmedDelta::Failed("there is no store, or no NAR cache".to_owned());
     };
     let failure = Arc::new(OnceLock::new());

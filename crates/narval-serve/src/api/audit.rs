@@ -2,8 +2,8 @@
 
 use narval_keep::{AuditLine, CacheName};
 
-use super::{Answered, Asked, of_data};
-use crate::api::governs;
+use super::asked::{Answered, Asked, of_data};
+use super::tokens::governs;
 use crate::error::ServeError;
 
 /// `GET audit`

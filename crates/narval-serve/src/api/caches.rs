@@ -4,7 +4,7 @@ use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Refusal, R
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Answered, Asked, malformed, of_data, require_all};
+use super::asked::{Answered, Asked, malformed, of_data, require_all};
 use crate::caches::is_reserved_name;
 use crate::error::ServeError;
 

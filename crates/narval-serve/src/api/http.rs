@@ -4,15 +4,21 @@ use std::sync::Arc;
 
 use narval_http::{Body, HeaderValue, Request, Response, StatusCode, header};
 use narval_keep::{CacheName, Data, Grant};
+use narval_nix::release::RELEASE_LEN_MAX;
 use serde_json::json;
 
-use super::table::Needs;
-use super::{ApiRequest, Asked, BODY_LEN_MAX, Found, PATH, authorize, find};
+use super::asked::{ApiRequest, Asked};
+use super::row::Needs;
+use super::{Found, authorize, find};
 use crate::auth::{Caller, client_text};
 use crate::error::ServeError;
 use crate::gate::{Gate, is_read};
 use crate::metrics::Metrics;
-use crate::upload::{Uploads, read};
+use crate::routes::table::API_PATH;
+use crate::upload::receive::{Uploads, read};
+
+/// The longest body, in bytes: that of a release.
+const BODY_LEN_MAX: u64 = RELEASE_LEN_MAX as u64;
 
 const KEY_FIELD: &str = "idempotency-key";
 
@@ -33,7 +39,7 @@ fn begin(
     let method = request.method().clone();
     // As it was sent: in a name, `%2F` is no end of a part.
     let path =
-        request.path().split_once(PATH).map_or("", |(_, rest)| rest.strip_prefix('/').unwrap_or(rest)).to_owned();
+        request.path().split_once(API_PATH).map_or("", |(_, rest)| rest.strip_prefix('/').unwrap_or(rest)).to_owned();
     let grant = match find(&method, &path) {
         Found::Nothing => return Err(ServeError::NoRoute),
         Found::Methods(allowed) => {

@@ -9,7 +9,7 @@ use narval_keep::{Cache, Job, JobKind, JobState};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Answered, Asked, malformed, not_found};
+use super::asked::{Answered, Asked, malformed, not_found};
 use crate::error::ServeError;
 
 /// The most streams of events of a process, and of one client: each has a thread.

@@ -6,7 +6,7 @@ use narval_nix::{HashPart, StorePath};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Answered, Asked, malformed, not_found};
+use super::asked::{Answered, Asked, malformed, not_found};
 use crate::error::ServeError;
 
 /// A store path, its base name or its hash part.

@@ -2,9 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::table::{Needs, ROWS, Row};
-use super::{Answered, Asked, PATH};
-use crate::error::ServeError;
+use super::row::{Needs, Row};
+use crate::routes::table::API_PATH;
 
 /// A field of an object, and its type: `integer`, `[string]`, the name of an object, or one of these with `?`, which may be absent or null.
 type Field = (&'static str, &'static str);
@@ -167,17 +166,12 @@ const OBJECTS: &[(&str, &[Field])] = &[
     ("AuditPage", &[("items", "[AuditLine]"), ("next", "string?")]),
 ];
 
-/// `GET openapi.json`
-pub(super) fn answer(_: &Asked<'_>) -> Result<Answered, ServeError> {
-    Answered::ok(&openapi())
-}
-
-/// The description of the API, as `docs/openapi.json` has it.
-pub fn openapi() -> Value {
+/// The description of the API that has these rows.
+pub(super) fn describe(rows: &[Row]) -> Value {
     let mut paths = Map::new();
-    for row in ROWS {
+    for row in rows {
         let path = paths
-            .entry(format!("/{PATH}{}{}", if row.path.is_empty() { "" } else { "/" }, row.path))
+            .entry(format!("/{API_PATH}{}{}", if row.path.is_empty() { "" } else { "/" }, row.path))
             .or_insert_with(|| json!({}));
         if let Some(methods) = path.as_object_mut() {
             methods.insert(row.method.as_str().to_ascii_lowercase(), operation(row));

@@ -5,7 +5,7 @@ use narval_nix::Release;
 use narval_nix::release::{ReleaseName, Which};
 use serde_json::{Value, json};
 
-use super::{Answered, Asked, malformed, not_found};
+use super::asked::{Answered, Asked, malformed, not_found};
 use crate::error::ServeError;
 use crate::routes::releases as routes;
 use crate::upload::releases as upload;

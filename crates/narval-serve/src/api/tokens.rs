@@ -5,7 +5,7 @@ use narval_keep::{CachePatterns, Grant, NewToken, Refusal, RefusalKind, Scopes, 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Answered, Asked, malformed, not_found};
+use super::asked::{Answered, Asked, malformed, not_found};
 use crate::error::ServeError;
 
 /// An administrator of some caches may manage only tokens that are limited to these.

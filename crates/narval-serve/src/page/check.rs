@@ -5,9 +5,9 @@ use std::sync::Arc;
 use narval_nix::HashPart;
 use serde::Serialize;
 
-use super::Places;
 use super::catalog::Catalog;
 use super::paths::{is_signed, look_up};
+use super::places::Places;
 use crate::error::ServeError;
 
 /// Paths whose signatures are verified, the newest ones: each takes about 0.1 ms.

@@ -5,9 +5,9 @@ use std::io;
 use narval_nix::listing::Node;
 use narval_nix::{ClosureDifference, HashPart, Sha256, Sha256Hasher};
 
-use super::Places;
 use super::inside::{Frames, Inside, Reader};
 use super::paths::{self, Closure};
+use super::places::Places;
 use crate::error::ServeError;
 
 /// The maximum number of files and of paths in the answer.

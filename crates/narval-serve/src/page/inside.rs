@@ -13,7 +13,8 @@ use narval_nix::{Compression, HashPart, NarHash, StorePath};
 use narval_store::{NarStream, ReadAhead, Step};
 use quick_cache::Weighter;
 
-use super::{Places, paths};
+use super::paths;
+use super::places::Places;
 use crate::error::ServeError;
 use crate::nar::plan::Planned;
 use crate::piecework::Answered;

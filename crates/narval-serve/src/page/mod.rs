@@ -1,6 +1,6 @@
 //! The page that browsers get: how to use this cache, what is in it, and what the server does now.
 //!
-//! Each view has an address, and is a document that the server renders (`view/`), with style and script inlined (`assets/`). Below [`PATH`] is what
+//! Each view has an address, and is a document that the server renders (`view/`), with style and script inlined (`assets/`). Below [its path](crate::routes::pages::PATH) is what
 //! the script requests, and files. What everybody may see is read-only, and queries the sources like any client; browsers that have signed in
 //! with a token (`session.rs`) can manage the cache (`manage.rs`).
 
@@ -9,116 +9,39 @@ mod check;
 mod compare;
 mod contents;
 mod inside;
+mod json;
 mod manage;
+mod parts;
 mod paths;
+pub(crate) mod places;
 pub(crate) mod session;
 mod tar;
 mod usage;
 mod view;
+pub(crate) mod visit;
 
 use std::sync::Arc;
 
-use narval_http::{Body, HeadRef, HeaderValue, Request, Response, StatusCode, header};
-use narval_keep::{Cache, CacheName, Data, Grant, Refusal, RefusalKind};
-use narval_nix::{HashPart, PublicKey, StoreDir};
-use narval_store::Store;
-use serde::Serialize;
+use narval_http::{HeadRef, Request, Response, header};
+use narval_keep::{Grant, Refusal, RefusalKind};
 
 use crate::auth::client_text;
 use crate::auth::sessions::Session;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::nar::plan::Planner;
 use crate::piecework::{Answered, Piecework};
-use crate::routes::narinfo::Narinfos;
-use crate::service::Shared;
+use crate::routes::pages::{PageRoute, View};
 use crate::state::ServerState;
-use crate::upload::Uploads;
-use catalog::Catalog;
-use inside::{Frames, Inside};
+use crate::upload::receive::Uploads;
+use inside::Inside;
+use json::{json, json_response};
 use manage::{Action, Form};
-pub(crate) use view::{View, Visit};
-
-/// The path of the page's requests.
-pub(crate) const PATH: &str = "_narval/page";
-
-/// What all addresses of the views but `/` begin with.
-pub(crate) const VIEWS: &str = "_narval";
+use parts::Parts;
+use places::Places;
+use visit::Visit;
 
 /// The page sends this field with its requests.
 pub(crate) const FIELD: &str = "x-narval-page";
-
-/// A request of the page, below [`PATH`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PageRoute<'a> {
-    /// `check`: how many paths have a valid signature of this server.
-    Check,
-    /// `paths?q=…&from=…`: search, the newest first; `paths?package=…`: the versions of a package.
-    Paths,
-    /// `closure/<hash part>`: the closure as a graph with sizes.
-    Closure(HashPart),
-    /// `file/<hash part>/<path in it>`: one file of a NAR.
-    File(HashPart, &'a str),
-    /// `tar/<hash part>/<path in it>`: a folder as an archive.
-    Tar(HashPart, &'a str),
-    /// `session`: GET, whether this browser has signed in; POST to sign in, DELETE to sign out.
-    Session,
-}
-
-impl<'a> PageRoute<'a> {
-    /// Parses the part after [`PATH`] and a slash.
-    pub(crate) fn parse(rest: &'a str) -> Option<Self> {
-        let hash_part = |text: &str| HashPart::parse(text.as_bytes()).ok();
-        match rest.split_once('/') {
-            None if rest == "check" => Some(Self::Check),
-            None if rest == "paths" => Some(Self::Paths),
-            None if rest == "session" => Some(Self::Session),
-            Some(("closure", hash)) => hash_part(hash).map(Self::Closure),
-            Some((kind @ ("file" | "tar"), rest)) => {
-                let (hash, path) = rest.split_once('/').unwrap_or((rest, ""));
-                let hash = hash_part(hash)?;
-                Some(if kind == "file" { Self::File(hash, path) } else { Self::Tar(hash, path) })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// The sources that the page shows.
-#[derive(Debug)]
-pub(crate) struct Places {
-    pub(crate) store_dir: StoreDir,
-    pub(crate) priority: u32,
-    pub(crate) sign_keys: Vec<PublicKey>,
-    pub(crate) narinfos: Arc<Narinfos>,
-    /// The live store, and the planner of its NARs.
-    pub(crate) store: Option<Arc<Store>>,
-    pub(crate) planner: Option<Arc<Planner>>,
-    pub(crate) written: Option<Cache>,
-    /// The folder of the cache, which has the tokens.
-    pub(crate) data: Option<Data>,
-    /// What its operator says about it.
-    pub(crate) description: Option<String>,
-    /// Whether there are upstreams.
-    pub(crate) has_upstreams: bool,
-}
-
-/// What views are made of.
-#[derive(Debug)]
-struct Parts {
-    places: Arc<Places>,
-    catalog: Arc<Catalog>,
-    frames: Arc<Frames>,
-    /// Of the whole server.
-    state: ServerState,
-}
-
-impl Parts {
-    /// The service of a cache as it answers now; `None` while the server starts.
-    fn service(&self, cache: &CacheName) -> Option<Arc<Shared>> {
-        self.state.service(cache)
-    }
-}
 
 /// The page and its requests.
 #[derive(Debug)]
@@ -216,20 +139,4 @@ impl Page {
     ) -> Result<Response, ServeError> {
         self.work.answer(request, &self.metrics, answer)
     }
-}
-
-/// An answer that must not be stored: paths come and go.
-fn json(value: &impl Serialize) -> Result<Response, ServeError> {
-    let text = serde_json::to_vec(value).map_err(|error| {
-        tracing::error!("cannot render a response for the page: {error}");
-        ServeError::NoPath
-    })?;
-    Ok(json_response().body(Body::bytes(text)))
-}
-
-fn json_response() -> Response {
-    Response::new(StatusCode::OK)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
-        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
-        .header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
 }

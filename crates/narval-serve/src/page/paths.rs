@@ -11,7 +11,7 @@ use narval_nix::narinfo::NarInfo;
 use narval_nix::{ClosurePath, HashPart, StorePath, TrustedKeys};
 use serde::{Serialize, Serializer};
 
-use super::Places;
+use super::places::Places;
 use crate::error::ServeError;
 use crate::narinfo::memo::Answer;
 use crate::routes::log;

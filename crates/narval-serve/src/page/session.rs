@@ -6,7 +6,7 @@ use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 use narval_keep::{CacheName, Grant, Scope};
 use serde::Serialize;
 
-use super::json;
+use super::json::json;
 use crate::auth::Auth;
 use crate::auth::sessions::{Session, cookie, is_secure};
 use crate::error::ServeError;

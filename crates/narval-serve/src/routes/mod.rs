@@ -10,6 +10,7 @@ pub(crate) mod metrics;
 pub(crate) mod nar;
 pub(crate) mod narinfo;
 pub(crate) mod nix_cache_info;
+pub(crate) mod pages;
 pub(crate) mod presence;
 pub(crate) mod releases;
 pub(crate) mod table;

@@ -6,10 +6,15 @@ use narval_http::{Prepared, StatusCode};
 use narval_keep::Cache;
 use narval_nix::{CacheInfo, SecretKey, StoreDir};
 
+use super::table::PUSH_PATH;
 use super::{batch, presence};
 use crate::prepared::prepared;
-use crate::upload::push;
 use crate::{Config, Face};
+
+/// The key that announces the push protocol; its value is the protocol's path.
+const PUSH_KEY: &str = "NarvalPush";
+/// The line that tells clients to send small NARs together: the key, and the URL.
+const PUSH_NARS: (&str, &str) = ("NarvalPushNars", "_narval/v1/nars");
 
 /// The key of the lines that tell clients (`narval use`) what paths are signed with.
 const PUBLIC_KEY: &str = "PublicKey";
@@ -37,9 +42,9 @@ pub(crate) fn prepare(
         unknown.push((presence::CACHE_INFO_KEY.to_owned(), presence::PATH.to_owned()));
     }
     if let Some(cache) = written {
-        unknown.push((push::CACHE_INFO_KEY.to_owned(), push::PATH.to_owned()));
+        unknown.push((PUSH_KEY.to_owned(), PUSH_PATH.to_owned()));
         if cache.takes_many_nars() {
-            unknown.push((push::NARS.0.to_owned(), push::NARS.1.to_owned()));
+            unknown.push((PUSH_NARS.0.to_owned(), PUSH_NARS.1.to_owned()));
         }
     }
     let info = CacheInfo {

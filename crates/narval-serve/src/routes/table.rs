@@ -6,13 +6,11 @@ use narval_keep::PEER_PATH;
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 
+use super::pages::{PageRoute, View};
 use super::releases::ReleaseRoute;
-use super::{batch, presence};
+use super::{batch, pages, presence};
 use crate::Face;
-use crate::api;
 use crate::metrics::RouteLabel;
-use crate::page::{self, PageRoute, View};
-use crate::upload::push;
 
 /// What a path asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +107,11 @@ pub(crate) struct PeerRoute<'a> {
     pub(crate) name: &'a str,
 }
 
+/// The path of the push protocol, and of what clients report.
+pub(crate) const PUSH_PATH: &str = "_narval/v1";
+/// The path of the API for administration, below that of a cache.
+pub(crate) const API_PATH: &str = "_narval/api/v1";
+
 /// How the path of a narinfo ends.
 pub(crate) const NARINFO: &str = ".narinfo";
 /// How the path of a listing ends.
@@ -203,7 +206,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
     if let Some(name) = path.strip_prefix("debuginfo/") {
         return Route::DebugInfo(name);
     }
-    if let Some(rest) = path.strip_prefix(push::PATH).and_then(|rest| rest.strip_prefix('/')) {
+    if let Some(rest) = path.strip_prefix(PUSH_PATH).and_then(|rest| rest.strip_prefix('/')) {
         return match (rest, rest.split_once('/')) {
             ("missing", _) => Route::Push(PushRoute::Missing),
             ("nars", _) => Route::Push(PushRoute::Nars),
@@ -218,10 +221,10 @@ fn others(face: Face, path: &str) -> Route<'_> {
             _ => Route::Unknown,
         };
     }
-    if path.strip_prefix(api::PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+    if path.strip_prefix(API_PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
         return Route::Api;
     }
-    if let Some(rest) = path.strip_prefix(page::PATH).and_then(|rest| rest.strip_prefix('/')) {
+    if let Some(rest) = path.strip_prefix(pages::PATH).and_then(|rest| rest.strip_prefix('/')) {
         return PageRoute::parse(rest).map_or(Route::Unknown, Route::Page);
     }
     if let Some(rest) = path.strip_prefix(PEER_PATH).and_then(|rest| rest.strip_prefix('/')) {
@@ -231,7 +234,7 @@ fn others(face: Face, path: &str) -> Route<'_> {
     if let Some(release) = ReleaseRoute::parse(path) {
         return Route::Releases(release);
     }
-    if let Some(view) = path.strip_prefix(page::VIEWS).and_then(|rest| View::parse(rest.strip_prefix('/')?)) {
+    if let Some(view) = path.strip_prefix(pages::VIEWS).and_then(|rest| View::parse(rest.strip_prefix('/')?)) {
         return Route::View(view);
     }
     Route::Other(path)

@@ -5,31 +5,33 @@ use std::sync::Arc;
 use narval_http::{HeadRef, Response};
 use narval_keep::Scope;
 
-use super::Shared;
+use super::origins::Origins;
 use crate::auth::Caller;
 use crate::error::ServeError;
 use crate::families::Families;
 use crate::routes::metrics;
+use crate::state::ServerState;
 
-impl Shared {
-    /// Answers with what was counted. Nothing is counted for it: what takes long was counted before, on a thread.
-    pub(super) fn measured(&self, head: &HeadRef<'_>) -> Result<Response, ServeError> {
-        let mut families = Families::default();
-        if self.shows_engine {
-            let caller = self.written.as_ref().map(|written| written.auth.caller(head, &self.metrics)).transpose()?;
-            self.add_server(&mut families, matches!(caller, Some(Caller::Bearer(_))));
-            self.add_cache(&mut families);
-            for other in self.state.services() {
-                if !Arc::ptr_eq(&other.metrics, &self.metrics) && other.is_readable_by(caller.as_ref()) {
-                    other.add_cache(&mut families);
-                }
+/// Answers with what was counted. Nothing is counted for it: what takes long was counted before, on a thread.
+pub(super) fn answer(origins: &Origins, state: &ServerState, head: &HeadRef<'_>) -> Result<Response, ServeError> {
+    let mut families = Families::default();
+    if origins.shows_engine {
+        let written = origins.written.as_ref();
+        let caller = written.map(|written| written.auth.caller(head, &origins.metrics)).transpose()?;
+        origins.add_server(state, &mut families, matches!(caller, Some(Caller::Bearer(_))));
+        origins.add_cache(&mut families);
+        for other in state.services() {
+            if !Arc::ptr_eq(&other.metrics, &origins.metrics) && other.is_readable_by(caller.as_ref()) {
+                other.add_cache(&mut families);
             }
-        } else {
-            self.add_cache(&mut families);
         }
-        Ok(metrics::answer(families))
+    } else {
+        origins.add_cache(&mut families);
     }
+    Ok(metrics::answer(families))
+}
 
+impl Origins {
     fn is_readable_by(&self, caller: Option<&Caller>) -> bool {
         self.written.as_ref().is_none_or(|written| {
             let allows = |caller: &Caller| match caller {
@@ -41,11 +43,11 @@ impl Shared {
     }
 
     /// What is of the whole server. Strangers are not told of its tokens.
-    fn add_server(&self, families: &mut Families, knows_caller: bool) {
-        families.add_text(&self.state.engine_text());
+    fn add_server(&self, state: &ServerState, families: &mut Families, knows_caller: bool) {
+        families.add_text(&state.engine_text());
         metrics::add_build(families);
         metrics::add_waits(families);
-        metrics::add_certificates(families, &self.state.certificates());
+        metrics::add_certificates(families, &state.certificates());
         if let Some(folder) = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()) {
             metrics::add_disk(families, "nar-cache", folder.root());
         }

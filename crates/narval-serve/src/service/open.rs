@@ -8,7 +8,8 @@ use narval_keep::CacheName;
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
-use super::{Live, Service, Shared, Sources, Written, WrittenCache};
+use super::origins::{Live, Origins, Written};
+use super::{Service, Shared, Sources, WrittenCache};
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::deltas::Deltas;
@@ -17,13 +18,14 @@ use crate::nar::packed::PackedNars;
 use crate::nar::plan::{Planner, Plans};
 use crate::nar::zstd::NarCache;
 use crate::narinfo::memo::Memo;
-use crate::page::{Page, Places};
+use crate::page::Page;
+use crate::page::places::Places;
 use crate::routes::nar::Nars;
 use crate::routes::narinfo::{LiveNarinfos, Narinfos};
 use crate::routes::presence::Presence;
 use crate::routes::{narinfo, nix_cache_info};
 use crate::state::ServerState;
-use crate::upload::Uploads;
+use crate::upload::receive::Uploads;
 use crate::upstream::narinfo::UpstreamNarinfos;
 use crate::{Config, Face, NarCacheConfig};
 
@@ -108,6 +110,8 @@ impl Service {
             };
             Page::new(places, state.clone(), Arc::clone(&metrics))
         });
+        let shows_engine = name == CacheName::default();
+        let origins = Arc::new(Origins { live, written, upstream, metrics, shows_engine });
         Ok(Self {
             shared: Arc::new(Shared {
                 face,
@@ -115,17 +119,13 @@ impl Service {
                 store_dir,
                 sign_keys,
                 narinfos,
-                live,
-                written,
-                upstream,
+                origins,
                 deltas,
-                metrics,
                 cache_info,
                 presence,
                 sign_secrets,
                 page,
                 state: state.clone(),
-                shows_engine: name == CacheName::default(),
             }),
         })
     }

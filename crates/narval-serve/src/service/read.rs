@@ -6,7 +6,8 @@ use narval_cache::upstream::Small;
 use narval_http::{HeadRef, Request, Response};
 use narval_keep::{RefusalKind, SmallKind};
 
-use super::{Live, Shared, Written};
+use super::origins::{Live, Written};
+use super::{Shared, measured};
 use crate::error::ServeError;
 use crate::routes::table::{NarRoute, Route};
 use crate::routes::{batch, build_trace, health, log, ls, releases};
@@ -41,13 +42,16 @@ impl Shared {
         match route {
             Route::NarInfo(hash_part) => self.narinfos.answer(&head, hash_part),
             Route::Nar(route) => self.nar(&route, &head),
-            Route::UpstreamNar(name) => {
-                upstream::nar::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, name, &head, &self.metrics)
-            }
-            Route::NarFile(name) => match &self.written {
+            Route::UpstreamNar(name) => upstream::nar::answer(
+                self.origins.upstream.as_ref().ok_or(ServeError::NoRoute)?,
+                name,
+                &head,
+                &self.origins.metrics,
+            ),
+            Route::NarFile(name) => match &self.origins.written {
                 Some(written) => {
                     let how = (self.deltas.as_ref(), written.redirect);
-                    nar::answer(&written.cache, name, &head, how, &self.metrics)
+                    nar::answer(&written.cache, name, &head, how, &self.origins.metrics)
                 }
                 None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
                 None => Err(ServeError::NoRoute),
@@ -78,7 +82,7 @@ impl Shared {
                 )
                 .or_else(|error| self.small_of_upstreams(error, &Small::Realisation(id.clone()))),
             Route::DebugInfo(name) => {
-                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
                 small::answer(&written.cache, SmallKind::DebugInfo, name).or_else(|error| {
                     match Small::debug_info(name) {
                         Some(small) => self.small_of_upstreams(error, &small),
@@ -87,32 +91,32 @@ impl Shared {
                 })
             }
             Route::Other(name) => {
-                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
                 small::answer(&written.cache, SmallKind::Other, name).map_err(|error| match error {
                     ServeError::NoPath => ServeError::NoRoute,
                     error => error,
                 })
             }
             Route::Releases(route) => {
-                let written = self.written.as_ref().ok_or(ServeError::NoRoute)?;
+                let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
                 releases::answer(&written.cache, &route, &head)
             }
             Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
             Route::Presence => self.presence.as_ref().ok_or(ServeError::NoRoute)?.answer(&head),
-            Route::Metrics => self.measured(&head),
+            Route::Metrics => measured::answer(&self.origins, &self.state, &head),
             Route::Traces(hash_part) => {
-                Ok(upstream::traces::answer(self.upstream.as_ref().ok_or(ServeError::NoRoute)?, &hash_part))
+                Ok(upstream::traces::answer(self.origins.upstream.as_ref().ok_or(ServeError::NoRoute)?, &hash_part))
             }
             Route::Health => Ok(health::answer(
-                self.live.as_ref().map(|live| &*live.store),
-                self.written.as_ref().map(|written| &written.cache),
+                self.origins.live.as_ref().map(|live| &*live.store),
+                self.origins.written.as_ref().map(|written| &written.cache),
             )),
             Route::Ready => Ok(health::ready(
-                self.live.as_ref().map(|live| &*live.store),
-                self.written.as_ref().map(|written| &written.cache),
+                self.origins.live.as_ref().map(|live| &*live.store),
+                self.origins.written.as_ref().map(|written| &written.cache),
             )),
             Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, request),
-            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.written.is_some())),
+            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.origins.written.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
             Route::Push(_) | Route::Api | Route::Peer(_) | Route::View(_) | Route::Unknown => Err(ServeError::NoRoute),
         }
@@ -120,12 +124,12 @@ impl Shared {
 
     /// A NAR of the live store, or else of the upstreams, whose names may look the same.
     fn nar(&self, route: &NarRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
-        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
-        match (answer, &self.upstream, route.nar_hash) {
+        let answer = self.origins.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
+        match (answer, &self.origins.upstream, route.nar_hash) {
             (Err(ServeError::NoPath | ServeError::OtherNarHash), Some(upstreams), Some(hash)) => {
                 let extension = if route.zstd { ".nar.zst" } else { ".nar" };
                 let name = format!("{}-{hash}{extension}", route.hash_part);
-                upstream::nar::answer(upstreams, &name, head, &self.metrics)
+                upstream::nar::answer(upstreams, &name, head, &self.origins.metrics)
             }
             (answer, ..) => answer,
         }
@@ -133,7 +137,7 @@ impl Shared {
 
     /// A small file from the upstreams, if the error is that it is absent.
     fn small_of_upstreams(&self, error: ServeError, small: &Small) -> Result<Response, ServeError> {
-        match (&error, &self.upstream) {
+        match (&error, &self.origins.upstream) {
             (ServeError::NoPath, Some(upstreams)) => upstream::small::answer(upstreams, small),
             (ServeError::Refused(refusal), Some(upstreams)) if refusal.kind == RefusalKind::NotFound => {
                 upstream::small::answer(upstreams, small)
@@ -149,8 +153,8 @@ impl Shared {
         kind: SmallKind,
         name: impl FnOnce() -> String,
     ) -> Result<Response, ServeError> {
-        let answer = self.live.as_ref().map_or(Err(ServeError::NoPath), live);
-        match (answer, &self.written) {
+        let answer = self.origins.live.as_ref().map_or(Err(ServeError::NoPath), live);
+        match (answer, &self.origins.written) {
             (Err(ServeError::NoPath), Some(written)) => small::answer(&written.cache, kind, &name()),
             (answer, _) => answer,
         }

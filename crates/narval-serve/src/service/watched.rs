@@ -1,7 +1,5 @@
 //! What the page's Status is told of a cache and of the server: what is wrong, and how full they are.
 
-use std::time::Duration;
-
 use narval_cache::upstream::{Upstreams, UpstreamsFigures};
 use narval_client::clock;
 use narval_http::Snapshot;
@@ -9,9 +7,9 @@ use narval_keep::{Cache, Data, Fullness};
 use narval_nix::HashPart;
 use rustix::fs::statvfs;
 
-use super::Shared;
-use crate::metrics::Metrics;
+use super::origins::Origins;
 use crate::routes::health;
+use crate::state::ServerState;
 use crate::watch::problems::{self, CacheFacts, Problem, ServerFacts};
 
 /// A file system that the server uses.
@@ -24,33 +22,33 @@ pub(crate) struct Disk {
     pub(crate) full_in: Option<u64>,
 }
 
-impl Shared {
+impl Origins {
     /// What is wrong with this cache, the worst first; with `of_server`, also what is wrong with the whole server. Checks what takes a while if
     /// that was not done lately, so this is not for the shards.
-    pub(crate) fn problems(&self, of_server: bool) -> Vec<Problem> {
+    pub(crate) fn problems(&self, state: &ServerState, of_server: bool) -> Vec<Problem> {
         self.metrics.history.check(|| {
             let store = self.live.as_ref().map(|live| &*live.store);
             health::broken(store, self.written.as_ref().map(|written| &written.cache))
         });
         self.begin_survey();
-        self.known_problems(of_server)
+        self.known_problems(state, of_server)
     }
 
     /// The same, as far as it is known without asking anybody.
-    fn known_problems(&self, of_server: bool) -> Vec<Problem> {
+    fn known_problems(&self, state: &ServerState, of_server: bool) -> Vec<Problem> {
         let now = clock::now();
         let mut all = problems::of_cache(now, &self.cache_facts(), &self.metrics.history);
         if of_server && self.shows_engine {
-            all.extend(problems::of_server(now, &self.server_facts(), self.state.history()));
+            all.extend(problems::of_server(now, &self.server_facts(state), state.history()));
             problems::sort(&mut all);
         }
         all
     }
 
     /// Takes a sample for the history; called by a thread of the server.
-    pub(crate) fn look(&self) {
+    pub(crate) fn look(&self, state: &ServerState) {
         self.metrics.history.take(self.metrics.totals());
-        drop(self.known_problems(true));
+        drop(self.known_problems(state, true));
     }
 
     fn cache_facts(&self) -> CacheFacts {
@@ -67,12 +65,12 @@ impl Shared {
         }
     }
 
-    fn server_facts(&self) -> ServerFacts {
+    fn server_facts(&self, state: &ServerState) -> ServerFacts {
         let survey = self.written.as_ref().and_then(|written| written.data.last_survey());
         let tokens = survey.map(|survey| survey.tokens.clone()).unwrap_or_default();
         ServerFacts {
-            disks: self.disks().into_iter().map(|disk| (disk.used_for.to_owned(), disk.full_in)).collect(),
-            certificates: self.state.certificates(),
+            disks: self.disks(state).into_iter().map(|disk| (disk.used_for.to_owned(), disk.full_in)).collect(),
+            certificates: state.certificates(),
             tokens: tokens.into_iter().map(|token| (token.id, token.expires)).collect(),
         }
     }
@@ -83,7 +81,7 @@ impl Shared {
     }
 
     /// The file systems that the server uses.
-    pub(crate) fn disks(&self) -> Vec<Disk> {
+    pub(crate) fn disks(&self, state: &ServerState) -> Vec<Disk> {
         let data = self.written.as_ref().map(|written| ("data", written.data.folder().to_owned()));
         let nars = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref());
         let nars = nars.map(|nars| ("nar-cache", nars.root().to_owned()));
@@ -92,7 +90,7 @@ impl Shared {
             let disk = statvfs(&folder).ok()?;
             let (free, size) =
                 (disk.f_bavail.saturating_mul(disk.f_frsize), disk.f_blocks.saturating_mul(disk.f_frsize));
-            Some(Disk { used_for, free, size, full_in: self.state.history().free(used_for, clock::now(), free) })
+            Some(Disk { used_for, free, size, full_in: state.history().free(used_for, clock::now(), free) })
         };
         data.into_iter().chain(nars).filter_map(disk).collect()
     }
@@ -105,16 +103,6 @@ impl Shared {
     /// The data folder of the writable cache.
     pub(crate) fn data(&self) -> Option<&Data> {
         self.written.as_ref().map(|written| &written.data)
-    }
-
-    /// What is counted of this cache.
-    pub(crate) fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// How long the server has run.
-    pub(crate) fn uptime(&self) -> Duration {
-        self.state.uptime()
     }
 
     /// The upstreams, if there are any.
@@ -150,8 +138,8 @@ impl Shared {
     }
 
     /// The engine's counters, if this cache may show them.
-    pub(crate) fn engine(&self) -> Option<Snapshot> {
-        self.state.engine().filter(|_| self.shows_engine)
+    pub(crate) fn engine(&self, state: &ServerState) -> Option<Snapshot> {
+        state.engine().filter(|_| self.shows_engine)
     }
 }
 

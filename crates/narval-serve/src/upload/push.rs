@@ -12,15 +12,8 @@ use narval_nix::{HashPart, Sha256};
 
 use super::coding::{coding, decoded};
 use super::parts::{Key, PART_BYTES_MAX, PartError};
-use super::{Counted, Uploads, announced, compression_of, ended_early, narinfo_lines, read, text};
+use super::receive::{Counted, Uploads, announced, compression_of, ended_early, narinfo_lines, read, text};
 use crate::error::ServeError;
-
-/// The key in `nix-cache-info` that announces the push protocol.
-pub(crate) const CACHE_INFO_KEY: &str = "NarvalPush";
-/// Its value.
-pub(crate) const PATH: &str = "_narval/v1";
-/// The line that tells clients to send small NARs together: the key, and the URL.
-pub(crate) const NARS: (&str, &str) = ("NarvalPushNars", "_narval/v1/nars");
 
 /// The most hash parts in one `POST missing`.
 const HASH_PARTS_MAX: usize = 65_536;

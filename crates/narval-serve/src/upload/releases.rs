@@ -9,7 +9,7 @@ use narval_nix::Release;
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use serde::Deserialize;
 
-use super::{read, text};
+use super::receive::{read, text};
 use crate::error::ServeError;
 
 /// The body of a request. It has either `systems` or `from`.

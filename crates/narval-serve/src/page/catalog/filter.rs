@@ -9,7 +9,7 @@ use super::asked::{Asked, Filter};
 use super::is_unsigned;
 use super::table::{Group, Groups, PAGE_LEN, TOTAL_MAX, Table};
 use crate::error::ServeError;
-use crate::page::Places;
+use crate::page::places::Places;
 
 /// How long a path is not used, in seconds.
 const UNUSED_SECONDS: u64 = 30 * 24 * 60 * 60;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use narval_nix::HashPart;
 use parking_lot::{Condvar, Mutex};
 
-use super::Places;
 use super::paths::{is_accepted, look_up};
+use super::places::Places;
 use crate::error::ServeError;
 pub(super) use asked::{Asked, Filter, text_of};
 use table::Table;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::asked::Asked;
 use crate::error::ServeError;
-use crate::page::Places;
+use crate::page::places::Places;
 use crate::page::usage::package_name;
 
 /// The maximum number of searched paths, the newest ones: about 100 bytes of memory each.

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::Visit;
+use crate::page::visit::Visit;
 
 /// The contents of a view that has nothing to show.
 pub(super) fn absent(visit: &Visit) -> Markup {

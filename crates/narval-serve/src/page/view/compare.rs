@@ -8,10 +8,11 @@ use narval_nix::HashPart;
 
 use super::parts::sized;
 use super::words::{bytes, encoded, many, name, number, plain};
-use super::{Parts, Visit};
 use crate::error::ServeError;
 use crate::page::compare::{self, Change, Comparison, Entry, File, Files, Side};
+use crate::page::parts::Parts;
 use crate::page::paths::WithSize;
+use crate::page::visit::Visit;
 
 /// The view of what differs.
 pub(super) fn compared(

@@ -7,10 +7,11 @@ use narval_nix::listing::{Listing, Node};
 
 use super::packages::title;
 use super::words::{bytes, encoded, name, plain};
-use super::{Parts, Visit};
 use crate::error::ServeError;
 use crate::page::inside::Inside;
+use crate::page::parts::Parts;
 use crate::page::paths;
+use crate::page::visit::Visit;
 
 /// Entries of the tree in the view of a path, and its depth. What is beyond has views of its own.
 const TREE_MAX: usize = 400;

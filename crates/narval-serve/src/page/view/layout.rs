@@ -11,8 +11,9 @@ use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
 use narval_nix::Sha256;
 
 use super::words::{many, name};
-use super::{View, Visit};
-use crate::page::Parts;
+use crate::page::parts::Parts;
+use crate::page::visit::Visit;
+use crate::routes::pages::View;
 
 const STYLE: &str = concat!(include_str!("../assets/page.css"), include_str!("../assets/operator.css"));
 /// One script, in this order.
@@ -114,7 +115,8 @@ fn tab(link: &str, text: &str, is_current: bool) -> Markup {
 
 /// Whether all is well, as a shape and a word.
 fn state(parts: &Parts, visit: &Visit) -> Markup {
-    let problems = parts.service(&visit.cache).map_or(0, |service| service.problems(visit.is_operator()).len());
+    let problems =
+        parts.service(&visit.cache).map_or(0, |service| service.problems(&parts.state, visit.is_operator()).len());
     let (class, text) = match problems {
         0 => ("good", "● well".to_owned()),
         problems => ("bad", format!("▲ {}", many(problems, "problem"))),

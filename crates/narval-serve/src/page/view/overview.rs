@@ -4,11 +4,13 @@ use maud::{Markup, html};
 use narval_keep::{Cache, Scope};
 use narval_nix::PublicKey;
 
+use super::packages;
 use super::parts::{Way, copied, titled, ways};
 use super::words::{ago, bytes, many, name, number};
-use super::{Parts, Visit, packages};
 use crate::error::ServeError;
 use crate::page::catalog::{Asked, Groups};
+use crate::page::parts::Parts;
+use crate::page::visit::Visit;
 
 /// Packages that are listed.
 const NEWEST_MAX: usize = 8;

@@ -9,12 +9,14 @@ use narval_nix::HashPart;
 
 use super::parts::{Way, bar, copied, sized, ways};
 use super::words::{ago, bytes, date, encoded, many, name, number, plain};
-use super::{Parts, Visit, files, packages};
+use super::{files, packages};
 use crate::error::ServeError;
 use crate::page::catalog::{Asked, Found};
 use crate::page::inside::Inside;
+use crate::page::parts::Parts;
 use crate::page::paths::{self, Details, Named, Source, Tree};
 use crate::page::usage::package_name;
+use crate::page::visit::Visit;
 
 /// Rows of the table of a closure; the others are added up.
 const CLOSURE_ROWS_MAX: usize = 500;

@@ -3,10 +3,11 @@
 use maud::{Markup, html};
 
 use super::words::{ago, bytes, encoded, many, name, number, plain};
-use super::{Parts, Visit};
 use crate::error::ServeError;
 use crate::page::catalog::{Asked, Filter, Found, Group, Groups, PAGE_LEN, text_of};
+use crate::page::parts::Parts;
 use crate::page::usage::package_name;
+use crate::page::visit::Visit;
 
 /// The list of packages that a query asks for.
 pub(super) fn packages(parts: &Parts, visit: &Visit, query: Option<&str>) -> Result<(String, Markup), ServeError> {

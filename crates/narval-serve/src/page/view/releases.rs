@@ -9,20 +9,11 @@ use narval_nix::release::ReleaseName;
 
 use super::parts::copied;
 use super::words::{ago, date, name};
-use super::{Parts, Visit};
 use crate::error::ServeError;
+use crate::page::parts::Parts;
+use crate::page::visit::Visit;
+use crate::routes::pages::ReleasesView;
 use crate::routes::releases::{cursor, find, query_after};
-
-/// What is looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ReleasesView {
-    /// All names.
-    All,
-    /// The releases of a name.
-    Name(String),
-    /// One of them.
-    One(String, String),
-}
 
 pub(super) fn releases(
     parts: &Parts,

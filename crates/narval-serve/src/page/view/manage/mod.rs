@@ -13,10 +13,10 @@ use narval_http::StatusCode;
 use narval_keep::{Cache, Data, Scope};
 
 use super::words::name;
-use super::{Visit, Who};
 use crate::error::ServeError;
-use crate::page::Parts;
 use crate::page::manage::{Done, Form};
+use crate::page::parts::Parts;
+use crate::page::visit::{Visit, Who};
 
 /// The views: their address, their title, and the scope that they need.
 const VIEWS: [(&str, &str, Scope); 5] = [

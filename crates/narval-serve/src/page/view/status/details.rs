@@ -14,7 +14,7 @@ fn share(hits: u64, misses: u64) -> Option<String> {
 
 impl Status<'_> {
     pub(super) fn details(&self) -> Markup {
-        let metrics = self.service.metrics();
+        let metrics = &self.service.metrics;
         let mut rows: Vec<(&str, String)> = vec![
             ("Requests for narinfos", number(metrics.requests_of(RouteLabel::NarInfo))),
             ("Requests for NARs", number(metrics.requests_of(RouteLabel::Nar))),
@@ -30,8 +30,8 @@ impl Status<'_> {
             rows.push(("Uploads refused", number(totals.not_taken)));
             rows.push(("Wrong tokens", number(metrics.logins_failed.get() + metrics.logins_throttled.get())));
         }
-        let engine = self.service.engine().filter(|_| self.visit.is_operator());
-        let uptime = self.service.uptime();
+        let engine = self.service.engine(self.state).filter(|_| self.visit.is_operator());
+        let uptime = self.state.uptime();
         let mut of_server = Vec::new();
         if let Some(engine) = engine {
             let workers = engine.workers.max(1) as f64;

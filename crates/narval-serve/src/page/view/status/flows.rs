@@ -45,9 +45,9 @@ fn time(micros: u32) -> String {
 
 impl Status<'_> {
     pub(super) fn clients(&self) -> Markup {
-        let past = self.service.metrics().history.past();
+        let past = self.service.metrics.history.past();
         let (minute, hour) = (last_minute(&past), sum(&past.samples));
-        let uptime = self.service.uptime().as_secs();
+        let uptime = self.state.uptime().as_secs();
         let in_time = past.samples.get(past.samples.len().saturating_sub(MINUTE)..).unwrap_or_default();
         let slowest = in_time.iter().map(|sample| sample.p99_micros).max().unwrap_or(0);
         let layers = [
@@ -84,7 +84,7 @@ impl Status<'_> {
     }
 
     pub(super) fn traffic(&self) -> Markup {
-        let metrics = self.service.metrics();
+        let metrics = &self.service.metrics;
         let past = metrics.history.past();
         let minute = last_minute(&past);
         let per_second = |kib: u32| match kib {

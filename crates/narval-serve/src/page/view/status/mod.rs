@@ -9,22 +9,29 @@ mod upstreams;
 
 use maud::{Markup, html};
 
+use super::words;
 use super::words::{ago, many, plain};
-use super::{Visit, words};
-use crate::service::Shared;
+use crate::error::ServeError;
+use crate::page::parts::Parts;
+use crate::page::visit::Visit;
+use crate::service::origins::Origins;
+use crate::state::ServerState;
 use crate::watch::problems::Problem;
 
 /// What the view is made of.
 struct Status<'a> {
-    service: &'a Shared,
+    service: &'a Origins,
+    /// Of the whole server.
+    state: &'a ServerState,
     visit: &'a Visit,
     problems: Vec<Problem>,
 }
 
 /// The title and the contents.
-pub(super) fn status(service: &Shared, visit: &Visit) -> (String, Markup) {
-    let problems = service.problems(visit.is_operator());
-    let status = Status { service, visit, problems };
+pub(super) fn status(parts: &Parts, visit: &Visit) -> Result<(String, Markup), ServeError> {
+    let service = &*parts.service(&visit.cache).ok_or(ServeError::NoPath)?;
+    let problems = service.problems(&parts.state, visit.is_operator());
+    let status = Status { service, state: &parts.state, visit, problems };
     let main = html! {
         div #view data-view="status" {
             div #verdict data-live { (status.verdict()) }
@@ -41,7 +48,7 @@ pub(super) fn status(service: &Shared, visit: &Visit) -> (String, Markup) {
             p #live.soft role="status" {}
         }
     };
-    ("Status".to_owned(), main)
+    Ok(("Status".to_owned(), main))
 }
 
 fn block(id: &str, title: &str, contents: &Markup) -> Markup {

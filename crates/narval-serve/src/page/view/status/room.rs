@@ -42,7 +42,7 @@ fn used_up_in(growth: &[Growth], left: u64) -> Option<u64> {
 
 impl Status<'_> {
     pub(super) fn room(&self) -> Markup {
-        let disks = if self.visit.is_operator() { self.service.disks() } else { Vec::new() };
+        let disks = if self.visit.is_operator() { self.service.disks(self.state) } else { Vec::new() };
         html! {
             (self.of_cache())
             @for (what, used, most) in self.service.bounded() {
