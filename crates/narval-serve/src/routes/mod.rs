@@ -1,11 +1,9 @@
 //! The routes: a table that parses them, and one file for each family, named as its URL is.
 
 pub(crate) mod batch;
-pub(crate) mod build_trace;
 mod delta_lookup;
 pub(crate) mod health;
 pub(crate) mod log;
-pub(crate) mod ls;
 pub(crate) mod metrics;
 pub(crate) mod nar;
 pub(crate) mod narinfo;
@@ -13,4 +11,5 @@ pub(crate) mod nix_cache_info;
 pub(crate) mod pages;
 pub(crate) mod presence;
 pub(crate) mod releases;
+pub(crate) mod small;
 pub(crate) mod table;

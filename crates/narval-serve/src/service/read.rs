@@ -10,7 +10,7 @@ use super::origins::{Live, Written};
 use super::{Shared, measured};
 use crate::error::ServeError;
 use crate::routes::table::{NarRoute, Route};
-use crate::routes::{batch, build_trace, health, log, ls, releases};
+use crate::routes::{self, batch, health, log, releases};
 use crate::upstream;
 use crate::written::{nar, small};
 
@@ -59,7 +59,7 @@ impl Shared {
             Route::CacheInfo => Ok(Arc::clone(&self.cache_info).into()),
             Route::Listing(hash_part) => self
                 .first(
-                    |live| ls::answer(&live.nars.planner, hash_part, &head),
+                    |live| routes::small::listing(&live.nars.planner, hash_part, &head),
                     SmallKind::Listing,
                     || hash_part.to_string(),
                 )
@@ -69,14 +69,14 @@ impl Shared {
                 .or_else(|error| self.small_of_upstreams(error, &Small::Log(path.clone()))),
             Route::BuildTrace(key) => self
                 .first(
-                    |live| build_trace::answer(&live.store, &key),
+                    |live| routes::small::build_trace(&live.store, &key),
                     SmallKind::BuildTrace,
                     || format!("{}/{}.doi", key.drv_path, key.output_name),
                 )
                 .or_else(|error| self.small_of_upstreams(error, &Small::BuildTrace(key.clone()))),
             Route::Realisation(id) => self
                 .first(
-                    |live| build_trace::older(&live.store, id.clone()),
+                    |live| routes::small::realisation(&live.store, id.clone()),
                     SmallKind::Realisation,
                     || format!("{id}.doi"),
                 )
