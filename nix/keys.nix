@@ -102,13 +102,15 @@ kinds: with kinds; {
   oidc = tables "CI platforms whose jobs get tokens." {
     name = key types.nonEmptyStr "Its name in logs.";
     issuer = required webUrl "Address of a CI platform whose jobs get tokens (docs/pushing.md#from-ci-without-a-secret).";
-    audience = required types.nonEmptyStr "Audience that the platform's tokens must have, for example the address of this server.";
+    audience = key types.nonEmptyStr "Audience that the platform's tokens must have, for example the address of this server.";
+    client-id = key types.nonEmptyStr "Id of a public client of the issuer, with which people sign in by `narval login` (device flow). The tokens are those of people then, and may have the scope `admin` (docs/api.md#people-who-sign-in).";
+    client-scopes = key (oneOrMore types.nonEmptyStr) "Scopes of OpenID Connect that they ask the issuer for: those that bring the claims of the rules.";
     token-lifetime = key time "Lifetime of the tokens of this cache.";
     require-jti = key types.bool "Whether the platform's tokens must have an id (`jti`); `false` for a platform without it, whose tokens can be exchanged again until they expire.";
     rule = tables "The first rule that matches applies." {
       claims = key (types.attrsOf (oneOrMore types.nonEmptyStr)) "Claims, each with one or more patterns; all claims must match.";
       caches = key (oneOrMore types.nonEmptyStr) "Names or patterns of caches.";
-      scopes = key (oneOrMore (types.strMatching "pull|push|sign|pin|delete|replace|release:.+")) "What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`, and `release:PATTERN` for releases of these names.";
+      scopes = key (oneOrMore (types.strMatching "pull|push|sign|pin|delete|replace|admin|release:.+")) "What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`, and `release:PATTERN` for releases of these names; with `client-id` also `admin`.";
     };
   };
   access-log = table "The access log." {

@@ -54,6 +54,9 @@ pub enum OidcError {
     /// It lives so long that nobody remembers that it was exchanged.
     #[error("the token expires in {0} hours: request one that lives shorter, or allow its reuse (require-jti = false)")]
     TooLongLived(u64),
+    /// It is that of a job, where people sign in.
+    #[error("the token has the claim '{0}', so it is that of a job, and only people sign in with this issuer here")]
+    Job(String),
     /// No rule matches it.
     #[error("no rule of this server matches the token of {0}")]
     NoRule(String),
@@ -72,6 +75,27 @@ impl OidcError {
     pub const fn is_temporary(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
+}
+
+/// Why a person was not signed in. What the issuer says is printable.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The issuer cannot be asked, or its answers are not what they must be.
+    #[error("cannot sign in: {0}")]
+    Issuer(String),
+    /// The issuer refuses, in its words.
+    #[error("the issuer refuses to sign anybody in: {0}")]
+    Refused(String),
+    /// The person said no.
+    #[error("access was denied at the issuer")]
+    Denied,
+    /// Nobody entered the code in time.
+    #[error("the code was not entered in time: start again")]
+    Expired,
+    /// There is no usable identity token in the answer.
+    #[error("the issuer gave no identity token: the scopes that the cache asks for must contain 'openid'")]
+    NoIdentity,
 }
 
 /// An invalid issuer or rule.

@@ -6,6 +6,7 @@ use narval_client::{Scheme, Url};
 
 use super::error::RuleError;
 use super::rule::{Identity, Rule};
+use super::token::short;
 
 /// A platform whose tokens are accepted. `T` is the type of what its rules allow.
 #[derive(Clone, Debug)]
@@ -15,6 +16,8 @@ pub struct Issuer<T> {
     pub(super) issuer: Box<str>,
     pub(super) url: Url,
     pub(super) audience: Box<str>,
+    /// Whether its tokens are those of people, and not of jobs.
+    pub(super) is_of_people: bool,
     pub(super) rules: Vec<Rule<T>>,
 }
 
@@ -68,14 +71,7 @@ impl<T> Issuer<T> {
     /// An address that is not `https` (or `http` on this machine), no audience, no rule, and for GitHub and
     /// GitLab a rule that does not restrict whose jobs match.
     pub fn new(name: &str, issuer: &str, audience: &str, rules: Vec<Rule<T>>) -> Result<Self, RuleError> {
-        let address = |reason: &str| RuleError::Address { url: issuer.to_owned(), reason: reason.to_owned() };
-        let url = Url::parse(issuer).map_err(|error| address(&error.to_string()))?;
-        if !is_safe(&url) {
-            return Err(address("give an https:// address (http:// is only allowed for this machine)"));
-        }
-        if url.userinfo().is_some() || issuer.contains(['?', '#']) {
-            return Err(address("it has parts that are not allowed in an issuer"));
-        }
+        let url = address(issuer)?;
         if audience.is_empty() {
             return Err(RuleError::NoAudience(issuer.to_owned()));
         }
@@ -89,20 +85,43 @@ impl<T> Issuer<T> {
             claims.dedup();
             return Err(RuleError::Anybody { issuer: issuer.to_owned(), claims: claims.join(", ") });
         }
-        Ok(Self { name: name.into(), issuer: issuer.into(), url, audience: audience.into(), rules })
+        let (name, issuer, audience) = (name.into(), issuer.into(), audience.into());
+        Ok(Self { name, issuer, url, audience, is_of_people: false, rules })
+    }
+
+    /// Its tokens are those of people who sign in: the token of a job, whoever started that, is refused.
+    #[must_use]
+    pub fn of_people(self) -> Self {
+        Self { is_of_people: true, ..self }
     }
 }
 
-/// Whether responses are authentic: over TLS, or from this machine.
-pub(super) fn is_safe(url: &Url) -> bool {
+/// The address of an issuer.
+pub(super) fn address(issuer: &str) -> Result<Url, RuleError> {
+    let wrong = |reason: &str| RuleError::Address { url: short(issuer), reason: reason.to_owned() };
+    let url = Url::parse(issuer).map_err(|error| wrong(&error.to_string()))?;
+    if !is_safe(&url) {
+        return Err(wrong("give an https:// address (http:// is only allowed for this machine)"));
+    }
+    if url.userinfo().is_some() || issuer.contains(['?', '#']) {
+        return Err(wrong("it has parts that are not allowed in an issuer"));
+    }
+    Ok(url)
+}
+
+/// Whether secrets may be sent there, and answers are authentic: over TLS, or within this machine.
+pub fn is_safe(url: &Url) -> bool {
     match url.scheme() {
         Scheme::Https => true,
-        Scheme::Http => {
-            let host = url.origin().host.trim_matches(['[', ']']);
-            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-        }
+        Scheme::Http => is_here(url),
         Scheme::File | Scheme::S3 => false,
     }
+}
+
+/// Whether it is a server of this machine.
+pub(super) fn is_here(url: &Url) -> bool {
+    let host = url.origin().host.trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

@@ -7,15 +7,14 @@ use std::time::Instant;
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey};
-use narval_client::{Client, HttpError, Request, Response, Url};
+use narval_client::{Client, Url};
 use serde_json::Value;
 
 use super::error::OidcError;
+use super::fetch::{discovery, get};
 use super::issuer::is_safe;
 use super::token::short;
-use super::{
-    DISCOVERY_LEN_MAX, FETCH_TIME_MAX, FETCH_WINDOW, FETCHES_MAX, KEYS_FRESH, KEYS_LEN_MAX, KEYS_MAX, KEYS_STALE_MAX,
-};
+use super::{FETCH_TIME_MAX, FETCH_WINDOW, FETCHES_MAX, KEYS_FRESH, KEYS_LEN_MAX, KEYS_MAX, KEYS_STALE_MAX};
 
 type KeySet = HashMap<(String, Algorithm), DecodingKey>;
 
@@ -130,17 +129,13 @@ impl State {
     }
 }
 
-/// Requests the discovery document (OpenID Connect Discovery 1.0 section 4), and then the keys.
+/// Requests the discovery document, and then the keys.
 fn fetch(client: &Client, url: &Url, issuer: &str) -> Result<KeySet, String> {
-    let discovery = url.child(".well-known/openid-configuration").map_err(|error| error.to_string())?;
-    let document = get(client, &discovery, DISCOVERY_LEN_MAX)?;
-    // Section 4.3: byte for byte.
-    if document.get("issuer").and_then(Value::as_str) != Some(issuer) {
-        return Err(format!("{discovery}: it is the document of another issuer"));
-    }
+    let document = discovery(client, url, issuer)?;
     let named = document.get("jwks_uri").and_then(Value::as_str);
     let keys_url = named.and_then(|named| Url::parse(named).ok()).filter(is_safe);
-    let keys_url = keys_url.ok_or_else(|| format!("{discovery}: its jwks_uri is missing or not https://"))?;
+    let keys_url =
+        keys_url.ok_or_else(|| format!("{url}: the jwks_uri of its discovery document is missing or not https://"))?;
     let document = get(client, &keys_url, KEYS_LEN_MAX)?;
     let list = document.get("keys").and_then(Value::as_array);
     let list = list.ok_or_else(|| format!("{keys_url}: there is no list of keys"))?;
@@ -158,28 +153,6 @@ fn fetch(client: &Client, url: &Url, issuer: &str) -> Result<KeySet, String> {
         return Err(format!("{keys_url}: there is no key for RS256 or ES256"));
     }
     Ok(keys)
-}
-
-/// Reads a small JSON file. An issuer that only sends a byte now and then times out, too.
-fn get(client: &Client, url: &Url, limit: u64) -> Result<Value, String> {
-    let until = Instant::now() + FETCH_TIME_MAX;
-    let failed = |error: HttpError| format!("{url}: {error}");
-    let Response { head, mut body } = client.send(&Request::get(url)).map_err(failed)?;
-    if head.status != 200 {
-        return Err(format!("{url}: the status is {}", head.status));
-    }
-    let (mut text, mut buffer) = (Vec::new(), [0; 8 * 1024]);
-    loop {
-        let len = body.read_some(&mut buffer).map_err(failed)?;
-        text.extend_from_slice(buffer.get(..len).unwrap_or_default());
-        match len {
-            0 => break,
-            _ if text.len() as u64 > limit => return Err(format!("{url}: the response is larger than {limit} bytes")),
-            _ if Instant::now() > until => return Err(format!("{url}: the response takes too long")),
-            _ => {}
-        }
-    }
-    serde_json::from_slice(&text).map_err(|error| format!("{url}: not JSON: {error}"))
 }
 
 /// A key for verification, with its algorithm. An RSA key never verifies another algorithm, nor does a key of a curve.

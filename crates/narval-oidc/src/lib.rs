@@ -1,8 +1,8 @@
-//! OpenID Connect: a CI job identifies itself with a token of its platform, and rules determine its permissions.
+//! OpenID Connect: a CI job, or a person, is identified by a token of its issuer, and rules determine what it may do.
 //!
 //! An [`Issuer`] is a platform whose tokens are accepted, for one audience, by [`Rule`]s over its claims.
 //! [`Verifier::verify`] takes a JWT (RFC 7519) and returns what its bearer may do; the caller exchanges it for an
-//! opaque token. There is no HTTP server in this crate.
+//! opaque token. [`Device`] gets the token of a person. There is no HTTP server in this crate.
 //!
 //! The checks, in this order: size and format, algorithm (only RS256 and ES256: a token never chooses how it is
 //! verified), the issuer (only configured ones are ever queried for keys), the key id, the signature, `exp` and `nbf`,
@@ -25,15 +25,18 @@
 
 #![forbid(unsafe_code)]
 
+mod device;
 mod error;
+mod fetch;
 mod issuer;
 mod keys;
 mod rule;
 mod token;
 mod verifier;
 
-pub use error::{OidcError, RuleError};
-pub use issuer::Issuer;
+pub use device::{Device, DeviceCode, SignIn};
+pub use error::{DeviceError, OidcError, RuleError};
+pub use issuer::{Issuer, is_safe};
 pub use rule::{Claim, Claims, Rule};
 pub use verifier::{Verified, Verifier};
 
@@ -57,5 +60,15 @@ pub const FETCHES_MAX: usize = 6;
 pub const FETCH_WINDOW: std::time::Duration = std::time::Duration::from_secs(60);
 /// The timeout for connecting to an issuer, and for each wait for its next bytes.
 pub const FETCH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
-/// How long the body of an issuer's response may take, and how long a token waits for keys that are being fetched.
+/// How long a token waits for keys that are being fetched.
 pub const FETCH_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(20);
+/// The maximum size of an answer to somebody who signs in, in bytes.
+pub const ANSWER_LEN_MAX: u64 = 64 * 1024;
+/// The longest code that a person enters, in bytes.
+pub const CODE_LEN_MAX: usize = 64;
+/// The longest text that an issuer or a cache has this program show or send on, such as an address, in bytes.
+pub const SHOWN_LEN_MAX: usize = 2048;
+/// How long a person has to sign in, whatever the issuer says.
+pub const SIGN_IN_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(30 * 60);
+/// The longest time between two questions whether the person has signed in.
+pub const INTERVAL_MAX: std::time::Duration = std::time::Duration::from_secs(60);

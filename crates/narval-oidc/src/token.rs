@@ -14,6 +14,7 @@ pub(super) struct Unverified {
     pub(super) algorithm: Algorithm,
     pub(super) kid: String,
     pub(super) issuer: String,
+    audience: Option<Value>,
 }
 
 impl Unverified {
@@ -44,7 +45,16 @@ impl Unverified {
             header.get("kid").and_then(Value::as_str).ok_or_else(|| malformed("its header has no key id ('kid')"))?;
         let claims = object(payload).ok_or_else(|| malformed("its claims are not a JSON object"))?;
         let issuer = claims.get("iss").and_then(Value::as_str).ok_or_else(|| OidcError::Claim("iss".to_owned()))?;
-        Ok(Self { algorithm, kid: kid.to_owned(), issuer: issuer.to_owned() })
+        Ok(Self { algorithm, kid: kid.to_owned(), issuer: issuer.to_owned(), audience: claims.get("aud").cloned() })
+    }
+
+    /// Whether it says that it was issued for this audience.
+    pub(super) fn is_for(&self, audience: &str) -> bool {
+        match &self.audience {
+            Some(Value::Array(all)) => all.iter().any(|one| one == audience),
+            Some(one) => one == audience,
+            None => false,
+        }
     }
 }
 

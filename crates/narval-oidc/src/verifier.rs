@@ -1,21 +1,24 @@
 //! Verifies tokens.
 
-use std::sync::Arc;
-
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
-use narval_client::{Client, ClientOptions, Proxies};
 use serde_json::Value;
 
+use super::LEEWAY_SECONDS;
 use super::error::OidcError;
+use super::fetch::client;
 use super::issuer::Issuer;
 use super::keys::Keys;
 use super::rule::{Claims, Rule};
 use super::token::{Unverified, short};
-use super::{FETCH_TIMEOUT, LEEWAY_SECONDS};
 
 /// The longest label, in bytes.
 const LABEL_LEN_MAX: usize = 120;
+/// The claims that say what a person is called.
+const PEOPLE: [&str; 2] = ["email", "preferred_username"];
+/// Claims that tokens of jobs have: a job chooses the audience of its token, so it must not be taken for the person who started it.
+const OF_JOBS: [&str; 6] =
+    ["project_path", "pipeline_id", "pipeline_slug", "repository", "job_workflow_ref", "kubernetes.io"];
 
 /// Verifies tokens of several issuers. Can be shared between threads. `T` is what rules allow.
 pub struct Verifier<T> {
@@ -50,13 +53,7 @@ impl<T> Verified<'_, T> {
 impl<T> Verifier<T> {
     /// Accepts tokens of these issuers. Nothing is fetched yet, so an issuer may be down when the server starts.
     pub fn new(issuers: Vec<Issuer<T>>) -> Self {
-        let options = ClientOptions {
-            proxies: Proxies::from_env(),
-            connect_timeout: FETCH_TIMEOUT,
-            stall_timeout: FETCH_TIMEOUT,
-            ..ClientOptions::default()
-        };
-        let client = Arc::new(Client::new(options));
+        let client = client();
         let with_keys = |issuer: Issuer<T>| {
             let keys = Keys::new(&issuer.issuer, &issuer.url, &client);
             (issuer, keys)
@@ -100,8 +97,10 @@ impl<T> Verifier<T> {
 
     fn look_at(&self, token: &str) -> Result<(Unverified, &Issuer<T>, &Keys), OidcError> {
         let unverified = Unverified::parse(token.trim())?;
-        let known = self.issuers.iter().find(|(issuer, _)| *issuer.issuer == *unverified.issuer);
-        let (issuer, keys) = known.ok_or_else(|| OidcError::UnknownIssuer(short(&unverified.issuer)))?;
+        // One issuer may have an audience for jobs, and another one for people.
+        let known = || self.issuers.iter().filter(|(issuer, _)| *issuer.issuer == *unverified.issuer);
+        let meant = known().find(|(issuer, _)| unverified.is_for(&issuer.audience)).or_else(|| known().next());
+        let (issuer, keys) = meant.ok_or_else(|| OidcError::UnknownIssuer(short(&unverified.issuer)))?;
         Ok((unverified, issuer, keys))
     }
 }
@@ -114,7 +113,12 @@ fn check<'a, T>(
     key: &DecodingKey,
 ) -> Result<Verified<'a, T>, OidcError> {
     let claims = claims_of(token, issuer, algorithm, key)?;
-    let label = label(&issuer.name, &claims);
+    if let Some(claim) =
+        issuer.is_of_people.then(|| OF_JOBS.iter().find(|claim| claims.contains_key(**claim))).flatten()
+    {
+        return Err(OidcError::Job((*claim).to_owned()));
+    }
+    let label = label(issuer, &claims);
     match issuer.rules.iter().find(|rule| rule.is_met(&claims)) {
         Some(rule) => Ok(Verified { allows: &rule.allows, label, claims, issuer: &issuer.issuer }),
         None => Err(OidcError::NoRule(label)),
@@ -152,10 +156,15 @@ fn explain<T>(error: &ErrorKind, issuer: &Issuer<T>) -> OidcError {
     }
 }
 
-/// `github: repo:our-org/cache:ref:refs/heads/main`.
-fn label(issuer: &str, claims: &Claims) -> String {
-    let subject = claims.get("sub").and_then(Value::as_str).unwrap_or("a token without a subject");
-    let mut label = format!("{issuer}: {}", short(subject));
+/// `github: repo:our-org/cache:ref:refs/heads/main`; `our-org: 00u1a2b3 ann@our.org`.
+fn label<T>(issuer: &Issuer<T>, claims: &Claims) -> String {
+    let text = |name: &str| claims.get(name).and_then(Value::as_str).map(short);
+    let subject = text("sub").unwrap_or_else(|| "a token without a subject".to_owned());
+    let mut label = format!("{}: {subject}", issuer.name);
+    // Their subjects are numbers, which nobody knows by heart.
+    if let Some(person) = PEOPLE.iter().find_map(|name| text(name)).filter(|_| issuer.is_of_people) {
+        label.push_str(&format!(" {person}"));
+    }
     label.truncate(label.floor_char_boundary(LABEL_LEN_MAX));
     label
 }

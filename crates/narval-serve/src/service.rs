@@ -437,9 +437,10 @@ impl Written {
         Gate { auth: &self.auth, cache: self.cache.name(), is_public: self.is_public, is_root: at == 0, metrics }
     }
 
-    /// Returns the OIDC exchange if this request asks for it. Its callers have no token of this server yet.
+    /// Returns the OIDC exchange if this request is for it. Its callers have no token of this server yet.
     fn exchange(&self, route: &Route<'_>, request: &Request) -> Option<&OidcExchange> {
-        let is_asked = *request.method() == Method::POST && *route == Route::Push(PushRoute::Oidc);
+        let is_asked =
+            *route == Route::Push(PushRoute::Oidc) && (*request.method() == Method::POST || is_read(request.method()));
         self.exchange.as_ref().filter(|_| is_asked)
     }
 }

@@ -70,6 +70,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "release",
             "machines",
             "login",
+            "logout",
             "token",
             "oidc",
             "pin",
@@ -177,6 +178,7 @@ enum Command {
     Warm(warm::Args),
     Static(static_site::Args),
     Login(login::Args),
+    Logout(login::logout::Args),
     Token(token::Args),
     Oidc(oidc::Args),
     Pin(pin::Args),
@@ -191,10 +193,9 @@ enum Command {
 }
 
 /// What does what a command of another package manager does.
-const ELSEWHERE: [(&str, &str); 3] = [
+const ELSEWHERE: [(&str, &str); 2] = [
     ("uninstall", "'narval remove NAME' does that"),
     ("build", "Narval builds nothing: 'nix build', then 'narval push ./result --to URL'"),
-    ("login", "'narval use URL --token-file FILE' does that"),
 ];
 
 /// For a command that is unknown here and usual elsewhere, what to use.
@@ -282,6 +283,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Warm(args) => warm::run(args),
         Command::Static(args) => static_site::run(args),
         Command::Login(args) => login::run(&args),
+        Command::Logout(args) => login::logout::run(&args),
         Command::Token(args) => token::run(args),
         Command::Oidc(args) => oidc::run(args),
         Command::Pin(args) => pin::run(args),

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_client::{Client, Method, Payload, Url};
+use narval_client::{Client, HttpError, Method, Payload, Url};
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use narval_nix::{Release, StoreDir};
 use serde_json::Value;
@@ -24,14 +24,12 @@ const PAGE_LEN_MAX: u64 = 32 * 1024 * 1024;
 const EXCHANGE: &str = "grant_type=urn:ietf:params:oauth:grant-type:token-exchange\
                         &subject_token_type=urn:ietf:params:oauth:token-type:jwt&subject_token=";
 
-/// What a job gets for the token of its platform.
+/// What a job or a person gets for an identity token.
 pub struct Exchanged {
     /// A token of the cache.
     pub token: Zeroizing<String>,
     /// How long it is valid.
     pub lifetime: Duration,
-    /// What it may do.
-    pub scopes: Vec<String>,
 }
 
 /// A key for a request that is nobody else's: 128 bits that depend on random ones of this process.
@@ -91,21 +89,26 @@ impl Administered {
         self.send(Method::Post, &below, report.to_string().as_bytes(), ANSWER_LEN_MAX).map(drop)
     }
 
-    /// Exchanges the token of a CI platform for one of the cache (RFC 8693; `docs/push-protocol.md`).
+    /// How people sign in: what the cache says of it to everybody. `None` if they do not, or it is another server.
+    pub fn sign_in(&self) -> Result<Option<Vec<u8>>, Error> {
+        let url = self.0.url.child(&format!("{PROTOCOL}/oidc"))?;
+        match narval_cache::read_small(&self.0.client, &url, ANSWER_LEN_MAX) {
+            Err(HttpError::Status { status: 401..=405, .. }) => Ok(None),
+            answer => answer.map_err(|error| self.0.failed(&url.target(), error)),
+        }
+    }
+
+    /// Exchanges the token of a CI platform, or of a person who signs in, for one of the cache (RFC 8693; `docs/push-protocol.md`).
     pub fn exchange(&self, platform_token: &str) -> Result<Exchanged, Error> {
         let below = format!("{PROTOCOL}/oidc");
         let form = Zeroizing::new(format!("{EXCHANGE}{}", escaped(platform_token)));
         let form_type = "application/x-www-form-urlencoded";
         let answer = Zeroizing::new(self.send_as(form_type, Method::Post, &below, form.as_bytes(), ANSWER_LEN_MAX)?);
         let answer: Value = serde_json::from_slice(&answer).map_err(|error| self.not_narval(&below, &error))?;
-        let text = |name: &str| answer.get(name).and_then(Value::as_str);
-        let token = text("access_token").ok_or_else(|| self.not_narval(&below, &"no access_token"))?;
+        let token = answer.get("access_token").and_then(Value::as_str);
+        let token = token.ok_or_else(|| self.not_narval(&below, &"no access_token"))?;
         let seconds = answer.get("expires_in").and_then(Value::as_u64).unwrap_or(0);
-        Ok(Exchanged {
-            token: token.to_owned().into(),
-            lifetime: Duration::from_secs(seconds),
-            scopes: text("scope").unwrap_or_default().split(' ').map(ToOwned::to_owned).collect(),
-        })
+        Ok(Exchanged { token: token.to_owned().into(), lifetime: Duration::from_secs(seconds) })
     }
 
     /// Whether the credentials allow to push: asks for nothing.

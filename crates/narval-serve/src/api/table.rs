@@ -352,6 +352,15 @@ pub(super) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        method: Method::DELETE,
+        path: "token",
+        run: tokens::end,
+        id: "endToken",
+        about: "Revoke the token that asks",
+        gives: (204, None),
+        ..ROW
+    },
+    Row {
         path: "audit",
         needs: Needs::SomeAdmin,
         run: audit::list,

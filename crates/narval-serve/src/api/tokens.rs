@@ -161,6 +161,14 @@ pub(super) fn revoke(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     Answered::ok(&json_of(&one(asked)?))
 }
 
+/// `DELETE token`
+pub(super) fn end(asked: &Asked<'_>) -> Result<Answered, ServeError> {
+    let (grant, tokens) = (asked.grant()?, asked.data.tokens());
+    tokens.revoke(&grant.token).map_err(of_tokens)?;
+    asked.data.audit().note(grant, None, "revoke", &grant.token, &Ok("revoked by its bearer".to_owned()));
+    Ok(Answered::nothing())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]

@@ -1,5 +1,5 @@
-//! `POST /_narval/v1/oidc`: a CI job exchanges the token of its platform for a short-lived one of this cache. The body is that token; or a form of
-//! RFC 8693 with it, which is answered with JSON.
+//! `POST /_narval/v1/oidc`: a CI job, or a person, exchanges the token of its issuer for a short-lived one of this cache. The body is that token; or a form of
+//! RFC 8693 with it, which is answered with JSON. `GET` says with which issuer people sign in.
 //!
 //! Most tokens are verified at once, with keys that are known. If the issuer must be asked for its keys, the exchange waits for it on a thread of
 //! its own: neither workers nor other exchanges do.
@@ -15,13 +15,14 @@ use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 use narval_keep::{
     CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError, UnknownScope,
 };
-use narval_oidc::{Issuer, OidcError, TOKEN_LEN_MAX, Verified, Verifier};
+use narval_oidc::{Issuer, OidcError, SignIn, TOKEN_LEN_MAX, Verified, Verifier};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{Auth, THROTTLED, client, client_text, unauthorized};
 use crate::background::Background;
 use crate::error::ServeError;
+use crate::gate::is_read;
 use crate::metrics::Metrics;
 
 /// The most threads that wait for issuers.
@@ -59,6 +60,7 @@ pub struct OidcExchange(Arc<Exchange>);
 
 struct Exchange {
     verifier: Verifier<OidcGrant>,
+    sign_in: Option<SignIn>,
     data: Data,
     threads: Arc<Background>,
     waiting: Permits,
@@ -107,23 +109,35 @@ impl fmt::Debug for Exchange {
 }
 
 impl OidcExchange {
-    /// Tokens of these platforms are exchanged for tokens of this data folder.
-    pub fn new(issuers: Vec<Issuer<OidcGrant>>, data: Data) -> Self {
+    /// Tokens of these issuers are exchanged for tokens of this data folder. `sign_in`: with which of them people sign in.
+    pub fn new(issuers: Vec<Issuer<OidcGrant>>, sign_in: Option<SignIn>, data: Data) -> Self {
         Self(Arc::new(Exchange {
             verifier: Verifier::new(issuers),
+            sign_in,
             data,
             threads: Background::new("oidc", THREADS_MAX, WAITING_MAX),
             waiting: Permits::shared(WAITING_MAX, WAITING_OF_ONE_MAX),
         }))
     }
 
-    /// Answers with a token and its expiry. The body of the request is the platform's token.
+    /// How people sign in.
+    fn describe(&self) -> Result<Response, ServeError> {
+        let absent = || Refusal::new(RefusalKind::NotFound, "people do not sign in here: use a token");
+        let how = self.0.sign_in.as_ref().ok_or_else(absent)?;
+        let response = Response::json(StatusCode::OK, &how.to_json());
+        Ok(response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store")))
+    }
+
+    /// Answers with a token and its expiry, if the body of the request is the platform's token; or says how people sign in.
     pub(crate) fn answer(
         &self,
         auth: &Arc<Auth>,
         mut request: Request,
         metrics: &Arc<Metrics>,
     ) -> Result<Response, ServeError> {
+        if is_read(request.method()) {
+            return self.describe();
+        }
         let (presented, wanted) = read(&mut request)?;
         let (client, text) = (client(&request.head()), client_text(&request.head()));
         let asker = Asker { wanted, auth: Arc::clone(auth), metrics: Arc::clone(metrics), client, text };
@@ -181,7 +195,7 @@ impl Exchange {
         if scopes.is_empty() {
             let refusal = Refusal::new(
                 RefusalKind::Forbidden,
-                "the rule for this job grants none of the scopes that were asked for",
+                "the rule for this token grants none of the scopes that were asked for",
             );
             return Err(Failed::Server(refusal));
         }

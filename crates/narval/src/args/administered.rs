@@ -81,6 +81,12 @@ impl AtArgs {
         let Some(at) = &self.at else { return Ok(None) };
         let logins = Logins::load()?;
         let login = logins.find(at);
+        if let Some(login) = login.filter(|login| login.has_expired() && self.token.token_file.is_none()) {
+            let name = &login.name;
+            return Err(Failure::usage(format!(
+                "the token of '{name}' has expired: 'narval login {name}' gets another one"
+            )));
+        }
         let url: Url = parse_cache(login.map_or(at, |login| &login.url))?;
         let client = self.token.client_with(std::slice::from_ref(&url), login.map(|login| &**login.token))?;
         Ok(Some(There { cache: Administered::new(url, Arc::clone(&client)), client }))

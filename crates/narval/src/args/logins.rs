@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
 
+use narval_client::clock;
 use narval_files::TemporaryFile;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
@@ -20,6 +21,17 @@ pub(crate) struct Login {
     pub(crate) name: String,
     pub(crate) url: String,
     pub(crate) token: Zeroizing<String>,
+    /// When the token ends, in seconds since 1970.
+    pub(crate) expires: Option<u64>,
+    /// With which issuer its owner has signed in, if they did: nobody else has the token then.
+    pub(crate) issuer: Option<String>,
+}
+
+impl Login {
+    /// Whether the token can be used no more.
+    pub(crate) fn has_expired(&self) -> bool {
+        self.expires.is_some_and(|expires| expires <= clock::now())
+    }
 }
 
 impl fmt::Debug for Login {
@@ -58,16 +70,28 @@ impl Logins {
             .map_err(|_| Failure::usage(format!("'{}' is not JSON: remove it, and sign in again", file.display())))?;
         let login = |(name, login): (&String, &Value)| {
             let text = |key: &str| login.get(key)?.as_str().map(ToOwned::to_owned);
-            Some(Login { name: name.clone(), url: text("url")?, token: text("token")?.into() })
+            let expires = login.get("expires").and_then(Value::as_u64);
+            Some(Login {
+                name: name.clone(),
+                url: text("url")?,
+                token: text("token")?.into(),
+                expires,
+                issuer: text("issuer"),
+            })
         };
         let all = table.iter().filter_map(login).take(LOGINS_MAX).collect();
         Ok(Self { file, all })
     }
 
-    /// The one of this name, or at this URL.
+    /// Where the one of this name is, or the one at this URL.
+    pub(crate) fn position(&self, at: &str) -> Option<usize> {
+        let is_url = |login: &Login| login.url.trim_end_matches('/') == at.trim_end_matches('/');
+        self.all.iter().position(|login| login.name == at).or_else(|| self.all.iter().position(is_url))
+    }
+
+    /// That one.
     pub(crate) fn find(&self, at: &str) -> Option<&Login> {
-        let is_url = |login: &&Login| login.url.trim_end_matches('/') == at.trim_end_matches('/');
-        self.all.iter().find(|login| login.name == at).or_else(|| self.all.iter().find(is_url))
+        self.all.get(self.position(at)?)
     }
 
     /// Saves them. Where the file is.
@@ -79,7 +103,10 @@ impl Logins {
         let folder = self.file.parent().filter(|_| !shown.is_empty());
         let folder =
             folder.ok_or_else(|| Failure::usage("neither XDG_CONFIG_HOME nor HOME is set: use --token-file"))?;
-        let of = |login: &Login| (login.name.clone(), json!({"url": login.url, "token": login.token.as_str()}));
+        let of = |login: &Login| {
+            let Login { name, url, token, expires, issuer } = login;
+            (name.clone(), json!({"url": url, "token": token.as_str(), "expires": expires, "issuer": issuer}))
+        };
         let text = Zeroizing::new(Value::from(self.all.iter().map(of).collect::<Map<_, _>>()).to_string());
         let write = || -> io::Result<()> {
             std::fs::create_dir_all(folder)?;

@@ -200,7 +200,7 @@ impl ServeConfig {
         }
         let caches = self.cache.iter().flat_map(|cache| &cache.upstream);
         wrong.extend(self.upstreams.upstream.iter().chain(caches).filter_map(|upstream| upstream.options().err()));
-        wrong.extend(self.oidc.iter().filter_map(|oidc| oidc.issuer().err()));
+        wrong.extend(Oidc::check(&self.oidc));
         wrong.extend(self.tls.check().err());
         wrong.extend(self.proxies.check().err());
         wrong.extend(self.neighbours.check(self.caches().first().is_some_and(|cache| !cache.upstream.is_empty())));

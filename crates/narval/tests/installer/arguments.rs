@@ -190,7 +190,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 42] = [
+const JSON: [(&str, &str, &str); 43] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -251,7 +251,8 @@ const JSON: [(&str, &str, &str); 42] = [
     ("cache-jobs", "cache jobs --data {data}", "cache jobs --data {new}"),
     ("key-rotate", "key rotate default --data {data}", "key rotate other --data {data}"),
     ("key-list", "key list default --data {data}", "key list other --data {data}"),
-    ("login", "login", "login --remove nobody"),
+    ("login", "login {url} --name work --token-file {token}", "login {url} --paste"),
+    ("logout", "logout work", "logout work"),
     ("cache-audit", "cache audit --data {data}", "cache audit --data {new}"),
 ];
 

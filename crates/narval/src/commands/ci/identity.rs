@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use narval_client::{Client, ClientOptions, Extra, Request, Scheme, Url};
-use narval_oidc::TOKEN_LEN_MAX;
+use narval_client::{Client, ClientOptions, Extra, Request, Url};
+use narval_install::names::escaped;
+use narval_oidc::{TOKEN_LEN_MAX, is_safe};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
@@ -79,9 +80,8 @@ impl Identity {
                 let [url, secret] = REQUEST.map(set);
                 if let (Some(url), Some(secret)) = (url, secret) {
                     let mark = if url.contains('?') { '&' } else { '?' };
-                    let audience: String = percent(audience);
                     return Some(Source::Runner {
-                        url: format!("{url}{mark}audience={audience}"),
+                        url: format!("{url}{mark}audience={}", escaped(audience)),
                         secret: secret.into(),
                     });
                 }
@@ -96,15 +96,6 @@ impl Identity {
             }
         }
     }
-}
-
-/// Everything but letters and digits, percent-encoded.
-fn percent(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 impl Source {
@@ -173,14 +164,6 @@ fn ask_runner(url: &str, secret: &str) -> Result<Zeroizing<String>, String> {
     Ok(token.to_owned().into())
 }
 
-/// Whether a secret may be sent there: encrypted, or within this machine.
-pub(super) fn is_safe(url: &Url) -> bool {
-    let host = url.origin().host.as_str();
-    let is_here = host == "localhost"
-        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    url.scheme() == Scheme::Https || is_here
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,7 +186,7 @@ mod tests {
         assert_eq!(found(&[("GITHUB_ACTIONS", "true"), (REQUEST[0], ""), (REQUEST[1], "")]), "none");
         assert_eq!(
             found(&[(REQUEST[0], "https://runner/t?v=2"), (REQUEST[1], "s")]),
-            "https://runner/t?v=2&audience=https%3A%2F%2Fcache%2Eexample%2Eorg"
+            "https://runner/t?v=2&audience=https%3A%2F%2Fcache.example.org"
         );
         assert_eq!(found(&[(VARIABLE, "jwt"), ("GITLAB_CI", "true")]), VARIABLE);
         assert_eq!(found(&[(CIRCLE, "jwt")]), CIRCLE);

@@ -9,11 +9,12 @@ use narval_client::{Bearer, Client, ClientOptions, Url};
 use narval_install::settings::{UserTrust, user_trust};
 use narval_install::watch::{Stop, WatchOptions, WatchReport, watch};
 use narval_install::{Administered, Error};
+use narval_oidc::is_safe;
 use narval_store::{CacheSettings, StoreConfig};
 use parking_lot::Mutex;
 
 use super::hook;
-use super::identity::{Source, is_safe};
+use super::identity::Source;
 use super::near::{Near, Upstream};
 use super::options::Args;
 use crate::Failure;

@@ -285,7 +285,8 @@ impl Services {
 fn exchange(wide: &ServerWide, data: Option<&Data>) -> Result<Option<OidcExchange>, Failure> {
     let issuers = wide.oidc.iter().map(Oidc::issuer).collect::<Result<Vec<_>, _>>().map_err(Failure::usage)?;
     let data = data.filter(|_| !issuers.is_empty());
-    Ok(data.map(|data| OidcExchange::new(issuers, data.clone())))
+    let sign_in = wide.oidc.iter().find_map(Oidc::sign_in);
+    Ok(data.map(|data| OidcExchange::new(issuers, sign_in, data.clone())))
 }
 
 impl Served {

@@ -1,9 +1,9 @@
-//! `[[oidc]]`: the platforms whose jobs get tokens (OpenID Connect).
+//! `[[oidc]]`: the platforms whose jobs get tokens, and the issuer that people sign in with (OpenID Connect).
 
 use std::time::Duration;
 
 use narval_keep::{CachePatterns, Scope, Scopes};
-use narval_oidc::{Claim, Issuer, Rule};
+use narval_oidc::{Claim, Issuer, Rule, SignIn};
 use narval_serve::OidcGrant;
 
 use super::limits::TIMEOUT_MAX;
@@ -12,14 +12,19 @@ use crate::config::field::{AnyKeys, Nested, table};
 use crate::config::kinds::{boolean, duration, text};
 
 table! {
-    /// A CI platform whose jobs get tokens.
+    /// A CI platform whose jobs get tokens, or the issuer that people sign in with.
     Oidc {
         /// Its name in logs
         name: Option<String> = text().or_else("the issuer"),
         /// Address of a CI platform whose jobs get tokens (docs/pushing.md#from-ci-without-a-secret)
         issuer: String = text().nix("webUrl"),
         /// Audience that the platform's tokens must have, for example the address of this server
-        audience: String = text(),
+        audience: Option<String> = text().or_else("`client-id`"),
+        /// Id of a public client of the issuer, with which people sign in by `narval login` (device flow). The tokens are those of people then,
+        /// and may have the scope `admin` (docs/api.md#people-who-sign-in)
+        client_id: Option<String> = text(),
+        /// Scopes of OpenID Connect that they ask the issuer for: those that bring the claims of the rules
+        client_scopes: Vec<String> = text().or("openid"),
         /// Lifetime of the tokens of this cache
         // Longer than most jobs.
         token_lifetime: Duration = duration(Duration::from_secs(60)..=TIMEOUT_MAX).or("1h"),
@@ -38,8 +43,9 @@ table! {
         claims: Vec<(String, Vec<String>)> = AnyKeys(text()),
         /// Names or patterns of caches
         caches: Vec<String> = text().or_else("all"),
-        /// What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`, and `release:PATTERN` for releases of these names
-        scopes: Vec<String> = text().nix("(types.strMatching \"pull|push|sign|pin|delete|replace|release:.+\")"),
+        /// What a token may do: `pull`, `push`, `sign`, `pin`, `delete`, `replace`, and `release:PATTERN` for releases of these names; with
+        /// `client-id` also `admin`
+        scopes: Vec<String> = text().nix("(types.strMatching \"pull|push|sign|pin|delete|replace|admin|release:.+\")"),
     }
 }
 
@@ -49,20 +55,51 @@ impl Oidc {
     /// # Errors
     /// The first of its keys that is wrong.
     pub fn issuer(&self) -> Result<Issuer<OidcGrant>, ConfigError> {
-        let rules = self.rule.iter().map(|rule| rule.rule(self.token_lifetime, self.require_jti));
+        let rules = self.rule.iter().map(|rule| rule.rule(self));
         let rules = rules.collect::<Result<_, _>>()?;
         let name = self.name.as_deref().unwrap_or(&self.issuer);
-        let issuer = Issuer::new(name, &self.issuer, &self.audience, rules);
-        issuer.map_err(|error| self.origin.error("oidc", error))
+        let wrong = |error: &dyn std::fmt::Display| self.origin.error("oidc", error);
+        // Identity tokens that are given to a client are for that client.
+        let audience = match (&self.audience, &self.client_id) {
+            (Some(audience), Some(client)) if audience != client => {
+                return Err(wrong(
+                    &"audience: people's tokens are for the client: leave it out, or give the client-id",
+                ));
+            }
+            (None, None) => return Err(wrong(&"key 'audience' is missing")),
+            (audience, client) => client.as_ref().or(audience.as_ref()).map_or("", String::as_str),
+        };
+        let issuer = Issuer::new(name, &self.issuer, audience, rules).map_err(|error| wrong(&error))?;
+        Ok(if self.client_id.is_some() { issuer.of_people() } else { issuer })
+    }
+
+    /// How people sign in, if they do with this issuer.
+    pub fn sign_in(&self) -> Option<SignIn> {
+        let mut scopes: Vec<_> = self.client_scopes.iter().map(String::as_str).collect();
+        if !scopes.contains(&"openid") {
+            scopes.push("openid");
+        }
+        let (issuer, client_id) = (self.issuer.clone(), self.client_id.clone()?);
+        Some(SignIn { issuer, client_id, scope: scopes.join(" ") })
+    }
+
+    /// What contradicts each other in all of them.
+    pub(in crate::config) fn check(all: &[Self]) -> Vec<ConfigError> {
+        let mut wrong: Vec<_> = all.iter().filter_map(|oidc| oidc.issuer().err()).collect();
+        if let Some(second) = all.iter().filter(|oidc| oidc.client_id.is_some()).nth(1) {
+            wrong.push(second.origin.error("client-id", "people sign in with one issuer"));
+        }
+        wrong
     }
 }
 
 impl OidcRule {
-    fn rule(&self, lifetime: Duration, requires_id: bool) -> Result<Rule<OidcGrant>, ConfigError> {
+    fn rule(&self, of: &Oidc) -> Result<Rule<OidcGrant>, ConfigError> {
+        let (lifetime, requires_id) = (of.token_lifetime, of.require_jti);
         let failed = |error: &dyn std::fmt::Display| self.origin.error("oidc.rule", error);
         let scopes: Scopes = self.scopes.join(",").parse().map_err(|error| failed(&error))?;
-        if scopes.has(Scope::Admin) {
-            return Err(failed(&"scopes: a job cannot have the scope 'admin'"));
+        if scopes.has(Scope::Admin) && of.client_id.is_none() {
+            return Err(failed(&"scopes: a job cannot have the scope 'admin'; people can, who sign in (client-id)"));
         }
         if scopes.is_empty() {
             return Err(failed(&"key 'scopes' is missing: one or more of pull, push, sign, pin, delete, replace"));

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 
-#[path = "support/platform.rs"]
+#[path = "../support/platform.rs"]
 mod platform;
+mod sign_in;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::process::Command;
@@ -209,7 +211,7 @@ fn tokens_that_are_refused() {
     }
     let long = exchange(&server, &"a".repeat(20_000));
     assert_eq!(long.status, 400, "{long:?}");
-    assert_eq!(server.get("/_narval/v1/oidc").status, 405);
+    assert_eq!(server.get("/_narval/v1/oidc").status, 404, "nobody signs in with it");
     // Who is right is not locked out by others behind the same address.
     for _ in 0..20 {
         exchange(&server, "nonsense");
@@ -315,6 +317,10 @@ fn config_check_finds_invalid_rules() {
         (
             format!("{github}[[oidc.rule]]\nclaims = {{ repository = 7 }}\nscopes = 'push'\n"),
             ":5: oidc.rule.claims.repository = 7: give a text",
+        ),
+        (
+            "[[oidc]]\nissuer = 'https://a.org'\nclient-id = 'n'\naudience = 'm'\n".to_owned(),
+            ":1: oidc: audience: people's tokens are for the client",
         ),
         (github.to_owned(), ":1: oidc: the issuer 'https://token.actions.githubusercontent.com' needs a rule"),
         ("[[oidc]]\nissuer = 'http://ci.example.org'\n".to_owned(), ":1: oidc: key 'audience' is missing"),

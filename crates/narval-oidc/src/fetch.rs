@@ -1,0 +1,63 @@
+//! Small JSON documents of an issuer.
+
+use std::sync::Arc;
+
+use form_urlencoded::Serializer;
+use narval_client::{Client, ClientOptions, Extra, Method, Request, Url};
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+use super::{DISCOVERY_LEN_MAX, FETCH_TIMEOUT};
+
+/// A client that waits for no issuer for long.
+pub(super) fn client() -> Arc<Client> {
+    let (connect_timeout, stall_timeout) = (FETCH_TIMEOUT, FETCH_TIMEOUT);
+    Arc::new(Client::new(ClientOptions { connect_timeout, stall_timeout, ..ClientOptions::default() }))
+}
+
+/// The discovery document of an issuer (OpenID Connect Discovery 1.0, section 4).
+pub(super) fn discovery(client: &Client, url: &Url, issuer: &str) -> Result<Value, String> {
+    let place = url.child(".well-known/openid-configuration").map_err(|error| error.to_string())?;
+    let document = get(client, &place, DISCOVERY_LEN_MAX)?;
+    // Section 4.3: byte for byte.
+    if document.get("issuer").and_then(Value::as_str) != Some(issuer) {
+        return Err(format!("{place}: it is the document of another issuer"));
+    }
+    Ok(document)
+}
+
+/// Reads a document.
+pub(super) fn get(client: &Client, url: &Url, len_max: u64) -> Result<Value, String> {
+    match ask(client, url, None, len_max)? {
+        (200, document) => Ok(document),
+        (status, _) => Err(format!("{url}: the status is {status}")),
+    }
+}
+
+/// Reads a document, or posts a form, which goes nowhere else. An answer that is not JSON is `null`, except with status 200. One that only sends a byte now
+/// and then is given up.
+pub(super) fn ask(
+    client: &Client,
+    url: &Url,
+    form: Option<&[(&str, &str)]>,
+    len_max: u64,
+) -> Result<(u16, Value), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("{url}: {error}");
+    let answer = match form {
+        None => client.send(&Request::get(url)),
+        Some(form) => {
+            let body = Zeroizing::new(Serializer::new(String::new()).extend_pairs(form).finish());
+            let fields = [("content-type", "application/x-www-form-urlencoded"), ("accept", "application/json")];
+            let extra = Extra { fields: &fields, ..Extra::default() };
+            client.send_once(&Request { method: Method::Post, body: body.as_bytes(), extra, ..Request::get(url) })
+        }
+    };
+    let answer = answer.map_err(|error| failed(&error))?;
+    let status = answer.head.status;
+    let body = Zeroizing::new(answer.body.read_all(len_max).map_err(|error| failed(&error))?);
+    match serde_json::from_slice(&body) {
+        Ok(document) => Ok((status, document)),
+        Err(_) if status != 200 => Ok((status, Value::Null)),
+        Err(error) => Err(failed(&format!("not JSON: {error}"))),
+    }
+}
