@@ -298,6 +298,45 @@ fn the_actions() {
     assert!(has(&server, built), "{page}");
 }
 
+/// The scripts of the workflow run as its runner runs them: in order, each with what those before it have added.
+#[test]
+fn the_workflow_of_forgejo() {
+    let (runner, platform) = (Runner::new(), Platform::start());
+    let server = runner.cache(&rules(&platform));
+    let (archive, sum) = release(&runner);
+    std::fs::create_dir(runner.path("temp")).unwrap();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/forgejo/build.yml");
+    let text = std::fs::read_to_string(file).unwrap();
+    assert!(text.contains("\nenable-openid-connect: true\n"));
+    let scripts: Vec<_> =
+        text.split("\n        run: |\n").skip(1).map(|rest| rest.split("\n      - ").next().unwrap()).collect();
+    assert_eq!(scripts.len(), 2, "{text}");
+    let run = |name: &str, env: &[(&str, String)]| {
+        let mut last = String::new();
+        for script in &scripts {
+            let script = script
+                .replace("nix build .#app", &Runner::build(name))
+                .replace("narval ci ", &format!("narval ci --audience {AUDIENCE} "));
+            let added = std::fs::read_to_string(runner.path("path")).unwrap_or_default();
+            let mut shell = runner.command("bash");
+            shell.args(["-eo", "pipefail", "-c", &script]).envs(env.iter().map(|(name, value)| (name, value)));
+            shell.env("PATH", format!("{}:{}", added.trim(), std::env::var("PATH").unwrap()).trim_start_matches(':'));
+            shell.env("FORGEJO_ACTIONS", "true").env("RUNNER_TEMP", runner.path("temp"));
+            shell.env("GITHUB_PATH", runner.path("path")).env("CACHE", server.url());
+            shell.env("RELEASE", &archive).env("SHA256", &sum);
+            let output = shell.output().unwrap();
+            last = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(output.status.success(), "{script}\n{last}");
+        }
+        last
+    };
+    let said = run("by-forgejo", &on_github(&platform, platform.token(&[])));
+    assert!(said.contains("pushed 1 path"), "{said}");
+    std::fs::remove_file(runner.path("path")).unwrap();
+    let said = run("of-a-fork", &[]);
+    assert!(said.contains("only reads"), "{said}");
+}
+
 #[test]
 fn the_component_of_gitlab() {
     let (runner, platform) = (Runner::new(), Platform::start());

@@ -216,15 +216,28 @@ fn where_the_database_cannot_be_read_a_hook_says_what_is_built() {
         std::thread::sleep(Duration::from_millis(20));
     }
     std::fs::set_permissions(runner.path("var/db"), Permissions::from_mode(0o700)).unwrap();
-    let mut command = runner.command("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", NARVAL, "ci", "--json", "--to", &server.url()]);
-    command.arg("--token-file").arg(&token).args(["--", "/bin/sh", "-ec", &Runner::build("by-nobody")]);
-    command.env("NIX_DAEMON_SOCKET_PATH", &socket).env("NIX_REMOTE", "daemon").env("NIX_CONFIG", "substituters =\n");
-    command.env("HOME", &home).env("XDG_CACHE_HOME", home.join("cache")).env("TMPDIR", &home).current_dir(&home);
-    command.env_remove("GITHUB_STEP_SUMMARY");
-    let job = Job::of(&command.output().unwrap(), Duration::ZERO);
-    assert_eq!((job.code, job.number("pushed")), (Some(0), 1), "{}", job.said);
-    assert!(job.said.contains("a post-build hook says what is built") && has(&server, &job.built()[0]), "{}", job.said);
+    let run = |name: &str, options: &[&str]| {
+        let mut command = runner.command("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", NARVAL, "ci", "--json", "--to"]);
+        command.arg(server.url()).arg("--token-file").arg(&token).args(options);
+        command.args(["--", "/bin/sh", "-ec", &Runner::build(name)]);
+        command
+            .env("NIX_DAEMON_SOCKET_PATH", &socket)
+            .env("NIX_REMOTE", "daemon")
+            .env("NIX_CONFIG", "substituters =\n");
+        command.env("HOME", &home).env("XDG_CACHE_HOME", home.join("cache")).env("TMPDIR", &home).current_dir(&home);
+        command.env_remove("GITHUB_STEP_SUMMARY");
+        let job = Job::of(&command.output().unwrap(), Duration::ZERO);
+        assert!(job.code == Some(0) && job.said.contains("a post-build hook says what is built"), "{}", job.said);
+        job
+    };
+    let job = run("by-nobody", &[]);
+    assert!(job.number("pushed") == 1 && has(&server, &job.built()[0]), "{}", job.said);
+    // The hook tells what would be pushed, too.
+    let dry = run("only-said", &["--dry-run"]);
+    let would = dry.summary["would_push"].as_array().unwrap_or_else(|| panic!("{}", dry.said));
+    let path = would.first().and_then(|one| one["path"].as_str()).unwrap_or_else(|| panic!("{}", dry.said));
+    assert!(would.len() == 1 && path.ends_with("-only-said") && !has(&server, path), "{}", dry.said);
 }
 
 /// The commands of the examples for images run in a shell, with the secret where the builder mounts it.
