@@ -72,7 +72,9 @@ pub mod semantics {
 #[doc(hidden)]
 pub mod codecs {
     pub use crate::http1::{chunked, head, multipart};
-    pub use crate::ws::codec as ws;
+    pub mod ws {
+        pub use crate::ws::codec::*;
+    }
 }
 
 pub use bytes::Bytes;

@@ -24,8 +24,7 @@
 //!
 //! The protocol itself is in `codec`, which knows nothing of sockets and threads.
 
-#[doc(hidden)]
-pub mod codec;
+pub(crate) mod codec;
 mod handler;
 mod handshake;
 mod inbox;
@@ -45,5 +44,5 @@ pub use upgrade::Upgrade;
 
 pub(crate) use run::Turn;
 pub(crate) use socket::Shared;
-pub(crate) use stream::{Runs, Stream, start};
+pub(crate) use stream::{Runs, Stream, Told, start};
 pub(crate) use upgrade::Accepted;

@@ -36,15 +36,34 @@ pub(crate) struct Stream {
     input_ended: bool,
 }
 
+/// What a [`Stream`] is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Told<'a> {
+    /// Bytes came from the client.
+    Received(&'a [u8]),
+    /// The client has ended its input, or the connection broke.
+    Ended,
+    /// The server stops.
+    Stop,
+    /// The socket is writable again.
+    Writable,
+    /// Something else may have changed: the time, what is queued, what the handler has read.
+    Look,
+}
+
 /// What a [`Stream`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wants {
+    /// Bytes from the client.
+    pub(crate) read: bool,
     /// The socket becoming writable.
     pub(crate) writable: bool,
     /// The latest time of the next call.
     pub(crate) deadline: Millis,
     /// The connection must be closed.
     pub(crate) end: Option<Close>,
+    /// The client sends nothing more. Otherwise, closing the connection with unread input would lose our Close frame to a reset.
+    pub(crate) is_read: bool,
 }
 
 /// Threads that run the handlers of WebSockets.
@@ -76,8 +95,21 @@ impl Stream {
         self.shared.out().take(into)
     }
 
-    /// Handles received bytes.
-    pub(crate) fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &impl Runs) {
+    /// Handles what has happened, and checks everything that may have changed.
+    pub(crate) fn on(&mut self, told: Told<'_>, now: Millis, pool: &impl Runs) -> Wants {
+        match told {
+            Told::Received(bytes) => self.receive(bytes, now, pool),
+            Told::Ended => {
+                self.input_ended = true;
+                self.push(Pending::Lost(WsError::Lost), pool);
+            }
+            Told::Stop => self.shared.out().close_by_shard(close::encode(CloseCode::GOING_AWAY, "")),
+            Told::Writable | Told::Look => {}
+        }
+        self.look(matches!(told, Told::Writable), now, pool)
+    }
+
+    fn receive(&mut self, mut bytes: &[u8], now: Millis, pool: &impl Runs) {
         self.heard_at = now;
         self.pinged = false;
         let mut pings = Vec::new();
@@ -124,14 +156,8 @@ impl Stream {
         }
     }
 
-    /// Handles the end of input: a clean end of the stream, or a broken connection.
-    pub(crate) fn receive_end(&mut self, pool: &impl Runs) {
-        self.input_ended = true;
-        self.push(Pending::Lost(WsError::Lost), pool);
-    }
-
-    /// Checks everything that may have changed. `writable`: the socket is writable again.
-    pub(crate) fn look(&mut self, writable: bool, now: Millis, pool: &impl Runs) -> Wants {
+    /// `writable`: the socket is writable again.
+    fn look(&mut self, writable: bool, now: Millis, pool: &impl Runs) -> Wants {
         let options = self.shared.options;
         let state = self.shared.out().look(writable, &options);
         if state.drained {
@@ -160,23 +186,13 @@ impl Stream {
         } else {
             self.expire(paused, ended, now, pool)
         };
-        Wants { writable: state.blocked, deadline: self.deadline(paused, now), end }
-    }
-
-    /// Whether to receive more bytes from the client now.
-    pub(crate) fn wants_input(&self) -> bool {
-        !self.input_ended && !self.shared.inbox().is_paused()
-    }
-
-    /// Whether the client may still be sending: closing the connection with unread input would lose our Close frame to
-    /// a reset.
-    pub(crate) fn may_have_unread_input(&self) -> bool {
-        !self.input_ended && !self.decoder.is_closed()
-    }
-
-    /// The server stops.
-    pub(crate) fn stop(&mut self) {
-        self.shared.out().close_by_shard(close::encode(CloseCode::GOING_AWAY, ""));
+        Wants {
+            read: !self.input_ended && !paused,
+            writable: state.blocked,
+            deadline: self.deadline(paused, now),
+            end,
+            is_read: self.input_ended || self.decoder.is_closed(),
+        }
     }
 
     /// The connection is about to be closed because it holds too much: drops what its handler has not got yet.

@@ -152,6 +152,7 @@ impl<D: Driver<Connection>> Shard<D> {
             input: Box::default(),
             has_ended: false,
             awaits_room: false,
+            wants_read: false,
             delivery: Delivery::Idle,
             receiving: false,
             is_gone: false,

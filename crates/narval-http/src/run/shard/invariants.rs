@@ -25,7 +25,7 @@ impl<D: Driver<Connection>> Shard<D> {
             }
             Protocol::Http2(http2) => {
                 let conn = &http2.conn;
-                assert!(is_soon || conn.wants().end.is_some(), "nobody looks at it again: {}", slot.describe());
+                assert!(is_soon || conn.is_ending(), "nobody looks at it again: {}", slot.describe());
                 assert!(conn.streams_len() <= HTTP2_STREAMS_MAX);
                 assert!(conn.streams_len() > 0 || conn.in_memory() == 0, "bodies that are gone are counted");
                 let held_max = HTTP2_HELD_MAX + HTTP2_QUANTUM + HTTP2_STREAMS_MAX * 16 * 1024;

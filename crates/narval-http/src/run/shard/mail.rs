@@ -8,7 +8,7 @@ use crate::message::carrier::Nudge;
 use crate::run::connection::Connection;
 use crate::run::event::Event;
 use crate::run::mailbox::{Message, Note};
-use crate::ws;
+use crate::ws::{self, Told};
 
 impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_message(&mut self, message: Message) {
@@ -40,7 +40,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Note::Upgraded(socket) => self.on_upgraded(slot, socket),
             Note::Handshaken(plaintext) => self.on_handshaken(slot, plaintext),
             Note::Nudge(Nudge::Source) => self.on_writable(slot, true),
-            Note::Nudge(Nudge::WebSocket) => self.look_at_websocket(slot, false),
+            Note::Nudge(Nudge::WebSocket) => self.websocket(slot, Told::Look),
             // `with` asks the connection what it waits for.
             Note::Nudge(Nudge::BodyRead) => {}
             // Those are for streams.

@@ -32,6 +32,8 @@ pub(super) struct Slot {
     pub(super) delivery: Delivery,
     /// A receive is in progress.
     pub(super) receiving: bool,
+    /// An HTTP/2 connection or a WebSocket waits for bytes from its client.
+    pub(super) wants_read: bool,
     /// It must be closed, and nothing else done.
     pub(super) is_gone: bool,
     /// When the protocol's timer is due; 0 for none.

@@ -11,7 +11,7 @@ use crate::io::output_memory::{Holding, OutputMemory};
 use crate::message::carrier::{Bell, Carrier};
 use crate::ws::codec::frame::Opcode;
 use crate::ws::codec::mask;
-use crate::ws::{self, CloseCode, CloseFrame, Message, Runs, Shared, Turn};
+use crate::ws::{self, CloseCode, CloseFrame, Message, Runs, Shared, Told, Turn};
 
 /// Bytes that may wait to be received.
 const OUTPUT_MAX: usize = 256 << 20;
@@ -124,7 +124,7 @@ impl Socket {
         mask::apply(frame.get_mut(start..).unwrap_or_default(), KEY, 0);
         let now = self.now();
         if let Some(stream) = &mut self.stream {
-            stream.receive(&frame, now, &Here);
+            stream.on(Told::Received(&frame), now, &Here);
         }
     }
 
@@ -138,7 +138,7 @@ impl Socket {
             let now = self.now();
             let Some(stream) = &mut self.stream else { return Err(io::ErrorKind::NotConnected.into()) };
             let mut buffer = [0; 4096];
-            let wants = stream.look(true, now, &Here);
+            let wants = stream.on(Told::Writable, now, &Here);
             match stream.take(&mut buffer) {
                 0 if wants.end.is_some() => return Ok(Frame::Close(None)),
                 0 => {

@@ -12,6 +12,7 @@ use crate::io::progress::Progress;
 use crate::limits::{HTTP2_GOAWAY_GRACE, HTTP2_STREAM_WINDOW};
 use crate::run::http2::service::Ending;
 use crate::run::service::Service;
+use crate::ws::Told;
 
 impl Conn {
     /// Resets a stream because of what the client did.
@@ -205,7 +206,7 @@ impl Conn {
                     stream.progress = Progress::new(now, stream.sent);
                     self.look_at(now + stall);
                 }
-                Sending::WebSocket(_) => self.look_at_websocket(id, service),
+                Sending::WebSocket(_) => self.websocket(id, Told::Look, service),
                 Sending::Nothing | Sending::Done => {}
             }
         }

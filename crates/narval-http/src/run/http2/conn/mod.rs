@@ -45,6 +45,7 @@ use crate::run::http2::body::Maker;
 use crate::run::intake::Request;
 use crate::run::mailbox::Note;
 use crate::run::service::Service;
+use crate::ws::Told;
 
 /// The size of the decoder's table: HPACK's initial one, which we do not change.
 const HEADER_TABLE_SIZE: usize = 4096;
@@ -168,8 +169,6 @@ struct ConnError(ErrorCode, &'static str);
 pub(crate) struct Wants {
     /// Bytes from the client.
     pub(crate) read: bool,
-    /// Something can be [gathered](Conn::gather).
-    pub(crate) write: bool,
     /// [`Conn::tick`] at this time.
     pub(crate) deadline: Millis,
     /// The connection ends, once there is nothing to write.
@@ -253,28 +252,19 @@ impl Conn {
             }
             Note::Nudge(Nudge::Continue) => self.continue_wanted(stream),
             Note::Nudge(Nudge::BodyRead) => self.credit_if_room(stream, 0),
-            Note::Nudge(Nudge::WebSocket) => self.look_at_websocket(stream, service),
+            Note::Nudge(Nudge::WebSocket) => self.websocket(stream, Told::Look, service),
             Note::Nudge(Nudge::Source) => self.body_ready(stream),
             // Those are for whole connections.
             Note::Finished(_) | Note::Handed(_) | Note::Upgraded(_) | Note::Handshaken(_) => {}
         }
     }
 
-    /// What it waits for now.
-    pub(crate) fn wants(&self) -> Wants {
+    /// What it waits for now. `is_blocked`: the gathered bytes wait for the socket.
+    pub(crate) fn wants(&mut self, is_blocked: bool, service: &Service<'_>) -> Wants {
+        self.set_blocked(is_blocked, service);
         // Nothing more is received from a client that does not read its responses.
         let is_full = self.out.len() - self.out_sent > HTTP2_QUEUED_MAX;
-        Wants {
-            read: !self.has_ended && self.end.is_none() && !is_full,
-            write: self.has_output(),
-            deadline: self.deadline,
-            end: self.end,
-        }
-    }
-
-    /// Whether there is work for other threads.
-    pub(crate) fn has_work(&self) -> bool {
-        !self.work.is_empty()
+        Wants { read: !self.has_ended && self.end.is_none() && !is_full, deadline: self.deadline, end: self.end }
     }
 
     /// Since when there was no request; `None` if there is one.
@@ -320,6 +310,12 @@ impl Conn {
     /// Bytes that it holds for its client, without those of WebSockets.
     pub(crate) fn memory(&self) -> usize {
         self.in_memory + self.out.capacity()
+    }
+
+    /// Whether it is to be closed.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) const fn is_ending(&self) -> bool {
+        self.end.is_some()
     }
 
     /// The number of streams that count.

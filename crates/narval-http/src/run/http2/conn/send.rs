@@ -9,7 +9,7 @@ use super::{Conn, Work};
 use crate::http1::ProtoError;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
-use crate::io::clock::{Millis, millis};
+use crate::io::clock::millis;
 use crate::io::progress::Progress;
 use crate::limits::{
     HTTP2_COPY_MAX, HTTP2_HELD_MAX, HTTP2_PREFETCH_BELOW, HTTP2_QUANTUM, HTTP2_QUANTUM_MIN, HTTP2_QUEUED_MAX,
@@ -160,8 +160,9 @@ impl Conn {
     }
 
     /// Sets whether the gathered bytes wait for the socket.
-    pub(crate) fn set_blocked(&mut self, is_blocked: bool, now: Millis, service: &Service<'_>) {
+    pub(super) fn set_blocked(&mut self, is_blocked: bool, service: &Service<'_>) {
         if is_blocked && !self.is_blocked {
+            let now = service.now();
             self.progress = Progress::new(now, self.gathered);
             self.look_at(now + millis(service.limits().write_stall_timeout));
         }

@@ -12,6 +12,7 @@ use crate::run::http2::service::Ending;
 use crate::run::service::Service;
 use crate::tls::layout::Gather;
 use crate::ws;
+use crate::ws::Told;
 
 impl Conn {
     /// Sends the response of a handler that accepted a WebSocket, and makes the stream one.
@@ -28,19 +29,19 @@ impl Conn {
         ws::start(&shared, service.carrier(id), service.holding(), None, service.websocket_workers());
         let mut socket = ws::Stream::new(shared, service.now());
         if service.is_stopping() {
-            socket.stop();
+            socket.on(Told::Stop, service.now(), service.websocket_workers());
         }
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.sending = Sending::WebSocket(Box::new(socket));
         }
         self.enlarge_window(id);
         if !bytes.is_empty() {
-            self.websocket_received(id, &bytes, service);
+            self.websocket(id, Told::Received(&bytes), service);
         }
         if has_ended {
-            self.websocket_end(id, service);
+            return self.websocket_end(id, service);
         }
-        self.look_at_websocket(id, service);
+        self.websocket(id, Told::Look, service);
     }
 
     /// Buffers what a client sends before its WebSocket is accepted.
@@ -60,36 +61,24 @@ impl Conn {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.withheld += data.len();
         }
-        self.websocket_received(id, data, service);
-        self.look_at_websocket(id, service);
-    }
-
-    fn websocket_received(&mut self, id: u32, data: &[u8], service: &mut Service<'_>) {
-        if let Some(Sending::WebSocket(socket)) = self.streams.get_mut(&id).map(|stream| &mut stream.sending) {
-            socket.receive(data, service.now(), service.websocket_workers());
-        }
+        self.websocket(id, Told::Received(data), service);
     }
 
     /// The client has ended its side of a WebSocket.
     pub(super) fn websocket_end(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.receiving = Receiving::Done;
-        if let Sending::WebSocket(socket) = &mut stream.sending {
-            socket.receive_end(service.websocket_workers());
-        }
-        self.look_at_websocket(id, service);
+        self.websocket(id, Told::Ended, service);
     }
 
-    /// Checks a WebSocket after anything that may have changed it: received data, queued frames, a handler that has caught
-    /// up, time.
-    pub(super) fn look_at_websocket(&mut self, id: u32, service: &mut Service<'_>) {
+    /// Tells a WebSocket what has happened: received data, queued frames, a handler that has caught up, time.
+    pub(super) fn websocket(&mut self, id: u32, told: Told<'_>, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::WebSocket(socket) = &mut stream.sending else { return };
-        let wants = socket.look(false, service.now(), service.websocket_workers());
-        let takes_input = socket.wants_input();
+        let wants = socket.on(told, service.now(), service.websocket_workers());
         match wants.end {
             None => {
-                let used = if takes_input { std::mem::take(&mut stream.withheld) } else { 0 };
+                let used = if wants.read { std::mem::take(&mut stream.withheld) } else { 0 };
                 self.look_at(wants.deadline);
                 self.credit_stream(id, used);
                 self.queue(id);
@@ -129,17 +118,14 @@ impl Conn {
             self.unreturned += taken as u64;
         }
         // Queues the rest, if the windows are open.
-        self.look_at_websocket(id, service);
+        self.websocket(id, Told::Look, service);
     }
 
     /// Sends close code 1001 to all WebSockets, because the server stops.
     pub(super) fn stop_websockets(&mut self, service: &mut Service<'_>) {
         let ids: Vec<u32> = self.streams.keys().copied().collect();
         for id in ids {
-            if let Some(Sending::WebSocket(socket)) = self.streams.get_mut(&id).map(|stream| &mut stream.sending) {
-                socket.stop();
-                self.look_at_websocket(id, service);
-            }
+            self.websocket(id, Told::Stop, service);
         }
     }
 }

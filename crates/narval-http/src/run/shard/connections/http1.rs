@@ -22,6 +22,7 @@ use crate::run::shard::send::Sent;
 use crate::run::shard::slots::Delivery;
 use crate::run::shard::slots::{Protocol, Slot};
 use crate::run::transmit::encode;
+use crate::ws::Told;
 
 const _: () = assert!(size_of::<Act>() <= 64, "it is moved for every request");
 
@@ -96,7 +97,7 @@ impl<D: Driver<Connection>> Shard<D> {
         slot.awaits_room &= source;
         match (&slot.protocol, &slot.delivery) {
             (Protocol::Http2(_), _) => self.await_turn(slot),
-            (Protocol::WebSocket(_), _) if !source => self.look_at_websocket(slot, true),
+            (Protocol::WebSocket(_), _) if !source => self.websocket(slot, Told::Writable),
             (_, Delivery::AtSource(_)) => self.drive(slot),
             (_, Delivery::AtSocket(_)) if !source => self.drive(slot),
             _ => {}
@@ -253,14 +254,9 @@ impl<D: Driver<Connection>> Shard<D> {
                     slot.deadline = wants.deadline.min(slot.delivery.deadline());
                     break wants.read;
                 }
-                Protocol::Http2(http2) => {
-                    let wants = http2.conn.wants();
-                    slot.deadline = wants.deadline;
-                    break wants.read;
-                }
+                Protocol::Http2(_) | Protocol::WebSocket(_) => break slot.wants_read,
                 Protocol::ProxyHeader | Protocol::Closing(_) => break true,
                 Protocol::Handshake => break !slot.has_ended && slot.input.len() < HANDSHAKE_INPUT_MAX,
-                Protocol::WebSocket(stream) => break stream.wants_input(),
             }
         };
         #[cfg(any(test, feature = "sim"))]

@@ -85,20 +85,19 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     fn act_on_http2(&mut self, slot: &mut Slot, mut budget: usize, mut must_write: bool) {
+        self.do_stream_work(slot);
         loop {
-            self.do_stream_work(slot);
             let had = budget;
             let written = self.write_http2(slot, &mut budget, must_write);
             self.bytes_left = self.bytes_left.saturating_sub((had - budget) as u64);
             must_write = false;
-            let Protocol::Http2(http2) = &mut slot.protocol else { return };
-            let is_blocked = matches!(written, Written::Blocked);
-            let at = self.local.at(&slot.connection);
-            http2.conn.set_blocked(is_blocked, at.now(), &at);
-            if http2.conn.has_work() {
+            // What was sent may have made room for work.
+            if self.do_stream_work(slot) {
                 continue;
             }
-            let wants = http2.conn.wants();
+            let Protocol::Http2(http2) = &mut slot.protocol else { return };
+            let wants = http2.conn.wants(matches!(written, Written::Blocked), &self.local.at(&slot.connection));
+            (slot.deadline, slot.wants_read) = (wants.deadline, wants.read);
             let aborts = wants.end == Some(Close::Abort);
             match written {
                 Written::Broken => slot.is_gone = true,
@@ -116,30 +115,34 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Queues work for other threads.
-    fn do_stream_work(&mut self, slot: &mut Slot) {
+    /// Queues work for other threads; `false` if there is none.
+    fn do_stream_work(&mut self, slot: &mut Slot) -> bool {
         let connection = slot.connection.clone();
-        loop {
-            let Protocol::Http2(http2) = &mut slot.protocol else { return };
-            match http2.conn.take_work() {
-                None => return,
-                Some(Work::Request { stream, request, departure }) => {
-                    if !self.dispatch_stream(&connection, stream, request, departure) {
-                        let Protocol::Http2(http2) = &mut slot.protocol else { return };
+        let mut has_done = false;
+        while let Protocol::Http2(http2) = &mut slot.protocol
+            && let Some(work) = http2.conn.take_work()
+        {
+            has_done = true;
+            match work {
+                Work::Request { stream, request, departure } => {
+                    if !self.dispatch_stream(&connection, stream, request, departure)
+                        && let Protocol::Http2(http2) = &mut slot.protocol
+                    {
                         http2.conn.refused(stream, &mut self.local.at(&connection));
                     }
                 }
-                Some(Work::Later { stream, mut later, departure }) => {
+                Work::Later { stream, mut later, departure } => {
                     let reply_to = Reply::on_stream(&connection, stream);
                     later.context.departure = departure;
                     self.wait_for_late(reply_to, *later);
                 }
-                Some(Work::Make { stream, maker, quantum, departure }) => {
+                Work::Make { stream, maker, quantum, departure } => {
                     let make = MakeJob::new(&connection, stream, maker, quantum, departure);
                     self.local.server.pool.push_continued(Job::Make(make));
                 }
             }
         }
+        has_done
     }
 
     /// Queues a request for the workers; `false` if the queue is full.

@@ -9,7 +9,7 @@ use crate::run::event::Event;
 use crate::run::shard::Shard;
 use crate::run::shard::slots::Delivery;
 use crate::run::shard::slots::{Protocol, Slot};
-use crate::ws;
+use crate::ws::{self, Told};
 
 impl<D: Driver<Connection>> Shard<D> {
     /// A job has answered 101: from now on the connection is a WebSocket.
@@ -19,42 +19,35 @@ impl<D: Driver<Connection>> Shard<D> {
         slot.connection.lease.take_back();
         slot.delivery = Delivery::Idle;
         let input = std::mem::take(&mut slot.input);
-        if !input.is_empty() {
-            stream.receive(&input, self.local.now, &self.local.server.pool);
-        }
-        if slot.has_ended {
-            stream.receive_end(&self.local.server.pool);
-        }
-        if self.stopping {
-            stream.stop();
+        let received = (!input.is_empty()).then_some(Told::Received(&input));
+        let told = [received, slot.has_ended.then_some(Told::Ended), self.stopping.then_some(Told::Stop)];
+        for told in told.into_iter().flatten() {
+            stream.on(told, self.local.now, &self.local.server.pool);
         }
         let upgraded = std::mem::replace(&mut slot.protocol, Protocol::WebSocket(stream));
         self.release(upgraded, &slot.connection);
-        self.look_at_websocket(slot, false);
+        self.websocket(slot, Told::Look);
     }
 
-    /// Tells the stream.
     #[inline(never)]
     pub(in crate::run::shard) fn on_websocket(&mut self, slot: &mut Slot, event: &Event<'_>) {
-        let Protocol::WebSocket(stream) = &mut slot.protocol else { return };
-        match event {
-            Event::Received(bytes) => stream.receive(bytes, self.local.now, &self.local.server.pool),
-            Event::InputEnded(_) | Event::Undecodable => stream.receive_end(&self.local.server.pool),
-            Event::Stop => stream.stop(),
-            Event::Tick | Event::Answered(_) | Event::Ready | Event::Noted(..) => {}
-        }
-        self.look_at_websocket(slot, false);
+        let told = match event {
+            Event::Received(bytes) => Told::Received(bytes),
+            Event::InputEnded(_) | Event::Undecodable => Told::Ended,
+            Event::Stop => Told::Stop,
+            Event::Tick | Event::Answered(_) | Event::Ready | Event::Noted(..) => Told::Look,
+        };
+        self.websocket(slot, told);
     }
 
-    /// Performs what the stream wants. `writable`: the socket is writable again.
-    pub(in crate::run::shard) fn look_at_websocket(&mut self, slot: &mut Slot, writable: bool) {
+    /// Tells the stream, and performs what it wants.
+    pub(in crate::run::shard) fn websocket(&mut self, slot: &mut Slot, told: Told<'_>) {
         let Protocol::WebSocket(stream) = &mut slot.protocol else { return };
-        let wants = stream.look(writable, self.local.now, &self.local.server.pool);
+        let wants = stream.on(told, self.local.now, &self.local.server.pool);
         if let Some(close) = wants.end {
-            let is_read = !stream.may_have_unread_input();
-            return self.end(slot, End { close, is_read, unread: None });
+            return self.end(slot, End { close, is_read: wants.is_read, unread: None });
         }
-        slot.deadline = wants.deadline;
+        (slot.deadline, slot.wants_read) = (wants.deadline, wants.read);
         if wants.writable {
             self.await_writable(slot);
         }
