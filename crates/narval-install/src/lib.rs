@@ -87,7 +87,7 @@ pub use inspect::{cat, check, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
 pub(crate) use narval_client::clock::now;
-pub use profile::{Added, Addition, Element, Manifest, Origin, Profile, Removed};
+pub use profile::{Added, Addition, Chosen, Element, Manifest, Origin, Profile, Removed};
 pub use progress::{Progress, Snapshot};
 pub use push::{
     Administered, Elsewhere, Exchanged, Excluded, Filter, Missing, PushOptions, Pushed, Selection, Target, UPLOADS_MAX,

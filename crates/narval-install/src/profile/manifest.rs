@@ -28,6 +28,9 @@ pub struct Manifest {
     elements: BTreeMap<String, Element>,
 }
 
+/// Elements by their names, each with those of its paths that are meant.
+pub type Chosen = BTreeMap<String, BTreeSet<StorePath>>;
+
 /// What was installed together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Element {
@@ -181,36 +184,37 @@ impl Manifest {
         self.elements.iter().find(|(_, element)| is_it(element)).map(|(name, _)| name.clone())
     }
 
-    /// The paths that a name means: those of the element of this name or attribute, or those of the name of a store path, or of its package.
-    pub fn named(&self, name: &str) -> BTreeSet<StorePath> {
-        self.meant(name, |_| false).into_iter().flat_map(|(_, paths)| paths).collect()
-    }
-
-    /// The same by elements: two of them may have one path, under different names. `is_meant` selects further paths.
-    fn meant(&self, name: &str, is_meant: impl Fn(&StorePath) -> bool) -> Vec<(String, Vec<StorePath>)> {
+    /// What a name means: what was installed by this name or attribute; otherwise the element of this name, and paths by their name or that of their
+    /// package. `is_meant` selects further paths.
+    pub(super) fn named(&self, name: &str, is_meant: impl Fn(&StorePath) -> bool) -> Chosen {
+        let was_installed_by = |element: &Element| {
+            element.origin.as_ref().is_some_and(|origin| origin.name == name || origin.attribute == name)
+        };
+        // Two elements may have one path, or paths of one package: the name of one of them does not mean the other.
+        let is_installed = |(key, element): (&String, &Element)| {
+            was_installed_by(element) || (key == name && element.origin.is_some())
+        };
+        let is_apart = self.elements.iter().any(is_installed);
         let is_path = |path: &StorePath| {
-            [path.base_name(), path.name(), PackageName::of(path.name()).package].contains(&name) || is_meant(path)
+            let names = [path.base_name(), path.name(), PackageName::of(path.name()).package];
+            is_meant(path) || (!is_apart && names.contains(&name))
         };
         let of_element = |(key, element): (&String, &Element)| {
-            let origin = element.origin.as_ref();
-            let is_element =
-                key == name || origin.is_some_and(|origin| origin.name == name || origin.attribute == name);
-            (key.clone(), element.paths.iter().filter(|path| is_element || is_path(path)).cloned().collect())
+            let is_element = key == name || was_installed_by(element);
+            let paths = element.paths.iter().filter(|path| is_element || is_path(path)).cloned();
+            (key.clone(), paths.collect::<BTreeSet<_>>())
         };
-        self.elements.iter().map(of_element).collect()
+        self.elements.iter().map(of_element).filter(|(_, paths)| !paths.is_empty()).collect()
     }
 
-    /// Removes what a name means, and further paths. Returns what is removed: another element may still have it.
-    pub(super) fn remove(&mut self, name: &str, is_meant: impl Fn(&StorePath) -> bool) -> BTreeSet<StorePath> {
-        let mut removed = BTreeSet::new();
-        for (key, paths) in self.meant(name, is_meant) {
-            if let Some(element) = self.elements.get_mut(&key) {
+    /// Removes paths of elements. Another element may still have them.
+    pub(super) fn remove(&mut self, chosen: &Chosen) {
+        for (name, paths) in chosen {
+            if let Some(element) = self.elements.get_mut(name) {
                 paths.iter().for_each(|path| element.drop_path(path));
             }
-            removed.extend(paths);
         }
         self.elements.retain(|_, element| !element.paths.is_empty());
-        removed
     }
 
     /// Takes from an earlier manifest where paths came from, if Nix has dropped it since.
@@ -443,8 +447,10 @@ mod tests {
         assert_eq!(names(&manifest), [("a", vec![other.base_name()]), ("a-doc", vec![doc.base_name()])]);
         // Both at once are what the user wants.
         assert_eq!(manifest.add(&[one.clone().into(), other.clone().into()], None), []);
-        assert_eq!(manifest.named("a"), [one.clone(), doc, other].into());
-        manifest.remove("a-1", |_| false);
+        let named = |manifest: &Manifest, name: &str| manifest.named(name, |_| false);
+        let paths = named(&manifest, "a").into_values().flatten().collect::<BTreeSet<_>>();
+        assert_eq!(paths, [one.clone(), doc, other].into());
+        manifest.remove(&named(&manifest, "a-1"));
         assert_eq!(manifest.paths().len(), 2);
     }
 
@@ -482,7 +488,11 @@ mod tests {
             [("api".into(), base(&third)), ("prod".into(), base(&first)), ("web".into(), base(&second))]
         );
         manifest.add(&[by_name(&third, &release("@prod", "@prod@2"), "out")], None);
-        assert_eq!(manifest.remove("@api", |_| false), [third.clone()].into());
+        let chosen = |manifest: &Manifest, name: &str| {
+            manifest.named(name, |_| false).into_keys().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(["@api", "api", "prod", "app", "app-3"].map(|name| chosen(&manifest, name)), ["api", "api", "prod", "api prod web", "api prod"]);
+        manifest.remove(&manifest.named("@api", |_| false));
         assert_eq!(shown(&manifest), [("prod".into(), base(&third)), ("web".into(), base(&second))]);
         // What was installed by a name of a channel stays, and what was installed by its path is replaced.
         let mut manifest = Manifest::of_paths([(first.clone(), 5)]);

@@ -24,7 +24,7 @@ use narval_nix::StorePath;
 use narval_store::{StoreConfig, lock_file};
 
 use self::generation::names;
-pub use self::manifest::{Addition, Element, Manifest};
+pub use self::manifest::{Addition, Chosen, Element, Manifest};
 pub use self::origin::Origin;
 use crate::{Destination, Error, Wanted};
 
@@ -208,37 +208,29 @@ impl Profile {
         self.current()?.ok_or_else(|| self.absent())?;
         let _lock = self.lock()?;
         let (_, mut manifest) = self.existing()?;
-        self.chosen(&manifest, destination, names)?;
-        let mut removed = BTreeSet::new();
-        for name in names {
-            let wanted = Wanted::parse(name, destination.store_dir()).ok();
-            removed.extend(manifest.remove(name, |path| wanted.as_ref().is_some_and(|wanted| wanted.is(path))));
-        }
+        let chosen = self.chosen(&manifest, destination, names)?;
+        manifest.remove(&chosen);
+        let removed: BTreeSet<_> = chosen.into_values().flatten().collect();
         let left = manifest.paths().into_iter().collect();
         Ok(Removed { generation: self.make(destination, &manifest)?, removed: removed.into_iter().collect(), left })
     }
 
-    /// The paths of a manifest that these names mean. See [`Profile::remove`].
+    /// What these names mean in a manifest. See [`Profile::remove`].
     ///
     /// # Errors
-    /// [`Error::NotInProfile`] if one of them means none.
-    pub fn chosen(
-        &self,
-        manifest: &Manifest,
-        destination: &Destination,
-        names: &[String],
-    ) -> Result<BTreeSet<StorePath>, Error> {
-        let (all, mut chosen) = (manifest.paths(), BTreeSet::new());
+    /// [`Error::NotInProfile`] if one of them means nothing.
+    pub fn chosen(&self, manifest: &Manifest, destination: &Destination, names: &[String]) -> Result<Chosen, Error> {
+        let mut chosen = Chosen::new();
         for name in names {
-            let mut meant = manifest.named(name);
-            if let Ok(wanted) = Wanted::parse(name, destination.store_dir()) {
-                meant.extend(all.iter().filter(|path| wanted.is(path)).cloned());
-            }
+            let wanted = Wanted::parse(name, destination.store_dir()).ok();
+            let meant = manifest.named(name, |path| wanted.as_ref().is_some_and(|wanted| wanted.is(path)));
             if meant.is_empty() {
-                let has = all.iter().map(|path| path.name().to_owned()).collect();
+                let has = manifest.paths().iter().map(|path| path.name().to_owned()).collect();
                 return Err(Error::NotInProfile { what: name.clone(), profile: self.link.clone(), has });
             }
-            chosen.extend(meant);
+            for (element, paths) in meant {
+                chosen.entry(element).or_default().extend(paths);
+            }
         }
         Ok(chosen)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use narval_install::names::{Upgrades, upgrades};
 use narval_install::{
-    Addition, Destination, Element, Error, Manifest, Options, Origin, Progress, Wanted, install, plan,
+    Addition, Chosen, Destination, Element, Error, Manifest, Options, Origin, Progress, Wanted, install, plan,
 };
 use narval_nix::{PackageName, StorePath};
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let profile = args.profile.open(destination.config().lock_timeout)?;
     let (_, manifest) = profile.existing()?;
     let chosen = match args.names.as_slice() {
-        [] => manifest.paths(),
+        [] => manifest.elements().map(|(name, element)| (name.to_owned(), element.paths.clone())).collect(),
         names => profile.chosen(&manifest, &destination, names)?,
     };
     let mut all = of_channels(args, &destination, &manifest, &chosen)?;
@@ -130,13 +130,13 @@ fn of_channels(
     args: &Args,
     destination: &Destination,
     manifest: &Manifest,
-    chosen: &BTreeSet<StorePath>,
+    chosen: &Chosen,
 ) -> Result<Vec<Upgrade>, Failure> {
     let caches: Vec<String> = args.client.caches.urls()?.iter().map(ToString::to_string).collect();
     let mut all = Vec::new();
     for (name, element) in manifest.elements() {
         let Some((origin, selector)) = element.origin.as_ref().zip(element.selector()) else { continue };
-        if element.paths.is_disjoint(chosen) {
+        if !chosen.contains_key(name) {
             continue;
         }
         if element.is_released() {
@@ -217,16 +217,18 @@ fn upgrade_of(element: &Element, meant: Meant) -> Option<Upgrade> {
 }
 
 /// Newer versions that caches have of paths that came from no channel.
-fn of_caches(args: &Args, manifest: &Manifest, chosen: &BTreeSet<StorePath>) -> Result<Vec<Upgrade>, Failure> {
+fn of_caches(args: &Args, manifest: &Manifest, chosen: &Chosen) -> Result<Vec<Upgrade>, Failure> {
     let caches = &args.client.caches;
-    let of_paths = manifest.elements().filter(|(_, element)| element.origin.is_none());
-    let paths: Vec<StorePath> = of_paths.flat_map(|(_, element)| element.paths.intersection(chosen).cloned()).collect();
+    let from_nowhere: BTreeSet<&str> =
+        manifest.elements().filter(|(_, element)| element.origin.is_none()).map(|(name, _)| name).collect();
+    let of_paths = chosen.iter().filter(|(name, _)| from_nowhere.contains(&***name));
+    let paths: Vec<StorePath> = of_paths.flat_map(|(_, paths)| paths.iter().cloned()).collect();
     if paths.is_empty() {
         return Ok(Vec::new());
     }
     let (urls, client, options) = (caches.urls()?, caches.client()?, caches.options(None, false)?);
     let Upgrades { newer, cannot } = upgrades(&paths, &urls, &client, options.check_signatures)?;
-    if cannot.len() == urls.len() && paths.len() == chosen.len() {
+    if cannot.len() == urls.len() && chosen.keys().all(|name| from_nowhere.contains(&**name)) {
         return Err(Failure::Coded(3, cannot_search(&cannot, "NAME").unwrap_or_default()));
     }
     if !cannot.is_empty() && !args.client.output.json && !args.client.output.quiet {
