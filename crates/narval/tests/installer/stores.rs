@@ -36,7 +36,10 @@ fn an_install_without_a_profile_says_what_next() {
     };
     let name = lab.hello.rsplit('/').next().unwrap();
     let shown = said(&[&lab.top, &lab.hello]);
-    assert!(shown.contains(&format!("'narval run {name}' runs it")) && shown.contains("--profile DIR"), "{shown}");
+    assert!(
+        shown.contains(&format!("narval run --store '{root}' {name}\n")) && shown.contains("--profile DIR"),
+        "{shown}"
+    );
     let shown = said(&[&lab.top]);
     assert!(!shown.contains("narval run") && shown.contains("--profile DIR"), "{shown}");
     for arguments in

@@ -374,9 +374,13 @@ fn a_release_in_a_profile_moves_on_and_never_back() {
     // Two releases of one path, and of one package: each is upgraded alone.
     let alone = lab.store.path("alone").display().to_string();
     let in_alone = |args: &[&str]| done(&run(&[args, &["--profile", &alone]].concat()));
-    ["api", "web"].map(|release| push(&paths[0], release));
+    for release in ["api", "web"] {
+        push(&paths[0], release);
+    }
     in_alone(&["install", "@api", "@web"]);
-    ["api", "web"].map(|release| push(&paths[2], release));
+    for release in ["api", "web"] {
+        push(&paths[2], release);
+    }
     for (name, versions) in [("@api", ["api  1.2", "web  1.0"]), ("web", ["api  1.2", "web  1.2"])] {
         in_alone(&["upgrade", name]);
         let listed = in_alone(&["list"]);

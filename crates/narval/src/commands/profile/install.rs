@@ -115,23 +115,23 @@ pub fn run(args: Args) -> Result<(), Failure> {
         timeline.finish().map_err(|error| Failure::runtime(format!("{}: {error}", path.display())))?;
     }
     let report = result.map_err(failed)?;
-    let added: Vec<Addition> = report.roots.iter().map(|path| addition(path, &meant)).collect();
+    let added: Vec<Addition> = report.roots.iter().flat_map(|path| additions(path, &meant)).collect();
     let added = profile.as_ref().map(|profile| profile.add(&destination, &added, args.priority)).transpose()?;
     show_report(&report, added.as_ref(), args.client.output, &destination);
     if !args.client.output.json && !args.client.output.quiet {
         match &profile {
             Some(profile) if args.profile.profile.is_none() => env::offer(profile)?,
             Some(_) => {}
-            None => show_what_next(&report, &destination),
+            None => show_what_next(&report, &destination, args.client.store.store.as_deref()),
         }
     }
     Ok(())
 }
 
-/// A path, with the name that it was found by.
-fn addition(path: &StorePath, meant: &[Meant]) -> Addition {
-    let found = meant.iter().find(|one| one.wanted.is(path));
-    Addition { path: path.clone(), origin: found.and_then(|one| one.origin.clone()) }
+/// A path, with each name that it was found by: two releases may have one path.
+fn additions(path: &StorePath, meant: &[Meant]) -> impl Iterator<Item = Addition> {
+    let found = meant.iter().filter(|one| one.wanted.is(path));
+    found.map(|one| Addition { path: path.clone(), origin: one.origin.clone() })
 }
 
 /// The paths of a profile's current generation. If it cannot be read, other bases for deltas are as good, and changing it fails
@@ -207,10 +207,11 @@ pub(in crate::commands) fn sums(report: &Report) -> (u64, u64) {
 }
 
 /// Says how to use what is in no profile, and how to keep it.
-fn show_what_next(report: &Report, destination: &Destination) {
+fn show_what_next(report: &Report, destination: &Destination, store: Option<&str>) {
+    let store = store.map(|store| format!("--store '{store}' ")).unwrap_or_default();
     let has_programs = |path: &&StorePath| destination.store().real_path(path).join("bin").is_dir();
     if let Some(path) = report.roots.iter().find(has_programs) {
-        note!("'narval run {}' runs it", path.base_name());
+        note!("this runs it: narval run {store}{}", path.base_name());
     }
     note!("'narval gc' removes what is in no profile; --profile DIR keeps it");
 }
