@@ -114,7 +114,8 @@ pub(super) fn build(destination: &Destination, folder: &Path, manifest: &Manifes
     fs::write(&file, manifest.written(destination.store_dir())).map_err(|error| fail(&file, error))?;
     let real_path = |(path, priority): (&StorePath, i64)| (priority, destination.store().real_path(path));
     let sources: Vec<_> = manifest.shown().into_iter().map(real_path).filter(|(_, real)| real.is_dir()).collect();
-    Merge { launchers: Launchers::of(destination.config()) }.merge(&sources, folder, 0)
+    let launchers = Launchers::of(destination.config()).map(|launchers| launchers.with(manifest.shown().into_keys()));
+    Merge { launchers }.merge(&sources, folder, 0)
 }
 
 /// Adds a built folder to the store, with the paths of the manifest as its references, and makes `link` a root that leads to it. It is kept at any step:
@@ -184,8 +185,8 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    /// Links to entries of a single source; creates a real folder where several sources have one, or where programs need launchers. Of several files of
-    /// one name, the one with the lowest priority is linked.
+    /// Links to entries of a single source; creates a real folder where several sources have one, where programs need launchers, or where links lead to the
+    /// logical place of the store. Of several files of one name, the one with the lowest priority is linked.
     fn merge(&self, sources: &[(i64, PathBuf)], into: &Path, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
             return Err(Error::Usage(format!("{} is too deep for a profile", into.display())));
@@ -203,11 +204,21 @@ impl Merge<'_> {
         }
         let fail = |path: &Path, error: io::Error| Error::file("create", path, error);
         for (name, mut from) in entries {
-            let below = self.launchers.as_ref().filter(|_| depth == 0 && Launchers::are_in(&name));
-            if let Some(launchers) = below {
-                from.iter_mut().for_each(|(_, path)| *path = launchers.real(path));
+            if let Some(launchers) = &self.launchers {
+                for (_, path) in &mut from {
+                    // A program keeps its own name.
+                    *path = launchers
+                        .real(path)
+                        .filter(|real| !is_of_programs || real.is_dir())
+                        .unwrap_or_else(|| path.clone());
+                }
             }
-            let to = into.join(name);
+            let is_made = |folder: &Path| {
+                self.launchers
+                    .as_ref()
+                    .is_some_and(|launchers| depth == 0 && Launchers::are_in(&name) || launchers.leads_inside(folder))
+            };
+            let to = into.join(&name);
             let first = from.iter().map(|(priority, _)| *priority).min();
             let is_first = |(priority, _): &&(i64, PathBuf)| Some(*priority) == first;
             let is_folder = from.iter().filter(is_first).all(|(_, path)| path.is_dir());
@@ -222,7 +233,7 @@ impl Merge<'_> {
                 }
             }
             match from.as_slice() {
-                [(_, only)] if below.is_none() || !only.is_dir() => {
+                [(_, only)] if !only.is_dir() || !is_made(only) => {
                     let launcher = launchers.and_then(|launchers| launchers.for_program(only));
                     let made = launcher.map_or_else(|| symlink(only, &to), |text| launcher::write(&to, &text));
                     made.map_err(|error| fail(&to, error))?;

@@ -488,10 +488,12 @@ mod tests {
             [("api".into(), base(&third)), ("prod".into(), base(&first)), ("web".into(), base(&second))]
         );
         manifest.add(&[by_name(&third, &release("@prod", "@prod@2"), "out")], None);
-        let chosen = |manifest: &Manifest, name: &str| {
-            manifest.named(name, |_| false).into_keys().collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(["@api", "api", "prod", "app", "app-3"].map(|name| chosen(&manifest, name)), ["api", "api", "prod", "api prod web", "api prod"]);
+        let chosen =
+            |manifest: &Manifest, name: &str| manifest.named(name, |_| false).into_keys().collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            ["@api", "api", "prod", "app", "app-3"].map(|name| chosen(&manifest, name)),
+            ["api", "api", "prod", "api prod web", "api prod"]
+        );
         manifest.remove(&manifest.named("@api", |_| false));
         assert_eq!(shown(&manifest), [("prod".into(), base(&third)), ("web".into(), base(&second))]);
         // What was installed by a name of a channel stays, and what was installed by its path is replaced.

@@ -109,6 +109,10 @@ impl Place {
         for (name, contents) in files {
             let file = tree.join(name);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            if let Some(target) = contents.strip_prefix("link to ") {
+                std::os::unix::fs::symlink(target, &file).unwrap();
+                continue;
+            }
             std::fs::write(&file, contents).unwrap();
             std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
         }

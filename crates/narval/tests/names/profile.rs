@@ -149,7 +149,12 @@ fn a_line_in_the_file_of_a_shell_finds_programs_and_manuals() {
         let mut command = Command::new(shell);
         let script = match shell {
             "fish" => {
-                format!("source {0}; source {0}; echo $PATH[1]; echo $MANPATH; echo $XDG_DATA_DIRS", file.display())
+                format!(
+                    "source {0}; source {0}; echo $PATH[1]; string join : $MANPATH; string join : $XDG_DATA_DIRS; \
+                     count (string match -- '*{1}/fish/vendor_completions.d' $fish_complete_path)",
+                    file.display(),
+                    profile.join("share").display()
+                )
             }
             _ => format!(
                 ". {0}; . {0}; echo \"${{PATH%%:*}}\"; echo \"$MANPATH\"; echo \"$XDG_DATA_DIRS\"",
@@ -162,13 +167,85 @@ fn a_line_in_the_file_of_a_shell_finds_programs_and_manuals() {
             continue;
         };
         let shown = stdout(output);
+        // fish looks for completions where XDG_DATA_DIRS said it when it started.
+        let shown = if shell == "fish" { shown.trim().strip_suffix("\n1").unwrap() } else { shown.trim() };
         let (bin, share) = (profile.join("bin"), profile.join("share"));
         let expected =
             format!("{}\n{}/man:\n{}:/usr/local/share:/usr/share", bin.display(), share.display(), share.display());
-        assert_eq!(shown.trim(), expected, "{shell}");
+        assert_eq!(shown, expected, "{shell}");
     }
     assert_eq!(
         done(&place, &["env", "--shell", "sh", "--profile", "/a b/it's"]).matches(r"'/a b/it'\''s/bin'").count(),
         2
     );
+}
+
+/// Where the store is not at `/nix/store`, nobody outside of its namespace finds what links there.
+#[test]
+fn links_into_the_store_lead_to_manuals_and_programs_of_a_profile() {
+    let mut place = Place::new();
+    let (vim, manual) = (path('3', "vim-9.1"), path('4', "vim-9.1-man"));
+    let files = [
+        ("bin/editor", &*format!("link to /nix/store/{vim}/bin/vi")),
+        ("share/man", &*format!("link to /nix/store/{manual}/share/man")),
+        ("share/applications/vim.desktop", &*format!("link to /nix/store/{manual}/share/man/man1/vim.1")),
+        ("share/doc", "here"),
+    ];
+    place.add(&path('a', "joined-1"), &files, &[&vim, &manual], None);
+    place.package("joined", "joined", "1", serde_json::json!({}));
+    place.publish("one");
+    done(&place, &["install", "joined"]);
+    let profile = place.home().join(".local/state/narval/profile");
+    for (file, contents) in [("man/man1/vim.1", "manual"), ("applications/vim.desktop", "manual"), ("doc", "here")] {
+        assert_eq!(std::fs::read_to_string(profile.join("share").join(file)).unwrap(), contents, "{file}");
+    }
+    assert!(std::fs::read_to_string(profile.join("bin/editor")).unwrap().starts_with("#!/bin/sh"));
+    // The same is the same generation.
+    done(&place, &["install", "joined"]);
+    assert_eq!(std::fs::read_link(profile).unwrap().to_str(), Some("profile-1-link"));
+}
+
+/// On a system without certificates of authorities, programs get those of the package `cacert`: from a launcher, in a shell, and by the line of a shell.
+#[test]
+fn certificates_are_those_of_the_system_or_else_of_the_profile() {
+    let mut place = Place::new();
+    let roots = path('a', "cacert-1");
+    place.add(&roots, &[("etc/ssl/certs/ca-bundle.crt", "roots")], &[], None);
+    place.add(
+        &path('b', "tls-1"),
+        &[("bin/tls", "#!/bin/sh\necho \"$NIX_SSL_CERT_FILE $SSL_CERT_FILE\"\n")],
+        &[GLIBC],
+        None,
+    );
+    for package in ["cacert", "tls"] {
+        place.package(package, package, "1", serde_json::json!({}));
+    }
+    place.publish("one");
+    done(&place, &["install", "cacert", "tls"]);
+    let bare = |what: &str, variables: &[(&str, &str)]| {
+        let script =
+            format!("set -e; for at in /etc/ssl /etc/pki; do [ ! -d $at ] || mount -t tmpfs none $at; done; {what}");
+        let command = own(&place, &["--version"]);
+        let narval = command.get_program().to_owned();
+        let variables = variables.iter().copied().chain([("NARVAL", narval.to_str().unwrap())]);
+        let mut inside = Command::new("unshare");
+        inside.args(["--user", "--map-root-user", "--mount", "/bin/sh", "-c", &script]).env_clear();
+        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).envs(variables);
+        inside.output().unwrap()
+    };
+    if !bare("true", &[]).status.success() {
+        eprintln!("note: skipped: namespaces are refused here");
+        return;
+    }
+    let inside = format!("/nix/store/{roots}/etc/ssl/certs/ca-bundle.crt");
+    let profile = place.home().join(".local/state/narval/profile");
+    let launcher = profile.join("bin/tls").display().to_string();
+    for started in [&*launcher, "$NARVAL shell --quiet cacert tls -- tls"] {
+        assert_eq!(stdout(bare(started, &[])).trim(), format!("{inside} {inside}"), "{started}");
+    }
+    assert_eq!(stdout(bare(&launcher, &[("SSL_CERT_FILE", "/own")])).trim(), format!("{inside} /own"));
+    let by_line = stdout(bare("eval \"$($NARVAL env --shell sh)\"; echo $SSL_CERT_FILE", &[]));
+    assert_eq!(by_line.trim(), profile.join("etc/ssl/certs/ca-bundle.crt").display().to_string());
+    // The system's are what its administrator wants.
+    assert_eq!(stdout(bare(&format!("touch /etc/ssl/cert.pem; {launcher}"), &[])).trim(), "");
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use narval_install::Profile;
+use narval_install::run::{CERTIFICATE_VARIABLES, CERTIFICATES, has_certificates};
 use serde_json::json;
 
 use crate::Failure;
@@ -15,15 +16,6 @@ use crate::args::user_folder;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 
-/// Files with the certificates of authorities where systems have them, as Nix looks for them (`nix-profile.sh`).
-const SYSTEM_CERTIFICATES: [&str; 6] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/certs/ca-bundle.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-    "/var/lib/ca-certificates/ca-bundle.pem",
-];
 /// What precedes the line in the file of a shell.
 const COMMENT: &str = "# Programs, manual pages and completions of the profile of narval";
 
@@ -180,9 +172,8 @@ impl Shell {
 
     /// The commands that set the variables.
     fn settings(self, profile: &Path) -> String {
-        let certificates = profile.join("etc/ssl/certs/ca-bundle.crt");
-        let system = || SYSTEM_CERTIFICATES.iter().any(|file| Path::new(file).exists());
-        let certificates = (certificates.exists() && !system()).then(|| self.quoted(&certificates));
+        let certificates = profile.join(CERTIFICATES);
+        let certificates = (certificates.exists() && !has_certificates()).then(|| self.quoted(&certificates));
         let at = |below: &str| self.quoted(&profile.join(below));
         let (bin, share, man) = (at("bin"), at("share"), at("share/man"));
         if self == Self::Fish {
@@ -190,7 +181,10 @@ impl Shell {
                 "contains -- {bin} $PATH; or set -gx PATH {bin} $PATH\n\
                  set -q XDG_DATA_DIRS; or set -gx XDG_DATA_DIRS /usr/local/share:/usr/share\n\
                  string match -q -- '*:'{share}':*' \":$XDG_DATA_DIRS:\"; or set -gx XDG_DATA_DIRS {share}:\"$XDG_DATA_DIRS\"\n\
-                 string match -q -- '*:'{man}':*' \":$MANPATH:\"; or set -gx MANPATH {man}:\"$MANPATH\"\n"
+                 string match -q -- '*:'{man}':*' \":$MANPATH:\"; or set -gx MANPATH {man}:\"$MANPATH\"\n\
+                 contains -- {completions} $fish_complete_path; or set -g fish_complete_path $fish_complete_path[1] {completions} $fish_complete_path[2..-1]\n",
+                // fish has looked at XDG_DATA_DIRS before it reads this file. The first folder is the user's own.
+                completions = at("share/fish/vendor_completions.d"),
             );
             for variable in CERTIFICATE_VARIABLES {
                 let line =
@@ -226,6 +220,3 @@ impl Shell {
         }
     }
 }
-
-/// The variables that name a file of certificates: Nix's, and OpenSSL's.
-const CERTIFICATE_VARIABLES: [&str; 2] = ["NIX_SSL_CERT_FILE", "SSL_CERT_FILE"];

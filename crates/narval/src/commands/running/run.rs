@@ -70,14 +70,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let (paths, package) = ensure_installed(&destination, &args.client, args.deltas, &args.names, &[path])?;
     let program =
         package.map(|package| package.program).filter(|program| !program.is_empty() && !program.contains('/'));
-    let command = match (args.command.is_empty(), &*paths) {
-        // The package says what its main program is.
-        (true, _) if let Some(program) = program => vec![program.into()],
-        (true, [path]) => vec![main_program(destination.config(), path)?.into_os_string()],
-        (true, _) => {
-            return Err(Failure::usage("a profile of several paths has no main program: say what to run after --"));
-        }
-        _ => args.command,
+    let command = match args.command.is_empty() {
+        true => vec![main_program(destination.config(), &paths, program.as_deref())?.into_os_string()],
+        false => args.command,
     };
     become_program(&destination, &paths, &command)
 }
@@ -180,21 +175,21 @@ pub(crate) fn become_program(
     let (program, arguments) = command.split_first().ok_or_else(|| Failure::usage("nothing to run"))?;
     let scratch = config.state_dir.join("narval-root");
     let variables = shell_variables(config, paths);
-    // If it fails here, the second process tries it again, with programs that may do it, or reports why it cannot.
     let store_dir = Path::new(config.store_dir.as_str());
-    let is_inside = is_at_home(config) || enter_and_follow(&config.real_store_dir, store_dir, &scratch).is_ok();
-    let mut process = if is_inside {
-        let mut process = Command::new(program);
-        process.args(arguments);
-        process
-    } else {
-        let mut process = Command::new("/proc/self/exe");
-        process.arg("__enter").arg(&config.real_store_dir).arg(config.store_dir.as_str());
-        process.arg(scratch).arg("--").args(command);
-        process
+    let entered = match is_at_home(config) {
+        true => Ok(()),
+        false => enter_and_follow(&config.real_store_dir, store_dir, &scratch),
     };
-    process.envs(variables);
-    Err(not_started(program.as_ref(), &process.exec()))
+    match entered {
+        Ok(()) => Err(not_started(program.as_ref(), &Command::new(program).args(arguments).envs(variables).exec())),
+        // The second process tries it again, with programs that may do it, or reports why it cannot. Without /proc, there is none.
+        Err(error) => {
+            let mut process = Command::new("/proc/self/exe");
+            process.arg("__enter").arg(&config.real_store_dir).arg(config.store_dir.as_str());
+            let again = process.arg(scratch).arg("--").args(command).envs(variables).exec();
+            Err(Failure::runtime(format!("{error} (and the second attempt: {again})")))
+        }
+    }
 }
 
 /// 127 if there is no such program, 126 if it cannot be run: the exit codes of shells.
