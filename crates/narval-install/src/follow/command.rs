@@ -156,8 +156,15 @@ mod tests {
             assert_eq!(running.join().unwrap(), Ended::Stopped);
         });
         let pid = std::fs::read_to_string(&mark).unwrap();
-        // A zombie may be left to the init of this machine.
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+        // It has been killed, and ends when the kernel comes to it. A zombie may be left to the init of this machine.
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            if state.is_empty() || state.contains(") Z ") {
+                break;
+            }
+            assert!(Instant::now() < until, "{state}");
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 }

@@ -97,7 +97,16 @@ pub enum Round {
 }
 
 /// Finds the newest release.
-pub type Find<'a> = dyn Fn() -> Result<FoundRelease, Error> + 'a;
+pub type Find<'a> = dyn Fn(Patience) -> Result<FoundRelease, Error> + 'a;
+
+/// How long an answer of the caches is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// As long as that of any request: what fails is tried again.
+    Usual,
+    /// One attempt: [`FollowOptions::network_timeout`] is over before a server that is away would have been waited for.
+    Once,
+}
 
 /// Is told what is tried, and what runs.
 type OnTrying<'a> = dyn Fn(&Running, Option<&Running>) + 'a;
@@ -223,7 +232,7 @@ impl<'a> Follower<'a> {
     /// # Errors
     /// If the caches or the store cannot be asked.
     pub fn plan(&self, find: &Find<'_>, (install, client): (&Options, &Arc<Client>)) -> Result<Round, Error> {
-        let found = find()?;
+        let found = find(Patience::Usual)?;
         let released = self.released(&found)?;
         match self.decide(&found, &released.path) {
             Some(round) => Ok(round),
@@ -245,7 +254,7 @@ impl<'a> Follower<'a> {
     /// If it could not be asked for or installed, and nothing has changed; or if it was interrupted, and what ran before runs again.
     pub fn round(&mut self, find: &Find<'_>, (options, client): (&Options, &Arc<Client>)) -> Result<Round, Error> {
         self.recover()?;
-        let found = find()?;
+        let found = find(Patience::Usual)?;
         let released = self.released(&found)?.clone();
         if let Some(round) = self.decide(&found, &released.path) {
             if let Round::Same(running) = &round {
@@ -386,7 +395,7 @@ impl<'a> Follower<'a> {
     fn wait_for_cache(&self, find: &Find<'_>) -> Result<(), Trouble> {
         let until = Instant::now() + self.options.network_timeout;
         loop {
-            match find() {
+            match find(Patience::Once) {
                 Err(error) if error.is_network() => {
                     if Instant::now() >= until {
                         let limit = self.options.network_timeout.as_secs_f32();

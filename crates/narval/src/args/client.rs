@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use narval_client::{Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
+use narval_client::{CONNECT_TIMEOUT, Client, ClientOptions, Credentials, Netrc, RetryPolicy, Url};
 pub use narval_install::human_bytes;
 use narval_install::{DeltaUse, Destination, Error, Options, Wanted};
 use narval_nix::{PublicKey, TrustedKeys};
@@ -17,7 +17,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::user_folder;
+use super::own_folder;
 use crate::Failure;
 use crate::ui::log::filter;
 use crate::ui::timeline::Timeline;
@@ -124,9 +124,12 @@ fn check_default_root() -> Result<(), Failure> {
 
 /// `$XDG_DATA_HOME/narval`, which is `~/.local/share/narval`.
 fn default_root() -> Result<PathBuf, Failure> {
-    user_folder("XDG_DATA_HOME", ".local/share")
-        .map(|data| data.join("narval"))
-        .ok_or_else(|| Failure::usage("HOME is not set: give the store with --store DIR"))
+    own_folder(
+        "XDG_DATA_HOME",
+        ".local/share",
+        "narval",
+        "give the store with --store DIR, or set HOME or XDG_DATA_HOME",
+    )
 }
 
 /// What `--store` must be for a path that a store does not have: this machine's store or the user's own, if it has it.
@@ -318,6 +321,7 @@ impl RequestArgs {
             credentials,
             retry: RetryPolicy { attempts: self.attempts, ..RetryPolicy::default() },
             stall_timeout: self.timeout,
+            connect_timeout: CONNECT_TIMEOUT.min(self.timeout),
             ssl_cert_file: settings_of_nix().ssl_cert_file.clone(),
             ..ClientOptions::default()
         })

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use narval_client::{Client, Url};
-use narval_install::follow::{FollowOptions, Follower, Round, Window, state_folder};
+use narval_install::follow::{FollowOptions, Follower, Patience, Round, Window, state_folder};
 use narval_install::names::machine_system;
 use narval_install::releases::{Expected, SeenReleases, find_in};
 use narval_install::watch::Stop;
@@ -159,6 +159,8 @@ struct Source {
     system: ReleaseSystem,
     options: Options,
     client: Arc<Client>,
+    /// Makes one attempt at each request.
+    once: Arc<Client>,
     seen: SeenReleases,
     allow_downgrade: bool,
     /// Where this machine is among all that follow the release.
@@ -189,6 +191,12 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
         system: system.clone(),
         options: Options { deltas: args.deltas.chosen(), ..options },
         client: args.client.caches.client()?,
+        once: {
+            let mut caches = args.client.caches.clone();
+            (caches.requests.attempts, caches.requests.timeout) =
+                (1, caches.requests.timeout.min(args.network_timeout));
+            caches.client()?
+        },
         seen: SeenReleases::at(state_folder(&args.profile, lock_timeout)?, lock_timeout),
         allow_downgrade: args.client.caches.allow_downgrade,
         share: share_of(&args.name_of_machine(), &args.release.name),
@@ -208,7 +216,7 @@ pub fn run(mut args: Args) -> Result<(), Failure> {
     let stop = Stop::default();
     let follower = Follower::open(follow, &destination, &stop)?;
     if args.dry_run {
-        let round = follower.plan(&|| source.find(), (&source.options, &source.client))?;
+        let round = follower.plan(&|patience| source.find(patience), (&source.options, &source.client))?;
         show(&args, &round);
         return Ok(());
     }
@@ -248,7 +256,7 @@ fn rounds<'a>(
             if !args.once && !args.on.is_empty() && !args.on.iter().any(|window| window.has(unix_time())) {
                 return Ok(None);
             }
-            follower.round(&|| source.find(), (&source.options, &source.client)).map(Some)
+            follower.round(&|patience| source.find(patience), (&source.options, &source.client)).map(Some)
         });
         let is_last = args.once || stop.is_stopped();
         if let Some(reports) = reports {
@@ -300,7 +308,8 @@ fn rounds<'a>(
 }
 
 impl Source {
-    fn find(&self) -> Result<narval_install::releases::FoundRelease, Error> {
+    fn find(&self, patience: Patience) -> Result<narval_install::releases::FoundRelease, Error> {
+        let client = if patience == Patience::Once { &self.once } else { &self.client };
         let expected = Expected {
             system: &self.system,
             keys: &self.options.keys,
@@ -309,7 +318,7 @@ impl Source {
             allow_downgrade: self.allow_downgrade,
             share: self.share,
         };
-        let found = find_in(&self.options.caches, &self.client, &self.selector, &expected)?;
+        let found = find_in(&self.options.caches, client, &self.selector, &expected)?;
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some(found.cache.clone());
         Ok(found)
     }
