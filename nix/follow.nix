@@ -8,8 +8,7 @@
 let
   inherit (lib) mkOption types;
   cfg = config.services.narval-follow;
-  # systemd replaces % and $ in ExecStart=.
-  escape = text: lib.escapeShellArg (lib.replaceStrings [ "%" "$" ] [ "%%" "$$" ] text);
+  escape = import ./escape.nix { inherit lib; };
   repeated = option: values: lib.concatMap (value: [ option value ]) values;
   arguments = [
     cfg.release

@@ -13,8 +13,7 @@ let
     absolute = true;
   };
   state = "/var/lib/narval-push";
-  # systemd replaces % and $ in ExecStart=.
-  escape = text: lib.escapeShellArg (lib.replaceStrings [ "%" "$" ] [ "%%" "$$" ] text);
+  escape = import ./escape.nix { inherit lib; };
   repeated = option: values: lib.concatMap (value: [ option value ]) values;
   arguments =
     repeated "--to" cfg.to

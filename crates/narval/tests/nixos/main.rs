@@ -255,7 +255,7 @@ fn the_units_of_the_modules_and_of_the_packages_are_alike() {
     let configuration = "{
         services.narval-serve = { enable = true; settings.data = \"/var/lib/narval\"; };
         services.narval-watch-store = { enable = true; to = [ \"https://cache.example.org\" ]; exclude = [ \"a b%c$d\" ]; };
-        services.narval-follow = { enable = true; release = \"@web\"; check = \"test 5% = $x\"; on = [ \"Mon 02:00-03:00\" ]; };
+        services.narval-follow = { enable = true; release = \"@web\"; check = \"grep -q '\\\\s' /f && test 5% = $x\"; on = [ \"Mon 02:00-03:00\" ]; };
     }";
     for (file, text) in nix.units(configuration) {
         let packaged =
@@ -265,9 +265,9 @@ fn the_units_of_the_modules_and_of_the_packages_are_alike() {
             continue;
         }
         assert_eq!(words(directives(&text)), words(directives(&packaged)), "{}", file.display());
-        let escaped = "--exclude 'a b%%c$$d'";
+        let escaped = r#"--exclude "a b%%c$$d""#;
         assert!(!text.contains("watch-store --to") || text.contains(escaped), "{text}");
-        let escaped = "--check 'test 5%% = $$x' --on 'Mon 02:00-03:00'\n";
+        let escaped = "--check \"grep -q '\\\\s' /f && test 5%% = $$x\" --on \"Mon 02:00-03:00\"\n";
         assert!(
             !text.contains("follow @web --profile /nix/var/nix/profiles/system") || text.contains(escaped),
             "{text}"
