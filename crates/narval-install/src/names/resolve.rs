@@ -271,10 +271,16 @@ impl ChannelNames {
             return Ok(Ok(fitting.swap_remove(named)));
         }
         Ok(one_of(fitting).unwrap_or_else(|| {
-            let all = self.index.versions_of(&pname).unwrap_or_default();
-            let nearest =
-                all.into_iter().take(NEAREST_MAX).map(|(attribute, version)| format!("{attribute} ({version})"));
-            Err(Resolution::Unknown { nearest: nearest.collect() })
+            let mut all = self.index.versions_of(&pname).unwrap_or_default();
+            let wanted = selector.version.as_deref().unwrap_or_default();
+            all.sort_by(|(_, one), (_, other)| compare_versions(other, one));
+            // As many newer ones as older ones.
+            let newer = all.partition_point(|(_, version)| compare_versions(version, wanted).is_gt());
+            let first = newer.saturating_sub(NEAREST_MAX / 2).min(all.len().saturating_sub(NEAREST_MAX));
+            let nearest = all.iter().skip(first).take(NEAREST_MAX);
+            Err(Resolution::Unknown {
+                nearest: nearest.map(|(attribute, version)| format!("{attribute} ({version})")).collect(),
+            })
         }))
     }
 
@@ -339,7 +345,7 @@ impl ChannelNames {
                     outputs.push(Output { name: output.clone(), path, source });
                 }
                 Known::Several { left, twins } => {
-                    let variants = self.described(left, caches);
+                    let variants = self.described(left, caches)?;
                     return Ok(Resolution::Several {
                         package: package.into(),
                         output: output.clone(),
@@ -467,8 +473,8 @@ impl ChannelNames {
         Ok(None)
     }
 
-    /// What differs between paths.
-    fn described(&mut self, left: Vec<StorePath>, caches: &Caches) -> Vec<Variant> {
+    /// What differs between paths. If none can be had, and not because no cache has it, the error says why.
+    fn described(&mut self, left: Vec<StorePath>, caches: &Caches) -> Result<Vec<Variant>, Error> {
         let mut evidence = FromNarinfos::new(caches, &mut self.learnt);
         let mut references: BTreeMap<StorePath, BTreeSet<String>> = BTreeMap::new();
         let mut hashes = Vec::new();
@@ -487,6 +493,9 @@ impl ChannelNames {
             let hash = found.map(|(_, hash, _)| hash);
             variants.push((hash, Variant { path, nar_size, closure, refers_to: Vec::new(), is_same: false }));
         }
+        if let (true, Some(failure)) = (hashes.is_empty(), evidence.failure.take()) {
+            return Err(failure.into());
+        }
         let everywhere = |name: &String| references.values().all(|all| all.contains(name));
         let describe = |(hash, mut variant): (Option<_>, Variant)| {
             let own = references.get(&variant.path);
@@ -495,7 +504,7 @@ impl ChannelNames {
             variant.is_same = hash.is_some_and(|hash| hashes.iter().filter(|other| **other == hash).count() > 1);
             variant
         };
-        variants.into_iter().map(describe).collect()
+        Ok(variants.into_iter().map(describe).collect())
     }
 }
 

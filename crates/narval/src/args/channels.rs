@@ -1,24 +1,23 @@
 //! Channels, and names of packages as arguments.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use narval_cache::{CacheError, Caches};
 use narval_client::{Client, Scheme, Url};
 use narval_install::names::{
     self, Asked, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Output, Refreshed, Resolution,
-    Resolved, SourceOfName, Variant, machine_system,
+    Resolved, SourceOfName, machine_system,
 };
 use narval_install::{Destination, Error, Origin, Wanted};
 use narval_names::{Package, Problem, Selector};
 use narval_nix::StorePath;
 use serde_json::json;
 
-use super::user_folder;
+use super::own_folder;
 use crate::Failure;
-use crate::args::client::{ClientArgs, OutputArgs, human_bytes};
-use crate::args::data::ago;
-use crate::args::names::{LISTED_MAX, cannot_search, line, may_be_name};
+use crate::args::client::{ClientArgs, OutputArgs};
+use crate::args::names::{LISTED_MAX, cannot_search, line, list_variants, may_be_name, show_package, since};
 use crate::args::paths::parse_wanted;
 use crate::args::releases::{ReleaseLookup, is_release};
 use crate::ui::json;
@@ -28,9 +27,6 @@ use crate::values::time::parse_time;
 
 /// In place of a channel: none.
 const NONE: &str = "none";
-/// The most references that tell variants apart in a list.
-const REFERENCES_MAX: usize = 4;
-
 /// Where names are looked up.
 #[derive(Clone, Debug, clap::Args)]
 pub struct NameArgs {
@@ -84,9 +80,8 @@ impl NameArgs {
 
 /// The user's folder of names: `$XDG_CACHE_HOME/narval/names`, which is `~/.cache/narval/names`.
 pub(crate) fn names_folder() -> Result<NamesFolder, Failure> {
-    user_folder("XDG_CACHE_HOME", ".cache")
-        .map(|cache| NamesFolder::at(cache.join("narval/names")))
-        .ok_or_else(|| Failure::usage("HOME is not set: names of channels are kept in ~/.cache/narval/names"))
+    let advice = "set it, or XDG_CACHE_HOME, for the names of channels";
+    own_folder("XDG_CACHE_HOME", ".cache", "narval/names", advice).map(NamesFolder::at)
 }
 
 /// Asks a channel for its names, with its progress shown.
@@ -473,7 +468,11 @@ impl<'a> Lookup<'a> {
         let message = match resolution {
             Resolution::Several { package, variants, .. } if variants.iter().all(|one| one.nar_size.is_none()) => {
                 list_variants(text, variants, output);
-                format!("{channel} has {}, but no cache has a path of it; asked: {urls}", package.attribute)
+                let asked = match self.client.caches.offline {
+                    true => "no cache was asked: --offline".to_owned(),
+                    false => format!("no cache has a path of it; asked: {urls}"),
+                };
+                format!("{channel} has {}, but {asked}", package.attribute)
             }
             Resolution::Several { package, output: wanted, variants, twins } => {
                 list_variants(text, variants, output);
@@ -545,55 +544,4 @@ impl<'a> Lookup<'a> {
             format!("{} is {what} in its channel, but no cache has that path; asked: {caches}", package.attribute),
         ))
     }
-}
-
-/// A package in a list.
-pub(crate) fn show_package(package: &Package, output: OutputArgs) {
-    if output.json {
-        json::event("package", package_json(package));
-    } else {
-        out!("{}  {}  {}", package.attribute, package.version, package.description);
-    }
-}
-
-/// A package as JSON.
-pub(crate) fn package_json(package: &Package) -> serde_json::Value {
-    json!({"attribute": package.attribute, "name": package.name, "package": package.pname, "version": package.version,
-        "description": package.description, "homepage": package.homepage, "licence": package.licence,
-        "outputs": package.outputs, "program": package.program,
-        "problems": package.problems.iter().map(|problem| problem.word()).collect::<Vec<_>>()})
-}
-
-/// The paths that a name may mean, with what differs.
-fn list_variants(text: &str, variants: &[Variant], output: OutputArgs) {
-    for variant in variants {
-        let path = variant.path.base_name();
-        if output.json {
-            let closure = variant.closure.map(|(paths, size)| json!({"paths": paths, "size": size}));
-            json::event(
-                "candidate",
-                json!({"name": text, "path": path, "narSize": variant.nar_size, "closure": closure,
-                    "refersTo": variant.refers_to, "isSame": variant.is_same}),
-            );
-            continue;
-        }
-        let size = variant.nar_size.map_or_else(|| "in no cache".to_owned(), human_bytes);
-        let closure = variant.closure.map(|(paths, size)| format!("  with {paths} paths of {}", human_bytes(size)));
-        let refers = match variant.refers_to.as_slice() {
-            [] => String::new(),
-            all => {
-                let shown = all.iter().take(REFERENCES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-                let more = all.len().saturating_sub(REFERENCES_MAX);
-                format!("  refers to {shown}{}", if more > 0 { format!(" and {more} more") } else { String::new() })
-            }
-        };
-        let same = if variant.is_same { "  same contents as another" } else { "" };
-        out!("{path}  {size}{}{refers}{same}", closure.unwrap_or_default());
-    }
-}
-
-/// How old something is.
-pub(crate) fn since(age: Duration) -> String {
-    let time = SystemTime::now().checked_sub(age).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-    ago(time.unwrap_or_default().as_secs())
 }

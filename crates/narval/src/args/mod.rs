@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::Failure;
+
 pub mod administered;
 pub mod channels;
 pub mod client;
@@ -20,4 +22,10 @@ pub mod state;
 pub(crate) fn user_folder(variable: &str, below: &str) -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute(variable).or_else(|| Some(absolute("HOME")?.join(below)))
+}
+
+/// The folder `place` in one of these. Without a home, `advice` says what to do.
+pub(crate) fn own_folder(variable: &str, below: &str, place: &str, advice: &str) -> Result<PathBuf, Failure> {
+    let folder = user_folder(variable, below).map(|folder| folder.join(place));
+    folder.ok_or_else(|| Failure::usage(format!("HOME is not set: {advice}")))
 }

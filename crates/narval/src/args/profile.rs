@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use narval_install::Profile;
 
-use super::user_folder;
+use super::own_folder;
 use crate::Failure;
 use crate::args::client::StoreArgs;
 
@@ -35,7 +35,5 @@ impl ProfileArgs {
 
 /// `$XDG_STATE_HOME/narval/profile`, which is `~/.local/state/narval/profile`.
 pub(crate) fn default_profile() -> Result<PathBuf, Failure> {
-    user_folder("XDG_STATE_HOME", ".local/state")
-        .map(|state| state.join("narval/profile"))
-        .ok_or_else(|| Failure::usage("HOME is not set: give the profile with --profile DIR"))
+    own_folder("XDG_STATE_HOME", ".local/state", "narval/profile", "give the profile with --profile DIR")
 }

@@ -10,7 +10,7 @@ use narval_nix::release::{ReleaseSystem, SHARE_OF_ALL, Selector};
 use narval_nix::{StoreDir, StorePath};
 use narval_store::StoreConfig;
 
-use super::user_folder;
+use super::own_folder;
 use crate::Failure;
 use crate::args::client::CacheArgs;
 
@@ -21,11 +21,9 @@ pub(crate) fn is_release(text: &str) -> bool {
 
 /// The user's folder with the revisions that were seen: `$XDG_STATE_HOME/narval/releases`, which is `~/.local/state/narval/releases`.
 pub(crate) fn seen_releases(lock_timeout: Duration) -> Result<SeenReleases, Failure> {
-    user_folder("XDG_STATE_HOME", ".local/state")
-        .map(|state| SeenReleases::at(state.join("narval/releases"), lock_timeout))
-        .ok_or_else(|| {
-            Failure::usage("HOME is not set: the revisions of releases are kept in ~/.local/state/narval/releases")
-        })
+    let advice = "set it, or XDG_STATE_HOME, for the revisions of releases that were seen";
+    let folder = own_folder("XDG_STATE_HOME", ".local/state", "narval/releases", advice)?;
+    Ok(SeenReleases::at(folder, lock_timeout))
 }
 
 /// Where releases are looked up.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::user_folder;
+use super::own_folder;
 use crate::Failure;
 
 /// The folder for root, as which the daemon runs the hook.
@@ -26,8 +26,6 @@ impl StateArgs {
         if rustix::process::geteuid().is_root() {
             return Ok(OF_ROOT.into());
         }
-        user_folder("XDG_STATE_HOME", ".local/state")
-            .map(|state| state.join("narval/push"))
-            .ok_or_else(|| Failure::usage("HOME is not set: give the folder of the state with --state DIR"))
+        own_folder("XDG_STATE_HOME", ".local/state", "narval/push", "give the folder of the state with --state DIR")
     }
 }

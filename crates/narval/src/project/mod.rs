@@ -16,7 +16,7 @@ use narval_nix::release::ReleaseSystem;
 use narval_nix::{Sha256, nix32};
 
 use crate::Failure;
-use crate::args::user_folder;
+use crate::args::{own_folder, user_folder};
 use crate::config::{ConfigErrors, ProjectFile, Table, parse};
 
 pub(crate) use roots::{forget_deleted, protect};
@@ -135,9 +135,12 @@ impl Project {
 
 /// `$XDG_STATE_HOME/narval/projects`, which is `~/.local/state/narval/projects`.
 fn all_states() -> Result<PathBuf, Failure> {
-    user_folder("XDG_STATE_HOME", ".local/state").map(|state| state.join("narval/projects")).ok_or_else(|| {
-        Failure::usage("HOME is not set: the state of projects is kept in ~/.local/state/narval/projects")
-    })
+    own_folder(
+        "XDG_STATE_HOME",
+        ".local/state",
+        "narval/projects",
+        "set it, or XDG_STATE_HOME, for the state of projects",
+    )
 }
 
 /// What is wrong although each value is valid.

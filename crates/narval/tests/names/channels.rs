@@ -49,6 +49,8 @@ fn what_was_resolved_needs_no_network() {
     place.asked();
     assert!(place.done(&["install", "--offline", "hello"]).contains(&path('0', "hello-2.12")));
     assert_eq!(place.asked(), Vec::<String>::new());
+    // Its only path may be for any system: what a cache would tell.
+    assert!(place.fails(3, &["install", "--offline", "vim"]).contains("no cache was asked: --offline"));
 }
 
 /// Sets back when a channel was asked last.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::place::{GLIBC, Place, path};
+use crate::support::stdout;
 
 #[test]
 fn a_name_is_enough_to_install_and_to_run() {
@@ -22,6 +23,13 @@ fn a_name_is_enough_to_install_and_to_run() {
     // Its main program is not named as it is.
     assert!(place.done(&["run", "vim"]).starts_with("vim"));
     assert!(place.done(&["shell", "hello", "vim", "--", "hello", "you"]).starts_with("hello you"));
+    // It is the package's own, and no other program of this name.
+    assert!(place.done(&["run", "vim^man,out"]).starts_with("vim"));
+    assert!(place.fails(2, &["run", "vim^man"]).contains("'vi', its main program, is not in what is installed"));
+    // Without a PATH, the working directory is not searched.
+    let mut bare = place.command(&["shell", "hello", "--", "/bin/sh", "-c", "echo $PATH"]);
+    let bare = stdout(bare.env_remove("PATH").output().unwrap());
+    assert_eq!(bare.trim(), format!("/nix/store/{}/bin", path('0', "hello-2.12")));
 }
 
 #[test]
@@ -114,6 +122,12 @@ fn what_is_not_free_unknown_or_not_built_is_said() {
     place.site.lock().unwrap().files.remove(&format!("/cache/{}.narinfo", "3".repeat(32)));
     let said = place.fails(3, &["install", "vim"]);
     assert!(said.contains("asked: ") && said.contains(&format!("{}/cache", place.url)), "{said}");
+    assert!(place.done(&["search", "unfree-thing"]).contains("(unfree)"));
+    // The cache has it, and nobody who is trusted has signed it.
+    let other = narval_nix::SecretKey::generate("other-1").unwrap().public_key().to_string();
+    let untrusted = place.command(&["install", "hello"]).env("NARVAL_TRUSTED_KEYS", other).output().unwrap();
+    let said = String::from_utf8_lossy(&untrusted.stderr).into_owned();
+    assert!(untrusted.status.code() == Some(4) && said.contains("is not signed by a trusted key"), "{said}");
 }
 
 #[test]
@@ -190,8 +204,14 @@ fn a_version_means_the_newest_that_begins_so() {
     assert!(place.done(&["install", "node@22"]).contains("node-22.10.0"));
     assert!(place.done(&["install", "node@22.9"]).contains("node-22.9.1"));
     assert!(place.done(&["install", "node"]).contains("node-24.1"));
+    (10..20).for_each(|at| place.package(&format!("node_{at}"), "node", &format!("{at}.1"), json!({})));
+    place.publish("two");
+    place.lead_to("two");
+    place.done(&["update"]);
     let said = place.fails(3, &["install", "node@23"]);
-    assert!(said.contains("node_22 (22.9.1)"), "{said}");
+    for near in ["node (24.1)", "node_22_old (22.10.0)", "node_22 (22.9.1)"] {
+        assert!(said.contains(near) && said.matches('(').count() == 5, "{said}");
+    }
 }
 
 #[test]

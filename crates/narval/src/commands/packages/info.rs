@@ -7,8 +7,9 @@ use narval_nix::PackageName;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::channels::{Lookup, Meant, NameArgs, package_json};
+use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, human_bytes};
+use crate::args::names::package_json;
 use crate::args::paths::or_elsewhere;
 use crate::ui::json;
 use crate::ui::output::out;

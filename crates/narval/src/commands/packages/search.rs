@@ -6,9 +6,9 @@ use narval_nix::PackageName;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::channels::{Lookup, NameArgs, show_package};
+use crate::args::channels::{Lookup, NameArgs};
 use crate::args::client::ClientArgs;
-use crate::args::names::{cannot_search, line};
+use crate::args::names::{cannot_search, line, show_package};
 use crate::ui::json;
 use crate::ui::output::{note, out};
 

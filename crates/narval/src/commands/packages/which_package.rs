@@ -7,8 +7,9 @@ use narval_install::names::{ChannelNames, NamesFolder, Programs};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::channels::{Lookup, NameArgs, names_folder, show_package};
+use crate::args::channels::{Lookup, NameArgs, names_folder};
 use crate::args::client::ClientArgs;
+use crate::args::names::show_package;
 use crate::ui::json;
 use crate::ui::output::note;
 use crate::ui::progress::watched;
