@@ -313,11 +313,15 @@ fn where_namespaces_are_refused_the_message_says_what_helps() {
     // A user namespace in which no more of them may be made, and a process that has lost all its rights there.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && \
                   exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs env PATH=\"$helpers\" \"$@\"";
-    let refused = |helpers: &str| {
+    let refused_to = |helpers: &str, args: &[&str]| {
         let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "sh", "-c", script, "sh", crate::support::NARVAL]);
-        command.args(["run", "--store", &root, &lab.hello]).env("helpers", helpers).output().unwrap()
+        command.args(["--user", "--map-root-user", "sh", "-c", script, "sh", crate::support::NARVAL]).args(args);
+        for variable in ["NARVAL_STORE", "XDG_DATA_HOME", "XDG_STATE_HOME"] {
+            command.env_remove(variable);
+        }
+        command.env("helpers", helpers).env("HOME", lab.folder("home")).output().unwrap()
     };
+    let refused = |helpers: &str| refused_to(helpers, &["run", "--store", &root, &lab.hello]);
     let output = refused("/nowhere");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if !said.contains("narval: ") {
@@ -326,6 +330,10 @@ fn where_namespaces_are_refused_the_message_says_what_helps() {
     }
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("user namespace") && said.contains("sysctl user.max_user_namespaces"), "{said}");
+    // Whoever installs it is told then.
+    let output = refused_to("/nowhere", &["install", "--no-check-sigs", "--from", &lab.cache_url(), &lab.hello]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("cannot be started here: cannot make a user namespace"), "{said}");
     // bwrap is refused as well, unless it is setuid; proot needs no namespace.
     if ["/usr/bin/proot", "/usr/bin/bwrap"].iter().any(|helper| Path::new(helper).exists()) {
         let output = refused("/usr/bin:/bin");

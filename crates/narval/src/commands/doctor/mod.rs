@@ -3,8 +3,6 @@
 mod finding;
 mod server;
 
-use std::process::Command;
-
 use narval_client::{Proxies, TrustedCertificates};
 use narval_install::settings::{UserTrust, user_trust};
 use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
@@ -12,6 +10,7 @@ use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
 use self::finding::{Finding, report};
 use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
+use crate::commands::running::enter::try_to_enter;
 
 /// Check that this machine can install and run packages
 ///
@@ -72,28 +71,12 @@ fn disk(args: &Args) -> Result<Finding, Failure> {
 /// Enters a namespace with an empty store.
 fn namespaces(args: &Args) -> Result<Finding, Failure> {
     let config = args.client.store.config()?;
-    let failed = |error: std::io::Error| Failure::runtime(format!("cannot create a temporary folder: {error}"));
-    // Removed when dropped; a leftover is two empty folders in the folder for temporary files.
-    let folder = tempfile::Builder::new().prefix("narval-doctor-").tempdir().map_err(failed)?;
-    let scratch = folder.path();
-    std::fs::create_dir(scratch.join("store")).map_err(failed)?;
-    std::fs::create_dir(scratch.join("root")).map_err(failed)?;
-    let mut probe = Command::new("/proc/self/exe");
-    probe.arg("__enter").arg(scratch.join("store")).arg(config.store_dir.as_str()).arg(scratch.join("root"));
-    // A program that is there in the emptiest system.
-    let output = probe.args(["--", "/proc/self/exe", "--version"]).output();
-    Ok(match output {
-        Ok(output) if output.status.success() => {
-            let root = rustix::process::getuid().is_root();
-            let text = if root { "narval run works" } else { "narval run works without root" };
-            Finding { what: "namespaces", good: true, text: text.into() }
-        }
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Finding { what: "namespaces", good: false, text }
-        }
-        Err(error) => Finding { what: "namespaces", good: false, text: error.to_string() },
-    })
+    let text = match try_to_enter(config.store_dir.as_str()) {
+        Err(text) => return Ok(Finding { what: "namespaces", good: false, text }),
+        Ok(()) if rustix::process::getuid().is_root() => "narval run works",
+        Ok(()) => "narval run works without root",
+    };
+    Ok(Finding { what: "namespaces", good: true, text: text.into() })
 }
 
 /// Loads the certificates, as a client does before its first HTTPS connection.
@@ -106,7 +89,10 @@ fn certificates() -> Finding {
         return Finding {
             what: "certificates",
             good: true,
-            text: format!("Mozilla's {}, compiled in", trusted.usable),
+            text: format!(
+                "Mozilla's {}, compiled in; programs find none on this system: 'narval install cacert' has some",
+                trusted.usable
+            ),
         };
     }
     let sources = trusted.sources.iter().map(|(name, path)| format!("{} ({name})", path.display()));

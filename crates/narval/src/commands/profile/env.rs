@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use narval_install::Profile;
-use narval_install::run::{CERTIFICATE_VARIABLES, CERTIFICATES, has_certificates};
+use narval_install::run::{CERTIFICATE_VARIABLES, CERTIFICATES, has_certificates, is_at_home};
+use narval_store::StoreConfig;
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
 use crate::args::profile::{ProfileArgs, default_profile};
 use crate::args::user_folder;
+use crate::commands::running::enter::try_to_enter;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 
@@ -78,11 +80,22 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Says how programs of a profile are found, if they are not yet. On a terminal, asks whether to add the line.
-pub(super) fn offer(profile: &Profile) -> Result<(), Failure> {
+/// Also says if they cannot be started, or have no certificates.
+pub(super) fn offer(profile: &Profile, config: &StoreConfig) -> Result<(), Failure> {
     let bin = profile.link().join("bin");
     let is_on_path = std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|one| one == bin));
     if is_on_path || !bin.is_dir() {
         return Ok(());
+    }
+    if !is_at_home(config)
+        && let Err(why) = try_to_enter(config.store_dir.as_str())
+    {
+        note!("its programs cannot be started here: {why}");
+    }
+    if !has_certificates() && !profile.link().join(CERTIFICATES).exists() {
+        note!(
+            "this system has no certificates of authorities, which https needs: 'narval install cacert' has some for programs"
+        );
     }
     let shell = Shell::of_user();
     let (Ok(line), Ok(file)) = (shell.line(profile), shell.file()) else { return Ok(()) };

@@ -120,7 +120,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     show_report(&report, added.as_ref(), args.client.output, &destination);
     if !args.client.output.json && !args.client.output.quiet {
         match &profile {
-            Some(profile) if args.profile.profile.is_none() => env::offer(profile)?,
+            Some(profile) if args.profile.profile.is_none() => env::offer(profile, destination.config())?,
             Some(_) => {}
             None => show_what_next(&report, &destination, args.client.store.store.as_deref()),
         }

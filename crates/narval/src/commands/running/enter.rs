@@ -1,6 +1,7 @@
 //! `narval __enter`: the second half of `narval run`, in a single-threaded process.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -43,4 +44,25 @@ pub fn run(args: Args) -> Result<(), Failure> {
     note!("narval: cannot {}: {}; using {name} instead", error.step, error.source);
     warn_of_hidden(others_hidden(&args.store_dir), &args.real_store, &args.store_dir);
     Err(not_started(program.as_ref(), &Command::new(name).args(view).args(&args.command).exec()))
+}
+
+/// Tries to enter a namespace with an empty store at this place. The error is what a program says that needs it.
+///
+/// # Errors
+/// Why it is not possible.
+pub(crate) fn try_to_enter(store_dir: &str) -> Result<(), String> {
+    let tried = || -> io::Result<Result<(), String>> {
+        // Removed when dropped; a leftover is two empty folders in the folder for temporary files.
+        let folder = tempfile::Builder::new().prefix("narval-doctor-").tempdir()?;
+        let [store, root] = ["store", "root"].map(|name| folder.path().join(name));
+        std::fs::create_dir(&store)?;
+        std::fs::create_dir(&root)?;
+        let mut probe = Command::new("/proc/self/exe");
+        // A program that is there in the emptiest system.
+        probe.arg("__enter").arg(store).arg(store_dir).arg(root).args(["--", "/proc/self/exe", "--version"]);
+        let output = probe.output()?;
+        let said = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("narval: ").to_owned();
+        Ok(if output.status.success() { Ok(()) } else { Err(said) })
+    };
+    tried().unwrap_or_else(|error| Err(error.to_string()))
 }
