@@ -14,7 +14,7 @@ use narval_cache::{Caches, Found, Wanted};
 use narval_client::{Client, Scheme, Url};
 use narval_files::TemporaryFile;
 use narval_names::{Index, NamesError};
-use narval_nix::{PathInfo, StorePath, StorePathName, TrustedKeys};
+use narval_nix::{PathInfo, StoreDir, StorePath, StorePathName, TrustedKeys};
 use narval_store::{LocalStore, StoreConfig, lock_file};
 
 use super::caches::{Query, search};
@@ -62,7 +62,7 @@ impl NamesFolder {
         cache: &Url,
         client: &Arc<Client>,
         (keys, check_signatures): (&TrustedKeys, bool),
-        caches: &Caches,
+        store_dir: &StoreDir,
         lock_timeout: Duration,
     ) -> Result<bool, Error> {
         if !matches!(cache.scheme(), Scheme::Http | Scheme::Https) {
@@ -73,6 +73,7 @@ impl NamesFolder {
         let _lock = lock_file(&pointer.with_extension("lock"), lock_timeout)?;
         let before = fs::read_to_string(&pointer).ok().and_then(|text| StorePath::parse(text.trim()).ok());
         let found = search(std::slice::from_ref(cache), client, Query::Package(PACKAGE))?;
+        let caches = Caches::open(std::slice::from_ref(cache), client, store_dir, keys.clone(), check_signatures)?;
         let mut chosen = before.clone().filter(|path| Index::open(&self.path().join(path.base_name())).is_ok());
         for candidate in found.candidates.iter().take(TRIED_MAX) {
             let path = &candidate.path;
@@ -81,12 +82,12 @@ impl NamesFolder {
                 continue;
             }
             let found = caches.find(&Wanted::Path(path.clone()))?;
-            let fingerprint = found.info.fingerprint(caches.store_dir());
+            let fingerprint = found.info.fingerprint(store_dir);
             if check_signatures && keys.find_valid(fingerprint.as_bytes(), &found.info.signatures).is_none() {
                 tracing::warn!("{cache}: {path} has no signature by a trusted key; its names are not used");
                 continue;
             }
-            self.fetch(cache, caches, &found)?;
+            self.fetch(cache, &caches, &found)?;
             chosen = Some(path.clone());
             break;
         }

@@ -167,17 +167,16 @@ impl<'a> Lookup<'a> {
     }
 
     /// The names that the caches have published. A cache is asked once, and then by 'narval update'.
-    fn exact(&mut self, folder: &NamesFolder) -> Result<Vec<ChannelNames>, Failure> {
+    fn exact(&self, folder: &NamesFolder) -> Result<Vec<ChannelNames>, Failure> {
         let mut opened = Vec::new();
         for url in self.client.caches.urls()? {
             let mut known = ChannelNames::of_cache(folder, &url)?;
             let is_old = known.iter().flatten().any(|names| !self.args.are_new(names.age()));
             if (known.is_none() || is_old) && !self.client.caches.offline {
-                let lock_timeout = self.destination.config().lock_timeout;
-                let (keys, check) = (self.client.caches.keys()?, !self.client.caches.no_check_sigs);
-                // Whoever needs them says why they cannot be opened.
-                let Ok((client, caches)) = self.caches() else { continue };
-                match folder.refresh_exact(&url, &client, (&keys, check), caches, lock_timeout) {
+                let (config, caches) = (self.destination.config(), &self.client.caches);
+                let (client, keys) = (caches.client()?, caches.keys()?);
+                let trust = (&keys, !caches.no_check_sigs);
+                match folder.refresh_exact(&url, &client, trust, &config.store_dir, config.lock_timeout) {
                     Ok(_) => known = ChannelNames::of_cache(folder, &url)?,
                     Err(error) => tracing::debug!("{url}: {error}"),
                 }

@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use narval_cache::Caches;
 use narval_client::{Scheme, Url};
-use narval_install::Error;
 use narval_install::names::NamesFolder;
 use narval_nix::StoreDir;
 use serde_json::json;
@@ -79,14 +77,8 @@ fn published(args: &Args, folder: &NamesFolder) -> Result<Vec<String>, Failure> 
     let mut published = Vec::new();
     let is_asked = |url: &&Url| !args.caches.offline && url.scheme() != Scheme::File;
     for url in options.caches.iter().filter(is_asked) {
-        let (dir, keys) = (StoreDir::default(), options.keys.clone());
-        let refreshed = Caches::open(std::slice::from_ref(url), &client, &dir, keys, options.check_signatures)
-            .map_err(Error::from)
-            .and_then(|caches| {
-                let trust = (&options.keys, options.check_signatures);
-                folder.refresh_exact(url, &client, trust, &caches, args.lock.timeout())
-            });
-        match refreshed {
+        let trust = (&options.keys, options.check_signatures);
+        match folder.refresh_exact(url, &client, trust, &StoreDir::default(), args.lock.timeout()) {
             Ok(true) => published.push(url.to_string()),
             Ok(false) => {}
             Err(error) => tracing::warn!("{url} is not asked for names: {error}"),
