@@ -52,6 +52,14 @@ impl FromStr for Database {
     }
 }
 
+#[cfg(test)]
+impl Database {
+    /// With the password.
+    pub(crate) fn address(&self) -> &str {
+        &self.0
+    }
+}
+
 impl std::fmt::Debug for Database {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Database(…)")
@@ -68,8 +76,8 @@ pub(super) fn open(folder: &Path, database: Option<&Database>, opening: Opening)
         }
         None => open_sqlite(folder, opening),
         Some(_) if folder.join(SQLITE).exists() && opening == Opening::Use => {
-            let reason = "it has an index of its own, 'index.sqlite': 'narval cache fsck --rebuild' with '--database' makes the index in the \
-                 database from the files, and 'narval cache export' and 'import' take tokens, pins and settings along"
+            let reason = "it has an index of its own, 'index.sqlite': 'narval cache backup --without-nars' saves it, and 'narval cache restore' with \
+                 '--database' makes the index in the database from that and the files"
                 .to_owned();
             Err(DataError::Elsewhere { folder: folder.to_owned(), reason })
         }
@@ -119,6 +127,11 @@ pub(super) fn replace(folder: &Path) -> Result<(), DataError> {
     }
     fs::rename(&rebuilt, &used).map_err(|error| io_error("rename", &rebuilt, error))?;
     sync(folder)
+}
+
+/// The same, unless it was done before.
+pub(super) fn replace_if_complete(folder: &Path) -> Result<(), DataError> {
+    if folder.join(REBUILT).exists() { replace(folder) } else { Ok(()) }
 }
 
 /// Keeps the index in a folder, which is in a database now, under another name.

@@ -38,6 +38,12 @@ impl InUse {
         Self::lock(folder, FlockOperation::NonBlockingLockExclusive, reason)
     }
 
+    /// Of a folder for backups: by the one that is being made.
+    pub(super) fn by_backup(folder: &Path) -> Result<Self, DataError> {
+        let reason = "another backup is being made in it: wait until that has ended";
+        Self::lock(folder, FlockOperation::NonBlockingLockExclusive, reason)
+    }
+
     fn lock(folder: &Path, operation: FlockOperation, reason: &str) -> Result<Self, DataError> {
         let path = folder.join(LOCK);
         let open = || {

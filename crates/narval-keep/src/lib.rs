@@ -21,7 +21,7 @@
 //! tokens/            who may do what, and the audit log
 //! nodes/             several servers over one bucket
 //! figures/           how large caches are
-//! upkeep/            fsck, rebuild, migrate, recompress, export
+//! upkeep/            fsck, rebuild, backup, migrate, recompress, export
 //! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs: what it takes out
 //! ```
 //! ```text
@@ -115,7 +115,10 @@ pub use tokens::{
     Audit, AuditLine, CachePatterns, EXCHANGED_FOR, Grant, LABEL_LEN_MAX, NewToken, PATTERNS_MAX, PatternError, Scope,
     Scopes, TOKEN_PREFIX, TokenError, TokenInfo, Tokens, UnknownScope,
 };
-pub use upkeep::{FsckOptions, FsckReport, Imported, MigrateError, Migrated, RECOMPRESSED_GRACE, SignReport};
+pub use upkeep::{
+    BackedUp, BackupOptions, BackupSummary, FsckOptions, FsckReport, Imported, MigrateError, Migrated,
+    RECOMPRESSED_GRACE, Restored, SignReport,
+};
 
 use narval_client::clock::now;
 

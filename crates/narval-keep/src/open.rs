@@ -28,6 +28,7 @@ use super::shared::Shared;
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens::audit;
 use super::tokens::used::TokensUsed;
+use super::upkeep::backup::refuse_unfinished;
 use super::upkeep::recompress;
 use super::{Audit, Place};
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
@@ -67,6 +68,7 @@ impl Data {
         // A folder that must exist is not created for its lock.
         let is_missing = options.must_exist && !place.folder().exists();
         let lock = if is_missing { None } else { Some(InUse::by_many(place.folder())?) };
+        refuse_unfinished(place.folder())?;
         let (storage, index) = open_parts(&place, &options, Opening::Use)?;
         let local = Local { folder: place.folder(), lock };
         let (data, stopped) = Self::assemble(storage, index, local, options.unsafe_no_verify)?;

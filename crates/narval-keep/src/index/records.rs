@@ -57,6 +57,17 @@ pub(crate) struct PathRecord {
     pub(crate) version: i64,
 }
 
+/// A path as a backup has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SavedPath {
+    /// Base name.
+    pub(crate) path: String,
+    /// The file of its NAR, below `nar/`.
+    pub(crate) file: String,
+    pub(crate) narinfo: Vec<u8>,
+    pub(crate) nar: NarRecord,
+}
+
 /// The result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Commit {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use narval_files::Work;
 use narval_nix::HashPart;
 
-use super::grace::{COLLECT_GRACE, cutoff};
+use super::grace::COLLECT_GRACE;
 use super::lease::{Collection, keep_while};
 use super::mark::{Marks, Why, chain, mark};
 use crate::index::{ListedPath, Snapshot};
@@ -143,7 +143,7 @@ impl Cache {
             let removed = (collected.forgotten.len() as u64, collected.bytes);
             self.state().collections.done(removed, began.elapsed());
         } else {
-            let orphans = self.index().orphans(self.id(), cutoff(options.grace, now))?;
+            let orphans = self.index().orphans(self.id(), self.nar_cutoff(options.grace, now)?)?;
             (collected.files, collected.bytes) = (orphans.len(), orphans.iter().map(|(_, bytes)| bytes).sum());
         }
         Ok(collected)

@@ -37,11 +37,20 @@ impl Cache {
         now: u64,
         work: &Work,
     ) -> Result<(usize, u64), Refusal> {
-        let cutoff = cutoff(grace, now);
+        let cutoff = self.nar_cutoff(grace, now)?;
         work.begin("deleting", "NARs", 0, 0);
         let swept = self.remove_condemned(collection, Some(cutoff), work)?;
         while collection.step(|fence| self.index().doom(fence, self.id(), cutoff, STEP, now))? == STEP {}
         Ok(swept)
+    }
+
+    /// Which NARs without a path are removed: not those that a backup needs.
+    pub(super) fn nar_cutoff(&self, grace: u64, now: u64) -> Result<Cutoff, Refusal> {
+        let mut cutoff = cutoff(grace, now);
+        if let Some(since) = self.index().held_since()? {
+            cutoff.orphaned = cutoff.orphaned.min(since.saturating_sub(1));
+        }
+        Ok(cutoff)
     }
 
     /// Removes the NARs of deleted paths, and names that interrupted collections have condemned.

@@ -155,6 +155,28 @@ impl Audit {
         options.append(true).create(true).mode(0o600).open(&self.path)?.write_all(&text)
     }
 
+    /// Forgets all lines of this log that are not in a database yet, before those of a backup.
+    pub(crate) fn clear(&self) -> std::io::Result<()> {
+        if let Some(waiting) = &self.waiting {
+            *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Waiting::default();
+        }
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes lines of another log, from a backup.
+    pub(crate) fn restore(&self, index: &dyn Index, lines: &[AuditLine], to_file: bool) -> std::io::Result<()> {
+        if to_file {
+            self.write_to_file(lines)?;
+        }
+        if self.waiting.is_some() && !lines.is_empty() {
+            index.add_audit(lines).map_err(std::io::Error::other)?;
+        }
+        Ok(())
+    }
+
     /// Writes the lines that wait to the database. While that is away, they stay.
     pub(crate) fn flush(&self, index: &dyn Index) {
         let Some(waiting) = &self.waiting else { return };

@@ -1,4 +1,4 @@
-//! What is in no file but the index: settings, tokens (as hashes), pins and releases, saved and taken back.
+//! What is in no file but the index: settings, tokens (as hashes), pins, releases, machines and keys, saved and taken back.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -7,8 +7,8 @@ use narval_nix::HashPart;
 use serde::ser::{Error as _, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::index::{CacheId, Index, IndexError, PinRecord, ReleaseRecord, TokenRecord};
-use crate::releases::{Listed, PAGE, ReleaseCursor};
+use crate::index::{CacheId, Index, IndexError, PinRecord, ReleaseRecord, SignKeyRecord, TokenRecord};
+use crate::releases::{Listed, MACHINES_MAX, Machine, MachineCursor, PAGE, ReleaseCursor};
 use crate::{CacheName, CacheSettings, Data, DataError};
 
 /// The form of what is written.
@@ -32,6 +32,19 @@ struct SavedCache<R> {
     id: Option<String>,
     #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
     releases: Option<R>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    machines: Vec<Machine>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    keys: Vec<SavedKey>,
+}
+
+/// A key that the cache signs with. It is a secret.
+#[derive(Serialize, Deserialize)]
+struct SavedKey {
+    name: String,
+    secret: String,
+    created: u64,
+    ends: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -59,8 +72,13 @@ impl Data {
     /// # Errors
     /// If the index cannot be read, or `out` fails.
     pub fn export(&self, out: &mut dyn Write) -> Result<(), DataError> {
+        self.save(false, out)
+    }
+
+    /// The same, with the keys that caches sign with if they are wanted.
+    pub(super) fn save(&self, with_keys: bool, out: &mut dyn Write) -> Result<(), DataError> {
         let (index, failed) = (&*self.shared().index, RefCell::new(None));
-        let saved = self.saved(|cache| Some(Releases { index, cache, failed: &failed }))?;
+        let saved = self.saved(with_keys, |cache| Some(Releases { index, cache, failed: &failed }))?;
         let written = serde_json::to_writer_pretty(&mut *out, &saved);
         match (failed.into_inner(), written) {
             (Some(error), _) => Err(error.into()),
@@ -72,7 +90,7 @@ impl Data {
     /// The same into another place, as [`Data::import`] takes it.
     pub(super) fn export_to(&self, to: &Self) -> Result<Imported, DataError> {
         // Without releases, which go a page at a time.
-        let imported = to.take(self.saved::<Vec<ReleaseRecord>>(|_| None)?)?;
+        let imported = to.take(self.saved::<Vec<ReleaseRecord>>(true, |_| None)?)?;
         for from in self.caches()? {
             let (Some(cache), Some(id)) = (to.cache(from.name())?, self.shared().index.id_of_releases(from.id())?)
             else {
@@ -85,7 +103,7 @@ impl Data {
         Ok(imported)
     }
 
-    fn saved<R>(&self, releases: impl Fn(CacheId) -> Option<R>) -> Result<Saved<R>, DataError> {
+    fn saved<R>(&self, with_keys: bool, releases: impl Fn(CacheId) -> Option<R>) -> Result<Saved<R>, DataError> {
         let index = &self.shared().index;
         let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens: index.tokens()? };
         for record in index.caches()? {
@@ -102,7 +120,11 @@ impl Data {
             // Settings are JSON.
             let settings = serde_json::from_str(&record.settings).unwrap_or_default();
             let (id, releases) = (index.id_of_releases(record.id)?, releases(record.id));
-            saved.caches.push(SavedCache { name: record.name.to_string(), settings, pins, id, releases });
+            let machines = index.machines(record.id, None, u32::try_from(MACHINES_MAX).unwrap_or(u32::MAX))?;
+            let keys = if with_keys { index.sign_keys_of(record.id)? } else { Vec::new() };
+            let key = |SignKeyRecord { name, secret, created, ends, .. }| SavedKey { name, secret, created, ends };
+            let (name, keys) = (record.name.to_string(), keys.into_iter().map(key).collect());
+            saved.caches.push(SavedCache { name, settings, pins, id, releases, machines, keys });
         }
         Ok(saved)
     }
@@ -112,6 +134,21 @@ impl Data {
     /// # Errors
     /// If the text is no such export, or the index cannot be written.
     pub fn import(&self, text: &str) -> Result<Imported, DataError> {
+        self.take(self.parsed(text)?)
+    }
+
+    /// The names and settings of the caches of an export.
+    pub(super) fn caches_of_export(&self, text: &str) -> Result<Vec<(CacheName, CacheSettings)>, DataError> {
+        let invalid = |reason: String| invalid(self, reason);
+        let parsed = |saved: SavedCache<Vec<ReleaseRecord>>| {
+            let name = CacheName::parse(&saved.name).map_err(|error| invalid(error.to_string()))?;
+            let settings = CacheSettings::from_json(&saved.settings.to_string());
+            Ok((name, settings.map_err(|error| invalid(error.to_string()))?))
+        };
+        self.parsed(text)?.caches.into_iter().map(parsed).collect()
+    }
+
+    fn parsed(&self, text: &str) -> Result<Saved<Vec<ReleaseRecord>>, DataError> {
         let invalid = |reason: String| invalid(self, reason);
         let saved: Saved<Vec<ReleaseRecord>> =
             serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
@@ -121,7 +158,7 @@ impl Data {
                 saved.version
             )));
         }
-        self.take(saved)
+        Ok(saved)
     }
 
     fn take(&self, saved: Saved<Vec<ReleaseRecord>>) -> Result<Imported, DataError> {
@@ -136,6 +173,15 @@ impl Data {
             cache.set_settings(&settings)?;
             if let Some(id) = saved.id {
                 index.restore_releases(cache.id(), id, saved.releases.unwrap_or_default())?;
+            }
+            for SavedKey { name, secret, created, ends } in saved.keys {
+                let record = SignKeyRecord { cache: saved.name.clone(), name, secret, created, ends };
+                index.restore_sign_key(cache.id(), record)?;
+            }
+            for Machine { name, seen, token, report } in saved.machines {
+                let key = MachineCursor { name, release: report.release.clone() };
+                let report = serde_json::to_string(&report).map_err(|error| invalid(error.to_string()))?;
+                index.note_machine(cache.id(), key, (token, report), seen)?;
             }
             for SavedPin { name, path, created, until, keep } in saved.pins {
                 let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());

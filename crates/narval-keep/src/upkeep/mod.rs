@@ -1,5 +1,6 @@
-//! What operators run beside a server, or instead of one: checks, rebuilding the index, copies to other places, recompression.
+//! What operators run beside a server, or instead of one: checks, rebuilding the index, backups, copies to other places, recompression.
 
+pub(crate) mod backup;
 pub(crate) mod export;
 pub(crate) mod fsck;
 pub(crate) mod migrate;
@@ -7,6 +8,7 @@ pub(crate) mod rebuild;
 pub(crate) mod recompress;
 pub(crate) mod sign;
 
+pub use backup::{BackedUp, BackupOptions, BackupSummary, Restored};
 pub use export::Imported;
 pub use fsck::{FsckOptions, FsckReport};
 pub use migrate::{MigrateError, Migrated};

@@ -9,6 +9,7 @@ use std::path::Path;
 use narval_files::Work;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
+use super::backup;
 use crate::database::{self, Opening};
 use crate::error::io_error;
 use crate::in_use::InUse;
@@ -42,33 +43,46 @@ impl Data {
         let place = place.into();
         let path = place.folder();
         let alone = InUse::alone(path)?;
-        database::discard_rebuilt(path)?;
-        database::take_over(&place, database.as_ref())?;
+        backup::refuse_unfinished(path)?;
         let options = DataOptions { database, ..DataOptions::default() };
-        let report = {
-            let (storage, index) = open_parts(&place, &options, Opening::Rebuild)?;
-            if options.database.is_some() && !index.begin_rebuild()? {
-                let reason = "the database has an index already: name an empty one".to_owned();
-                return Err(DataError::Elsewhere { folder: path.to_owned(), reason });
-            }
-            // Without threads: everything is written and closed at the end.
-            let (data, _stopped) = Self::assemble(storage, index, Local { folder: path, lock: None }, false)?;
-            let report = data.import_caches(work)?;
-            if options.database.is_some() {
-                database::put_aside(path)?;
-                data.shared().index.end_rebuild()?;
-            }
-            report
-        };
-        if options.database.is_none() {
-            database::replace(path)?;
-        }
+        let report = Self::filled(&place, &options, |data| data.import_caches(work))?;
         drop(alone);
         Ok((Self::open(&place, options)?, report))
     }
 
+    /// Fills a new index, which nobody uses before `fill` has ended: then it takes the place of the one that is there. The caller has the
+    /// folder alone.
+    pub(super) fn filled<T, E: From<DataError>>(
+        place: &Place,
+        options: &DataOptions,
+        fill: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let path = place.folder();
+        database::discard_rebuilt(path)?;
+        database::take_over(place, options.database.as_ref())?;
+        let filled = {
+            let (storage, index) = open_parts(place, options, Opening::Rebuild)?;
+            if options.database.is_some() && !index.begin_rebuild().map_err(DataError::from)? {
+                let reason = "the database has an index already: name an empty one".to_owned();
+                return Err(DataError::Elsewhere { folder: path.to_owned(), reason }.into());
+            }
+            // Without threads: everything is written and closed at the end.
+            let (data, _stopped) = Self::assemble(storage, index, Local { folder: path, lock: None }, false)?;
+            let filled = fill(&data)?;
+            if options.database.is_some() {
+                database::put_aside(path)?;
+                data.shared().index.end_rebuild().map_err(DataError::from)?;
+            }
+            filled
+        };
+        if options.database.is_none() {
+            database::replace(path)?;
+        }
+        Ok(filled)
+    }
+
     /// Imports the files of all caches.
-    fn import_caches(&self, work: &Work) -> Result<FsckReport, DataError> {
+    pub(super) fn import_caches(&self, work: &Work) -> Result<FsckReport, DataError> {
         let mut report = FsckReport::default();
         let path = self.folder();
         let caches = self.shared().storage.caches().map_err(|source| io_error("list the caches in", path, source))?;

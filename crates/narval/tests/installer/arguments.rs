@@ -190,7 +190,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 43] = [
+const JSON: [(&str, &str, &str); 45] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -253,6 +253,8 @@ const JSON: [(&str, &str, &str); 43] = [
     ("key-list", "key list default --data {data}", "key list other --data {data}"),
     ("login", "login {url} --name work --token-file {token}", "login {url} --paste"),
     ("logout", "logout work", "logout work"),
+    ("cache-backup", "cache backup {root}/backups --data {data}", "cache backup {data} --data {data}"),
+    ("cache-restore", "cache restore {root}/backups --data {new}", "cache restore {root}/backups --data {data}"),
     ("cache-audit", "cache audit --data {data}", "cache audit --data {new}"),
 ];
 

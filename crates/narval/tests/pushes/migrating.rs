@@ -1,15 +1,18 @@
 //! `narval cache migrate`: a folder that Nix has filled goes to a bucket and a database, and back to a folder, with the command killed on the way.
 
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::lab::Lab;
+use crate::lab::{Lab, Nar};
 use crate::postgres::PostgresServer;
 use crate::s3::S3Server;
 use crate::s3::proxy::{Fault, Proxy};
-use crate::support::{NARVAL, Nix, Server, hash_part, stdout, value};
+use crate::support::{Answer, NARVAL, Nix, Server, hash_part, stdout, value};
 
 /// Files that one path refers to.
 const FILES: usize = 40;
@@ -138,4 +141,122 @@ fn a_folder_goes_to_a_bucket_and_back_while_the_command_is_killed() {
     let moved = Lab { store: crate::support::Store::new(), server: returned };
     let new = moved.store.add_file("new", "pushed to the new place");
     moved.push(Nix::Newest, &token, "", &new).unwrap();
+}
+
+/// Reads a path with its NAR from a server, as a client does.
+fn read(address: SocketAddr, part: &str) -> Result<(), String> {
+    let get = |path: &str| -> Option<Answer> {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: cache\r\nConnection: close\r\n\r\n").ok()?;
+        let mut raw = Vec::new();
+        stream.read_to_end(&mut raw).ok()?;
+        Answer::parse(&raw).filter(|answer| answer.status == 200 && answer.complete)
+    };
+    let narinfo = get(&format!("/{part}.narinfo")).ok_or_else(|| format!("{address}: no narinfo of {part}"))?;
+    let url = value(narinfo.text(), "URL").unwrap().to_owned();
+    let nar = get(&format!("/{url}")).ok_or_else(|| format!("{address}: no {url} of {part}"))?;
+    let hash = format!("sha256:{}", narval_nix::Sha256::of(&nar.body).to_nix32());
+    if value(narinfo.text(), "NarHash") == Some(&hash) { Ok(()) } else { Err(format!("{part} is damaged")) }
+}
+
+/// From a folder with its index in SQLite into a bucket with its index in PostgreSQL, and back, as docs/scale-out.md says.
+#[test]
+fn a_cache_moves_while_a_reader_reads() {
+    let (Some(s3), Some(postgres)) = (S3Server::versitygw(), PostgresServer::new()) else { return };
+    let lab = Lab::new();
+    let token = lab.token("push,pull");
+    let part = |number: usize| format!("{number:032}");
+    let push = |number: usize| {
+        let nar = Nar::of(format!("contents of {number} ").repeat(3000).as_bytes());
+        assert!(lab.put(&nar.url(), &token, &nar.bytes).status < 300);
+        let narinfo = nar.narinfo(&format!("{}-file", part(number)), &[]);
+        assert!(lab.put(&format!("/{}.narinfo", part(number)), &token, narinfo.as_bytes()).status < 300);
+    };
+    (0..FILES).for_each(push);
+    let (database, bucket) = (postgres.database(), s3.bucket("moving").replace("moving", "moving/prefix"));
+    let environment = [s3.environment(), vec![("NO_PROXY".to_owned(), "127.0.0.1".to_owned())]].concat();
+    let (node, back) = (lab.store.path("node"), lab.store.path("back"));
+    let copy = |args: &[&OsStr]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["cache", "migrate", "--json"]).args(args).envs(environment.iter().cloned());
+        migrate(&mut command)["paths"].as_u64().unwrap()
+    };
+    let data = lab.data_path();
+    let there: [&OsStr; 8] = [
+        "--from".as_ref(),
+        data.as_ref(),
+        "--to".as_ref(),
+        bucket.as_ref(),
+        "--database".as_ref(),
+        database.as_ref(),
+        "--cache-dir".as_ref(),
+        node.as_ref(),
+    ];
+    let serve = |args: &[&OsStr]| {
+        let mut command = Command::new(NARVAL);
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(args);
+        let environment: Vec<_> = environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Server::start(command, &environment)
+    };
+    let (balancer, is_done, reads) = (Mutex::new(lab.server.address), AtomicBool::new(false), AtomicUsize::new(0));
+    let lead_to = |server: &Server| {
+        let before = reads.load(Ordering::SeqCst);
+        *balancer.lock().unwrap() = server.address;
+        // What is being read from the old one is read to its end.
+        let until = Instant::now() + Duration::from_secs(120);
+        while reads.load(Ordering::SeqCst) < before + 3 * FILES && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| -> Result<(), String> {
+            for number in (0..FILES).cycle() {
+                if is_done.load(Ordering::SeqCst) {
+                    break;
+                }
+                let address = *balancer.lock().unwrap();
+                let outcome = read(address, &part(number));
+                reads.fetch_add(1, Ordering::SeqCst);
+                outcome?;
+            }
+            Ok(())
+        });
+        assert_eq!(copy(&there), FILES as u64);
+        push(FILES);
+        assert_eq!(copy(&there), 1);
+        let new = serve(&[
+            "--data".as_ref(),
+            bucket.as_ref(),
+            "--database".as_ref(),
+            database.as_ref(),
+            "--cache-dir".as_ref(),
+            node.as_ref(),
+        ]);
+        push(FILES + 1);
+        lead_to(&new);
+        assert_eq!(copy(&there), 1);
+        assert!(Command::new("kill").arg(lab.server.pid().to_string()).status().unwrap().success());
+        (0..FILES + 2).for_each(|number| read(new.address, &part(number)).unwrap());
+        // And back.
+        let node = lab.store.path("node-2");
+        let away: [&OsStr; 8] = [
+            "--from".as_ref(),
+            bucket.as_ref(),
+            "--from-database".as_ref(),
+            database.as_ref(),
+            "--from-cache-dir".as_ref(),
+            node.as_ref(),
+            "--to".as_ref(),
+            back.as_ref(),
+        ];
+        assert_eq!(copy(&away), FILES as u64 + 2);
+        let returned = serve(&["--data".as_ref(), back.as_ref()]);
+        lead_to(&returned);
+        new.terminate();
+        is_done.store(true, Ordering::SeqCst);
+        reader.join().unwrap().unwrap();
+        (0..FILES + 2).for_each(|number| read(returned.address, &part(number)).unwrap());
+    });
+    eprintln!("{} reads", reads.into_inner());
 }

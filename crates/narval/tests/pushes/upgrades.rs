@@ -57,8 +57,9 @@ fn a_folder_of_another_version_is_refused_until_the_index_is_made_again() {
     let shown = page.split("older or newer: `").nth(1).unwrap().split('`').next().unwrap();
     let (_, shown) = shown.split_once("has version ").unwrap();
     for (other, name) in [(own - 1, "of-an-older-one"), (own + 1, "of-a-newer-one")] {
-        let saved = store.path("before.json");
-        std::fs::write(&saved, narval(&store, &["cache", "export"]).stdout).unwrap();
+        let saved = store.path(&format!("before-{other}"));
+        let output = narval(&store, &["cache", "backup", saved.to_str().unwrap(), "--without-nars"]);
+        assert!(output.status.success(), "{output:?}");
         index(&store).pragma_update(None, "user_version", other).unwrap();
         for command in [
             &["serve", "--listen", "127.0.0.1:0", "--data"][..],
@@ -73,10 +74,8 @@ fn a_folder_of_another_version_is_refused_until_the_index_is_made_again() {
             assert_eq!(words(said.trim()), words(shown), "the page says something else");
         }
         assert_eq!(version(&store), other, "it was changed");
-        for way in [&["cache", "fsck", "--rebuild"][..], &["cache", "import", saved.to_str().unwrap()]] {
-            let output = narval(&store, way);
-            assert!(output.status.success(), "{way:?}: {}", String::from_utf8_lossy(&output.stderr));
-        }
+        let output = narval(&store, &["cache", "restore", saved.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         store = is_whole(store, &path, &token, name);
     }
 }

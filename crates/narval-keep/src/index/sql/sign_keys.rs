@@ -8,6 +8,8 @@ statements! {
     OF(Int) = "select c.name, k.name, k.secret, k.created, k.ends from narval.sign_keys k join narval.caches c on c.id = k.cache \
          where k.cache = $1 order by k.created, k.name";
     ADD(Int, Text, Text, Int) = "insert into narval.sign_keys (cache, name, secret, created) values ($1, $2, $3, $4) on conflict do nothing";
+    RESTORE(Int, Text, Text, Int, Int) = "insert into narval.sign_keys (cache, name, secret, created, ends) values ($1, $2, $3, $4, $5) \
+         on conflict do nothing";
     END(Int, Int, Text) = "update narval.sign_keys set ends = $1 where cache = $2 and name <> $3 and ends is null";
     FORGET(Int) = "delete from narval.sign_keys where cache = $1";
 }
@@ -42,6 +44,14 @@ impl dyn Index + '_ {
             tx.execute(&END, &args![others_end, cache, &key.name])?;
             tx.is_visible()?;
             Ok(true)
+        })
+    }
+
+    /// Adds a key as it was elsewhere. One of its name that is there stays.
+    pub(crate) fn restore_sign_key(&self, cache: CacheId, key: SignKeyRecord) -> Result<(), IndexError> {
+        self.write(NOTE, move |tx| {
+            tx.execute(&RESTORE, &args![cache, &key.name, &key.secret, key.created, key.ends])?;
+            tx.is_visible()
         })
     }
 

@@ -2,10 +2,11 @@
 
 use narval_nix::HashPart;
 
+use super::nars::{columns, record};
 use super::paths::pins;
 use crate::index::snapshot::SnapshotBuilder;
-use crate::index::tx::{Reading, args, statements};
-use crate::index::{CacheId, Index, IndexError, Snapshot};
+use crate::index::tx::{Reading, Row, TxError, args, statements};
+use crate::index::{CacheId, Index, IndexError, SavedPath, Snapshot};
 
 statements! {
     PATHS(Int) = "select id, hash_part, used from narval.paths where cache = $1 order by id";
@@ -15,6 +16,14 @@ statements! {
     SIZES(Int) = "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from narval.paths p \
          join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \
          where p.cache = $1 order by p.id";
+    SAVED(Int) = concat!(
+        "select ", columns!(), ", p.id, p.path, p.file, p.narinfo from narval.paths p \
+         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar where p.cache = $1 order by p.id"
+    );
+}
+
+fn saved(row: &dyn Row) -> Result<(i64, SavedPath), TxError> {
+    Ok((row.get(7)?, SavedPath { nar: record(row)?, path: row.get(8)?, file: row.get(9)?, narinfo: row.get(10)? }))
 }
 
 /// Those that are read in the order of an index.
@@ -51,6 +60,26 @@ impl dyn Index + '_ {
                 Ok(())
             })?;
             Ok(sizes)
+        })
+    }
+
+    /// Passes on all paths of caches as they are at one moment, those of each in the order of their numbers. What `begin` has made is returned;
+    /// if the database has to be asked again, it is made again.
+    pub(crate) fn each_saved<T>(
+        &self,
+        caches: &[CacheId],
+        begin: impl Fn() -> T,
+        take: impl Fn(&mut T, CacheId, i64, SavedPath) -> Result<(), TxError>,
+    ) -> Result<T, IndexError> {
+        self.read(Reading::Snapshot, |tx| {
+            let mut taken = begin();
+            for cache in caches {
+                tx.scan(&SAVED, &args![*cache], &mut |row| {
+                    let (number, path) = saved(row)?;
+                    take(&mut taken, *cache, number, path)
+                })?;
+            }
+            Ok(taken)
         })
     }
 }

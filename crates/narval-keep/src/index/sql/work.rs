@@ -23,6 +23,12 @@ statements! {
     END(Text, Int) = "update narval.work set until = 0 where name = $1 and fence = $2";
     STATE(Text) = "select fence, until > 0 from narval.work where name = $1";
     COLLECTED(Int) = "select greatest(0, {now} - at) from narval.collected where cache = $1";
+    /// A backup needs NARs that paths have had since it has begun: its number is that time.
+    HOLD(Text, Text, Int) = "insert into narval.work (name, owner, fence, until) values ($1, $2, {now}, {now} + $3)";
+    KEEP_HOLD(Text, Int) = "update narval.work set until = {now} + $2 where name = $1";
+    END_HOLD(Text) = "delete from narval.work where name = $1";
+    END_OLD_HOLDS() = "delete from narval.work where name >= 'backup ' and name < 'backup!' and until < {now}";
+    HELD_SINCE() = "select min(fence) from narval.work where name >= 'backup ' and name < 'backup!' and until >= {now}";
     NOTE_COLLECTED(Int) = "insert into narval.collected (cache, at) values ($1, {now}) on conflict (cache) do update set at = excluded.at";
 }
 
@@ -78,6 +84,35 @@ impl dyn Index + '_ {
             full: false,
         };
         getrandom::u32().map(|random| u64::from(random >> 1)).map_err(reason)
+    }
+
+    /// From now on, no collection removes NARs that a path has at this time or later. Returns the name of this hold, which ends
+    /// [by itself](collection_lease) unless it is kept.
+    pub(crate) fn hold_nars(&self) -> Result<String, IndexError> {
+        let (owner, name) = (this_process(), format!("backup {:08x}", self.random()?));
+        let held = name.clone();
+        self.write(NOTE, move |tx| {
+            tx.execute(&END_OLD_HOLDS, &[])?;
+            tx.execute(&HOLD, &args![&name, &owner, collection_lease().as_secs()]).map(drop)
+        })?;
+        Ok(held)
+    }
+
+    /// Keeps such a hold. Returns `false` if it has ended, and is gone.
+    pub(crate) fn keep_hold(&self, name: &str) -> Result<bool, IndexError> {
+        let name = name.to_owned();
+        self.write(NOTE, move |tx| Ok(tx.execute(&KEEP_HOLD, &args![&name, collection_lease().as_secs()])? > 0))
+    }
+
+    /// Ends it.
+    pub(crate) fn end_hold(&self, name: &str) -> Result<(), IndexError> {
+        let name = name.to_owned();
+        self.write(NOTE, move |tx| tx.execute(&END_HOLD, &args![&name]).map(drop))
+    }
+
+    /// Since when NARs are held, if they are.
+    pub(crate) fn held_since(&self) -> Result<Option<u64>, IndexError> {
+        self.read(Reading::Some, |tx| tx.one(&HELD_SINCE, &[], |row| row.get(0)))
     }
 
     /// Who has the lease for collections, in words for a message.

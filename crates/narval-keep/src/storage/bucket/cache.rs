@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use narval_client::Payload;
@@ -17,7 +16,7 @@ use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::storage::{
     Asker, Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
-    VALID_FOR, WrittenNarinfo, object_name,
+    VALID_FOR, WrittenNarinfo, each_at_once, object_name,
 };
 use crate::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 use narval_client::clock;
@@ -167,27 +166,6 @@ impl CacheInBucket {
         let message = "the NAR was removed while it was stored: the path was collected or deleted; push again";
         Err(Refusal::new(RefusalKind::Conflict, message))
     }
-}
-
-/// Does something with each of them, on several threads. Returns the first failure.
-fn each_at_once<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), Refusal> + Sync) -> Result<(), Refusal> {
-    let next = AtomicUsize::new(0);
-    let do_some = || {
-        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(one)?;
-        }
-        Ok(())
-    };
-    let threads_max = if clock::has_threads() { THREADS_MAX } else { 1 };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (1..all.len().min(threads_max)).map(|_| scope.spawn(do_some)).collect();
-        let mut done = do_some();
-        for thread in threads {
-            let died = || Err(Refusal::new(RefusalKind::Failed, "a thread of an upload has died"));
-            done = done.and(thread.join().unwrap_or_else(|_| died()));
-        }
-        done
-    })
 }
 
 /// Another upload of the NAR was faster.
@@ -379,7 +357,7 @@ impl CacheStorage for CacheInBucket {
         let recorded = new.into_iter().zip(recorded);
         let recorded: Vec<_> = recorded.filter_map(|(new, number)| number.map(|number| (new, number))).collect();
         // If storing fails, the rows are removed by the next pass over pending rows.
-        each_at_once(&recorded, |((_, (name, nar), file), _)| self.store_bytes(name, nar, file))?;
+        each_at_once(THREADS_MAX, &recorded, |((_, (name, nar), file), _)| self.store_bytes(name, nar, file))?;
         let placed: Vec<(String, i64)> =
             recorded.iter().map(|((_, (name, _), _), number)| (name.clone(), *number)).collect();
         let settled = index.settle_files_soon(cache, &placed)?;
@@ -399,7 +377,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn store_all(&self, nars: &[(&NarRecord, &[u8])]) -> Result<(), Refusal> {
-        each_at_once(nars, |(nar, file)| self.store_bytes(&object_name(nar), nar, file))
+        each_at_once(THREADS_MAX, nars, |(nar, file)| self.store_bytes(&object_name(nar), nar, file))
     }
 
     fn record(&self, keep: &Keep<'_>) -> Result<(), Refusal> {

@@ -12,10 +12,10 @@ use crate::Migrated;
 const DESTINATION: &str = "NARVAL_TEST_DESTINATION";
 
 /// The object store stays as long as this.
-type Server = Option<std::sync::Arc<s3::S3Server>>;
+pub(super) type Server = Option<std::sync::Arc<s3::S3Server>>;
 
 /// A place of the other kind, with its index in SQLite; `None` where there is no object store.
-fn other_kind(place: &Place, folder: &std::path::Path, prefix: &str) -> Option<(crate::Place, Server)> {
+pub(super) fn other_kind(place: &Place, folder: &std::path::Path, prefix: &str) -> Option<(crate::Place, Server)> {
     if place.is_in_bucket() {
         return Some((folder.into(), None));
     }
@@ -28,6 +28,13 @@ fn other_kind(place: &Place, folder: &std::path::Path, prefix: &str) -> Option<(
     Some((crate::Place::Bucket { url, folder: folder.to_owned(), cache_size: None }, Some(server)))
 }
 
+/// The address of such a place with its query, which is not shown; empty for a folder.
+pub(super) fn address_of(place: &crate::Place) -> String {
+    let crate::Place::Bucket { url, .. } = place else { return String::new() };
+    let shared = s3::S3Server::shared().unwrap().bucket("migrated");
+    format!("{url}?{}", shared.split_once('?').unwrap().1)
+}
+
 fn open(place: &crate::Place) -> Data {
     Data::open(place, DataOptions::default()).unwrap()
 }
@@ -37,7 +44,7 @@ fn migrate(from: &Data, to: &Data) -> Migrated {
 }
 
 /// A path, its narinfo, and the bytes of its NAR.
-type Contents = (String, Vec<u8>, Vec<u8>);
+pub(super) type Contents = (String, Vec<u8>, Vec<u8>);
 
 /// All paths of a cache, with their narinfos and the bytes of their NARs.
 fn contents(cache: &Cache) -> Vec<Contents> {
@@ -52,7 +59,7 @@ fn contents(cache: &Cache) -> Vec<Contents> {
     path.collect()
 }
 
-fn all(data: &Data) -> Vec<(CacheName, Vec<Contents>)> {
+pub(super) fn all(data: &Data) -> Vec<(CacheName, Vec<Contents>)> {
     data.caches().unwrap().iter().map(|cache| (cache.name().clone(), contents(cache))).collect()
 }
 
@@ -196,10 +203,7 @@ fn a_killed_migration_resumes() {
     let folder = tempfile::tempdir().unwrap();
     let Some((there, _server)) = other_kind(&fixture.folder, folder.path(), "killed") else { return };
     fill(&fixture.cache);
-    let url = match &there {
-        crate::Place::Bucket { url, .. } => url.to_string(),
-        crate::Place::Folder(_) => String::new(),
-    };
+    let url = address_of(&there);
     let before = all(&fixture.data);
     let mut partial = 0;
     for round in 0..6 {

@@ -1,5 +1,6 @@
 //! fsck, a rebuilt or restored index, older tables.
 
+pub(super) mod backups;
 pub(super) mod fsck;
 pub(super) mod migrating;
 pub(super) mod rebuilding;

@@ -13,10 +13,12 @@ use narval_files::Work;
 use narval_nix::{HashPart, NarInfo, StoreDir};
 use thiserror::Error;
 
+pub(super) use self::small::copy_small_files;
+
 use crate::index::{Commit, IndexError, PathRecord};
 use crate::push::commit::{ATTEMPTS_MAX, is_same};
 use crate::push::trust::merge;
-use crate::{Cache, Data, DataError, Grant, Refusal, RefusalKind};
+use crate::{Cache, Data, DataError, Grant, Imported, Refusal, RefusalKind};
 
 /// Paths in one commit.
 const BATCH: usize = 128;
@@ -97,8 +99,21 @@ impl Data {
     /// # Errors
     /// If one of the two places fails, or a NAR of the source is lost or damaged. What was copied so far stays.
     pub fn migrate_to(&self, to: &Self, grant: &Grant, work: &Work) -> Result<Migrated, MigrateError> {
+        let migrated = self.copy_to(to, Copied { grant, work, is_noted: true }, &|| self.export_to(to))?;
+        self.revoke_in(to)?;
+        Ok(migrated)
+    }
+
+    /// Copies the paths of all caches. `take_settings` is called before and after.
+    pub(super) fn copy_to(
+        &self,
+        to: &Self,
+        how: Copied<'_>,
+        take_settings: &dyn Fn() -> Result<Imported, DataError>,
+    ) -> Result<Migrated, MigrateError> {
         // Settings and tokens before paths, so that nothing private is ever public; pins after them.
-        let tokens = self.export_to(to)?.tokens;
+        let tokens = take_settings()?.tokens;
+        let work = how.work;
         let tally = Tally::default();
         let caches = self.caches()?;
         let mut all = 0;
@@ -108,20 +123,12 @@ impl Data {
         work.begin("copying", "paths", all, 0);
         for from in caches {
             let Some(to) = to.cache(from.name())? else { continue };
-            let copied = Copying {
-                from: &from,
-                to: &to,
-                grant,
-                tally: &tally,
-                work,
-                batch: Vec::new(),
-                planned: HashSet::new(),
-            }
-            .run();
+            let copied =
+                Copying { from: &from, to: &to, how, tally: &tally, work, batch: Vec::new(), planned: HashSet::new() }
+                    .run();
             copied.map_err(|refusal| MigrateError::Refused { cache: from.name().clone(), refusal })?;
         }
-        let later = self.export_to(to)?;
-        self.revoke_in(to)?;
+        let later = take_settings()?;
         let (tokens, pins) = ((tokens + later.tokens) as u64, later.pins as u64);
         Ok(Migrated { tokens, pins, ..tally.migrated() })
     }
@@ -140,11 +147,20 @@ impl Data {
     }
 }
 
+/// How caches are copied.
+#[derive(Clone, Copy)]
+pub(super) struct Copied<'a> {
+    pub(super) grant: &'a Grant,
+    pub(super) work: &'a Work,
+    /// Whether each path is in the audit log of the destination.
+    pub(super) is_noted: bool,
+}
+
 /// A cache that is being copied.
 struct Copying<'a> {
     from: &'a Cache,
     to: &'a Cache,
-    grant: &'a Grant,
+    how: Copied<'a>,
     tally: &'a Tally,
     work: &'a Work,
     /// Paths to be committed next, references first.
@@ -168,7 +184,11 @@ impl Copying<'_> {
             if page.len() == PAGE { self.copy_page(&std::mem::take(&mut page)) } else { Ok(()) }
         })?;
         self.copy_page(&page)?;
-        self.copy_small_files()
+        let to = self.to;
+        copy_small_files(from.files(), (to.storage(), to.files()), self.work, &mut |old, len| {
+            to.small_bytes().change(old, len);
+            Tally::add(&self.tally.files, 1);
+        })
     }
 
     fn copy_page(&mut self, parts: &[HashPart]) -> Result<(), Refusal> {
@@ -241,8 +261,10 @@ impl Copying<'_> {
             None => false,
         });
         self.commit(&batch)?;
-        let paths = batch.iter().map(|record| (record.path.as_str(), "migrated"));
-        self.to.audit_done(self.grant, "narinfo", paths);
+        if self.how.is_noted {
+            let paths = batch.iter().map(|record| (record.path.as_str(), "migrated"));
+            self.to.audit_done(self.how.grant, "narinfo", paths);
+        }
         Tally::add(&self.tally.paths, batch.len() as u64);
         self.work.count(batch.len() as u64);
         Ok(())

@@ -60,7 +60,7 @@ impl Copying<'_> {
         let Some(nar) = from.index().file(from.id(), &record.file)? else { return self.lost(record) };
         // Its own name, even if the path uses one of another encoding.
         let name = NarFileName::new(nar.file_hash, nar.compression).to_string();
-        let stored = match to.begin_nar(&name, Some(nar.file_size), self.grant)? {
+        let stored = match to.begin_nar(&name, Some(nar.file_size), self.how.grant)? {
             Begin::Known(stored) => stored,
             Begin::Receive(upload) => {
                 let fail = |error: std::io::Error| damaged(record, &format_args!("cannot be read ({error})"));

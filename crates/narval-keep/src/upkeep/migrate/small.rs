@@ -1,43 +1,45 @@
-//! Logs, realisations and other small files of a cache that is being copied.
+//! Logs, realisations and other small files of a cache.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::{Component, Path};
 
-use super::{Copying, Tally};
+use narval_files::Work;
+
 use crate::Refusal;
 use crate::small::SMALL_FOLDERS;
-use crate::storage::Below;
+use crate::storage::{Below, CacheStorage, Storage};
 
-impl Copying<'_> {
-    /// Copies files that the destination lacks, or has with another length.
-    pub(super) fn copy_small_files(&self) -> Result<(), Refusal> {
-        let (from, to) = (self.from, self.to);
-        for folder in SMALL_FOLDERS {
-            let fail = |error: io::Error| Refusal::of_file("list", folder, &error);
-            let there = to.files().list(Below::Folder(folder)).map_err(fail)?;
-            let there: HashMap<String, u64> = there.into_iter().map(|file| (file.name, file.len)).collect();
-            for file in from.files().list(Below::Folder(folder)).map_err(fail)? {
-                let old = there.get(&file.name).copied();
-                // Whoever can write to a bucket chooses the names in it.
-                if old == Some(file.len) || !is_below(&file.name, folder) {
-                    continue;
-                }
-                self.work.check().map_err(|error| Refusal::of_file("copy", &file.name, &error))?;
-                let copy = || -> io::Result<Option<u64>> {
-                    let Some(mut source) = from.files().read(&file.name)? else { return Ok(None) };
-                    let received = to.storage().incoming()?;
-                    let len = io::copy(&mut source, &mut received.file())?;
-                    to.files().write(&file.name, received).map(|()| Some(len))
-                };
-                if let Some(len) = copy().map_err(|error| Refusal::of_file("copy", &file.name, &error))? {
-                    to.small_bytes().change(old.unwrap_or(0), len);
-                    Tally::add(&self.tally.files, 1);
-                }
+/// Copies files that the destination lacks, or has with another length. `copied` gets the lengths before and after.
+pub(in crate::upkeep) fn copy_small_files(
+    from: &dyn CacheStorage,
+    (storage, to): (&dyn Storage, &dyn CacheStorage),
+    work: &Work,
+    copied: &mut dyn FnMut(u64, u64),
+) -> Result<(), Refusal> {
+    for folder in SMALL_FOLDERS {
+        let fail = |error: io::Error| Refusal::of_file("list", folder, &error);
+        let there = to.list(Below::Folder(folder)).map_err(fail)?;
+        let there: HashMap<String, u64> = there.into_iter().map(|file| (file.name, file.len)).collect();
+        for file in from.list(Below::Folder(folder)).map_err(fail)? {
+            let old = there.get(&file.name).copied();
+            // Whoever can write to a bucket chooses the names in it.
+            if old == Some(file.len) || !is_below(&file.name, folder) {
+                continue;
+            }
+            work.check().map_err(|error| Refusal::of_file("copy", &file.name, &error))?;
+            let copy = || -> io::Result<Option<u64>> {
+                let Some(mut source) = from.read(&file.name)? else { return Ok(None) };
+                let received = storage.incoming()?;
+                let len = io::copy(&mut source, &mut received.file())?;
+                to.write(&file.name, received).map(|()| Some(len))
+            };
+            if let Some(len) = copy().map_err(|error| Refusal::of_file("copy", &file.name, &error))? {
+                copied(old.unwrap_or(0), len);
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Whether a name leads into this folder, and nowhere else.

@@ -1,6 +1,7 @@
 //! `narval cache`: maintains a writable cache, also while its server runs.
 
 mod audit;
+mod backup;
 mod caches;
 mod check;
 mod jobs;
@@ -155,6 +156,16 @@ enum Command {
         after_help = "Examples:\n  narval cache jobs --at https://cache.example.org\n  narval cache jobs --cancel 0a1b2c3d4f5g6h7i --at https://cache.example.org"
     )]
     Jobs(jobs::JobsArgs),
+    /// Save all caches in another folder or bucket
+    ///
+    /// With settings, hashes of tokens, pins, releases and the audit log, and while servers run: what was pushed before it begins is in it. Only what is new since
+    /// the last backup in the same place is written. A backup is whole, or not there: when it was interrupted, the same command continues.
+    Backup(backup::BackupArgs),
+    /// Restore a backup into an empty place
+    ///
+    /// Onto either database and either storage, whatever the backup is of. Every NAR is verified. Until it is complete, nothing can use the place: when it was
+    /// interrupted, the same command starts again. A backup without NARs is restored beside the files that are there, which are all read.
+    Restore(backup::RestoreArgs),
     /// Print the data that is only in the index: settings, token hashes, pins
     #[command(after_help = "Example:\n  narval cache export > saved.json")]
     Export {
@@ -197,6 +208,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Sign(args) => sign::sign(&args),
         Command::Fsck(args) => check::fsck(&args),
         Command::Jobs(args) => jobs::run(&args),
+        Command::Backup(args) => backup::backup(&args),
+        Command::Restore(args) => backup::restore(&args),
         Command::Export { data } => {
             let mut stdout = BufWriter::new(io::stdout().lock());
             data.open()?.export(&mut stdout).map_err(Failure::runtime)?;

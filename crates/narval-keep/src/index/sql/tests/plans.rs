@@ -13,7 +13,7 @@ use crate::index::tx::{Kind, Sql};
 const ROWS: u32 = 20_000;
 
 /// Statements that read a whole table: it is small, or everything in it is wanted.
-const WHOLE: [&str; 14] = [
+const WHOLE: [&str; 15] = [
     "caches ALL",
     "lost FORGET_OLD",
     "nars FILES",
@@ -24,6 +24,7 @@ const WHOLE: [&str; 14] = [
     "snapshot LEASES",
     "snapshot PATHS",
     "snapshot REFERENCES",
+    "snapshot SAVED",
     "snapshot SIZES",
     "tokens ALL",
     "tokens FORGET",
