@@ -2,7 +2,7 @@
 //!
 //! A request carries its context as `traceparent` (W3C Trace Context, <https://www.w3.org/TR/trace-context/>). A server [accepts](accept) it, each span
 //! within becomes the parent of the next, and requests that are sent meanwhile pass it on. Where nobody [collects](collect) spans, nothing is accepted
-//! or passed on: that costs one load for each request.
+//! or passed on, and the clock is not read for it.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -174,7 +174,8 @@ fn random() -> u64 {
 #[must_use = "the span ends when it is dropped"]
 pub struct Span {
     work: Work,
-    begun: Instant,
+    /// `None`: nobody wants to know how long it takes, and the clock is not read.
+    begun: Option<Instant>,
     recorded: Option<Box<Recorded>>,
 }
 
@@ -186,7 +187,8 @@ struct Recorded {
 /// Begins some work of this thread. `name` is only asked if it is recorded.
 pub fn begin(work: Work, name: impl FnOnce() -> String) -> Span {
     let recorded = if is_on() { record(work, name) } else { None };
-    Span { work, begun: Instant::now(), recorded }
+    let is_measured = recorded.is_some() || work.cells().is_some();
+    Span { work, begun: is_measured.then(Instant::now), recorded }
 }
 
 fn record(work: Work, name: impl FnOnce() -> String) -> Option<Box<Recorded>> {
@@ -247,7 +249,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        let took = self.begun.elapsed();
+        let Some(took) = self.begun.map(|begun| begun.elapsed()) else { return };
         if let Some(cells) = self.work.cells() {
             cells.add(took);
         }
