@@ -45,7 +45,7 @@ fn run_command(args: &Args) -> Result<(), Failure> {
     let ended = child::run(&args.command, session.nix_config_of_job(), session.ending());
     let left = match &ended {
         Ok(Ended { cancelled: Some(at), .. }) => child::CANCELLED.saturating_sub(at.elapsed()).min(args.deadline),
-        _ => args.deadline,
+        _ => session.left_of(args.deadline),
     };
     let code = ended.as_ref().ok().map(|ended| ended.code);
     let (client, store) = session.for_release();

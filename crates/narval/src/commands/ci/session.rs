@@ -67,6 +67,8 @@ pub(super) struct Session {
     pub(super) cache: String,
     /// Whether nothing is pushed, and it is only said what would be.
     pub(super) is_dry: bool,
+    /// How long the job has waited for the cache before it began.
+    waited: Duration,
 }
 
 /// Ends a session from another thread.
@@ -128,15 +130,27 @@ impl Session {
             ClientOptions { credentials: with_token.credentials.with_bearer(bearer.clone()), ..with_token };
         let clients = [asking, with_token].map(|options| Arc::new(narval_s3::client(options)));
         spawn("identity", move || keeper.keep(source, &clients, &sender))?;
+        let begun = Instant::now();
         let access = wait(&receiver).map_err(|reason| {
             note!(
                 "narval ci: {to} cannot be used yet ({reason}). The job goes on without it; what it builds is pushed if that works before the end"
             );
         });
-        let (folder, cache, is_dry) = (folder.to_owned(), to.to_string(), args.filter.dry_run);
+        let (folder, cache, is_dry, waited) = (folder.to_owned(), to.to_string(), args.filter.dry_run, begun.elapsed());
         let nix_config = hook.map(|hook| format!("post-build-hook = {}\n", hook.display())).unwrap_or_default();
-        let mut session =
-            Self { folder, near, stop, watcher, nix_config, is_substituter: false, client, store, cache, is_dry };
+        let mut session = Self {
+            folder,
+            near,
+            stop,
+            watcher,
+            nix_config,
+            is_substituter: false,
+            client,
+            store,
+            cache,
+            is_dry,
+            waited,
+        };
         if let Ok(access) = access {
             access.notes.iter().for_each(|text| note!("narval ci: {text}"));
             session.substitute(&access, to, &bearer)?;
@@ -191,6 +205,11 @@ impl Session {
     /// What ends it from another thread.
     pub(super) fn ending(&self) -> Ending {
         Ending(self.stop.clone())
+    }
+
+    /// How long its end may take: less than the deadline by what the job has waited for the cache before, and half of it at least.
+    pub(super) fn left_of(&self, deadline: Duration) -> Duration {
+        deadline.saturating_sub(self.waited).max(deadline / 2)
     }
 
     /// Pushes what is left, for at most this long, and ends.
@@ -271,6 +290,9 @@ fn watcher(
         let _ = sender.send(report);
     })?;
     if is_open.recv().is_ok() {
+        if !has_hook {
+            note!("narval ci: the database of the store says what is built");
+        }
         return Ok(Some(receiver));
     }
     let reason = match receiver.recv() {

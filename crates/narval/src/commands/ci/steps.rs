@@ -172,7 +172,8 @@ pub(super) fn hold(args: &Args) -> Result<(), Failure> {
         handle.close();
     }));
     signals.forever().next();
-    let summary = Summary::of(session, args.deadline, None, None)?;
+    let left = session.left_of(args.deadline);
+    let summary = Summary::of(session, left, None, None)?;
     let shown = json!({
         "json": summary.json(), "text": summary.text(), "markdown": summary.markdown(), "warning": summary.warning(),
     });
