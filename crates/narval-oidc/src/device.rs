@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use super::error::DeviceError;
 use super::fetch::{ask, client, discovery};
 use super::issuer::{address, is_here, is_safe};
-use super::token::short;
+use super::token::{identity_token, short};
 use super::{ANSWER_LEN_MAX, CODE_LEN_MAX, INTERVAL_MAX, SHOWN_LEN_MAX, SIGN_IN_TIME_MAX, TOKEN_LEN_MAX};
 
 /// RFC 8628, section 3.4.
@@ -163,10 +163,8 @@ impl Device {
             };
             trouble = None;
             if status == 200 {
-                let token = answer.get("id_token").and_then(Value::as_str).filter(|token| token.len() <= TOKEN_LEN_MAX);
-                let token =
-                    token.filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()));
-                return token.map(|token| token.to_owned().into()).ok_or(DeviceError::NoIdentity);
+                let token = answer.get("id_token").and_then(Value::as_str);
+                return token.and_then(identity_token).ok_or(DeviceError::NoIdentity);
             }
             match answer.get("error").and_then(Value::as_str) {
                 Some("authorization_pending") => {}

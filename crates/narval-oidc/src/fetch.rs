@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use form_urlencoded::Serializer;
-use narval_client::{Client, ClientOptions, Extra, Method, Request, Url};
+use narval_client::{Client, ClientOptions, Extra, Method, Request, Response, Url};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::{DISCOVERY_LEN_MAX, FETCH_TIMEOUT};
+use super::issuer::is_safe;
+use super::{ANSWER_LEN_MAX, DISCOVERY_LEN_MAX, FETCH_TIMEOUT};
 
 /// A client that waits for no issuer for long.
 pub(super) fn client() -> Arc<Client> {
@@ -52,7 +53,32 @@ pub(super) fn ask(
             client.send_once(&Request { method: Method::Post, body: body.as_bytes(), extra, ..Request::get(url) })
         }
     };
-    let answer = answer.map_err(|error| failed(&error))?;
+    read(url, answer.map_err(|error| failed(&error))?, len_max)
+}
+
+/// The token that a runner of GitHub, Forgejo or Gitea gives a job, from the address and with the secret in its environment: `{"value": TOKEN}`.
+///
+/// # Errors
+/// Why there is none, in words that contain neither.
+pub fn token_of_runner(url: &str, secret: &str) -> Result<Zeroizing<String>, String> {
+    let url = Url::parse(url).map_err(|error| error.to_string())?;
+    if !is_safe(&url) {
+        return Err("its address is not https://".to_owned());
+    }
+    let authorization = Zeroizing::new(format!("bearer {secret}"));
+    let fields = [("authorization", authorization.as_str()), ("accept", "application/json")];
+    let request = Request { extra: Extra { fields: &fields, ..Extra::default() }, ..Request::get(&url) };
+    match read(&url, client().send_once(&request).map_err(|error| error.to_string())?, ANSWER_LEN_MAX)? {
+        (200, answer) => {
+            let token = answer.get("value").and_then(Value::as_str);
+            token.map(|token| token.to_owned().into()).ok_or_else(|| "there is none in its answer".to_owned())
+        }
+        (status, _) => Err(format!("it answered {status}")),
+    }
+}
+
+fn read(url: &Url, answer: Response, len_max: u64) -> Result<(u16, Value), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("{url}: {error}");
     let status = answer.head.status;
     let body = Zeroizing::new(answer.body.read_all(len_max).map_err(|error| failed(&error))?);
     match serde_json::from_slice(&body) {

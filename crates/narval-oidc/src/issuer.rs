@@ -142,6 +142,7 @@ mod tests {
         for url in [
             "http://ci.example.org",
             "http://10.0.0.1",
+            "http://127.0.0.1.example.org",
             "file:///etc",
             "ci.example.org",
             "https://a@b.org",

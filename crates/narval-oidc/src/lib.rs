@@ -36,8 +36,10 @@ mod verifier;
 
 pub use device::{Device, DeviceCode, SignIn};
 pub use error::{DeviceError, OidcError, RuleError};
+pub use fetch::token_of_runner;
 pub use issuer::{Issuer, is_safe};
 pub use rule::{Claim, Claims, Rule};
+pub use token::identity_token;
 pub use verifier::{Verified, Verifier};
 
 /// The maximum size of a token in bytes. GitHub's have 1.5 KB, GitLab's 2 KB.

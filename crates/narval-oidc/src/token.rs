@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
+use zeroize::Zeroizing;
 
 use super::TOKEN_LEN_MAX;
 use super::error::OidcError;
@@ -56,6 +57,13 @@ impl Unverified {
             None => false,
         }
     }
+}
+
+/// A text that may be an identity token: neither empty nor long, nor with anything that no token has. Blanks around it are left out.
+pub fn identity_token(text: &str) -> Option<Zeroizing<String>> {
+    let text = text.trim();
+    let is_token = (1..=TOKEN_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    is_token.then(|| Zeroizing::new(text.to_owned()))
 }
 
 fn object(part: &str) -> Option<Map<String, Value>> {

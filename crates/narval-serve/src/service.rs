@@ -256,6 +256,8 @@ impl Service {
         let mut span = trace::begin(Work::Request, || request.method().to_string());
         span.note("http.request.method", || request.method().to_string());
         span.note("url.path", || request.path().to_owned());
+        // What the access log has of every request.
+        span.note("request_id", || request.id().to_string());
         let id = (shared.face == Face::Narval).then(|| request.id().clone());
         let path = at.and_then(|at| request.path().get(at..)).map(str::to_owned);
         // Without a path below the prefix there is no route; `/team` is `/team/`.

@@ -44,6 +44,8 @@ pub struct Entry {
     pub user_agent: Option<String>,
     /// The `X-Real-IP` field, else `X-Forwarded-For`. With trusted proxies, only from them.
     pub forwarded_for: Option<String>,
+    /// The trace that the client says the request is part of, from its `traceparent` (W3C Trace Context).
+    pub trace_id: Option<String>,
     /// The server was told which proxies to trust.
     pub(super) knows_proxies: bool,
     started: Instant,
@@ -66,6 +68,7 @@ impl Entry {
             referer: text("referer"),
             user_agent: text("user-agent"),
             forwarded_for: text("x-real-ip").or_else(|| text("x-forwarded-for")),
+            trace_id: head.header_bytes("traceparent").and_then(trace_id),
             knows_proxies: false,
             started: Instant::now(),
         }
@@ -73,7 +76,7 @@ impl Entry {
 
     /// Bytes of memory that it takes.
     fn held(&self) -> usize {
-        let fields = [&self.referer, &self.user_agent, &self.forwarded_for];
+        let fields = [&self.referer, &self.user_agent, &self.forwarded_for, &self.trace_id];
         let fields = fields.into_iter().flatten().map(String::capacity).sum::<usize>();
         size_of::<Self>() + self.request_line.capacity() + fields
     }
@@ -83,6 +86,15 @@ impl Entry {
         let entry = Self { knows_proxies: true, ..Self::new(head, id) };
         if head.told().is_some() { entry } else { Self { forwarded_for: None, ..entry } }
     }
+}
+
+/// The 32 digits after `00-`. What is not of this form is no trace.
+fn trace_id(traceparent: &[u8]) -> Option<String> {
+    let id = traceparent.get(3..35)?;
+    let is_hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let is_id = id.iter().all(is_hex) && id.iter().any(|byte| *byte != b'0');
+    let is_parent = traceparent.len() >= 55 && [2, 35, 52].iter().all(|at| traceparent.get(*at) == Some(&b'-'));
+    (is_id && is_parent).then(|| String::from_utf8_lossy(id).into_owned())
 }
 
 /// The start of a request, and its log entry if there is a log.

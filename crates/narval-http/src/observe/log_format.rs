@@ -28,7 +28,7 @@ pub enum LogFormat {
     /// Address, request, status, bytes and duration, human-readable.
     Verbose,
     /// A JSON object: `time` (RFC 3339), `request_id`, `client`, `request`, `status`, `bytes`, `seconds`, `aborted`, and, if the
-    /// client sent them, `referer`, `user_agent` and `forwarded_for`.
+    /// client sent them, `referer`, `user_agent`, `forwarded_for` and `trace_id`.
     Json,
     /// The same as pairs: `time=… request_id=… client=… request="GET / HTTP/1.1" status=200 …`
     Logfmt,
@@ -161,8 +161,13 @@ fn logfmt(entry: &Entry) -> String {
 }
 
 /// A field that the client may have sent.
-fn sent(entry: &Entry) -> [(&'static str, &Option<String>); 3] {
-    [("referer", &entry.referer), ("user_agent", &entry.user_agent), ("forwarded_for", &entry.forwarded_for)]
+fn sent(entry: &Entry) -> [(&'static str, &Option<String>); 4] {
+    [
+        ("referer", &entry.referer),
+        ("user_agent", &entry.user_agent),
+        ("forwarded_for", &entry.forwarded_for),
+        ("trace_id", &entry.trace_id),
+    ]
 }
 
 fn client(entry: &Entry) -> String {
@@ -276,6 +281,26 @@ mod tests {
                     status=404 bytes=5 seconds=0.003 aborted=false user_agent=\"curl/8 \\u001b[1m\" \
                     forwarded_for=\"192.0.2.7, 10.0.0.1\"\n";
         assert_eq!(LogFormat::Logfmt.line(&entry()), want);
+    }
+
+    #[test]
+    fn the_trace_of_a_request_and_nothing_else_that_says_it_is_one() {
+        let line = |parent: &str| {
+            let head = format!("GET / HTTP/1.1\r\nhost: a\r\ntraceparent: {parent}\r\n\r\n").into_bytes();
+            let parts = http1::head::parse_head(&head, &Default::default()).unwrap().unwrap().parts;
+            let entry = Entry::new(&crate::HeadRef::new(&head, &parts, &Peer::Unix.into()), RequestId::NONE);
+            LogFormat::Logfmt.line(&entry)
+        };
+        let id = "4bf92f3577b34da6a3ce929d0e0e4736";
+        assert!(line(&format!("00-{id}-00f067aa0ba902b7-01")).ends_with(&format!(" trace_id={id}\n")));
+        let upper = id.to_uppercase();
+        for wrong in [
+            format!("00-{id}"),
+            format!("00-{upper}-00f067aa0ba902b7-01"),
+            format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)),
+        ] {
+            assert!(!line(&wrong).contains("trace_id"), "{wrong}");
+        }
     }
 
     #[test]

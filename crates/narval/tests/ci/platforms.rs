@@ -61,7 +61,7 @@ fn setting(name: &str, runner: &Runner, platform: &Platform, token: String) -> (
         "gitlab" => (Vec::new(), set(&[("GITLAB_CI", "true"), ("NARVAL_ID_TOKEN", &token)])),
         "jenkins" => (Vec::new(), set(&[("JENKINS_URL", "https://jenkins/"), ("NARVAL_ID_TOKEN", &token)])),
         "circleci" => (Vec::new(), set(&[("CIRCLECI", "true"), ("CIRCLE_OIDC_TOKEN_V2", &token)])),
-        "kubernetes" => (vec!["--identity".to_owned(), format!("file:{}", file.display())], Vec::new()),
+        "kubernetes" => (Vec::new(), set(&[("NARVAL_ID_TOKEN_FILE", file.to_str().unwrap())])),
         "command" => (vec!["--identity".to_owned(), format!("command:cat {}", file.display())], Vec::new()),
         "buildkite" => {
             let bin = runner.path("bin");

@@ -277,6 +277,6 @@ fn a_token_is_pasted_where_there_is_no_issuer() {
     let plain = crate::serve(&Store::new(), &platform);
     for args in [&["login", &plain.url()][..], &["login", &server.url(), "--paste"]] {
         let output = narval(&store, args).output().unwrap();
-        assert!(output.status.code() == Some(2) && said(&output).contains("no token was given"), "{}", said(&output));
+        assert!(output.status.code() == Some(2) && said(&output).contains("it is empty"), "{}", said(&output));
     }
 }

@@ -6,6 +6,8 @@ mod listed;
 pub(crate) use filter::{FilterArgs, quick};
 pub(crate) use listed::read_paths;
 
+use std::fs::File;
+use std::io::{Read, stdin};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,12 +16,13 @@ use narval_client::{Client, Url};
 use narval_codec::encode::Encoding;
 use narval_install::{PushOptions, UPLOADS_MAX};
 use narval_store::{Environment, StoreConfig};
+use zeroize::Zeroizing;
 
 use crate::Failure;
 use crate::args::client::{LockArgs, RequestArgs, StoreArgs, parse_cache};
 use crate::args::secret_key::read_secret_key;
 
-/// The maximum size of a token file in bytes.
+/// The most that is read of a token file, in bytes.
 const TOKEN_LEN_MAX: u64 = 64 * 1024;
 
 /// A token, and how requests are sent.
@@ -49,7 +52,7 @@ impl TokenArgs {
     pub(crate) fn client_with(&self, urls: &[Url], token: Option<&str>) -> Result<Arc<Client>, Failure> {
         let mut options = self.requests.options(urls)?;
         let of_file = self.token_file.as_deref().map(read_token).transpose()?;
-        if let Some(token) = of_file.as_deref().or(token) {
+        if let Some(token) = of_file.as_ref().map(|token| token.as_str()).or(token) {
             let from = self
                 .token_file
                 .as_ref()
@@ -128,20 +131,23 @@ impl SendArgs {
     }
 }
 
-/// The token in a file.
+/// The token in a file, or of standard input for `-`: one word.
 ///
 /// # Errors
-/// It cannot be read, is empty or too large.
-pub(crate) fn read_token(file: &Path) -> Result<String, Failure> {
-    let fail = |error: &std::io::Error| Failure::of_file(&format!("--token-file {}", file.display()), error);
-    let len = std::fs::metadata(file).map_err(|error| fail(&error))?.len();
-    if len > TOKEN_LEN_MAX {
-        return Err(Failure::usage(format!("--token-file {}: it is too large for a token", file.display())));
-    }
-    let text = std::fs::read_to_string(file).map_err(|error| fail(&error))?;
-    match text.trim() {
-        "" => Err(Failure::usage(format!("--token-file {}: it is empty", file.display()))),
-        token => Ok(token.to_owned()),
+/// It cannot be read, or is none.
+pub(crate) fn read_token(file: &Path) -> Result<Zeroizing<String>, Failure> {
+    let shown = format!("--token-file {}", file.display());
+    let mut text = Zeroizing::new(String::new());
+    let read = match file == Path::new("-") {
+        true => stdin().lock().take(TOKEN_LEN_MAX).read_to_string(&mut text),
+        false => File::open(file).and_then(|file| file.take(TOKEN_LEN_MAX).read_to_string(&mut text)),
+    };
+    read.map_err(|error| Failure::of_file(&shown, &error))?;
+    let mut words = text.split_whitespace();
+    match (words.next(), words.next()) {
+        (Some(token), None) => Ok(Zeroizing::new(token.to_owned())),
+        (None, _) => Err(Failure::usage(format!("{shown}: it is empty"))),
+        (Some(_), Some(_)) => Err(Failure::usage(format!("{shown}: it has more than a token"))),
     }
 }
 

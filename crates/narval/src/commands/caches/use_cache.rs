@@ -1,7 +1,7 @@
 //! `narval use`: makes this user's Nix and Narval use a cache.
 
 use std::collections::BTreeSet;
-use std::io::{self, BufRead, IsTerminal, Read};
+use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,13 +14,11 @@ use super::change::{Change, in_file};
 use super::use_near::{self, NearArgs};
 use crate::Failure;
 use crate::args::client::OutputArgs;
+use crate::args::push::read_token;
 use crate::ui::output::note;
 
 /// The user name for a token; only the password matters.
 const LOGIN: &str = "narval";
-
-/// The maximum size of a token file in bytes.
-const TOKEN_LEN_MAX: u64 = 16 * 1024;
 
 /// The maximum size of a `nix-cache-info` in bytes.
 const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
@@ -168,7 +166,7 @@ fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
     };
     let netrc = Settled::read(&place)?;
     let after = match token {
-        Some(password) => NetrcEntry { host: host.clone(), login: LOGIN.to_owned(), password }
+        Some(token) => NetrcEntry { host: host.clone(), login: LOGIN.to_owned(), password: token.as_str().to_owned() }
             .put_into(&netrc.text)
             .ok_or_else(|| Failure::usage("the token contains an invalid character: check the file"))?,
         None => netrc.text.clone(),
@@ -263,22 +261,6 @@ fn plan_undo(url: &str, parsed: &Url) -> Result<Plan, Failure> {
     let conf = Change { file: conf, after: text, mode: 0o644, show: str::to_owned };
     let netrc = Change { file: netrc, after, mode: 0o600, show: NetrcEntry::masked };
     Ok(Plan { conf, netrc, block: None, notes: Vec::new() })
-}
-
-/// Reads a token: one word.
-fn read_token(path: &Path) -> Result<String, Failure> {
-    let shown = format!("token file '{}'", path.display());
-    let mut text = String::new();
-    let read = if path == Path::new("-") {
-        io::stdin().lock().take(TOKEN_LEN_MAX).read_to_string(&mut text)
-    } else {
-        std::fs::File::open(path).and_then(|file| file.take(TOKEN_LEN_MAX).read_to_string(&mut text))
-    };
-    read.map_err(|error| Failure::of_file(&shown, &error))?;
-    match text.split_whitespace().collect::<Vec<_>>().as_slice() {
-        [token] => Ok((*token).to_owned()),
-        _ => Err(Failure::usage(format!("{shown}: expected one line with a token"))),
-    }
 }
 
 /// A client with the new credentials.

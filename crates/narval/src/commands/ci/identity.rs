@@ -3,22 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
-use std::sync::Arc;
 
-use narval_client::{Client, ClientOptions, Extra, Request, Url};
 use narval_install::names::escaped;
-use narval_oidc::{TOKEN_LEN_MAX, is_safe};
-use serde_json::Value;
+use narval_oidc::{TOKEN_LEN_MAX, identity_token, token_of_runner};
 use zeroize::Zeroizing;
 
 /// The variable with a platform's token: GitLab's `id_tokens`, Jenkins's plugin, and everything else that can set a variable.
 const VARIABLE: &str = "NARVAL_ID_TOKEN";
+/// The variable with the path of a file that has it: a projected token of Kubernetes, which is renewed on the disk.
+const FILE_VARIABLE: &str = "NARVAL_ID_TOKEN_FILE";
 /// The variables of GitHub, Forgejo and Gitea: where a job gets a token, and with what.
 const REQUEST: [&str; 2] = ["ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"];
 /// That of CircleCI.
 const CIRCLE: &str = "CIRCLE_OIDC_TOKEN_V2";
-/// The maximum size of an answer with a token in bytes.
-const ANSWER_LEN_MAX: usize = 64 * 1024;
 
 /// Where the token of the platform comes from, as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +82,9 @@ impl Identity {
                         secret: secret.into(),
                     });
                 }
+                if let Some(path) = set(FILE_VARIABLE) {
+                    return Some(Source::File(path.into()));
+                }
                 if let Some(name) = [VARIABLE, CIRCLE].into_iter().find(|name| set(name).is_some()) {
                     return Some(Source::Variable(name.to_owned()));
                 }
@@ -110,16 +110,15 @@ impl Source {
     /// Why there is none, in words. They do not contain it.
     pub(super) fn token(&mut self) -> Result<Zeroizing<String>, String> {
         let token = match self {
-            Self::Runner { url, secret } => ask_runner(url, secret)?,
+            Self::Runner { url, secret } => {
+                let token = token_of_runner(url, secret);
+                token.map_err(|error| format!("identity: the runner gives no token: {error}"))?
+            }
             Self::Variable(name) => std::env::var(&*name).map_err(|error| format!("variable {name}: {error}"))?.into(),
             Self::File(path) => read(path)?,
             Self::Program(command) => output_of(command)?,
         };
-        let trimmed = token.trim();
-        if trimmed.is_empty() || trimmed.len() > TOKEN_LEN_MAX || !trimmed.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("the platform's identity token is empty, too long or malformed".to_owned());
-        }
-        Ok(trimmed.to_owned().into())
+        identity_token(&token).ok_or_else(|| "the platform's identity token is empty, too long or malformed".to_owned())
     }
 }
 
@@ -140,28 +139,6 @@ fn output_of(command: &mut Command) -> Result<Zeroizing<String>, String> {
         return Err(format!("identity: {name} ended with {}", output.status));
     }
     String::from_utf8(output.stdout).map(Into::into).map_err(|_| format!("identity: {name} did not print a token"))
-}
-
-/// `GET` of the address that the runner gives, with its secret: `{"value": TOKEN}`.
-fn ask_runner(url: &str, secret: &str) -> Result<Zeroizing<String>, String> {
-    let failed = |error: &dyn std::fmt::Display| format!("identity: the runner gives no token: {error}");
-    let url = Url::parse(url).map_err(|error| failed(&error))?;
-    if !is_safe(&url) {
-        return Err(failed(&"its address is not https://"));
-    }
-    let client = Arc::new(Client::new(ClientOptions::default()));
-    let authorization = Zeroizing::new(format!("bearer {secret}"));
-    let fields = [("authorization", authorization.as_str()), ("accept", "application/json")];
-    let request = Request { extra: Extra { fields: &fields, ..Extra::default() }, ..Request::get(&url) };
-    let answer = client.send_once(&request).map_err(|error| failed(&error))?;
-    let status = answer.head.status;
-    if status != 200 {
-        return Err(failed(&format!("it answered {status}")));
-    }
-    let body = Zeroizing::new(answer.body.read_all(ANSWER_LEN_MAX as u64).map_err(|error| failed(&error))?);
-    let answer: Value = serde_json::from_slice(&body).map_err(|error| failed(&error))?;
-    let token = answer.get("value").and_then(Value::as_str).ok_or_else(|| failed(&"there is none in its answer"))?;
-    Ok(token.to_owned().into())
 }
 
 #[cfg(test)]
@@ -190,6 +167,7 @@ mod tests {
         );
         assert_eq!(found(&[(VARIABLE, "jwt"), ("GITLAB_CI", "true")]), VARIABLE);
         assert_eq!(found(&[(CIRCLE, "jwt")]), CIRCLE);
+        assert_eq!(found(&[(FILE_VARIABLE, "/run/token"), ("GITLAB_CI", "true")]), "/run/token");
         let buildkite = found(&[("BUILDKITE", "true")]);
         assert!(
             buildkite.contains("buildkite-agent") && buildkite.contains("https://cache.example.org"),
@@ -203,12 +181,5 @@ mod tests {
         assert_eq!("env:JWT".parse(), Ok(Identity::Variable("JWT".to_owned())));
         assert_eq!("command:a --b c".parse(), Ok(Identity::Command("a --b c".to_owned())));
         assert!(["github", "file:", "", "auto:x"].iter().all(|text| text.parse::<Identity>().is_err()));
-    }
-
-    #[test]
-    fn secrets_are_not_sent_in_the_open() {
-        let safe = |url: &str| is_safe(&Url::parse(url).unwrap());
-        assert!(safe("https://cache.example.org") && safe("http://127.0.0.1:5000") && safe("http://localhost:1"));
-        assert!(!safe("http://cache.example.org") && !safe("http://127.0.0.1.example.org"));
     }
 }

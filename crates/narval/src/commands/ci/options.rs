@@ -36,7 +36,8 @@ pub struct Args {
     pub(super) to: Option<String>,
     /// Where the platform's identity token comes from: `auto`, `none`, `file:PATH`, `env:NAME` or `command:COMMAND`
     ///
-    /// `auto` knows GitHub, Forgejo, Gitea, Buildkite, CircleCI, and the variable NARVAL_ID_TOKEN (GitLab's `id_tokens`).
+    /// `auto` knows GitHub, Forgejo, Gitea, Buildkite, CircleCI, and the variables NARVAL_ID_TOKEN (GitLab's `id_tokens`) and NARVAL_ID_TOKEN_FILE (a projected
+    /// token of Kubernetes).
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub(super) identity: Identity,
     /// Audience of the identity token [default: the scheme, host and port of the cache]

@@ -2,8 +2,8 @@
 
 pub mod logout;
 
-use std::io::{IsTerminal, Read, stdin};
-use std::path::PathBuf;
+use std::io::{IsTerminal, stdin};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use narval_client::{Client, Url};
@@ -22,9 +22,6 @@ use crate::args::push::read_token;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::values::time::written;
-
-/// The longest token, in bytes.
-const TOKEN_LEN_MAX: u64 = 64 * 1024;
 
 /// Sign in to a server, to administer it with --at NAME
 ///
@@ -82,7 +79,7 @@ fn login(args: &Args, server: &str) -> Result<(), Failure> {
         return Err(Failure::usage(format!("--name '{name}': a name has no '/'")));
     }
     let (token, issuer) = match &args.token_file {
-        Some(file) => (Zeroizing::new(read_token(file)?), None),
+        Some(file) => (read_token(file)?, None),
         None if args.paste => (pasted()?, None),
         None => {
             let cache = Administered::new(url.clone(), client(&args.requests, &url, None)?);
@@ -157,23 +154,20 @@ fn signed_in(args: &Args, cache: &Administered, answer: &[u8]) -> Result<(Zeroiz
     Ok((cache.exchange(&identity)?.token, Some(how.issuer)))
 }
 
-/// A token from standard input: the first line.
+/// A token from standard input; a terminal does not show it.
 fn pasted() -> Result<Zeroizing<String>, Failure> {
-    let mut input = stdin();
-    if input.is_terminal() {
-        note!("paste a token ('narval token create --admin' creates one on the server), then Enter:");
+    let input = stdin();
+    if !input.is_terminal() {
+        return read_token(Path::new("-"));
     }
+    note!("paste a token ('narval token create --admin' creates one on the server), then Enter:");
     let failed = |error: std::io::Error| Failure::runtime(format!("cannot read the token: {error}"));
     let mut token = Zeroizing::new(String::new());
-    if input.is_terminal() {
-        let shown = hide_input(&input).map_err(|error| failed(error.into()))?;
-        let read = input.read_line(&mut token);
-        // Whatever was read, the terminal is as it was.
-        let restored = termios::tcsetattr(&input, OptionalActions::Flush, &shown);
-        read.and_then(|_| restored.map_err(Into::into)).map_err(failed)?;
-    } else {
-        Read::by_ref(&mut input).take(TOKEN_LEN_MAX).read_to_string(&mut token).map_err(failed)?;
-    }
+    let shown = hide_input(&input).map_err(|error| failed(error.into()))?;
+    let read = input.read_line(&mut token);
+    // Whatever was read, the terminal is as it was.
+    let restored = termios::tcsetattr(&input, OptionalActions::Flush, &shown);
+    read.and_then(|_| restored.map_err(Into::into)).map_err(failed)?;
     match token.trim() {
         "" => Err(Failure::usage("no token was given: paste it, or name a file with --token-file")),
         trimmed => Ok(Zeroizing::new(trimmed.to_owned())),
