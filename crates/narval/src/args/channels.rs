@@ -272,7 +272,7 @@ impl<'a> Lookup<'a> {
 
     /// The paths of a name. `unknown` is the error if it cannot be one.
     fn named(&mut self, text: &str, unknown: Failure) -> Result<Vec<Meant>, Failure> {
-        let selector = Selector::parse(text).ok().filter(|_| !text.starts_with(['.', '/']));
+        let selector = (!text.starts_with(['.', '/'])).then(|| Selector::parse(text));
         let is_searched = self.args.channel.is_empty() || self.args.channels()?.is_empty();
         let urls = self.client.caches.urls()?;
         let (mut candidates, mut cannot, mut failure) = (Vec::new(), Vec::new(), None);
@@ -287,8 +287,13 @@ impl<'a> Lookup<'a> {
             return Ok(vec![Wanted::Path(only.path.clone()).into()]);
         }
         let has_channels = !self.args.channels()?.is_empty() || !self.channels()?.is_empty();
-        if let Some(selector) = selector.filter(|_| has_channels) {
-            return self.of_channels(text, &selector, &candidates, failure.map(Failure::from));
+        match selector.filter(|_| has_channels) {
+            Some(Ok(selector)) => return self.of_channels(text, &selector, &candidates, failure.map(Failure::from)),
+            // No path has this name, and a package is meant.
+            Some(Err(error)) if candidates.is_empty() && text.contains(['@', '^', '=']) => {
+                return Err(Failure::usage(error));
+            }
+            _ => {}
         }
         match (failure, candidates.is_empty()) {
             _ if !may_be_name(text) || self.client.caches.offline => Err(unknown),

@@ -45,6 +45,15 @@ fn outputs_are_those_of_one_derivation() {
     assert!(listed.contains(&path('4', "vim-9.1-man")) && !listed.contains(&path('3', "vim-9.1")), "{listed}");
     let said = place.fails(3, &["install", "vim^doc"]);
     assert!(said.contains("vim has no output 'doc'; it has: out, man"), "{said}");
+    for (text, why) in [
+        ("vim^", "outputs follow '^'"),
+        ("vim^../../etc", "outputs follow '^'"),
+        ("vim@", "no version follows '@'"),
+        ("vim=here", "a store path or its hash part follows '='"),
+    ] {
+        let said = place.fails(2, &["install", text]);
+        assert!(said.contains(why), "{text}: {said}");
+    }
 }
 
 /// There are two paths of the name for this system, and nothing tells them apart.
