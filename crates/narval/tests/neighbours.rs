@@ -38,6 +38,22 @@ fn a_line_carries_once_what_several_machines_fetch_at_once() {
     assert_eq!(out.matches(" 0 wrong, 0 failed").count(), 3, "{out}{error}");
 }
 
+/// On a network without IPv4, machines find each other, too, and take paths from each other.
+#[test]
+fn neighbours_share_over_ipv6() {
+    if !has_namespaces() {
+        return;
+    }
+    let output = Command::new(BENCH)
+        .args(["--narval", NARVAL, "--ipv6", "--machines", "3", "--mb", "2", "--paths", "10"])
+        .args(["--bar", "1000", "--bytes-bar", "2.5", "--absent-after", "30s", "--patience", "3s"])
+        .output()
+        .unwrap();
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{error}");
+    assert_eq!(out.matches(" 0 wrong, 0 failed").count(), 2, "{out}{error}");
+}
+
 /// What is fetched through a near cache is there when its upstream is not, and outside of its window nothing is fetched.
 #[test]
 fn a_near_cache_fetches_in_advance() {

@@ -78,7 +78,7 @@ impl Shared {
             Patience::Client => self.absent_after(),
             Patience::Push => PATIENCE,
         };
-        let pace = Pace::ranked("narinfo", within);
+        let pace = Pace { path: Some(hash_part), ..Pace::ranked("narinfo", within) };
         let all = self.remotes_for(&hash_part);
         let mut remotes = all.clone();
         // A push waits for the answer itself.

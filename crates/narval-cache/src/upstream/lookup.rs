@@ -231,6 +231,7 @@ impl Upstreams {
             kept_bytes_max: self.shared.kept.bytes_max(),
             kept_hits: self.shared.kept_hits.load(Ordering::Relaxed),
             kept_misses: self.shared.kept_misses.load(Ordering::Relaxed),
+            neighbours: self.shared.neighbours.figures(),
         }
     }
 

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress, Waits};
+pub use neighbours::counts::{NeighbourCounts, NeighbourFigures};
 pub use neighbours::list::NEIGHBOURS_MAX;
 pub use neighbours::offers::Offer;
 pub use options::{Deadline, NamePattern, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};

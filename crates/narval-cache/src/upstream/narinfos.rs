@@ -13,6 +13,7 @@ use super::question::Patience;
 use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
+use super::standing::health::Standing;
 
 impl Shared {
     /// A lookup in memory and on disk.
@@ -70,8 +71,13 @@ impl Shared {
         if let Some(deltas) = remote.sends_deltas() {
             return deltas;
         }
-        if self.kept.has(&format!("nar/{}", NarName::plain(info).file)) {
+        let is_kept = |name: NarName| self.kept.has(&format!("nar/{}", name.file));
+        if is_kept(NarName::plain(info)) {
             return true;
+        }
+        // One that has been waited for already is not waited for again.
+        if is_kept(NarName::of(info)) || remote.standing() != Standing::Good {
+            return false;
         }
         let remotes = std::slice::from_ref(remote);
         let asked =

@@ -127,6 +127,19 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
     counter("narval_upstream_counted_absent", help, figures.counted_absent);
     counter("narval_upstream_kept_hits", "NARs of upstreams that were sent from what is kept", figures.kept_hits);
     counter("narval_upstream_kept_misses", "NARs that were fetched from upstreams", figures.kept_misses);
+    let Some(near) = &figures.neighbours else { return };
+    families.add(Named::gauge("narval_neighbours", "Near caches on the same network"), &[cache], near.neighbours);
+    for (name, help, count) in [
+        ("narval_neighbour_offered", "Questions of neighbours for a NAR that were answered with yes", near.offered),
+        ("narval_neighbour_refused", "NARs that were not sent, because too many were being sent", near.refused),
+        ("narval_neighbour_given", "NARs that were sent to neighbours", near.given),
+        ("narval_neighbour_given_bytes", "Bytes of NARs that were sent to neighbours", near.given_bytes),
+        ("narval_neighbour_taken", "NARs that came from neighbours, and were right", near.taken),
+        ("narval_neighbour_taken_bytes", "Bytes of these NARs", near.taken_bytes),
+        ("narval_neighbour_failed", "NARs that did not come from a neighbour, or were wrong", near.failed),
+    ] {
+        families.add(Named::counter(name, help), &[cache], count);
+    }
 }
 
 /// The file system of a folder.

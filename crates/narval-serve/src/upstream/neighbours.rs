@@ -3,7 +3,7 @@
 //! ```text
 //! /nix-cache-info        the store directory
 //! /HASH.narinfo          the narinfo as it came from the upstream, if it is kept
-//! HEAD /nar/NAME?by=ID   200: it is here. 202: it is being fetched from an upstream, for machines that rank lower for it. 404 otherwise
+//! HEAD /nar/NAME?by=ID   200: it is here. 202: it is being fetched from an upstream, or will be by a machine that ranks higher for it. 404 otherwise
 //! GET /nar/NAME          the file, or as much of it as has come, while it comes
 //! ```
 
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_cache::upstream::{NarAnswer, Offer, Upstreams};
+use narval_cache::upstream::{NarAnswer, NeighbourCounts, Offer, Upstreams};
 use narval_files::{Fill as Growing, FillEnd, Permit, Permits, Waits};
 use narval_http::{
     Body, BodySource, BodyWaker, FileRange, Fill, Handler, HeaderValue, Method, Request, Response, SegmentBuf,
@@ -47,7 +47,6 @@ pub struct NeighbourLimits {
 pub struct ForNeighbours {
     upstreams: Upstreams,
     store_dir: String,
-    id: u64,
     /// Whether an address is one of a network whose machines are neighbours.
     admits: Box<dyn Fn(IpAddr) -> bool + Send + Sync>,
     nars: Permits,
@@ -55,18 +54,16 @@ pub struct ForNeighbours {
 }
 
 impl ForNeighbours {
-    /// Answers for a machine of this name, whose networks `admits` knows.
+    /// Answers for a machine whose networks `admits` knows.
     pub fn new(
         upstreams: Upstreams,
         store_dir: &narval_nix::StoreDir,
-        id: u64,
         limits: NeighbourLimits,
         admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static,
     ) -> Self {
         Self {
             upstreams,
             store_dir: store_dir.to_string(),
-            id,
             admits: Box::new(admits),
             nars: Permits::new(limits.nars_max),
             rate: Arc::new(Rate::new(limits.rate_max)),
@@ -95,13 +92,20 @@ impl ForNeighbours {
             let by = request.query().and_then(|query| u64::from_str_radix(query.strip_prefix("by=")?, 16).ok());
             return Ok(match self.upstreams.offer(name, by.unwrap_or(u64::MAX)) {
                 Offer::Here => Response::new(StatusCode::OK),
-                Offer::Coming(_) => {
-                    Response::new(StatusCode::ACCEPTED).header("narval-neighbour", format!("{:016x}", self.id))
+                Offer::Coming(own) => {
+                    Response::new(StatusCode::ACCEPTED).header("narval-neighbour", format!("{own:016x}"))
+                }
+                Offer::Wanted(own) => {
+                    Response::new(StatusCode::ACCEPTED).header("narval-wanted", format!("{own:016x}"))
                 }
                 Offer::Nothing => Response::new(StatusCode::NOT_FOUND),
             });
         }
-        let permit = self.nars.take().ok_or(ServeError::Busy)?;
+        let counts = self.upstreams.neighbour_counts();
+        let permit = self.nars.take().ok_or_else(|| {
+            counts.refused();
+            ServeError::Busy
+        })?;
         let (from, size) = match self.upstreams.offered_nar(name).ok_or(ServeError::NoPath)? {
             NarAnswer::File(file, length) => (From::File(Arc::new(file)), length),
             NarAnswer::Fill(waits, length) => (From::Growing(waits), length.ok_or(ServeError::NoPath)?),
@@ -119,7 +123,9 @@ impl ForNeighbours {
                 Selected::One(range) => (range.start, range.length),
                 Selected::Several(_) => return Err(ServeError::NoRoute),
             };
-            let sending = Sending { from, at, to: at + length, rate: Arc::clone(&self.rate), _permit: permit };
+            counts.gives();
+            let (rate, counts) = (Arc::clone(&self.rate), Arc::clone(counts));
+            let sending = Sending { from, at, to: at + length, rate, counts, _permit: permit };
             Ok(Body::source(sending, Some(length)))
         })
     }
@@ -159,6 +165,7 @@ struct Sending {
     at: u64,
     to: u64,
     rate: Arc<Rate>,
+    counts: Arc<NeighbourCounts>,
     _permit: Permit,
 }
 
@@ -193,6 +200,7 @@ impl BodySource for Sending {
             file.read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.at)?;
         }
         self.at += length;
+        self.counts.gave(length);
         Ok(if self.at == self.to { Fill::Done } else { Fill::More })
     }
 

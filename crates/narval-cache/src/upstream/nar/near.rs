@@ -12,6 +12,7 @@ use super::fetch::Fetch;
 use super::places::{FromNear, Places};
 use crate::upstream::neighbours::asking::Fetching;
 use crate::upstream::neighbours::list::{Coming, TRIED_MAX};
+use crate::upstream::neighbours::nearby::Nearby;
 
 impl Fetch {
     /// Takes it from a neighbour, if one has it or fetches it, and else tells neighbours that it comes from an upstream.
@@ -22,7 +23,13 @@ impl Fetch {
         let Places { shared, info, .. } = &self.places;
         let Some(fetching) = fetching else { return Ok(false) };
         for _ in 0..TRIED_MAX {
-            let Some(near) = shared.near(info, self.plain) else { break };
+            fetching.comes(Coming::Wanted);
+            let Some(near) = shared.near(info, self.plain) else {
+                match fetching.is_outbid() {
+                    true => continue,
+                    false => break,
+                }
+            };
             fetching.comes(Coming::Near);
             let hidden = Arc::new(Fill::new(file.try_clone().map_err(Trouble::Disk)?));
             let places = Places {
@@ -34,16 +41,20 @@ impl Fetch {
             let hidden = Self { places, fill: hidden, plain: self.plain };
             match hidden.fetch_file(file, || None) {
                 Ok(()) => {
+                    hidden.places.neighbours_used(Nearby::proves);
                     let length = file.metadata().map_err(Trouble::Disk)?.len();
+                    shared.neighbours.counts.took(length);
                     self.fill.starts(Start::Comes(Some(length)));
                     self.fill.wrote(length);
                     return Ok(true);
                 }
                 Err(trouble @ Trouble::Disk(_)) => return Err(trouble),
                 Err(trouble) => {
+                    shared.neighbours.counts.failed();
                     tracing::info!("neighbours: the NAR of {} did not come from one: {trouble:?}", info.path);
                     if matches!(trouble, Trouble::Wrong(_)) {
-                        hidden.places.blame();
+                        // It is wrong.
+                        hidden.places.neighbours_used(Nearby::goes);
                     }
                     empty(file).map_err(Trouble::Disk)?;
                 }

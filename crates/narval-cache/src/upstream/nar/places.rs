@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::CacheFile;
 use crate::upstream::Unavailable;
 use crate::upstream::neighbours::asking::Near;
+use crate::upstream::neighbours::nearby::Nearby;
 use crate::upstream::options::Deadline;
 use crate::upstream::question::PATIENCE;
 use crate::upstream::race::trace::{self, Happened};
@@ -77,7 +78,7 @@ impl Places {
 
     /// Whether another one than these may have it.
     pub(in crate::upstream) fn has_others(&self, tried: &[Arc<Remote>], current: &Arc<Remote>) -> bool {
-        self.others(tried).iter().any(|remote| !Arc::ptr_eq(remote, current))
+        self.is_coming() || self.others(tried).iter().any(|remote| !Arc::ptr_eq(remote, current))
     }
 
     /// How long clients wait for upstreams.
@@ -133,11 +134,22 @@ impl Places {
         self.near.as_ref().filter(|_| remote.is_near()).map(|from| from.near.patience)
     }
 
-    /// Forgets the neighbours that have sent some of it: it is wrong.
-    pub(in crate::upstream) fn blame(&self) {
-        for remote in self.near.iter().flat_map(|from| from.used.lock().clone()) {
-            remote.goes();
-        }
+    /// Whether a neighbour sends it while it comes to it. What it does not finish is asked of neighbours again: those that follow the same one would
+    /// otherwise turn to an upstream all at once.
+    pub(in crate::upstream) fn is_coming(&self) -> bool {
+        self.near.as_ref().is_some_and(|from| from.near.is_coming)
+    }
+
+    /// Whether this one, which has sent nothing for so long, is waited for nevertheless.
+    pub(in crate::upstream) fn still_comes(&self, remote: &Remote, silent: Duration) -> bool {
+        let from = self.near.as_ref().filter(|from| from.near.is_coming && silent < self.remote.stall_timeout);
+        from.is_some_and(|from| self.shared.still_comes(&from.near, remote))
+    }
+
+    /// Records something of the neighbours that have sent some of it.
+    pub(in crate::upstream) fn neighbours_used(&self, record: impl Fn(&Nearby)) {
+        let used = self.near.iter().flat_map(|from| from.used.lock().clone());
+        used.for_each(|remote| remote.nearby.iter().for_each(&record));
     }
 
     fn race(&self, remotes: &[Arc<Remote>], position: u64, same: Same) -> Option<Opened> {

@@ -48,6 +48,8 @@ pub(in crate::upstream) struct Source<'a> {
     position: u64,
     /// How fast it comes.
     rate: Rate,
+    /// For how long too little has come.
+    slow: Duration,
     /// What is wrong, when the bytes before it have been read.
     fault: Option<HttpError>,
 }
@@ -61,8 +63,8 @@ impl<'a> Source<'a> {
         otherwise: Otherwise,
     ) -> Self {
         let others = places.has_others(&tried, &opened.remote);
-        let (position, rate) = (0, Rate::default());
-        Self { places, fill, opened, otherwise, instead: None, tried, others, position, rate, fault: None }
+        let (position, rate, slow) = (0, Rate::default(), Duration::ZERO);
+        Self { places, fill, opened, otherwise, instead: None, tried, others, position, rate, slow, fault: None }
     }
 
     /// The file's length, if it is known.
@@ -120,7 +122,7 @@ impl<'a> Source<'a> {
         failed.goes();
         self.tried.push(Arc::clone(failed));
         let gone = HttpError::Truncated { received: self.position, expected: self.opened.body.total_len() };
-        if self.otherwise == Otherwise::Stop {
+        if self.otherwise == Otherwise::Stop || self.places.is_coming() {
             return Err(gone);
         }
         let another = |same, position| self.places.elsewhere(&self.tried, position, same);
@@ -158,11 +160,15 @@ impl<'a> Source<'a> {
         if self.fill.is_abandoned() {
             return Err(HttpError::Truncated { received: self.position, expected: None });
         }
-        if let Some((elapsed, received)) = self.rate.over(window)
-            && (received as f64) < deadline.nar_rate_min as f64 * elapsed.as_secs_f64()
-            && !matches!(read, Ok(Some(0)) | Err(_))
-        {
-            self.fault = Some(HttpError::Slow { received, elapsed });
+        let Some((elapsed, received)) = self.rate.over(window) else { return read };
+        if (received as f64) >= deadline.nar_rate_min as f64 * elapsed.as_secs_f64() {
+            self.slow = Duration::ZERO;
+        } else if !matches!(read, Ok(Some(0)) | Err(_)) {
+            self.slow += elapsed;
+            self.rate = Rate::default();
+            if !self.places.still_comes(&self.opened.remote, self.slow) {
+                self.fault = Some(HttpError::Slow { received, elapsed });
+            }
         }
         read
     }

@@ -3,23 +3,32 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use narval_client::{Method, Request};
+use narval_client::{Budget, Method, Request};
 use narval_nix::{Compression, HashPart, NarInfo};
 
 use super::list::{Coming, TRIED_MAX, rank};
+use super::nearby::Nearby;
 use super::offers::Offer;
+use crate::upstream::Unavailable;
 use crate::upstream::known::Known;
 use crate::upstream::nar::name::NarName;
 use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
+use crate::upstream::said::Said;
 use crate::upstream::shared::Shared;
 
-/// A NAR that neighbours have, or fetch.
+/// The part of the time for which upstreams have been waited for that a client waits for a narinfo of neighbours after that, all together: an answer
+/// takes less than a second.
+const NARINFO_WITHIN: u32 = 5;
+
+/// A NAR that neighbours have, or that one of them fetches.
 pub(in crate::upstream) struct Near {
     pub(in crate::upstream) remotes: Vec<Arc<Remote>>,
+    name: NarName,
+    /// Whether it is only coming to the one neighbour that has promised it.
+    pub(in crate::upstream) is_coming: bool,
     /// What they send.
     pub(in crate::upstream) info: Arc<NarInfo>,
     /// How long they may be silent.
@@ -41,6 +50,11 @@ impl Drop for Fetching<'_> {
 impl Fetching<'_> {
     pub(in crate::upstream) fn comes(&self, coming: Coming) {
         self.shared.neighbours.set_coming(&self.file, Some(coming));
+    }
+
+    /// Whether a neighbour that ranks higher has asked for it while neighbours were asked: it did not want it yet when it was asked itself.
+    pub(in crate::upstream) fn is_outbid(&self) -> bool {
+        self.shared.neighbours.coming.lock().get(&self.file) == Some(&Coming::Outbid)
     }
 }
 
@@ -66,7 +80,8 @@ impl Shared {
         for (remote, offer) in self.ask_all(&neighbours, &name) {
             match offer {
                 Offer::Here => here.push(remote),
-                Offer::Coming(rank) => coming.push((rank, remote)),
+                Offer::Coming(rank) => coming.push(((true, rank), remote)),
+                Offer::Wanted(rank) => coming.push(((false, rank), remote)),
                 Offer::Nothing => {}
             }
         }
@@ -75,16 +90,22 @@ impl Shared {
             (sent.compression, sent.file_hash, sent.file_size) = (Compression::None, None, None);
         }
         sent.url = format!("nar/{name}");
-        let (remotes, patience) = match here.is_empty() {
-            false => (here, self.neighbours.patience()),
+        let is_coming = here.is_empty();
+        let (remotes, patience) = match is_coming {
+            false => (here.into_iter().take(TRIED_MAX).collect(), self.neighbours.patience()),
             // All who want it follow the same one.
-            true => {
-                coming.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
-                (coming.into_iter().map(|(_, remote)| remote).collect(), self.absent_after())
-            }
+            true => (vec![coming.into_iter().max_by_key(|(rank, _)| *rank)?.1], self.absent_after()),
         };
-        let remotes: Vec<_> = remotes.into_iter().take(TRIED_MAX).collect();
-        (!remotes.is_empty()).then(|| Near { remotes, info: Arc::new(sent), patience })
+        Some(Near { remotes, name, is_coming, info: Arc::new(sent), patience })
+    }
+
+    /// Whether a neighbour that has sent nothing for a while is waited for: what comes through a slow line to one of them may be silent as long as it
+    /// could be silent here. Only one that has kept a promise is believed, and it must say so again.
+    pub(in crate::upstream) fn still_comes(&self, near: &Near, remote: &Remote) -> bool {
+        let is_proven = remote.nearby.as_ref().is_some_and(Nearby::is_proven);
+        let id = self.neighbours.id.load(Ordering::Acquire);
+        is_proven
+            && matches!(remote.offers(&near.name, id), Said::Has(Offer::Here | Offer::Coming(_) | Offer::Wanted(_)))
     }
 
     /// Asks all of them at once. Those that do not answer are forgotten; once one has it, the others need not answer.
@@ -93,35 +114,28 @@ impl Shared {
         let (sender, receiver) = mpsc::channel();
         let mut waits: Vec<_> = neighbours.iter().map(|remote| Some(Arc::clone(remote))).collect();
         for (at, remote) in neighbours.iter().enumerate() {
-            let Some(permit) = remote.asked.take() else { continue };
-            let (remote, name, sender) = (Arc::clone(remote), name.clone(), sender.clone());
-            let ask = move || {
-                let _permit = permit;
-                let began = Instant::now();
-                let offer = remote.offers(&name, id);
-                match offer {
-                    Some(_) => remote.health.answered(true, began.elapsed(), true),
-                    None => {
-                        remote.goes();
-                    }
-                }
+            let (asked, name, sender) = (Arc::clone(remote), name.clone(), sender.clone());
+            let answer = move |said| {
                 // The receiver is gone if the answer came too late. Then it may be asked again.
-                if sender.send((at, offer)).is_err() {
-                    remote.owes(false);
+                if sender.send((at, said)).is_err() {
+                    asked.owes(false);
                 }
             };
-            if let Err(error) = thread::Builder::new().name("ask-neighbour".into()).spawn(ask) {
-                tracing::error!("neighbours: no thread to ask one: {error}");
+            // One that has not answered many questions gets no more, and owes no answer to this one.
+            if remote.on_a_thread(move |remote| remote.offers(&name, id), answer).is_err() {
+                waits.get_mut(at).and_then(Option::take);
             }
         }
         drop(sender);
         let mut answers = Vec::new();
         loop {
             match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((at, offer)) => {
-                    let Some(remote) = waits.get_mut(at).and_then(Option::take) else { continue };
-                    answers.extend(offer.map(|offer| (remote, offer)));
-                    if offer == Some(Offer::Here) {
+                Ok((at, said)) => {
+                    let (Some(remote), Said::Has(offer)) = (waits.get_mut(at).and_then(Option::take), said) else {
+                        continue;
+                    };
+                    answers.push((remote, offer));
+                    if offer == Offer::Here {
                         return answers;
                     }
                 }
@@ -140,16 +154,17 @@ impl Shared {
 
     /// The narinfo of a path, while no upstream says whether it has it: a neighbour's, if a key of an upstream has signed it.
     pub(in crate::upstream) fn near_narinfo(&self, hash_part: HashPart) -> Option<Arc<Known>> {
+        let until = Instant::now() + self.absent_after() / NARINFO_WITHIN;
         for _ in 0..TRIED_MAX {
             let neighbours = self.neighbours.ready();
-            if neighbours.is_empty() {
+            let within = self.neighbours.patience().min(until.saturating_duration_since(Instant::now()));
+            if neighbours.is_empty() || within.is_zero() {
                 return None;
             }
-            let pace = Pace {
-                all_after: Duration::ZERO,
-                ..Pace::ranked("narinfo of a neighbour", self.neighbours.patience())
-            };
-            let asked = race(&neighbours, &self.hedges, pace, move |remote| remote.narinfo(hash_part));
+            let pace = Pace { all_after: Duration::ZERO, ..Pace::ranked("narinfo of a neighbour", within) };
+            // They are no load on upstreams.
+            let beside = Budget::new(0.0);
+            let asked = race(&neighbours, &beside, pace, move |remote| remote.narinfo(hash_part));
             let (neighbour, info) = asked.ok().flatten()?;
             let trusted = self.remotes().iter().find_map(|remote| Some((remote.signed(&info)?, Arc::clone(remote))));
             match trusted {
@@ -169,17 +184,34 @@ impl Shared {
 }
 
 impl Remote {
-    /// Asks a neighbour for a NAR; `None` if it does not answer as it should.
-    fn offers(&self, name: &NarName, id: u64) -> Option<Offer> {
+    /// Asks a neighbour whether it has a NAR, or fetches it. One that does not answer as it should is forgotten.
+    fn offers(&self, name: &NarName, id: u64) -> Said<Offer> {
+        let began = Instant::now();
+        match self.offered(name, id) {
+            Some(offer) => {
+                self.health.answered(true, began.elapsed(), true);
+                Said::Has(offer)
+            }
+            None => {
+                self.goes();
+                Said::Failed(Unavailable::new(5, format!("{} does not say what it has", self.url())))
+            }
+        }
+    }
+
+    fn offered(&self, name: &NarName, id: u64) -> Option<Offer> {
         let url = self.url().child(&format!("nar/{name}?by={id:016x}")).ok()?;
         let request = Request { method: Method::Head, ..Request::get(&url) };
         let answer = self.cache.client().send_once(&request).ok()?;
         match answer.head.status {
             200 => Some(Offer::Here),
             202 => {
-                let by = answer.head.field("narval-neighbour")?;
+                let (kind, by): (fn(u64) -> Offer, _) = match answer.head.field("narval-neighbour") {
+                    Some(by) => (Offer::Coming, by),
+                    None => (Offer::Wanted, answer.head.field("narval-wanted")?),
+                };
                 let by = u64::from_str_radix(by, 16).ok().filter(|_| by.len() == 16)?;
-                Some(Offer::Coming(rank(by, &name.file)))
+                Some(kind(rank(by, &name.file)))
             }
             // One that has enough to do says 503.
             404 | 503 => Some(Offer::Nothing),

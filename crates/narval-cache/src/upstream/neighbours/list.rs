@@ -11,6 +11,7 @@ use narval_client::{Request, Url};
 use narval_nix::{Sha256Hasher, StoreDir};
 use parking_lot::{Mutex, RwLock};
 
+use super::counts::{NeighbourCounts, NeighbourFigures};
 use super::nearby::Nearby;
 use crate::upstream::options::UpstreamOptions;
 use crate::upstream::remote::Remote;
@@ -45,6 +46,7 @@ pub(in crate::upstream) struct Neighbours {
     forgotten: Mutex<HashMap<IpAddr, (Instant, Duration)>>,
     /// NARs that are being fetched here, by the names of their files.
     pub(super) coming: Mutex<HashMap<String, Coming>>,
+    pub(in crate::upstream) counts: Arc<NeighbourCounts>,
 }
 
 /// Where a NAR that is being fetched comes from.
@@ -52,6 +54,8 @@ pub(in crate::upstream) struct Neighbours {
 pub(in crate::upstream) enum Coming {
     /// Neighbours are being asked for it.
     Wanted,
+    /// The same, and one of them that ranks higher for it has asked for it meanwhile.
+    Outbid,
     /// From a neighbour: nobody else may have it before it is verified.
     Near,
     /// From an upstream.
@@ -59,6 +63,11 @@ pub(in crate::upstream) enum Coming {
 }
 
 impl Neighbours {
+    /// What has passed between them; `None` if this machine has no neighbours.
+    pub(in crate::upstream) fn figures(&self) -> Option<NeighbourFigures> {
+        (self.id.load(Ordering::Acquire) != 0).then(|| self.counts.figures(self.all().len()))
+    }
+
     /// Those that may be asked now.
     pub(super) fn ready(&self) -> Vec<Arc<Remote>> {
         let is_ready = |remote: &&Arc<Remote>| remote.nearby.as_ref().is_some_and(Nearby::is_ready);

@@ -6,13 +6,15 @@
 //!   take where machines are busy: who has not answered by then
 //!   is not asked again before it has, and forgotten if it does not.
 //! - Machines that want the same NAR at the same moment ask each other first. The one that ranks highest for it fetches it from its upstream, and
-//!   the others follow.
+//!   the others follow, also while it is silent, if it has kept a promise before. Those that give up ask each other again: so the line that
+//!   they share carries a NAR once more, and not once for each of them.
 //! - A NAR that a neighbour sends is not passed on before all of it is verified against the narinfo, which a trusted key has signed. If it is wrong, the
 //!   neighbours that sent it are forgotten, and it is fetched again from its start.
 //! - Narinfos are asked of upstreams. Only if none answers, neighbours are asked, and a key of an upstream must have signed what they say.
 //! - Who is forgotten is not asked for five seconds, and twice as long each time.
 
 pub(in crate::upstream) mod asking;
+pub(in crate::upstream) mod counts;
 pub(in crate::upstream) mod list;
 pub(in crate::upstream) mod nearby;
 pub(in crate::upstream) mod offers;

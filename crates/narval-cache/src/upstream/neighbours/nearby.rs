@@ -11,11 +11,13 @@ pub(in crate::upstream) struct Nearby {
     gone: AtomicBool,
     /// Whether it has not answered in time, and not yet since.
     owes: AtomicBool,
+    /// Whether a NAR that it sent was right.
+    is_proven: AtomicBool,
 }
 
 impl Nearby {
     pub(super) const fn at(host: IpAddr) -> Self {
-        Self { host, gone: AtomicBool::new(false), owes: AtomicBool::new(false) }
+        Self { host, gone: AtomicBool::new(false), owes: AtomicBool::new(false), is_proven: AtomicBool::new(false) }
     }
 
     /// It has failed.
@@ -30,6 +32,15 @@ impl Nearby {
     /// Records whether it has answered, or not in time.
     pub(in crate::upstream) fn owes(&self, owes: bool) {
         self.owes.store(owes, Ordering::Release);
+    }
+
+    /// A NAR that it sent was right.
+    pub(in crate::upstream) fn proves(&self) {
+        self.is_proven.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_proven(&self) -> bool {
+        self.is_proven.load(Ordering::Acquire)
     }
 
     pub(super) fn is_ready(&self) -> bool {

@@ -1,11 +1,13 @@
 //! What neighbours are told, and get: what is here, and nothing else. No upstream is asked for them.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use narval_nix::{HashPart, NarInfo};
 
+use super::counts::NeighbourCounts;
 use super::list::{Coming, greet, rank};
 use crate::upstream::known::Known;
 use crate::upstream::lookup::{NarAnswer, Upstreams};
@@ -20,6 +22,8 @@ pub enum Offer {
     Here,
     /// It is being fetched from an upstream, by the machine of this name or rank.
     Coming(u64),
+    /// The machine of this name or rank wants it, too, and ranks higher: it will probably fetch it.
+    Wanted(u64),
     /// Neither.
     Nothing,
 }
@@ -39,17 +43,37 @@ impl Upstreams {
 
     /// What a neighbour of this name is told of a NAR, by its name below `nar/`.
     pub fn offer(&self, name: &str, by: u64) -> Offer {
+        let offer = self.offer_of(name, by);
+        if offer != Offer::Nothing {
+            self.shared.neighbours.counts.offered();
+        }
+        offer
+    }
+
+    /// What has passed between neighbours, to be counted by who answers them.
+    pub fn neighbour_counts(&self) -> &Arc<NeighbourCounts> {
+        &self.shared.neighbours.counts
+    }
+
+    fn offer_of(&self, name: &str, by: u64) -> Offer {
         let shared = &self.shared;
         let Some(known) = shared.offered(name) else { return Offer::Nothing };
         if shared.kept.has(&format!("nar/{}", known.name.file)) {
             return Offer::Here;
         }
         let own = shared.neighbours.id.load(Ordering::Acquire);
-        let coming = shared.neighbours.coming.lock().get(&known.name.file).copied();
+        let mut all = shared.neighbours.coming.lock();
+        let Some(coming) = all.get_mut(&known.name.file) else { return Offer::Nothing };
         match coming {
-            Some(Coming::Upstream) => Offer::Coming(own),
-            Some(Coming::Wanted) if rank(own, &known.name.file) > rank(by, &known.name.file) => Offer::Coming(own),
-            _ => Offer::Nothing,
+            Coming::Upstream => Offer::Coming(own),
+            Coming::Near => Offer::Nothing,
+            Coming::Wanted | Coming::Outbid if rank(own, &known.name.file) > rank(by, &known.name.file) => {
+                Offer::Wanted(own)
+            }
+            Coming::Wanted | Coming::Outbid => {
+                *coming = Coming::Outbid;
+                Offer::Nothing
+            }
         }
     }
 
@@ -67,7 +91,7 @@ impl Upstreams {
 }
 
 impl Shared {
-    fn offered(&self, name: &str) -> Option<std::sync::Arc<Known>> {
+    fn offered(&self, name: &str) -> Option<Arc<Known>> {
         let known = self.known(&NarName::hash_part(name)?)?;
         self.is_offered(&known).then_some(known)?.named(name)
     }

@@ -1,8 +1,9 @@
 //! The one way in which several upstreams are asked for the same thing.
 //!
-//! - They are asked by `priority`, and those of the same priority by what is to be expected of them ([`Health::promise`]).
+//! - They are asked by `priority`, and those of the same priority by what is to be expected of them ([`Health::promise`]): first those whose presence
+//!   filter has the path.
 //! - The next one is asked when one says that it has nothing, or fails; and also when one takes longer than 95 % of its last
-//!   answers did, as far as [`Budget`] allows. When half of the time is over, all are asked that are left.
+//!   answers did, as far as [`Budget`] allows. When half of the time is over, all are asked that are left; these count, too.
 //! - An answer of a lower priority waits until those of higher ones have answered, or the time is over. So time decides between
 //!   upstreams of the same priority, and never between others: operators who do not care which one is used give them the same.
 //! - One that failed or was late is doubtful until it has answered a probe: it is asked after all others, and none waits for it.
@@ -18,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use narval_client::{Budget, clock};
+use narval_nix::HashPart;
 
 use self::trace::{Event, Happened};
 use super::Unavailable;
@@ -43,6 +45,8 @@ pub(super) struct Pace {
     pub(super) within: Duration,
     /// After which all are asked that are left.
     pub(super) all_after: Duration,
+    /// The path that is asked for, if presence filters may tell who has it.
+    pub(super) path: Option<HashPart>,
     /// Answers are the same whoever gives them: they are asked in the given order, and the next one after this time.
     pub(super) equal: Option<Duration>,
 }
@@ -50,7 +54,7 @@ pub(super) struct Pace {
 impl Pace {
     /// That of requests for what may differ between upstreams.
     pub(super) fn ranked(what: &'static str, within: Duration) -> Self {
-        Self { what, begun: clock::instant(), within, all_after: within / 2, equal: None }
+        Self { what, begun: clock::instant(), within, all_after: within / 2, path: None, equal: None }
     }
 
     fn hedge_after(&self, health: &Health) -> Duration {
@@ -115,6 +119,9 @@ impl<T> Race<T> {
     pub(super) fn new(remotes: &[Arc<Remote>], pace: Pace) -> Self {
         let rank = |remote: &Arc<Remote>| match pace.equal {
             Some(_) => (0, 0.0),
+            None if pace.path.is_some_and(|path| remote.presence.has(&path)) => {
+                (remote.cache.priority(), f64::NEG_INFINITY)
+            }
             None => (remote.cache.priority(), -remote.health.promise()),
         };
         let ranked = |remote: &Arc<Remote>| {
@@ -155,7 +162,10 @@ impl<T> Race<T> {
             };
             let is_hedge = runs && now < half && (equal.is_none() || self.runners.iter().any(hopeful));
             if !is_hedge || now >= self.hedge_at && hedges.spend() {
-                self.ask(next, runs, is_hedge, now);
+                if runs && !is_hedge {
+                    hedges.owe();
+                }
+                self.ask(next, runs, now);
                 return Step::Ask(next);
             }
             if now >= self.hedge_at {
@@ -169,9 +179,9 @@ impl<T> Race<T> {
         }
     }
 
-    fn ask(&mut self, at: usize, is_beside: bool, is_hedge: bool, now: Instant) {
+    fn ask(&mut self, at: usize, is_beside: bool, now: Instant) {
         let Some(Runner { remote, state, .. }) = self.runners.get_mut(at) else { return };
-        if is_hedge {
+        if is_beside {
             remote.counts.hedged();
         }
         *state = State::Runs(now);
@@ -316,4 +326,35 @@ pub(super) fn race<T: Send + 'static>(
     }
     trace::add(events);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use narval_client::Url;
+    use narval_nix::StoreDir;
+
+    use super::*;
+    use crate::upstream::UpstreamOptions;
+
+    #[test]
+    fn of_equals_the_one_whose_filter_has_the_path_is_asked_first() {
+        let remote = |name: &str, priority| {
+            let url = Url::parse(&format!("http://{name}.invalid")).unwrap();
+            let options = UpstreamOptions { priority, ..UpstreamOptions::new(url, None) };
+            Arc::new(Remote::new(options, &StoreDir::default(), Duration::from_secs(1)))
+        };
+        let path = HashPart::from_digest(&[7; 20]);
+        let [public, own, better] = [remote("public", 50), remote("own", 50), remote("better", 40)];
+        public.health.answered(true, Duration::from_millis(1), true);
+        own.health.answered(true, Duration::from_millis(900), true);
+        own.presence.set(&[path]);
+        let order = |asked| {
+            let pace = Pace { path: Some(asked), ..Pace::ranked("narinfo", Duration::from_secs(1)) };
+            let race = Race::<()>::new(&[&public, &own, &better].map(Arc::clone), pace);
+            [0, 1, 2].map(|at| race.remote(at).unwrap().url().to_string())
+        };
+        let of = |names: [&str; 3]| names.map(|name| format!("http://{name}.invalid"));
+        assert_eq!(order(path), of(["better", "own", "public"]));
+        assert_eq!(order(HashPart::from_digest(&[8; 20])), of(["better", "public", "own"]));
+    }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::health::Standing;
+use crate::upstream::neighbours::counts::NeighbourFigures;
 
 /// Upper bounds of the times to the first byte, in seconds.
 pub const SECONDS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
@@ -82,6 +83,8 @@ pub struct UpstreamsFigures {
     pub kept_hits: u64,
     /// NARs that were fetched.
     pub kept_misses: u64,
+    /// What has passed between neighbours, if this machine takes part.
+    pub neighbours: Option<NeighbourFigures>,
 }
 
 impl Counts {

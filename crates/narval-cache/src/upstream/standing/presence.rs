@@ -97,6 +97,20 @@ impl Presence {
         Says::Nothing
     }
 
+    /// Whether the filter has a path, as far as it is known: one in 256 paths that are not there is in it, too.
+    pub(in crate::upstream) fn has(&self, hash_part: &HashPart) -> bool {
+        let (state, key) = (self.state.lock(), key(hash_part));
+        state.known.as_ref().is_some_and(|known| known.filter.contains(key) || known.added.contains(&key))
+    }
+
+    /// Sets a filter with these paths.
+    #[cfg(test)]
+    pub(in crate::upstream) fn set(&self, paths: &[HashPart]) {
+        let filter = Arc::new(Filter::build(paths.iter().map(key).collect()).unwrap());
+        let (path, added, checked) = (String::new(), HashSet::new(), clock::instant());
+        self.loaded(Some(Known { path, instance: 1, sequence: 1, filter, added, checked }), LOOK_AGAIN_AFTER);
+    }
+
     /// Asks for what came since, by `ask`, unless somebody else has done so meanwhile: waits for them at most for this time.
     pub(in crate::upstream) fn check(&self, within: Duration, ask: impl FnOnce(Check)) {
         let Some(_checking) = self.checking.try_lock_for(within) else { return };

@@ -206,6 +206,7 @@ impl Figures {
             "aborted": short(self.aborted),
             "store_errors": short(self.store_errors),
             "upstreams": self.upstreams.json(),
+            "neighbours": self.upstreams.neighbours_json(),
         })
     }
 }

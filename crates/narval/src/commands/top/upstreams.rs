@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::args::client::human_bytes;
+
 /// The maximum number of upstreams that are read.
 const UPSTREAMS_MAX: usize = 64;
 
@@ -23,19 +25,37 @@ pub(super) struct Upstream {
     answers_seconds: f64,
 }
 
+/// What has passed between neighbours, by the names of the metrics.
+const NEIGHBOURS: [&str; 6] =
+    ["given_total", "given_bytes_total", "taken_total", "taken_bytes_total", "refused_total", "failed_total"];
+
 /// The upstreams by address.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Upstreams(BTreeMap<String, Upstream>);
+pub(super) struct Upstreams {
+    all: BTreeMap<String, Upstream>,
+    /// How many neighbours there are, if the server takes part.
+    neighbours: Option<f64>,
+    passed: [f64; NEIGHBOURS.len()],
+}
 
 impl Upstreams {
     /// Takes up a sample of the metrics, if it is about an upstream.
     pub(super) fn take(&mut self, name: &str, labels: &str, value: f64) {
+        if name == "narval_neighbours" {
+            *self.neighbours.get_or_insert_default() += value;
+        }
+        if let Some(name) = name.strip_prefix("narval_neighbour_")
+            && let Some(passed) =
+                NEIGHBOURS.iter().position(|known| *known == name).and_then(|at| self.passed.get_mut(at))
+        {
+            *passed += value;
+        }
         let Some(name) = name.strip_prefix("narval_upstream_") else { return };
         let Some(url) = labels.split_once("upstream=\"").and_then(|(_, rest)| rest.split('"').next()) else { return };
-        if self.0.len() >= UPSTREAMS_MAX && !self.0.contains_key(url) {
+        if self.all.len() >= UPSTREAMS_MAX && !self.all.contains_key(url) {
             return;
         }
-        let upstream = self.0.entry(url.to_owned()).or_default();
+        let upstream = self.all.entry(url.to_owned()).or_default();
         match name {
             "up" => upstream.is_down |= value == 0.0,
             "doubtful" => upstream.is_doubtful |= value > 0.0,
@@ -48,9 +68,9 @@ impl Upstreams {
         }
     }
 
-    /// A line of text for each.
+    /// A line of text for each, and one for neighbours.
     pub(super) fn lines(&self) -> Vec<String> {
-        let used: f64 = self.0.values().map(|upstream| upstream.used).sum();
+        let used: f64 = self.all.values().map(|upstream| upstream.used).sum();
         let line = |(url, upstream): (&String, &Upstream)| {
             let time = upstream.mean_seconds().map_or("-".to_owned(), |mean| format!("{:.0} ms", mean * 1000.0));
             let share = if used > 0.0 { 100.0 * upstream.used / used } else { 0.0 };
@@ -58,7 +78,30 @@ impl Upstreams {
             let state = upstream.state();
             format!("{state:<4} {time:>7} {share:>3.0} % {hedges:>5} hedges {saved_seconds:>6.1} s saved  {url}")
         };
-        self.0.iter().map(line).collect()
+        let near = self.neighbours.map(|neighbours| {
+            let [given, given_bytes, taken, taken_bytes, refused, failed] = self.passed;
+            let [given_bytes, taken_bytes] = [given_bytes, taken_bytes].map(|bytes| human_bytes(bytes as u64));
+            format!(
+                "near  {neighbours} neighbours: {taken} NARs taken ({taken_bytes}), {given} given ({given_bytes}), {refused} refused, {failed} failed"
+            )
+        });
+        self.all.iter().map(line).chain(near).collect()
+    }
+
+    /// What has passed between neighbours, as JSON.
+    pub(super) fn neighbours_json(&self) -> Value {
+        let [given, given_bytes, taken, taken_bytes, refused, failed] = self.passed;
+        self.neighbours.map_or(Value::Null, |neighbours| {
+            json!({
+                "neighbours": neighbours,
+                "given": given,
+                "given_bytes": given_bytes,
+                "taken": taken,
+                "taken_bytes": taken_bytes,
+                "refused": refused,
+                "failed": failed,
+            })
+        })
     }
 
     /// As JSON.
@@ -73,7 +116,7 @@ impl Upstreams {
                 "saved_seconds": upstream.saved_seconds,
             })
         };
-        self.0.iter().map(one).collect()
+        self.all.iter().map(one).collect()
     }
 }
 
@@ -112,5 +155,12 @@ mod tests {
         assert_eq!(lines[0], "up    100 ms  75 %     2 hedges    0.0 s saved  http://one");
         assert_eq!(lines[1], "down       -  25 %     0 hedges    0.0 s saved  http://two");
         assert_eq!(upstreams.json()[1]["state"], "down");
+        assert!(upstreams.neighbours_json().is_null());
+        for (name, value) in [("s", 3.0), ("_taken_total", 2.0), ("_taken_bytes_total", 5e6), ("_given_total", 1.0)] {
+            upstreams.take(&format!("narval_neighbour{name}"), "cache=\"a\"}", value);
+        }
+        let near = "near  3 neighbours: 2 NARs taken (5.0 MB), 1 given (0 B), 0 refused, 0 failed";
+        assert_eq!(upstreams.lines()[2], near);
+        assert_eq!(upstreams.neighbours_json()["taken_bytes"], 5e6);
     }
 }

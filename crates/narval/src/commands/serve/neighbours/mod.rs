@@ -129,7 +129,7 @@ impl Watcher {
         };
         let theirs = networks.clone();
         let admits = move |address: IpAddr| theirs.iter().any(|network| network.has(address));
-        let handler = ForNeighbours::new(self.upstreams.clone(), &self.store_dir, self.id, limits, admits);
+        let handler = ForNeighbours::new(self.upstreams.clone(), &self.store_dir, limits, admits);
         let mut builder = Server::builder(handler).workers(WORKERS);
         builder = builder.limits(Limits { connections_max: CONNECTIONS_MAX, ..Limits::default() });
         for network in &networks {
@@ -163,7 +163,7 @@ impl Watcher {
         let mut last = None;
         for (network, address) in networks.iter().zip(addresses) {
             let ListenAddress::Tcp(address) = address else { continue };
-            daemon.enable_interface(IfKind::Addr(network.address.into()))?;
+            daemon.enable_interface(IfKind::Addr(network.address))?;
             let has = BTreeMap::from([
                 (VERSION_KEY.to_owned(), VERSION.to_owned()),
                 (ID_KEY.to_owned(), name.clone()),
@@ -171,16 +171,9 @@ impl Watcher {
             ]);
             let has: HashMap<_, _> = has.into_iter().collect();
             // Machines on several networks have one name on each.
-            let instance = format!("{name}-{}", network.address.octets().map(|part| format!("{part:02x}")).concat());
+            let instance = format!("{name}-{}", network.label());
             let host = format!("narval-{instance}.local.");
-            daemon.register(ServiceInfo::new(
-                SERVICE,
-                &instance,
-                &host,
-                IpAddr::from(network.address),
-                address.port(),
-                has,
-            )?)?;
+            daemon.register(ServiceInfo::new(SERVICE, &instance, &host, network.address, address.port(), has)?)?;
             last = Some(());
         }
         if last.is_none() {
@@ -206,9 +199,7 @@ impl Present {
                     let addresses = service.addresses.iter().map(|address| address.to_ip_addr());
                     let mut near =
                         addresses.filter(|address| self.networks.iter().any(|network| network.has(*address)));
-                    let own = |address: &IpAddr| {
-                        self.networks.iter().any(|network| IpAddr::from(network.address) == *address)
-                    };
+                    let own = |address: &IpAddr| self.networks.iter().any(|network| network.address == *address);
                     let Some(address) = near.find(|address| !own(address)) else { continue };
                     let is_known = self.announced.contains_key(&service.fullname);
                     if service.port != 0 && (is_known || self.announced.len() < ANNOUNCED_MAX) {

@@ -10,34 +10,58 @@ use if_addrs::IfAddr;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Network {
     pub(super) interface: String,
-    pub(super) address: Ipv4Addr,
+    pub(super) address: IpAddr,
     prefix: u8,
 }
 
 impl Network {
     /// Whether an address is one of this network, and private: what comes from elsewhere is no neighbour.
     pub(super) fn has(&self, address: IpAddr) -> bool {
-        let IpAddr::V4(address) = address else { return false };
-        let mask = u32::MAX.checked_shl(u32::from(32 - self.prefix.min(32))).unwrap_or(0);
-        let same = u32::from(address) & mask == u32::from(self.address) & mask;
-        same && is_local(address)
+        let mask = u128::MAX.checked_shl(128_u32.saturating_sub(self.prefix.into())).unwrap_or(0);
+        let same = bits(address) & mask == bits(self.address) & mask;
+        same && address.is_ipv4() == self.address.is_ipv4() && is_local(address)
+    }
+
+    /// The address as a part of a name.
+    pub(super) fn label(&self) -> String {
+        format!("{:032x}", bits(self.address))
     }
 }
 
-fn is_local(address: Ipv4Addr) -> bool {
-    address.is_private() || address.is_link_local()
+/// The bits of an address, from the most significant one on.
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(u32::from(address)) << 96,
+        IpAddr::V6(address) => address.into(),
+    }
 }
 
-/// The networks of this machine that are allowed: by the name of their interface, by the address of their gateway, or all.
+/// Link-local addresses of IPv6 hold only together with an interface, and are left out.
+fn is_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_private() || address.is_link_local(),
+        IpAddr::V6(address) => address.is_unique_local(),
+    }
+}
+
+/// The networks of this machine that are allowed: by the name of their interface, by the address of their gateway, or all. IPv6 is used where an
+/// interface has nothing else: a machine is not found twice, and gateways of IPv6 have the same address in many networks.
 pub(super) fn allowed(on: &[String]) -> Vec<Network> {
     let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
     let gateways = gateways(&routes);
-    let Ok(interfaces) = if_addrs::get_if_addrs() else { return Vec::new() };
+    let Ok(mut interfaces) = if_addrs::get_if_addrs() else { return Vec::new() };
+    interfaces.sort_by_key(|interface| interface.ip().is_ipv6());
     let mut networks: Vec<Network> = Vec::new();
     for interface in interfaces {
-        let IfAddr::V4(address) = &interface.addr else { continue };
+        let (address, prefix, bits) = match &interface.addr {
+            IfAddr::V4(address) => (IpAddr::V4(address.ip), address.prefixlen, 32),
+            IfAddr::V6(address) => (IpAddr::V6(address.ip), address.prefixlen, 128),
+        };
         // A network of less than four addresses has no neighbours, and a point-to-point link has none either.
-        if interface.is_loopback() || !is_local(address.ip) || address.prefixlen > 30 {
+        if interface.is_loopback() || !is_local(address) || prefix > bits - 2 {
+            continue;
+        }
+        if address.is_ipv6() && networks.iter().any(|network| network.interface == interface.name) {
             continue;
         }
         let is_allowed = |on: &String| match on.parse::<Ipv4Addr>() {
@@ -45,7 +69,7 @@ pub(super) fn allowed(on: &[String]) -> Vec<Network> {
             Err(_) => *on == interface.name || on == "any",
         };
         if on.iter().any(is_allowed) {
-            networks.push(Network { interface: interface.name, address: address.ip, prefix: address.prefixlen });
+            networks.push(Network { interface: interface.name, address, prefix });
         }
     }
     networks
@@ -92,11 +116,16 @@ mod tests {
 
     #[test]
     fn a_neighbour_has_a_private_address_of_the_network() {
-        let network = |address: [u8; 4], prefix| Network { interface: "e".into(), address: address.into(), prefix };
+        let at = |address: IpAddr, prefix| Network { interface: "e".into(), address, prefix };
+        let network = |address: [u8; 4], prefix| at(address.into(), prefix);
         let has = |network: &Network, address: &str| network.has(address.parse().unwrap());
         let home = network([192, 168, 1, 7], 24);
         assert!(has(&home, "192.168.1.200") && !has(&home, "192.168.2.1") && !has(&home, "127.0.0.1"));
         assert!(!has(&home, "fe80::1"));
+        let six = at("fd12:3456:789a:1::7".parse().unwrap(), 64);
+        assert!(has(&six, "fd12:3456:789a:1::8") && !has(&six, "fd12:3456:789a:2::8") && !has(&six, "192.168.1.200"));
+        let public = at("2001:db8::1".parse().unwrap(), 64);
+        assert!(!has(&public, "2001:db8::2"), "public addresses are never neighbours");
         assert!(!has(&network([8, 8, 8, 8], 8), "8.8.4.4"), "public addresses are never neighbours");
         assert!(!has(&network([10, 0, 0, 1], 0), "8.8.8.8") && has(&network([10, 0, 0, 1], 0), "10.9.9.9"));
     }
