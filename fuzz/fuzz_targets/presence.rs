@@ -14,9 +14,9 @@ fuzz_target!(|input: &[u8]| {
     }
     let store_dir = StoreDir::default();
     if let Ok(snapshot) = Snapshot::parse(file, &store_dir, None) {
-        assert_eq!(Snapshot::parse(&snapshot.render(&store_dir, []), &store_dir, None), Ok(snapshot));
+        assert_eq!(Snapshot::parse(&snapshot.render(&store_dir, []).unwrap(), &store_dir, None), Ok(snapshot));
     }
     if let Ok(changes) = Changes::parse(file, &store_dir, None) {
-        assert_eq!(Changes::parse(&changes.render(&store_dir, []), &store_dir, None), Ok(changes));
+        assert_eq!(Changes::parse(&changes.render(&store_dir, []).unwrap(), &store_dir, None), Ok(changes));
     }
 });

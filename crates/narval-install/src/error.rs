@@ -18,6 +18,9 @@ pub enum Error {
     /// A cache failed, or has invalid contents.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// The key does not sign.
+    #[error(transparent)]
+    Sign(#[from] narval_nix::SignError),
     /// A store does not have a path.
     #[error("the store {store} does not have {what}; check the path, or name another source")]
     NotInStore {
@@ -247,6 +250,7 @@ impl Error {
             | Self::LocalStore { .. }
             | Self::Conflict { .. }
             | Self::Names { .. }
+            | Self::Sign(_)
             | Self::NotAllowed(_)
             | Self::Died => 1,
         }

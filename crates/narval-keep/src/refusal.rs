@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use narval_client::HttpError;
+use narval_nix::SignError;
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -160,6 +161,14 @@ pub(super) fn is_away(error: &io::Error) -> bool {
 pub(super) fn is_full(error: &io::Error) -> bool {
     let codes = [Errno::NOSPC, Errno::DQUOT].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+/// Nothing is accepted without a signature that was promised. The reason is for the log.
+impl From<SignError> for Refusal {
+    fn from(error: SignError) -> Self {
+        tracing::error!("{error}");
+        Self::new(RefusalKind::Away, "the key of this cache cannot sign now; try again")
+    }
 }
 
 impl From<IndexError> for Refusal {

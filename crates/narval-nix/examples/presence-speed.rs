@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let began = Instant::now();
     let filter = Filter::build(keys.clone())?;
     println!("{paths} paths: made in {:.2} s", began.elapsed().as_secs_f64());
-    let file = Snapshot { instance: 1, sequence: 1, filter: filter.clone() }.render(&StoreDir::default(), []);
+    let file = Snapshot { instance: 1, sequence: 1, filter: filter.clone() }.render(&StoreDir::default(), [])?;
     println!("{} bytes, {:.3} a path", file.len(), file.len() as f64 / paths as f64);
 
     let absences = keys.iter().filter(|key| !filter.contains(**key)).count();
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let trusted = TrustedKeys::from_iter([secret.public_key()]);
     let changed = keys.iter().copied().take(1000).collect();
     let changes = Changes { instance: 1, since: 1, sequence: 1001, nonce: 1, keys: changed };
-    let update = changes.render(&StoreDir::default(), [&secret]);
+    let update = changes.render(&StoreDir::default(), [&secret])?;
     println!("{} bytes an update of {} paths", update.len(), changes.keys.len());
     let began = Instant::now();
     let taken = Changes::parse(&update, &StoreDir::default(), Some(&trusted))?;

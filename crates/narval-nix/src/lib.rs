@@ -25,7 +25,7 @@
 //!
 //! let key = SecretKey::generate("cache.example.org-1")?;
 //! let fingerprint = info.fingerprint(&store_dir);
-//! info.signatures.push(key.sign(fingerprint.as_bytes()));
+//! info.signatures.push(key.sign(fingerprint.as_bytes())?);
 //!
 //! let trusted: TrustedKeys = [key.public_key()].into_iter().collect();
 //! assert!(trusted.find_valid(fingerprint.as_bytes(), &info.signatures).is_some());
@@ -66,7 +66,7 @@ pub use narinfo::NarInfo;
 pub use package::{PackageName, compare_versions, nearer_version};
 pub use path_info::{ContentsCheck, ContentsClaim, HashedContents, PathInfo};
 pub use release::Release;
-pub use signing::keys::{PublicKey, SecretKey, TrustedKeys};
+pub use signing::keys::{PublicKey, SecretKey, SignError, TrustedKeys};
 pub use signing::signature::{Signature, fingerprint};
 pub use signing::{keys, signature};
 pub use store_path::{HashPart, StoreDir, StorePath, StorePathName};

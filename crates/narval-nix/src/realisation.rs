@@ -263,7 +263,7 @@ mod tests {
         );
         let secret = SecretKey::generate("k-1").unwrap();
         let trusted = TrustedKeys::from_iter([secret.public_key()]);
-        assert!(trusted.find_valid(text.as_bytes(), [&secret.sign(text.as_bytes())]).is_some());
+        assert!(trusted.find_valid(text.as_bytes(), [&secret.sign(text.as_bytes()).unwrap()]).is_some());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::hash::{HashError, NarHash, Sha256};
-use crate::keys::{SecretKey, TrustedKeys};
+use crate::keys::{SecretKey, SignError, TrustedKeys};
 use crate::signature::{KeyTextError, Signature};
 use crate::store_path::{StoreDir, StoreDirError, StorePath, StorePathError, StorePathName};
 
@@ -440,8 +440,12 @@ impl Release {
     }
 
     /// Adds the signature of a key.
-    pub fn sign(&mut self, key: &SecretKey) {
-        self.signatures.push(key.sign(self.signed_text().as_bytes()));
+    ///
+    /// # Errors
+    /// The key does not sign.
+    pub fn sign(&mut self, key: &SecretKey) -> Result<(), SignError> {
+        self.signatures.push(key.sign(self.signed_text().as_bytes())?);
+        Ok(())
     }
 
     /// The first signature by one of these keys.

@@ -266,9 +266,9 @@ fn keys_go_both_ways() {
     let nix = Nix::new();
     let file = nix.text("nix", &["key", "generate-secret", "--key-name", "test-1"]);
     let secret = SecretKey::parse_file(&file).unwrap();
-    assert_eq!(secret.to_file_text().as_str(), file);
+    assert_eq!(secret.to_file_text().unwrap().as_str(), file);
     for secret in [secret, SecretKey::generate("own-1").unwrap()] {
-        let text = secret.to_file_text();
+        let text = secret.to_file_text().unwrap();
         let public = nix.run_on("nix", &["key", "convert-secret-to-public"], text.as_bytes());
         assert_eq!(secret.public_key().to_string().as_bytes(), public.trim_ascii_end());
     }
@@ -293,7 +293,7 @@ fn signatures_narinfos_and_listings_are_those_of_nix() {
     assert_eq!(info.render(&store_dir).as_bytes(), text);
     assert_eq!(info.path, path);
     // Ed25519 is deterministic: our signature is Nix's, to the byte.
-    assert_eq!(info.signatures, [secret.sign(info.fingerprint(&store_dir).as_bytes())]);
+    assert_eq!(info.signatures, [secret.sign(info.fingerprint(&store_dir).as_bytes()).unwrap()]);
     assert_eq!(info.path_info(0).check_by_contents(&store_dir), Some(ContentsCheck::Nar));
 
     let nar = fs::read(nix.path("cache").to_owned() + "/" + &info.url).unwrap();
@@ -333,8 +333,10 @@ fn write_cache(dir: &Path, secret: &SecretKey) -> String {
         signatures: vec![],
         ca: None,
     };
-    info.signatures =
-        vec![Signature::new("other-1", [1; 64]).unwrap(), secret.sign(info.fingerprint(&store_dir).as_bytes())];
+    info.signatures = vec![
+        Signature::new("other-1", [1; 64]).unwrap(),
+        secret.sign(info.fingerprint(&store_dir).as_bytes()).unwrap(),
+    ];
     let mut narinfo = NarInfo::new(&info, "hello.nar", Compression::None);
     assert!(narinfo.add_unknown("PartialClosure", "1"));
     fs::create_dir(dir).unwrap();
@@ -426,5 +428,5 @@ fn trusted_keys_of_a_nix_configuration() {
         "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY= {}",
         key.public_key()
     ));
-    assert!(trusted.unwrap().find_valid(b"x", [&key.sign(b"x")]).is_some());
+    assert!(trusted.unwrap().find_valid(b"x", [&key.sign(b"x").unwrap()]).is_some());
 }

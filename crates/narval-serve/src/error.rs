@@ -6,7 +6,7 @@ use std::io;
 use narval_cache::upstream::Unavailable;
 use narval_http::{HeaderValue, Response, StatusCode, header};
 use narval_keep::{IndexError, Refusal, RefusalKind};
-use narval_nix::StorePath;
+use narval_nix::{SignError, StorePath};
 use narval_store::StoreError;
 use rustix::io::Errno;
 
@@ -76,6 +76,9 @@ pub(crate) enum ServeError {
     /// What is asked for can only be read by decoding too much before it.
     #[error("too much is before it")]
     TooFar,
+    /// A key does not sign: nothing is sent without the signature that was promised.
+    #[error(transparent)]
+    Sign(#[from] SignError),
     /// A PUT to a server that takes none.
     #[error("uploads are not enabled")]
     NotWritable,
@@ -129,6 +132,12 @@ impl ServeError {
                 tracing::error!("{self}");
                 Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store cannot be read at the moment.\n")
                     .header(header::RETRY_AFTER, HeaderValue::from_static("1"))
+                    .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
+            }
+            Self::Sign(_) => {
+                tracing::error!("{self}");
+                Response::text(StatusCode::SERVICE_UNAVAILABLE, "The key of this cache cannot sign now: try again.\n")
+                    .header(header::RETRY_AFTER, HeaderValue::from_static("5"))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
             Self::Refused(refusal) => refused(&refusal, metrics),

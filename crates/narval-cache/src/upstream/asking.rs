@@ -98,7 +98,10 @@ impl Shared {
             }
             return Ok(None);
         };
-        let known = self.remember(info, &remote);
+        let known = self.remember(info, &remote).map_err(|error| {
+            tracing::error!("{error}");
+            Unavailable::new(5, error.to_string())
+        })?;
         self.keep(&known);
         self.ahead.references(&known.info);
         Ok(Some(known))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use narval_codec::delta::DELTA_NAR_BYTES_MIN;
-use narval_nix::{Compression, HashPart, NarInfo};
+use narval_nix::{Compression, HashPart, NarInfo, SignError};
 
 use super::Unavailable;
 use super::known::{KEPT_FIRST, Known, kept_name};
@@ -34,10 +34,10 @@ impl Shared {
         if remote.skips(info.path.name()) {
             return None;
         }
-        Some(self.remember(info, &remote))
+        self.remember(info, &remote).inspect_err(|error| tracing::error!("{error}")).ok()
     }
 
-    pub(super) fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Arc<Known> {
+    pub(super) fn remember(&self, info: NarInfo, remote: &Arc<Remote>) -> Result<Arc<Known>, SignError> {
         self.learn_names(&info.references);
         let mut served = info.clone();
         let plain = info.nar_size >= DELTA_NAR_BYTES_MIN && self.is_plain(&info, remote);
@@ -49,7 +49,7 @@ impl Shared {
         if remote.is_signed() {
             let fingerprint = info.fingerprint(&self.store_dir);
             for key in self.sign_keys.read().iter() {
-                let signature = key.sign(fingerprint.as_bytes());
+                let signature = key.sign(fingerprint.as_bytes())?;
                 if !served.signatures.contains(&signature) {
                     served.signatures.push(signature);
                 }
@@ -63,7 +63,7 @@ impl Shared {
         if !self.remotes().iter().any(|current| Arc::ptr_eq(current, remote)) {
             self.narinfos.remove(&hash_part);
         }
-        known
+        Ok(known)
     }
 
     /// Whether a NAR is kept uncompressed, because its upstream sends deltas. While that is not known, what is kept of it says so.

@@ -215,7 +215,7 @@ impl TestPath {
             self.nar.len(),
         );
         let mut info = NarInfo::parse(text.as_bytes(), &dir).unwrap();
-        info.signatures.push(key.sign(info.fingerprint(&dir).as_bytes()));
+        info.signatures.push(key.sign(info.fingerprint(&dir).as_bytes()).unwrap());
         info
     }
 

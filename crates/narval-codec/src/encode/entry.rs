@@ -39,7 +39,8 @@ pub fn write_nar<S: Source>(
         });
     }
     let mut made = NarInfo::new(info, "", encoding.compression());
-    made.signatures.extend(key.map(|key| key.sign(info.fingerprint(source.store_dir()).as_bytes())));
+    let signed = key.map(|key| key.sign(info.fingerprint(source.store_dir()).as_bytes())).transpose();
+    made.signatures.extend(signed.map_err(|error| TransferError::Sink(io::Error::other(error)))?);
     Ok(made)
 }
 

@@ -108,12 +108,16 @@ impl Sink for NarvalCache<'_> {
                 }
                 Err(Err(Outcome::Known(text))) => {
                     let signature = || self.key.map(|key| key.sign(info.fingerprint(source.store_dir()).as_bytes()));
-                    let made = || {
-                        let mut made = NarInfo::new(info, "", compression);
-                        made.signatures.extend(signature());
-                        made
+                    let narinfo = match kept.cloned() {
+                        Some(kept) => kept,
+                        None => {
+                            let mut made = NarInfo::new(info, "", compression);
+                            let signed = signature().transpose();
+                            made.signatures.extend(signed.map_err(|error| TransferError::Sink(Error::Sign(error)))?);
+                            made
+                        }
                     };
-                    (kept.cloned().unwrap_or_else(made), text)
+                    (narinfo, text)
                 }
             };
             return match take_file_lines(&mut narinfo, &text) {

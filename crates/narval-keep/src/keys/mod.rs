@@ -35,8 +35,12 @@ impl CacheKey {
 fn secret(record: &SignKeyRecord) -> Result<SecretKey, Refusal> {
     SecretKey::parse_file(&record.secret).map_err(|_| {
         tracing::error!("the key '{}' in the index cannot be read", record.name);
-        Refusal::new(RefusalKind::Failed, "a key in the index cannot be read; see the server's log")
+        unreadable()
     })
+}
+
+fn unreadable() -> Refusal {
+    Refusal::new(RefusalKind::Failed, "a key in the index cannot be read; see the server's log")
 }
 
 impl Cache {
@@ -69,7 +73,7 @@ impl Cache {
         let record = SignKeyRecord {
             cache: self.name().to_string(),
             name,
-            secret: key.to_file_text().to_string(),
+            secret: key.to_file_text().ok_or_else(unreadable)?.to_string(),
             created: now,
             ends: None,
         };

@@ -350,7 +350,7 @@ impl Cache {
             Some(hidden) => signatures = hidden.signatures,
             None => {}
         }
-        info.signatures = known.trust.signatures(&signed, &signatures);
+        info.signatures = known.trust.signatures(&signed, &signatures)?;
         let is_signed = known.trust.signs(&signed) || is_signed(&info, &fingerprint, &self.sign_keys());
         let text = info.render(&settings.store_dir).into_bytes();
         if outcome == Outcome::Unchanged && old.as_ref().is_some_and(|old| old.narinfo != text) {

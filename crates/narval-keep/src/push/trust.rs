@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use narval_nix::narinfo::SIGNATURES_MAX;
-use narval_nix::{NarInfo, PublicKey, SecretKey, Signature, TrustedKeys};
+use narval_nix::{NarInfo, PublicKey, SecretKey, SignError, Signature, TrustedKeys};
 
 use crate::{CacheSettings, Refusal, RefusalKind};
 
@@ -77,11 +77,18 @@ impl<'a> Trust<'a> {
 
     /// The signatures that a path has after an upload, sorted as in Nix. Valid ones of known keys always have room. Then come those that
     /// a token with the scope `sign` brings, those that the path had, and a few that any other token brings.
-    pub(crate) fn signatures(&self, signed: &Signed<'_>, before: &[Signature]) -> Vec<Signature> {
+    pub(crate) fn signatures(&self, signed: &Signed<'_>, before: &[Signature]) -> Result<Vec<Signature>, SignError> {
         let message = signed.fingerprint.as_bytes();
         let mut kept = BTreeSet::new();
         if self.signs(signed) {
-            kept.extend(self.own.iter().map(|key| key.sign(message)));
+            for key in self.own.iter() {
+                // One that it has made before is not asked for again.
+                let made = || {
+                    let public_key = key.is_elsewhere().then(|| key.public_key())?;
+                    signed.signatures.iter().chain(before).find(|made| public_key.verify(message, made)).cloned()
+                };
+                kept.insert(made().map_or_else(|| key.sign(message), Ok)?);
+            }
         }
         let is_known = |signature: &&Signature| self.known.find_valid(message, [*signature]).is_some();
         let (known, brought): (Vec<_>, Vec<_>) = signed.signatures.iter().partition(is_known);
@@ -97,7 +104,7 @@ impl<'a> Trust<'a> {
             add(&mut kept, before, SIGNATURES_MAX);
             add(&mut kept, brought, SIGNATURES_MAX.min(at_most));
         }
-        kept.into_iter().collect()
+        Ok(kept.into_iter().collect())
     }
 }
 

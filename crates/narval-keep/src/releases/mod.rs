@@ -8,6 +8,7 @@ mod list;
 mod machines;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use narval_nix::release::{
     ReleaseError, ReleaseName, ReleaseSystem, ReleaseVersion, ReleasedPath, ReleasedPaths, SHARE_OF_ALL, Which,
@@ -109,6 +110,13 @@ fn held(release: &Release) -> Vec<(ReleaseSystem, HashPart, String)> {
     held
 }
 
+/// How often a release is signed whose revision others take meanwhile, if its key is elsewhere.
+const SIGN_ATTEMPTS_MAX: u32 = 8;
+
+fn lock_made(made: &Mutex<Option<Release>>) -> MutexGuard<'_, Option<Release>> {
+    made.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Cache {
     /// Records a release of paths that the cache has.
     ///
@@ -192,6 +200,10 @@ impl Cache {
             new.paths.values().flat_map(BTreeMap::values).map(StorePath::hash_part).collect();
         let (now, new, cache_name) = (self.now(), new.clone(), self.name().clone());
         let (name, key, store_dir) = (new.name.clone(), new.key.clone(), settings.store_dir.clone());
+        // What is to be signed, and then what is signed.
+        let made: Arc<Mutex<Option<Release>>> = Arc::default();
+        let (making, all, is_elsewhere) =
+            (Arc::clone(&made), Arc::clone(&keys), keys.iter().any(narval_nix::SecretKey::is_elsewhere));
         let make = move |uid: &str, revision: u64, contents: &[(HashPart, String, NarHash)]| {
             let released = |path: &StorePath| {
                 let (.., nar_hash) =
@@ -218,18 +230,45 @@ impl Cache {
                 notes: new.notes.clone(),
                 signatures: Vec::new(),
             };
-            keys.iter().for_each(|key| release.sign(key));
+            if is_elsewhere {
+                // Not within a transaction: it takes time.
+                let mut made = lock_made(&making);
+                match &*made {
+                    Some(signed) if signed.signed_text() == release.signed_text() && !signed.signatures.is_empty() => {
+                        release.signatures.clone_from(&signed.signatures);
+                    }
+                    _ => {
+                        *made = Some(release);
+                        return None;
+                    }
+                }
+            } else {
+                all.iter().try_for_each(|key| release.sign(key)).ok()?;
+            }
             let version = release.version.as_ref().map(ToString::to_string);
             let record = ReleaseToRecord { version, percent, json: release.to_json(), paths: held(&release) };
             Some((release, record))
         };
         let asked = ReleaseAsked { name: name.clone(), key, new_uid: new_uid()? };
-        match self.index().add_release(self.id(), asked, (parts, settings.keep_releases, now), make)? {
-            Ok(Recorded::New(release)) => Ok(release),
-            Ok(Recorded::Again(json)) => Release::parse(json.as_bytes())
-                .map_err(|_| Refusal::new(RefusalKind::Failed, "the release that was recorded before cannot be read")),
-            Err(refused) => Err(self.not_recorded(&name, refused)),
+        for _ in 0..SIGN_ATTEMPTS_MAX {
+            let of = (parts.clone(), settings.keep_releases, now);
+            let recorded = self.index().add_release(self.id(), asked.clone(), of, make.clone())?;
+            let unsigned = lock_made(&made).take_if(|made| made.signatures.is_empty());
+            if let Some(mut release) = unsigned {
+                keys.iter().try_for_each(|key| release.sign(key))?;
+                *lock_made(&made) = Some(release);
+                continue;
+            }
+            return match recorded {
+                Ok(Recorded::New(release)) => Ok(release),
+                Ok(Recorded::Again(json)) => Release::parse(json.as_bytes()).map_err(|_| {
+                    Refusal::new(RefusalKind::Failed, "the release that was recorded before cannot be read")
+                }),
+                Err(refused) => Err(self.not_recorded(&name, refused)),
+            };
         }
+        let message = "other releases of this name were recorded while this one was signed; try again";
+        Err(Refusal::new(RefusalKind::Conflict, message))
     }
 
     fn not_recorded(&self, name: &ReleaseName, refused: ReleaseRefused) -> Refusal {

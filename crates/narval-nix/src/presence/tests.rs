@@ -48,14 +48,14 @@ fn only_what_a_trusted_key_has_signed_is_taken() {
     let trusted = TrustedKeys::from_iter([key.public_key()]);
     let other = TrustedKeys::from_iter([SecretKey::generate("cache-1").unwrap().public_key()]);
     let snapshot = Snapshot { instance: 7, sequence: 12, filter: Filter::build(keys(1, 1000).collect()).unwrap() };
-    let file = snapshot.render(&store_dir, [&key]);
+    let file = snapshot.render(&store_dir, [&key]).unwrap();
     assert_eq!(Snapshot::parse(&file, &store_dir, Some(&trusted)).as_ref(), Ok(&snapshot));
     assert_eq!(Snapshot::parse(&file, &store_dir, Some(&other)), Err(PresenceError::Untrusted));
     assert_eq!(
-        Snapshot::parse(&snapshot.render(&store_dir, []), &store_dir, Some(&trusted)),
+        Snapshot::parse(&snapshot.render(&store_dir, []).unwrap(), &store_dir, Some(&trusted)),
         Err(PresenceError::Untrusted)
     );
-    assert_eq!(Snapshot::parse(&snapshot.render(&store_dir, []), &store_dir, None).as_ref(), Ok(&snapshot));
+    assert_eq!(Snapshot::parse(&snapshot.render(&store_dir, []).unwrap(), &store_dir, None).as_ref(), Ok(&snapshot));
     assert_eq!(Snapshot::parse(&file, &"/other".parse().unwrap(), Some(&trusted)), Err(PresenceError::StoreDir));
     let head = file.windows(2).position(|pair| pair == b"\n\n").unwrap() + 2;
     for at in (0..head).step_by(7).chain([head - 1, head, file.len() - 1]) {
@@ -66,7 +66,7 @@ fn only_what_a_trusted_key_has_signed_is_taken() {
     }
     let changes =
         Changes { instance: 7, since: 12, sequence: 15, nonce: u128::MAX - 99, keys: keys(2, 1000).collect() };
-    let file = changes.render(&store_dir, [&key]);
+    let file = changes.render(&store_dir, [&key]).unwrap();
     assert!(file.len() < 9000, "{}", file.len());
     assert_eq!(Changes::parse(&file, &store_dir, Some(&trusted)), Ok(changes));
     assert_eq!(Snapshot::parse(&file, &store_dir, Some(&trusted)), Err(PresenceError::Line("NarvalPresence")));

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::filter::{FILTER_LEN_MAX, Filter, FilterError};
 use crate::hash::{NarHash, Sha256};
-use crate::signing::keys::{SecretKey, TrustedKeys};
+use crate::signing::keys::{SecretKey, SignError, TrustedKeys};
 use crate::signing::signature::Signature;
 use crate::store_path::StoreDir;
 
@@ -82,7 +82,14 @@ pub struct Changes {
 
 impl Snapshot {
     /// The file, signed.
-    pub fn render<'a>(&self, store_dir: &StoreDir, keys: impl IntoIterator<Item = &'a SecretKey>) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// A key does not sign.
+    pub fn render<'a>(
+        &self,
+        store_dir: &StoreDir,
+        keys: impl IntoIterator<Item = &'a SecretKey>,
+    ) -> Result<Vec<u8>, SignError> {
         let Self { instance, sequence, filter } = self;
         render(SNAPSHOT, store_dir, &[(*instance, *sequence)], None, &filter.encode(), keys)
     }
@@ -101,7 +108,14 @@ impl Snapshot {
 
 impl Changes {
     /// The file, signed.
-    pub fn render<'a>(&self, store_dir: &StoreDir, keys: impl IntoIterator<Item = &'a SecretKey>) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// A key does not sign.
+    pub fn render<'a>(
+        &self,
+        store_dir: &StoreDir,
+        keys: impl IntoIterator<Item = &'a SecretKey>,
+    ) -> Result<Vec<u8>, SignError> {
         let Self { instance, since, sequence, nonce, keys: changed } = self;
         let body: Vec<u8> = changed.iter().flat_map(|key| key.to_be_bytes()).collect();
         render(CHANGES, store_dir, &[(*instance, *sequence)], Some((*since, *nonce)), &body, keys)
@@ -132,7 +146,7 @@ fn render<'a>(
     since: Option<(u64, u128)>,
     body: &[u8],
     keys: impl IntoIterator<Item = &'a SecretKey>,
-) -> Vec<u8> {
+) -> Result<Vec<u8>, SignError> {
     let [(instance, sequence)] = at;
     let mut head =
         format!("NarvalPresence: {kind}\nStoreDir: {store_dir}\nInstance: {instance:016x}\nSequence: {sequence}\n");
@@ -141,15 +155,15 @@ fn render<'a>(
         let _ = write!(head, "Since: {since}\nNonce: {nonce:032x}\n");
     }
     let _ = writeln!(head, "Body: {} {}", body.len(), Sha256::of(body));
-    let signatures: Vec<Signature> =
-        keys.into_iter().take(SIGNATURES_MAX).map(|key| key.sign(head.as_bytes())).collect();
+    let signatures = keys.into_iter().take(SIGNATURES_MAX).map(|key| key.sign(head.as_bytes()));
+    let signatures: Vec<Signature> = signatures.collect::<Result<_, _>>()?;
     for signature in signatures {
         let _ = writeln!(head, "Sig: {signature}");
     }
     head.push('\n');
     let mut file = head.into_bytes();
     file.extend_from_slice(body);
-    file
+    Ok(file)
 }
 
 /// The lines of a head, one after another.

@@ -65,7 +65,7 @@ fn shares_are_even_and_only_grow() {
 fn signatures_cover_each_field() {
     let (key, other) = (SecretKey::generate("cache-1").unwrap(), SecretKey::generate("cache-1").unwrap());
     let mut signed = release();
-    signed.sign(&key);
+    signed.sign(&key).unwrap();
     let keys: TrustedKeys = [key.public_key()].into_iter().collect();
     assert!(signed.find_valid(&keys).is_some());
     assert!(signed.find_valid(&[other.public_key()].into_iter().collect()).is_none());

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ed25519_dalek::{Signer, SigningKey, VerifyingKey};
@@ -81,11 +82,29 @@ pub enum GenerateError {
     Random(#[from] RandomError),
 }
 
-/// A secret key and its name. Zeroed in memory when dropped; `Debug` prints only the name.
+/// Asks for a signature of a message, as `<key name>:<base64>`, or says why there is none.
+pub type Ask = dyn Fn(&[u8]) -> Result<String, String> + Send + Sync;
+
+/// Why a key did not sign.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the key '{key}' does not sign: {reason}")]
+pub struct SignError {
+    key: Box<str>,
+    reason: String,
+}
+
+/// A key that signs, and its name: the secret is here, or somewhere else, where it is asked for signatures. Zeroed in memory when dropped;
+/// `Debug` prints only the name.
 #[derive(Clone)]
 pub struct SecretKey {
     name: Box<str>,
-    key: SigningKey,
+    key: Secret,
+}
+
+#[derive(Clone)]
+enum Secret {
+    Here(Box<SigningKey>),
+    Elsewhere(Box<PublicKey>, Arc<Ask>),
 }
 
 impl SecretKey {
@@ -94,7 +113,7 @@ impl SecretKey {
         check_key_name(name)?;
         let mut seed = Zeroizing::new([0; 32]);
         getrandom::fill(seed.as_mut_slice()).map_err(|error| RandomError { reason: error.to_string() })?;
-        Ok(Self { name: name.into(), key: SigningKey::from_bytes(&seed) })
+        Ok(Self { name: name.into(), key: Secret::Here(SigningKey::from_bytes(&seed).into()) })
     }
 
     /// Parses the contents of a key file, ignoring surrounding white space.
@@ -102,14 +121,20 @@ impl SecretKey {
         let mut bytes = Zeroizing::new([0; 64]);
         let name = parse_named(contents.trim(), bytes.as_mut_slice())?.into();
         let key = SigningKey::from_keypair_bytes(&bytes).map_err(|_| KeyTextError::SecretKey)?;
-        Ok(Self { name, key })
+        Ok(Self { name, key: Secret::Here(key.into()) })
     }
 
-    /// The contents of a key file as Nix writes it, without a newline.
-    pub fn to_file_text(&self) -> Zeroizing<String> {
-        let pair = Zeroizing::new(self.key.to_keypair_bytes());
+    /// A key whose secret is elsewhere. Signatures that this public key does not verify are not used.
+    pub fn elsewhere(public_key: PublicKey, ask: Arc<Ask>) -> Self {
+        Self { name: public_key.name.clone(), key: Secret::Elsewhere(public_key.into(), ask) }
+    }
+
+    /// The contents of a key file as Nix writes it, without a newline; `None` if the secret is elsewhere.
+    pub fn to_file_text(&self) -> Option<Zeroizing<String>> {
+        let Secret::Here(key) = &self.key else { return None };
+        let pair = Zeroizing::new(key.to_keypair_bytes());
         let base64 = Zeroizing::new(STANDARD.encode(pair.as_slice()));
-        Zeroizing::new(format!("{}:{}", self.name, base64.as_str()))
+        Some(Zeroizing::new(format!("{}:{}", self.name, base64.as_str())))
     }
 
     /// The name of the key.
@@ -119,13 +144,36 @@ impl SecretKey {
 
     /// The corresponding public key.
     pub fn public_key(&self) -> PublicKey {
-        PublicKey { name: self.name.clone(), key: self.key.verifying_key() }
+        match &self.key {
+            Secret::Here(key) => PublicKey { name: self.name.clone(), key: key.verifying_key() },
+            Secret::Elsewhere(public_key, _) => PublicKey::clone(public_key),
+        }
+    }
+
+    /// Whether the secret is elsewhere: then signing takes time, and can fail.
+    pub const fn is_elsewhere(&self) -> bool {
+        matches!(self.key, Secret::Elsewhere(..))
     }
 
     /// Signs a message, such as a [`fingerprint`](crate::signing::signature::fingerprint).
-    pub fn sign(&self, message: &[u8]) -> Signature {
-        // The name was checked when the key was created.
-        Signature::from_checked(&self.name, self.key.sign(message).to_bytes())
+    ///
+    /// # Errors
+    /// The secret is elsewhere, and there is no valid signature from there.
+    pub fn sign(&self, message: &[u8]) -> Result<Signature, SignError> {
+        match &self.key {
+            // The name was checked when the key was created.
+            Secret::Here(key) => Ok(Signature::from_checked(&self.name, key.sign(message).to_bytes())),
+            Secret::Elsewhere(public_key, ask) => {
+                let failed = |reason: String| SignError { key: self.name.clone(), reason };
+                let text = ask(message).map_err(failed)?;
+                let signature: Signature =
+                    text.trim().parse().map_err(|error| failed(format!("no signature came back: {error}")))?;
+                match public_key.verify(message, &signature) {
+                    true => Ok(signature),
+                    false => Err(failed("what came back is not its signature of this text".to_owned())),
+                }
+            }
+        }
     }
 }
 
@@ -228,8 +276,8 @@ mod tests {
     #[test]
     fn own_keys() {
         let secret = SecretKey::generate("host-1").unwrap();
-        let again = SecretKey::parse_file(&format!(" {}\n", secret.to_file_text().as_str())).unwrap();
-        let signature = again.sign(b"message");
+        let again = SecretKey::parse_file(&format!(" {}\n", secret.to_file_text().unwrap().as_str())).unwrap();
+        let signature = again.sign(b"message").unwrap();
         assert_eq!(signature.key_name(), "host-1");
         assert!(secret.public_key().verify(b"message", &signature));
         let other = SecretKey::generate("host-1").unwrap();
@@ -248,8 +296,9 @@ mod tests {
     #[test]
     fn halves_that_do_not_belong_together() {
         let (one, two) = (SecretKey::generate("a").unwrap(), SecretKey::generate("a").unwrap());
-        let mut bytes = one.key.to_keypair_bytes();
-        bytes[32..].copy_from_slice(two.key.verifying_key().as_bytes());
+        let text = one.to_file_text().unwrap();
+        let mut bytes = STANDARD.decode(text.strip_prefix("a:").unwrap()).unwrap();
+        bytes[32..].copy_from_slice(two.public_key().key.as_bytes());
         let text = format!("a:{}", STANDARD.encode(bytes));
         assert_eq!(SecretKey::parse_file(&text).unwrap_err(), KeyTextError::SecretKey);
     }

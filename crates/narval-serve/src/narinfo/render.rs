@@ -2,7 +2,7 @@
 
 use narval_http::{Bytes, HeaderValue, StatusCode, header};
 use narval_nix::narinfo::MIME_TYPE;
-use narval_nix::{Compression, HashPart, NarInfo, PathInfo, SecretKey, Sha256, StoreDir};
+use narval_nix::{Compression, HashPart, NarInfo, PathInfo, SecretKey, Sha256, SignError, StoreDir};
 
 use crate::Face;
 use crate::narinfo::memo::Present;
@@ -10,6 +10,9 @@ use crate::prepared::prepared;
 
 /// The narinfo of `info`, requested by `hash_part`, signed with `sign_keys`. [`Face::Narval`] names the compressed file (SHA-256 and
 /// size in bytes) where there is one and it is smaller.
+///
+/// # Errors
+/// A key does not sign.
 pub(crate) fn render(
     face: Face,
     sign_keys: &[SecretKey],
@@ -17,7 +20,7 @@ pub(crate) fn render(
     hash_part: HashPart,
     info: &PathInfo,
     compressed: Option<(Sha256, u64)>,
-) -> String {
+) -> Result<String, SignError> {
     let url = format!("nar/{hash_part}-{}.nar", info.nar_hash.to_nix32());
     let mut narinfo = NarInfo::new(info, url, Compression::None);
     let own = || {
@@ -29,7 +32,7 @@ pub(crate) fn render(
             narinfo.ca = None;
             narinfo.omit_empty_references = true;
             if let Some(signature) = own().next() {
-                narinfo.signatures = vec![signature];
+                narinfo.signatures = vec![signature?];
             }
         }
         Face::Narval => {
@@ -41,7 +44,7 @@ pub(crate) fn render(
                 narinfo.file_hash = Some(file_hash.into());
                 narinfo.file_size = Some(file_size);
             }
-            let mut signatures: Vec<_> = own().collect();
+            let mut signatures: Vec<_> = own().collect::<Result<_, _>>()?;
             // Ed25519 is deterministic: a stored signature by one of our keys is equal to ours, or it is of an older state.
             signatures.append(&mut narinfo.signatures);
             narinfo.signatures = signatures;
@@ -49,7 +52,7 @@ pub(crate) fn render(
     }
     narinfo.signatures.sort();
     narinfo.signatures.dedup();
-    narinfo.render(store_dir)
+    Ok(narinfo.render(store_dir))
 }
 
 /// A narinfo as an answer, ready to be sent.
@@ -97,7 +100,7 @@ mod tests {
     }
 
     fn rendered(face: Face, keys: Vec<SecretKey>, info: &PathInfo) -> String {
-        render(face, &keys, &StoreDir::default(), info.path.hash_part(), info, None)
+        render(face, &keys, &StoreDir::default(), info.path.hash_part(), info, None).unwrap()
     }
 
     fn key(name: &str) -> SecretKey {

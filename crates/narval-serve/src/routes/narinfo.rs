@@ -175,7 +175,7 @@ impl LiveNarinfos {
             Some(info) => {
                 let compressed = self.compressed.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
                 let compressed = compressed.map(|stored| (stored.file_hash, stored.file_size));
-                let text = render(self.face, &self.sign_keys, self.store.store_dir(), hash_part, info, compressed);
+                let text = render(self.face, &self.sign_keys, self.store.store_dir(), hash_part, info, compressed)?;
                 Answer::Present(Arc::new(present(self.face, text)))
             }
         };

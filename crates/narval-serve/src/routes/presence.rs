@@ -50,7 +50,7 @@ impl Presence {
         let alone = sources.store.is_none() && sources.upstreams.is_none() && config.face == Face::Narval;
         let cache = &sources.written.as_ref().filter(|written| alone && !written.cache.is_shared())?.cache;
         // Without random numbers there is no filter.
-        let nonce = SecretKey::generate("instance").ok()?.sign(b"");
+        let nonce = SecretKey::generate("instance").ok()?.sign(b"").ok()?;
         Some(Self {
             cache: cache.clone(),
             store_dir: store_dir.clone(),
@@ -100,7 +100,7 @@ impl Presence {
             tracing::error!("the presence filter of the cache '{}' cannot be made: {error}", self.cache.name());
             ServeError::NoRoute
         })?;
-        let file = Snapshot { instance: self.instance, sequence, filter }.render(&self.store_dir, &self.sign_keys);
+        let file = Snapshot { instance: self.instance, sequence, filter }.render(&self.store_dir, &self.sign_keys)?;
         tracing::info!(
             "presence filter of the cache '{}': {} paths, {} bytes, {} ms",
             self.cache.name(),
@@ -121,7 +121,7 @@ impl Presence {
         let Some((sequence, parts)) = changes else { return Ok(Response::new(StatusCode::GONE)) };
         let keys = parts.iter().map(key).collect();
         let changes = Changes { instance, since, sequence, nonce, keys };
-        Ok(answered(changes.render(&self.store_dir, &self.sign_keys).into()))
+        Ok(answered(changes.render(&self.store_dir, &self.sign_keys)?.into()))
     }
 }
 

@@ -16,6 +16,7 @@ pub mod push;
 pub mod released;
 pub mod releases;
 pub mod secret_key;
+mod signing_command;
 pub mod state;
 
 /// A folder of this user as the XDG base directory specification has it: `variable`, or `below` the home. Relative ones do not count.

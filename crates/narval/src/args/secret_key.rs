@@ -1,4 +1,4 @@
-//! Files with secret keys.
+//! Files with secret keys, or with the commands that sign.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -8,14 +8,15 @@ use std::path::Path;
 use narval_nix::SecretKey;
 
 use crate::Failure;
+use crate::args::signing_command;
 
 /// The largest key file that is read, in bytes; a real one has about 120.
 const KEY_FILE_LEN_MAX: u64 = 4096;
 
-/// Reads a secret key from a file: `name:base64`, surrounding white space is ignored.
+/// Reads a secret key from a file: `name:base64`, surrounding white space is ignored; or the command that has the key, in TOML.
 ///
 /// # Errors
-/// The file cannot be read or contains no secret key; the message names it.
+/// The file cannot be read or contains neither; the message names it.
 pub fn read_secret_key(path: &Path) -> Result<SecretKey, Failure> {
     let shown = format!("'{}'", path.display());
     let file = std::fs::File::open(path)
@@ -33,6 +34,9 @@ pub fn parse_secret_key(input: impl Read, shown: &str) -> Result<SecretKey, Fail
         .take(KEY_FILE_LEN_MAX)
         .read_to_string(&mut text)
         .map_err(|error| Failure::usage(format!("cannot read secret key {shown}: {error}")))?;
+    if let Some(key) = signing_command::parse(&text) {
+        return key.map_err(|error| Failure::usage(format!("no signing command in {shown}: {error}")));
+    }
     SecretKey::parse_file(&text).map_err(|error| Failure::usage(format!("no secret key in {shown}: {error}")))
 }
 

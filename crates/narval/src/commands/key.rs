@@ -126,7 +126,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 fn generate(name: &str, out: Option<&Path>) -> Result<(), Failure> {
     let key = SecretKey::generate(name).map_err(|error| Failure::usage(format!("key name '{name}': {error}")))?;
-    let text = key.to_file_text();
+    // One that was just made is here.
+    let text = key.to_file_text().unwrap_or_default();
     match out {
         None => print_line(&text),
         Some(path) => {

@@ -96,7 +96,7 @@ table! {
         public: Option<At<bool>> = boolean().or_else("the data folder's setting, initially true").flag("private", "false", |arg| arg.help("Require a token for reading, too")),
         /// Secret key to sign with
         ///
-        /// Create one with `narval key generate`. Signatures stored with the paths are served as well.
+        /// Create one with `narval key generate`; or a file that names a command which has the key (docs/security.md). Signatures stored with the paths are served as well.
         sign_keys: Vec<At<PathBuf>> = path().option("sign-key", "FILE").with(|arg| arg.short('k')).nix("secret"),
         /// Priority; clients query the cache with the lowest number first (cache.nixos.org: 40)
         priority: At<u32> = integer(0..=u32::MAX).or("30").option("priority", "N"),

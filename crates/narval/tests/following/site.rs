@@ -45,7 +45,7 @@ impl Site {
         NarReader::open(folder).unwrap().read_to_end(&mut nar).unwrap();
         let (hash, size) = (Sha256::of(&nar).to_nix32(), nar.len());
         let fingerprint = format!("1;/nix/store/{path};sha256:{hash};{size};");
-        let signature = self.key.sign(fingerprint.as_bytes());
+        let signature = self.key.sign(fingerprint.as_bytes()).unwrap();
         let narinfo = format!(
             "StorePath: /nix/store/{path}\nURL: nar/{hash}.nar\nCompression: none\nNarHash: sha256:{hash}\nNarSize: {size}\nReferences: \n\
              Sig: {signature}\n"
@@ -74,7 +74,7 @@ impl Site {
             notes: BTreeMap::new(),
             signatures: Vec::new(),
         };
-        release.sign(&self.key);
+        release.sign(&self.key).unwrap();
         let target = format!("/releases/web/latest?system={SYSTEM}");
         self.files.lock().unwrap().insert(target, release.to_json().into_bytes());
     }

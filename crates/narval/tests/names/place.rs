@@ -128,7 +128,7 @@ impl Place {
             writeln!(text, "Deriver: {deriver}").unwrap();
         }
         let info = NarInfo::parse(text.as_bytes(), &StoreDir::default()).unwrap();
-        let signature = self.key.sign(info.fingerprint(&StoreDir::default()).as_bytes());
+        let signature = self.key.sign(info.fingerprint(&StoreDir::default()).as_bytes()).unwrap();
         writeln!(text, "Sig: {signature}").unwrap();
         let mut site = self.site.lock().unwrap();
         site.files.insert("/cache/nix-cache-info".to_owned(), b"StoreDir: /nix/store\n".to_vec());

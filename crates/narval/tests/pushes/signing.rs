@@ -1,9 +1,16 @@
 //! Paths without a signature of the cache: who is told, and how they get one. The judge is real Nix that trusts the cache's key only.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use crate::lab::Lab;
-use crate::support::{NARVAL, Nix, Store, stdout};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use narval_keep::{CachePatterns, Data, DataOptions, NewToken};
+use narval_nix::presence::Snapshot;
+use narval_nix::{NarInfo, Release, StoreDir, TrustedKeys};
+
+use crate::lab::{Lab, Nar, serve};
+use crate::support::{NARVAL, Nix, Server, Store, hash_part, stdout};
 
 fn push(lab: &Lab, token: &str, args: &[&str]) -> Output {
     let file = lab.store.path("token");
@@ -200,4 +207,85 @@ fn advice_is_what_helps_without_a_signature() {
     assert!(signed.status.success(), "{signed:?}");
     assert_eq!(push(&lab, &weak, &[&by_other]).status.code(), Some(0));
     each(&advice(&lab, &own, &by_other), &["signed by other-1, and not by the cache's key own-1"], "may not");
+}
+
+/// A key that OpenSSL has, and the file that names the command. What the command does stands in `mode`.
+fn openssl_key(store: &Store) -> (PathBuf, TrustedKeys) {
+    let run = |args: &[&str]| {
+        let output = Command::new("openssl").args(args).current_dir(store.dir.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
+    };
+    run(&["genpkey", "-algorithm", "ed25519", "-out", "key.pem"]);
+    let der = run(&["pkey", "-in", "key.pem", "-pubout", "-outform", "DER"]);
+    let public_key = format!("cache-1:{}", STANDARD.encode(&der[der.len() - 32..]));
+    let folder = store.dir.path().display();
+    let script = format!(
+        "#!/bin/sh\ncd '{folder}'; f=$(mktemp); cat >\"$f\"\ncase $(cat mode) in\nhang) sleep 60 ;;\nfail) echo 'the module is locked' >&2; exit 1 ;;\n\
+         lie) echo another text >\"$f\" ;;\nesac\nprintf 'cache-1:'; openssl pkeyutl -sign -rawin -inkey key.pem -in \"$f\" | base64 -w0\nrm -f \"$f\"\n"
+    );
+    let command = store.path("sign");
+    std::fs::write(&command, script).unwrap();
+    std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let file = store.path("cache.toml");
+    let text = format!("public-key = '{public_key}'\ncommand = ['{}']\ndeadline-seconds = 3\n", command.display());
+    std::fs::write(&file, text).unwrap();
+    (file, TrustedKeys::parse_list(&public_key).unwrap())
+}
+
+/// Narinfos that are pushed and those of a live store, releases and filters are signed by a command, or answered with 503.
+#[test]
+fn a_key_is_with_a_command_that_signs_fails_lies_and_hangs() {
+    let store = Store::new();
+    let (file, trusted) = openssl_key(&store);
+    let path = store.add_file("live", "in the store");
+    let mode = |mode: &str| std::fs::write(store.path("mode"), mode).unwrap();
+    mode("well");
+    let key = file.to_str().unwrap();
+    let lab = Lab { server: serve(&store, &["--sign-key", key]), store: Store::new() };
+    let live = {
+        let mut command = Command::new(NARVAL);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--store", &store.uri(), "--sign-key", key]);
+        Server::start(command, &[("XDG_CACHE_HOME", store.path("live-cache").to_str().unwrap())])
+    };
+    let token = {
+        let data = Data::open(&store.path("data"), DataOptions::default()).unwrap();
+        let caches = CachePatterns::new(&["*"]).unwrap();
+        let scopes = "push,sign,release:api*".parse().unwrap();
+        data.tokens().create(&NewToken { label: "ci".into(), caches, scopes, expires: None }).unwrap().1.to_string()
+    };
+    let directory = StoreDir::default();
+    let is_signed = |text: &[u8]| {
+        let info = NarInfo::parse(text, &directory).unwrap();
+        trusted.find_valid(info.fingerprint(&directory).as_bytes(), &info.signatures).is_some()
+    };
+    let name = "0i4073ldk2aplbmaarmp5c8gf3wmbl84-api-1";
+    let (nar, narinfo) = (Nar::of(b"contents"), format!("/{}.narinfo", &name[..32]));
+    assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
+    let push = || lab.put(&narinfo, &token, nar.narinfo(name, &[]).as_bytes());
+    let of_store = || live.get(&format!("/{}.narinfo", hash_part(&path)));
+    let filter = || lab.get("/presence-v1");
+    let body = serde_json::json!({"systems": {"x86_64-linux": {"out": format!("/nix/store/{name}")}}}).to_string();
+    let release = || lab.post("/_narval/v1/releases/api", &token, body.as_bytes());
+    for bad in ["fail", "lie", "hang"] {
+        mode(bad);
+        for answer in [push(), of_store(), filter()] {
+            assert_eq!(answer.status, 503, "{bad}: {answer:?}");
+            assert!(answer.text().contains("cannot sign now"), "{bad}: {answer:?}");
+        }
+        assert_eq!(lab.get(&narinfo).status, 404, "{bad}");
+    }
+    mode("well");
+    assert!(push().status == 201 && is_signed(&lab.get(&narinfo).body));
+    assert!(of_store().status == 200 && is_signed(&of_store().body));
+    assert!(Snapshot::parse(&filter().body, &directory, Some(&trusted)).is_ok());
+    mode("fail");
+    assert_eq!(release().status, 503);
+    assert!(push().status < 300, "it has its signature");
+    mode("well");
+    let made = release();
+    assert_eq!(made.status, 201, "{made:?}");
+    let made = Release::parse(&made.body).unwrap();
+    assert!(made.revision == 1 && made.find_valid(&trusted).is_some());
+    assert!(lab.server.log().contains("the key 'cache-1' does not sign"));
 }

@@ -169,7 +169,7 @@ impl Shared {
             let trusted = self.remotes().iter().find_map(|remote| Some((remote.signed(&info)?, Arc::clone(remote))));
             match trusted {
                 Some((info, remote)) if !remote.skips(info.path.name()) => {
-                    let known = self.remember(info, &remote);
+                    let known = self.remember(info, &remote).inspect_err(|error| tracing::error!("{error}")).ok()?;
                     self.keep(&known);
                     return Some(known);
                 }

@@ -20,7 +20,7 @@ fn paths_without_a_signature_of_each_key_are_counted() {
     TestPath::new("signed", &[]).push_as(cache, &with_scopes("push,sign")).unwrap();
     // By the name of the key, but not by the key.
     let mut forged = TestPath::new("forged", &[]);
-    forged.info.signatures = vec![SecretKey::generate("own-1").unwrap().sign(b"something")];
+    forged.info.signatures = vec![SecretKey::generate("own-1").unwrap().sign(b"something").unwrap()];
     forged.push(cache).unwrap();
     let full = cache.fullness().unwrap();
     assert_eq!((full.paths, full.unsigned, full.files), (3, Some(2), 3));

@@ -200,7 +200,7 @@ fn pushing_a_path_again_adds_signatures_and_needs_a_scope_to_replace_it() {
         &path.info.references,
     );
     for (key, outcome) in [(&two, Outcome::Added), (&one, Outcome::Signed), (&one, Outcome::Unchanged)] {
-        path.info.signatures = vec![key.sign(fingerprint.as_bytes())];
+        path.info.signatures = vec![key.sign(fingerprint.as_bytes()).unwrap()];
         assert_eq!(path.push(cache).unwrap().outcome, outcome);
     }
     let names =
@@ -247,7 +247,7 @@ fn only_trusted_paths_are_signed_with_the_caches_keys() {
     assert!(verifies(&signer));
     let mut signed = TestPath::new("signed", &[]);
     let fingerprint = NarInfo::new(&signed.info, "x", Compression::None).fingerprint(&StoreDir::default());
-    signed.info.signatures = vec![ci.sign(fingerprint.as_bytes())];
+    signed.info.signatures = vec![ci.sign(fingerprint.as_bytes()).unwrap()];
     signed.push(cache).unwrap();
     assert!(verifies(&signed));
     let mut forged = TestPath::new("forged", &[]);

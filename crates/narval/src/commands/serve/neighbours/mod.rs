@@ -46,7 +46,7 @@ const POWER: &str = "/sys/class/power_supply";
 /// Without random numbers, or without a thread.
 pub(super) fn start(config: &Neighbours, upstreams: Upstreams, store_dir: StoreDir) -> Result<(), Failure> {
     // No address or name of the machine: it is another one after each start.
-    let nonce = SecretKey::generate("neighbour").map_err(Failure::runtime)?.sign(b"");
+    let nonce = SecretKey::generate("neighbour").map_err(Failure::runtime)?.sign(b"").map_err(Failure::runtime)?;
     let id = nonce.bytes().first_chunk().map_or(1, |bytes| u64::from_be_bytes(*bytes).max(1));
     let (config, watch) = (config.clone(), "neighbours");
     let run = move || Watcher { config, upstreams, store_dir, id }.run();
