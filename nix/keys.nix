@@ -99,6 +99,13 @@ kinds: with kinds; {
     keep-releases = key (types.ints.between 1 1000) "How many releases of each name keep their paths, for each system (docs/releases.md).";
     recompress = key (types.enum [ "zstd" "never" ]) "Whether NARs in other formats are recompressed to zstd in the background (docs/cache.md#recompressing).";
   };
+  destination = tables "Places that jobs may copy caches to." {
+    name = required types.nonEmptyStr "Name by which `narval cache export` and `migrate` with `--at` call it; see docs/api.md#jobs.";
+    url = key types.str "Address of plain binary caches, for `narval cache export`: `file:///folder` or `s3://BUCKET`. Each cache is below it, in a folder with its name.";
+    data = key file "Data folder or bucket of other servers, for `narval cache migrate`.";
+    database = key database "Database with its index.";
+    cache-dir = key file "If `data` is a bucket: folder on this machine for uploads on their way, and for the index unless a database has it.";
+  };
   oidc = tables "CI platforms whose jobs get tokens." {
     name = key types.nonEmptyStr "Its name in logs.";
     issuer = required webUrl "Address of a CI platform whose jobs get tokens (docs/pushing.md#from-ci-without-a-secret).";

@@ -22,6 +22,7 @@
 //! nodes/             several servers over one bucket
 //! figures/           how large caches are
 //! upkeep/            fsck, rebuild, backup, migrate, recompress, export
+//! jobs/              such work, done by one server at a time, whatever happens to it
 //! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs: what it takes out
 //! ```
 //! ```text
@@ -85,8 +86,8 @@ pub use database::Database;
 pub use error::DataError;
 pub use figures::{CacheFigures, CollectionFigures, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use index::{IndexError, Usage};
-pub use jobs::{JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
-pub use keys::CacheKey;
+pub use jobs::{Destination, JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
+pub use keys::{CacheKey, OVERLAP_SECONDS, Rotated};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
@@ -117,7 +118,7 @@ pub use tokens::{
 };
 pub use upkeep::{
     BackedUp, BackupOptions, BackupSummary, FsckOptions, FsckReport, Imported, MigrateError, Migrated,
-    RECOMPRESSED_GRACE, Restored, SignReport,
+    RECOMPRESSED_GRACE, Recompressed, Restored, SignReport,
 };
 
 use narval_client::clock::now;

@@ -124,6 +124,7 @@ impl Data {
             growth: Growth::new(local.folder),
             unsafe_no_verify,
             next_collection: AtomicU64::new(0),
+            destinations: RwLock::default(),
             reconciled: AtomicI64::new(0),
             caches: RwLock::new(BTreeMap::new()),
             _stop: stop,

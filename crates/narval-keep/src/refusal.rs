@@ -190,10 +190,7 @@ impl From<IndexError> for Refusal {
             return Self::new(RefusalKind::Away, message);
         }
         if matches!(error, IndexError::Superseded { .. }) {
-            return Self::new(
-                RefusalKind::Conflict,
-                "the collection took too long, and another process has taken over",
-            );
+            return Self::new(RefusalKind::Conflict, "this took too long, and another process has taken over");
         }
         tracing::error!("{error}");
         if error.is_full() {

@@ -22,7 +22,7 @@ use super::retention::{Shortage, Uses};
 use super::small::bytes::SmallBytes;
 use super::storage::{CacheStorage, Storage};
 use super::tokens::used::TokensUsed;
-use super::{Audit, CacheName, CacheSettings};
+use super::{Audit, CacheName, CacheSettings, Destination};
 use narval_codec::decode::WindowMemory;
 
 /// Locks that uploads of one NAR to a cache share.
@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub(super) unsafe_no_verify: bool,
     /// When this process collects next, in seconds since 1970; 0 if it does not.
     pub(super) next_collection: AtomicU64,
+    /// Where jobs may copy caches to.
+    pub(super) destinations: RwLock<Arc<BTreeMap<String, Destination>>>,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,
     /// In one order, in which a simulation always does the same.

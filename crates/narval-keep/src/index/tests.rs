@@ -68,6 +68,7 @@ pub(super) fn jobs_are_done_by_one([one, other]: [&dyn Index; 2]) {
         token: String::new(),
         label: String::new(),
         state: JobState::Waiting,
+        server: None,
         created: number,
         started: None,
         ended: None,

@@ -1,12 +1,20 @@
 //! Reads and transactions, whichever the database.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use narval_client::trace;
 
-use super::sql::work;
+use super::sql::{jobs, work};
 use super::tx::{How, Reading, Refused, Tx, TxError};
 use super::{Fence, Index, IndexError};
+
+/// The job that a thread does: in which index, its id, and the number of who does it.
+type OfJob = (usize, String, i64);
+
+thread_local! {
+    static JOB: RefCell<Option<OfJob>> = const { RefCell::new(None) };
+}
 
 /// What a transaction has returned.
 fn returned<T>(done: Option<T>) -> Result<T, IndexError> {
@@ -54,13 +62,15 @@ impl dyn Index + '_ {
         span.note("db.namespace", || self.name());
         let done = Arc::new(Mutex::new(None));
         let result = Arc::clone(&done);
+        let job = JOB.with_borrow(|job| job.clone().filter(|(index, ..)| *index == self.address()));
         let ended = self.change(
             how,
             Box::new(move |tx| {
                 // That of another attempt does not count.
                 let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
                 *result = None;
-                let made = work(tx).map_err(|error| match error.downcast_ref() {
+                let held = job.as_ref().map_or(Ok(()), |(_, id, fence)| jobs::hold(tx, id, *fence));
+                let made = held.and_then(|()| work(tx)).map_err(|error| match error.downcast_ref() {
                     Some(refused) => {
                         *result = Some(Err(*refused));
                         error
@@ -82,6 +92,24 @@ impl dyn Index + '_ {
             Some(Ok(done)) => ended.map(|()| Some(done)),
             None => ended.and_then(|()| returned(None)),
         }
+    }
+
+    /// Does a job, whose transactions in this thread change nothing once another process does it: each has the job's number, and renews its lease.
+    pub(crate) fn as_job<T>(&self, id: &str, fence: i64, work: impl FnOnce() -> T) -> T {
+        struct End;
+        impl Drop for End {
+            fn drop(&mut self) {
+                JOB.set(None);
+            }
+        }
+        JOB.set(Some((self.address(), id.to_owned(), fence)));
+        let _end = End;
+        work()
+    }
+
+    /// Tells this index from others that are open: a job may write to the index of its destination, too.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).cast::<()>().addr()
     }
 
     /// A transaction of a collection: nothing is done if its lease is another's now. It is renewed.

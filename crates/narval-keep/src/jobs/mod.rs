@@ -3,6 +3,7 @@
 //! A job is a row of the index. Each server looks for one that nobody does and takes a lease of it, so one server at a time does a job, and another one goes
 //! on when that is killed. All kinds can be done again from their beginning: what was done before is not done twice. A cache has one job of a kind at a time.
 
+mod destination;
 mod run;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use narval_nix::{Sha256Hasher, nix32};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub use self::destination::Destination;
 pub(crate) use self::run::run;
 use crate::{Cache, CacheName, Data, Grant, IndexError, Refusal, RefusalKind, Scope};
 
@@ -39,11 +41,50 @@ pub enum JobKind {
     Fsck,
     /// Removes what is in a cache that was deleted.
     Delete,
+    /// Recompresses NARs to zstd.
+    Recompress,
+    /// Copies the cache to the data of other servers. Options: `to`, a [`Destination`].
+    Migrate,
+    /// Copies it to a plain binary cache. Options: `to`, a [`Destination`].
+    Export,
+    /// Makes a new key, and signs with it what keys of before have signed. Options: `overlapSeconds`.
+    Rotate,
 }
+
+/// What the value of an option is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Flag,
+    Seconds,
+    /// The name of a destination. It must be given.
+    Destination,
+}
+
+impl Kind {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Flag => "true or false",
+            Self::Seconds => "a number of seconds",
+            Self::Destination => "the name of a destination",
+        }
+    }
+
+    fn is(self, value: &Value) -> bool {
+        match self {
+            Self::Flag => value.is_boolean(),
+            Self::Seconds => value.is_u64(),
+            Self::Destination => value.is_string(),
+        }
+    }
+}
+
+/// The option that says where a cache is copied to.
+const TO: &str = "to";
 
 impl JobKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Gc, Self::Fsck, Self::Delete];
+    pub const ALL: [Self; 7] =
+        [Self::Gc, Self::Fsck, Self::Delete, Self::Recompress, Self::Migrate, Self::Export, Self::Rotate];
 
     /// Its name in requests.
     pub const fn name(self) -> &'static str {
@@ -51,15 +92,21 @@ impl JobKind {
             Self::Gc => "gc",
             Self::Fsck => "fsck",
             Self::Delete => "delete",
+            Self::Recompress => "recompress",
+            Self::Migrate => "migrate",
+            Self::Export => "export",
+            Self::Rotate => "rotate",
         }
     }
 
-    /// Its options, which are all yes or no.
-    const fn options(self) -> &'static [&'static str] {
+    /// Its options.
+    const fn options(self) -> &'static [(&'static str, Kind)] {
         match self {
-            Self::Gc => &["dryRun", "unfinished"],
-            Self::Fsck => &["contents", "repair"],
-            Self::Delete => &[],
+            Self::Gc => &[("dryRun", Kind::Flag), ("unfinished", Kind::Flag)],
+            Self::Fsck => &[("contents", Kind::Flag), ("repair", Kind::Flag)],
+            Self::Delete | Self::Recompress => &[],
+            Self::Migrate | Self::Export => &[(TO, Kind::Destination)],
+            Self::Rotate => &[("overlapSeconds", Kind::Seconds)],
         }
     }
 }
@@ -133,6 +180,8 @@ pub struct Job {
     pub label: String,
     /// How far it is.
     pub state: JobState,
+    /// Who does it, or did it last: `process 123 on host`.
+    pub server: Option<String>,
     /// When it was asked for, in seconds since 1970.
     pub created: u64,
     /// When a server began it.
@@ -150,11 +199,25 @@ pub struct Job {
 
 impl Serialize for Job {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { id, cache, kind, options, token, label, state, created, started, ended, progress, result, .. } =
-            self;
+        let Self {
+            id,
+            cache,
+            kind,
+            options,
+            token,
+            label,
+            state,
+            server,
+            created,
+            started,
+            ended,
+            progress,
+            result,
+            ..
+        } = self;
         serde_json::json!({
             "id": id, "cache": cache.as_str(), "kind": kind.name(), "options": options, "token": token, "label": label,
-            "state": state.name(), "created": created, "started": started, "ended": ended, "progress": progress, "result": result,
+            "state": state.name(), "server": server, "created": created, "started": started, "ended": ended, "progress": progress, "result": result,
         })
         .serialize(serializer)
     }
@@ -173,15 +236,10 @@ impl Cache {
         grant: &Grant,
     ) -> Result<(Job, bool), Refusal> {
         grant.require(self.name(), Scope::Admin)?;
-        for (name, value) in options.as_object().into_iter().flatten() {
-            if !kind.options().contains(&&**name) || !value.is_boolean() {
-                let message = format!(
-                    "a job '{kind}' has no option '{name}' of this value; there are: {}, each true or false",
-                    kind.options().join(", ")
-                );
-                return Err(Refusal::new(RefusalKind::Malformed, message));
-            }
-        }
+        self.check_options(kind, options, grant)?;
+        // A rotation makes a key that is newer than itself: not the one of another rotation in the same second.
+        let keys = if kind == JobKind::Rotate { self.keys()? } else { Vec::new() };
+        let created = keys.last().map_or(0, |key| key.created).max(self.now());
         let job = Job {
             id: new_id(key.map(|key| [&*grant.token, key]))?,
             cache: self.name().clone(),
@@ -190,7 +248,8 @@ impl Cache {
             token: grant.token.clone(),
             label: grant.label.clone(),
             state: JobState::Waiting,
-            created: self.now(),
+            server: None,
+            created,
             started: None,
             ended: None,
             progress: Value::Object(Map::new()),
@@ -214,6 +273,26 @@ impl Cache {
                 Err(Refusal::new(RefusalKind::Conflict, message))
             }
         }
+    }
+
+    fn check_options(&self, kind: JobKind, options: &Value, grant: &Grant) -> Result<(), Refusal> {
+        let malformed = |message: String| Refusal::new(RefusalKind::Malformed, message);
+        for (name, value) in options.as_object().into_iter().flatten() {
+            if !kind.options().iter().any(|(known, of)| known == name && of.is(value)) {
+                let known: Vec<_> =
+                    kind.options().iter().map(|(name, of)| format!("'{name}', {}", of.words())).collect();
+                let known = if known.is_empty() { "it has none".to_owned() } else { known.join("; ") };
+                return Err(malformed(format!("a job '{kind}' has no option '{name}' of this value: {known}")));
+            }
+        }
+        if kind == JobKind::Migrate && !grant.caches.cover("*") {
+            let message = "only those who administer all caches can copy one to other servers, with its tokens";
+            return Err(Refusal::new(RefusalKind::Forbidden, message));
+        }
+        if kind.options().iter().any(|(name, _)| *name == TO) {
+            self.data().destination(kind, options)?;
+        }
+        Ok(())
     }
 
     /// A job of this cache.

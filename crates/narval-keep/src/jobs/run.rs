@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use narval_files::Work;
 use serde_json::{Value, json};
 
-use super::{JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
+use super::{Destination, JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
 use crate::shared::Shared;
 use crate::{
-    COLLECT_GRACE, Cache, CollectOptions, Collected, Data, FsckOptions, FsckReport, Grant, Refusal, RefusalKind,
-    UNFINISHED_GRACE,
+    COLLECT_GRACE, Cache, CollectOptions, Collected, Data, DataError, FsckOptions, FsckReport, Grant, MigrateError,
+    Migrated, OVERLAP_SECONDS, Recompressed, Refusal, RefusalKind, UNFINISHED_GRACE,
 };
 
 /// How often a server looks for a job.
@@ -100,7 +100,7 @@ fn execute(data: &Data, job: &Job) {
                 }
             }
         });
-        let result = perform(data, job, &work);
+        let result = data.shared().index.as_job(&job.id, job.fence, || perform(data, job, &work));
         drop(ended);
         result
     });
@@ -134,7 +134,9 @@ fn grant_of(job: &Job) -> Grant {
 
 fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Refusal> {
     let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no cache '{}' any more", job.cache));
-    let cache = data.cache(&job.cache).map_err(|error| Refusal::new(RefusalKind::Failed, error))?.ok_or_else(gone)?;
+    // With the settings of now: it may have been deleted, or created again, a moment ago.
+    let caches = data.refreshed().map_err(of_data)?;
+    let cache = caches.into_iter().find(|cache| *cache.name() == job.cache).ok_or_else(gone)?;
     let is = |name: &str| job.options.get(name).and_then(Value::as_bool).unwrap_or(false);
     match job.kind {
         JobKind::Gc => {
@@ -147,6 +149,37 @@ fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Refusal> {
             Ok(cache.fsck(options, work)?.to_value(RESULT_LINES_MAX))
         }
         JobKind::Delete => empty(&cache, work, &grant_of(job)),
+        JobKind::Recompress => Ok(cache.recompress(work)?.to_value()),
+        JobKind::Rotate => {
+            let overlap = job.options.get("overlapSeconds").and_then(Value::as_u64).unwrap_or(OVERLAP_SECONDS);
+            Ok(cache.rotate(overlap, job.created, &grant_of(job), work)?.to_value())
+        }
+        JobKind::Export | JobKind::Migrate => match data.destination(job.kind, &job.options)? {
+            Destination::Export(url) => Ok(cache.copy_to(&url, work)?.to_value()),
+            Destination::Migrate { place, database } => {
+                let failed = |error: &dyn std::fmt::Display| {
+                    tracing::error!("the job '{}': {error}", job.id);
+                    Refusal::new(RefusalKind::Failed, "the destination cannot be used; see the server's log")
+                };
+                let to = Destination::open(&place, database).map_err(|error| failed(&error))?;
+                match data.migrate_to(&to, Some(&job.cache), &grant_of(job), work) {
+                    Ok(migrated) => Ok(migrated.to_value()),
+                    Err(MigrateError::Refused { refusal, .. }) => Err(refusal),
+                    Err(MigrateError::Data(error)) => Err(of_data(error)),
+                }
+            }
+        },
+    }
+}
+
+/// An index that is away comes back: then the job is done later.
+fn of_data(error: DataError) -> Refusal {
+    match error {
+        DataError::Index(error) => error.into(),
+        error => {
+            tracing::error!("a job: {error}");
+            Refusal::new(RefusalKind::Failed, "the data cannot be read or written; see the server's log")
+        }
     }
 }
 
@@ -203,6 +236,21 @@ impl Collected {
         let paths: Vec<Value> = self.forgotten.iter().take(paths_max).map(path).collect();
         json!({"paths": paths, "removed": self.forgotten.len(), "kept": self.kept, "files": self.files, "bytes": self.bytes,
             "dryRun": dry_run})
+    }
+}
+
+impl Recompressed {
+    /// As JSON.
+    pub fn to_value(&self) -> Value {
+        json!({"recompressed": self.done, "failed": self.failed})
+    }
+}
+
+impl Migrated {
+    /// As JSON.
+    pub fn to_value(&self) -> Value {
+        let Self { paths, present, nars, bytes, files, tokens, pins } = self;
+        json!({"paths": paths, "present": present, "nars": nars, "bytes": bytes, "files": files, "tokens": tokens, "pins": pins})
     }
 }
 

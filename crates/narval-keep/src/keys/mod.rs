@@ -5,11 +5,20 @@
 
 use std::collections::HashMap;
 
-use narval_nix::{PublicKey, SecretKey};
+use std::ops::ControlFlow;
+
+use narval_files::Work;
+use narval_nix::{PublicKey, SecretKey, TrustedKeys};
 use serde_json::{Value, json};
 
 use crate::index::SignKeyRecord;
-use crate::{Cache, CacheName, Data, Grant, IndexError, Refusal, RefusalKind, Scope};
+use crate::{Cache, CacheName, Data, Grant, IndexError, Refusal, RefusalKind, Scope, SignReport};
+
+/// How often paths are signed again that were committed meanwhile by servers that did not know the new key yet.
+const PASSES_MAX: usize = 3;
+
+/// How long keys of before a rotation sign, in seconds, if nothing else is said: 30 days.
+pub const OVERLAP_SECONDS: u64 = 30 * 24 * 60 * 60;
 
 /// The most keys that a cache has in the index, those that have ended included.
 const KEYS_MAX: usize = 64;
@@ -29,6 +38,27 @@ impl CacheKey {
     /// As JSON.
     pub fn to_value(&self) -> Value {
         json!({"name": self.public_key.name(), "publicKey": self.public_key.to_string(), "created": self.created, "ends": self.ends})
+    }
+}
+
+/// What came of a rotation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rotated {
+    /// The new key.
+    pub key: CacheKey,
+    /// What it has signed of what keys of before had.
+    pub signed: SignReport,
+}
+
+impl Rotated {
+    /// As JSON: the key, `signed` and `failed`.
+    pub fn to_value(&self) -> Value {
+        let mut value = self.key.to_value();
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("signed".to_owned(), self.signed.signed.into());
+            fields.insert("failed".to_owned(), self.signed.failed.into());
+        }
+        value
     }
 }
 
@@ -61,6 +91,53 @@ impl Cache {
     /// # Errors
     /// If the token may not administer the cache, or it has too many keys.
     pub fn rotate_key(&self, overlap_seconds: u64, grant: &Grant) -> Result<CacheKey, Refusal> {
+        self.make_key(overlap_seconds, self.now(), grant)
+    }
+
+    /// Makes a new key, and signs with it what its keys have signed; nothing else, so a rotation never makes clients trust more. It can be interrupted: if there is a key that was made
+    /// after `asked`, in seconds since 1970, it is the new one already.
+    ///
+    /// # Errors
+    /// If the token may not administer the cache, it has too many keys, or the index fails.
+    pub fn rotate(&self, overlap_seconds: u64, asked: u64, grant: &Grant, work: &Work) -> Result<Rotated, Refusal> {
+        let is_made = |keys: Vec<CacheKey>| keys.into_iter().rev().find(|key| key.created > asked);
+        let key = match is_made(self.keys()?) {
+            Some(key) => key,
+            // One who rotates at the same time may be faster.
+            None => match self.make_key(overlap_seconds, self.now().max(asked.saturating_add(1)), grant) {
+                Err(refusal) if refusal.kind == RefusalKind::Conflict => is_made(self.keys()?).ok_or(refusal)?,
+                made => made?,
+            },
+        };
+        // This server may not have noticed the new key yet.
+        let mut keys = self.sign_keys().to_vec();
+        for record in self.index().sign_keys_of(self.id())?.iter().filter(|record| record.name == key.public_key.name())
+        {
+            if !keys.iter().any(|known| known.public_key() == key.public_key) {
+                keys.push(secret(record)?);
+            }
+        }
+        let before = self.keys()?.into_iter().map(|key| key.public_key);
+        let before = before.chain(keys.iter().map(SecretKey::public_key)).filter(|known| *known != key.public_key);
+        let vouching: TrustedKeys = before.collect();
+        self.set_sign_keys(keys);
+        let (all, mut signed) = (self.usage()?.paths, SignReport::default());
+        for _ in 0..PASSES_MAX {
+            work.begin("signing", "paths", all, 0);
+            let mut counted = 0;
+            let pass = self.sign_if(None, Some(&vouching), false, grant, |report| {
+                work.count((report.paths - std::mem::replace(&mut counted, report.paths)) as u64);
+                if work.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            signed = SignReport { signed: signed.signed + pass.signed, ..pass };
+            if work.is_stopped() || pass.unsigned == pass.failed {
+                break;
+            }
+        }
+        Ok(Rotated { key, signed })
+    }
+
+    fn make_key(&self, overlap_seconds: u64, created: u64, grant: &Grant) -> Result<CacheKey, Refusal> {
         grant.require(self.name(), Scope::Admin)?;
         let before = self.index().sign_keys_of(self.id())?;
         if before.len() >= KEYS_MAX {
@@ -74,14 +151,14 @@ impl Cache {
             cache: self.name().to_string(),
             name,
             secret: key.to_file_text().ok_or_else(unreadable)?.to_string(),
-            created: now,
+            created,
             ends: None,
         };
         // Two at the same time: the later one finds the name taken.
         if !self.index().add_sign_key(self.id(), record, now.saturating_add(overlap_seconds))? {
             return Err(Refusal::new(RefusalKind::Conflict, "another rotation has just made a key: look at it first"));
         }
-        let made = CacheKey { public_key: key.public_key(), created: now, ends: None };
+        let made = CacheKey { public_key: key.public_key(), created, ends: None };
         self.audit(
             grant,
             "rotate key",

@@ -2,6 +2,7 @@
 
 mod collecting;
 mod in_bucket;
+mod jobs;
 mod place;
 #[path = "../../../narval-s3/tests/ports/mod.rs"]
 mod ports;

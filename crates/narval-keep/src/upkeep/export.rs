@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::index::{CacheId, Index, IndexError, PinRecord, ReleaseRecord, SignKeyRecord, TokenRecord};
 use crate::releases::{Listed, MACHINES_MAX, Machine, MachineCursor, PAGE, ReleaseCursor};
-use crate::{CacheName, CacheSettings, Data, DataError};
+use crate::{CacheName, CachePatterns, CacheSettings, Data, DataError};
 
 /// The form of what is written.
 const VERSION: u32 = 1;
@@ -78,7 +78,7 @@ impl Data {
     /// The same, with the keys that caches sign with if they are wanted.
     pub(super) fn save(&self, with_keys: bool, out: &mut dyn Write) -> Result<(), DataError> {
         let (index, failed) = (&*self.shared().index, RefCell::new(None));
-        let saved = self.saved(with_keys, |cache| Some(Releases { index, cache, failed: &failed }))?;
+        let saved = self.saved(None, with_keys, |cache| Some(Releases { index, cache, failed: &failed }))?;
         let written = serde_json::to_writer_pretty(&mut *out, &saved);
         match (failed.into_inner(), written) {
             (Some(error), _) => Err(error.into()),
@@ -87,11 +87,11 @@ impl Data {
         }
     }
 
-    /// The same into another place, as [`Data::import`] takes it.
-    pub(super) fn export_to(&self, to: &Self) -> Result<Imported, DataError> {
+    /// The same into another place, as [`Data::import`] takes it; of one cache only, with the tokens that are for it.
+    pub(super) fn export_to(&self, to: &Self, only: Option<&CacheName>) -> Result<Imported, DataError> {
         // Without releases, which go a page at a time.
-        let imported = to.take(self.saved::<Vec<ReleaseRecord>>(true, |_| None)?)?;
-        for from in self.caches()? {
+        let imported = to.take(self.saved::<Vec<ReleaseRecord>>(only, true, |_| None)?)?;
+        for from in self.caches()?.into_iter().filter(|cache| only.is_none_or(|only| cache.name() == only)) {
             let (Some(cache), Some(id)) = (to.cache(from.name())?, self.shared().index.id_of_releases(from.id())?)
             else {
                 continue;
@@ -103,10 +103,22 @@ impl Data {
         Ok(imported)
     }
 
-    fn saved<R>(&self, with_keys: bool, releases: impl Fn(CacheId) -> Option<R>) -> Result<Saved<R>, DataError> {
+    fn saved<R>(
+        &self,
+        only: Option<&CacheName>,
+        with_keys: bool,
+        releases: impl Fn(CacheId) -> Option<R>,
+    ) -> Result<Saved<R>, DataError> {
         let index = &self.shared().index;
-        let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens: index.tokens()? };
-        for record in index.caches()? {
+        let mut tokens = index.tokens()?;
+        if let Some(only) = only {
+            let is_for = |caches: &str| {
+                CachePatterns::new(&caches.split(' ').collect::<Vec<_>>()).is_ok_and(|caches| caches.matches(only))
+            };
+            tokens.retain(|token| is_for(&token.caches));
+        }
+        let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens };
+        for record in index.caches()?.into_iter().filter(|record| only.is_none_or(|only| record.name == *only)) {
             let pin = |pin: PinRecord| SavedPin {
                 name: pin.name,
                 path: pin.path,

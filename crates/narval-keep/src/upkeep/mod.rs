@@ -12,5 +12,5 @@ pub use backup::{BackedUp, BackupOptions, BackupSummary, Restored};
 pub use export::Imported;
 pub use fsck::{FsckOptions, FsckReport};
 pub use migrate::{MigrateError, Migrated};
-pub use recompress::RECOMPRESSED_GRACE;
+pub use recompress::{RECOMPRESSED_GRACE, Recompressed};
 pub use sign::SignReport;

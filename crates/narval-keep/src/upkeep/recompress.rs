@@ -19,6 +19,7 @@ use crate::{Cache, Grant, NarTarget, Refusal, RefusalKind};
 use narval_client::clock;
 use narval_codec::decode::Decoder;
 use narval_codec::encode::FrameEncoder;
+use narval_files::Work;
 
 /// How long the old file of a recompressed NAR is kept, in seconds: the 30 days for which Nix remembers a narinfo.
 pub const RECOMPRESSED_GRACE: u64 = 30 * 24 * 60 * 60;
@@ -32,20 +33,46 @@ const LOOK_EVERY: Duration = Duration::from_secs(20);
 /// The number of NARs read from the index at a time.
 const STEP: usize = 64;
 
+/// The same if they are only counted.
+const COUNT_STEP: usize = 4096;
+
 /// The maximum number of failed NARs that this process remembers and does not try again.
 const FAILED_MAX: usize = 4096;
 
 /// How often paths are read again while others change them.
 const ATTEMPTS_MAX: usize = 4;
 
+/// What came of [`Cache::recompress`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recompressed {
+    /// NARs that are zstd now.
+    pub done: usize,
+    /// NARs that could not be recompressed; the log says why.
+    pub failed: usize,
+}
+
 impl Cache {
-    /// Recompresses all NARs of this cache's paths that are not zstd, one after the other. Returns how many; failed
-    /// ones are logged and left unchanged.
+    /// Recompresses all NARs of this cache's paths that are not zstd, one after the other. Failed ones are logged and left unchanged. It can be interrupted, and run again.
     ///
     /// # Errors
     /// If the index fails, or the disk is full.
-    pub fn recompress(&self) -> Result<usize, Refusal> {
-        self.recompress_but(&mut HashSet::new(), &|| true)
+    pub fn recompress(&self, work: &Work) -> Result<Recompressed, Refusal> {
+        let (mut after, mut all) = (String::new(), 0);
+        loop {
+            let names = self.index().not_zstd(self.id(), &after, COUNT_STEP)?;
+            let Some(last) = names.last() else { break };
+            after.clone_from(last);
+            all += names.len() as u64;
+        }
+        work.begin("recompressing", "NARs", all, 0);
+        let mut failed = HashSet::new();
+        let goes_on = || {
+            let goes_on = !work.is_stopped();
+            work.count(u64::from(goes_on));
+            goes_on
+        };
+        let done = self.recompress_but(&mut failed, &goes_on)?;
+        Ok(Recompressed { done, failed: failed.len() })
     }
 
     /// Like [`Cache::recompress`], while `goes_on` returns `true`, and without NARs that have failed before.

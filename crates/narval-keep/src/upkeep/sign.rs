@@ -39,10 +39,15 @@ impl Cache {
     /// # Errors
     /// If the index fails.
     pub fn unsigned(&self, hash_parts: &[HashPart]) -> Result<Vec<HashPart>, Refusal> {
-        Ok(self.unsigned_narinfos(hash_parts)?.into_iter().map(|(part, _)| part).collect())
+        Ok(self.unsigned_narinfos(hash_parts, None)?.into_iter().map(|(part, _)| part).collect())
     }
 
-    fn unsigned_narinfos(&self, hash_parts: &[HashPart]) -> Result<Vec<(HashPart, Vec<u8>)>, Refusal> {
+    /// With `vouching`, only those that one of these has signed.
+    fn unsigned_narinfos(
+        &self,
+        hash_parts: &[HashPart],
+        vouching: Option<&TrustedKeys>,
+    ) -> Result<Vec<(HashPart, Vec<u8>)>, Refusal> {
         let (keys, settings) = (self.sign_keys(), self.settings());
         if keys.is_empty() || hash_parts.is_empty() {
             return Ok(Vec::new());
@@ -51,7 +56,11 @@ impl Cache {
         let narinfos = self.index().narinfos(self.id(), hash_parts)?;
         let with_text = hash_parts.iter().zip(narinfos).filter_map(|(part, text)| Some((*part, text?)));
         let lacks = |(_, text): &(HashPart, Vec<u8>)| {
-            NarInfo::parse(text, store_dir).is_ok_and(|info| !is_signed(&info, &info.fingerprint(store_dir), &keys))
+            NarInfo::parse(text, store_dir).is_ok_and(|info| {
+                let fingerprint = info.fingerprint(store_dir);
+                let has = |keys: &TrustedKeys| keys.find_valid(fingerprint.as_bytes(), &info.signatures).is_some();
+                vouching.is_none_or(has) && !is_signed(&info, &fingerprint, &keys)
+            })
         };
         Ok(with_text.filter(lacks).collect())
     }
@@ -66,6 +75,18 @@ impl Cache {
         hash_parts: Option<&[HashPart]>,
         dry_run: bool,
         grant: &Grant,
+        progress: impl FnMut(&SignReport) -> ControlFlow<()>,
+    ) -> Result<SignReport, Refusal> {
+        self.sign_if(hash_parts, None, dry_run, grant, progress)
+    }
+
+    /// The same, but with `vouching` only what one of these keys has signed.
+    pub(crate) fn sign_if(
+        &self,
+        hash_parts: Option<&[HashPart]>,
+        vouching: Option<&TrustedKeys>,
+        dry_run: bool,
+        grant: &Grant,
         mut progress: impl FnMut(&SignReport) -> ControlFlow<()>,
     ) -> Result<SignReport, Refusal> {
         if self.sign_keys().is_empty() {
@@ -74,7 +95,7 @@ impl Cache {
         }
         let mut report = SignReport::default();
         let mut step = |parts: &[HashPart]| -> Result<ControlFlow<()>, Refusal> {
-            let unsigned = self.unsigned_narinfos(parts)?;
+            let unsigned = self.unsigned_narinfos(parts, vouching)?;
             report.paths += parts.len();
             report.unsigned += unsigned.len();
             if !dry_run {

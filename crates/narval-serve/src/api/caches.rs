@@ -1,6 +1,6 @@
 //! Caches and their settings.
 
-use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Refusal, RefusalKind, Scope};
+use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, OVERLAP_SECONDS, Refusal, RefusalKind, Scope};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -14,9 +14,6 @@ const STORE_DIR: &str = "storeDir";
 const LIMITS: [&str; 2] = ["quota", "narSizeMax"];
 /// The most caches: a server holds the state of each of them.
 const CACHES_MAX: usize = 10_000;
-
-/// How long keys of before a rotation sign, in seconds, if nothing else is said: 30 days.
-const OVERLAP_SECONDS: u64 = 30 * 24 * 60 * 60;
 
 fn json_of(cache: &Cache) -> Value {
     json!({"name": cache.name().as_str(), "settings": cache.settings().to_value()})

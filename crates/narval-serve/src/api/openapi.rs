@@ -145,6 +145,7 @@ const OBJECTS: &[(&str, &[Field])] = &[
             ("token", "string"),
             ("label", "string"),
             ("state", "string"),
+            ("server", "string?"),
             ("created", "integer"),
             ("started", "integer?"),
             ("ended", "integer?"),

@@ -4,9 +4,8 @@ use std::io::Read;
 
 use narval_http::Method;
 use narval_http::semantics::path::query_pairs;
-use narval_keep::{Cache, CacheName, CollectOptions, Data, Grant, Refusal, RefusalKind, Scope, Scopes};
+use narval_keep::{Cache, CacheName, Data, Grant, JobKind, Refusal, RefusalKind, Scopes};
 use narval_nix::HashPart;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::api::{self, ApiRequest, hash_part_of};
@@ -17,9 +16,6 @@ const FORM_LEN_MAX: u64 = 64 * 1024;
 /// The maximum number of paths that are deleted at a time.
 pub(super) const DELETED_MAX: usize = 100;
 const DAY_SECONDS: u64 = 24 * 60 * 60;
-
-/// Collections from the page run one at a time.
-static COLLECTING: Mutex<()> = Mutex::new(());
 
 /// A form as it was sent: names and values.
 #[derive(Debug, Default)]
@@ -83,7 +79,7 @@ pub(super) enum Done {
     Created { label: String, token: String, scopes: Scopes },
 }
 
-/// What a form asks for, and the scope that it needs.
+/// What a form asks for. The API says who may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Create,
@@ -92,6 +88,7 @@ pub(super) enum Action {
     Unpin,
     Delete,
     Collect,
+    Cancel,
 }
 
 impl Action {
@@ -103,16 +100,9 @@ impl Action {
             Some("unpin") => Self::Unpin,
             Some("delete") => Self::Delete,
             Some("collect") => Self::Collect,
+            Some("cancel") => Self::Cancel,
             _ => return Err(malformed(&"this form is not known")),
         })
-    }
-
-    const fn scope(self) -> Scope {
-        match self {
-            Self::Create | Self::Revoke | Self::Collect => Scope::Admin,
-            Self::Pin | Self::Unpin => Scope::Pin,
-            Self::Delete => Scope::Delete,
-        }
     }
 
     /// Asks the API for it. Nothing is done that the grant does not allow.
@@ -154,8 +144,12 @@ impl Action {
             }
             Self::Delete => delete(form, &asker),
             Self::Collect => {
-                grant.require(cache.name(), self.scope())?;
-                collect(cache, grant)
+                asker.ask_cache(&Method::POST, "jobs", None, &json!({"kind": JobKind::Gc.name()}))?;
+                Ok(Done::Said("A collection is under way.".to_owned()))
+            }
+            Self::Cancel => {
+                asker.ask_cache(&Method::DELETE, &format!("jobs/{}", escaped(value("id"))), None, &Value::Null)?;
+                Ok(Done::Said("Cancelled. What was done by then stays so.".to_owned()))
             }
         }
     }
@@ -228,15 +222,6 @@ fn many(paths: u64) -> String {
     super::view::words::many(paths, "path")
 }
 
-fn collect(cache: &Cache, grant: &Grant) -> Result<Done, ServeError> {
-    let Some(_alone) = COLLECTING.try_lock() else {
-        return Err(Refusal::new(RefusalKind::Conflict, "another collection is running: wait for it to end").into());
-    };
-    let done = cache.collect(&CollectOptions::default(), grant)?;
-    let bytes = super::view::words::bytes(done.bytes);
-    Ok(Done::Said(format!("Removed {}, and deleted {} NARs, {bytes}.", many(done.forgotten.len() as u64), done.files)))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
@@ -244,18 +229,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_and_the_scopes_they_need() {
-        let of = |text: &str| Action::of(&Form::parse(text)).map(Action::scope);
-        for (name, scope) in [
-            ("create", Scope::Admin),
-            ("revoke", Scope::Admin),
-            ("collect", Scope::Admin),
-            ("pin", Scope::Pin),
-            ("unpin", Scope::Pin),
-            ("delete", Scope::Delete),
-        ] {
-            assert_eq!(of(&format!("x=y&do={name}")).unwrap(), scope);
-        }
+    fn forms_and_their_fields() {
+        let of = |text: &str| Action::of(&Form::parse(text));
+        assert_eq!(of("x=y&do=collect").unwrap(), Action::Collect);
         assert!(of("").is_err() && of("do=other").is_err());
         let form = Form::parse("path=/nix/store/0i4073ldk2aplbmaarmp5c8gf3wmbl84-a+b&keep=&days=x&name=+a%26b+");
         assert_eq!((form.value("name"), form.number("keep").unwrap()), (Some("a&b"), None));

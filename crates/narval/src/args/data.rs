@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 pub use narval_client::clock::now;
-use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Grant};
+use narval_keep::{Cache, CacheName, Data, DataOptions, Database, Destination, Grant};
 use narval_nix::SecretKey;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use rustix::fs::Mode;
@@ -91,6 +91,16 @@ impl DataArgs {
             .find(|section| section.name == *cache)
             .and_then(|section| section.sign_keys);
         keys.iter().flatten().map(|at| read_secret_key(&at.value)).collect()
+    }
+
+    /// A destination of the configuration file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the destination is not complete.
+    pub fn destination(&self, name: &str) -> Result<Option<Destination>, Failure> {
+        let config = self.file()?;
+        let found = config.destination.iter().find(|to| to.name == name).map(|to| to.kept().map_err(Failure::usage));
+        Ok(found.transpose()?.map(|(_, to)| to))
     }
 
     /// The configuration file, if it is named or a usual one.

@@ -5,17 +5,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
-use narval_http::Method;
-use narval_keep::CacheName;
+use narval_keep::{CacheName, OVERLAP_SECONDS};
 use narval_nix::SecretKey;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::administered::{PlaceArgs, number, text};
-use crate::args::data::{ago, ahead};
+use crate::args::administered::{AdministeredCache, Place, PlaceArgs, number, text};
+use crate::args::client::OutputArgs;
+use crate::args::data::{administrator, ago, ahead, now};
 use crate::args::secret_key::{parse_secret_key, read_secret_key, write_secret};
+use crate::commands::cache::jobs;
 use crate::ui::json;
-use crate::ui::output::out;
+use crate::ui::output::{note, out, paths};
+use crate::ui::progress::watched;
 use crate::values::time::parse_time;
 
 /// Generate signing keys and show their public keys
@@ -58,7 +60,7 @@ Examples:
     /// Make a new key for a cache, beside the one that it has
     ///
     /// All servers of the cache sign with both within a second, and with the new one alone after --overlap: give it to clients until then ('narval use' reads it from
-    /// the cache). What was signed before keeps its signatures. The secret is in the index of the data, and never shown. Keys of the configuration file are not changed: remove
+    /// the cache). What an older key has signed is signed with the new one, too, and keeps its signatures. The secret is in the index of the data, and never shown. Keys of the configuration file are not changed: remove
     /// them there.
     #[command(
         after_help = "Examples:\n  narval key rotate team\n  narval key rotate team --overlap 7d --at https://cache.example.org"
@@ -95,17 +97,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Generate { name, out } => generate(&name, out.as_deref()),
         Command::Public { file } => public(file.as_deref()),
-        Command::Rotate { cache, overlap } => {
-            let body = json!({"overlapSeconds": overlap.map(|time| time.as_secs())});
-            let path = format!("caches/{}/keys", cache.cache);
-            let key = cache.place.open()?.ask(&Method::POST, &path, Some(&body))?;
-            if cache.json {
-                json::summary(key);
-            } else {
-                out!("{}", text(&key, "publicKey"));
-            }
-            Ok(())
-        }
+        Command::Rotate { cache, overlap } => rotate(&cache, overlap.map_or(OVERLAP_SECONDS, |time| time.as_secs())),
         Command::List(args) => {
             let keys = args.place.open()?.each(&format!("caches/{}/keys", args.cache), |key| {
                 let ends = number(&key, "ends").map_or_else(String::new, |time| format!(", ends {}", ahead(time)));
@@ -122,6 +114,39 @@ pub fn run(args: Args) -> Result<(), Failure> {
             Ok(())
         }
     }
+}
+
+fn rotate(args: &CacheKeysArgs, overlap_seconds: u64) -> Result<(), Failure> {
+    let place = AdministeredCache { place: args.place.open()?, name: args.cache.clone() };
+    let (output, kept) = (OutputArgs { quiet: false, json: args.json }, "what was signed stays so");
+    let (rotated, ended) = match &place.place {
+        Place::Here(data) => {
+            let cache = place.of(data)?;
+            let mut keys = args.place.data.sign_keys(&args.cache)?;
+            keys.extend(data.signing_keys().map_err(Failure::runtime)?.remove(&args.cache).unwrap_or_default());
+            cache.set_sign_keys(keys);
+            let asked = now().max(cache.keys().map_err(Failure::runtime)?.last().map_or(0, |key| key.created));
+            let (rotated, ended) = watched(output, (kept, "makes another key"), |work| {
+                cache.rotate(overlap_seconds, asked, &administrator(), work).map_err(Failure::runtime)
+            })?;
+            data.wait_until_noticed();
+            (rotated.to_value(), ended)
+        }
+        Place::There(_) => {
+            let options = json!({"overlapSeconds": overlap_seconds});
+            jobs::perform(&place, "rotate", &options, (output, kept))?
+        }
+    };
+    if args.json {
+        json::summary(rotated);
+        return ended;
+    }
+    if !rotated.is_null() {
+        out!("{}", text(&rotated, "publicKey"));
+        let [signed, failed] = ["signed", "failed"].map(|name| number(&rotated, name).unwrap_or(0));
+        note!("signed {} with it that an older key has signed; {failed} could not be", paths(signed));
+    }
+    ended
 }
 
 fn generate(name: &str, out: Option<&Path>) -> Result<(), Failure> {

@@ -41,6 +41,7 @@ pub use options::Options;
 pub use section::{Loaded, ReadKey, Section, Table, needs_restart};
 pub use tables::access_log::{AccessLog, BoxedLog, open as open_access_log};
 pub use tables::cache::Cache;
+pub use tables::destination::Destination;
 pub use tables::limits::{Limits, saturated};
 pub use tables::nar_cache::{NarCache, NarFolder, Warming};
 pub use tables::neighbours::{Neighbours, OnlyOn};
@@ -116,6 +117,8 @@ table! {
         neighbours: Neighbours = Nested::Here(Some("Neighbours")),
         /// Caches that take uploads; needs `data`. The cache `default` is at `/`, even without a section; others are below `/NAME`.
         cache: Vec<Cache> = Nested::Table(None),
+        /// Places that jobs may copy caches to.
+        destination: Vec<Destination> = Nested::Table(None),
         /// CI platforms whose jobs get tokens.
         oidc: Vec<Oidc> = Nested::Table(None),
         /// The access log.
@@ -201,6 +204,7 @@ impl ServeConfig {
         let caches = self.cache.iter().flat_map(|cache| &cache.upstream);
         wrong.extend(self.upstreams.upstream.iter().chain(caches).filter_map(|upstream| upstream.options().err()));
         wrong.extend(Oidc::check(&self.oidc));
+        wrong.extend(self.destination.iter().filter_map(|destination| destination.kept().err()));
         wrong.extend(self.tls.check().err());
         wrong.extend(self.proxies.check().err());
         wrong.extend(self.neighbours.check(self.caches().first().is_some_and(|cache| !cache.upstream.is_empty())));
@@ -232,6 +236,13 @@ impl ServeConfig {
         }
         for oidc in &self.oidc {
             needs(&oidc.origin, "oidc", format!("'{}' needs a data folder for the tokens", oidc.issuer));
+        }
+        for destination in &self.destination {
+            needs(
+                &destination.origin,
+                "destination",
+                format!("'{}' needs a data folder to copy from", destination.name),
+            );
         }
         if let Some(public) = self.public.as_ref().filter(|public| !public.value) {
             needs(&public.origin, "public = false", "needs a data folder for the tokens that readers need".to_owned());

@@ -190,7 +190,7 @@ fn a_path_of_another_store_names_that_store() {
 }
 
 /// Each command with `--json`: the page of its help, a command that succeeds, and one that fails.
-const JSON: [(&str, &str, &str); 45] = [
+const JSON: [(&str, &str, &str); 47] = [
     ("install", "install --from {cache} --store {root} {hello}", "install --offline --store {new} {hello}"),
     ("copy", "copy --store {root} --to file://{new} {hello}", "copy --store {new} --to file://{new} {hello}"),
     ("push", "push --store {root} --to file://{new} {hello}", "push --store {new} --to file://{new} {hello}"),
@@ -249,6 +249,12 @@ const JSON: [(&str, &str, &str); 45] = [
     ("cache-create", "cache create made --data {data}", "cache create nar --data {data}"),
     ("cache-settings", "cache settings made --data {data}", "cache settings other --data {data}"),
     ("cache-jobs", "cache jobs --data {data}", "cache jobs --data {new}"),
+    ("cache-recompress", "cache recompress --data {data}", "cache recompress --data {new}"),
+    (
+        "cache-export",
+        "cache export --destination file://{root}/mirror --data {data}",
+        "cache export --destination nowhere --data {data}",
+    ),
     ("key-rotate", "key rotate default --data {data}", "key rotate other --data {data}"),
     ("key-list", "key list default --data {data}", "key list other --data {data}"),
     ("login", "login {url} --name work --token-file {token}", "login {url} --paste"),

@@ -192,6 +192,28 @@ fn every_view_can_be_read_and_used_by_everybody() {
     browser.shows("2 machines with an error");
     check(&mut browser, "machines");
     keyboard(&mut browser, "machines");
+    let far = r#"{"step":"removing","things":"paths","done":2048,"of":7100,"bytes":0,"ofBytes":0,"secondsLeft":200}"#;
+    let failed = json!({"error": format!("<img src=x onerror=alert(1)> {}", "word".repeat(200))});
+    let key = r#"{"name":"default-1","publicKey":"default-1:nIfGhEJyf7WG5gHB3QEfGWdcJZuUxa9TbGPxvYRmGZE=","signed":41,"failed":0}"#;
+    let rows = [
+        ("gc", "running", "null", "null"),
+        ("export", "failed", "5", &*failed.to_string()),
+        ("rotate", "done", "5", key),
+    ];
+    for (number, (kind, state, ended, result)) in rows.into_iter().enumerate() {
+        let statement = format!(
+            "insert into jobs (id, cache, kind, options, token, label, state, created, started, ended, progress, result, owner, fence, until, cancelled) \
+             values ('0a1b2c3d4f5g6h7{number}', 'default', '{kind}', '{{\"to\":\"mirror\"}}', '', 'laptop', '{state}', 5, 5, {ended}, '{far}', '{result}', 'process 1 on host', 1, 99999999999, 0)"
+        );
+        let index = lab.store.path("data/index.sqlite");
+        assert!(Command::new("sqlite3").arg(index).arg(statement).status().unwrap().success());
+    }
+    browser.open(&format!("{url}/_narval/manage/jobs"), "2,048 of 7,100 paths");
+    browser.shows("about 4 minutes left");
+    browser.shows("<img src=x onerror=alert(1)>");
+    browser.shows("signed: 41");
+    check(&mut browser, "jobs");
+    keyboard(&mut browser, "jobs");
     browser.open(&format!("{url}/_narval/manage/audit"), "sign-in");
     check(&mut browser, "audit");
     keyboard(&mut browser, "audit");

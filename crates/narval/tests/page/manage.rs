@@ -5,12 +5,13 @@ use crate::lab::{Lab, Session};
 use crate::support::{hash_part, stdout};
 
 /// Every form of the page: the part of Manage, what it sends, and the scope that it needs.
-fn forms(path: &str) -> [(&'static str, String, &'static str); 6] {
+fn forms(path: &str) -> [(&'static str, String, &'static str); 7] {
     let hash = hash_part(path);
     [
         ("tokens", "do=create&label=x&scope=pull&caches=*".into(), "admin"),
         ("tokens", "do=revoke&id=0123456789abcdfg".into(), "admin"),
-        ("space", "do=collect".into(), "admin"),
+        ("jobs", "do=collect".into(), "admin"),
+        ("jobs", "do=cancel&id=0123456789abcdfg".into(), "admin"),
         ("pins", format!("do=pin&name=x&path={hash}"), "pin"),
         ("pins", format!("do=unpin&name=x&path={hash}"), "pin"),
         ("delete", format!("do=delete&path={hash}"), "delete"),
@@ -103,7 +104,17 @@ fn every_write_needs_the_session_its_proof_and_our_page() {
     let space = view(&lab, "space", &fields);
     assert!(space.contains("Nothing: everything is pinned") && space.contains(">tree<"), "{space}");
     assert!(space.contains("Less than a day ago</td><td class=\"n\">1</td>"), "{space}");
-    done("space", "do=collect", "Removed 0 paths");
+    done("jobs", "do=collect", "A collection is under way.");
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let jobs = loop {
+        let jobs = view(&lab, "jobs", &fields);
+        if jobs.contains("removed: 0") || std::time::Instant::now() > end {
+            break jobs;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    };
+    assert!(jobs.contains("<b>gc</b>") && jobs.contains("done") && jobs.contains("kept: 1"), "{jobs}");
+    assert!(!jobs.contains("Cancel"), "it has ended: {jobs}");
     assert!(lab.has(&path));
     let question = view(&lab, &format!("delete?path={hash}"), &fields);
     assert!(question.contains("Delete 1 path, "), "{question}");

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::api::{ask, lab, until};
 use crate::contract::narinfo_url;
-use crate::lab::{Lab, Nar, configured};
-use crate::support::{NARVAL, value};
+use crate::lab::{Lab, Nar};
+use crate::support::{NARVAL, Store, value};
 
 /// How long a job may take, with servers that are killed meanwhile.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -27,15 +27,6 @@ fn fill(lab: &Lab, below: &str, token: &str, paths: u32) {
         let narinfo = nar.narinfo(&path, &[]);
         assert_eq!(lab.put(&format!("{below}{}", narinfo_url(&path)), token, narinfo.as_bytes()).status, 201);
     }
-}
-
-fn restart(lab: &mut Lab, signal: &str) {
-    let text = std::fs::read_to_string(lab.store.path("narval.toml")).unwrap();
-    // The old one first: the new one must not do what it was told.
-    let dead = lab.server.pid().to_string();
-    assert!(Command::new("kill").args([signal, &dead]).status().unwrap().success());
-    let new = configured(&lab.store, &text);
-    drop(std::mem::replace(&mut lab.server, new));
 }
 
 fn start(lab: &Lab, cache: &str, token: &str, kind: &str, options: &Value) -> String {
@@ -58,65 +49,17 @@ fn ended(lab: &Lab, cache: &str, token: &str, id: &str) -> Value {
     }
 }
 
-/// Each kind, with a server that is killed at random: another one goes on, and what comes of it is right.
-#[test]
-fn jobs_outlive_their_servers() {
-    let mut lab = lab();
-    let admin = lab.token("admin");
-    assert_eq!(ask(&lab, "PUT", "caches/team", &admin, &json!({})).0, 201);
-    until(200, "it is served", || lab.send("GET", "/team/nix-cache-info", &admin, &[], b"").status);
-    fill(&lab, "/team", &admin, 40);
-    let pin = json!({"path": path_of(7)});
-    assert_eq!(ask(&lab, "PUT", "caches/team/pins/seven", &admin, &pin).0, 200);
-    let seed = u64::from(std::process::id());
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for (kind, kills) in [("fsck", 3), ("gc", 3), ("delete", 3)] {
-        let id = match kind {
-            "fsck" => start(&lab, "team", &admin, "fsck", &json!({"contents": true})),
-            "gc" => {
-                // All that is not pinned is too much.
-                assert_eq!(ask(&lab, "PATCH", "caches/team", &admin, &json!({"sizeMax": 1})).0, 200);
-                start(&lab, "team", &admin, "gc", &json!({}))
-            }
-            _ => ask(&lab, "DELETE", "caches/team", &admin, &Value::Null).1["id"].as_str().unwrap().to_owned(),
-        };
-        for _ in 0..kills {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            std::thread::sleep(Duration::from_millis(random % 2500));
-            restart(&mut lab, "-KILL");
-        }
-        let job = ended(&lab, "team", &admin, &id);
-        assert_eq!(job["state"], "done", "seed {seed}: {job}");
-        match kind {
-            "fsck" => assert_eq!((&job["result"]["paths"], &job["result"]["found"]), (&40.into(), &0.into()), "{job}"),
-            "gc" => {
-                let (_, left) = ask(&lab, "GET", "caches/team/paths", &admin, &Value::Null);
-                let left: Vec<&str> =
-                    left["items"].as_array().unwrap().iter().map(|path| path["path"].as_str().unwrap()).collect();
-                assert_eq!(left, [path_of(7)], "seed {seed}");
-            }
-            _ => {
-                assert_eq!(ask(&lab, "GET", "caches/team", &admin, &Value::Null).0, 404);
-                let nars = lab.data_path().join("caches/team/nar");
-                assert_eq!(std::fs::read_dir(nars).map_or(0, Iterator::count), 0, "seed {seed}: its NARs are gone");
-                // Its name can be used again, and nothing of before is there.
-                assert_eq!(ask(&lab, "PUT", "caches/team", &admin, &json!({})).0, 201);
-                assert_eq!(ask(&lab, "GET", "caches/team/paths", &admin, &Value::Null).1["items"], json!([]));
-                assert_eq!(ask(&lab, "GET", "caches/team/pins", &admin, &Value::Null).1["items"], json!([]));
-                assert_eq!(
-                    ask(&lab, "GET", "caches/team/keys", &admin, &Value::Null).1["items"].as_array().unwrap().len(),
-                    1
-                );
-            }
-        }
-    }
-}
-
 #[test]
 fn one_job_of_a_kind_at_a_time_is_watched_and_cancelled() {
-    let lab = lab();
+    let store = Store::new();
+    let ((key, _), text) = (
+        store.key("own-1"),
+        "data = 'data'\nsign-keys = 'KEY'\n[[destination]]\nname = 'mirror'\nurl = 'file://DIR/mirror'\n\
+        [[destination]]\nname = 'new'\ndata = 'DIR/new'\n",
+    );
+    let folder = store.dir.path().to_str().unwrap().to_owned();
+    let text = text.replace("KEY", key.to_str().unwrap()).replace("DIR", &folder);
+    let lab = Lab::configured(store, &text);
     let admin = lab.token("admin");
     fill(&lab, "", &admin, 3);
     let jobs = "caches/default/jobs";
@@ -158,8 +101,32 @@ fn one_job_of_a_kind_at_a_time_is_watched_and_cancelled() {
     assert!(said.contains("removed 0 paths, kept 3; deleted 0 NARs without a path"), "{said}");
     let said = run(&["cache", "fsck", "--contents"]);
     assert!(said.contains("3 paths, 3 NARs, 0 problems"), "{said}");
+    let said = run(&["cache", "recompress"]);
+    assert!(said.contains("recompressed 3 NARs; 0 could not be"), "{said}");
+    let said = run(&["key", "rotate", "default"]);
+    assert!(said.starts_with("default-1:") && said.contains("signed 3 paths with it"), "{said}");
+    let said = run(&["cache", "export", "--destination", "mirror"]);
+    assert!(said.contains("copied 3 paths with 3 NARs"), "{said}");
+    assert!(lab.store.path("mirror/default/nix-cache-info").exists());
+    let said = run(&["cache", "migrate", "--destination", "new"]);
+    assert!(said.contains("copied 3 paths with 3 NARs"), "{said}");
     let said = run(&["cache", "jobs"]);
     assert!(said.contains("  fsck  done  started just now by test"), "{said}");
+    // And on the data, by the same code.
+    let here = |args: &[&str]| {
+        let output = Command::new(NARVAL).args(args).arg("--data").arg(lab.data_path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {said}");
+        String::from_utf8(output.stdout).unwrap() + &said
+    };
+    assert!(here(&["cache", "recompress"]).contains("recompressed 0 NARs"));
+    let mirror = format!("file://{folder}/mirror");
+    let said = here(&["cache", "export", "--destination", &mirror]);
+    assert!(said.contains("copied 0 paths with 0 NARs (0 B) and 0 other files; 3 were there already"), "{said}");
+    assert!(here(&["key", "rotate", "default"]).contains("signed 3 paths with it"));
+    let mut nowhere = Command::new(NARVAL);
+    nowhere.args(["cache", "export", "--destination", "nowhere", "--data"]).arg(lab.data_path());
+    assert_eq!(nowhere.output().unwrap().status.code(), Some(2));
 }
 
 /// What is signed, by which keys, before, during and after a rotation.

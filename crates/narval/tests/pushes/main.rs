@@ -17,6 +17,7 @@ mod figures;
 mod full_disk;
 mod in_bucket;
 mod interrupted;
+mod job_kills;
 mod jobs;
 mod killed;
 mod lab;

@@ -4,13 +4,13 @@
 //! not the row's any more.
 
 use crate::CacheName;
-use crate::index::tx::{NOTE, NOTE_LATER, Reading, Row, TxError, args, statements};
+use crate::index::tx::{NOTE, NOTE_LATER, Reading, Refused, Row, Tx, TxError, args, statements};
 use crate::index::{Index, IndexError};
 use crate::jobs::{JOB_LEASE_SECONDS, JOBS_KEPT_MAX, JOBS_LISTED_MAX, Job, JobState};
 
 macro_rules! columns {
     () => {
-        "id, cache, kind, options, token, label, state, created, started, ended, progress, result, fence, cancelled"
+        "id, cache, kind, options, token, label, state, created, started, ended, progress, result, fence, cancelled, owner"
     };
 }
 
@@ -27,6 +27,8 @@ statements! {
          started = coalesce(started, {now}) where id = $3 and ended is null and until < {now} returning ", columns!());
     RENEW(Int, Text, Text, Int) = "update narval.jobs set until = {now} + $1, progress = $2 where id = $3 and fence = $4 and ended is null \
          returning cancelled";
+    /// The row stays locked until the end of the transaction: nobody takes the job meanwhile.
+    HOLD(Int, Text, Int) = "update narval.jobs set until = {now} + $1 where id = $2 and fence = $3 and ended is null";
     END(Text, Text, Text, Int) = "update narval.jobs set ended = {now}, until = 0, state = $1, result = $2 where id = $3 and fence = $4 and ended is null";
     RELEASE(Text, Int) = "update narval.jobs set until = 0 where id = $1 and fence = $2 and ended is null";
     CANCEL(Text) = "update narval.jobs set cancelled = 1 where id = $1 and ended is null";
@@ -54,7 +56,14 @@ fn job(row: &dyn Row) -> Result<Job, TxError> {
         result: serde_json::from_str(&result)?,
         fence: row.get(12)?,
         is_cancelled: row.get::<i64>(13)? != 0,
+        server: Some(row.get(14)?).filter(|owner: &String| !owner.is_empty()),
     })
+}
+
+/// To be called at the beginning of a transaction of a job: nothing is done if another process does that job, or it has ended. Its lease is renewed.
+pub(in crate::index) fn hold(tx: &mut dyn Tx, id: &str, fence: i64) -> Result<(), TxError> {
+    let held = tx.execute(&HOLD, &args![JOB_LEASE_SECONDS, id, fence])?;
+    if held > 0 { Ok(()) } else { Err(Refused::Superseded.into()) }
 }
 
 impl dyn Index + '_ {

@@ -2,7 +2,7 @@
 
 mod audit;
 mod caches;
-mod jobs;
+pub(super) mod jobs;
 mod machines;
 mod nars;
 mod paths;

@@ -60,7 +60,7 @@ fn pushes_until_it_is_killed() {
                     cache.commit_narinfos(&batch, &pusher()).ok();
                     if thread == 1 {
                         // What others have pushed, in the middle of their work.
-                        cache.recompress().ok();
+                        cache.recompress(Work::unwatched()).ok();
                     }
                     if thread == 0 {
                         cache.delete(&paths[0].part(), true, &with_scopes("delete")).ok();

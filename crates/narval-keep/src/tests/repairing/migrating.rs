@@ -40,7 +40,7 @@ fn open(place: &crate::Place) -> Data {
 }
 
 fn migrate(from: &Data, to: &Data) -> Migrated {
-    from.migrate_to(to, &Grant::administrator("test"), Work::unwatched()).unwrap()
+    from.migrate_to(to, None, &Grant::administrator("test"), Work::unwatched()).unwrap()
 }
 
 /// A path, its narinfo, and the bytes of its NAR.
@@ -64,7 +64,7 @@ pub(super) fn all(data: &Data) -> Vec<(CacheName, Vec<Contents>)> {
 }
 
 /// 150 paths, each of which refers to the ones before it in a tree, and one that refers to an upstream's.
-fn fill(cache: &Cache) -> Vec<TestPath> {
+pub(super) fn fill(cache: &Cache) -> Vec<TestPath> {
     let mut paths: Vec<TestPath> = Vec::new();
     for number in 0_usize..150 {
         let reference = (number > 0).then(|| paths[(number - 1) / 2].clone());
@@ -78,7 +78,7 @@ fn fill(cache: &Cache) -> Vec<TestPath> {
     paths
 }
 
-struct AnUpstream;
+pub(super) struct AnUpstream;
 
 impl Elsewhere for AnUpstream {
     fn have(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
@@ -175,7 +175,8 @@ fn a_damaged_nar_is_not_copied() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, &bytes).unwrap();
     let to = open(&there);
-    let error = fixture.data.migrate_to(&to, &Grant::administrator("test"), Work::unwatched()).unwrap_err().to_string();
+    let error =
+        fixture.data.migrate_to(&to, None, &Grant::administrator("test"), Work::unwatched()).unwrap_err().to_string();
     assert!(
         error.contains(path.info.path.base_name()) || error.contains(&path.file_name(Compression::Zstd)),
         "{error}"

@@ -1,6 +1,7 @@
 //! fsck, a rebuilt or restored index, older tables.
 
 pub(super) mod backups;
+pub(super) mod exporting;
 pub(super) mod fsck;
 pub(super) mod migrating;
 pub(super) mod rebuilding;

@@ -101,7 +101,7 @@ impl Data {
                 let settings = shelf.text_of(&manifest.settings).map_err(shelf.fail("read rows in"))?;
                 if manifest.nars {
                     let source = folder.join(SOURCE);
-                    let how = Copied { grant, work, is_noted: false };
+                    let how = Copied { only: None, grant, work, is_noted: false };
                     restored.copied = copy(&shelf, &manifest, &settings, (&source, to), how)?;
                 } else {
                     restored.found = to.import_caches(work)?;

@@ -1,33 +1,27 @@
-//! Copies all caches to another place: from a folder to a bucket, or back.
+//! Copies caches to another place: from a folder to a bucket, or back; and to a plain binary cache (`plain.rs`).
 //!
 //! A path is committed after its references, and after its NAR was received and verified like any upload. So the destination is a valid
 //! cache at every moment, and a copy that was interrupted continues: NARs and paths that are there are not read again.
 
 mod nars;
+mod plain;
 mod small;
+mod walk;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_files::Work;
 use narval_nix::{HashPart, NarInfo, StoreDir};
 use thiserror::Error;
 
-pub(super) use self::small::copy_small_files;
-
+pub use self::walk::Migrated;
 use crate::index::{Commit, IndexError, PathRecord};
 use crate::push::commit::{ATTEMPTS_MAX, is_same};
 use crate::push::trust::merge;
-use crate::{Cache, Data, DataError, Grant, Imported, Refusal, RefusalKind};
+use crate::{Cache, CacheName, Data, DataError, Grant, Imported, Refusal, RefusalKind};
 
-/// Paths in one commit.
-const BATCH: usize = 128;
-
-/// Paths that are compared at a time.
-const PAGE: usize = 1024;
-
-/// NARs that are copied at the same time.
-const THREADS: usize = 8;
+pub(super) use self::small::copy_small_files;
+use self::walk::{Tally, To, Walk};
 
 /// Why a cache was not copied completely.
 #[derive(Debug, Error)]
@@ -39,7 +33,7 @@ pub enum MigrateError {
     #[error("cache '{cache}': {refusal}")]
     Refused {
         /// The cache.
-        cache: crate::CacheName,
+        cache: CacheName,
         /// Why.
         refusal: Refusal,
     },
@@ -51,60 +45,26 @@ impl From<IndexError> for MigrateError {
     }
 }
 
-/// What was copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Migrated {
-    /// Paths that were committed.
-    pub paths: u64,
-    /// Paths of the source that were there already.
-    pub present: u64,
-    /// NARs that were sent.
-    pub nars: u64,
-    /// Bytes of these.
-    pub bytes: u64,
-    /// Logs, realisations and other small files.
-    pub files: u64,
-    /// Tokens that were not there.
-    pub tokens: u64,
-    /// Pins of the source that the destination has.
-    pub pins: u64,
-}
-
-/// Counts while threads copy.
-#[derive(Default)]
-struct Tally {
-    paths: AtomicU64,
-    present: AtomicU64,
-    nars: AtomicU64,
-    bytes: AtomicU64,
-    files: AtomicU64,
-}
-
-impl Tally {
-    fn add(count: &AtomicU64, more: u64) {
-        count.fetch_add(more, Ordering::Relaxed);
-    }
-
-    fn migrated(&self) -> Migrated {
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let (paths, present, nars) = (get(&self.paths), get(&self.present), get(&self.nars));
-        Migrated { paths, present, nars, bytes: get(&self.bytes), files: get(&self.files), tokens: 0, pins: 0 }
-    }
-}
-
 impl Data {
-    /// Copies all caches to another place, with their settings, tokens and pins; called again, it copies what is missing. The source's files and paths are not changed. Where both have a path with different
-    /// contents, the destination's is replaced.
+    /// Copies caches, all or only one, to another place, with their settings, tokens and pins; called again, it copies what is missing. The source's files and paths
+    /// are not changed. Where both have a path with different contents, the destination's is replaced.
     ///
     /// # Errors
     /// If one of the two places fails, or a NAR of the source is lost or damaged. What was copied so far stays.
-    pub fn migrate_to(&self, to: &Self, grant: &Grant, work: &Work) -> Result<Migrated, MigrateError> {
-        let migrated = self.copy_to(to, Copied { grant, work, is_noted: true }, &|| self.export_to(to))?;
+    pub fn migrate_to(
+        &self,
+        to: &Self,
+        only: Option<&CacheName>,
+        grant: &Grant,
+        work: &Work,
+    ) -> Result<Migrated, MigrateError> {
+        let how = Copied { only, grant, work, is_noted: true };
+        let migrated = self.copy_to(to, how, &|| self.export_to(to, only))?;
         self.revoke_in(to)?;
         Ok(migrated)
     }
 
-    /// Copies the paths of all caches. `take_settings` is called before and after.
+    /// Copies the paths of caches. `take_settings` is called before and after.
     pub(super) fn copy_to(
         &self,
         to: &Self,
@@ -113,9 +73,10 @@ impl Data {
     ) -> Result<Migrated, MigrateError> {
         // Settings and tokens before paths, so that nothing private is ever public; pins after them.
         let tokens = take_settings()?.tokens;
-        let work = how.work;
+        let Copied { only, work, .. } = how;
         let tally = Tally::default();
-        let caches = self.caches()?;
+        let mut caches = self.caches()?;
+        caches.retain(|cache| only.is_none_or(|only| cache.name() == only));
         let mut all = 0;
         for cache in &caches {
             all += cache.index().usage(cache.id())?.paths;
@@ -123,9 +84,13 @@ impl Data {
         work.begin("copying", "paths", all, 0);
         for from in caches {
             let Some(to) = to.cache(from.name())? else { continue };
-            let copied =
-                Copying { from: &from, to: &to, how, tally: &tally, work, batch: Vec::new(), planned: HashSet::new() }
-                    .run();
+            let copying = Copying { from: &from, to: &to, how, tally: &tally };
+            let copied = Walk::new(&from, &copying, &tally, work).run().and_then(|()| {
+                copy_small_files(from.files(), (to.storage(), to.files()), work, &mut |old, len| {
+                    to.small_bytes().change(old, len);
+                    Tally::add(&tally.files, 1);
+                })
+            });
             copied.map_err(|refusal| MigrateError::Refused { cache: from.name().clone(), refusal })?;
         }
         let later = take_settings()?;
@@ -150,108 +115,38 @@ impl Data {
 /// How caches are copied.
 #[derive(Clone, Copy)]
 pub(super) struct Copied<'a> {
+    /// Only this cache.
+    pub(super) only: Option<&'a CacheName>,
     pub(super) grant: &'a Grant,
     pub(super) work: &'a Work,
     /// Whether each path is in the audit log of the destination.
     pub(super) is_noted: bool,
 }
 
-/// A cache that is being copied.
+/// A cache that is being copied to another one.
 struct Copying<'a> {
     from: &'a Cache,
     to: &'a Cache,
     how: Copied<'a>,
     tally: &'a Tally,
-    work: &'a Work,
-    /// Paths to be committed next, references first.
-    batch: Vec<PathRecord>,
-    /// Paths of this page that were visited.
-    planned: HashSet<HashPart>,
 }
 
-/// A path whose references are being visited.
-struct Visited {
-    record: PathRecord,
-    /// References that the destination lacks.
-    lacking: Vec<HashPart>,
-}
-
-impl Copying<'_> {
-    fn run(mut self) -> Result<(), Refusal> {
-        let (mut page, from) = (Vec::new(), self.from);
-        from.each_path(|path| {
-            page.push(path.hash_part);
-            if page.len() == PAGE { self.copy_page(&std::mem::take(&mut page)) } else { Ok(()) }
-        })?;
-        self.copy_page(&page)?;
-        let to = self.to;
-        copy_small_files(from.files(), (to.storage(), to.files()), self.work, &mut |old, len| {
-            to.small_bytes().change(old, len);
-            Tally::add(&self.tally.files, 1);
-        })
+impl To for Copying<'_> {
+    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Refusal> {
+        let theirs = self.to.index().narinfos(self.to.id(), parts)?;
+        let store_dir = &self.from.settings().store_dir;
+        let is_there = |(ours, theirs): (&Option<Vec<u8>>, Option<Vec<u8>>)| {
+            ours.as_ref().zip(theirs).is_some_and(|(ours, theirs)| is_copy(ours, &theirs, store_dir))
+        };
+        Ok(ours.iter().zip(theirs).map(is_there).collect())
     }
 
-    fn copy_page(&mut self, parts: &[HashPart]) -> Result<(), Refusal> {
-        let (from, to) = (self.from, self.to);
-        let (ours, theirs) = (from.index().narinfos(from.id(), parts)?, to.index().narinfos(to.id(), parts)?);
-        let store_dir = &from.settings().store_dir;
-        for ((part, ours), theirs) in parts.iter().zip(ours).zip(theirs) {
-            // Removed since.
-            let Some(ours) = ours else { continue };
-            if theirs.is_some_and(|theirs| is_copy(&ours, &theirs, store_dir)) {
-                // One that was copied for the sake of another path is counted already.
-                if !self.planned.contains(part) {
-                    Tally::add(&self.tally.present, 1);
-                    self.work.count(1);
-                }
-                continue;
-            }
-            self.visit(part)?;
-        }
-        self.flush()?;
-        self.planned.clear();
-        Ok(())
+    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Refusal> {
+        Ok(self.to.index().present(self.to.id(), parts)?)
     }
 
-    /// Adds a path to the batch after its references. In a circle of references, one of them is first.
-    fn visit(&mut self, part: &HashPart) -> Result<(), Refusal> {
-        let mut stack: Vec<Visited> = self.enter(part)?.into_iter().collect();
-        while let Some(visited) = stack.last_mut() {
-            if let Some(reference) = visited.lacking.pop() {
-                stack.extend(self.enter(&reference)?);
-                continue;
-            }
-            self.batch.extend(stack.pop().map(|visited| visited.record));
-            if self.batch.len() >= BATCH {
-                self.flush()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A path that was not visited before.
-    fn enter(&mut self, part: &HashPart) -> Result<Option<Visited>, Refusal> {
-        if !self.planned.insert(*part) {
-            return Ok(None);
-        }
-        // One that the source does not have is in an upstream.
-        let Some(record) = self.from.index().path(self.from.id(), part)? else { return Ok(None) };
-        let present = self.to.index().present(self.to.id(), &record.references)?;
-        let references = record.references.iter().zip(present);
-        let lacking = references.filter(|(_, present)| !present).map(|(reference, _)| *reference).collect();
-        Ok(Some(Visited { record, lacking }))
-    }
-
-    /// Copies the NARs of the batch, and commits it.
-    fn flush(&mut self) -> Result<(), Refusal> {
-        let mut batch = std::mem::take(&mut self.batch);
-        if batch.is_empty() {
-            return Ok(());
-        }
-        let fail = |error: std::io::Error| Refusal::of_file("copy", "NARs", &error);
-        self.work.check().map_err(fail)?;
-        let names = self.copy_nars(&batch)?;
-        let mut names = names.into_iter();
+    fn take(&self, mut batch: Vec<PathRecord>) -> Result<(), Refusal> {
+        let mut names = self.copy_nars(&batch)?.into_iter();
         // The name of the NAR here; a path that was removed meanwhile has none.
         batch.retain_mut(|record| match names.next().flatten() {
             Some(name) => {
@@ -266,10 +161,11 @@ impl Copying<'_> {
             self.to.audit_done(self.how.grant, "narinfo", paths);
         }
         Tally::add(&self.tally.paths, batch.len() as u64);
-        self.work.count(batch.len() as u64);
         Ok(())
     }
+}
 
+impl Copying<'_> {
     fn commit(&self, batch: &[PathRecord]) -> Result<(), Refusal> {
         let to = self.to;
         let failed = |error: std::io::Error| Refusal::of_file("write", "a narinfo", &error);

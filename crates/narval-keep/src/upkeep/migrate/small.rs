@@ -43,7 +43,7 @@ pub(in crate::upkeep) fn copy_small_files(
 }
 
 /// Whether a name leads into this folder, and nowhere else.
-fn is_below(name: &str, folder: &str) -> bool {
+pub(super) fn is_below(name: &str, folder: &str) -> bool {
     name.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
         && Path::new(name).components().all(|component| matches!(component, Component::Normal(_)))
 }

@@ -57,7 +57,7 @@ pub(super) fn run(args: &JobsArgs) -> Result<(), Failure> {
 }
 
 /// Has a server do a job, and shows how far it is. A signal cancels it. Returns its result, and the failure to end with if it was cancelled.
-pub(super) fn perform(
+pub(crate) fn perform(
     place: &AdministeredCache,
     kind: &str,
     options: &Value,

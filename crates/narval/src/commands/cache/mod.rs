@@ -4,11 +4,12 @@ mod audit;
 mod backup;
 mod caches;
 mod check;
-mod jobs;
+mod export;
+pub(crate) mod jobs;
 mod migrate;
+mod recompress;
 mod sign;
 
-use std::io::{self, BufWriter, Write};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
@@ -151,7 +152,7 @@ enum Command {
     Fsck(check::FsckArgs),
     /// List, watch and cancel jobs of a server: long work that it does by itself
     ///
-    /// 'narval cache gc --at' and 'fsck --at' start them. A job goes on after a restart, or at another server of the same data; its result is known for a week.
+    /// 'narval cache gc', 'fsck', 'recompress', 'export' and 'migrate' and 'narval key rotate' start them, with --at. A job goes on after a restart, or at another server of the same data; its result is known for a week.
     #[command(
         after_help = "Examples:\n  narval cache jobs --at https://cache.example.org\n  narval cache jobs --cancel 0a1b2c3d4f5g6h7i --at https://cache.example.org"
     )]
@@ -166,12 +167,15 @@ enum Command {
     /// Onto either database and either storage, whatever the backup is of. Every NAR is verified. Until it is complete, nothing can use the place: when it was
     /// interrupted, the same command starts again. A backup without NARs is restored beside the files that are there, which are all read.
     Restore(backup::RestoreArgs),
-    /// Print the data that is only in the index: settings, token hashes, pins
-    #[command(after_help = "Example:\n  narval cache export > saved.json")]
-    Export {
-        #[command(flatten)]
-        data: DataArgs,
-    },
+    /// Recompress the NARs of a cache to zstd
+    ///
+    /// Those in zstd are left alone. The old files stay for 30 days, because clients remember their names. It can be interrupted, and run again.
+    Recompress(recompress::RecompressArgs),
+    /// Copy a cache to a plain binary cache, or print the data that is only in the index
+    ///
+    /// With --destination, everything that clients read is copied to a folder that Nix and web servers read, or to a bucket, below the cache's name. Every NAR is compared with
+    /// its hash. It can be interrupted, and run again: it copies what is missing or has changed, and removes nothing. Without --destination, settings, token hashes, pins and releases are printed.
+    Export(export::ExportArgs),
     /// Restore the output of `narval cache export`
     #[command(after_help = "Example:\n  narval cache import saved.json")]
     Import {
@@ -210,13 +214,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Jobs(args) => jobs::run(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
-        Command::Export { data } => {
-            let mut stdout = BufWriter::new(io::stdout().lock());
-            data.open()?.export(&mut stdout).map_err(Failure::runtime)?;
-            writeln!(stdout)
-                .and_then(|()| stdout.flush())
-                .map_err(|error| Failure::runtime(format!("cannot write to standard output: {error}")))
-        }
+        Command::Recompress(args) => recompress::recompress(&args),
+        Command::Export(args) => export::export(&args),
         Command::Import { data, file } => check::import(&data, &file),
         Command::Migrate(args) => migrate::migrate(args),
     }

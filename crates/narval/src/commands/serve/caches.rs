@@ -92,7 +92,9 @@ impl Opened {
         if let Some(data) = data.as_ref().filter(|_| !settings.config.share_data) {
             warn_if_shared(data.folder());
         }
-        Ok(Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() })
+        let opened = Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() };
+        opened.set_destinations(settings)?;
+        Ok(opened)
     }
 
     /// The caches of the data folder that are served without being in the file, and the keys of all, as any process has changed them.
@@ -105,6 +107,17 @@ impl Opened {
         let managed = caches.iter().map(|cache| (cache.name().clone(), cache.settings()));
         let caches = managed.filter(|(name, settings)| settings.managed && !is_reserved_name(name.as_str())).collect();
         Ok(Managed { caches, keys: data.signing_keys().map_err(Failure::runtime)? })
+    }
+
+    /// Changes where jobs may copy caches to.
+    ///
+    /// # Errors
+    /// One of them is not complete.
+    pub(super) fn set_destinations(&self, settings: &Settings) -> Result<(), Failure> {
+        if let Some(data) = &self.data {
+            data.set_destinations(settings.destinations()?);
+        }
+        Ok(())
     }
 
     /// Changes the memory for the windows of uploads' decoders.

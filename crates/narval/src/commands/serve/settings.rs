@@ -1,11 +1,12 @@
 //! What `narval serve` makes of its configuration: the keys are read, and each cache has its own settings.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use narval_cache::upstream::{Deadline, NamePattern, UpstreamOptions};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
-use narval_keep::{CacheName, CacheSettings, Place, Redirect};
+use narval_keep::{CacheName, CacheSettings, Destination, Place, Redirect};
 use narval_nix::SecretKey;
 use narval_serve::{DeltaMode, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
@@ -113,6 +114,16 @@ impl Settings {
     pub(crate) fn place(&self) -> Result<Option<Place>, Failure> {
         let place = |data: &PathBuf| place_of(data, self.config.cache_dir.clone(), Some(self.config.cache_size));
         self.config.data.as_ref().map(place).transpose()
+    }
+}
+
+impl Settings {
+    /// Where jobs may copy caches to.
+    ///
+    /// # Errors
+    /// One of them is not complete.
+    pub(crate) fn destinations(&self) -> Result<BTreeMap<String, Destination>, Failure> {
+        self.config.destination.iter().map(|to| to.kept().map_err(Failure::usage)).collect()
     }
 }
 

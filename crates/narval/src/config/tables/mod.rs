@@ -2,6 +2,7 @@
 
 pub(in crate::config) mod access_log;
 pub(in crate::config) mod cache;
+pub(in crate::config) mod destination;
 pub(in crate::config) mod limits;
 pub(in crate::config) mod nar_cache;
 pub(in crate::config) mod neighbours;

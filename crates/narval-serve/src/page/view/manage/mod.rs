@@ -1,6 +1,7 @@
 //! Manage: what a token allows, as forms that work without script. Each has the session's proof, and is answered with the view that it is in.
 
 mod audit;
+mod jobs;
 mod machines;
 mod pins;
 mod space;
@@ -19,11 +20,12 @@ use crate::page::parts::Parts;
 use crate::page::visit::{Visit, Who};
 
 /// The views: their address, their title, and the scope that they need.
-const VIEWS: [(&str, &str, Scope); 5] = [
+const VIEWS: [(&str, &str, Scope); 6] = [
     ("space", "Space", Scope::Admin),
     ("pins", "Pins", Scope::Pin),
     ("machines", "Machines", Scope::Admin),
     ("tokens", "Tokens", Scope::Admin),
+    ("jobs", "Jobs", Scope::Admin),
     ("audit", "Audit", Scope::Admin),
 ];
 
@@ -102,6 +104,7 @@ fn render(parts: &Parts, part: &str, visit: &Visit, asked: Form, notice: &Markup
                 "pins" => manage.pins()?,
                 "tokens" => manage.tokens()?,
                 "audit" => manage.audit()?,
+                "jobs" => manage.jobs()?,
                 "machines" => manage.machines()?,
                 DELETE => manage.delete()?,
                 _ => manage.space()?,

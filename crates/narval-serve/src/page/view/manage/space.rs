@@ -124,7 +124,7 @@ impl Manage<'_> {
                     deleted a day later, because clients may still ask for them. " (many(would.files, "NAR")) " without a path, "
                     (bytes(would.bytes)) ": deleted now."
                 }
-                (self.form("space", "collect", "", &html! { p { button.danger { "Run a collection" } } }))
+                (self.form("jobs", "collect", "", &html! { p { button.danger { "Run a collection" } } }))
             }
         })
     }
