@@ -6,7 +6,7 @@
 //! Time that limits what may be done also passes while the machine is suspended. [`Instant::now`] stands still then (`CLOCK_MONOTONIC`), so
 //! [`instant`] counts from `CLOCK_BOOTTIME`. Compare its results only with each other.
 
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -132,6 +132,18 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         }
     }
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until something has changed that a mutex guards.
+pub fn wait<'a, T>(mutex: &'a Mutex<T>, changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    #[cfg(any(test, feature = "simulation"))]
+    if let Some(time) = simulated() {
+        drop(guard);
+        time.sleep(Duration::from_millis(1));
+        return mutex.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+    let _ = mutex;
+    changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether work may be given to other threads. A simulation knows only its own.

@@ -28,6 +28,8 @@ use super::nodes::{Members, PeerSecret};
 use narval_client::clock;
 
 pub use error::IndexError;
+#[cfg(all(test, feature = "postgres"))]
+pub(crate) use postgres::{IDLE_MAX, Shared, SimulatedPostgres};
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
 pub use records::Usage;

@@ -102,6 +102,8 @@ impl Task {
             10..16 => 30_000,
             _ => 300,
         };
+        // Where transactions are done beside each other, more of them are to meet.
+        let lasts = if self.has_statements() && self.below(2) == 0 { lasts.min(100) } else { lasts };
         let lasts = self.below(lasts) as u64;
         self.sleep(Duration::from_millis(lasts));
     }
@@ -196,6 +198,16 @@ impl Task {
         let mut narinfo = self.signed(&PATHS[at].encoded[encoding]);
         narinfo.extend(format!("{RECEIPT_KEY}: {receipt}\n").into_bytes());
         self.commits(cache, &[(PATHS[at].part, narinfo)], begun);
+    }
+
+    #[cfg(feature = "postgres")]
+    fn has_statements(&self) -> bool {
+        self.sim.state.lock().unwrap().shared.is_some()
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    fn has_statements(&self) -> bool {
+        false
     }
 
     fn has_accidents(&self) -> bool {

@@ -5,6 +5,8 @@
 //! and the object store. At every request, a node can be paused or killed, a request can be lost, its answer can be lost, and it can take
 //! effect later, as long as the real ones could. Clocks differ. In one seed of four, clients record [`releases`], too. After every effect, the invariants are checked ([`checks`]).
 //!
+//! The database is SQLite in memory, whose transactions are requests, or a real PostgreSQL, where each statement is one ([`statements`]).
+//!
 //! `NARVAL_SIMULATION_STEPS` is the number of steps in all; `NARVAL_SIMULATION_SEED` runs one seed and prints what happened.
 
 mod bucket;
@@ -16,6 +18,8 @@ mod rng;
 pub(crate) mod rule;
 mod run;
 mod state;
+#[cfg(feature = "postgres")]
+mod statements;
 mod task;
 mod tests;
 

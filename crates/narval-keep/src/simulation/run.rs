@@ -15,7 +15,9 @@ use super::bucket::Bucket as SimulatedBucket;
 use super::releases::KEY;
 use super::state::{Op, Phase, State, TaskState};
 use super::task::{CURRENT, Opened, Sim, Task};
-use crate::index::Simulated;
+use crate::index::{Index, Simulated};
+#[cfg(feature = "postgres")]
+use crate::index::{Shared, SimulatedPostgres};
 use crate::open::Local;
 use crate::push::pending::WhichPending;
 use crate::simulation::rule::{Rule, WITHOUT};
@@ -52,6 +54,8 @@ pub(super) struct Plan {
     /// Whether clients record releases.
     pub(super) has_releases: bool,
     pub(super) is_traced: bool,
+    /// Whether the index is in PostgreSQL.
+    pub(super) on_postgres: bool,
 }
 
 /// What happened.
@@ -64,6 +68,19 @@ pub(super) struct Report {
     pub(super) digest: u64,
 }
 
+#[cfg(feature = "postgres")]
+fn index(sim: &Sim) -> Box<dyn Index> {
+    match &sim.state.lock().unwrap().shared {
+        Some(shared) => Box::new(SimulatedPostgres::open(shared)),
+        None => Box::new(Simulated),
+    }
+}
+
+#[cfg(not(feature = "postgres"))]
+fn index(_: &Sim) -> Box<dyn Index> {
+    Box::new(Simulated)
+}
+
 /// A node with nothing in memory; `None` if it does not start.
 pub(super) fn open(sim: &Arc<Sim>) -> Option<Opened> {
     let url = Url::parse("s3://bucket?endpoint=http://127.0.0.1:1").unwrap();
@@ -71,7 +88,7 @@ pub(super) fn open(sim: &Arc<Sim>) -> Option<Opened> {
     objects.simulated = Some(Arc::new(SimulatedBucket));
     let bucket = Bucket::with(Arc::new(objects), None, PathBuf::from("s3://bucket"), LOCAL.path());
     bucket.is_of(INDEX_ID);
-    let index = Box::new(Simulated);
+    let index = index(sim);
     let (data, _) = Data::assemble(Box::new(bucket), index, Local { folder: LOCAL.path(), lock: None }, false).ok()?;
     let cache = |name: &CacheName| data.cache(name).ok()?;
     let caches = [cache(&CacheName::default())?, cache(&CACHES[1].trim_end_matches('/').parse().unwrap())?];
@@ -85,7 +102,21 @@ impl Task {
     fn run(sim: Arc<Sim>, (id, node): (usize, usize), work: impl FnOnce(&Self)) {
         let (generation, op, cache) = (Cell::new(0), Cell::new(Op::Open), Cell::new(CACHES[0]));
         let (fence, is_fenced, is_misled) = (Cell::new(None), Cell::new(false), Cell::new(false));
-        let task = Rc::new(Self { sim, id, node, generation, op, cache, fence, is_fenced, is_misled });
+        let task = Rc::new(Self {
+            sim,
+            id,
+            node,
+            generation,
+            op,
+            cache,
+            fence,
+            is_fenced,
+            is_misled,
+            #[cfg(feature = "postgres")]
+            change: Cell::new(None),
+            #[cfg(feature = "postgres")]
+            begun: Cell::new(0),
+        });
         CURRENT.set(Some(Rc::clone(&task)));
         VIRTUAL.set(Some(Rc::<Self>::clone(&task)));
         work(&task);
@@ -134,14 +165,14 @@ impl Task {
 
 /// Runs a plan.
 pub(super) fn run(plan: Plan) -> Report {
-    let Plan { seed, steps, without, chaos, has_accidents, has_releases, is_traced } = plan;
+    let Plan { seed, steps, without, chaos, has_accidents, has_releases, is_traced, on_postgres } = plan;
     let mut state = State::new(seed, (steps, chaos, has_accidents, has_releases), NODES, is_traced);
     for node in 0..NODES {
         let task = || TaskState { node, wakes: 0, is_done: false };
         state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));
     }
     let settings = CacheSettings { retention_days: Some(1), keep_releases: 2, ..CacheSettings::default() };
-    create(&mut state, &settings);
+    create(&mut state, &settings, on_postgres);
     let tasks = state.tasks.len();
     let sim = Arc::new(Sim {
         state: Mutex::new(state),
@@ -187,10 +218,20 @@ pub(super) fn run(plan: Plan) -> Report {
     }
 }
 
-fn create(state: &mut State, settings: &CacheSettings) {
+fn create(state: &mut State, settings: &CacheSettings, on_postgres: bool) {
     state.objects.insert("_narval/index.id".to_owned(), INDEX_ID.as_bytes().to_vec());
+    let default = CacheName::default();
+    let caches = [default.as_str(), CACHES[1].trim_end_matches('/')];
+    #[cfg(feature = "postgres")]
+    if on_postgres {
+        let mut shared = Shared::new(caches, &settings.to_json()).expect("PostgreSQL");
+        shared.copy_to(&state.database);
+        state.shared = Some(shared);
+        return;
+    }
+    assert!(!on_postgres);
     let add = "insert into caches (name, settings, created) values (?, ?, 0)";
-    for name in [CacheName::default().as_str(), CACHES[1].trim_end_matches('/')] {
+    for name in caches {
         state.database.execute(add, [name, &settings.to_json()]).unwrap();
     }
 }

@@ -9,6 +9,10 @@ use rusqlite::Connection;
 use super::Transaction;
 use super::history::History;
 use super::rng::Rng;
+#[cfg(feature = "postgres")]
+use super::statements::Open;
+#[cfg(feature = "postgres")]
+use crate::index::Shared;
 use crate::index::{Fence, Simulated};
 
 /// When the simulation begins, in milliseconds since 1970.
@@ -113,7 +117,13 @@ pub(super) struct State {
     pub(super) nodes: Vec<NodeState>,
     /// As those of nodes: that of the object store.
     pub(super) skew_of_store: u64,
+    /// What the checks look at: the database, or a copy of the one in PostgreSQL.
     pub(super) database: Connection,
+    #[cfg(feature = "postgres")]
+    pub(super) shared: Option<Shared>,
+    /// Transactions in PostgreSQL that are under way.
+    #[cfg(feature = "postgres")]
+    pub(super) open: Vec<Open>,
     pub(super) objects: BTreeMap<String, Vec<u8>>,
     /// When objects were stored, by the clock of the object store, in seconds.
     pub(super) modified: BTreeMap<String, u64>,
@@ -165,6 +175,10 @@ impl State {
             nodes,
             skew_of_store,
             database: Simulated::database(Arc::clone(&clock)),
+            #[cfg(feature = "postgres")]
+            shared: None,
+            #[cfg(feature = "postgres")]
+            open: Vec::new(),
             clock,
             objects: BTreeMap::new(),
             modified: BTreeMap::new(),
@@ -246,6 +260,16 @@ impl State {
         }
     }
 
+    /// A transaction in PostgreSQL is committed.
+    #[cfg(feature = "postgres")]
+    pub(super) fn is_changed(&mut self, by: By) {
+        if let Some(shared) = &mut self.shared {
+            shared.copy_to(&self.database);
+        }
+        self.trace_files();
+        self.check_rows(by);
+    }
+
     /// Reports what became of the rows of NARs.
     fn trace_files(&mut self) {
         if self.events.is_none() {
@@ -273,15 +297,22 @@ impl State {
 
     /// The stamp as a node knows it: its own changes at once, those of others when it has looked.
     pub(super) fn stamp_of(&mut self, node: usize) -> u64 {
+        self.looks(node);
+        let NodeState { seen, own_changes, .. } = self.nodes[node];
+        let others = self.changes.iter().filter(|(time, by)| *by != node && *time <= seen).count();
+        own_changes + others as u64
+    }
+
+    /// Whether a node looks for changes of others now.
+    pub(super) fn looks(&mut self, node: usize) -> bool {
         let now = self.now();
-        if now >= self.nodes[node].looks && self.rng.once_in(2) {
+        let looks = now >= self.nodes[node].looks && self.rng.once_in(2);
+        if looks {
             let after = 1 + self.rng.below(NOTICED_AFTER);
             let node = &mut self.nodes[node];
             (node.seen, node.looks) = (now, now + after);
         }
-        let NodeState { seen, own_changes, .. } = self.nodes[node];
-        let others = self.changes.iter().filter(|(time, by)| *by != node && *time <= seen).count();
-        own_changes + others as u64
+        looks
     }
 
     pub(super) fn note(&mut self, what: &'static str, detail: impl Fn() -> String) {

@@ -51,6 +51,11 @@ pub(crate) struct Task {
     pub(super) is_fenced: Cell<bool>,
     /// See [`By`].
     pub(super) is_misled: Cell<bool>,
+    /// In PostgreSQL: whose transaction is under way, and when it began, in milliseconds.
+    #[cfg(feature = "postgres")]
+    pub(super) change: Cell<Option<By>>,
+    #[cfg(feature = "postgres")]
+    pub(super) begun: Cell<u64>,
 }
 
 fn away() -> IndexError {
@@ -111,10 +116,13 @@ impl Task {
         Ok(())
     }
 
-    pub(crate) fn write(&self, transaction: Transaction) -> Result<(), IndexError> {
+    pub(super) fn by(&self) -> By {
         let fence = self.fence.get().filter(|_| self.is_fenced.take());
-        let by =
-            By { op: self.op.get(), node: self.node, cache: self.cache.get(), fence, is_misled: self.is_misled.get() };
+        By { op: self.op.get(), node: self.node, cache: self.cache.get(), fence, is_misled: self.is_misled.get() }
+    }
+
+    pub(crate) fn write(&self, transaction: Transaction) -> Result<(), IndexError> {
+        let by = self.by();
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         if state.phase == Phase::Quiet {
@@ -241,6 +249,9 @@ impl State {
             self.note("elsewhere", || format!("for {lasts} ms"));
         } else if self.has_accidents && self.rng.once_in(400) {
             self.suspend(node);
+        } else {
+            #[cfg(feature = "postgres")]
+            self.maybe_restarts();
         }
     }
 

@@ -5,9 +5,15 @@ use std::time::Instant;
 
 use super::run::{Plan, run};
 use crate::simulation::rule::Rule;
+#[cfg(feature = "postgres")]
+use crate::tests_on_postgres::postgres::PostgresServer;
 
 /// Steps of one seed.
 const STEPS: u64 = 4_000;
+
+/// The same in PostgreSQL: three seeds.
+#[cfg(feature = "postgres")]
+const STEPS_IN_ALL_ON_POSTGRES: u64 = 10_000;
 
 /// The last events, for the report. Set the seed, and all of them are printed.
 const EVENTS_SHOWN: usize = 300;
@@ -35,21 +41,45 @@ fn plan(seed: u64) -> Plan {
         has_accidents: seed.is_multiple_of(2),
         has_releases: seed % 4 == 3,
         is_traced: false,
+        on_postgres: false,
     }
+}
+
+/// The same with the index in PostgreSQL, where a statement is a step.
+#[cfg(feature = "postgres")]
+fn plan_on_postgres(seed: u64) -> Plan {
+    Plan { on_postgres: true, ..plan(seed) }
 }
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|number| number.parse().unwrap())
 }
 
+/// What has to happen: a simulation in which nothing happens finds nothing.
+const HAPPENS: [&str; 8] = ["committed", "gone", "kill", "pause", "late", "remove", "receipt", "released"];
+
 #[test]
 fn nothing_is_lost_and_nothing_dangles() {
+    runs(plan, STEPS_IN_ALL, &HAPPENS);
+}
+
+/// One connection for each task of a node, each statement a step, a lost connection at any of them, and a server that ends transactions of nodes
+/// that were paused.
+#[cfg(feature = "postgres")]
+#[test]
+fn nothing_is_lost_and_nothing_dangles_on_postgres() {
+    let Some(_server) = PostgresServer::shared() else { return };
+    let happens = [&HAPPENS[..], &["broken", "idle", "locked", "late commit", "answer lost", "restart"]].concat();
+    runs(plan_on_postgres, STEPS_IN_ALL_ON_POSTGRES, &happens);
+}
+
+fn runs(plan: impl Fn(u64) -> Plan + Sync, steps_in_all: u64, happens: &[&str]) {
     if let Some(seed) = variable("NARVAL_SIMULATION_SEED") {
         let report = run(Plan { is_traced: true, ..plan(seed) });
         println!("{}\nseed {seed}: {:?}", report.events.join("\n"), report.violation);
         return;
     }
-    let (steps_max, begun) = (variable("NARVAL_SIMULATION_STEPS").unwrap_or(STEPS_IN_ALL), Instant::now());
+    let (steps_max, begun) = (variable("NARVAL_SIMULATION_STEPS").unwrap_or(steps_in_all), Instant::now());
     let first = variable("NARVAL_SIMULATION_FIRST").unwrap_or(1);
     let (seeds, steps, found) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
     let counts = std::sync::Mutex::new(std::collections::BTreeMap::<&str, u64>::new());
@@ -72,8 +102,7 @@ fn nothing_is_lost_and_nothing_dangles() {
         0 => {}
         seed => panic!("{}", report(plan(seed))),
     }
-    // A simulation in which nothing happens finds nothing.
-    for what in ["committed", "gone", "kill", "pause", "late", "remove", "receipt", "released"] {
+    for what in happens {
         assert!(counts.get(what).is_some_and(|count| *count > 0), "{what}: {counts:?}");
     }
 }
@@ -83,6 +112,14 @@ fn a_seed_always_runs_the_same() {
     let digests: Vec<u64> = (0..3).map(|_| run(plan(7)).digest).collect();
     assert_eq!(digests[0], digests[1]);
     assert_eq!(digests[0], digests[2]);
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn a_seed_always_runs_the_same_on_postgres() {
+    let Some(_server) = PostgresServer::shared() else { return };
+    let digests = [(); 2].map(|()| run(Plan { steps: 1_000, ..plan_on_postgres(7) }).digest);
+    assert_eq!(digests[0], digests[1]);
 }
 
 /// Without these rules, this seed shows what goes wrong. Where there are two, the second one changes when things happen, and nothing goes wrong

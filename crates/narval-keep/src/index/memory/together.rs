@@ -5,6 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::index::error::IndexError;
 use crate::index::records::{CacheId, NarRecord};
+use narval_client::clock;
 
 /// The most names in one transaction.
 const TOGETHER_MAX: usize = 64;
@@ -75,7 +76,7 @@ impl Together {
                 return is_recorded;
             }
             if state.is_busy {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = clock::wait(&self.state, &self.changed, state);
                 continue;
             }
             state.is_busy = true;

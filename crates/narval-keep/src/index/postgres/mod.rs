@@ -9,6 +9,8 @@ mod node;
 mod nodes;
 mod pool;
 mod schema;
+#[cfg(test)]
+mod simulation;
 mod sql;
 mod transaction;
 mod tx;
@@ -35,6 +37,9 @@ use super::memory::Memory;
 use super::tx::{DEADLINE, DEADLINE_LARGE, How, LARGE, NOTE, NOTE_LATER, Reading, Tx, TxError, Work};
 use super::{CacheId, Counted, Index, IndexError};
 use crate::nodes::{Members, PeerSecret};
+
+#[cfg(test)]
+pub(crate) use self::simulation::{IDLE_MAX, Shared, SimulatedPostgres};
 
 /// The number of random bytes of the secret of nodes.
 const PEER_SECRET_LEN: usize = 32;

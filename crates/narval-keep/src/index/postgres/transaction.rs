@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_postgres::Client;
 
@@ -15,6 +15,7 @@ use super::sql::{execute, p};
 use super::tx::{self, PostgresTx};
 use crate::index::IndexError;
 use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Reading, Tx, TxError};
+use narval_client::clock;
 
 /// How long a transaction is tried while others have locked its rows.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -171,7 +172,7 @@ impl Database {
         how: How,
         mut attempt: impl FnMut(&mut Connection, How, (&Cell<bool>, &Cell<Stage>), &str) -> Result<T, Failed>,
     ) -> Result<Option<T>, IndexError> {
-        let (mut attempts, until) = (0, Instant::now() + LOCK_TIMEOUT);
+        let (mut attempts, until) = (0, clock::instant() + LOCK_TIMEOUT);
         loop {
             attempts += 1;
             let (mut connection, was_used) = self.pool.take()?;
@@ -201,9 +202,9 @@ impl Database {
             self.pool.give_back(connection);
             match error {
                 Failed::Changed => return Ok(None),
-                error if error.is_locked() && Instant::now() < until => {
+                error if error.is_locked() && clock::instant() < until => {
                     attempts -= 1;
-                    std::thread::sleep(LOCK_SLICE);
+                    clock::sleep(LOCK_SLICE);
                 }
                 error if error.is_collision() && attempts < ATTEMPTS_MAX => {}
                 error => return Err(error.at(self.pool.name())),

@@ -11,8 +11,11 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::failed::Failed;
 use super::pool::Connection;
+#[cfg(test)]
+use super::simulation;
 use super::sql::{execute, get, p, query};
 use crate::index::tx::{Arg, How, Kind, Reading, Row, Sql, Tx, TxError, Value};
+use narval_client::clock;
 
 /// How many rows of a whole table come at a time. Twice as many are in memory.
 const FETCH: &str = "fetch forward 8192 from each";
@@ -25,12 +28,6 @@ const BEGIN: &str = "begin isolation level repeatable read read only; set local 
 pub(super) const BEGIN_IN_ORDER: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1; \
      set local enable_sort = off";
 
-#[cfg(test)]
-thread_local! {
-    /// How long this thread waits at most before a statement.
-    pub(super) static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
-
 /// A transaction, or a statement of its own. After an error, nothing more is done.
 pub(super) struct PostgresTx<'a> {
     connection: &'a mut Connection,
@@ -39,6 +36,8 @@ pub(super) struct PostgresTx<'a> {
     node: &'a str,
     visible: &'a Cell<bool>,
     has_failed: bool,
+    #[cfg(test)]
+    is_ending: bool,
 }
 
 impl<'a> PostgresTx<'a> {
@@ -47,7 +46,16 @@ impl<'a> PostgresTx<'a> {
         deadline: Duration,
         (node, visible): (&'a str, &'a Cell<bool>),
     ) -> Self {
-        Self { connection, until: Instant::now() + deadline, deadline, node, visible, has_failed: false }
+        Self {
+            connection,
+            until: clock::instant() + deadline,
+            deadline,
+            node,
+            visible,
+            has_failed: false,
+            #[cfg(test)]
+            is_ending: false,
+        }
     }
 
     /// Does something within the transaction's deadline.
@@ -56,11 +64,8 @@ impl<'a> PostgresTx<'a> {
             return Err(Failed::Row("its transaction has failed".to_owned()));
         }
         #[cfg(test)]
-        if !PAUSE.get().is_zero() {
-            let random = getrandom::u32().unwrap_or_default();
-            std::thread::sleep(PAUSE.get() * (random % 64) / 64);
-        }
-        let done = match self.until.saturating_duration_since(Instant::now()) {
+        simulation::before(self.connection, self.is_ending).inspect_err(|_| self.has_failed = true)?;
+        let done = match self.until.saturating_duration_since(clock::instant()) {
             Duration::ZERO => Err(Failed::Deadline(self.deadline)),
             left => self.connection.ask(left, work),
         };
@@ -70,6 +75,17 @@ impl<'a> PostgresTx<'a> {
 
     pub(super) fn batch(&mut self, statements: &str) -> Result<(), Failed> {
         self.ask(async |client| Ok(client.batch_execute(statements).await?))
+    }
+
+    fn commit(&mut self) -> Result<(), Failed> {
+        #[cfg(test)]
+        {
+            self.is_ending = true;
+        }
+        let done = self.batch("commit");
+        #[cfg(test)]
+        let done = simulation::after_commit(done);
+        done
     }
 }
 
@@ -190,7 +206,7 @@ pub(super) fn ask(
         Reading::Some | Reading::Many => work(&mut tx).map_err(Failed::of),
         Reading::Whole | Reading::Snapshot => {
             let begun = tx.batch(if how == Reading::Snapshot { BEGIN_IN_ORDER } else { BEGIN });
-            begun.and_then(|()| work(&mut tx).map_err(Failed::of)).and_then(|()| tx.batch("commit"))
+            begun.and_then(|()| work(&mut tx).map_err(Failed::of)).and_then(|()| tx.commit())
         }
     };
     done.inspect_err(|error| connection.undo(error))
@@ -208,7 +224,7 @@ pub(super) fn change(
         has_begun();
         work(&mut tx).map_err(Failed::of)?;
         is_ending();
-        tx.batch("commit")
+        tx.commit()
     });
     done.inspect_err(|error| tx.connection.undo(error))
 }

@@ -8,7 +8,7 @@ use super::*;
 use narval_nix::NarHash;
 
 use crate::NarFileName;
-use crate::index::postgres::tx::PAUSE;
+use crate::index::postgres::simulation::PAUSE;
 use crate::index::{CacheId, Fence, Lost, PinRecord, Recorded, ReleaseAsked, ReleaseToRecord};
 use crate::receive::receipt_key::ReceiptKey;
 
