@@ -187,6 +187,9 @@ enum Command {
     Machines(machines::list::Args),
     Names(names::Args),
     Cache(cache::Args),
+    /// The same as `narval cache audit`.
+    #[command(hide = true)]
+    Audit(cache::audit::AuditArgs),
     Key(key::Args),
     Nar(nar::Args),
     Demo(demo::Args),
@@ -292,6 +295,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Machines(args) => machines::list::run(args),
         Command::Names(args) => names::run(args),
         Command::Cache(args) => cache::run(args),
+        Command::Audit(args) => cache::audit::audit(&args),
         Command::Key(args) => key::run(args),
         Command::Nar(args) => nar::run(args),
         Command::Demo(args) => demo::run(args),

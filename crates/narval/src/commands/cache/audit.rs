@@ -12,13 +12,15 @@ use crate::ui::json;
 use crate::ui::output::out;
 use crate::values::time::parse_time;
 
+/// Show who did what
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   narval cache audit --since 1d
   narval cache audit --at https://cache.example.org
   narval cache audit --json | jq 'select(.action == \"delete\")'")]
-pub(super) struct AuditArgs {
+pub struct AuditArgs {
+    /// Whose audit log.
     #[command(flatten)]
     place: PlaceArgs,
     /// Only what is about this cache
@@ -32,7 +34,11 @@ pub(super) struct AuditArgs {
     json: bool,
 }
 
-pub(super) fn audit(args: &AuditArgs) -> Result<(), Failure> {
+/// Runs it.
+///
+/// # Errors
+/// The audit log cannot be read.
+pub fn audit(args: &AuditArgs) -> Result<(), Failure> {
     let since = args.since.map_or(0, |time| now().saturating_sub(time.as_secs()));
     let only = args.cache.as_ref().map(|cache| format!("&cache={cache}")).unwrap_or_default();
     let lines = args.place.open()?.each(&format!("audit?limit=1000&since={since}{only}"), |line| {

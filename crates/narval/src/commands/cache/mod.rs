@@ -1,6 +1,6 @@
 //! `narval cache`: maintains a writable cache, also while its server runs.
 
-mod audit;
+pub mod audit;
 mod backup;
 mod caches;
 mod check;
