@@ -199,7 +199,7 @@ impl Profile {
         Ok(Added { generation, replaced })
     }
 
-    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], or as for [`Manifest::named`]: by its element,
+    /// Creates a generation without some paths of the current one. Each is given as for [`Wanted::parse`], or by its element in the manifest,
     /// its name, or its package, which stands for all outputs and versions.
     ///
     /// # Errors
