@@ -137,6 +137,11 @@ impl Refusal {
         }
     }
 
+    /// Long work was stopped by who asked for it.
+    pub(super) fn interrupted(what: &str) -> Self {
+        Self::new(RefusalKind::Failed, format_args!("the {what} was interrupted"))
+    }
+
     /// There is no space left.
     pub(super) fn no_space() -> Self {
         Self::new(

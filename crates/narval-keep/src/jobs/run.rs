@@ -203,7 +203,7 @@ fn empty(cache: &Cache, work: &Work, grant: &Grant) -> Result<Value, Refusal> {
 }
 
 fn stopped(work: &Work) -> Result<(), Refusal> {
-    work.check().map_err(|_| Refusal::new(RefusalKind::Failed, "the job was interrupted"))
+    work.check().map_err(|_| Refusal::interrupted("job"))
 }
 
 /// Collects as soon as no other process does.

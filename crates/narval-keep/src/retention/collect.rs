@@ -75,7 +75,7 @@ fn busy() -> Refusal {
 
 /// An error if the work shall stop.
 pub(super) fn stopped(work: &Work) -> Result<(), Refusal> {
-    work.check().map_err(|_| Refusal::new(RefusalKind::Failed, "the collection was interrupted"))
+    work.check().map_err(|_| Refusal::interrupted("collection"))
 }
 
 impl Cache {

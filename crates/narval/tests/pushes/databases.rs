@@ -365,7 +365,7 @@ fn a_folder_and_a_database_belong_together() {
     let path = alone.store.add_tree("tree");
     alone.push(Nix::Newest, &alone.token("push"), "", &path).unwrap();
     let empty = pair.postgres.database();
-    assert!(fails(&alone.data_path(), Some(&empty)).contains("fsck --rebuild"));
+    assert!(fails(&alone.data_path(), Some(&empty)).contains("cache restore"));
     let Lab { store, server } = alone;
     server.end("-TERM");
     let folder = store.path("data");

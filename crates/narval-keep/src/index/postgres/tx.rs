@@ -11,8 +11,6 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::failed::Failed;
 use super::pool::Connection;
-#[cfg(test)]
-use super::simulation;
 use super::sql::{execute, get, p, query};
 use crate::index::tx::{Arg, How, Kind, Reading, Row, Sql, Tx, TxError, Value};
 use narval_client::clock;
@@ -64,7 +62,7 @@ impl<'a> PostgresTx<'a> {
             return Err(Failed::Row("its transaction has failed".to_owned()));
         }
         #[cfg(test)]
-        simulation::before(self.connection, self.is_ending).inspect_err(|_| self.has_failed = true)?;
+        super::simulation::before(self.connection, self.is_ending).inspect_err(|_| self.has_failed = true)?;
         let done = match self.until.saturating_duration_since(clock::instant()) {
             Duration::ZERO => Err(Failed::Deadline(self.deadline)),
             left => self.connection.ask(left, work),
@@ -84,7 +82,7 @@ impl<'a> PostgresTx<'a> {
         }
         let done = self.batch("commit");
         #[cfg(test)]
-        let done = simulation::after_commit(done);
+        let done = super::simulation::after_commit(done);
         done
     }
 }

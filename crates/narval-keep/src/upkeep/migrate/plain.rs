@@ -268,7 +268,7 @@ impl ToPlain<'_> {
             let unlisted = |error: io::Error| Refusal::of_file("list", folder, &error);
             for file in self.from.files().list(Below::Folder(folder)).map_err(unlisted)? {
                 let failed = |error: io::Error| self.failed("copy", &file.name, &error);
-                self.work.check().map_err(failed)?;
+                self.work.check().map_err(|_| Refusal::interrupted("copy"))?;
                 // Whoever can write to a bucket chooses the names in it.
                 if !is_below(&file.name, folder) || self.to.len(&file.name).map_err(failed)? == Some(file.len) {
                     continue;

@@ -27,7 +27,7 @@ pub(in crate::upkeep) fn copy_small_files(
             if old == Some(file.len) || !is_below(&file.name, folder) {
                 continue;
             }
-            work.check().map_err(|error| Refusal::of_file("copy", &file.name, &error))?;
+            work.check().map_err(|_| Refusal::interrupted("copy"))?;
             let copy = || -> io::Result<Option<u64>> {
                 let Some(mut source) = from.read(&file.name)? else { return Ok(None) };
                 let received = storage.incoming()?;

@@ -158,7 +158,7 @@ impl<'a, T: To> Walk<'a, T> {
         if batch.is_empty() {
             return Ok(());
         }
-        self.work.check().map_err(|error| Refusal::of_file("copy", "NARs", &error))?;
+        self.work.check().map_err(|_| Refusal::interrupted("copy"))?;
         let count = batch.len() as u64;
         self.to.take(batch)?;
         self.work.count(count);
