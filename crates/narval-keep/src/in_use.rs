@@ -34,7 +34,7 @@ impl InUse {
 
     /// By one that nobody else is beside.
     pub(super) fn alone(folder: &Path) -> Result<Self, DataError> {
-        let reason = "a server or another command has it open: stop it, then rebuild the index";
+        let reason = "a server or another command has it open: stop it first";
         Self::lock(folder, FlockOperation::NonBlockingLockExclusive, reason)
     }
 

@@ -146,8 +146,8 @@ impl Refusal {
     pub(super) fn no_space() -> Self {
         Self::new(
             RefusalKind::NoSpace,
-            "the cache's disk is full: free space there, then push again. NARs that this push has sent are kept for ten minutes, so \
-             that it continues where it stopped",
+            "the disk is full: free space there, then try again. NARs that a push has sent are kept for ten minutes, so that it \
+             continues where it stopped",
         )
     }
 }
