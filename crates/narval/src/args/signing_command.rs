@@ -10,6 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use narval_client::Breaker;
 use narval_nix::{PublicKey, SecretKey};
 use rustix::process::{Pid, Signal, kill_process_group};
 use toml::Spanned;
@@ -84,6 +85,7 @@ pub(super) fn parse(text: &str) -> Option<Result<SecretKey, String>> {
             deadline,
             running: Mutex::new(0),
             has_ended: Condvar::new(),
+            breaker: Breaker::default(),
         });
         Ok(SecretKey::elsewhere(public_key, Arc::new(move |message: &[u8]| signer.ask(message))))
     })
@@ -95,6 +97,8 @@ struct Signer {
     deadline: Duration,
     running: Mutex<usize>,
     has_ended: Condvar,
+    /// Open while the command hangs: who asks for a signature holds a thread of the server, and strangers can ask for many.
+    breaker: Breaker,
 }
 
 /// The right to run one of the processes.
@@ -124,7 +128,21 @@ impl Drop for Running {
 
 impl Signer {
     fn ask(self: &Arc<Self>, message: &[u8]) -> Result<String, String> {
+        if self.breaker.is_open() {
+            return Err(format!("'{}' has not signed lately: it is asked again in a moment", self.program));
+        }
         let until = Instant::now() + self.deadline;
+        let answer = self.ask_until(until, message);
+        // A refusal is an answer, too.
+        if answer.is_err() && Instant::now() >= until {
+            self.breaker.trip();
+        } else {
+            self.breaker.succeeded();
+        }
+        answer
+    }
+
+    fn ask_until(self: &Arc<Self>, until: Instant, message: &[u8]) -> Result<String, String> {
         let late = || format!("'{}' has not signed within {} s", self.program, self.deadline.as_secs());
         let failed = |error: io::Error| format!("'{}': {error}", self.program);
         let permit = self.permit().ok_or_else(late)?;
@@ -205,6 +223,21 @@ mod tests {
             assert!(error.contains(said) && error.contains("cache-1"), "{script}: {error}");
             assert!(begun.elapsed() < Duration::from_secs(20), "{script}");
         }
+    }
+
+    #[test]
+    fn one_that_hangs_is_waited_for_once() {
+        let key = SecretKey::generate("cache-1").unwrap();
+        let elsewhere = parse(&file("sleep 60", &key.public_key())).unwrap().unwrap();
+        let sign = || {
+            let begun = Instant::now();
+            (elsewhere.sign(b"text").unwrap_err().to_string(), begun.elapsed())
+        };
+        let (first, later) = (sign(), [(); 20].map(|()| sign()));
+        assert!(first.0.contains("within 1 s"), "{}", first.0);
+        let all: Duration = later.iter().map(|(_, time)| *time).sum();
+        assert!(later.iter().all(|(error, _)| error.contains("has not signed lately")), "{later:?}");
+        assert!(all < first.1, "twenty took {all:?}, and the first one {:?}", first.1);
     }
 
     #[test]
