@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_client::HttpError;
 use narval_nix::SignError;
@@ -168,10 +169,16 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Nothing is accepted without a signature that was promised. The reason is for the log.
+/// Nothing is accepted or sent without a signature that was promised. The reason is for the log, every ten seconds: strangers can ask as often as they like.
 impl From<SignError> for Refusal {
     fn from(error: SignError) -> Self {
-        tracing::error!("{error}");
+        static TOLD: AtomicU64 = AtomicU64::new(0);
+        let now = narval_client::clock::now() / 10;
+        if TOLD.swap(now, Ordering::Relaxed) == now {
+            tracing::debug!("{error}");
+        } else {
+            tracing::error!("{error}");
+        }
         Self::new(RefusalKind::Away, "the key of this cache cannot sign now; try again")
     }
 }

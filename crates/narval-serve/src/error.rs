@@ -76,12 +76,15 @@ pub(crate) enum ServeError {
     /// What is asked for can only be read by decoding too much before it.
     #[error("too much is before it")]
     TooFar,
-    /// A key does not sign: nothing is sent without the signature that was promised.
-    #[error(transparent)]
-    Sign(#[from] SignError),
     /// A PUT to a server that takes none.
     #[error("uploads are not enabled")]
     NotWritable,
+}
+
+impl From<SignError> for ServeError {
+    fn from(error: SignError) -> Self {
+        Self::Refused(error.into())
+    }
 }
 
 impl From<IndexError> for ServeError {
@@ -132,12 +135,6 @@ impl ServeError {
                 tracing::error!("{self}");
                 Response::text(StatusCode::SERVICE_UNAVAILABLE, "The store cannot be read at the moment.\n")
                     .header(header::RETRY_AFTER, HeaderValue::from_static("1"))
-                    .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
-            }
-            Self::Sign(_) => {
-                tracing::error!("{self}");
-                Response::text(StatusCode::SERVICE_UNAVAILABLE, "The key of this cache cannot sign now: try again.\n")
-                    .header(header::RETRY_AFTER, HeaderValue::from_static("5"))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
             Self::Refused(refusal) => refused(&refusal, metrics),

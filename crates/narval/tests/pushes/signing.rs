@@ -267,6 +267,12 @@ fn a_key_is_with_a_command_that_signs_fails_lies_and_hangs() {
     let filter = || lab.get("/presence-v1");
     let body = serde_json::json!({"systems": {"x86_64-linux": {"out": format!("/nix/store/{name}")}}}).to_string();
     let release = || lab.post("/_narval/v1/releases/api", &token, body.as_bytes());
+    // Strangers who ask again and again do not fill the log: it says so every ten seconds.
+    mode("fail");
+    let begun = std::time::Instant::now();
+    (0..50).for_each(|_| assert_eq!(of_store().status, 503));
+    let lines = live.log().matches("does not sign").count() as u64;
+    assert!((1..=begun.elapsed().as_secs() / 10 + 2).contains(&lines), "{lines} lines");
     for bad in ["fail", "lie", "hang"] {
         mode(bad);
         for answer in [push(), of_store(), filter()] {
