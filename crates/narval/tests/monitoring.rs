@@ -44,7 +44,8 @@ fn the_alert_rules_fire_when_they_should() {
         return;
     }
     let said = promtool(&["check", "rules", "narval.rules.yml"]);
-    let rules = fs::read_to_string(packaging("prometheus/narval.rules.yml")).unwrap().matches("- alert:").count();
+    let rules = fs::read_to_string(packaging("prometheus/narval.rules.yml")).unwrap();
+    let rules = ["- alert:", "- record:"].iter().map(|start| rules.matches(start).count()).sum::<usize>();
     assert!(said.contains(&format!("SUCCESS: {rules} rules found")), "{said}");
     assert!(promtool(&["test", "rules", "narval.rules.test.yml"]).contains("SUCCESS"));
 }
