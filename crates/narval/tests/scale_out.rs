@@ -103,6 +103,47 @@ fn the_manifests_fit_the_schemas_of_kubernetes() {
     }
 }
 
+/// Everything that values can switch, in a few combinations.
+const VALUES: [(&str, &str); 3] = [
+    ("values.yaml", "{}"),
+    (
+        "values.yaml",
+        r#"{image: {repository: registry.example.org/narval, digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000"},
+        imagePullSecrets: [{name: registry}], secrets: {environment: narval, keys: ""}, networkPolicy: {enabled: false}, service: {type: LoadBalancer, port: 443},
+        serviceAccount: {annotations: {eks.amazonaws.com/role-arn: "arn:aws:iam::1:role/narval"}}, storage: {size: 1Ti, className: fast}}"#,
+    ),
+    (
+        "values-cluster.yaml",
+        r#"{replicas: 7, env: [], resources: {}, podAnnotations: {a: "1"}, nodeSelector: {disk: local}, podDisruptionBudget: {maxUnavailable: 2},
+        tolerations: [{key: disk, operator: Equal, value: local, effect: NoSchedule}], terminationGracePeriodSeconds: 5,
+        networkPolicy: {from: [{namespaceSelector: {matchLabels: {ci: "yes"}}}], ports: [{protocol: TCP, port: 9000}]}}"#,
+    ),
+];
+
+#[test]
+fn the_chart_is_right_for_other_values() {
+    let Some(helm) = tool("helm", "helm") else { return };
+    let (folder, chart) = (tempfile::tempdir().unwrap(), example("../helm/narval"));
+    let validate = tool("kubernetes-validate", "kubernetes/bin/kubernetes-validate");
+    for (number, (base, values)) in VALUES.iter().enumerate() {
+        let file = folder.path().join(format!("{number}.yaml"));
+        std::fs::write(&file, values).unwrap();
+        let run = |args: &[&str]| {
+            let mut command = Command::new(&helm);
+            command.args(args).arg(&chart).arg("-f").arg(chart.join(base)).arg("-f").arg(&file);
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{args:?}, {number}: {}", String::from_utf8_lossy(&output.stderr));
+            output.stdout
+        };
+        run(&["lint", "--strict"]);
+        // Helm that was built from its module takes an old Kubernetes for granted.
+        std::fs::write(&file.with_extension("made"), run(&["template", "--kube-version", "1.30.0", "narval"])).unwrap();
+        let Some(validate) = &validate else { continue };
+        let output = Command::new(validate).arg("--strict").arg(file.with_extension("made")).output().unwrap();
+        assert!(output.status.success(), "{number}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn the_manifests_are_safe_and_their_configuration_is_valid() {
     for (name, file) in manifests() {
