@@ -1,7 +1,6 @@
 //! Caches and their settings.
 
-use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, OVERLAP_SECONDS, Refusal, RefusalKind, Scope};
-use serde::Deserialize;
+use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Refusal, RefusalKind, Scope};
 use serde_json::{Map, Value, json};
 
 use super::asked::{Answered, Asked, malformed, of_data, require_all};
@@ -140,21 +139,6 @@ pub(super) fn delete(asked: &Asked<'_>) -> Result<Answered, ServeError> {
 pub(super) fn keys(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     let keys = asked.cache()?.keys()?;
     Answered::page(&keys.iter().map(CacheKey::to_value).collect::<Vec<_>>(), None::<String>)
-}
-
-/// The body of a rotation.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Rotation {
-    /// How long the keys of before sign.
-    overlap_seconds: Option<u64>,
-}
-
-/// `POST caches/{cache}/keys`
-pub(super) fn rotate(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (cache, Rotation { overlap_seconds }) = (asked.cache()?, asked.json()?);
-    let key = cache.rotate_key(overlap_seconds.unwrap_or(OVERLAP_SECONDS), asked.grant()?)?;
-    Answered::new(201, &key.to_value())
 }
 
 fn note(asked: &Asked<'_>, cache: &Cache, action: &str, changes: &Map<String, Value>) -> Result<(), ServeError> {

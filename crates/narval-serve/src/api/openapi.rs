@@ -154,7 +154,6 @@ const OBJECTS: &[(&str, &[Field])] = &[
         ],
     ),
     ("JobPage", &[("items", "[Job]"), ("next", "string?")]),
-    ("Rotation", &[("overlapSeconds", "integer?")]),
     ("Key", &[("name", "string"), ("publicKey", "string"), ("created", "integer"), ("ends", "integer?")]),
     ("KeyPage", &[("items", "[Key]"), ("next", "string?")]),
     ("Problem", &[("type", "string"), ("title", "string"), ("status", "integer"), ("detail", "string")]),

@@ -95,17 +95,6 @@ pub(super) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
-        method: Method::POST,
-        path: "caches/{cache}/keys",
-        needs: Needs::Scope(Scope::Admin),
-        run: caches::rotate,
-        id: "rotateKey",
-        about: "Make a new key. Those of before sign, too, for `overlapSeconds` more (default: 30 days), and all signatures are kept",
-        takes: Some("Rotation"),
-        gives: (201, Some("Key")),
-        ..ROW
-    },
-    Row {
         path: "caches/{cache}/stats",
         needs: Needs::Scope(Scope::Admin),
         run: caches::stats,
@@ -274,8 +263,8 @@ pub(super) const ROWS: &[Row] = &[
         needs: Needs::Scope(Scope::Admin),
         run: jobs::start,
         id: "startJob",
-        about: "Start a job: `gc` (options `dryRun`, `unfinished`) or `fsck` (`contents`, `repair`), all true or false. A cache has one of a kind at a time: the same \
-                again is the one that is there, with 200, and another one is a conflict",
+        about: "Start a job: `gc` (options `dryRun`, `unfinished`), `fsck` (`contents`, `repair`), `recompress`, `rotate` (`overlapSeconds`), `export` or `migrate` (`to`). \
+                A cache has one of a kind at a time: the same again is the one that is there, with 200, and another one is a conflict",
         takes: Some("NewJob"),
         gives: (201, Some("Job")),
         ..ROW

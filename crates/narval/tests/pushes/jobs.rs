@@ -153,22 +153,27 @@ fn keys_rotate_without_a_stop() {
     let told = || lab.get("/team/nix-cache-info").text().matches("PublicKey: ").count();
     until(1, "it has a key", || u16::try_from(told()).unwrap());
     assert_eq!(push(1), ["team-1"]);
-    let (status, key) = ask(&lab, "POST", "caches/team/keys", &admin, &json!({"overlapSeconds": 3600}));
-    assert_eq!((status, &key["name"]), (201, &"team-2".into()), "{key}");
+    let rotate = |seconds: u64| {
+        let id = start(&lab, "team", &admin, "rotate", &json!({"overlapSeconds": seconds}));
+        let done = ended(&lab, "team", &admin, &id);
+        assert_eq!(done["state"], "done", "{done}");
+        done["result"].clone()
+    };
+    let key = rotate(3600);
+    assert_eq!(key["name"], "team-2", "{key}");
     assert!(key["publicKey"].as_str().unwrap().parse::<PublicKey>().is_ok() && key["secret"].is_null());
     until(2, "clients are told both", || u16::try_from(told()).unwrap());
     assert_eq!(push(2), ["team-1", "team-2"]);
     // The ones of before end at once; what they have signed stays signed.
-    assert_eq!(ask(&lab, "POST", "caches/team/keys", &admin, &json!({"overlapSeconds": 0})).0, 201);
+    rotate(0);
     until(1, "the third signs", || {
         let info = lab.get("/team/nix-cache-info");
         u16::from(info.text().contains("team-3:") && !info.text().contains("team-2:"))
     });
     assert_eq!(push(3), ["team-1", "team-3"]);
-    assert_eq!(
-        (names(&path_of(1)), names(&path_of(2))),
-        (vec!["team-1".to_owned()], vec!["team-1".to_owned(), "team-2".to_owned()])
-    );
+    for number in [1, 2] {
+        assert_eq!(names(&path_of(number)), ["team-1", "team-2", "team-3"], "{number}");
+    }
     let (_, keys) = ask(&lab, "GET", "caches/team/keys", &admin, &Value::Null);
     assert!(keys["items"][0]["ends"].is_u64() && keys["items"][2]["ends"].is_null(), "{keys}");
     // What the file says is another key's.
@@ -224,7 +229,7 @@ const LIFE: &str = r#"
 import hashlib, json, subprocess, sys, time, urllib.request
 from narval_client import AuthenticatedClient
 from narval_client import models as m
-from narval_client.api.caches import create_cache, get_cache, change_cache, delete_cache, list_caches, get_stats, rotate_key, list_keys
+from narval_client.api.caches import create_cache, get_cache, change_cache, delete_cache, list_caches, get_stats, list_keys
 from narval_client.api.tokens import create_token, list_tokens, revoke_token
 from narval_client.api.paths import list_paths
 from narval_client.api.pins import pin, list_pins, unpin
@@ -276,17 +281,21 @@ good(pin.sync("life", "keep", client=client, body=m.NewPin(path=path)))
 assert len(good(list_pins.sync("life", client=client)).items) >= 1
 good(unpin.sync("life", "keep", client=client))
 
-job = good(start_job.sync("life", client=client, body=m.NewJob(kind="gc")))
-for _ in range(600):
-    job = good(get_job.sync("life", job.id, client=client))
-    if job.state not in ("waiting", "running"):
-        break
-    time.sleep(0.1)
-assert job.state == "done", job
+def done(new):
+    job = good(start_job.sync("life", client=client, body=m.NewJob.from_dict(new), idempotency_key=new["kind"]))
+    for _ in range(600):
+        job = good(get_job.sync("life", job.id, client=client))
+        if job.state not in ("waiting", "running"):
+            break
+        time.sleep(0.1)
+    assert job.state == "done", job
+    return job
+job = done({"kind": "gc"})
 assert good(get_stats.sync("life", client=client)).paths == 1
+assert good(start_job.sync("life", client=client, body=m.NewJob(kind="gc"), idempotency_key="gc")).id == job.id
 
-key = good(rotate_key.sync("life", client=client, body=m.Rotation(overlap_seconds=60)))
-assert key.name == "life-2" and len(good(list_keys.sync("life", client=client)).items) == 2
+rotated = done({"kind": "rotate", "options": {"overlapSeconds": 60}})
+assert rotated.result.to_dict()["name"] == "life-2" and len(good(list_keys.sync("life", client=client)).items) == 2
 assert good(change_cache.sync("life", client=client, body=m.Settings(quota=10**9))).settings.quota == 10**9
 assert good(revoke_token.sync(ci.id, client=client)).revoked
 assert "life" in [one.name for one in good(list_caches.sync(client=client)).items]
