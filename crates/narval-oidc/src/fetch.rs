@@ -35,7 +35,7 @@ pub(super) fn get(client: &Client, url: &Url, len_max: u64) -> Result<Value, Str
     }
 }
 
-/// Reads a document, or posts a form, which goes nowhere else. An answer that is not JSON is `null`, except with status 200. One that only sends a byte now
+/// Reads a document, or posts a form, which goes nowhere else. An answer that is not JSON is `null`, except with status 200; so is one without a body. One that only sends a byte now
 /// and then is given up.
 pub(super) fn ask(
     client: &Client,
@@ -83,7 +83,8 @@ fn read(url: &Url, answer: Response, len_max: u64) -> Result<(u16, Value), Strin
     let body = Zeroizing::new(answer.body.read_all(len_max).map_err(|error| failed(&error))?);
     match serde_json::from_slice(&body) {
         Ok(document) => Ok((status, document)),
-        Err(_) if status != 200 => Ok((status, Value::Null)),
+        // Some requests are answered with a status alone.
+        Err(_) if status != 200 || body.is_empty() => Ok((status, Value::Null)),
         Err(error) => Err(failed(&format!("not JSON: {error}"))),
     }
 }

@@ -34,7 +34,7 @@ mod rule;
 mod token;
 mod verifier;
 
-pub use device::{Device, DeviceCode, SignIn};
+pub use device::{Device, DeviceCode, SignIn, SignedIn, renew, revoke};
 pub use error::{DeviceError, OidcError, RuleError};
 pub use fetch::token_of_runner;
 pub use issuer::{Issuer, is_safe};

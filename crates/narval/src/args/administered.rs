@@ -79,7 +79,10 @@ impl AtArgs {
     /// The URL or the token cannot be used.
     pub(crate) fn open(&self) -> Result<Option<There>, Failure> {
         let Some(at) = &self.at else { return Ok(None) };
-        let logins = Logins::load()?;
+        let logins = match &self.token.token_file {
+            None => Logins::load_renewed(at, &self.token.requests)?,
+            Some(_) => Logins::load()?,
+        };
         let login = logins.find(at);
         if let Some(login) = login.filter(|login| login.has_expired() && self.token.token_file.is_none()) {
             let name = &login.name;

@@ -1,15 +1,22 @@
 //! The servers that this user has signed in to: `$XDG_CONFIG_HOME/narval/logins.json`, which only its owner can read.
 
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use narval_client::clock;
 use narval_files::TemporaryFile;
+use narval_install::{Administered, Exchanged};
+use narval_oidc::{SignIn, SignedIn};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use crate::Failure;
+use crate::args::client::{RequestArgs, parse_cache};
 use crate::args::user_folder;
 
 /// The longest file, in bytes, and the most servers in it.
@@ -25,6 +32,27 @@ pub(crate) struct Login {
     pub(crate) expires: Option<u64>,
     /// With which issuer its owner has signed in, if they did: nobody else has the token then.
     pub(crate) issuer: Option<String>,
+    /// What gets another token when this one has ended.
+    pub(crate) renewal: Option<Renewal>,
+}
+
+/// What somebody signed in with, and what the issuer gave them for the next time.
+pub(crate) struct Renewal {
+    pub(crate) how: SignIn,
+    pub(crate) refresh: Zeroizing<String>,
+}
+
+impl Renewal {
+    fn of(value: &Value) -> Option<Self> {
+        let refresh = value.get("refresh_token")?.as_str()?.to_owned().into();
+        Some(Self { how: SignIn::from_json(value)?, refresh })
+    }
+
+    fn to_json(&self) -> Value {
+        let mut value = self.how.to_json();
+        value["refresh_token"] = self.refresh.as_str().into();
+        value
+    }
 }
 
 impl Login {
@@ -77,6 +105,7 @@ impl Logins {
                 token: text("token")?.into(),
                 expires,
                 issuer: text("issuer"),
+                renewal: login.get("renewal").and_then(Renewal::of),
             })
         };
         let all = table.iter().filter_map(login).take(LOGINS_MAX).collect();
@@ -94,6 +123,55 @@ impl Logins {
         self.all.get(self.position(at)?)
     }
 
+    /// The servers, of which the one at `at` has another token if its own has ended: its owner signs in again without a browser, if they asked for that with
+    /// `offline_access`. One process does it at a time, because an issuer may take a refresh token that comes twice for a stolen one.
+    ///
+    /// # Errors
+    /// The issuer or the server refuses, or cannot be asked; or the file cannot be written.
+    pub(crate) fn load_renewed(at: &str, requests: &RequestArgs) -> Result<Self, Failure> {
+        let is_due =
+            |logins: &Self| logins.find(at).is_some_and(|login| login.has_expired() && login.renewal.is_some());
+        let found = Self::load()?;
+        if !is_due(&found) {
+            return Ok(found);
+        }
+        let lock = found.file.with_extension("lock");
+        let failed = |error: io::Error| Failure::of_file(&lock.display().to_string(), &error);
+        let locked =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(failed)?;
+        flock(&locked, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+        let mut logins = Self::load()?;
+        if is_due(&logins) {
+            logins.renew(at, requests)?;
+        }
+        Ok(logins)
+    }
+
+    fn renew(&mut self, at: &str, requests: &RequestArgs) -> Result<(), Failure> {
+        let ended = |name: &str, error: &dyn fmt::Display| {
+            Failure::usage(format!(
+                "the token of '{name}' has expired, and there is no other ({error}): 'narval login {name}' signs you in again"
+            ))
+        };
+        let Some(index) = self.position(at) else { return Ok(()) };
+        let Some(login) = self.all.get_mut(index) else { return Ok(()) };
+        let (url, Some(renewal)) = (parse_cache(&login.url)?, &mut login.renewal) else { return Ok(()) };
+        let signed_in = narval_oidc::renew(&url, &renewal.how, &renewal.refresh);
+        let SignedIn { identity, refresh } = signed_in.map_err(|error| ended(&login.name, &error))?;
+        if let Some(refresh) = refresh {
+            // The one of before may count for nothing by now, whatever comes of the rest.
+            renewal.refresh = refresh;
+            self.save()?;
+        }
+        let client = Arc::new(narval_s3::client(requests.options(std::slice::from_ref(&url))?));
+        let exchanged = Administered::new(url, client).exchange(&identity);
+        if let Some(login) = self.all.get_mut(index) {
+            let Exchanged { token, lifetime } = exchanged.map_err(|error| ended(&login.name, &error))?;
+            (login.token, login.expires) = (token, Some(clock::now().saturating_add(lifetime.as_secs())));
+        }
+        self.save().map(drop)
+    }
+
     /// Saves them. Where the file is.
     ///
     /// # Errors
@@ -104,8 +182,11 @@ impl Logins {
         let folder =
             folder.ok_or_else(|| Failure::usage("neither XDG_CONFIG_HOME nor HOME is set: use --token-file"))?;
         let of = |login: &Login| {
-            let Login { name, url, token, expires, issuer } = login;
-            (name.clone(), json!({"url": url, "token": token.as_str(), "expires": expires, "issuer": issuer}))
+            let Login { name, url, token, expires, issuer, renewal } = login;
+            let renewal = renewal.as_ref().map(Renewal::to_json);
+            let value =
+                json!({"url": url, "token": token.as_str(), "expires": expires, "issuer": issuer, "renewal": renewal});
+            (name.clone(), value)
         };
         let text = Zeroizing::new(Value::from(self.all.iter().map(of).collect::<Map<_, _>>()).to_string());
         let write = || -> io::Result<()> {

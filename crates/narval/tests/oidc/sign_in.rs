@@ -11,11 +11,16 @@ use crate::support::{NARVAL, Server, Store};
 
 /// A server that people sign in to, and its jobs have another audience of the same issuer.
 fn serve(store: &Store, platform: &Platform) -> Server {
+    serve_with(store, platform, "")
+}
+
+/// The same, with these scopes more that people ask the issuer for.
+fn serve_with(store: &Store, platform: &Platform, scopes: &str) -> Server {
     let issuer = format!("http://{}", platform.address);
     let config = format!(
         "listen = '127.0.0.1:0'\ndata = 'data'\npublic = false\n\n[[oidc]]\nname = 'jobs'\nissuer = '{issuer}'\naudience = 'jobs'\n\n\
          [[oidc.rule]]\nclaims = {{ repository = 'our-org/*' }}\nscopes = 'pull'\n\n[[oidc]]\nname = 'our-org'\nissuer = '{issuer}'\n\
-         client-id = 'narval-cache'\nclient-scopes = ['email', 'groups']\ntoken-lifetime = '8h'\n\n\
+         client-id = 'narval-cache'\nclient-scopes = ['email', 'groups'{scopes}]\ntoken-lifetime = '8h'\n\n\
          [[oidc.rule]]\nclaims = {{ groups = 'cache-admins' }}\nscopes = ['pull', 'admin']\n\n\
          [[oidc.rule]]\nclaims = {{ email = '*@our.org' }}\nscopes = 'pull'\n"
     );
@@ -53,7 +58,10 @@ fn pending() -> (u16, Value) {
 }
 
 fn given(token: &str) -> (u16, Value) {
-    (200, json!({"access_token": "of-the-issuer", "token_type": "Bearer", "id_token": token}))
+    (
+        200,
+        json!({"access_token": "of-the-issuer", "token_type": "Bearer", "id_token": token, "refresh_token": "refresh-1"}),
+    )
 }
 
 #[test]
@@ -86,6 +94,8 @@ fn a_person_signs_in_administers_and_signs_out() {
         let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         saved["work"]["token"].as_str().unwrap().to_owned()
     };
+
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("refresh-1"), "nobody asked for it");
 
     let run = |args: &[&str]| {
         let output = narval(&store, args).output().unwrap();
@@ -130,6 +140,78 @@ fn a_person_signs_in_administers_and_signs_out() {
     assert!(is_valid(&first) && !is_valid(&last) && !std::fs::read_to_string(&file).unwrap().contains("nv1_"));
     let (code, unknown) = run(&["logout", "work"]);
     assert!(code == Some(2) && unknown.contains("no server is saved as 'work'"), "{unknown}");
+}
+
+/// With `offline_access`, a token that has ended is replaced without its owner, until the issuer says no or they sign out.
+#[test]
+fn a_token_is_renewed_without_a_browser() {
+    let (store, platform) = (Store::new(), Platform::start());
+    let server = serve_with(&store, &platform, ", 'offline_access'");
+    let (url, address) = (server.url(), platform.address);
+    let discovery = json!({
+        "issuer": format!("http://{address}"), "jwks_uri": format!("http://{address}/keys"), "token_endpoint": format!("http://{address}/poll"),
+        "device_authorization_endpoint": format!("http://{address}/device"), "revocation_endpoint": format!("http://{address}/revoke"),
+    });
+    platform.answer("/.well-known/openid-configuration", &[(200, discovery)]);
+    platform.answer("/revoke", &[(200, json!(""))]);
+    let person = || platform.person("narval-cache", &[("groups", json!(["cache-admins"]))]);
+    issue(&platform, &[given(&person())]);
+    let run = |args: &[&str]| {
+        let output = narval(&store, args).output().unwrap();
+        let text = said(&output);
+        assert!(!text.contains("refresh-") && !text.contains("nv1_"), "{text}");
+        (output.status.code(), text)
+    };
+    let (code, text) = run(&["login", &url, "--name", "work"]);
+    assert!(code == Some(0) && text.contains("it is renewed when it is used after that"), "{text}");
+    let file = store.path(".config/narval/logins.json");
+    let expire = || {
+        let mut saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        saved["work"]["expires"] = json!(7);
+        // Whatever the server names now, it is the issuer of then that is asked.
+        assert_eq!(saved["work"]["renewal"]["issuer"], format!("http://{address}"));
+        std::fs::write(&file, saved.to_string()).unwrap();
+    };
+    let audit = ["cache", "audit", "--at", "work"];
+    expire();
+    assert!(run(&["login"]).1.contains("  is renewed when it is used"));
+    let renewed = json!({"id_token": person(), "refresh_token": "refresh-2"});
+    platform.answer("/poll", &[(200, renewed), (400, json!({"error": "invalid_grant"}))]);
+    // Several at the same time need one.
+    let all: Vec<_> =
+        (0..4).map(|_| narval(&store, &audit).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()).collect();
+    for one in all {
+        let output = one.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let polls = platform.asked("/poll");
+    let form = "grant_type=refresh_token&refresh_token=refresh-1&client_id=narval-cache";
+    assert!(polls.len() == 2 && polls[1].ends_with(form), "{polls:?}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("refresh-2") && !text.contains("refresh-1"), "another one came");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+
+    // The issuer has had enough; the server does, too.
+    expire();
+    let (code, text) = run(&audit);
+    assert!(
+        code == Some(2) && text.contains("invalid_grant") && text.contains("'narval login work' signs you"),
+        "{text}"
+    );
+    let stranger = platform.person("narval-cache", &[("email", json!("ann@other.org"))]);
+    platform.answer("/poll", &[(200, json!({"id_token": stranger, "refresh_token": "refresh-3"}))]);
+    let (code, text) = run(&audit);
+    assert!(code == Some(2) && text.contains("no rule of this server matches"), "{text}");
+    assert!(std::fs::read_to_string(&file).unwrap().contains("refresh-3"), "the one of before may count for nothing");
+
+    platform.answer("/poll", &[(200, json!({"id_token": person()}))]);
+    assert_eq!(run(&audit).0, Some(0));
+    let (code, text) = run(&["logout", "work"]);
+    assert!(code == Some(0) && text.contains("revoked its token, and signed out at the issuer"), "{text}");
+    let revoked = platform.asked("/revoke");
+    let form = "token=refresh-3&token_type_hint=refresh_token&client_id=narval-cache";
+    assert!(revoked.len() == 1 && revoked[0].ends_with(form), "{revoked:?}");
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("refresh-"));
 }
 
 /// Each is refused by the server, or by the rules, after the issuer has let the person in.

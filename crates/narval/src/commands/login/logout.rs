@@ -7,7 +7,7 @@ use narval_install::{Administered, Error};
 
 use crate::Failure;
 use crate::args::client::{RequestArgs, parse_cache};
-use crate::args::logins::Logins;
+use crate::args::logins::{Login, Logins, Renewal};
 use crate::ui::json;
 use crate::ui::output::note;
 
@@ -51,10 +51,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Err(error) => note!("the token could not be revoked, and can be used until it expires: {error}"),
         }
     }
+    let mut signed_out = false;
+    if let Some(Renewal { how, refresh }) = &login.renewal {
+        match narval_oidc::revoke(&parse_cache(&login.url)?, how, refresh) {
+            Ok(done) => signed_out = done,
+            Err(error) => note!("{} still lets this machine in: sign out there ({error})", how.issuer),
+        }
+    }
     if args.json {
-        json::summary(serde_json::json!({"name": login.name, "url": login.url, "revoked": revoked}));
+        let Login { name, url, .. } = &login;
+        json::summary(serde_json::json!({"name": name, "url": url, "revoked": revoked, "signed_out": signed_out}));
     } else {
-        note!("forgot '{}'{}", login.name, if revoked { ", and revoked its token" } else { "" });
+        let (token, issuer) = (", and revoked its token", ", and signed out at the issuer");
+        note!("forgot '{}'{}{}", login.name, if revoked { token } else { "" }, if signed_out { issuer } else { "" });
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use narval_client::{Client, Url};
 use narval_install::Administered;
-use narval_oidc::{Device, SignIn, is_safe};
+use narval_oidc::{Device, SignIn, SignedIn, is_safe};
 use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
@@ -17,7 +17,7 @@ use crate::Failure;
 use crate::args::administered::{number, text};
 use crate::args::client::{RequestArgs, parse_cache};
 use crate::args::data::ahead;
-use crate::args::logins::{Login, Logins};
+use crate::args::logins::{Login, Logins, Renewal};
 use crate::args::push::read_token;
 use crate::ui::json;
 use crate::ui::output::{note, out};
@@ -78,14 +78,18 @@ fn login(args: &Args, server: &str) -> Result<(), Failure> {
     if name.is_empty() || name.contains('/') {
         return Err(Failure::usage(format!("--name '{name}': a name has no '/'")));
     }
-    let (token, issuer) = match &args.token_file {
-        Some(file) => (read_token(file)?, None),
-        None if args.paste => (pasted()?, None),
+    let (token, issuer, renewal) = match &args.token_file {
+        Some(file) => (read_token(file)?, None, None),
+        None if args.paste => (pasted()?, None, None),
         None => {
             let cache = Administered::new(url.clone(), client(&args.requests, &url, None)?);
             match cache.sign_in()? {
-                Some(answer) => signed_in(args, &cache, &answer)?,
-                None => (pasted()?, None),
+                Some(answer) => {
+                    let (token, how, refresh) = signed_in(args, &cache, &answer)?;
+                    let issuer = how.issuer.clone();
+                    (token, Some(issuer), refresh.map(|refresh| Renewal { how, refresh }))
+                }
+                None => (pasted()?, None, None),
             }
         }
     };
@@ -94,7 +98,8 @@ fn login(args: &Args, server: &str) -> Result<(), Failure> {
     let rights = server.get("token").cloned().unwrap_or_default();
     let expires = number(&rights, "expires");
     logins.all.retain(|login| login.name != name);
-    logins.all.push(Login { name: name.clone(), url: url.to_string(), token, expires, issuer });
+    let is_renewed = renewal.is_some();
+    logins.all.push(Login { name: name.clone(), url: url.to_string(), token, expires, issuer, renewal });
     let file = logins.save()?;
     let caches = rights.get("caches").and_then(Value::as_array).into_iter().flatten();
     let caches: Vec<&str> = caches.filter_map(Value::as_str).collect();
@@ -102,12 +107,13 @@ fn login(args: &Args, server: &str) -> Result<(), Failure> {
         json::summary(json!({"name": name, "url": url.to_string(), "token": rights}));
     } else {
         note!(
-            "saved '{name}' in '{file}': token {} '{}' allows {} in {}{}",
+            "saved '{name}' in '{file}': token {} '{}' allows {} in {}{}{}",
             text(&rights, "id"),
             text(&rights, "label"),
             text(&rights, "scopes"),
             caches.join(", "),
             expires.map(|expires| format!(", and ends {}", ahead(expires))).unwrap_or_default(),
+            if is_renewed { "; it is renewed when it is used after that" } else { "" },
         );
     }
     Ok(())
@@ -123,8 +129,11 @@ fn client(requests: &RequestArgs, url: &Url, token: Option<&str>) -> Result<Arc<
     Ok(Arc::new(narval_s3::client(options)))
 }
 
-/// Has a person sign in with a browser; a token of the server, and the issuer.
-fn signed_in(args: &Args, cache: &Administered, answer: &[u8]) -> Result<(Zeroizing<String>, Option<String>), Failure> {
+/// A token of a server, how its owner has signed in, and what gets the next one.
+type OfPerson = (Zeroizing<String>, SignIn, Option<Zeroizing<String>>);
+
+/// Has a person sign in with a browser.
+fn signed_in(args: &Args, cache: &Administered, answer: &[u8]) -> Result<OfPerson, Failure> {
     let url = cache.url();
     if !is_safe(url) {
         return Err(Failure::usage(format!(
@@ -150,8 +159,8 @@ fn signed_in(args: &Args, cache: &Administered, answer: &[u8]) -> Result<(Zeroiz
         }
         note!("waiting for it, for up to {}", written(code.valid_for));
     }
-    let identity = device.wait().map_err(Failure::runtime)?;
-    Ok((cache.exchange(&identity)?.token, Some(how.issuer)))
+    let SignedIn { identity, refresh } = device.wait().map_err(Failure::runtime)?;
+    Ok((cache.exchange(&identity)?.token, how, refresh))
 }
 
 /// A token from standard input; a terminal does not show it.
@@ -192,6 +201,7 @@ fn list(as_json: bool) -> Result<(), Failure> {
             json::event("login", json!({"name": name, "url": url, "expires": expires, "issuer": issuer}));
         } else {
             let until = match login.expires {
+                Some(_) if login.has_expired() && login.renewal.is_some() => "  is renewed when it is used".to_owned(),
                 Some(_) if login.has_expired() => format!("  expired: narval login {}", login.name),
                 Some(expires) => format!("  ends {}", ahead(expires)),
                 None => String::new(),
