@@ -24,7 +24,8 @@ pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &Target) -> Resul
     let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
     let (cores, unwatched) = (Cores::new(uploads), Progress::default());
     let source = FromCaches::new(caches, &cores, &unwatched);
-    send(&source, entries, to, &PushOptions { encoding: Encoding::None, key: None, uploads }, &unwatched)
+    let options = PushOptions { encoding: Encoding::None, key: None, uploads, build_seconds: None };
+    send(&source, entries, to, &options, &unwatched)
 }
 
 /// Copies paths of a store into a cache. Returns how many were missing.
@@ -40,7 +41,7 @@ pub fn copy_from_store(
 ) -> Result<usize, Error> {
     let encoding = if compress { Encoding::Zstd(LEVEL) } else { Encoding::None };
     let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
-    let options = PushOptions { encoding, key, uploads };
+    let options = PushOptions { encoding, key, uploads, build_seconds: None };
     send(from.store(), infos, to, &options, &Progress::default())
 }
 

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use narval_nix::StorePath;
 use rustix::fs::{Mode, OFlags};
@@ -63,6 +64,14 @@ impl BuildLog {
         Ok(None)
     }
 
+    /// How long the build took whose log this is: Nix creates the file before it starts the builder, and ends it after. `None` if the file is older than
+    /// `since`, because Nix writes into the log of an earlier build of the same derivation, or if the file system does not know when a file was created.
+    pub fn elapsed(&self, since: SystemTime) -> Option<Duration> {
+        let metadata = self.file.metadata().ok()?;
+        let created = metadata.created().ok().filter(|created| *created >= since)?;
+        metadata.modified().ok()?.duration_since(created).ok()
+    }
+
     /// The text of the log.
     ///
     /// # Errors
@@ -101,6 +110,14 @@ mod tests {
             let mut text = String::new();
             log.into_reader().unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, format!("log {name}"));
+        }
+        let since = SystemTime::now() + Duration::from_secs(3600);
+        let log = BuildLog::find(dir.path(), &drv("a")).unwrap().unwrap();
+        assert!(log.elapsed(since).is_none(), "the log of an earlier build");
+        if log.file.metadata().unwrap().created().is_ok() {
+            let opened = File::options().append(true).open(file("a", "")).unwrap();
+            opened.set_modified(SystemTime::now() + Duration::from_secs(60)).unwrap();
+            assert_eq!(log.elapsed(SystemTime::UNIX_EPOCH).unwrap().as_secs(), 60);
         }
         assert!(BuildLog::find(dir.path(), &drv("none")).unwrap().is_none());
         assert!(BuildLog::find(dir.path(), &drv("d")).is_err(), "a symlink is not followed");

@@ -62,7 +62,12 @@ pub struct PushOptions {
     pub key: Option<SecretKey>,
     /// The number of NARs compressed and sent at the same time, at most [`UPLOADS_MAX`].
     pub uploads: usize,
+    /// Says of a derivation how many seconds it took to build, if that is known. Only caches with Narval's protocol are told.
+    pub build_seconds: Option<BuildSeconds>,
 }
+
+/// See [`PushOptions::build_seconds`].
+pub(crate) type BuildSeconds = Box<dyn Fn(&StorePath) -> Option<u64> + Send + Sync>;
 
 /// The result of a push.
 #[derive(Clone, Debug)]
@@ -151,7 +156,9 @@ impl Target {
             Kind::Plain(server) => PlainCache::new(server, Encoding::None, None, progress).missing(paths),
             Kind::Narval(server, protocol) => {
                 let (protocol, encoding) = (&protocol.url, Encoding::None);
-                NarvalCache { server, protocol, small: None, encoding, key: None, progress }.missing(paths)
+                let build_seconds = None;
+                NarvalCache { server, protocol, small: None, encoding, key: None, build_seconds, progress }
+                    .missing(paths)
             }
         }
     }
@@ -222,8 +229,8 @@ where
         }
         Kind::Narval(server, protocol) => {
             let small = protocol.takes_nars.then(SmallNars::default);
-            let sink =
-                NarvalCache { server, protocol: &protocol.url, small, encoding: options.encoding, key, progress };
+            let (encoding, build_seconds) = (options.encoding, options.build_seconds.as_ref());
+            let sink = NarvalCache { server, protocol: &protocol.url, small, encoding, key, build_seconds, progress };
             transfer(source, entries, &sink, uploads, progress)
         }
     }

@@ -13,6 +13,7 @@ use narval_codec::encode::{Encoding, write_nar};
 use narval_nix::{HashPart, NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
+use super::BuildSeconds;
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
 use super::small::{Batch, SMALL_LEN_MAX, SmallNars};
 use crate::{Error, Progress};
@@ -47,6 +48,7 @@ pub(super) struct NarvalCache<'a> {
     pub(super) small: Option<SmallNars>,
     pub(super) encoding: Encoding,
     pub(super) key: Option<&'a SecretKey>,
+    pub(super) build_seconds: Option<&'a BuildSeconds>,
     pub(super) progress: &'a Progress,
 }
 
@@ -140,6 +142,8 @@ impl Sink for NarvalCache<'_> {
             if let Some(lines) = lines {
                 take_file_lines(&mut narinfo, &lines).ok_or_else(|| self.malformed("nars"))?;
             }
+            let seconds = self.build_seconds.zip(narinfo.deriver.as_ref()).and_then(|(known, of)| known(of));
+            seconds.into_iter().for_each(|seconds| narinfo.set_build_seconds(seconds));
             let text = narinfo.render(&self.server.store_dir);
             if count == BATCH_MAX || body.len() + text.len() > COMMIT_LEN_MAX {
                 // The paths come in order: it may refer to those before it.

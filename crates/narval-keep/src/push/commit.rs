@@ -315,6 +315,9 @@ impl Cache {
         let mut info = NarInfo::new(&claimed.path_info(0), format!("nar/{file}"), nar.compression);
         info.file_hash = Some(nar.file_hash.into());
         info.file_size = Some(nar.file_size);
+        if let Some(seconds) = claimed.build_seconds() {
+            info.set_build_seconds(seconds);
+        }
         let (mut outcome, mut signatures) = (Outcome::Added, Vec::new());
         if let Some(old) = &old {
             match before {

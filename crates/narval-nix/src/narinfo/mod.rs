@@ -23,6 +23,12 @@ pub const NARINFO_LEN_MAX: usize = 1024 * 1024;
 /// The maximum number of signatures in a narinfo: checking one takes about 50 µs.
 pub const SIGNATURES_MAX: usize = 256;
 
+/// The key of the line with [`NarInfo::build_seconds`], which Nix ignores, as it does all that it does not know.
+const BUILD_SECONDS_KEY: &str = "NarvalBuildSeconds";
+
+/// The longest build that is believed, in seconds: 30 days.
+const BUILD_SECONDS_MAX: u64 = 30 * 24 * 60 * 60;
+
 /// The MIME type of a narinfo.
 pub const MIME_TYPE: &str = "text/x-nix-narinfo";
 
@@ -120,6 +126,19 @@ impl NarInfo {
             Line::Unknown { key, value } => Some((&**key, &**value)),
             Line::Known(_) | Line::Odd(_) => None,
         })
+    }
+
+    /// How long the derivation took to build, in seconds, as whoever pushed the path has said. Not covered by signatures, and for statistics only.
+    pub fn build_seconds(&self) -> Option<u64> {
+        let (_, value) = self.unknown().find(|(key, _)| *key == BUILD_SECONDS_KEY)?;
+        value.parse().ok().filter(|seconds| *seconds <= BUILD_SECONDS_MAX)
+    }
+
+    /// Says how long the derivation took to build, if nothing is said yet.
+    pub fn set_build_seconds(&mut self, seconds: u64) {
+        if seconds <= BUILD_SECONDS_MAX && self.build_seconds().is_none() {
+            self.add_unknown(BUILD_SECONDS_KEY, &seconds.to_string());
+        }
     }
 
     /// Appends a line with an unknown key. Returns `false`, and adds nothing, if Nix knows the key, or if the text

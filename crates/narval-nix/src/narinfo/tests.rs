@@ -235,3 +235,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn build_times_are_numbers_of_seconds() {
+    let text = |line: &str| {
+        format!(
+            "StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-a\nURL: a\nNarHash: sha256:0ip26j2h11n1kgkz36rl4akv694yz65hr72q4kv4b3lxcbi65b3p\n\
+             NarSize: 1\n{line}"
+        )
+    };
+    let parse = |line: &str| NarInfo::parse(text(line).as_bytes(), &StoreDir::default()).unwrap();
+    for (line, seconds) in [
+        ("", None),
+        ("NarvalBuildSeconds: 0\n", Some(0)),
+        ("NarvalBuildSeconds: 2592000\n", Some(2_592_000)),
+        ("NarvalBuildSeconds: 2592001\n", None),
+        ("NarvalBuildSeconds: 99999999999999999999\n", None),
+        ("NarvalBuildSeconds: -1\n", None),
+        ("NarvalBuildSeconds:7\n", None),
+    ] {
+        assert_eq!(parse(line).build_seconds(), seconds, "{line}");
+    }
+    let mut info = parse("");
+    info.set_build_seconds(u64::MAX);
+    info.set_build_seconds(7);
+    info.set_build_seconds(8);
+    assert!(info.render(&StoreDir::default()).ends_with("NarvalBuildSeconds: 7\n") && info.build_seconds() == Some(7));
+}

@@ -45,6 +45,35 @@ fn a_job_without_a_secret_fills_the_cache_and_the_next_one_builds_nothing() {
 }
 
 #[test]
+fn the_summary_says_what_building_would_have_taken() {
+    let runner = Runner::new();
+    let server = runner.cache("");
+    let token = runner.token(&["--push", "--pull", "--sign"]);
+    let token = ["--token-file", token.to_str().unwrap()];
+    let slow = "derivation { name = \"slow\"; system = builtins.currentSystem; builder = \"/bin/sh\"; outputs = [ \"out\" \"doc\" ]; \
+                args = [ \"-c\" \"sleep 3; echo a > $out; echo b > $doc\" ]; PATH = builtins.getEnv \"PATH\"; }";
+    // One that was built before the job, whose log is older: nothing is known of it.
+    let early = made_output(runner.command("sh").args(["-ec", &Runner::build("early")]));
+    let delete = format!("nix-store --delete {} >/dev/null", early.trim());
+    let script = format!("nix-build -A all --no-out-link -E 'let slow = {slow}; in {{ all = [ slow slow.doc ]; }}'");
+    let script = format!("{script}; {}", Runner::build("early quick"));
+    let first = runner.job(&server.url(), &token, &[], &format!("{delete}; {script}"));
+    assert_eq!((first.code, first.number("pushed"), first.number("fetched")), (Some(0), 4, 0), "{}", first.said);
+    assert!(first.summary["seconds_saved"].is_null() && !first.said.contains("narval ci: saved"), "{}", first.said);
+    runner.forget();
+    let second = runner.job(&server.url(), &token, &[], &script);
+    let of = (second.code, second.number("fetched"), second.number("seconds_saved_known_of"));
+    assert_eq!(of, (Some(0), 4, 3), "{}", second.said);
+    // The outputs of a derivation are built together.
+    assert!((3..6).contains(&second.number("seconds_saved")), "{}", second.said);
+    assert!(second.number("bytes_saved") > 4 * 96 && second.said.contains("s of building, known of 3 of 4 paths"));
+    let page = std::fs::read_to_string(runner.path("summary.md")).unwrap();
+    assert!(page.contains("| saved | "), "{page}");
+    let narinfo = server.get(&format!("/{}.narinfo", support::hash_part(early.trim())));
+    assert!(narinfo.status == 200 && !narinfo.text().contains("NarvalBuildSeconds"), "{}", narinfo.text());
+}
+
+#[test]
 fn the_job_of_a_fork_reads_and_does_not_push() {
     let (runner, platform) = (Runner::new(), Platform::start());
     let server = runner.cache(&rules(&platform));

@@ -127,6 +127,7 @@ impl SendArgs {
             encoding: if self.no_compression { Encoding::None } else { Encoding::Zstd(self.level) },
             key: self.sign_key.as_deref().map(read_secret_key).transpose()?,
             uploads: self.uploads.get(),
+            build_seconds: None,
         })
     }
 }

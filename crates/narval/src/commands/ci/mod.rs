@@ -7,6 +7,7 @@ mod near;
 mod options;
 mod platform;
 mod release;
+mod saved;
 mod session;
 mod steps;
 mod summary;

@@ -3,20 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use narval_client::{Bearer, Client, ClientOptions, Url};
 use narval_install::settings::{UserTrust, user_trust};
 use narval_install::watch::{Stop, WatchOptions, WatchReport, watch};
-use narval_install::{Administered, Error};
+use narval_install::{Administered, Error, PushOptions};
+use narval_nix::StorePath;
 use narval_oidc::is_safe;
-use narval_store::{CacheSettings, StoreConfig};
+use narval_store::{CacheSettings, Store, StoreConfig};
 use parking_lot::Mutex;
 
 use super::hook;
 use super::identity::Source;
-use super::near::{Near, Upstream};
+use super::near::{self, Near, Upstream};
 use super::options::Args;
+use super::saved::{Asked, Saved};
 use crate::Failure;
 use crate::args::push::{quick, read_token};
 use crate::commands::caches::use_cache;
@@ -30,6 +32,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const RENEWED_AT_SOONEST: Duration = Duration::from_secs(10);
 /// A token is renewed after this part of its time.
 const RENEWED_AFTER: f64 = 0.7;
+/// How long it may take to find out what was saved.
+const SAVED_WITHIN: Duration = Duration::from_secs(1);
 /// How long the watcher may take to say what it has done once its time is over.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -212,8 +216,11 @@ impl Session {
         deadline.saturating_sub(self.waited).max(deadline / 2)
     }
 
-    /// Pushes what is left, for at most this long, and ends.
-    pub(super) fn end(mut self, deadline: Duration) -> (Pushes, PathBuf) {
+    /// Pushes what is left, for at most this long, and ends: what became of the pushes, what the job had from the cache, and what that had cost to build.
+    ///
+    /// # Errors
+    /// The log of what the job has asked cannot be read.
+    pub(super) fn end(mut self, deadline: Duration) -> Result<(Pushes, Asked, Saved), Failure> {
         let begun = Instant::now();
         self.stop.finish();
         let pushes = self.watcher.take().map_or(Pushes::None, |watcher| {
@@ -233,10 +240,13 @@ impl Session {
         });
         self.stop.stop();
         tracing::debug!(seconds = begun.elapsed().as_secs_f64(), "pushed what was left");
+        let (log, mut saved) = (near::access_log(&self.folder), Saved::default());
         if let Some(near) = self.near.lock().take() {
+            let patience = deadline.saturating_sub(begun.elapsed()).min(SAVED_WITHIN);
+            saved = Saved::of(&Asked::read(&log)?, near.url(), &self.store.store_dir, patience);
             near.end();
         }
-        (pushes, self.folder)
+        Ok((pushes, Asked::read(&log)?, saved))
     }
 }
 
@@ -265,6 +275,12 @@ fn watcher(
         return Ok(None);
     }
     let requests = &args.how.token.requests;
+    // What is built from now on: of an earlier build, only the end is known.
+    let (logs, since) = (Store::new(store.clone()), SystemTime::now());
+    let build_seconds = move |derivation: &StorePath| -> Option<u64> {
+        let elapsed = logs.build_log(derivation).ok()??.elapsed(since)?;
+        Some((elapsed + Duration::from_millis(500)).as_secs())
+    };
     let mut selection = args.filter.selection(std::slice::from_ref(to), requests, &store.store_dir)?;
     selection.filter.only_built = !args.substituted;
     let options = WatchOptions {
@@ -274,7 +290,7 @@ fn watcher(
         client: Arc::clone(client),
         selection,
         is_dry: args.filter.dry_run,
-        push: args.how.options()?,
+        push: PushOptions { build_seconds: Some(Box::new(build_seconds)), ..args.how.options()? },
         queue_only: has_hook,
         existing: false,
         once: false,

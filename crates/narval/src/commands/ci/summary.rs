@@ -1,9 +1,6 @@
 //! What a job had from the cache and gave to it.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,77 +9,24 @@ use narval_install::watch::WatchReport;
 use narval_nix::{HashPart, Release};
 use serde_json::{Value, json};
 
-use super::near;
 use super::platform::Platform;
+use super::saved::{Asked, Saved};
 use super::session::{Pushes, Session};
 use crate::Failure;
 use crate::args::client::OutputArgs;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
+use crate::values::time::written;
 
-/// The most lines of the log that are read: two for each path.
-const LINES_MAX: usize = 2_000_000;
 /// The most paths that are listed for people.
 const LISTED_MAX: usize = 50;
-
-/// What the job's Nix asked of the cache.
-#[derive(Default)]
-pub(super) struct Asked {
-    /// Paths that it has.
-    there: BTreeSet<HashPart>,
-    /// Paths that it does not have.
-    absent: BTreeSet<HashPart>,
-    nars: u64,
-    bytes: u64,
-    seconds: f64,
-}
-
-impl Asked {
-    /// Reads the log of the server that stood between. A line that is none of its own is skipped.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub(super) fn read(log: &Path) -> Result<Self, Failure> {
-        let mut asked = Self::default();
-        let failed = |error: std::io::Error| Failure::of_file(&log.display().to_string(), &error);
-        let file = match File::open(log) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(asked),
-            file => file.map_err(failed)?,
-        };
-        for line in BufReader::new(file).lines().take(LINES_MAX) {
-            asked.add(&line.map_err(failed)?);
-        }
-        Ok(asked)
-    }
-
-    fn add(&mut self, line: &str) -> Option<()> {
-        let entry: Value = serde_json::from_str(line).ok()?;
-        let target = entry.get("request")?.as_str()?.strip_prefix("GET /")?.split([' ', '?']).next()?;
-        // Below the name of the cache.
-        let (_, target) = target.split_once('/')?;
-        let status = entry.get("status")?.as_u64()?;
-        if let Some(part) = target.strip_suffix(".narinfo") {
-            let part = HashPart::parse(part.as_bytes()).ok()?;
-            if status == 200 {
-                self.absent.remove(&part);
-                self.there.insert(part);
-            } else if status == 404 && !self.there.contains(&part) {
-                self.absent.insert(part);
-            }
-        } else if target.starts_with("nar/") && status == 200 && entry.get("aborted")?.as_bool() == Some(false) {
-            self.nars += 1;
-            self.bytes += entry.get("bytes")?.as_u64()?;
-            self.seconds += entry.get("seconds")?.as_f64()?;
-        }
-        Some(())
-    }
-}
 
 /// The summary of a job.
 pub(super) struct Summary {
     cache: String,
     is_substituter: bool,
     asked: Asked,
+    saved: Saved,
     pushes: Pushes,
     /// Seconds from the end of the command to that of the pushes.
     waited: f64,
@@ -109,15 +53,14 @@ impl Summary {
     ) -> Result<Self, Failure> {
         let (cache, is_substituter, begun) = (session.cache.clone(), session.is_substituter, Instant::now());
         let is_dry = session.is_dry;
-        let (pushes, folder) = session.end(deadline);
+        let (pushes, asked, saved) = session.end(deadline)?;
         // Who may not push may not release either.
         let record = record.filter(|_| !matches!(pushes, Pushes::None));
         let release = record.map(|record| {
             record(deadline.saturating_sub(begun.elapsed())).map(|release| release.selector().to_string())
         });
         let waited = begun.elapsed().as_secs_f64();
-        let asked = Asked::read(&near::access_log(&folder))?;
-        Ok(Self { cache, is_substituter, asked, pushes, waited, code, is_dry, release })
+        Ok(Self { cache, is_substituter, asked, saved, pushes, waited, code, is_dry, release })
     }
 
     /// Shows it.
@@ -164,6 +107,18 @@ impl Summary {
         }
     }
 
+    /// What was not built, in words.
+    fn saved(&self) -> Option<String> {
+        let Saved { paths: all, known, bytes, .. } = self.saved;
+        let builds = match self.saved.seconds_known() {
+            None => "no build time is known".to_owned(),
+            Some(seconds) => {
+                format!("{} of building, known of {known} of {}", written(Duration::from_secs(seconds)), paths(all))
+            }
+        };
+        (all > 0).then(|| format!("{builds}; {} that were not built", human_bytes(bytes)))
+    }
+
     /// Why a path that was built did not come from the cache.
     fn why_built(&self, part: &HashPart) -> &'static str {
         match () {
@@ -184,6 +139,8 @@ impl Summary {
             "cache": self.cache, "exit_code": self.code, "waited_seconds": self.waited, "substituter": self.is_substituter,
             "hits": self.asked.there.len(), "misses": self.asked.absent.len(), "nars": self.asked.nars,
             "bytes_fetched": self.asked.bytes, "seconds_fetching": self.asked.seconds,
+            "fetched": self.saved.paths, "bytes_saved": self.saved.bytes,
+            "seconds_saved": self.saved.seconds_known(), "seconds_saved_known_of": self.saved.known,
             "pushed": report.map(|report| report.pushed), "already": report.map(|report| report.already),
             "bytes_sent": report.map(|report| report.sent), "left": report.map(|report| report.left),
             "built": built, "warning": self.warning(), "dry_run": self.is_dry,
@@ -208,6 +165,9 @@ impl Summary {
             ),
             false => format!("narval ci: {} was not asked for paths\n", self.cache),
         };
+        if let Some(saved) = self.saved() {
+            let _ = writeln!(text, "narval ci: saved {saved}");
+        }
         if let Some(report) = self.report().filter(|_| self.is_dry) {
             let bytes: u64 = report.lacking.values().sum();
             let (lacking, size) = (paths(report.lacking.len()), human_bytes(bytes));
@@ -240,7 +200,7 @@ impl Summary {
 
     /// For a page of the platform.
     pub(super) fn markdown(&self) -> String {
-        let Asked { there, absent, nars, bytes, seconds } = &self.asked;
+        let Asked { there, absent, nars, bytes, seconds, .. } = &self.asked;
         let mut text = format!("### Narval: {}\n\n| | |\n|---|---|\n", escaped(&self.cache));
         let mut row = |name: &str, value: String| {
             let _ = writeln!(text, "| {name} | {value} |");
@@ -249,6 +209,9 @@ impl Summary {
             row("paths that it has", there.len().to_string());
             row("paths that it does not have", absent.len().to_string());
             row("fetched", format!("{}, {} in {seconds:.1} s", counted(*nars, "NAR"), human_bytes(*bytes)));
+            if let Some(saved) = self.saved() {
+                row("saved", saved);
+            }
         }
         if let Some(report) = self.report() {
             row("built", report.delivered.len().to_string());
@@ -316,28 +279,6 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_log_says_what_was_there() {
-        let (one, other) = ("0".repeat(32), "1".repeat(32));
-        let mut asked = Asked::default();
-        let line = |request: &str, status: u16| {
-            json!({"request": request, "status": status, "bytes": 10, "seconds": 0.5, "aborted": false}).to_string()
-        };
-        for (request, status) in [
-            (format!("GET /name/{one}.narinfo HTTP/1.1"), 404),
-            (format!("GET /name/{one}.narinfo HTTP/1.1"), 200),
-            (format!("GET /name/{other}.narinfo HTTP/1.1"), 404),
-            (format!("HEAD /name/{other}.narinfo HTTP/1.1"), 200),
-            ("GET /name/nar/x.nar.zst HTTP/1.1".to_owned(), 200),
-            ("GET /name/nar/x.nar.zst HTTP/1.1".to_owned(), 404),
-            ("GET /name/nix-cache-info HTTP/1.1".to_owned(), 200),
-        ] {
-            asked.add(&line(&request, status));
-        }
-        asked.add("no JSON");
-        assert_eq!((asked.there.len(), asked.absent.len(), asked.nars, asked.bytes), (1, 1, 1, 10));
-    }
 
     #[test]
     fn texts_of_others_are_text() {
