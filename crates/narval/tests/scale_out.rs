@@ -137,7 +137,7 @@ fn the_chart_is_right_for_other_values() {
         };
         run(&["lint", "--strict"]);
         // Helm that was built from its module takes an old Kubernetes for granted.
-        std::fs::write(&file.with_extension("made"), run(&["template", "--kube-version", "1.30.0", "narval"])).unwrap();
+        std::fs::write(file.with_extension("made"), run(&["template", "--kube-version", "1.30.0", "narval"])).unwrap();
         let Some(validate) = &validate else { continue };
         let output = Command::new(validate).arg("--strict").arg(file.with_extension("made")).output().unwrap();
         assert!(output.status.success(), "{number}: {}", String::from_utf8_lossy(&output.stderr));
