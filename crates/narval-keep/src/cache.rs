@@ -8,13 +8,13 @@ use std::sync::{Arc, PoisonError};
 use narval_nix::{HashPart, NarHash, SecretKey};
 
 use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, ListedPath, NarRecord, Usage, Used};
+use super::index::{CacheId, Index, IndexError, Listed, NarRecord, Usage, Used};
 use super::lost::Finder;
 use super::push::elsewhere::Elsewhere;
 use super::retention::RESOLUTION_SECONDS;
 use super::shared::{CacheState, Shared};
 use super::small::bytes::SmallBytes;
-use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage};
+use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage, StorageLock};
 use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
 
 /// The maximum number of hash parts in one query.
@@ -74,25 +74,6 @@ pub struct KeptNarinfo {
     pub text: Arc<[u8]>,
     /// Until when it may be answered from memory, in seconds since 1970 ([`Cache::note_hit`]).
     pub until: u64,
-}
-
-/// An entry of the list of all paths.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Base name.
-    pub path: String,
-    /// When it was pushed first, in seconds since 1970.
-    pub added: u64,
-    /// When it was last pushed or requested, in seconds since 1970.
-    pub used: u64,
-    /// The size of its stored NAR in bytes.
-    pub file_size: u64,
-}
-
-impl From<ListedPath> for Listed {
-    fn from(ListedPath { path, added, used, file_size, .. }: ListedPath) -> Self {
-        Self { path, added, used, file_size }
-    }
 }
 
 /// One cache: cheap to clone, shared by threads.
@@ -332,7 +313,7 @@ impl Cache {
         self.record_uses();
         let mut listed = Vec::new();
         self.each_path(|path| {
-            listed.push(path.into());
+            listed.push(path);
             Ok::<(), IndexError>(())
         })?;
         // By hash part, and so by base name.
@@ -345,8 +326,7 @@ impl Cache {
     /// If the index fails.
     pub fn list_after(&self, after: Option<&HashPart>, max: usize) -> Result<Vec<Listed>, IndexError> {
         self.record_uses();
-        let listed = self.index().list(self.id(), after.map_or("", HashPart::as_str), max)?;
-        Ok(listed.into_iter().map(Listed::from).collect())
+        self.index().list(self.id(), after.map_or("", HashPart::as_str), max)
     }
 
     /// The hash parts of all paths, and up to which point of the cache's history they are complete; `None` if there are more than `max`, or
@@ -386,7 +366,7 @@ impl Cache {
     /// Each path, sorted by hash part. Paths that come or go meanwhile may be left out.
     pub(super) fn each_path<E: From<IndexError>>(
         &self,
-        mut take: impl FnMut(ListedPath) -> Result<(), E>,
+        mut take: impl FnMut(Listed) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut after = String::new();
         loop {
@@ -493,6 +473,16 @@ impl Cache {
         done: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) {
         self.shared.audit.note_done(grant, self.name(), action, done);
+    }
+
+    /// In a folder: no process removes files until this is dropped.
+    pub(super) fn no_collection(&self) -> Result<StorageLock, Refusal> {
+        self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))
+    }
+
+    /// In a folder: no other process adds or removes files until this is dropped.
+    pub(super) fn alone(&self) -> Result<StorageLock, Refusal> {
+        self.storage().lock_exclusive().map_err(|error| Refusal::of_file("lock", "the data folder", &error))
     }
 
     pub(super) fn write_cache_info(&self) -> io::Result<()> {

@@ -80,12 +80,12 @@ mod storage;
 mod tokens;
 mod upkeep;
 
-pub use cache::{Cache, KeptNarinfo, Listed, NarFile, NarHead, Stamp};
+pub use cache::{Cache, KeptNarinfo, NarFile, NarHead, Stamp};
 pub use data::Data;
 pub use database::Database;
 pub use error::DataError;
 pub use figures::{CacheFigures, CollectionFigures, Fullness, SizeOfDay, Survey, TokenEnd};
-pub use index::{IndexError, Usage};
+pub use index::{IndexError, Listed, Usage};
 pub use jobs::{Destination, JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
 pub use keys::{CacheKey, OVERLAP_SECONDS, Rotated};
 pub use name::{

@@ -66,7 +66,7 @@ impl Cache {
     /// Checks again, under the exclusive lock, whether a file below `nar/` is lost. If it is, removes it from the index, with its paths.
     pub(super) fn lost(&self, name: &str, finder: Finder) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
-        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let _alone = self.alone()?;
         let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
         let is_damaged = finder == Finder::Fsck { is_damaged: true };
         // One that is only recorded is on its way.

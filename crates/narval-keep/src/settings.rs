@@ -1,7 +1,8 @@
 //! The settings of a cache.
 
 use narval_nix::{CacheInfo, PublicKey, StoreDir};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -19,9 +20,11 @@ pub const RETENTION_DAYS_SAFE: u32 = 30;
 
 /// The settings of a cache. Stored in the index, so that commands beside a server know them, too; secret keys are not
 /// included.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CacheSettings {
     /// The store directory of its paths.
+    #[serde(with = "store_dir")]
     pub store_dir: StoreDir,
     /// `Priority` in `nix-cache-info`; the lowest wins.
     pub priority: u32,
@@ -30,10 +33,13 @@ pub struct CacheSettings {
     /// Whether reading needs no token.
     pub public: bool,
     /// The public keys of the signing keys, for `nix-cache-info`.
+    #[serde(with = "keys")]
     pub public_keys: Vec<PublicKey>,
     /// Uploads signed by one of these are also signed by the cache.
+    #[serde(with = "keys")]
     pub trusted_keys: Vec<PublicKey>,
     /// If set, uploads must be signed by one of these.
+    #[serde(with = "keys")]
     pub required_keys: Vec<PublicKey>,
     /// Whether a path is refused when its contents refer to a path of this cache that its narinfo does not name. Nix itself
     /// makes such paths (sources that mention store paths, `unsafeDiscardReferences`), so they are reported only by default.
@@ -152,55 +158,12 @@ impl CacheSettings {
     }
 
     pub(super) fn to_json(&self) -> String {
-        let keys = |keys: &[PublicKey]| keys.iter().map(ToString::to_string).collect();
-        let record = Record {
-            store_dir: self.store_dir.to_string(),
-            priority: self.priority,
-            want_mass_query: self.want_mass_query,
-            public: self.public,
-            public_keys: keys(&self.public_keys),
-            trusted_keys: keys(&self.trusted_keys),
-            required_keys: keys(&self.required_keys),
-            strict_references: self.strict_references,
-            retention_days: self.retention_days,
-            size_max: self.size_max,
-            quota: self.quota,
-            nar_size_max: self.nar_size_max,
-            keep_releases: self.keep_releases,
-            recompress: self.recompress,
-            managed: self.managed,
-            deleted: self.deleted,
-        };
         // Such a structure has nothing that JSON has not.
-        serde_json::to_string(&record).unwrap_or_default()
+        serde_json::to_string(self).unwrap_or_default()
     }
 
     pub(super) fn from_json(json: &str) -> Result<Self, SettingsError> {
-        fn failed(error: impl ToString) -> SettingsError {
-            SettingsError(error.to_string())
-        }
-        let record: Record = serde_json::from_str(json).map_err(failed)?;
-        let keys = |keys: Vec<String>| -> Result<Vec<PublicKey>, SettingsError> {
-            keys.iter().map(|key| key.parse().map_err(failed)).collect()
-        };
-        Ok(Self {
-            store_dir: record.store_dir.parse().map_err(failed)?,
-            priority: record.priority,
-            want_mass_query: record.want_mass_query,
-            public: record.public,
-            public_keys: keys(record.public_keys)?,
-            trusted_keys: keys(record.trusted_keys)?,
-            required_keys: keys(record.required_keys)?,
-            strict_references: record.strict_references,
-            retention_days: record.retention_days,
-            size_max: record.size_max,
-            quota: record.quota,
-            nar_size_max: record.nar_size_max,
-            keep_releases: record.keep_releases,
-            recompress: record.recompress,
-            managed: record.managed,
-            deleted: record.deleted,
-        })
+        serde_json::from_str(json).map_err(|error| SettingsError(error.to_string()))
     }
 }
 
@@ -216,49 +179,30 @@ fn camel_case(name: &str) -> String {
     })
 }
 
-/// The stored settings.
-#[derive(Serialize, Deserialize)]
-#[serde(default)]
-struct Record {
-    store_dir: String,
-    priority: u32,
-    want_mass_query: bool,
-    public: bool,
-    public_keys: Vec<String>,
-    trusted_keys: Vec<String>,
-    required_keys: Vec<String>,
-    strict_references: bool,
-    retention_days: Option<u32>,
-    size_max: Option<u64>,
-    quota: Option<u64>,
-    nar_size_max: u64,
-    keep_releases: u32,
-    recompress: bool,
-    managed: bool,
-    deleted: bool,
+/// The store directory, stored as its text.
+mod store_dir {
+    use super::{Deserialize, Deserializer, Error, Serializer, StoreDir};
+
+    pub(super) fn serialize<S: Serializer>(dir: &StoreDir, out: S) -> Result<S::Ok, S::Error> {
+        out.collect_str(dir)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(stored: D) -> Result<StoreDir, D::Error> {
+        String::deserialize(stored)?.parse().map_err(D::Error::custom)
+    }
 }
 
-impl Default for Record {
-    fn default() -> Self {
-        let settings = CacheSettings::default();
-        Self {
-            store_dir: settings.store_dir.to_string(),
-            priority: settings.priority,
-            want_mass_query: settings.want_mass_query,
-            public: settings.public,
-            public_keys: Vec::new(),
-            trusted_keys: Vec::new(),
-            required_keys: Vec::new(),
-            strict_references: settings.strict_references,
-            retention_days: settings.retention_days,
-            size_max: None,
-            quota: None,
-            nar_size_max: settings.nar_size_max,
-            keep_releases: settings.keep_releases,
-            recompress: settings.recompress,
-            managed: settings.managed,
-            deleted: settings.deleted,
-        }
+/// Keys, stored as their texts.
+mod keys {
+    use super::{Deserialize, Deserializer, Error, PublicKey, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(keys: &[PublicKey], out: S) -> Result<S::Ok, S::Error> {
+        out.collect_seq(keys.iter().map(ToString::to_string))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(stored: D) -> Result<Vec<PublicKey>, D::Error> {
+        let texts = Vec::<String>::deserialize(stored)?;
+        texts.iter().map(|key| key.parse().map_err(D::Error::custom)).collect()
     }
 }
 

@@ -32,8 +32,8 @@ pub use error::IndexError;
 pub(crate) use postgres::{IDLE_MAX, Shared, SimulatedPostgres};
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Postgres, check_address};
-pub use records::Usage;
 pub(crate) use records::*;
+pub use records::{Listed, Usage};
 pub(crate) use snapshot::Snapshot;
 #[cfg(test)]
 pub(crate) use snapshot::SnapshotBuilder;

@@ -171,28 +171,18 @@ pub struct Usage {
 }
 
 /// A path as lists show it.
-#[derive(Debug, Clone)]
-pub(crate) struct ListedPath {
-    pub(crate) hash_part: HashPart,
-    /// Base name.
-    pub(crate) path: String,
-    /// When it was pushed first.
-    pub(crate) added: u64,
-    pub(crate) used: u64,
-    /// The size of its stored NAR.
-    pub(crate) file_size: u64,
-}
-
-/// A pin as recorded in the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PinRecord {
-    pub(crate) name: String,
-    pub(crate) hash_part: HashPart,
+pub struct Listed {
+    /// Its hash part.
+    pub hash_part: HashPart,
     /// Base name.
-    pub(crate) path: String,
-    pub(crate) created: u64,
-    pub(crate) until: Option<u64>,
-    pub(crate) keep: Option<u32>,
+    pub path: String,
+    /// When it was pushed first, in seconds since 1970.
+    pub added: u64,
+    /// When it was last pushed or requested, in seconds since 1970.
+    pub used: u64,
+    /// The size of its stored NAR in bytes.
+    pub file_size: u64,
 }
 
 /// Records that a path, or all paths with this NAR, were requested.
@@ -366,9 +356,10 @@ pub(crate) struct Counted {
 }
 
 /// A key that a cache signs with, as recorded in the index.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct SignKeyRecord {
     /// The name of the cache.
+    #[serde(skip)]
     pub(crate) cache: String,
     pub(crate) name: String,
     /// In the format of Nix's files.

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use narval_nix::HashPart;
 
-use super::PinRecord;
+use crate::Pin;
 
 /// The bits of a hash part, which has 5 in each character.
 type Packed = [u8; 20];
@@ -23,7 +23,7 @@ pub(crate) struct Snapshot {
     pub(crate) ids: Vec<i64>,
     /// When each was last used, in seconds since 1970.
     pub(crate) used: Vec<u32>,
-    pub(crate) pins: Vec<(u32, PinRecord)>,
+    pub(crate) pins: Vec<(u32, Pin)>,
     /// Until when clients rely on paths.
     pub(crate) leases: Vec<(u32, u64)>,
     /// The path that was asked for.
@@ -123,8 +123,8 @@ impl SnapshotBuilder {
         }
     }
 
-    pub(crate) fn pin(&mut self, pin: PinRecord) {
-        let number = self.find(&packed(pin.hash_part.as_bytes()));
+    pub(crate) fn pin(&mut self, pin: Pin) {
+        let number = pin.hash_part().map_or(NONE, |part| self.find(&packed(part.as_bytes())));
         if number != NONE {
             self.snapshot.pins.push((number, pin));
         }

@@ -140,8 +140,7 @@ impl Cache {
             }
         }
         self.check_room_for_commit()?;
-        let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
-        let _no_collection = self.storage().lock_shared().map_err(failed)?;
+        let _no_collection = self.no_collection()?;
         self.record_receipts(&batch.values().collect::<Vec<_>>())?;
         let mut known = Known {
             settings: &settings,

@@ -4,14 +4,13 @@
 //! carries it out, and removes the entry unless there is another one for the same path. Others carry out what stays
 //! ([`pending`](super::pending)).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
 
 use crate::Cache;
 use crate::index::PathRecord;
-use crate::storage::{TAKEOVER, WrittenNarinfo};
+use crate::storage::{TAKEOVER, WrittenNarinfo, several};
 use narval_client::clock;
 
 /// How long after the beginning of a commit its narinfos may be written. Others begin to do so [`TAKEOVER`] after they have seen it; half of
@@ -43,25 +42,16 @@ impl Cache {
             }
             return;
         }
-        let next = AtomicUsize::new(0);
-        let done: Vec<HashPart> = std::thread::scope(|scope| {
-            let publish = || {
-                let mut done = Vec::new();
-                while let Some(record) = records.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match self.files().publish(record, None, until) {
-                        Ok(()) => done.push(record.hash_part),
-                        Err(error) => fail(record, &error),
-                    }
-                }
-                done
-            };
-            let threads_max = if clock::has_threads() { THREADS_MAX } else { 1 };
-            let threads: Vec<_> = (1..records.len().min(threads_max)).map(|_| scope.spawn(publish)).collect();
-            let mut done = publish();
-            // What a thread that panicked has published is unknown.
-            done.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
-            done
-        });
+        let publish = |record: &PathRecord| match self.files().publish(record, None, until) {
+            Ok(()) => Ok(Some(record.hash_part)),
+            Err(error) => {
+                fail(record, &error);
+                Ok(None)
+            }
+        };
+        // What a thread that panicked has published is unknown.
+        let done = several(THREADS_MAX, records, publish).unwrap_or_default();
+        let done: Vec<HashPart> = done.into_iter().flatten().collect();
         // Later, another node may have taken over.
         if clock::instant().duration_since(began) < TAKEOVER / 2
             && let Err(error) = self.index().settle_alone(self.id(), &done, up_to)

@@ -105,9 +105,7 @@ impl Upload {
         if let Err(refusal) = &verified {
             self.note(Err(refusal.clone()))?;
         }
-        let (Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, .. }, _) =
-            verified?;
-        let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        let (Verified { nar, .. }, _) = verified?;
         Ok(New { at, upload: self, nar, file })
     }
 }

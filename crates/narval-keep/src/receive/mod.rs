@@ -275,19 +275,18 @@ impl Upload {
         let window = self.cache.shared().window_memory.window();
         let verified = verify(&claims, Some(window), body, file, listing.as_ref().map(TemporaryFile::file))?;
         if let Some(file) = verified.file {
-            self.cache.shared().file_hashes.note(self.cache.id(), verified.nar_hash, file);
+            self.cache.shared().file_hashes.note(self.cache.id(), verified.nar.nar_hash, file);
         }
         Ok((verified, listing))
     }
 
     fn store(&self, verified: Verified, received: Incoming, listing: Option<TemporaryFile>) -> Result<Stored, Refusal> {
         let cache = &self.cache;
-        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, .. } = verified;
-        let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        let Verified { nar, .. } = verified;
         if self.receipts == Receipts::Wanted
             && let Some(leave) = cache.store_first(&[&nar])?.filter(|leave| leave.are_new == [true])
         {
-            cache.check_quota(file_size)?;
+            cache.check_quota(nar.file_size)?;
             return match cache.files().store(received, &nar) {
                 Ok(()) => Ok(Stored::with_receipt(&nar, cache.was_stored(&leave, &nar))),
                 Err(error) => {
@@ -300,12 +299,12 @@ impl Upload {
             index: cache.index(),
             cache: cache.id(),
             target: &self.target,
+            one_by_one: cache.state().nar_lock(&nar.nar_hash),
             nar,
             listing,
             now: cache.now(),
             is_unverified: cache.is_unverified(),
             check_quota: &|bytes| cache.check_quota(bytes),
-            one_by_one: cache.state().nar_lock(&nar_hash),
         };
         let (name, nar) = cache.files().keep(received, keep)?;
         Ok(Stored::new(name, &nar))
@@ -318,14 +317,12 @@ impl Cache {
         let (target, listing) = (NarTarget::File(*name), self.listing_file()?);
         let nar_size_max = self.settings().nar_size_max;
         let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: true };
-        let Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, .. } =
-            verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
-        let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+        let Verified { nar, .. } = verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
         let (name, failed) = (name.to_string(), |error: io::Error| Refusal::of_file("import", name, &error));
-        let nar = match self.index().nar(self.id(), &nar_hash, compression)? {
+        let nar = match self.index().nar(self.id(), &nar.nar_hash, nar.compression)? {
             // There is another file of this NAR already, of which this becomes another name, as after an upload.
             Some(kept) if (kept.file_hash, kept.file_size) != (nar.file_hash, nar.file_size) => {
-                let names = self.index().files_of(self.id(), &nar_hash)?;
+                let names = self.index().files_of(self.id(), &nar.nar_hash)?;
                 if let Some((other, _)) = names.iter().find(|(_, other)| *other == kept) {
                     self.files().add_alias(other, &name).map_err(failed)?;
                 }
@@ -354,5 +351,5 @@ pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result
     let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: false };
     let window = WindowMemory::new(DECODE_MEMORY).window();
     verify(&claims, Some(window), &mut &*bytes, None, Some(listing.file()))
-        .map(|verified| (verified.nar_hash, verified.nar_size))
+        .map(|verified| (verified.nar.nar_hash, verified.nar.nar_size))
 }

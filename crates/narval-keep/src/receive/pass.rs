@@ -9,6 +9,7 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256, Sha256Hasher};
 use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
+use crate::index::NarRecord;
 use crate::{NarTarget, Refusal, RefusalKind};
 use narval_codec::decode::{DecodeError, Decoder, Window, is_no_window};
 
@@ -28,15 +29,9 @@ pub(super) struct Claims<'a> {
     pub(super) is_alias: bool,
 }
 
-/// The verified properties of an upload.
+/// A verified upload.
 pub(super) struct Verified {
-    pub(super) file_hash: Sha256,
-    pub(super) file_size: u64,
-    pub(super) nar_hash: NarHash,
-    pub(super) nar_size: u64,
-    pub(super) compression: Compression,
-    pub(super) listing_size: Option<u64>,
-    pub(super) found: Vec<HashPart>,
+    pub(super) nar: NarRecord,
     /// SHA-256 of the contents, if the NAR is a single file that is not executable.
     pub(super) file: Option<Sha256>,
 }
@@ -87,7 +82,8 @@ pub(super) fn verify<'a>(
         return Err(Refusal::new(RefusalKind::Unprocessable, message));
     }
     let Decoded { nar_size, compression, listing_size, found, file, .. } = decoded;
-    Ok(Verified { file_hash, file_size, nar_hash, nar_size, compression, listing_size, found, file })
+    let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
+    Ok(Verified { nar, file })
 }
 
 /// The maximum size of the file of a NAR of this size: what does not compress becomes slightly larger.
@@ -117,16 +113,16 @@ fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verifi
     }
     check(claims, &mut tee)?;
     let (_, file_size) = tee.finish();
-    Ok(Verified {
-        file_hash: hash,
-        file_size,
+    let nar = NarRecord {
         nar_hash: hash,
         nar_size: file_size,
         compression: Compression::None,
+        file_hash: hash,
+        file_size,
         listing_size: None,
         found: Vec::new(),
-        file: None,
-    })
+    };
+    Ok(Verified { nar, file: None })
 }
 
 struct Decoded {

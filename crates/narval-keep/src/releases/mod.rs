@@ -193,8 +193,7 @@ impl Cache {
             );
             return Err(Refusal::new(RefusalKind::Conflict, message));
         }
-        let _no_collection =
-            self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))?;
+        let _no_collection = self.no_collection()?;
         let settings = self.settings();
         let parts: BTreeSet<HashPart> =
             new.paths.values().flat_map(BTreeMap::values).map(StorePath::hash_part).collect();

@@ -10,7 +10,7 @@ use narval_nix::HashPart;
 use super::grace::COLLECT_GRACE;
 use super::lease::{Collection, keep_while};
 use super::mark::{Marks, Why, chain, mark};
-use crate::index::{ListedPath, Snapshot};
+use crate::index::{Listed, Snapshot};
 use crate::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::storage::{Below, StoredFile};
 use crate::{Cache, EXCHANGED_FOR, Grant, Refusal, RefusalKind};
@@ -108,9 +108,9 @@ impl Cache {
                 break;
             }
             let ids: Vec<i64> = step.iter().filter_map(|at| snapshot.ids.get(*at as usize).copied()).collect();
-            let mut names: HashMap<i64, ListedPath> = self.index().names(self.id(), &ids)?.into_iter().collect();
+            let mut names: HashMap<i64, Listed> = self.index().names(self.id(), &ids)?.into_iter().collect();
             // In the order of the step. Those that are gone are left out.
-            let paths: Vec<(u32, ListedPath)> =
+            let paths: Vec<(u32, Listed)> =
                 step.iter().zip(&ids).filter_map(|(at, id)| Some((*at, names.remove(id)?))).collect();
             let hidden: HashSet<HashPart> = match &collection {
                 None => paths.iter().map(|(_, path)| path.hash_part).collect(),
@@ -121,7 +121,7 @@ impl Cache {
                 }
             };
             work.count(step.len() as u64);
-            for (at, ListedPath { hash_part, path, file_size, .. }) in paths {
+            for (at, Listed { hash_part, path, file_size, .. }) in paths {
                 if hidden.contains(&hash_part) {
                     let used = u64::from(marks.time(at));
                     collected.forgotten.push(Forgotten { path, used, file_size, for_size: used >= retention });
@@ -227,8 +227,7 @@ impl Cache {
     }
 
     fn hide(&self, collection: &Collection<'_>, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
-        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let _alone = self.alone()?;
         let hidden = collection.step(|fence| self.index().hide(fence, self.id(), paths, now))?;
         self.reconcile_now()?;
         Ok(hidden)

@@ -46,8 +46,7 @@ impl Cache {
 
     fn try_delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Refusal> {
         grant.require(self.name(), Scope::Delete)?;
-        let fail = |error: std::io::Error| Refusal::of_file("lock", "the data folder", &error);
-        let alone = self.storage().lock_exclusive().map_err(fail)?;
+        let alone = self.alone()?;
         if self.index().path(self.id(), hash_part)?.is_none() {
             let message = format!("'{hash_part}' is not in the cache '{}'", self.name());
             return Err(Refusal::new(RefusalKind::NotFound, message));

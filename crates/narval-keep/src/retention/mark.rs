@@ -55,7 +55,7 @@ pub(super) fn mark(snapshot: &Snapshot, now: u64, cutoff: u64) -> Marks {
 fn own_times(snapshot: &Snapshot, now: u64) -> Vec<u32> {
     let mut times: Vec<u32> = snapshot.used.iter().map(|used| (*used).min(HELD - 1)).collect();
     let leased = snapshot.leases.iter().filter(|(_, until)| *until > now).map(|(path, _)| *path);
-    let pinned = snapshot.pins.iter().filter(|(_, pin)| pin.until.is_none_or(|until| until > now));
+    let pinned = snapshot.pins.iter().filter(|(_, pin)| pin.is_in_force(now));
     for path in leased.chain(pinned.map(|(path, _)| *path)) {
         if let Some(time) = times.get_mut(path as usize) {
             *time = HELD;
@@ -194,7 +194,7 @@ pub(super) fn chain(snapshot: &Snapshot, now: u64) -> Option<(Hold, Vec<u32>)> {
         chain.push(path);
     }
     chain.reverse();
-    let pin = snapshot.pins.iter().rfind(|(of, pin)| *of == path && pin.until.is_none_or(|until| until > now));
+    let pin = snapshot.pins.iter().rfind(|(of, pin)| *of == path && pin.is_in_force(now));
     let lease = snapshot.leases.iter().find(|(of, until)| *of == path && *until > now);
     let hold = match (pin, lease) {
         (Some((_, pin)), _) => Hold::Pin(pin.name.clone()),
@@ -225,7 +225,8 @@ impl Bits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{PinRecord, SnapshotBuilder};
+    use crate::index::SnapshotBuilder;
+    use crate::{Pin, PinFor};
     use narval_nix::HashPart;
     use proptest::prelude::*;
 
@@ -271,14 +272,8 @@ mod tests {
         assert!(order.len() == 4 && place(0) < place(1) && place(1) < place(2) && place(3) < place(2));
         let held = |wanted: usize| {
             let mut builder = builder(&paths);
-            builder.pin(PinRecord {
-                name: "p".into(),
-                hash_part: part(1),
-                path: "1".into(),
-                created: 0,
-                until: None,
-                keep: None,
-            });
+            let (name, path, holds) = ("p".into(), format!("{}-1", part(1)), PinFor::default());
+            builder.pin(Pin { name, path, created: 0, holds });
             builder.lease(&part(3), 101);
             builder.lease(&part(0), 99);
             builder.finish(Some(&part(wanted)))

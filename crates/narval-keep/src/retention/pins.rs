@@ -1,10 +1,11 @@
 //! Pins: closures that are kept.
 
+use narval_nix::store_path::HASH_PART_LEN;
 use narval_nix::{HashPart, StorePath};
 use serde::{Deserialize, Serialize};
 
 use super::mark::closure_size;
-use crate::index::{IndexError, PinRecord};
+use crate::index::IndexError;
 use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
 
 /// The maximum length of a pin's name in bytes.
@@ -44,10 +45,14 @@ pub struct PinSize {
     pub bytes: u64,
 }
 
-impl From<PinRecord> for Pin {
-    fn from(record: PinRecord) -> Self {
-        let holds = PinFor { keep: record.keep, until: record.until };
-        Self { name: record.name, path: record.path, created: record.created, holds }
+impl Pin {
+    /// The hash part of its path, which the index has only of paths.
+    pub(crate) fn hash_part(&self) -> Option<HashPart> {
+        self.path.get(..HASH_PART_LEN)?.parse().ok()
+    }
+
+    pub(crate) fn is_in_force(&self, now: u64) -> bool {
+        self.holds.until.is_none_or(|until| until > now)
     }
 }
 
@@ -79,8 +84,7 @@ impl Cache {
         if holds.keep == Some(0) {
             return Err(Refusal::new(RefusalKind::Malformed, "a pin must keep at least one revision"));
         }
-        let _no_collection =
-            self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))?;
+        let _no_collection = self.no_collection()?;
         let absent = || {
             Refusal::new(
                 RefusalKind::NotFound,
@@ -88,20 +92,12 @@ impl Cache {
             )
         };
         let path = self.index().path(self.id(), hash_part)?.ok_or_else(absent)?;
-        let (name, created) = (name.to_owned(), self.now());
-        let record = PinRecord {
-            name: name.clone(),
-            hash_part: *hash_part,
-            path: path.path.clone(),
-            created,
-            until: holds.until,
-            keep: holds.keep,
-        };
+        let pin = Pin { name: name.to_owned(), path: path.path, created: self.now(), holds };
         // A bucket has no lock that keeps a collection of another server away.
-        if !self.index().pin(self.id(), record, true)? {
+        if !self.index().pin(self.id(), pin.clone(), true)? {
             return Err(absent());
         }
-        Ok(Pin { name, path: path.path, created, holds })
+        Ok(pin)
     }
 
     /// Removes all pins with a name, or only those of a path. Returns how many.
@@ -121,7 +117,7 @@ impl Cache {
     /// # Errors
     /// When the index fails.
     pub fn pins(&self) -> Result<Vec<Pin>, IndexError> {
-        Ok(self.index().pins(self.id())?.into_iter().map(Pin::from).collect())
+        self.index().pins(self.id())
     }
 
     /// Pins of paths that are in the cache, at most so many, with what each keeps. This reads every path.
@@ -130,9 +126,9 @@ impl Cache {
     /// When the index fails.
     pub fn pin_sizes(&self, max: usize) -> Result<Vec<PinSize>, IndexError> {
         let (snapshot, sizes) = (self.index().snapshot(self.id(), None)?, self.index().sizes(self.id())?);
-        let size = |(path, record): &(u32, PinRecord)| {
+        let size = |(path, pin): &(u32, Pin)| {
             let (paths, bytes) = closure_size(&snapshot, &sizes, [*path]);
-            PinSize { pin: record.clone().into(), paths, bytes }
+            PinSize { pin: pin.clone(), paths, bytes }
         };
         Ok(snapshot.pins.iter().take(max).map(size).collect())
     }
@@ -141,7 +137,7 @@ impl Cache {
     pub(crate) fn pinned_bytes(&self) -> Result<u64, IndexError> {
         let (snapshot, sizes) = (self.index().snapshot(self.id(), None)?, self.index().sizes(self.id())?);
         let now = self.now();
-        let pins = snapshot.pins.iter().filter(|(_, pin)| pin.until.is_none_or(|until| until > now));
+        let pins = snapshot.pins.iter().filter(|(_, pin)| pin.is_in_force(now));
         Ok(closure_size(&snapshot, &sizes, pins.map(|(path, _)| *path)).1)
     }
 }

@@ -5,8 +5,6 @@
 //! the name. Then its bytes are removed, and finally its row. If the process is killed in between, the name stays condemned until the
 //! next collection, or the next upload of this NAR, removes it.
 
-use std::io;
-
 use narval_files::Work;
 
 use super::collect::stopped;
@@ -64,11 +62,10 @@ impl Cache {
         cutoff: Option<Cutoff>,
         work: &Work,
     ) -> Result<(usize, u64), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
         let (mut files, mut bytes) = (0, 0);
         loop {
             stopped(work)?;
-            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let _alone = self.alone()?;
             let (removed, removed_bytes) = self.remove_some(collection, cutoff)?;
             if removed == 0 {
                 return Ok((files, bytes));
@@ -97,8 +94,7 @@ impl Cache {
     /// Removes immediately what an interrupted collection or deletion has condemned. A collection holds the folder's lock while it removes
     /// files, so if this process gets the lock, no collection is running.
     pub(crate) fn finish_interrupted(&self) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("lock", "the data folder", &error);
-        let _alone = self.storage().lock_exclusive().map_err(fail)?;
+        let _alone = self.alone()?;
         let Some(collection) = Collection::take_over(self)? else { return Ok(()) };
         while self.remove_some(&collection, None)?.0 > 0 {}
         Ok(())

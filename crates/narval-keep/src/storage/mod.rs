@@ -7,11 +7,11 @@
 mod bucket;
 mod folder;
 mod room;
+mod threads;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,15 +20,15 @@ use narval_nix::{HashPart, Sha256, Sha256Hasher};
 
 use super::index::{CacheId, Index, NarRecord, PathRecord, Placed};
 use super::nodes::Peers;
-use super::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
+use super::{CacheName, NarFileName, NarTarget, Refusal};
 
-use narval_client::clock;
 use narval_files::Fill;
 use narval_s3::ObjectWriter;
 
 pub(crate) use bucket::{Bucket, BucketOptions};
 pub(crate) use folder::Folder;
 pub(crate) use room::Room;
+pub(crate) use threads::several;
 
 /// The prefix of the names of files that are being written.
 pub(crate) const TEMPORARY: &str = ".tmp-";
@@ -290,29 +290,4 @@ pub(crate) fn hash_of(file: &mut dyn Read) -> io::Result<Sha256> {
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Does something with each of them, on at most so many threads. Returns the first failure.
-pub(crate) fn each_at_once<T: Sync>(
-    threads_max: usize,
-    all: &[T],
-    work: impl Fn(&T) -> Result<(), Refusal> + Sync,
-) -> Result<(), Refusal> {
-    let next = AtomicUsize::new(0);
-    let do_some = || {
-        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(one)?;
-        }
-        Ok(())
-    };
-    let threads_max = if clock::has_threads() { threads_max } else { 1 };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (1..all.len().min(threads_max)).map(|_| scope.spawn(do_some)).collect();
-        let mut done = do_some();
-        for thread in threads {
-            let died = || Err(Refusal::new(RefusalKind::Failed, "a thread has died"));
-            done = done.and(thread.join().unwrap_or_else(|_| died()));
-        }
-        done
-    })
 }

@@ -3,13 +3,12 @@
 use std::cell::RefCell;
 use std::io::{self, Write};
 
-use narval_nix::HashPart;
 use serde::ser::{Error as _, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::index::{CacheId, Index, IndexError, PinRecord, ReleaseRecord, SignKeyRecord, TokenRecord};
+use crate::index::{CacheId, Index, IndexError, ReleaseRecord, SignKeyRecord, TokenRecord};
 use crate::releases::{Listed, MACHINES_MAX, Machine, MachineCursor, PAGE, ReleaseCursor};
-use crate::{CacheName, CachePatterns, CacheSettings, Data, DataError};
+use crate::{CacheName, CachePatterns, CacheSettings, Data, DataError, Pin};
 
 /// The form of what is written.
 const VERSION: u32 = 1;
@@ -26,7 +25,7 @@ struct Saved<R> {
 struct SavedCache<R> {
     name: String,
     settings: serde_json::Value,
-    pins: Vec<SavedPin>,
+    pins: Vec<Pin>,
     /// The id that its releases name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
@@ -35,25 +34,7 @@ struct SavedCache<R> {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     machines: Vec<Machine>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    keys: Vec<SavedKey>,
-}
-
-/// A key that the cache signs with. It is a secret.
-#[derive(Serialize, Deserialize)]
-struct SavedKey {
-    name: String,
-    secret: String,
-    created: u64,
-    ends: Option<u64>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct SavedPin {
-    name: String,
-    path: String,
-    created: u64,
-    until: Option<u64>,
-    keep: Option<u32>,
+    keys: Vec<SignKeyRecord>,
 }
 
 /// What was taken back.
@@ -119,14 +100,7 @@ impl Data {
         }
         let mut saved = Saved { version: VERSION, caches: Vec::new(), tokens };
         for record in index.caches()?.into_iter().filter(|record| only.is_none_or(|only| record.name == *only)) {
-            let pin = |pin: PinRecord| SavedPin {
-                name: pin.name,
-                path: pin.path,
-                created: pin.created,
-                until: pin.until,
-                keep: pin.keep,
-            };
-            let mut pins: Vec<SavedPin> = index.pins(record.id)?.into_iter().map(pin).collect();
+            let mut pins = index.pins(record.id)?;
             // The oldest first, as they are made again.
             pins.reverse();
             // Settings are JSON.
@@ -134,8 +108,7 @@ impl Data {
             let (id, releases) = (index.id_of_releases(record.id)?, releases(record.id));
             let machines = index.machines(record.id, None, u32::try_from(MACHINES_MAX).unwrap_or(u32::MAX))?;
             let keys = if with_keys { index.sign_keys_of(record.id)? } else { Vec::new() };
-            let key = |SignKeyRecord { name, secret, created, ends, .. }| SavedKey { name, secret, created, ends };
-            let (name, keys) = (record.name.to_string(), keys.into_iter().map(key).collect());
+            let name = record.name.to_string();
             saved.caches.push(SavedCache { name, settings, pins, id, releases, machines, keys });
         }
         Ok(saved)
@@ -186,20 +159,18 @@ impl Data {
             if let Some(id) = saved.id {
                 index.restore_releases(cache.id(), id, saved.releases.unwrap_or_default())?;
             }
-            for SavedKey { name, secret, created, ends } in saved.keys {
-                let record = SignKeyRecord { cache: saved.name.clone(), name, secret, created, ends };
-                index.restore_sign_key(cache.id(), record)?;
+            for key in saved.keys {
+                index.restore_sign_key(cache.id(), key)?;
             }
             for Machine { name, seen, token, report } in saved.machines {
                 let key = MachineCursor { name, release: report.release.clone() };
                 let report = serde_json::to_string(&report).map_err(|error| invalid(error.to_string()))?;
                 index.note_machine(cache.id(), key, (token, report), seen)?;
             }
-            for SavedPin { name, path, created, until, keep } in saved.pins {
-                let part = path.get(..32).and_then(|part| part.parse::<HashPart>().ok());
-                let hash_part = part.ok_or_else(|| invalid(format!("'{path}' is not a store path")))?;
-                if index.path(cache.id(), &hash_part)?.is_some() {
-                    index.pin(cache.id(), PinRecord { name, hash_part, path, created, until, keep }, false)?;
+            for pin in saved.pins {
+                let part = pin.hash_part().ok_or_else(|| invalid(format!("'{}' is not a store path", pin.path)))?;
+                if index.path(cache.id(), &part)?.is_some() {
+                    index.pin(cache.id(), pin, false)?;
                     imported.pins += 1;
                 }
             }

@@ -107,7 +107,7 @@ impl Cache {
                 continue;
             }
             // It may have been removed, or not renamed yet.
-            let alone = self.storage().lock_exclusive().map_err(fail)?;
+            let alone = self.alone()?;
             if self.index().file(self.id(), &name)?.as_ref() != Some(&nar) {
                 continue;
             }
@@ -138,7 +138,7 @@ impl Cache {
             if self.index().path(self.id(), &listed.hash_part)?.is_none_or(|record| is_same(&record)) {
                 return Ok(());
             }
-            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let _alone = self.alone()?;
             let until = clock::instant() + VALID_FOR;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
                 report.problems.push(format!("'{}' does not match the index", self.named(&name)));
@@ -200,7 +200,7 @@ impl Cache {
                 continue;
             }
             let fail = |error: io::Error| Refusal::of_file("remove", self.named(&name), &error);
-            let _alone = self.storage().lock_exclusive().map_err(fail)?;
+            let _alone = self.alone()?;
             if is_stray()? {
                 report.problems.push(format!("'{}' is a file that the index does not have", self.named(&name)));
                 if options.repair {

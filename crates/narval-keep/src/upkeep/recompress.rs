@@ -148,7 +148,7 @@ impl Cache {
     /// Changes all paths with this file to another file of the same NAR.
     fn rename_in_paths(&self, old: &str, (name, nar): &(String, NarRecord)) -> Result<Commit, Refusal> {
         let fail = |error: std::io::Error| Refusal::of_file("write", "a narinfo", &error);
-        let _no_collection = self.storage().lock_shared().map_err(fail)?;
+        let _no_collection = self.no_collection()?;
         let settings = self.settings();
         let mut records = Vec::new();
         for part in self.index().paths_of_file(self.id(), old)? {

@@ -68,6 +68,7 @@ mod tests {
 
     fn listed(name: &str, days: u64, file_size: u64) -> Listed {
         Listed {
+            hash_part: narval_nix::HashPart::parse("0".repeat(32).as_bytes()).unwrap(),
             path: format!("{}-{name}", "0".repeat(32)),
             added: 0,
             used: 1_000 * DAY_SECONDS - days * DAY_SECONDS,

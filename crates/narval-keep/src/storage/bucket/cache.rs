@@ -16,7 +16,7 @@ use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{CacheId, Index, NarRecord, PathRecord, Placed, Placing, Used};
 use crate::storage::{
     Asker, Below, CacheStorage, Incoming, Keep, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
-    VALID_FOR, WrittenNarinfo, each_at_once, object_name,
+    VALID_FOR, WrittenNarinfo, object_name, several,
 };
 use crate::{CacheName, NarFileName, NarTarget, Refusal, RefusalKind};
 use narval_client::clock;
@@ -357,7 +357,7 @@ impl CacheStorage for CacheInBucket {
         let recorded = new.into_iter().zip(recorded);
         let recorded: Vec<_> = recorded.filter_map(|(new, number)| number.map(|number| (new, number))).collect();
         // If storing fails, the rows are removed by the next pass over pending rows.
-        each_at_once(THREADS_MAX, &recorded, |((_, (name, nar), file), _)| self.store_bytes(name, nar, file))?;
+        several(THREADS_MAX, &recorded, |((_, (name, nar), file), _)| self.store_bytes(name, nar, file))?;
         let placed: Vec<(String, i64)> =
             recorded.iter().map(|((_, (name, _), _), number)| (name.clone(), *number)).collect();
         let settled = index.settle_files_soon(cache, &placed)?;
@@ -377,7 +377,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn store_all(&self, nars: &[(&NarRecord, &[u8])]) -> Result<(), Refusal> {
-        each_at_once(THREADS_MAX, nars, |(nar, file)| self.store_bytes(&object_name(nar), nar, file))
+        several(THREADS_MAX, nars, |(nar, file)| self.store_bytes(&object_name(nar), nar, file)).map(drop)
     }
 
     fn record(&self, keep: &Keep<'_>) -> Result<(), Refusal> {

@@ -15,7 +15,7 @@ use super::{BackedUp, BackupOptions, BackupSummary, Manifest, SavedCache, VERSIO
 use crate::error::io_error;
 use crate::in_use::InUse;
 use crate::index::{CacheId, Index, IndexError, SavedPath, collection_lease};
-use crate::storage::{CacheStorage, Incoming, each_at_once, object_name};
+use crate::storage::{CacheStorage, Incoming, object_name, several};
 use crate::upkeep::migrate::copy_small_files;
 use crate::{AuditLine, Cache, Data, DataError, MigrateError, NarFileName, NarTarget, Place, Refusal, RefusalKind};
 
@@ -229,7 +229,7 @@ fn copy_cache(
                 Ok(())
             })
             .map_err(failed)?;
-        each_at_once(THREADS, &wanted, |path| {
+        several(THREADS, &wanted, |path| {
             let copied = copy_nar(cache, &*to, path, work)?;
             work.count(1);
             let problem = match copied {

@@ -23,6 +23,9 @@ use crate::{Cache, CacheName, Data, DataError, Grant, Imported, Refusal, Refusal
 pub(super) use self::small::copy_small_files;
 use self::walk::{Tally, To, Walk};
 
+/// NARs that are copied at the same time.
+const THREADS: usize = 8;
+
 /// Why a cache was not copied completely.
 #[derive(Debug, Error)]
 pub enum MigrateError {
@@ -168,8 +171,7 @@ impl To for Copying<'_> {
 impl Copying<'_> {
     fn commit(&self, batch: &[PathRecord]) -> Result<(), Refusal> {
         let to = self.to;
-        let failed = |error: std::io::Error| Refusal::of_file("write", "a narinfo", &error);
-        let _no_collection = to.storage().lock_shared().map_err(failed)?;
+        let _no_collection = to.no_collection()?;
         let own: HashSet<&HashPart> = batch.iter().map(|record| &record.hash_part).collect();
         let references: HashSet<&HashPart> = batch.iter().flat_map(|record| &record.references).collect();
         let references: Vec<HashPart> = references.into_iter().filter(|part| !own.contains(part)).copied().collect();

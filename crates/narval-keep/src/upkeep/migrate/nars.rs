@@ -3,8 +3,10 @@
 use std::io::Read;
 
 use super::Copying;
-use super::walk::{Tally, several};
+use super::THREADS;
+use super::walk::Tally;
 use crate::index::{Lost, NarRecord, PathRecord};
+use crate::storage::several;
 use crate::{Begin, Cache, NarFileName, Refusal, RefusalKind};
 
 /// The name of a path's NAR in the destination; `None` if the path is gone.
@@ -13,7 +15,7 @@ type Named = Option<String>;
 impl Copying<'_> {
     /// Copies the NARs of these paths.
     pub(super) fn copy_nars(&self, records: &[PathRecord]) -> Result<Vec<Named>, Refusal> {
-        several(records, |record| self.copy_nar(record))
+        several(THREADS, records, |record| self.copy_nar(record))
     }
 
     fn copy_nar(&self, record: &PathRecord) -> Result<Named, Refusal> {
@@ -57,15 +59,14 @@ impl Copying<'_> {
                 continue;
             }
             let Some(kept) = to.index().file(to.id(), name)? else { continue };
-            let fail = |error: std::io::Error| Refusal::of_file("name", &alias, &error);
-            let _no_collection = to.storage().lock_shared().map_err(fail)?;
+            let _no_collection = to.no_collection()?;
             let recorded = to.index().add_file(to.id(), &alias, &kept, to.now())?;
             if to.storage().publishes_later() {
                 // A name in the index only.
                 to.index().settle_file(to.id(), &alias, recorded)?;
             } else if let Err(error) = to.files().add_alias(name, &alias) {
                 to.index().remove_file(to.id(), &alias, Lost::Certainly)?;
-                return Err(fail(error));
+                return Err(Refusal::of_file("name", &alias, &error));
             }
         }
         Ok(())

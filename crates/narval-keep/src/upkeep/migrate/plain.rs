@@ -14,12 +14,13 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{HashPart, NarInfo, Sha256};
 use narval_s3::Objects;
 
+use super::THREADS;
 use super::nars::{damaged, lost};
 use super::small::is_below;
-use super::walk::{Migrated, Tally, To, Walk, several};
+use super::walk::{Migrated, Tally, To, Walk};
 use crate::index::PathRecord;
 use crate::small::SMALL_FOLDERS;
-use crate::storage::{Below, TEMPORARY, hash_of};
+use crate::storage::{Below, TEMPORARY, hash_of, several};
 use crate::{Cache, Refusal, RefusalKind};
 
 const CACHE_INFO: &str = "nix-cache-info";
@@ -166,7 +167,7 @@ fn narinfo_key(part: &HashPart) -> String {
 impl To for ToPlain<'_> {
     fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Refusal> {
         let ours: Vec<_> = parts.iter().zip(ours).collect();
-        several(&ours, |(part, ours)| {
+        several(THREADS, &ours, |(part, ours)| {
             let Some(ours) = ours else { return Ok(false) };
             let key = narinfo_key(part);
             self.to.is(&key, ours).map_err(|error| self.failed("read", &key, &error))
@@ -174,14 +175,14 @@ impl To for ToPlain<'_> {
     }
 
     fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Refusal> {
-        several(parts, |part| {
+        several(THREADS, parts, |part| {
             let key = narinfo_key(part);
             Ok(self.to.len(&key).map_err(|error| self.failed("look at", &key, &error))?.is_some())
         })
     }
 
     fn take(&self, batch: Vec<PathRecord>) -> Result<(), Refusal> {
-        let copied = several(&batch, |record| self.copy_nar(record))?;
+        let copied = several(THREADS, &batch, |record| self.copy_nar(record))?;
         let (mut nars, mut records) = (Vec::new(), Vec::new());
         for (record, copied) in batch.into_iter().zip(copied) {
             // Others were removed meanwhile.
@@ -220,7 +221,7 @@ impl ToPlain<'_> {
     }
 
     fn write_narinfos(&self, records: &[&PathRecord]) -> Result<(), Refusal> {
-        let written = several(records, |record| {
+        let written = several(THREADS, records, |record| {
             let key = narinfo_key(&record.hash_part);
             self.to.put_text(&key, &record.narinfo).map_err(|error| self.failed("write", &key, &error))
         })?;

@@ -1,23 +1,19 @@
 //! The walk over the paths of a cache that is copied: each comes after its references.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_files::Work;
 use narval_nix::HashPart;
 
 use crate::index::PathRecord;
-use crate::{Cache, Refusal, RefusalKind};
+use crate::{Cache, Refusal};
 
 /// Paths that are copied, and made visible, together.
 const BATCH: usize = 128;
 
 /// Paths that are compared at a time.
 const PAGE: usize = 1024;
-
-/// NARs that are copied at the same time.
-const THREADS: usize = 8;
 
 /// What was copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -164,43 +160,4 @@ impl<'a, T: To> Walk<'a, T> {
         self.work.count(count);
         Ok(())
     }
-}
-
-/// Does something with each of these, several at the same time. After the first failure, no other one is begun.
-pub(super) fn several<T: Sync, R: Send>(
-    items: &[T],
-    each: impl Fn(&T) -> Result<R, Refusal> + Sync,
-) -> Result<Vec<R>, Refusal> {
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-    let fail = |refusal| {
-        next.store(items.len(), Ordering::Relaxed);
-        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
-    };
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(number) else { return done };
-            match each(item) {
-                Ok(result) => done.push((number, result)),
-                Err(refusal) => fail(refusal),
-            }
-        }
-    };
-    let mut done = std::thread::scope(|scope| {
-        let threads: Vec<_> = (1..items.len().min(THREADS)).map(|_| scope.spawn(work)).collect();
-        let mut done = work();
-        for thread in threads {
-            match thread.join() {
-                Ok(more) => done.extend(more),
-                Err(_) => fail(Refusal::new(RefusalKind::Failed, "a thread that copies NARs has panicked")),
-            }
-        }
-        done
-    });
-    if let Some(refusal) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(refusal);
-    }
-    done.sort_unstable_by_key(|(number, _)| *number);
-    Ok(done.into_iter().map(|(_, result)| result).collect())
 }

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::*;
 use narval_nix::NarHash;
 
-use crate::NarFileName;
 use crate::index::postgres::simulation::PAUSE;
-use crate::index::{CacheId, Fence, Lost, PinRecord, Recorded, ReleaseAsked, ReleaseToRecord};
+use crate::index::{CacheId, Fence, Lost, Recorded, ReleaseAsked, ReleaseToRecord};
 use crate::receive::receipt_key::ReceiptKey;
+use crate::{NarFileName, Pin, PinFor};
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
 const ROUNDS: usize = 40;
@@ -118,14 +118,8 @@ impl Place<'_> {
         let is_kept = match random.below(4) {
             0 => self.index.lease(self.cache, &[part], 1_000).unwrap() == [part],
             1 => {
-                let pin = PinRecord {
-                    name: name.clone(),
-                    hash_part: part,
-                    path: name,
-                    created: 1,
-                    until: None,
-                    keep: Some(1),
-                };
+                let holds = PinFor { until: None, keep: Some(1) };
+                let pin = Pin { path: format!("{part}-{name}"), name, created: 1, holds };
                 self.index.pin(self.cache, pin, true).unwrap()
             }
             2 => self.release(part),

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use narval_nix::HashPart;
 
 use crate::index::tx::{Arg, Reading, Row, Sql, Tx, TxError, args, split, statements};
-use crate::index::{CacheId, Index, IndexError, ListedPath, PathRecord};
+use crate::index::{CacheId, Index, IndexError, Listed, PathRecord};
 
 /// Paths in one statement: its result is in memory as a whole, here and in the database.
 pub(super) const STEP: usize = 4096;
@@ -64,9 +64,9 @@ fn record(row: &dyn Row) -> Result<PathRecord, TxError> {
     })
 }
 
-fn listed(row: &dyn Row) -> Result<ListedPath, TxError> {
+fn listed(row: &dyn Row) -> Result<Listed, TxError> {
     let (hash_part, path, added) = (row.parsed(0)?, row.get(1)?, row.get(2)?);
-    Ok(ListedPath { hash_part, path, added, used: row.get(3)?, file_size: row.get(4)? })
+    Ok(Listed { hash_part, path, added, used: row.get(3)?, file_size: row.get(4)? })
 }
 
 /// What a statement finds for each of these paths.
@@ -128,14 +128,14 @@ impl dyn Index + '_ {
     }
 
     /// The paths with these ids, in any order. Those that are gone since are left out.
-    pub(crate) fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, ListedPath)>, IndexError> {
+    pub(crate) fn names(&self, cache: CacheId, ids: &[i64]) -> Result<Vec<(i64, Listed)>, IndexError> {
         let rows: Vec<Arg<'_>> = ids.iter().copied().map(Arg::from).collect();
         let pair = |row: &dyn Row| Ok((row.get(5)?, listed(row)?));
         self.read(Reading::Some, |tx| tx.all_of(&NAMES, &args![cache], &rows, pair))
     }
 
     /// At most this many paths, sorted by hash part, after the given one.
-    pub(crate) fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<ListedPath>, IndexError> {
+    pub(crate) fn list(&self, cache: CacheId, after: &str, max: usize) -> Result<Vec<Listed>, IndexError> {
         self.read(Reading::Some, |tx| tx.all(&LIST, &args![cache, after, max], listed))
     }
 

@@ -6,8 +6,9 @@ use narval_nix::HashPart;
 
 use super::commit::hold;
 use crate::index::tx::{NOTE, Reading, Row, Tx, TxError, args, statements};
-use crate::index::{CacheId, Index, IndexError, PinRecord};
+use crate::index::{CacheId, Index, IndexError};
 use crate::rule::holds;
+use crate::{Pin, PinFor};
 
 statements! {
     /// Pins are few: whoever adds one has the row of its cache.
@@ -17,18 +18,12 @@ statements! {
     SURPLUS(Int, Text, Int) = "delete from narval.pins where cache = $1 and name = $2 and id not in \
          (select id from narval.pins where cache = $1 and name = $2 order by id desc limit $3)";
     UNPIN(Int, Text, Text) = "delete from narval.pins where cache = $1 and name = $2 and hash_part = coalesce($3, hash_part)";
-    ALL(Int) = "select name, hash_part, path, created, until, keep from narval.pins where cache = $1 order by name, id desc";
+    ALL(Int) = "select name, path, created, until, keep from narval.pins where cache = $1 order by name, id desc";
 }
 
-fn record(row: &dyn Row) -> Result<PinRecord, TxError> {
-    Ok(PinRecord {
-        name: row.get(0)?,
-        hash_part: row.parsed(1)?,
-        path: row.get(2)?,
-        created: row.get(3)?,
-        until: row.get(4)?,
-        keep: row.get(5)?,
-    })
+fn record(row: &dyn Row) -> Result<Pin, TxError> {
+    let holds = PinFor { until: row.get(3)?, keep: row.get(4)? };
+    Ok(Pin { name: row.get(0)?, path: row.get(1)?, created: row.get(2)?, holds })
 }
 
 fn unpin(tx: &mut dyn Tx, cache: CacheId, name: &str, part: Option<&HashPart>) -> Result<u64, TxError> {
@@ -36,16 +31,17 @@ fn unpin(tx: &mut dyn Tx, cache: CacheId, name: &str, part: Option<&HashPart>) -
 }
 
 /// All pins, sorted by name, the newest first.
-pub(in crate::index) fn all(tx: &mut dyn Tx, cache: CacheId) -> Result<Vec<PinRecord>, TxError> {
+pub(in crate::index) fn all(tx: &mut dyn Tx, cache: CacheId) -> Result<Vec<Pin>, TxError> {
     tx.all(&ALL, &args![cache], record)
 }
 
 impl dyn Index + '_ {
     /// Pins a path, and removes surplus pins of this name. With `only_present`, nothing is changed if the path is not in the cache, and
     /// the result is `false`: a collection may have hidden it since the caller looked.
-    pub(crate) fn pin(&self, cache: CacheId, pin: PinRecord, only_present: bool) -> Result<bool, IndexError> {
+    pub(crate) fn pin(&self, cache: CacheId, pin: Pin, only_present: bool) -> Result<bool, IndexError> {
         self.write(NOTE, move |tx| {
-            let PinRecord { name, hash_part, path, created, until, keep } = &pin;
+            let Pin { name, path, created, holds: PinFor { keep, until } } = &pin;
+            let hash_part = &pin.hash_part().ok_or("a pin has no hash part")?;
             // A collection leaves it alone meanwhile, and finds the pin later.
             let is_present =
                 |tx: &mut dyn Tx| hold(tx, cache, &BTreeSet::from([*hash_part])).map(|held| !held.is_empty());
@@ -71,7 +67,7 @@ impl dyn Index + '_ {
     }
 
     /// All pins, sorted by name, the newest first.
-    pub(crate) fn pins(&self, cache: CacheId) -> Result<Vec<PinRecord>, IndexError> {
+    pub(crate) fn pins(&self, cache: CacheId) -> Result<Vec<Pin>, IndexError> {
         self.read(Reading::Some, |tx| all(tx, cache))
     }
 }
