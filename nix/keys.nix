@@ -12,6 +12,7 @@ kinds: with kinds; {
   share-data = key types.bool "Whether other users of the machine may read the data folder, such as nginx. Without it, what a server and the commands on its data create is 0700 (folders) and 0600 (files), new access logs included, and the server warns of an existing folder or file that allows more. With it, the umask decides; make what is there readable with `chmod -R go+rX`.";
   public = key types.bool "Whether caches that take uploads may be read without a token.";
   sign-keys = key (oneOrMore secret) "Secret key to sign with. Create one with `narval key generate`; or a file that names a command which has the key (docs/security.md). Signatures stored with the paths are served as well.";
+  managed-sign-keys = key (oneOrMore secret) "As `sign-keys`, for caches that the API creates. They get no key of their own then, which would be in the index (docs/api.md#keys).";
   priority = key (types.ints.between 0 4294967295) "Priority; clients query the cache with the lowest number first (cache.nixos.org: 40).";
   nar-cache = table "Compressed NARs of the live store." {
     folder = key cacheFolder "Folder for compressed NARs.";

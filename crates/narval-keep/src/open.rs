@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -124,6 +124,7 @@ impl Data {
             growth: Growth::new(local.folder),
             unsafe_no_verify,
             next_collection: AtomicU64::new(0),
+            makes_keys: AtomicBool::new(true),
             destinations: RwLock::default(),
             reconciled: AtomicI64::new(0),
             caches: RwLock::new(BTreeMap::new()),

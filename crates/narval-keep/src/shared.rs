@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub(super) unsafe_no_verify: bool,
     /// When this process collects next, in seconds since 1970; 0 if it does not.
     pub(super) next_collection: AtomicU64,
+    /// Whether caches that the API creates get keys in the index.
+    pub(super) makes_keys: AtomicBool,
     /// Where jobs may copy caches to.
     pub(super) destinations: RwLock<Arc<BTreeMap<String, Destination>>>,
     /// The last change up to which files are consistent with the index.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 
 use narval_files::Work;
 use narval_nix::{PublicKey, SecretKey, TrustedKeys};
@@ -139,6 +140,13 @@ impl Cache {
 
     fn make_key(&self, overlap_seconds: u64, created: u64, grant: &Grant) -> Result<CacheKey, Refusal> {
         grant.require(self.name(), Scope::Admin)?;
+        if self.settings().managed && !self.data().makes_keys() {
+            let message = format!(
+                "the cache '{}' signs with keys of the servers' configuration files ('managed-sign-keys'): replace them there",
+                self.name()
+            );
+            return Err(Refusal::new(RefusalKind::Conflict, message));
+        }
         let before = self.index().sign_keys_of(self.id())?;
         if before.len() >= KEYS_MAX {
             let message = format!("the cache '{}' has {KEYS_MAX} keys, which is as many as it may have", self.name());
@@ -175,6 +183,16 @@ impl Cache {
 }
 
 impl Data {
+    /// Sets whether caches that the API creates get keys in the index, which is so at first. All servers of the same data should have the same.
+    pub fn set_makes_keys(&self, makes_keys: bool) {
+        self.shared().makes_keys.store(makes_keys, Ordering::Relaxed);
+    }
+
+    /// Whether they do.
+    pub fn makes_keys(&self) -> bool {
+        self.shared().makes_keys.load(Ordering::Relaxed)
+    }
+
     /// The keys of the index that sign now, by cache.
     ///
     /// # Errors

@@ -91,7 +91,9 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         }
         None => asked.data.create_cache(&name, &settings).map_err(of_data)?,
     };
-    cache.rotate_key(0, asked.grant()?)?;
+    if asked.data.makes_keys() {
+        cache.rotate_key(0, asked.grant()?)?;
+    }
     note(asked, &cache, "create cache", &changes)?;
     Answered::new(201, &json_of(&cache))
 }

@@ -79,17 +79,15 @@ impl DataArgs {
         Ok(place)
     }
 
-    /// The keys that the configuration file has for a cache: those of the cache at `/` stand at the top, or in its section.
+    /// The keys that the configuration file has for a cache: those of the cache at `/` stand at the top, or in its section; and there are some for all
+    /// that the file does not name.
     ///
     /// # Errors
     /// The file or a key cannot be read.
     pub fn sign_keys(&self, cache: &CacheName) -> Result<Vec<SecretKey>, Failure> {
-        let keys = self
-            .file()?
-            .caches()
-            .into_iter()
-            .find(|section| section.name == *cache)
-            .and_then(|section| section.sign_keys);
+        let config = self.file()?;
+        let section = config.caches().into_iter().find(|section| section.name == *cache);
+        let keys = section.map_or(Some(config.managed_sign_keys), |section| section.sign_keys);
         keys.iter().flatten().map(|at| read_secret_key(&at.value)).collect()
     }
 
@@ -129,7 +127,13 @@ impl DataArgs {
     /// If it cannot be used.
     pub fn create(&self) -> Result<Data, Failure> {
         let Place { bytes, database } = self.place()?;
-        Data::open(bytes, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)
+        self.told(Data::open(bytes, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)?)
+    }
+
+    /// What the configuration file says of new caches.
+    fn told(&self, data: Data) -> Result<Data, Failure> {
+        data.set_makes_keys(self.file()?.managed_sign_keys.is_empty());
+        Ok(data)
     }
 
     /// Opens the folder, which must exist.
@@ -139,7 +143,7 @@ impl DataArgs {
     pub fn open(&self) -> Result<Data, Failure> {
         let Place { bytes, database } = self.place()?;
         let options = DataOptions { must_exist: true, database, ..DataOptions::default() };
-        Data::open(bytes, options).map_err(Failure::usage)
+        self.told(Data::open(bytes, options).map_err(Failure::usage)?)
     }
 }
 

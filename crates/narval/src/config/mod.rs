@@ -99,6 +99,10 @@ table! {
         ///
         /// Create one with `narval key generate`; or a file that names a command which has the key (docs/security.md). Signatures stored with the paths are served as well.
         sign_keys: Vec<At<PathBuf>> = path().option("sign-key", "FILE").with(|arg| arg.short('k')).nix("secret"),
+        /// As `sign-keys`, for caches that the API creates
+        ///
+        /// They get no key of their own then, which would be in the index (docs/api.md#keys).
+        managed_sign_keys: Vec<At<PathBuf>> = path().nix("secret"),
         /// Priority; clients query the cache with the lowest number first (cache.nixos.org: 40)
         priority: At<u32> = integer(0..=u32::MAX).or("30").option("priority", "N"),
         /// Compressed NARs of the live store.

@@ -180,6 +180,38 @@ fn keys_rotate_without_a_stop() {
     assert!(value(lab.get("/nix-cache-info").text(), "PublicKey").unwrap().starts_with("own-1:"));
 }
 
+/// The operator's key signs for caches that the API creates, and none of theirs is in the index.
+#[test]
+fn caches_of_the_api_sign_with_a_key_that_is_elsewhere() {
+    let store = Store::new();
+    let key = store.key("hsm-1").0;
+    let lab = Lab::configured(store, &format!("data = 'data'\nmanaged-sign-keys = ['{}']\n", key.display()));
+    let admin = lab.token("admin");
+    assert_eq!(ask(&lab, "PUT", "caches/team", &admin, &json!({"public": true})).0, 201);
+    until(200, "it is served", || lab.get("/team/nix-cache-info").status);
+    assert_eq!(ask(&lab, "GET", "caches/team/keys", &admin, &Value::Null).1["items"], json!([]));
+    assert!(value(lab.get("/team/nix-cache-info").text(), "PublicKey").unwrap().starts_with("hsm-1:"));
+    let (path, nar) = (path_of(1), Nar::of(b"1"));
+    assert_eq!(lab.put(&format!("/team{}", nar.url()), &admin, &nar.bytes).status, 201);
+    let narinfo = nar.narinfo(&path, &[]);
+    assert_eq!(lab.put(&format!("/team{}", narinfo_url(&path)), &admin, narinfo.as_bytes()).status, 201);
+    let served = lab.get(&format!("/team{}", narinfo_url(&path)));
+    let info = NarInfo::parse(served.text().as_bytes(), &StoreDir::default()).unwrap();
+    let names: Vec<_> = info.signatures.iter().map(|signature| signature.key_name()).collect();
+    assert_eq!(names, ["hsm-1"]);
+    let id = start(&lab, "team", &admin, "rotate", &json!({}));
+    let refused = ended(&lab, "team", &admin, &id);
+    assert!(refused["state"] == "failed" && refused.to_string().contains("managed-sign-keys"), "{refused}");
+    let (status, _) = ask(&lab, "PATCH", "caches/team", &admin, &json!({"signKeys": ["/etc/passwd"]}));
+    assert_eq!(status, 400, "no request names a key");
+    // The commands on the data read the same file.
+    for args in [&["cache", "create", "other"][..], &["key", "list", "other"]] {
+        let output =
+            Command::new(NARVAL).args(args).arg("--config").arg(lab.store.path("narval.toml")).output().unwrap();
+        assert!(output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("other-1"), "{output:?}");
+    }
+}
+
 /// A client that a public generator has made of the description does a whole life of a cache.
 #[test]
 fn a_generated_client_does_a_whole_life_of_a_cache() {

@@ -93,7 +93,7 @@ impl Opened {
             warn_if_shared(data.folder());
         }
         let opened = Self { state: ServerState::new(), data, upstreams: HashMap::new(), waiting: Waiting::default() };
-        opened.set_destinations(settings)?;
+        opened.set_offers(settings)?;
         Ok(opened)
     }
 
@@ -109,13 +109,14 @@ impl Opened {
         Ok(Managed { caches, keys: data.signing_keys().map_err(Failure::runtime)? })
     }
 
-    /// Changes where jobs may copy caches to.
+    /// Changes what requests may have done: where jobs may copy caches to, and whether caches get keys in the index.
     ///
     /// # Errors
-    /// One of them is not complete.
-    pub(super) fn set_destinations(&self, settings: &Settings) -> Result<(), Failure> {
+    /// A destination is not complete.
+    pub(super) fn set_offers(&self, settings: &Settings) -> Result<(), Failure> {
         if let Some(data) = &self.data {
             data.set_destinations(settings.destinations()?);
+            data.set_makes_keys(settings.config.managed_sign_keys.is_empty());
         }
         Ok(())
     }
@@ -200,7 +201,7 @@ impl Services {
         let followed = opened.managed()?;
         let managed = followed.caches.into_iter().map(|(name, _)| name);
         let managed = managed.filter(|name| settings.caches.iter().all(|told| told.cache.name != *name));
-        let managed = managed.map(|name| CacheToServe::managed(&name, &settings.config.upstreams));
+        let managed = managed.map(|name| CacheToServe::managed(&name, &settings.config));
         for told in settings.caches.iter().cloned().map(Ok).chain(managed) {
             let told: CacheToServe = told?;
             let keys = followed.keys.get(&told.cache.name);

@@ -121,7 +121,7 @@ impl Running {
         }
         // The last step that can fail, only if the data folder is no longer writable.
         let caches = services.take_effect()?;
-        self.opened.set_destinations(&next)?;
+        self.opened.set_offers(&next)?;
         self.opened.set_decode_memory(next.config.limits.decode_memory);
         if let Some((log, new)) = log {
             log.replace(new);

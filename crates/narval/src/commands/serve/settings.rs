@@ -149,11 +149,11 @@ impl CacheToServe {
         Ok(Self { cache, deadline: upstreams.deadline(), skip: upstreams.upstream_skip.clone(), sign_keys })
     }
 
-    /// A cache that the file does not have: all its settings are in the data folder.
-    pub(super) fn managed(name: &CacheName, upstreams: &Upstreams) -> Result<Self, Failure> {
+    /// A cache that the file does not have: all its settings are in the data folder, but for keys that the file has for all such caches.
+    pub(super) fn managed(name: &CacheName, config: &ServeConfig) -> Result<Self, Failure> {
         let cache =
             Cache::named(name).ok_or_else(|| Failure::runtime(format!("the cache '{name}' cannot be served")))?;
-        Self::new(cache, upstreams)
+        Self::new(Cache { sign_keys: Some(config.managed_sign_keys.clone()), ..cache }, &config.upstreams)
     }
 
     /// With keys of the index.
