@@ -28,7 +28,7 @@ use narval_store::{Sink, Source};
 
 use crate::transfer::transfer;
 use crate::{Destination, Error, Progress};
-use narval::NarvalCache;
+use narval::{BuildSeconds, NarvalCache};
 use plain::PlainCache;
 use server::{Protocol, Server};
 use small::SmallNars;
@@ -65,9 +65,6 @@ pub struct PushOptions {
     /// Says of a derivation how many seconds it took to build, if that is known. Only caches with Narval's protocol are told.
     pub build_seconds: Option<BuildSeconds>,
 }
-
-/// See [`PushOptions::build_seconds`].
-pub(crate) type BuildSeconds = Box<dyn Fn(&StorePath) -> Option<u64> + Send + Sync>;
 
 /// The result of a push.
 #[derive(Clone, Debug)]

@@ -13,7 +13,6 @@ use narval_codec::encode::{Encoding, write_nar};
 use narval_nix::{HashPart, NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
-use super::BuildSeconds;
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
 use super::small::{Batch, SMALL_LEN_MAX, SmallNars};
 use crate::{Error, Progress};
@@ -38,6 +37,9 @@ const RECEIPT_KEY: &str = "NarvalReceipt";
 const RECORDED_WITHIN: Duration = Duration::from_secs(11 * 60);
 /// How long to wait before it is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// How many seconds a derivation took to build, if that is known.
+pub(crate) type BuildSeconds = Box<dyn Fn(&StorePath) -> Option<u64> + Send + Sync>;
 
 /// A cache, as a sink.
 pub(super) struct NarvalCache<'a> {

@@ -61,7 +61,7 @@ fn the_summary_says_what_building_would_have_taken() {
     assert_eq!((first.code, first.number("pushed"), first.number("fetched")), (Some(0), 4, 0), "{}", first.said);
     assert!(first.summary["seconds_saved"].is_null() && !first.said.contains("narval ci: saved"), "{}", first.said);
     runner.forget();
-    let second = runner.job(&server.url(), &token, &[], &script);
+    let second = runner.job(&server.url(), &token, &[("GITHUB_ACTIONS", "true".to_owned())], &script);
     let of = (second.code, second.number("fetched"), second.number("seconds_saved_known_of"));
     assert_eq!(of, (Some(0), 4, 3), "{}", second.said);
     // The outputs of a derivation are built together.
