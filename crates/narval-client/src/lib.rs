@@ -68,7 +68,7 @@ pub use message::request::{Extra, Method, Request, Response, Valid};
 pub use message::upload::{Answer, Payload, Upload};
 pub use message::url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
 pub use retrying::breaker::Breaker;
-pub use retrying::budget::Budget;
+pub use retrying::budget::{BUDGET_MAX, Budget};
 pub use retrying::policy::{RetryPolicy, random_fraction};
 pub use retrying::resume::{OwnCodings, ResumingBody};
 pub use retrying::retry::Attempts;

@@ -9,10 +9,8 @@ pub struct Budget {
     left: Mutex<f64>,
 }
 
-/// How many such requests may be made at once, and from the start.
-const BUDGET_MAX: f64 = 10.0;
-/// How many requests that could not be left out are made up for, before others may be made again.
-const OWED_MAX: f64 = 200.0;
+/// How many such requests may be made at once, and from the start: in any time, no more than the share of the requests in it, and these.
+pub const BUDGET_MAX: f64 = 10.0;
 
 impl Budget {
     /// Allows this share of the requests that are recorded, and ten beside them.
@@ -35,12 +33,6 @@ impl Budget {
         }
         may
     }
-
-    /// Records one more request that had to be made: others wait until it is made up for.
-    pub fn owe(&self) {
-        let mut left = self.left.lock();
-        *left = (*left - 1.0).max(-OWED_MAX);
-    }
 }
 
 #[cfg(test)]
@@ -56,8 +48,5 @@ mod tests {
             spent += usize::from(budget.spend());
         }
         assert!((100..=110).contains(&spent), "{spent}");
-        (0..2).for_each(|_| budget.owe());
-        (0..20).for_each(|_| budget.earn());
-        assert!(!budget.spend(), "one is made up for, and one is not");
     }
 }

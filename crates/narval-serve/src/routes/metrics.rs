@@ -94,7 +94,16 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
         }
         for (name, help, count) in [
             ("narval_upstream_late", "Requests that an upstream did not answer in time", upstream.late),
-            ("narval_upstream_hedges", "Requests that were made because another upstream took long", upstream.hedges),
+            (
+                "narval_upstream_hedges",
+                "Requests that were made although another upstream might still have answered in time",
+                upstream.hedges,
+            ),
+            (
+                "narval_upstream_failovers",
+                "Requests that were made because another upstream had used up half of the time",
+                upstream.failovers,
+            ),
             ("narval_upstream_used", "Answers of an upstream that were used", upstream.used),
             (
                 "narval_upstream_filtered",

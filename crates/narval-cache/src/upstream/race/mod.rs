@@ -3,7 +3,8 @@
 //! - They are asked by `priority`, and those of the same priority by what is to be expected of them ([`Health::promise`]): first those whose presence
 //!   filter has the path.
 //! - The next one is asked when one says that it has nothing, or fails; and also when one takes longer than 95 % of its last
-//!   answers did, as far as [`Budget`] allows. When half of the time is over, all are asked that are left; these count, too.
+//!   answers did, as far as [`Budget`] allows: a hedge. When half of the time is over, those that were asked have used up theirs, and those that
+//!   are left are asked as if these had failed: failovers, which no budget can refuse, because a path that is there would be called absent.
 //! - An answer of a lower priority waits until those of higher ones have answered, or the time is over. So time decides between
 //!   upstreams of the same priority, and never between others: operators who do not care which one is used give them the same.
 //! - One that failed or was late is doubtful until it has answered a probe: it is asked after all others, and none waits for it.
@@ -31,6 +32,8 @@ use super::standing::health::{Health, Standing};
 const HEDGE_MIN: Duration = Duration::from_millis(10);
 /// The part of the time after which another is asked, too, while the 95th percentile is not known.
 const HEDGE_UNKNOWN: u32 = 8;
+/// The part of the time, at most, after which the next one is asked when one has used up its time, and another does not answer either.
+const FAILOVER_NEXT: u32 = 16;
 /// The part of the time by which this thread may wake up too late: where it is more, the machine is so busy that silence says little.
 const AWAKE_WITHIN: u32 = 32;
 
@@ -43,7 +46,7 @@ pub(super) struct Pace {
     pub(super) begun: Instant,
     /// How long.
     pub(super) within: Duration,
-    /// After which all are asked that are left.
+    /// After which those that are left are asked.
     pub(super) all_after: Duration,
     /// The path that is asked for, if presence filters may tell who has it.
     pub(super) path: Option<HashPart>,
@@ -161,31 +164,40 @@ impl<T> Race<T> {
                 matches!(runner.state, State::Runs(_)) && is_good()
             };
             let is_hedge = runs && now < half && (equal.is_none() || self.runners.iter().any(hopeful));
-            if !is_hedge || now >= self.hedge_at && hedges.spend() {
-                if runs && !is_hedge {
-                    hedges.owe();
-                }
-                self.ask(next, runs, now);
+            // Of those that are left, the next one is asked when the one before has had time, too.
+            let is_failover = runs && now >= half && equal.is_none();
+            let may = match (is_hedge, is_failover) {
+                (true, _) => now >= self.hedge_at && hedges.spend(),
+                (_, true) => now >= self.hedge_at,
+                (false, false) => true,
+            };
+            if may {
+                self.ask(next, runs, is_hedge, now);
                 return Step::Ask(next);
             }
-            if now >= self.hedge_at {
+            if now >= self.hedge_at && !is_failover {
                 self.hedge_at = equal.map_or(half, |after| half.min(now + after.max(HEDGE_MIN)));
             }
         }
         match runs && now < deadline {
-            true if may_ask.is_some() && now < half => Step::Wait(self.hedge_at),
+            true if may_ask.is_some() => Step::Wait(self.hedge_at.min(deadline)),
             true => Step::Wait(deadline),
             false => Step::End,
         }
     }
 
-    fn ask(&mut self, at: usize, is_beside: bool, now: Instant) {
+    fn ask(&mut self, at: usize, is_beside: bool, is_hedge: bool, now: Instant) {
         let Some(Runner { remote, state, .. }) = self.runners.get_mut(at) else { return };
-        if is_beside {
+        if is_hedge {
             remote.counts.hedged();
+        } else if is_beside {
+            remote.counts.failed_over();
         }
         *state = State::Runs(now);
-        self.hedge_at = self.pace.half().min(now + self.pace.hedge_after(&remote.health));
+        self.hedge_at = match self.pace.half() {
+            half if now < half => half.min(now + self.pace.hedge_after(&remote.health)),
+            _ => now + self.pace.hedge_after(&remote.health).min(self.pace.within / FAILOVER_NEXT),
+        };
         let happened = if is_beside { Happened::AskedToo } else { Happened::Asked };
         self.events.push(Event::new(now, remote, self.pace.what, happened));
     }

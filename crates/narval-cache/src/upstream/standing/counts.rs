@@ -17,6 +17,7 @@ pub(in crate::upstream) struct Counts {
     failed: AtomicU64,
     late: AtomicU64,
     hedges: AtomicU64,
+    failovers: AtomicU64,
     used: AtomicU64,
     filtered: AtomicU64,
     saved_micros: AtomicU64,
@@ -50,8 +51,10 @@ pub struct UpstreamFigures {
     pub failed: u64,
     /// Requests that were not answered in time.
     pub late: u64,
-    /// Requests that were made because another upstream took long.
+    /// Requests that were made although another upstream might still have answered in time.
     pub hedges: u64,
+    /// Requests that were made because another upstream had used up its time.
+    pub failovers: u64,
     /// Answers of it that were used.
     pub used: u64,
     /// Narinfos that it was not asked for, because its presence filter does not have them.
@@ -111,15 +114,20 @@ impl Counts {
         self.late.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a request that was made because another upstream took long.
+    /// Counts a request that was made although another upstream might still have answered in time.
     pub(in crate::upstream) fn hedged(&self) {
         self.hedges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many requests were made because another upstream took long.
+    /// Counts a request that was made because another upstream had used up its time.
+    pub(in crate::upstream) fn failed_over(&self) {
+        self.failovers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Hedges and failovers.
     #[cfg(test)]
-    pub(in crate::upstream) fn hedges(&self) -> u64 {
-        self.hedges.load(Ordering::Relaxed)
+    pub(in crate::upstream) fn beside(&self) -> [u64; 2] {
+        [&self.hedges, &self.failovers].map(|count| count.load(Ordering::Relaxed))
     }
 
     /// Counts an answer that was used.
@@ -158,6 +166,7 @@ impl Counts {
             is_doubtful: standing != Standing::Good,
             late: get(&self.late),
             hedges: get(&self.hedges),
+            failovers: get(&self.failovers),
             used: get(&self.used),
             filtered: get(&self.filtered),
             saved: Duration::from_micros(get(&self.saved_micros)),

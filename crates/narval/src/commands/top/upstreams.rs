@@ -17,8 +17,10 @@ pub(super) struct Upstream {
     is_doubtful: bool,
     /// Answers that were used.
     used: f64,
-    /// Requests to it because another one took long.
+    /// Requests to it although another one might still have answered in time.
     hedges: f64,
+    /// Requests to it because another one had used up its time.
+    failovers: f64,
     /// How much longer clients would have waited for it alone, in seconds.
     saved_seconds: f64,
     answers: f64,
@@ -61,6 +63,7 @@ impl Upstreams {
             "doubtful" => upstream.is_doubtful |= value > 0.0,
             "used_total" => upstream.used += value,
             "hedges_total" => upstream.hedges += value,
+            "failovers_total" => upstream.failovers += value,
             "saved_seconds_total" => upstream.saved_seconds += value,
             "seconds_sum" => upstream.answers_seconds += value,
             "seconds_count" => upstream.answers += value,
@@ -74,9 +77,11 @@ impl Upstreams {
         let line = |(url, upstream): (&String, &Upstream)| {
             let time = upstream.mean_seconds().map_or("-".to_owned(), |mean| format!("{:.0} ms", mean * 1000.0));
             let share = if used > 0.0 { 100.0 * upstream.used / used } else { 0.0 };
-            let Upstream { hedges, saved_seconds, .. } = upstream;
+            let Upstream { hedges, failovers, saved_seconds, .. } = upstream;
             let state = upstream.state();
-            format!("{state:<4} {time:>7} {share:>3.0} % {hedges:>5} hedges {saved_seconds:>6.1} s saved  {url}")
+            format!(
+                "{state:<4} {time:>7} {share:>3.0} % {hedges:>5} hedges {failovers:>4} failovers {saved_seconds:>6.1} s saved  {url}"
+            )
         };
         let near = self.neighbours.map(|neighbours| {
             let [given, given_bytes, taken, taken_bytes, refused, failed] = self.passed;
@@ -113,6 +118,7 @@ impl Upstreams {
                 "mean_seconds": upstream.mean_seconds(),
                 "used": upstream.used,
                 "hedges": upstream.hedges,
+                "failovers": upstream.failovers,
                 "saved_seconds": upstream.saved_seconds,
             })
         };
@@ -150,10 +156,11 @@ mod tests {
         upstreams.take("narval_upstream_seconds_sum", "upstream=\"http://one\"}", 0.8);
         upstreams.take("narval_upstream_up", "cache=\"a\",upstream=\"http://two\"}", 0.0);
         upstreams.take("narval_upstream_used_total", "cache=\"a\",upstream=\"http://two\"}", 2.0);
+        upstreams.take("narval_upstream_failovers_total", "cache=\"a\",upstream=\"http://two\"}", 3.0);
         upstreams.take("narval_upstream_kept_hits_total", "cache=\"a\"}", 9.0);
         let lines = upstreams.lines();
-        assert_eq!(lines[0], "up    100 ms  75 %     2 hedges    0.0 s saved  http://one");
-        assert_eq!(lines[1], "down       -  25 %     0 hedges    0.0 s saved  http://two");
+        assert_eq!(lines[0], "up    100 ms  75 %     2 hedges    0 failovers    0.0 s saved  http://one");
+        assert_eq!(lines[1], "down       -  25 %     0 hedges    3 failovers    0.0 s saved  http://two");
         assert_eq!(upstreams.json()[1]["state"], "down");
         assert!(upstreams.neighbours_json().is_null());
         for (name, value) in [("s", 3.0), ("_taken_total", 2.0), ("_taken_bytes_total", 5e6), ("_given_total", 1.0)] {

@@ -26,7 +26,7 @@ impl Status<'_> {
                     thead { tr {
                         th scope="col" { "Upstream" } th scope="col" { "State" } th.n scope="col" { "Answers in" }
                         th.n scope="col" { "Has it" } th.n.w scope="col" { "Share" } th.n.w scope="col" { "Hedges" }
-                        th.n.w scope="col" { "Saved" } th.n.w scope="col" { "Failed" }
+                        th.n.w scope="col" { "Failovers" } th.n.w scope="col" { "Saved" } th.n.w scope="col" { "Failed" }
                     } }
                     tbody {
                         @for upstream in &figures.upstreams {
@@ -47,6 +47,7 @@ impl Status<'_> {
                                 }
                                 td.n.w { @if used > 0 { (upstream.used * 100 / used) " %" } }
                                 td.n.w { (number(upstream.hedges)) }
+                                td.n.w { (number(upstream.failovers)) }
                                 td.n.w { (number(upstream.saved.as_secs())) " s" }
                                 td.n.w { (number(upstream.failed)) }
                             }
@@ -55,7 +56,7 @@ impl Status<'_> {
                 }
             }
             p.soft {
-                "Share: of the answers that were used. Hedges: requests because another one took long. Saved: how much longer clients would have waited for it alone. "
+                "Share: of the answers that were used. Hedges: requests although another one might still have answered. Failovers: because another one had used up its time. Saved: how much longer clients would have waited for it alone. "
                 "Of them, " (bytes(figures.kept_bytes)) " are kept"
                 @if asked > 0 { "; " (figures.kept_hits * 100 / asked) " % of " (many(asked, "NAR")) " came from what is kept" }
                 "."
