@@ -83,6 +83,11 @@ impl Fill {
         self.state.lock().progress()
     }
 
+    /// The file's length, if it has started and that is known.
+    pub fn length(&self) -> Option<u64> {
+        self.state.lock().length
+    }
+
     /// Registers somebody who waits for it; `None` if it has been abandoned.
     pub fn waits(self: &Arc<Self>) -> Option<Waits> {
         let mut state = self.state.lock();

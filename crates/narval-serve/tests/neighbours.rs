@@ -138,6 +138,54 @@ fn a_silent_upstream_is_waited_for_once() {
     assert!(began.elapsed() < ABSENT_AFTER * 9 / 5, "{:?}", began.elapsed());
 }
 
+/// An upstream that keeps failing is not asked, but who has a NAR is.
+#[test]
+fn a_nar_comes_from_a_neighbour_while_the_upstream_is_down() {
+    let upstream = Upstream::start("up-1");
+    let all = machines(2, &upstream);
+    let path = TestPath::new("large", &noise(1_000_000), true);
+    let url = format!("/{}", upstream.offer(&path).url);
+    let name = names(&all, &path);
+    read(all[0].upstreams.nar(&name).unwrap().unwrap()).unwrap();
+    until_kept(&all[0].upstreams, &name);
+    let other = TestPath::new("other", b"other", true);
+    upstream.put(&format!("/{}.narinfo", other.hash_part()), File::Status(503));
+    let until = Instant::now() + PATIENCE;
+    while all[1].upstreams.available() != (0, 1) {
+        assert!(Instant::now() < until);
+        drop(all[1].upstreams.narinfo(&other.hash_part()));
+    }
+    assert!(read(all[1].upstreams.nar(&name).unwrap().unwrap()).unwrap() == path.file);
+    assert_eq!(upstream.asked(&url), 1);
+}
+
+/// A NAR that takes long to come through the line of one machine is passed on by those that follow it while it comes: their clients would give up.
+#[test]
+fn a_nar_that_takes_long_is_passed_on_meanwhile() {
+    let upstream = Upstream::start("up-1");
+    let all = machines(2, &upstream);
+    let [small, large] =
+        [("small", 10), ("large", 1_000_000)].map(|(name, len)| TestPath::new(name, &noise(len), true));
+    upstream.offer(&small);
+    let first = names(&all, &small);
+    read(all[0].upstreams.nar(&first).unwrap().unwrap()).unwrap();
+    until_kept(&all[0].upstreams, &first);
+    read(all[1].upstreams.nar(&first).unwrap().unwrap()).unwrap();
+    let url = format!("/{}", upstream.offer(&large).url);
+    upstream.put(&url, File::Trickling(large.file.clone(), 500_000));
+    let name = names(&all, &large);
+    let leads = begin(&all[0], &name);
+    until_asked(&upstream, &url);
+    let follows = begin(&all[1], &name);
+    let until = Instant::now() + PATIENCE;
+    while follows.progress().readable < 400_000 {
+        assert!(Instant::now() < until && follows.progress().end.is_none(), "{:?}", follows.progress());
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(leads.progress().end, None);
+    assert_eq!(upstream.asked(&url), 1);
+}
+
 /// Those that follow one of which nothing is known, and from which nothing comes, do not all turn to the line: one of them does.
 #[test]
 fn who_leaves_one_that_is_silent_asks_the_others_again() {

@@ -28,6 +28,8 @@ pub(in crate::upstream) struct Fetch {
     pub(in crate::upstream) fill: Arc<Fill>,
     /// Whether the NAR is written uncompressed.
     pub(in crate::upstream) plain: bool,
+    /// Whether no upstream was asked for anything when it began: it comes from a neighbour, or not at all.
+    pub(in crate::upstream) only_near: bool,
 }
 
 impl Fetch {
@@ -43,6 +45,10 @@ impl Fetch {
         let fetching = self.places.shared.fetching(info, self.plain);
         let result = match self.take_from_neighbour(file.file(), fetching.as_ref()) {
             Ok(true) => Ok(()),
+            Ok(false) if self.only_near => Err(Trouble::Unavailable(HttpError::Connect {
+                host: remote.url().to_string(),
+                source: io::Error::other("it does not respond"),
+            })),
             Ok(false) => self.fetch_file(file.file(), base),
             Err(trouble) => Err(trouble),
         };

@@ -87,7 +87,9 @@ impl Shared {
         kept: &str,
         fills: &mut HashMap<String, Arc<Fill>>,
     ) -> Result<Arc<Fill>, Unavailable> {
-        if self.remotes().iter().all(|remote| remote.standing() == Standing::Down) {
+        // A neighbour may have it.
+        let only_near = self.remotes().iter().all(|remote| remote.standing() == Standing::Down);
+        if only_near && self.neighbours.ready().is_empty() {
             return Err(Unavailable::new(10, format!("{} does not respond", known.remote.url())));
         }
         let permit = self.fetches.take().ok_or_else(Self::busy)?;
@@ -98,8 +100,12 @@ impl Shared {
         let file = self.kept.take().map_err(failed)?;
         let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
         let (shared, remote, info) = (Arc::clone(self), Arc::clone(&known.remote), Arc::clone(&known.info));
-        let fetch =
-            Fetch { places: Places { shared, remote, info, near: None }, fill: Arc::clone(&fill), plain: known.plain };
+        let fetch = Fetch {
+            places: Places { shared, remote, info, near: None },
+            fill: Arc::clone(&fill),
+            plain: known.plain,
+            only_near,
+        };
         let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
         let id = request_id::current();
         let run = move || {

@@ -1,6 +1,7 @@
 //! Where a NAR can be had: at the upstream that its narinfo came from, and at others that have the same.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use narval_client::{HttpError, Trouble};
@@ -37,6 +38,8 @@ pub(in crate::upstream) struct FromNear {
     pub(in crate::upstream) near: Near,
     /// Those that have sent some of it.
     pub(in crate::upstream) used: Mutex<Vec<Arc<Remote>>>,
+    /// Whether clients have got some of it.
+    pub(in crate::upstream) shown: Arc<AtomicBool>,
 }
 
 /// A file of the NAR that has been opened.
@@ -138,6 +141,11 @@ impl Places {
     /// otherwise turn to an upstream all at once.
     pub(in crate::upstream) fn is_coming(&self) -> bool {
         self.near.as_ref().is_some_and(|from| from.near.is_coming)
+    }
+
+    /// Whether clients have got some of what comes from a neighbour: it cannot be begun again.
+    pub(in crate::upstream) fn is_shown(&self) -> bool {
+        self.near.as_ref().is_some_and(|from| from.shown.load(Ordering::Acquire))
     }
 
     /// Whether this one, which has sent nothing for so long, is waited for nevertheless.

@@ -122,7 +122,7 @@ impl<'a> Source<'a> {
         failed.goes();
         self.tried.push(Arc::clone(failed));
         let gone = HttpError::Truncated { received: self.position, expected: self.opened.body.total_len() };
-        if self.otherwise == Otherwise::Stop || self.places.is_coming() {
+        if self.otherwise == Otherwise::Stop || self.places.is_coming() && !self.places.is_shown() {
             return Err(gone);
         }
         let another = |same, position| self.places.elsewhere(&self.tried, position, same);

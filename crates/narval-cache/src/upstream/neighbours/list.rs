@@ -69,7 +69,7 @@ impl Neighbours {
     }
 
     /// Those that may be asked now.
-    pub(super) fn ready(&self) -> Vec<Arc<Remote>> {
+    pub(in crate::upstream) fn ready(&self) -> Vec<Arc<Remote>> {
         let is_ready = |remote: &&Arc<Remote>| remote.nearby.as_ref().is_some_and(Nearby::is_ready);
         self.all().iter().filter(is_ready).cloned().collect()
     }
