@@ -34,6 +34,15 @@ const PARTS_STEP: usize = 65_536;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp(pub(super) u64);
 
+/// How far the history of a cache is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Which history it is, if servers share one; otherwise it is that of this process.
+    pub shared: Option<u64>,
+    /// Paths up to this number are known.
+    pub sequence: u64,
+}
+
 /// The open file of a NAR.
 #[derive(Debug)]
 pub struct NarFile {
@@ -329,21 +338,27 @@ impl Cache {
         self.index().list(self.id(), after.map_or("", HashPart::as_str), max)
     }
 
-    /// The hash parts of all paths, and up to which point of the cache's history they are complete; `None` if there are more than `max`, or
-    /// if the history cannot be followed, because other servers write to it. Paths that come meanwhile may be left out: they are after that point.
+    /// Up to which point its history is complete now.
+    fn point(&self) -> Result<Point, IndexError> {
+        let (shared, id) = match self.index().history()? {
+            Some((shared, id)) => (Some(shared), id),
+            None => (None, self.index().last_id()?),
+        };
+        Ok(Point { shared, sequence: id.cast_unsigned() })
+    }
+
+    /// The hash parts of all paths, and up to which point of the cache's history they are complete; `None` if there are more than `max`.
+    /// Paths that come meanwhile may be left out: they are after that point.
     ///
     /// # Errors
     /// If the index fails.
-    pub fn all_parts(&self, max: usize) -> Result<Option<(u64, Vec<HashPart>)>, IndexError> {
-        if self.is_shared() {
-            return Ok(None);
-        }
-        let (last, mut all, mut after) = (self.index().last_id()?, Vec::new(), String::new());
+    pub fn all_parts(&self, max: usize) -> Result<Option<(Point, Vec<HashPart>)>, IndexError> {
+        let (point, mut all, mut after) = (self.point()?, Vec::new(), String::new());
         while all.len() <= max {
             let parts = self.index().parts(self.id(), &after, PARTS_STEP)?;
             let Some(end) = parts.last().filter(|_| parts.len() == PARTS_STEP) else {
                 all.extend(parts);
-                return Ok(Some((last.cast_unsigned(), all)).filter(|(_, all)| all.len() <= max));
+                return Ok(Some((point, all)).filter(|(_, all)| all.len() <= max));
             };
             after = end.to_string();
             all.extend(parts);
@@ -351,16 +366,21 @@ impl Cache {
         Ok(None)
     }
 
-    /// The paths that came after a point of the cache's history, and up to which point; `None` if there are more than `max`.
+    /// The paths that came after a point of the cache's history, and up to which point; `None` if there are more than `max`, or the point is of
+    /// another history. Where other servers write to it, too, some that came after the new point may be among them.
     ///
     /// # Errors
     /// If the index fails.
-    pub fn parts_since(&self, since: u64, max: usize) -> Result<Option<(u64, Vec<HashPart>)>, IndexError> {
-        let last = self.index().last_id()?;
+    pub fn parts_since(&self, since: Point, max: usize) -> Result<Option<(Point, Vec<HashPart>)>, IndexError> {
+        let point = self.point()?;
+        if point.shared != since.shared {
+            return Ok(None);
+        }
         // The last path may be gone since.
-        let ids = (since.cast_signed(), last.max(since.cast_signed()));
-        let parts = self.index().parts_between(self.id(), ids, max + 1)?;
-        Ok((parts.len() <= max).then_some((ids.1.cast_unsigned(), parts)))
+        let sequence = point.sequence.max(since.sequence);
+        let last = if point.shared.is_some() { i64::MAX } else { sequence.cast_signed() };
+        let parts = self.index().parts_between(self.id(), (since.sequence.cast_signed(), last), max + 1)?;
+        Ok((parts.len() <= max).then_some((Point { sequence, ..point }, parts)))
     }
 
     /// Each path, sorted by hash part. Paths that come or go meanwhile may be left out.

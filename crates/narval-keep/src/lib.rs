@@ -80,7 +80,7 @@ mod storage;
 mod tokens;
 mod upkeep;
 
-pub use cache::{Cache, KeptNarinfo, NarFile, NarHead, Stamp};
+pub use cache::{Cache, KeptNarinfo, NarFile, NarHead, Point, Stamp};
 pub use data::Data;
 pub use database::Database;
 pub use error::DataError;

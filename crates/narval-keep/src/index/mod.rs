@@ -104,6 +104,11 @@ pub(crate) trait Index: Send + Sync {
     }
     /// Whether other processes may add paths at any time, so that an absence must be looked up again.
     fn is_shared(&self) -> bool;
+    /// Which history the ids of paths are of, and up to which id all of them are visible, if transactions become visible in any order. `None`:
+    /// they do so in the order of ids.
+    fn history(&self) -> Result<Option<(u64, i64)>, IndexError> {
+        Ok(None)
+    }
 
     /// Counts at most this many paths, sorted by hash part, after the given one, and returns the last of them. A path counts as unsigned if its
     /// narinfo lacks one of these lines.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{Body, Bytes, HeadRef, HeaderValue, Response, StatusCode, header};
-use narval_keep::Cache;
+use narval_keep::{Cache, Point};
 use narval_nix::presence::{CHANGES_MAX, Changes, Filter, PATHS_MAX, Snapshot, key};
 use narval_nix::{SecretKey, StoreDir};
 use parking_lot::Mutex;
@@ -30,32 +30,32 @@ pub(crate) struct Presence {
     cache: Cache,
     store_dir: StoreDir,
     sign_keys: Vec<SecretKey>,
-    /// Names the history that the numbers are of: another process may have seen another one.
-    instance: u64,
+    /// Names the history that the numbers are of: another process may have seen another one, unless they share it.
+    own: u64,
     made: Mutex<Option<Made>>,
 }
 
 struct Made {
     file: Bytes,
     etag: HeaderValue,
-    sequence: u64,
+    point: Point,
     paths: usize,
     at: Instant,
 }
 
 impl Presence {
     /// The filter of a service with these sources. One that has more than a writable cache publishes none: what is absent there may be in
-    /// its live store or its upstreams. Nor does one that shares its index with others, whose paths become visible in any order.
+    /// its live store or its upstreams.
     pub(crate) fn of(sources: &Sources, config: &Config, store_dir: &StoreDir) -> Option<Self> {
         let alone = sources.store.is_none() && sources.upstreams.is_none() && config.face == Face::Narval;
-        let cache = &sources.written.as_ref().filter(|written| alone && !written.cache.is_shared())?.cache;
+        let cache = &sources.written.as_ref().filter(|_| alone)?.cache;
         // Without random numbers there is no filter.
         let nonce = SecretKey::generate("instance").ok()?.sign(b"").ok()?;
         Some(Self {
             cache: cache.clone(),
             store_dir: store_dir.clone(),
             sign_keys: config.sign_keys.clone(),
-            instance: nonce.bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
+            own: nonce.bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
             made: Mutex::default(),
         })
     }
@@ -75,8 +75,8 @@ impl Presence {
             None => true,
             Some(made) => {
                 let changes_max = CHANGES_MAX.min((made.paths / CHANGES_PART).max(CHANGES_MAX / CHANGES_PART));
-                match self.cache.parts_since(made.sequence, changes_max)? {
-                    Some((sequence, _)) => made.at.elapsed() > AGE_MAX && sequence != made.sequence,
+                match self.cache.parts_since(made.point, changes_max)? {
+                    Some((point, _)) => made.at.elapsed() > AGE_MAX && point != made.point,
                     None => true,
                 }
             }
@@ -95,12 +95,13 @@ impl Presence {
     fn make(&self) -> Result<Made, ServeError> {
         let at = Instant::now();
         // Too many paths for a filter: clients ask.
-        let (sequence, parts) = self.cache.all_parts(PATHS_MAX)?.ok_or(ServeError::NoRoute)?;
+        let (point, parts) = self.cache.all_parts(PATHS_MAX)?.ok_or(ServeError::NoRoute)?;
         let filter = Filter::build(parts.iter().map(key).collect()).map_err(|error| {
             tracing::error!("the presence filter of the cache '{}' cannot be made: {error}", self.cache.name());
             ServeError::NoRoute
         })?;
-        let file = Snapshot { instance: self.instance, sequence, filter }.render(&self.store_dir, &self.sign_keys)?;
+        let (instance, sequence) = (point.shared.unwrap_or(self.own), point.sequence);
+        let file = Snapshot { instance, sequence, filter }.render(&self.store_dir, &self.sign_keys)?;
         tracing::info!(
             "presence filter of the cache '{}': {} paths, {} bytes, {} ms",
             self.cache.name(),
@@ -108,19 +109,20 @@ impl Presence {
             file.len(),
             at.elapsed().as_millis()
         );
-        let etag = HeaderValue::from_str(&format!("\"{:016x}.{sequence}\"", self.instance));
+        let etag = HeaderValue::from_str(&format!("\"{instance:016x}.{sequence}\""));
         let etag = etag.map_err(|_| ServeError::NoRoute)?;
-        Ok(Made { file: file.into(), etag, sequence, paths: parts.len(), at })
+        Ok(Made { file: file.into(), etag, point, paths: parts.len(), at })
     }
 
     fn changes(&self, query: &str) -> Result<Response, ServeError> {
         let wrong = ServeError::Batch("the query must be since=<instance>.<sequence>&nonce=<nonce>");
-        let Some((instance, since, nonce)) = parse(query) else { return Err(wrong) };
-        // The filter is of another process, or too much has come since: it is to be fetched again.
-        let changes = if instance == self.instance { self.cache.parts_since(since, CHANGES_MAX)? } else { None };
-        let Some((sequence, parts)) = changes else { return Ok(Response::new(StatusCode::GONE)) };
+        let Some((instance, sequence, nonce)) = parse(query) else { return Err(wrong) };
+        // The filter is of another history, or too much has come since: it is to be fetched again.
+        let since = Point { shared: (instance != self.own).then_some(instance), sequence };
+        let changes = self.cache.parts_since(since, CHANGES_MAX)?;
+        let Some((point, parts)) = changes else { return Ok(Response::new(StatusCode::GONE)) };
         let keys = parts.iter().map(key).collect();
-        let changes = Changes { instance, since, sequence, nonce, keys };
+        let changes = Changes { instance, since: sequence, sequence: point.sequence, nonce, keys };
         Ok(answered(changes.render(&self.store_dir, &self.sign_keys)?.into()))
     }
 }

@@ -5,6 +5,7 @@
 
 mod address;
 mod failed;
+mod history;
 mod node;
 mod nodes;
 mod pool;
@@ -28,6 +29,7 @@ use zeroize::Zeroizing;
 
 use self::address::Address;
 use self::failed::Failed;
+use self::history::History;
 use self::node::Node;
 use self::nodes::Nodes;
 use self::pool::Pool;
@@ -51,6 +53,7 @@ const LEAVE: How = How { deadline: Duration::from_secs(2), ..NOTE_LATER };
 pub(crate) struct Postgres {
     database: Database,
     memory: Memory,
+    history: History,
     /// The nodes that share disk caches.
     nodes: Arc<Nodes>,
     /// Ends the thread that watches.
@@ -91,7 +94,8 @@ impl Postgres {
         };
         let thread = std::thread::Builder::new().name("index-watch".into()).spawn(watch);
         thread.map_err(|error| unusable(format!("no thread for it: {error}")))?;
-        Ok(Self { database: Database { pool, stamp, node }, memory: Memory::default(), nodes, _stop: stop })
+        let database = Database { pool, stamp, node };
+        Ok(Self { database, memory: Memory::default(), history: History::default(), nodes, _stop: stop })
     }
 
     /// The id of the folder that this is the index of: `mine` from now on, if it is of none yet.
@@ -173,6 +177,10 @@ impl Index for Postgres {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn history(&self) -> Result<Option<(u64, i64)>, IndexError> {
+        self.history.point(&self.database).map(Some)
     }
 
     fn keeps_audit(&self) -> bool {

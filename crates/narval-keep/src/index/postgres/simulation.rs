@@ -17,7 +17,7 @@ use super::failed::Failed;
 use super::pool::{Connection, Pool};
 use super::sql::{execute, get, p, query_opt};
 use super::transaction::Database;
-use super::{Node, Nodes, Postgres, count, schema, watch};
+use super::{History, Node, Nodes, Postgres, count, schema, watch};
 use crate::index::memory::Memory;
 use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Reading, Tx, TxError, Work};
 use crate::index::{CacheId, Counted, Fence, Index, IndexError};
@@ -151,7 +151,10 @@ impl SimulatedPostgres {
         let pool = Arc::new(Pool::new(Address::parse(&shared.address).unwrap(), TLS.clone()));
         let database = Database { pool, stamp: Arc::default(), node: Arc::new(Node::new(false).unwrap()) };
         let (memory, nodes, stop) = (Memory::default(), Arc::new(Nodes::default()), channel().0);
-        Self { postgres: Postgres { database, memory, nodes, _stop: stop }, watch: Mutex::default() }
+        Self {
+            postgres: Postgres { database, memory, history: History::default(), nodes, _stop: stop },
+            watch: Mutex::default(),
+        }
     }
 
     /// As [`watch::run`] does now and then.

@@ -1,4 +1,4 @@
-//! Which nodes are there.
+//! Which nodes are there, and which paths.
 
 use super::*;
 
@@ -40,4 +40,42 @@ fn nodes_know_who_is_there() {
     soon(|| three.caches().is_err());
     three.leave();
     assert_eq!(seen_by_one.count(), 2);
+}
+
+/// A path becomes visible after one with a greater id: the point to which the history is known stays before it until then. Nodes share the
+/// history.
+#[test]
+fn a_history_is_known_up_to_what_is_still_under_way() {
+    let Some(server) = PostgresServer::new() else { return };
+    let address = server.database();
+    let [one, two] = [0, 1].map(|_| Postgres::open(&address).unwrap());
+    let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let (early, late) = ("early", "late");
+    let add = |name: &str| {
+        assert_eq!(one.commit(cache, vec![path(name, early)], &[], &[], 1).unwrap(), Commit::Done);
+        one.last_id().unwrap()
+    };
+    for file in [early, late] {
+        one.add_file(cache, file, &nar(file), 1).unwrap();
+    }
+    let point = |node: &Postgres| node.history().unwrap().unwrap();
+    let first = add("first");
+    let history = point(&one).0;
+    assert_eq!([point(&one), point(&two)], [(history, first); 2]);
+    // As a commit does it, of a path whose id comes before that of the next one.
+    let mut other = one.database.pool.open().unwrap();
+    let half = "begin; select from narval.files where name = 'late' for update; \
+         insert into narval.paths (cache, hash_part, path, nar_hash, file, narinfo, listing_size, version, added, used) \
+         select cache, 'late', 'late', nar_hash, 'late', narinfo, listing_size, version, added, used from narval.paths";
+    other.run(DEADLINE, async |client| Ok(client.batch_execute(half).await?)).unwrap();
+    let third = add("third");
+    assert_eq!(third, first + 2);
+    for node in [&one, &two] {
+        assert_eq!([point(node), point(node)], [(history, first); 2], "the second one may still come");
+        assert_eq!(node.parts_between(cache, (first, i64::MAX), 10).unwrap(), [path("third", early).hash_part]);
+    }
+    other.run(DEADLINE, async |client| Ok(client.batch_execute("rollback").await?)).unwrap();
+    for node in [&one, &two] {
+        soon(|| point(node) == (history, third));
+    }
 }
