@@ -64,7 +64,7 @@ kinds: with kinds; {
   upstream-when-down = key (types.enum [ "absent" "unavailable" ]) "What clients are told about a path while upstreams that may have it do not answer; see docs/cache.md#several-upstreams.";
   neighbours = key types.bool "Whether near caches on the networks of `neighbours-on` find one another, and take signed paths of upstreams from each other; see docs/near.md#neighbours.";
   neighbours-on = key (oneOrMore types.nonEmptyStr) "Network with neighbours: the address of its gateway, the name of an interface, or `any`.";
-  neighbours-only-on = key (types.enum [ "any" "ac" ]) "When neighbours are asked and answered.";
+  neighbours-only-on = key (types.enum [ "any" "ac" "unmetered" "ac-unmetered" ]) "When neighbours are asked and answered.";
   neighbours-rate-max = key size "What is sent to neighbours in a second, in bytes, all together.";
   neighbours-patience = key time "How long a neighbour may take to answer, and be silent while it sends a NAR.";
   neighbours-nars-max = key (types.ints.between 1 4096) "How many NARs are sent to neighbours at the same time.";

@@ -51,8 +51,8 @@ pub(super) struct NearArgs {
     /// see docs/near.md#neighbours
     #[arg(long, value_name = "NETWORK", requires = "near", conflicts_with = "undo")]
     neighbours_on: Vec<String>,
-    /// Only on mains power, not on battery
-    #[arg(long, value_name = "POWER", value_parser = ["any", "ac"], requires = "neighbours_on")]
+    /// Only on mains power, not on battery (`ac`), on a network that NetworkManager says is not metered (`unmetered`), or both
+    #[arg(long, value_name = "WHEN", value_parser = ["any", "ac", "unmetered", "ac-unmetered"], requires = "neighbours_on")]
     neighbours_only_on: Option<String>,
     /// For root: a near cache of this user, not of the machine
     #[arg(long, requires = "near")]

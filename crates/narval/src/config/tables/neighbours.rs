@@ -14,10 +14,30 @@ pub enum OnlyOn {
     Any,
     /// While the machine is on mains power.
     Ac,
+    /// While its network is not metered.
+    Unmetered,
+    /// Both.
+    AcUnmetered,
 }
 
-const ONLY_ON: [(&str, &str, OnlyOn); 2] =
-    [("any", "Always", OnlyOn::Any), ("ac", "On mains power, not on battery", OnlyOn::Ac)];
+impl OnlyOn {
+    /// Whether the machine must be on mains power.
+    pub const fn needs_ac(self) -> bool {
+        matches!(self, Self::Ac | Self::AcUnmetered)
+    }
+
+    /// Whether its network must not be metered.
+    pub const fn needs_unmetered(self) -> bool {
+        matches!(self, Self::Unmetered | Self::AcUnmetered)
+    }
+}
+
+const ONLY_ON: [(&str, &str, OnlyOn); 4] = [
+    ("any", "Always", OnlyOn::Any),
+    ("ac", "On mains power, not on battery", OnlyOn::Ac),
+    ("unmetered", "While NetworkManager says that the network is not metered", OnlyOn::Unmetered),
+    ("ac-unmetered", "Both", OnlyOn::AcUnmetered),
+];
 
 table! {
     /// Neighbours of the cache at `/`.
@@ -27,7 +47,7 @@ table! {
         /// Network with neighbours: the address of its gateway, the name of an interface, or `any`
         neighbours_on: Vec<At<String>> = text().restart().option("neighbours-on", "NETWORK"),
         /// When neighbours are asked and answered
-        neighbours_only_on: OnlyOn = choice(&ONLY_ON).or("any").restart().option("neighbours-only-on", "POWER"),
+        neighbours_only_on: OnlyOn = choice(&ONLY_ON).or("any").restart().option("neighbours-only-on", "WHEN"),
         /// What is sent to neighbours in a second, in bytes, all together
         neighbours_rate_max: At<u64> = size().or("50M").restart().option("neighbours-rate-max", "SIZE"),
         /// How long a neighbour may take to answer, and be silent while it sends a NAR

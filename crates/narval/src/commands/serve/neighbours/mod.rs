@@ -18,8 +18,8 @@ use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{ForNeighbours, NeighbourLimits};
 
 use crate::Failure;
-use crate::config::{Neighbours, OnlyOn};
-use networks::{Network, allowed, is_on_battery};
+use crate::config::Neighbours;
+use networks::{Network, allowed, is_on_battery, is_unmetered};
 
 /// The service, as RFC 6763 names it.
 const SERVICE: &str = "_narval._tcp.local.";
@@ -37,6 +37,8 @@ const ANNOUNCED_MAX: usize = 8 * NEIGHBOURS_MAX;
 /// Threads that answer neighbours, and connections of them.
 const WORKERS: usize = 16;
 const CONNECTIONS_MAX: usize = 1024;
+/// How often NetworkManager is asked: a program is started for it.
+const ASK_EVERY: Duration = Duration::from_secs(30);
 /// Where the kernel has batteries and mains.
 const POWER: &str = "/sys/class/power_supply";
 
@@ -75,10 +77,20 @@ impl Watcher {
     fn run(self) {
         let mut present: Option<Present> = None;
         let mut said = None;
+        let only_on = self.config.neighbours_only_on;
+        let mut metered: Option<(Instant, bool)> = None;
         loop {
-            let networks = match self.config.neighbours_only_on {
-                OnlyOn::Ac if is_on_battery(Path::new(POWER)) => Vec::new(),
-                _ => allowed(&self.on()),
+            if only_on.needs_unmetered() && metered.is_none_or(|(at, _)| at.elapsed() >= ASK_EVERY) {
+                let is_metered = !is_unmetered();
+                if is_metered && metered.is_none_or(|(_, was_metered)| !was_metered) {
+                    tracing::info!("neighbours: not now: the network is metered, or NetworkManager does not know it");
+                }
+                metered = Some((Instant::now(), is_metered));
+            }
+            let is_metered = metered.is_some_and(|(_, is_metered)| is_metered);
+            let networks = match is_metered || only_on.needs_ac() && is_on_battery(Path::new(POWER)) {
+                true => Vec::new(),
+                false => allowed(&self.on()),
             };
             if present.as_ref().map_or(&[][..], |present| &present.networks) != networks {
                 if let Some(present) = present.take() {

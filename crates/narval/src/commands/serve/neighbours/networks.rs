@@ -1,8 +1,9 @@
-//! On which networks this machine is, and on which power.
+//! On which networks this machine is, whether they are metered, and on which power it is.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::process::{Command, Output};
+use std::{fs, io};
 
 use if_addrs::IfAddr;
 
@@ -103,9 +104,45 @@ pub(super) fn is_on_battery(supplies: &Path) -> bool {
     has_battery && !is_on_mains
 }
 
+/// The property `Metered` of NetworkManager: that of the network which leads to the internet.
+const METERED: [&str; 6] = [
+    "--timeout=2",
+    "get-property",
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+    "Metered",
+];
+
+/// Whether NetworkManager says, through `busctl`, that the network is not metered, or guesses so. Where nobody knows, it may be.
+pub(super) fn is_unmetered() -> bool {
+    says_unmetered(Command::new("busctl").args(METERED).output())
+}
+
+/// `NMMetered` is 2 or 4.
+fn says_unmetered(said: io::Result<Output>) -> bool {
+    let unknown = match said {
+        Ok(said) if said.status.success() => return matches!(said.stdout.trim_ascii(), b"u 2" | b"u 4"),
+        Ok(said) => String::from_utf8_lossy(&said.stderr).trim().to_owned(),
+        Err(error) => format!("busctl: {error}"),
+    };
+    tracing::debug!("neighbours: whether the network is metered is not known: {unknown}");
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_known_may_be_metered() {
+        let says = |script: &str| says_unmetered(Command::new("sh").args(["-c", script]).output());
+        assert!(says("echo u 2") && says("echo u 4"));
+        for script in ["echo u 0", "echo u 1", "echo u 3", "echo u 24", "true", "echo u 2; exit 1"] {
+            assert!(!says(script), "{script}");
+        }
+        assert!(!says_unmetered(Command::new("no-such-program").output()));
+    }
 
     #[test]
     fn gateways_of_interfaces() {
