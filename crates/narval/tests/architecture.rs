@@ -254,3 +254,79 @@ fn files_do_not_import_each_other_in_circles() {
     }
     assert!(circles.is_empty(), "{circles:#?}");
 }
+
+/// What a shard may call of a connection without telling it anything: what it is, what it holds, and its end.
+const LOOKED_UP: [&str; 11] = [
+    "discard",
+    "has_output",
+    "idle_since",
+    "is_busy",
+    "is_idle",
+    "memory",
+    "output_hint",
+    "ready",
+    "release",
+    "take",
+    "wants",
+];
+
+/// On each way of `docs/engine.md`, the number of deciding files is that of the files it names, and its calls are those that connections
+/// of its protocol have.
+#[test]
+fn the_ways_through_the_engine_are_as_short_as_the_page_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap();
+    let source = root.join("crates/narval-http/src");
+    let page = fs::read_to_string(root.join("docs/engine.md")).unwrap();
+    let table = page.split("| way | files | deciding files | calls |\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let mut ways = Vec::new();
+    for row in table.lines().skip(1) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let (files, calls) = (quoted(cells[1]), quoted(cells[3]));
+        files.iter().for_each(|file| assert!(source.join(file).exists(), "{file} of '{row}'"));
+        let files: BTreeSet<_> = files.into_iter().collect();
+        assert_eq!(cells[2], files.len().to_string(), "{row}");
+        assert!(cells[3].starts_with(&calls.len().to_string()), "{row}");
+        ways.push((files.len(), calls));
+    }
+    let most = [(4, 1), (8, 2), (9, 3), (7, 1)];
+    assert_eq!(ways.len(), most.len());
+    for ((files, calls), (files_max, calls_max)) in ways.iter().zip(most) {
+        assert!(
+            *files <= files_max && calls.len() <= calls_max,
+            "{files} files decide, and there are the calls {calls:?}"
+        );
+    }
+    for (connection, way) in [("run/http1", 1), ("run/http2/conn", 2), ("ws", 3)] {
+        let mut places = Vec::new();
+        collect(&source.join(connection), "", &mut places);
+        let files = places.iter().filter(|place| place.ends_with(".rs"));
+        let texts: String =
+            files.map(|place| fs::read_to_string(source.join(connection).join(place)).unwrap()).collect();
+        let told = methods(&texts).difference(&LOOKED_UP.map(str::to_owned).into()).cloned().collect::<BTreeSet<_>>();
+        assert_eq!(told, ways[way].1.iter().cloned().collect(), "the methods of {connection}");
+    }
+}
+
+/// The methods of a connection that other parts of the crate may call, without those of tests.
+fn methods(text: &str) -> BTreeSet<String> {
+    let lines: Vec<_> = text.lines().collect();
+    let is_for_tests = |at: usize| at > 0 && lines[at - 1].trim().starts_with("#[cfg(any(test");
+    let method = |line: &str| {
+        let (name, parameters) = line.trim().strip_prefix("pub(crate) fn ")?.split_once('(')?;
+        Some((name.to_owned(), parameters.to_owned()))
+    };
+    let of_self = |at: usize, parameters: &str| {
+        ["&self", "&mut self", "self", "mut self"].iter().any(|this| {
+            parameters.starts_with(this) || (parameters.is_empty() && lines[at + 1].trim().starts_with(this))
+        })
+    };
+    let of_connection = |at: usize| {
+        let block = lines[..at].iter().rev().find(|line| line.starts_with("impl"));
+        block.is_some_and(|block| ["impl Conn {", "impl Stream {"].contains(block))
+    };
+    let found = (0..lines.len())
+        .filter(|at| of_connection(*at) && !is_for_tests(*at))
+        .filter_map(|at| Some((at, method(lines[at])?)));
+    found.filter(|(at, (_, parameters))| of_self(*at, parameters)).map(|(_, (name, _))| name).collect()
+}

@@ -1,9 +1,12 @@
 use std::sync::Arc;
 
 use crate::Request;
+use crate::message::body::produced::Maker;
+use crate::message::departure::Departure;
 use crate::message::late_answer::LateAnswer;
 use crate::run::admission::HandshakePermit;
-use crate::run::answer_context::AnswerContext;
+use crate::run::answer_context::{AnswerContext, PendingLate};
+use crate::run::intake::request as intake;
 use crate::run::reply::{MakeJob, Reply};
 use crate::run::transmit::Outgoing;
 use crate::ws;
@@ -25,6 +28,16 @@ pub(crate) enum Job {
     Handshake { lease: Reply, received: Vec<u8>, permit: HandshakePermit },
     /// Freed memory is to be given back to the system.
     GiveBack,
+}
+
+/// What other threads are to do for a stream of an HTTP/2 connection.
+pub(crate) enum Work {
+    /// Answer this request. The connection is told if no worker takes it.
+    Request { stream: u32, request: intake::Request, departure: Departure },
+    /// Wait for the answer, which follows later.
+    Later { stream: u32, later: Box<PendingLate>, departure: Departure },
+    /// Produce about this many bytes.
+    Make { stream: u32, maker: Maker, quantum: usize, departure: Departure },
 }
 
 /// A request, with the right to answer it.

@@ -8,9 +8,10 @@ use crate::io::output_memory::Share;
 use crate::io::over::Close;
 use crate::io::socket::Socket;
 use crate::io::wake_queue::WakeQueue;
+use crate::message::body::produced::Made;
 use crate::message::carrier::{Home, Nudge};
 use crate::peer::Remote;
-use crate::run::http2::{Answer, Made};
+use crate::run::http2::Answer;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 

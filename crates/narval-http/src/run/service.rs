@@ -1,5 +1,6 @@
 //! What a shard provides to its connections: inline answers, buffers, limits, the time.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use crate::observe::access_log::Entry;
 use crate::observe::counters::ThreadCounters;
 use crate::observe::request_id::RequestIds;
 use crate::run::connection::Connection;
+use crate::run::job::Work;
 use crate::run::server::state::ServerState;
 use crate::run::transmit::encode;
 use crate::{HeadRef, Response};
@@ -46,6 +48,8 @@ pub(in crate::run) struct Local {
     pub(in crate::run) date_until: Millis,
     /// From the engine's limits.
     pub(in crate::run) keep_alive: Millis,
+    /// What other threads are to do for the HTTP/2 connection that is told something.
+    pub(in crate::run) work: VecDeque<Work>,
     inline_calls: u64,
     pub(in crate::run) request_ids: RequestIds,
 }
@@ -74,6 +78,7 @@ impl Local {
             last_head: LastHead::default(),
             date_until: 0,
             keep_alive: millis(server.limits.keep_alive_timeout),
+            work: VecDeque::new(),
             inline_calls: 0,
             request_ids: RequestIds::new(server.request_ids_from_proxy),
             server,

@@ -1,6 +1,7 @@
 pub(crate) mod feed;
 pub(crate) mod memory;
 pub(crate) mod pipe;
+pub(crate) mod produced;
 pub(crate) mod reader;
 pub(crate) mod source;
 pub(crate) mod writer;

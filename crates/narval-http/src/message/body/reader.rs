@@ -1,20 +1,17 @@
 //! Reads the body of a response, instead of sending it: for middlewares and tests.
 
-use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
-use crate::message::body::feed::Feed;
-use crate::message::body::source::{BodyWaker, FileRange, Fill, SegmentBuf};
+use crate::message::body::produced::{Produced, Rest};
+use crate::message::body::source::{BodyWaker, SegmentBuf};
 use crate::message::body::{Body, BodyKind};
 use crate::message::carrier::Bell;
 use crate::message::informational::Informational;
 use crate::message::late_answer::LateAnswer;
-use crate::message::panic_guard::Kept;
 use crate::message::responder::AwaitsAnswer;
 use crate::message::response::{Response, ResponseKind};
 
@@ -100,108 +97,54 @@ impl Body {
     }
 }
 
-/// Reads a body as its source produces it. Reading waits for a source that has nothing.
+/// A body as it is read. This thread produces it, and waits for it.
 pub(crate) struct BodyReader {
-    pieces: VecDeque<Piece>,
-    feed: Option<Feed>,
+    body: Produced,
+    /// Rings when the source has more.
     bell: Arc<Bell>,
-    /// Until when to wait for a source.
+    /// When waiting ends.
     until: Option<Instant>,
-    _kept: Option<Kept>,
-}
-
-enum Piece {
-    Bytes(Bytes),
-    File(FileRange),
 }
 
 impl BodyReader {
     pub(crate) fn new(body: Body) -> Self {
-        let (piece, feed) = match body.kind {
-            BodyKind::Empty => (None, None),
-            BodyKind::Bytes(bytes) => (Some(Piece::Bytes(bytes)), None),
-            BodyKind::File(range) => (Some(Piece::File(range)), None),
-            BodyKind::Source { source, length } => (None, Some(Feed::new(source, length))),
-        };
-        Self { pieces: piece.into_iter().collect(), feed, bell: Arc::default(), until: None, _kept: body.kept }
+        Self { body: Produced::new(body), bell: Arc::default(), until: None }
     }
 
-    /// Reading fails if the source has nothing for so long from now on.
+    /// From now on, waits at most that long.
     pub(crate) fn wait_at_most(&mut self, time: Duration) {
         self.until = Some(Instant::now() + time);
     }
 
-    /// Asks the source for its next piece, and waits until there is one.
-    fn fill(&mut self) -> io::Result<()> {
-        let Some(feed) = &mut self.feed else { return Ok(()) };
-        let mut out = SegmentBuf::default();
-        let fill = feed.fill(&mut out)?;
-        let mut memory = Bytes::from(std::mem::take(&mut out.memory));
-        let mut taken = 0;
-        for (at, range) in out.files {
-            self.pieces.push_back(Piece::Bytes(memory.split_to(at - taken)));
-            self.pieces.push_back(Piece::File(range));
-            taken = at;
+    /// Waits until the source may have more.
+    fn wait(&mut self) -> io::Result<()> {
+        let mut at_most = self.body.wait(BodyWaker(self.bell.address()));
+        if let Some(until) = self.until {
+            let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+            at_most = at_most.min(left);
         }
-        self.pieces.push_back(Piece::Bytes(memory));
-        match fill {
-            Fill::More => {}
-            Fill::Done => self.feed = None,
-            Fill::Wait if taken == 0 && self.pieces.iter().all(Piece::is_empty) => {
-                let mut at_most = feed.wait(BodyWaker(self.bell.address()));
-                if let Some(until) = self.until {
-                    let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-                    at_most = at_most.min(left);
-                }
-                self.bell.wait(at_most);
-            }
-            Fill::Wait => {}
-        }
+        self.bell.wait(at_most);
+        self.body.resume();
         Ok(())
-    }
-}
-
-impl Piece {
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::Bytes(bytes) => bytes.is_empty(),
-            Self::File(range) => range.length == 0,
-        }
-    }
-
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Bytes(bytes) => {
-                let n = bytes.len().min(out.len());
-                bytes.copy_to_slice(out.get_mut(..n).unwrap_or_default());
-                Ok(n)
-            }
-            Self::File(range) => {
-                let n = usize::try_from(range.length).unwrap_or(usize::MAX).min(out.len());
-                let n = range.file.read_at(out.get_mut(..n).unwrap_or_default(), range.offset)?;
-                if n == 0 && !out.is_empty() {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                range.offset += n as u64;
-                range.length -= n as u64;
-                Ok(n)
-            }
-        }
     }
 }
 
 impl Read for BodyReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.pieces.front_mut() {
-                Some(piece) if piece.is_empty() => drop(self.pieces.pop_front()),
-                Some(piece) => {
-                    return piece.read(out);
-                }
-                None if self.feed.is_some() => self.fill()?,
-                None => return Ok(0),
+        while !out.is_empty() {
+            let taken = if self.body.ready() > 0 { self.body.take(out)? } else { 0 };
+            if taken > 0 {
+                return Ok(taken);
+            }
+            match self.body.rest() {
+                Rest::End { .. } => break,
+                Rest::Waiting => self.wait()?,
+                Rest::Here | Rest::Worker => self.body.make(SegmentBuf::QUANTUM)?,
+                // It has failed.
+                Rest::Making => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
+        Ok(0)
     }
 }
 
@@ -213,7 +156,7 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
-    use crate::{Event, EventOptions};
+    use crate::{Event, EventOptions, FileRange};
 
     #[test]
     fn bodies_are_read_to_their_end_and_to_their_limit() {

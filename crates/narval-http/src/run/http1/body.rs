@@ -8,21 +8,21 @@ use http::Method;
 use super::act::Act;
 use super::state::{BodyLeft, Scan, State};
 use super::{Conn, Input};
-use crate::http1::head::{Framing, ParsedHead};
+use crate::http1::head::ParsedHead;
 use crate::message::body::memory::NextStep;
 use crate::run::intake::incoming_body::Fed;
-use crate::run::intake::{Begun, Body, InMemory, Look, Request, look_at_piped, too_slow};
+use crate::run::intake::{Begun, InMemory, Look, Request, look_at_piped, too_slow};
 use crate::run::service::Service;
 
 impl Conn {
-    /// Starts a request that is not answered inline: receives its body, or hands it to a worker.
-    pub(super) fn begin(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
-        let bytes = Bytes::copy_from_slice(input.rest().get(..head.head_len).unwrap_or_default());
-        input.used += head.head_len;
-        if head.framing == Framing::None {
-            self.run(BodyLeft::Nothing, service);
-            return Act::Job(Request { bytes, head, body: Body::None });
-        }
+    /// Starts a request with a body.
+    pub(super) fn begin_body(
+        &mut self,
+        bytes: Bytes,
+        head: Box<ParsedHead>,
+        input: &mut Input<'_>,
+        service: &mut Service<'_>,
+    ) -> Act {
         let is_head = head.parts.method == Method::HEAD;
         let (framing, is_awaited) = (head.framing, input.rest().is_empty());
         match InMemory::begin(bytes, head, framing, is_awaited, service) {
@@ -34,7 +34,7 @@ impl Conn {
                 service.refuse(is_head);
                 self.give_up(input)
             }
-            Begun::Stream(request) => self.stream(request, is_awaited, service),
+            Begun::Stream(request) => self.stream(request, is_awaited, input, service),
             Begun::Receive(request) => {
                 if request.expects_continue() {
                     service.send_continue();
@@ -53,29 +53,20 @@ impl Conn {
     }
 
     /// Streams the rest of a body to a handler. `is_first`: the client may wait for `100 Continue`.
-    fn stream(&mut self, request: InMemory, is_first: bool, service: &Service<'_>) -> Act {
+    fn stream(&mut self, request: InMemory, is_first: bool, input: &mut Input<'_>, service: &Service<'_>) -> Act {
         let continue_due = is_first && request.expects_continue();
         let (request, incoming, pipe) = request.streamed(|body, rest| service.pipe(body, rest, continue_due));
+        let check = incoming.next_check(service.now(), service.limits());
         self.run(BodyLeft::Streamed { incoming, pipe }, service);
+        self.deadline = check;
+        self.feed_left(input, service);
         Act::Job(request)
     }
 
-    /// A worker will answer the last request.
-    pub(crate) fn dispatched(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
-        if let State::Answering(BodyLeft::Streamed { incoming, .. }) = &self.state {
-            self.deadline = incoming.next_check(service.now(), service.limits());
-            self.feed_left(input, service);
-        }
-        Act::Wait
-    }
-
-    /// No worker will answer the last request: the service has answered it.
-    pub(crate) fn refused(&mut self, keep_alive: bool) -> Act {
-        if !keep_alive {
-            return self.give_up_input();
-        }
-        self.state = State::Head(Scan::default());
-        Act::Again
+    /// A worker is to answer a request of which everything has come.
+    pub(super) fn job(&mut self, request: Request, service: &Service<'_>) -> Act {
+        self.run(BodyLeft::Nothing, service);
+        Act::Job(request)
     }
 
     /// Passes input to the streamed body of a running job.
@@ -131,20 +122,19 @@ impl Conn {
                 service.refuse(is_head);
                 self.give_up(input)
             }
-            NextStep::Stream => self.stream_rest(service),
+            NextStep::Stream => self.stream_rest(input, service),
             NextStep::Answer => {
                 let Some(request) = self.take_body() else { return Act::Wait };
-                self.run(BodyLeft::Nothing, service);
                 let trailers = request.incoming.trailers();
-                Act::Job(request.whole(trailers))
+                self.job(request.whole(trailers), service)
             }
         }
     }
 
     /// Streams the rest of a body to a handler.
-    fn stream_rest(&mut self, service: &Service<'_>) -> Act {
+    fn stream_rest(&mut self, input: &mut Input<'_>, service: &Service<'_>) -> Act {
         let Some(request) = self.take_body() else { return Act::Wait };
-        self.stream(request, false, service)
+        self.stream(request, false, input, service)
     }
 
     /// Takes the request whose body is being received into memory.
@@ -159,7 +149,7 @@ impl Conn {
     }
 
     /// Checks the progress of a body.
-    pub(super) fn check_body(&mut self, service: &mut Service<'_>) -> Act {
+    pub(super) fn check_body(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         let looked = match &mut self.state {
             State::Body(request) => request.look(service),
             State::Answering(left) => {
@@ -176,7 +166,7 @@ impl Conn {
                 self.deadline = at;
                 return Act::Wait;
             }
-            Look::Stream => return self.stream_rest(service),
+            Look::Stream => return self.stream_rest(input, service),
             Look::TooSlow => service.count_timeout(),
         }
         match &mut self.state {

@@ -13,7 +13,7 @@ use crate::run::service::Service;
 
 impl Conn {
     /// Called when the deadline may have passed.
-    pub(super) fn tick(&mut self, input: &Input<'_>, service: &mut Service<'_>) -> Act {
+    pub(super) fn tick(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         match &self.state {
             _ if self.deadline > service.now() => Act::Wait,
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
@@ -25,7 +25,7 @@ impl Conn {
                 self.deadline = service.now() + service.keep_alive();
                 Act::Wait
             }
-            State::Answering(_) | State::Body(_) => self.check_body(service),
+            State::Answering(_) | State::Body(_) => self.check_body(input, service),
         }
     }
 

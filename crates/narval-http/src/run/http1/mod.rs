@@ -12,7 +12,7 @@
 //!     └─────────────────────────────────────────────────┘      Head, Body, answered: Act::End
 //! ```
 //!
-//! Whoever performs the acts first sends the responses that were gathered meanwhile, and sees to answers until they are sent.
+//! Whoever performs the acts first sends the responses that were gathered meanwhile, and sends answers to their end.
 
 mod act;
 mod body;
@@ -23,6 +23,7 @@ mod state;
 use std::io;
 use std::mem;
 
+use bytes::Bytes;
 use http::Method;
 
 pub(crate) use self::act::Act;
@@ -35,6 +36,7 @@ use crate::io::over::Close;
 use crate::limits::Limits;
 use crate::run::closing::Unread;
 use crate::run::event::Event;
+use crate::run::intake::{Body, Request};
 use crate::run::service::Service;
 
 /// An HTTP/1 connection. An idle one holds no buffer.
@@ -47,14 +49,14 @@ pub(crate) struct Conn {
     is_new: bool,
 }
 
-/// What a connection waits for, in addition to its last [`Act`].
+/// What a connection waits for once its [`Act`] is performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wants {
     /// Bytes from the client.
     pub(crate) read: bool,
-    /// The end of its job, reported with [`Conn::answered`].
+    /// The end of its job, reported by [`Event::Answered`].
     pub(crate) answer: bool,
-    /// [`Conn::tick`] at this time.
+    /// [`Event::Tick`] at this time.
     pub(crate) deadline: Millis,
 }
 
@@ -89,22 +91,15 @@ impl Conn {
         Self { state: State::Head(Scan::default()), reading: Reading::Open, deadline, is_new: true }
     }
 
-    /// What it waits for now. `is_reading`: a receive is already in progress; `has_input`: there is input that it has not used.
+    /// What it waits for now.
     #[inline(always)]
-    pub(crate) fn wants(&mut self, is_reading: bool, has_input: bool, stopping: bool) -> Wants {
-        let answer =
-            matches!(self.state, State::Answering(_)) && (stopping || self.reading != Reading::Open || has_input);
-        Wants { read: !is_reading && self.wants_read(has_input), answer, deadline: self.deadline }
-    }
-
-    #[inline(always)]
-    fn wants_read(&mut self, has_input: bool) -> bool {
-        if self.reading == Reading::Ended {
-            return false;
+    fn wants(&mut self, has_input: bool, is_receiving: bool, service: &Service<'_>) -> Wants {
+        let mut wants = Wants { read: self.reading != Reading::Ended, answer: false, deadline: self.deadline };
+        if let State::Answering(left) = &mut self.state {
+            wants.answer = has_input || self.reading != Reading::Open || service.is_stopping();
+            wants.read &= left.is_received_here(has_input, is_receiving);
         }
-        let State::Answering(left) = &mut self.state else { return true };
-        left.catch_up();
-        if let BodyLeft::Nothing = left { !has_input } else { left.is_received_here() }
+        wants
     }
 
     /// Whether it waits for a request, and nothing is being sent.
@@ -118,9 +113,21 @@ impl Conn {
         self.is_idle().then(|| self.deadline.saturating_sub(millis(timeout)))
     }
 
-    /// Handles what has happened. Received bytes are the end of `input`.
+    /// Handles what has happened. Received bytes are the end of `input`; `is_receiving`: the next ones are being received already.
     #[inline(always)]
-    pub(crate) fn on(&mut self, event: Event<'_>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
+    pub(crate) fn on(
+        &mut self,
+        event: Event<'_>,
+        input: &mut Input<'_>,
+        is_receiving: bool,
+        service: &mut Service<'_>,
+    ) -> (Act, Wants) {
+        let act = self.act_on(event, input, service);
+        (act, self.wants(!input.rest().is_empty(), is_receiving, service))
+    }
+
+    #[inline(always)]
+    fn act_on(&mut self, event: Event<'_>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         match event {
             Event::Received(_) => self.received(input, service),
             Event::InputEnded(reason) => self.input_ended(reason, service),
@@ -128,9 +135,20 @@ impl Conn {
             Event::Tick => self.tick(input, service),
             Event::Stop => self.stop(input, service),
             Event::Answered(close) => self.answered(close, input, service),
+            Event::AnsweredAt(at) => {
+                drop(self.take_unread());
+                self.wait_for_head(at, service);
+                Act::Wait
+            }
+            Event::Unsent => {
+                // Nothing else is answered until everything is sent.
+                self.state = State::Answering(BodyLeft::Nothing);
+                self.deadline = service.now() + millis(service.limits().write_stall_timeout);
+                Act::Wait
+            }
             Event::Ready => self.go_on(input, service),
-            // It has no streams.
-            Event::Noted(..) => Act::Wait,
+            // A note may say that the handler has read: that changes what it waits for. It has no streams.
+            Event::Writable | Event::Noted(..) | Event::Refused(_) | Event::GivenUp => Act::Wait,
         }
     }
 
@@ -238,7 +256,15 @@ impl Conn {
 
     /// A request that is not answered inline: the responses before it are sent first, and then its head is read again.
     fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
-        if service.has_output() { Act::Again } else { self.begin(head, input, service) }
+        if service.has_output() {
+            return Act::Again;
+        }
+        let bytes = Bytes::copy_from_slice(input.rest().get(..head.head_len).unwrap_or_default());
+        input.used += head.head_len;
+        match head.framing {
+            Framing::None => self.job(Request { bytes, head, body: Body::None }, service),
+            _ => self.begin_body(bytes, head, input, service),
+        }
     }
 
     /// Rejects a malformed request. Later input cannot be parsed; it is only discarded so that the response is not lost
@@ -263,15 +289,8 @@ impl Conn {
         self.deadline = service.now() + service.keep_alive();
     }
 
-    /// The gathered responses could not be sent completely: until they are, which is [reported](Self::answered), or it is that
-    /// time, nothing else is answered.
-    pub(crate) fn suspend(&mut self, until: Millis) {
-        self.state = State::Answering(BodyLeft::Nothing);
-        self.deadline = until;
-    }
-
     /// The last request is answered, and the connection is kept unless it has to `close`.
-    pub(crate) fn answered(&mut self, close: Option<Close>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
+    fn answered(&mut self, close: Option<Close>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         let unread = self.take_unread();
         match close {
             Some(close) => self.end(close, unread),
@@ -281,13 +300,6 @@ impl Conn {
                 self.go_on(input, service)
             }
         }
-    }
-
-    /// A job has answered the last request without a message, at that time.
-    #[inline(always)]
-    pub(crate) fn answered_quietly(&mut self, at: Millis, service: &Service<'_>) {
-        drop(self.take_unread());
-        self.wait_for_head(at, service);
     }
 
     fn wait_for_head(&mut self, since: Millis, service: &Service<'_>) {
@@ -306,7 +318,7 @@ impl Conn {
     }
 
     /// Everything so far is sent.
-    pub(crate) fn go_on(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
+    fn go_on(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         if !self.is_idle() {
             return Act::Wait;
         }

@@ -69,9 +69,13 @@ impl BodyLeft {
         }
     }
 
-    /// Whether the connection must receive more of the body.
-    pub(super) fn is_received_here(&mut self) -> bool {
-        let Self::Streamed { incoming, pipe } = self else { return true };
+    /// Whether the connection must receive more. `has_input`: what it has is not used yet; `is_receiving`: it does so already.
+    pub(super) fn is_received_here(&mut self, has_input: bool, is_receiving: bool) -> bool {
+        self.catch_up();
+        let Self::Streamed { incoming, pipe } = self else { return !has_input };
+        if is_receiving {
+            return true;
+        }
         let receiver = pipe.receiver();
         if receiver == Receiver::Nobody {
             incoming.pause();

@@ -1,13 +1,9 @@
-use http::StatusCode;
-
-use super::body::StreamBody;
 use crate::http1::response_head::{BodyLength, has_content};
 use crate::http2::response::{block, prepared_block};
-use crate::message::body::BodyKind;
-use crate::message::body::feed::Feed;
+use crate::message::body::produced::Produced;
 use crate::message::response::ResponseKind;
 use crate::observe::access_log::Watch;
-use crate::{Body, Response, ws};
+use crate::{Response, ws};
 
 /// An answer.
 pub(crate) struct Answer {
@@ -15,7 +11,7 @@ pub(crate) struct Answer {
     /// Its header block.
     pub(crate) block: Vec<u8>,
     /// `None` without a body, or with an empty one.
-    pub(crate) body: Option<StreamBody>,
+    pub(crate) body: Option<Produced>,
     pub(crate) note: Option<Box<Watch>>,
     /// The stream becomes this WebSocket.
     pub(crate) accepted: Option<ws::Accepted>,
@@ -27,30 +23,16 @@ pub(crate) fn encode(mut response: Response, is_head: bool, note: Option<Box<Wat
     match response.kind {
         ResponseKind::Prepared(prepared) => {
             let has_body = !is_head && has_content(prepared.status) && !prepared.body.is_empty();
-            let body = has_body.then(|| StreamBody::memory(prepared.body.clone()));
+            let body = has_body.then(|| Produced::memory(prepared.body.clone()));
             Answer { status: prepared.status.as_u16(), block: prepared_block(&prepared), body, note, accepted }
         }
         ResponseKind::Plain { status, headers, body } => {
             // What follows the head of an accepted WebSocket is no body.
             let length = body.length().filter(|_| accepted.is_none()).map_or(BodyLength::Unknown, BodyLength::Known);
             let block = block(status, &headers, length, is_head);
-            let body = if is_head { None } else { body_of(status, body) };
+            let has_body = !is_head && has_content(status) && body.length() != Some(0);
+            let body = has_body.then(|| Produced::new(body));
             Answer { status: status.as_u16(), block, body, note, accepted }
         }
     }
-}
-
-fn body_of(status: StatusCode, body: Body) -> Option<StreamBody> {
-    if !has_content(status) {
-        return None;
-    }
-    let mut streamed = match body.kind {
-        BodyKind::Empty => None,
-        BodyKind::Bytes(bytes) => Some(bytes).filter(|bytes| !bytes.is_empty()).map(StreamBody::memory),
-        BodyKind::File(range) => Some(range).filter(|range| range.length > 0).map(StreamBody::file),
-        BodyKind::Source { length: Some(0), .. } => None,
-        BodyKind::Source { source, length } => Some(StreamBody::feed(Feed::new(source, length))),
-    }?;
-    streamed.kept = body.kept;
-    Some(streamed)
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::body::StreamBody;
 use super::encode::{Answer, encode};
 use crate::http1::ProtoError;
 use crate::http1::head::ParsedHead;
@@ -14,11 +13,13 @@ use crate::http2::head::HeadBuilder;
 use crate::io::output_memory::Holding;
 use crate::message::body::memory::Buffered;
 use crate::message::body::pipe::BodyPipe;
+use crate::message::body::produced::Produced;
 use crate::message::carrier::Carrier;
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::{AnswerContext, PendingLate};
+use crate::run::job::Work;
 use crate::run::pool::Pool;
 use crate::run::service::{Service, answer_to};
 use crate::{BodyWaker, HeadRef, Response};
@@ -43,6 +44,11 @@ pub(super) enum Ending<'a> {
 }
 
 impl Service<'_> {
+    /// Has another thread do work for a stream, once the event is handled.
+    pub(super) fn hand_out(&mut self, work: Work) {
+        self.local.work.push_back(work);
+    }
+
     /// A builder for a request head, to be returned afterwards.
     pub(super) fn head(&mut self) -> HeadBuilder {
         std::mem::take(&mut self.local.head)
@@ -100,7 +106,7 @@ impl Service<'_> {
     }
 
     /// Registers a waker with the source of a response; returns the longest wait.
-    pub(super) fn wait(&mut self, stream: u32, body: &mut StreamBody) -> Duration {
+    pub(super) fn wait(&mut self, stream: u32, body: &mut Produced) -> Duration {
         body.wait(BodyWaker(self.connection.address(stream)))
     }
 

@@ -2,6 +2,7 @@
 //! handler above it.
 
 pub(crate) mod incoming_body;
+pub(crate) mod request;
 
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use self::incoming_body::IncomingBody;
+pub(crate) use self::request::{Body, Request};
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::io::clock::{Millis, millis};
@@ -16,20 +18,6 @@ use crate::limits::{BODY_AWAITED, BODY_SMALL, Limits};
 use crate::message::body::memory::{Buffered, NextStep};
 use crate::message::body::pipe::BodyPipe;
 use crate::run::service::Service;
-
-/// A request for a worker.
-pub(crate) struct Request {
-    pub(crate) bytes: Bytes,
-    pub(crate) head: Box<ParsedHead>,
-    pub(crate) body: Body,
-}
-
-/// The body of a request for a worker.
-pub(crate) enum Body {
-    None,
-    Buffered(Box<(Buffered, HeaderMap)>),
-    Streamed(Arc<BodyPipe>),
-}
 
 /// A request whose body is received into memory.
 pub(crate) struct InMemory {

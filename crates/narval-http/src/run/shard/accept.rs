@@ -19,7 +19,7 @@ use crate::run::admission::Full;
 use crate::run::connection::Connection;
 use crate::run::event::Event;
 use crate::run::http1::Conn;
-use crate::run::mailbox::Message;
+use crate::run::mailbox::{Message, Note};
 use crate::run::transmit::encode;
 
 impl<D: Driver<Connection>> Shard<D> {
@@ -59,7 +59,7 @@ impl<D: Driver<Connection>> Shard<D> {
             self.find_quiet_end(&mut slot);
             if self.has_been_idle(&slot) {
                 if let Protocol::Http2(_) = slot.protocol {
-                    self.http2(&mut slot, |conn, at| conn.leave_idle(at));
+                    self.on(&mut slot, Event::GivenUp);
                 }
                 self.local.counters.connections_given_up.add(1);
                 self.close(*slot);
@@ -152,7 +152,8 @@ impl<D: Driver<Connection>> Shard<D> {
             input: Box::default(),
             has_ended: false,
             awaits_room: false,
-            wants_read: false,
+            wants_read: true,
+            wants_answer: false,
             delivery: Delivery::Idle,
             receiving: false,
             is_gone: false,
@@ -180,7 +181,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
     /// Tells a connection whose protocol is not known yet.
     #[inline(never)]
-    pub(super) fn on_begun(&mut self, slot: &mut Slot, event: &Event<'_>) {
+    pub(super) fn on_begun(&mut self, slot: &mut Slot, event: Event<'_>) {
         // A step of a handshake is with a job, which reports in any case.
         let is_away = slot.is_away();
         match event {
@@ -197,7 +198,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 slot.is_gone = !is_away;
             }
             Event::Stop => slot.deadline = slot.deadline.min(self.local.now + millis(FIRST_REQUEST_GRACE)),
-            Event::Answered(_) | Event::Ready | Event::Noted(..) => {}
+            Event::Noted(_, note @ (Note::Handshaken(_) | Note::Lost)) => self.on_handshake_note(slot, note),
+            _ => {}
         }
     }
 

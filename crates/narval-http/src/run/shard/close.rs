@@ -31,7 +31,7 @@ impl<D: Driver<Connection>> Shard<D> {
         }
         connection.socket.end_output();
         let (closing, deadline) = Closing::new(end, self.local.now, &self.local.server.limits);
-        slot.deadline = deadline;
+        (slot.deadline, slot.wants_read) = (deadline, true);
         let ended = std::mem::replace(&mut slot.protocol, Protocol::Closing(Box::new(closing)));
         self.release(ended, &slot.connection);
     }
@@ -50,7 +50,7 @@ impl<D: Driver<Connection>> Shard<D> {
                     None => slot.is_gone = true,
                 }
             }
-            Event::Answered(_) | Event::Ready | Event::Noted(..) => {}
+            _ => {}
         }
     }
 

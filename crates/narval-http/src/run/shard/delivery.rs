@@ -5,7 +5,7 @@ use std::mem;
 
 use super::Shard;
 use super::send::Sent;
-use super::slots::{After, Delivery, Protocol, Slot};
+use super::slots::{After, Delivery, Slot};
 use crate::BodyWaker;
 use crate::io::clock::millis;
 use crate::io::driver::Driver;
@@ -16,17 +16,15 @@ use crate::message::departure::Here;
 use crate::run::closing::End;
 use crate::run::connection::Connection;
 use crate::run::event::Event;
-use crate::run::http1::Act;
+use crate::run::http1::{Act, Input};
 use crate::run::job::Job;
 use crate::run::transmit::Outgoing;
 
 impl<D: Driver<Connection>> Shard<D> {
     /// The gathered responses could not be sent at once; `act` follows them.
     #[cold]
-    pub(super) fn wait_to_send(&mut self, slot: &mut Slot, unsent: Sent, act: Act) {
-        let Protocol::Http1(conn) = &mut slot.protocol else { return };
-        let stall = millis(self.local.server.limits.write_stall_timeout);
-        conn.suspend(self.local.now + stall);
+    pub(super) fn wait_to_send(&mut self, slot: &mut Slot, unsent: Sent, act: Act, input: &mut Input<'_>) {
+        self.tell_again(slot, Event::Unsent, input);
         let after = match act {
             Act::End(end) => After::Close(end.close),
             Act::Later(late) => After::Late(late),

@@ -24,7 +24,6 @@ impl<D: Driver<Connection>> Shard<D> {
             if slot.look_at == 0 {
                 slot.look_at = self.local.now + millis(DEPARTURE_LOOK);
             }
-            slot.deadline = slot.deadline.min(slot.look_at);
         }
         self.watch(slot);
     }

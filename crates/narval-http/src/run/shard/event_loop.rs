@@ -8,6 +8,7 @@ use crate::io::clock::Millis;
 use crate::io::driver::{AT_ONCE, Completion, Driver, Op};
 use crate::limits::SHARD_BYTES_PER_TURN;
 use crate::run::connection::Connection;
+use crate::run::event::Event;
 
 /// Completions after which the memory for bodies is checked again: together they take half a megabyte of it at most.
 const RECEIVE_MAX_EVERY: u64 = 8;
@@ -95,7 +96,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Completion::Sent { token, result, buf } => {
                 self.with(token, |shard, slot| shard.on_sent(slot, result, buf));
             }
-            Completion::Writable { token } => self.with(token, |shard, slot| shard.on_writable(slot, false)),
+            Completion::Writable { token } => self.with(token, |shard, slot| {
+                slot.awaits_room = false;
+                shard.on(slot, Event::Writable);
+            }),
             Completion::Woken => {}
         }
     }

@@ -14,7 +14,7 @@ impl<D: Driver<Connection>> Shard<D> {
     /// `wants_read`: more is received from its client.
     pub(super) fn check(&self, slot: &Slot, wants_read: bool) {
         assert!(!wants_read || !slot.has_ended, "receiving after the client's end: {}", slot.describe());
-        let is_soon = slot.deadline > 0 && slot.deadline <= self.local.now + WAIT_MAX;
+        let is_soon = slot.deadline > 0 && slot.due() <= self.local.now + WAIT_MAX;
         match &slot.protocol {
             Protocol::Http1(conn) => {
                 assert!(is_soon, "a connection without a deadline: {}", slot.describe());
@@ -29,6 +29,7 @@ impl<D: Driver<Connection>> Shard<D> {
                 assert!(conn.streams_len() <= HTTP2_STREAMS_MAX);
                 assert!(conn.streams_len() > 0 || conn.in_memory() == 0, "bodies that are gone are counted");
                 let held_max = HTTP2_HELD_MAX + HTTP2_QUANTUM + HTTP2_STREAMS_MAX * 16 * 1024;
+                conn.check_turns();
                 assert!(conn.held() <= held_max, "{} bytes are held", conn.held());
             }
             Protocol::Handshake => assert!(is_soon && slot.input.len() <= HANDSHAKE_INPUT_MAX + RECEIVE_BUFFER),

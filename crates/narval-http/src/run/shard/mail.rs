@@ -1,14 +1,11 @@
 //! Handles messages from workers, WebSocket handles and other shards.
 
 use super::Shard;
-use super::slots::Slot;
 use crate::io::driver::Driver;
-use crate::io::over::Close;
-use crate::message::carrier::Nudge;
 use crate::run::connection::Connection;
 use crate::run::event::Event;
 use crate::run::mailbox::{Message, Note};
-use crate::ws::{self, Told};
+use crate::ws;
 
 impl<D: Driver<Connection>> Shard<D> {
     pub(super) fn on_message(&mut self, message: Message) {
@@ -16,10 +13,10 @@ impl<D: Driver<Connection>> Shard<D> {
             Message::Accepted { socket, remote } => self.open(socket, remote),
             Message::Note { token, stream, note } => {
                 let mut note = Some(note);
-                self.with(token, |shard, slot| match note.take() {
-                    Some(note) if stream == 0 => shard.on_note(slot, note),
-                    Some(note) => shard.on(slot, Event::Noted(stream, note)),
-                    None => {}
+                self.with(token, |shard, slot| {
+                    if let Some(note) = note.take() {
+                        shard.on(slot, Event::Noted(stream, note));
+                    }
                 });
                 if let Some(note) = note {
                     self.on_late_note(note);
@@ -29,22 +26,6 @@ impl<D: Driver<Connection>> Shard<D> {
             Message::MakeRoom => {}
             Message::Stop => self.stop(),
             Message::Halt => self.halted = true,
-        }
-    }
-
-    fn on_note(&mut self, slot: &mut Slot, note: Note) {
-        match note {
-            Note::Finished(close) => self.on_finished(slot, close),
-            Note::Lost => self.on_finished(slot, Some(Close::Abort)),
-            Note::Handed(outgoing) => self.on_handed(slot, outgoing),
-            Note::Upgraded(socket) => self.on_upgraded(slot, socket),
-            Note::Handshaken(plaintext) => self.on_handshaken(slot, plaintext),
-            Note::Nudge(Nudge::Source) => self.on_writable(slot, true),
-            Note::Nudge(Nudge::WebSocket) => self.websocket(slot, Told::Look),
-            // `with` asks the connection what it waits for.
-            Note::Nudge(Nudge::BodyRead) => {}
-            // Those are for streams.
-            Note::Nudge(Nudge::Continue) | Note::Answer(..) | Note::Inform(_) | Note::Made { .. } => {}
         }
     }
 

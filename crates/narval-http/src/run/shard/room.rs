@@ -74,7 +74,7 @@ impl<D: Driver<Connection>> Shard<D> {
             let Some(slot) = self.slots.take(token) else { continue };
             let bytes = slot.connection.holding().bytes();
             if bytes > 0 {
-                holding.push((class_of(bytes), slot.deadline, token));
+                holding.push((class_of(bytes), slot.due(), token));
             }
             self.slots.put(slot);
         }

@@ -14,7 +14,7 @@ use crate::run::answer_context::PendingLate;
 use crate::run::closing::Closing;
 use crate::run::connection::Connection;
 use crate::run::http1::Conn;
-use crate::run::http2::conn::Conn as Http2Conn;
+use crate::run::http2::conn::{Conn as Http2Conn, Wants};
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -32,11 +32,13 @@ pub(super) struct Slot {
     pub(super) delivery: Delivery,
     /// A receive is in progress.
     pub(super) receiving: bool,
-    /// An HTTP/2 connection or a WebSocket waits for bytes from its client.
+    /// It waits for bytes from its client.
     pub(super) wants_read: bool,
+    /// An HTTP/1 connection waits for the end of its job.
+    pub(super) wants_answer: bool,
     /// It must be closed, and nothing else done.
     pub(super) is_gone: bool,
-    /// When the protocol's timer is due; 0 for none.
+    /// When the protocol's timer is due.
     pub(super) deadline: Millis,
     /// Tells whoever works for the last request of an HTTP/1 connection when its client leaves.
     pub(super) departure: Departure,
@@ -67,15 +69,19 @@ pub(super) enum Protocol {
 /// An HTTP/2 connection and its output.
 pub(super) struct Http2 {
     pub(super) conn: Http2Conn,
+    pub(super) wants: Wants,
     /// Sealed bytes that the socket has not taken.
     pub(super) wire: OutBuf,
     /// It is among the connections that send in turn.
     pub(super) awaits_turn: bool,
+    /// The connection knows that its output waits for the socket.
+    pub(super) is_blocked: bool,
 }
 
 impl Http2 {
     pub(super) fn new(now: Millis, websockets: bool, limits: &Limits) -> Self {
-        Self { conn: Http2Conn::new(now, websockets, limits), wire: OutBuf::default(), awaits_turn: false }
+        let conn = Http2Conn::new(now, websockets, limits);
+        Self { wants: conn.wants(), conn, wire: OutBuf::default(), awaits_turn: false, is_blocked: false }
     }
 }
 
@@ -108,12 +114,17 @@ pub(super) enum After {
 impl Delivery {
     /// When to look at it.
     #[inline(always)]
-    pub(super) fn deadline(&self) -> Millis {
+    fn deadline(&self) -> Millis {
         match self {
-            // That of the connection.
+            // That of the protocol.
             Self::Idle | Self::Away | Self::InFlight(_) => Millis::MAX,
             Self::AtSocket(outgoing) | Self::AtSource(outgoing) => outgoing.until,
         }
+    }
+
+    /// Whether it waits for its source.
+    pub(super) fn is_at_source(&self) -> bool {
+        matches!(self, Self::AtSource(_))
     }
 
     /// Whether the shard sends it.
@@ -127,6 +138,13 @@ impl Slot {
         self.connection.token
     }
 
+    /// When something is due: for the protocol, its answer on its way, or a client that may have left.
+    #[inline(always)]
+    pub(super) fn due(&self) -> Millis {
+        let look_at = if self.look_at == 0 { Millis::MAX } else { self.look_at };
+        self.deadline.min(self.delivery.deadline()).min(look_at)
+    }
+
     /// A request is handed to a job.
     pub(super) fn await_answer(&mut self, version: Version) -> Here {
         self.connection.await_answer();
@@ -138,6 +156,18 @@ impl Slot {
     /// Whether a job has the lease, as far as the shard knows.
     pub(super) fn is_away(&self) -> bool {
         matches!(self.delivery, Delivery::Away)
+    }
+
+    /// A job has ended, and says so.
+    pub(super) fn take_lease_back(&mut self) {
+        self.connection.lease.take_back();
+        self.delivery = Delivery::Idle;
+    }
+
+    /// Its protocol is HTTP/1 from now on.
+    pub(super) fn begin_http1(&mut self, deadline: Millis) {
+        self.protocol = Protocol::Http1(Conn::new(deadline));
+        (self.deadline, self.wants_read) = (deadline, true);
     }
 
     /// Keeps received bytes behind those that it has.

@@ -17,7 +17,7 @@ use crate::web::files::is_compressible;
 use crate::{Body, BodySource, Fill, HeadRef, Middleware, Next, Request, Response, SegmentBuf};
 
 use encoder::Encoder;
-use source::{CompressedSource, Piece};
+use source::CompressedSource;
 
 /// Bodies in memory up to this size, in bytes, are compressed at once, so that the response has a `Content-Length`;
 /// larger ones as the client reads them.
@@ -135,10 +135,8 @@ fn compress(mut response: Response, coding: Coding) -> Response {
             // Reading from memory cannot fail. If it did, the uncompressed body is a valid response.
             Ok(_) | Err(_) => return response.body(Body::bytes(bytes)),
         },
-        BodyKind::Bytes(bytes) => Body::source(CompressedSource::of_piece(coding, Piece::Memory(bytes)), None),
-        BodyKind::File(range) => Body::source(CompressedSource::of_piece(coding, Piece::File(range)), None),
-        BodyKind::Source { source, .. } => Body::source(CompressedSource::of_source(coding, source), None),
         BodyKind::Empty => return response,
+        kind => Body::source(CompressedSource::new(coding, Body { kind, kept: None }), None),
     };
     body.kept = kept;
     mark(response, coding).body(body)

@@ -121,7 +121,7 @@ impl Conn {
         }
         let trailers = trailers.unwrap_or_default();
         if let Some(request) = stream.take_memory() {
-            self.ask(id, request.whole(trailers));
+            self.ask(id, request.whole(trailers), service);
         } else if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.complete(trailers);
         }
@@ -176,7 +176,7 @@ impl Conn {
     pub(super) fn stream(&mut self, id: u32, request: InMemory, continue_due: bool, service: &mut Service<'_>) {
         let (request, incoming, pipe) = request.streamed(|body, _| service.pipe_on_stream(id, body, continue_due));
         self.set_receiving(id, Receiving::Piped { incoming, pipe });
-        self.ask(id, request);
+        self.ask(id, request, service);
     }
 
     /// Returns used bytes to a stream's window, and those withheld before, unless the handler must read first. It may have read.

@@ -3,7 +3,6 @@
 use std::io;
 
 use super::stream::{How, Receiving, Sending};
-use super::turns::Turns;
 use super::{Conn, ConnError, Going};
 use crate::http2::frame::{self, ErrorCode, STREAM_MAX};
 use crate::io::clock::{Millis, millis};
@@ -62,8 +61,7 @@ impl Conn {
         if let Some(stream) = self.streams.remove(&id) {
             self.grown -= stream.receive.size() - HTTP2_STREAM_WINDOW;
             if stream.is_queued {
-                // A client that keeps the window closed must not make it grow.
-                self.windowless.remove(id);
+                self.turns.remove(id);
             }
         }
         if self.streams.is_empty() {
@@ -97,7 +95,7 @@ impl Conn {
         for stream in streams {
             self.drop_stream(stream, How::ByUs, Ending::Aborted, service);
         }
-        self.turns = Turns::default();
+        self.turns.clear();
     }
 
     /// The server stops: tells the client not to open streams. Those that it opens before it has received that are
@@ -174,7 +172,7 @@ impl Conn {
     }
 
     /// Ends the connection, which has no request.
-    pub(crate) fn leave_idle(&mut self, service: &Service<'_>) {
+    pub(super) fn leave_idle(&mut self, service: &Service<'_>) {
         if self.end.is_none() {
             self.tell_last(service);
         }

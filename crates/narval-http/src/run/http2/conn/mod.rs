@@ -23,7 +23,7 @@ mod stream;
 mod turns;
 mod websocket;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 
 use self::budget::Budget;
@@ -38,27 +38,13 @@ use crate::io::over::Close;
 use crate::io::progress::Progress;
 use crate::limits::{HTTP2_CONNECTION_WINDOW, HTTP2_QUEUED_MAX, Limits, SEAL_IN_PLACE_QUANTUM};
 use crate::message::carrier::Nudge;
-use crate::message::departure::Departure;
-use crate::run::answer_context::PendingLate;
 use crate::run::event::Event;
-use crate::run::http2::body::Maker;
-use crate::run::intake::Request;
 use crate::run::mailbox::Note;
 use crate::run::service::Service;
 use crate::ws::Told;
 
 /// The size of the decoder's table: HPACK's initial one, which we do not change.
 const HEADER_TABLE_SIZE: usize = 4096;
-
-/// Work for another thread.
-pub(crate) enum Work {
-    /// A worker must answer this request; report [`refused`](Conn::refused) if the queue is full.
-    Request { stream: u32, request: Request, departure: Departure },
-    /// The answer follows later.
-    Later { stream: u32, later: Box<PendingLate>, departure: Departure },
-    /// Produce about this many bytes.
-    Make { stream: u32, maker: Maker, quantum: usize, departure: Departure },
-}
 
 /// An HTTP/2 connection.
 pub(crate) struct Conn {
@@ -89,19 +75,8 @@ pub(crate) struct Conn {
     out_sent: usize,
     /// Streams with something to send.
     turns: Turns,
-    /// The same, once the window of the connection is open.
-    windowless: Turns,
     /// Bytes of DATA sent whose window the client has not returned.
     unreturned: u64,
-    /// Streams whose next piece is not produced while too much is held.
-    hungry: VecDeque<u32>,
-    /// One of these pieces must be produced anyway.
-    is_starved: bool,
-    work: VecDeque<Work>,
-    /// Pieces of bodies that are being produced.
-    making: usize,
-    /// Bytes that are produced but not sent, plus those being produced.
-    held: usize,
     /// Bytes of bodies in memory that are not sent.
     in_memory: usize,
     resets: Budget,
@@ -201,13 +176,7 @@ impl Conn {
             out,
             out_sent: 0,
             turns: Turns::default(),
-            windowless: Turns::default(),
             unreturned: 0,
-            hungry: VecDeque::new(),
-            is_starved: false,
-            work: VecDeque::new(),
-            making: 0,
-            held: 0,
             in_memory: 0,
             resets: Budget::of_resets(),
             idle_frames: Budget::of_idle_frames(),
@@ -223,8 +192,8 @@ impl Conn {
         }
     }
 
-    /// Handles what has happened.
-    pub(crate) fn on(&mut self, event: Event<'_>, service: &mut Service<'_>) {
+    /// Handles what has happened; returns what it waits for now.
+    pub(crate) fn on(&mut self, event: Event<'_>, service: &mut Service<'_>) -> Wants {
         match event {
             Event::Received(bytes) => self.received(bytes, service),
             Event::InputEnded(reason) => self.input_ended(reason == io::ErrorKind::ConnectionReset, service),
@@ -234,9 +203,18 @@ impl Conn {
             Event::Tick => self.tick(service),
             Event::Stop => self.stop(service),
             Event::Noted(stream, note) => self.noted(stream, note, service),
-            // Those are for connections that have one request at a time.
-            Event::Answered(_) | Event::Ready => {}
+            Event::Refused(stream) => self.refused(stream, service),
+            Event::GivenUp => self.leave_idle(service),
+            Event::Unsent => {
+                self.is_blocked = true;
+                self.progress = Progress::new(service.now(), self.gathered);
+                self.look_at(service.now() + millis(service.limits().write_stall_timeout));
+            }
+            Event::Ready => self.is_blocked = false,
+            // Those are for whoever writes, and for connections that have one request at a time.
+            Event::Writable | Event::Answered(_) | Event::AnsweredAt(_) => {}
         }
+        self.wants()
     }
 
     /// Handles a note on a stream from another thread.
@@ -259,9 +237,8 @@ impl Conn {
         }
     }
 
-    /// What it waits for now. `is_blocked`: the gathered bytes wait for the socket.
-    pub(crate) fn wants(&mut self, is_blocked: bool, service: &Service<'_>) -> Wants {
-        self.set_blocked(is_blocked, service);
+    /// What it waits for now.
+    pub(crate) fn wants(&self) -> Wants {
         // Nothing more is received from a client that does not read its responses.
         let is_full = self.out.len() - self.out_sent > HTTP2_QUEUED_MAX;
         Wants { read: !self.has_ended && self.end.is_none() && !is_full, deadline: self.deadline, end: self.end }
@@ -285,21 +262,11 @@ impl Conn {
 
     /// Whether something is queued, or can be produced.
     pub(crate) fn has_output(&self) -> bool {
-        self.out_sent < self.out.len() || self.has_turns() || self.is_hungry_alone()
+        self.out_sent < self.out.len() || self.has_turns() || self.turns.is_hungry_alone()
     }
 
     fn has_turns(&self) -> bool {
-        !self.turns.is_empty() || (!self.windowless.is_empty() && !self.window.is_closed())
-    }
-
-    /// Whether all remaining streams wait for memory that nothing else will free.
-    fn is_hungry_alone(&self) -> bool {
-        self.making == 0 && !self.hungry.is_empty()
-    }
-
-    /// Takes the next piece of work for another thread.
-    pub(crate) fn take_work(&mut self) -> Option<Work> {
-        self.work.pop_front()
+        self.turns.has_ready(!self.window.is_closed())
     }
 
     /// Schedules [`tick`](Self::tick) no later than `at`.
@@ -327,7 +294,14 @@ impl Conn {
     /// Bytes of bodies that are produced or being produced, and not sent.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self) -> usize {
-        self.held
+        self.turns.held()
+    }
+
+    /// What holds for each stream that has not been reset: it is queued if it says so.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn check_turns(&self) {
+        let streams = self.streams.iter().filter(|(_, stream)| !stream.is_reset);
+        streams.for_each(|(id, stream)| self.turns.check(*id, stream.is_queued));
     }
 
     /// Bytes of bodies in memory that are not sent.

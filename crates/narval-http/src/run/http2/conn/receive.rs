@@ -289,7 +289,7 @@ impl Conn {
             // Beyond the return of what was used it does nothing, unless something waits for it.
             let left = self.unreturned.checked_sub(u64::from(increment));
             self.unreturned = left.unwrap_or(0);
-            if left.is_none() && self.windowless.is_empty() {
+            if left.is_none() && !self.turns.has_windowless() {
                 self.spend_frame("WINDOW_UPDATE frames", service)?;
             }
             return Ok(());

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use super::stream::{How, Receiving, Stream};
-use super::{Conn, ConnError, Going, Work};
+use super::{Conn, ConnError, Going};
 use crate::http1::head::{Framing, ParsedHead, is_token_byte};
 use crate::http1::{ProtoError, chunked};
 use crate::http2::flow::{ReceiveWindow, SendWindow};
@@ -18,6 +18,7 @@ use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
 use crate::message::departure::Departure;
 use crate::run::http2::service::Inline;
 use crate::run::intake::{Begun, Body, InMemory, Request};
+use crate::run::job::Work;
 use crate::run::service::Service;
 
 type Taken = Result<(), ConnError>;
@@ -116,20 +117,20 @@ impl Conn {
             Inline::Later(later) => {
                 head.give_back(parsed);
                 let departure = self.set_away(id);
-                self.work.push_back(Work::Later { stream: id, later, departure });
+                service.hand_out(Work::Later { stream: id, later, departure });
             }
             Inline::Job => {
                 let bytes = Bytes::copy_from_slice(head.bytes());
-                self.ask(id, Request { bytes, head: Box::new(parsed), body: Body::None });
+                self.ask(id, Request { bytes, head: Box::new(parsed), body: Body::None }, service);
             }
         }
         Ok(())
     }
 
     /// Has a worker answer a request.
-    pub(super) fn ask(&mut self, id: u32, request: Request) {
+    pub(super) fn ask(&mut self, id: u32, request: Request, service: &mut Service<'_>) {
         let departure = self.set_away(id);
-        self.work.push_back(Work::Request { stream: id, request, departure });
+        service.hand_out(Work::Request { stream: id, request, departure });
     }
 
     fn set_away(&mut self, id: u32) -> Departure {

@@ -5,19 +5,21 @@ use std::io;
 use http::StatusCode;
 
 use super::stream::{How, Receiving, Sending};
-use super::{Conn, Work};
+use super::{Conn, Wants};
 use crate::http1::ProtoError;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
+use crate::http2::response::trailers_block;
 use crate::io::clock::millis;
 use crate::io::progress::Progress;
 use crate::limits::{
-    HTTP2_COPY_MAX, HTTP2_HELD_MAX, HTTP2_PREFETCH_BELOW, HTTP2_QUANTUM, HTTP2_QUANTUM_MIN, HTTP2_QUEUED_MAX,
-    HTTP2_SMALL_BODY, SOURCE_WAIT_MAX,
+    HTTP2_COPY_MAX, HTTP2_PREFETCH_BELOW, HTTP2_QUANTUM, HTTP2_QUANTUM_MIN, HTTP2_QUEUED_MAX, HTTP2_SMALL_BODY,
+    SOURCE_WAIT_MAX,
 };
-use crate::run::http2::body::{Made, Rest, StreamBody};
+use crate::message::body::produced::{Made, Produced, Rest};
 use crate::run::http2::encode::Answer;
 use crate::run::http2::service::Ending;
+use crate::run::job::Work;
 use crate::run::service::Service;
 use crate::tls::layout::Gather;
 
@@ -65,11 +67,12 @@ impl Conn {
             stream.sending = Sending::Body(Box::new(body));
         }
         self.count_held(id);
-        let is_small =
-            |body: &StreamBody| body.ready() <= HTTP2_COPY_MAX as u64 && body.rest() == Rest::End { trailers: false };
         let window = self.window.open();
         let overtakes = self.streams.get(&id).is_some_and(|stream| match &stream.sending {
-            Sending::Body(body) => is_small(body) && body.ready() <= window.min(stream.window.open()) as u64,
+            Sending::Body(body) => {
+                let most = window.min(stream.window.open()).min(HTTP2_COPY_MAX);
+                body.ready() <= most as u64 && body.rest() == Rest::End { trailers: false }
+            }
             _ => false,
         });
         if overtakes && self.out.len() - self.out_sent < HTTP2_QUEUED_MAX {
@@ -104,7 +107,7 @@ impl Conn {
     }
 
     /// The request was not queued, because the queue is full.
-    pub(crate) fn refused(&mut self, id: u32, service: &mut Service<'_>) {
+    pub(super) fn refused(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Receiving::Piped { pipe, .. } = std::mem::replace(&mut stream.receiving, Receiving::Done) {
             pipe.abort(io::ErrorKind::Other);
@@ -128,8 +131,7 @@ impl Conn {
 
     /// The next piece of a body was produced; about `quantum` bytes were requested.
     pub(super) fn made(&mut self, id: u32, made: io::Result<Made>, quantum: usize, service: &mut Service<'_>) {
-        self.held = self.held.saturating_sub(quantum);
-        self.making -= 1;
+        self.turns.made(quantum);
         self.feed_hungry(service);
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
@@ -159,28 +161,19 @@ impl Conn {
         }
     }
 
-    /// Sets whether the gathered bytes wait for the socket.
-    pub(super) fn set_blocked(&mut self, is_blocked: bool, service: &Service<'_>) {
-        if is_blocked && !self.is_blocked {
-            let now = service.now();
-            self.progress = Progress::new(now, self.gathered);
-            self.look_at(now + millis(service.limits().write_stall_timeout));
-        }
-        self.is_blocked = is_blocked;
-    }
-
-    /// Gathers up to about `quantum` bytes to send.
-    pub(crate) fn gather(&mut self, into: &mut impl Gather, quantum: usize, service: &mut Service<'_>) {
+    /// Gathers up to about `quantum` bytes to send; returns what it waits for after that.
+    pub(crate) fn gather(&mut self, into: &mut impl Gather, quantum: usize, service: &mut Service<'_>) -> Wants {
         let before = into.gathered();
         loop {
             self.gather_out(into, quantum);
             if into.gathered() >= quantum || !self.out.is_empty() {
                 break;
             }
-            let Some(id) = self.next_turn() else { break };
+            let Some(id) = self.turns.pop(!self.window.is_closed()) else { break };
             self.turn(id, into, quantum, service);
         }
         self.gathered += (into.gathered() - before) as u64;
+        self.wants()
     }
 
     fn gather_out(&mut self, into: &mut impl Gather, quantum: usize) {
@@ -198,21 +191,6 @@ impl Conn {
         }
     }
 
-    fn next_turn(&mut self) -> Option<u32> {
-        let waited = if self.window.is_closed() { None } else { self.windowless.pop() };
-        if let Some(id) = waited.or_else(|| self.turns.pop()) {
-            return Some(id);
-        }
-        // Nothing else can be sent, and nothing is being produced: memory held elsewhere must not block this stream.
-        if self.is_hungry_alone()
-            && let Some(id) = self.hungry.pop_front()
-        {
-            self.is_starved = true;
-            return Some(id);
-        }
-        None
-    }
-
     /// Queues a stream if it has something to send.
     pub(super) fn queue(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -226,8 +204,7 @@ impl Conn {
             return;
         }
         stream.is_queued = true;
-        let turns = if needs_window && self.window.is_closed() { &mut self.windowless } else { &mut self.turns };
-        turns.push(id, is_small);
+        self.turns.push(id, is_small, needs_window && self.window.is_closed());
     }
 
     pub(super) fn queue_all(&mut self) {
@@ -238,9 +215,7 @@ impl Conn {
     /// Produces pieces for the streams that waited for memory, as far as there is some. It is called before any other stream can take
     /// what has become free.
     fn feed_hungry(&mut self, service: &mut Service<'_>) {
-        while self.held < HTTP2_HELD_MAX
-            && let Some(id) = self.hungry.pop_front()
-        {
+        while let Some(id) = self.turns.pop_hungry() {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.is_queued = false;
             match &stream.sending {
@@ -264,7 +239,7 @@ impl Conn {
         }
         match body.rest() {
             Rest::End { .. } => {
-                let trailers = body.trailers();
+                let trailers = trailers_block(&body.trailers());
                 if trailers.is_empty() {
                     into.push(&frame::data_header(id, 0, true));
                 } else {
@@ -323,8 +298,7 @@ impl Conn {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &stream.sending else { return };
         let held = body.held();
-        self.held = (self.held + held).saturating_sub(stream.held);
-        stream.held = held;
+        self.turns.hold(std::mem::replace(&mut stream.held, held), held);
         let in_memory = body.in_memory();
         self.in_memory = (self.in_memory + in_memory).saturating_sub(stream.in_memory);
         stream.in_memory = in_memory;
@@ -333,7 +307,7 @@ impl Conn {
     /// Nothing of a stream's body is held any longer.
     pub(super) fn let_go(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        self.held = self.held.saturating_sub(std::mem::take(&mut stream.held));
+        self.turns.hold(std::mem::take(&mut stream.held), 0);
         self.in_memory = self.in_memory.saturating_sub(std::mem::take(&mut stream.in_memory));
     }
 
@@ -342,20 +316,15 @@ impl Conn {
     fn quantum(&mut self, id: u32, service: &Service<'_>) -> Option<usize> {
         let stream = self.streams.get_mut(&id)?;
         let Sending::Body(body) = &stream.sending else { return None };
-        if self.held >= HTTP2_HELD_MAX && !std::mem::take(&mut self.is_starved) {
+        if !self.turns.may_make() {
             if body.ready() == 0 {
                 stream.is_queued = true;
-                self.hungry.push_back(id);
+                self.turns.push_hungry(id);
             }
             return None;
         }
-        Some(
-            stream
-                .window
-                .open()
-                .min(self.window.open())
-                .clamp(HTTP2_QUANTUM_MIN, service.holding().at_once(HTTP2_QUANTUM)),
-        )
+        let window = stream.window.open().min(self.window.open());
+        Some(window.clamp(HTTP2_QUANTUM_MIN, service.holding().at_once(HTTP2_QUANTUM)))
     }
 
     /// Produces the next piece of a body that does not block.
@@ -373,16 +342,15 @@ impl Conn {
     }
 
     /// Has a worker produce the next piece of a body.
-    fn make(&mut self, id: u32, service: &Service<'_>) {
+    fn make(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(quantum) = self.quantum(id, service) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
         let Some(maker) = body.maker() else { return };
         stream.is_away = true;
         let departure = stream.departure();
-        self.held += quantum;
-        self.making += 1;
-        self.work.push_back(Work::Make { stream: id, maker, quantum, departure });
+        self.turns.making(quantum);
+        service.hand_out(Work::Make { stream: id, maker, quantum, departure });
     }
 
     /// Makes a body wait for its source.
@@ -440,18 +408,18 @@ impl Conn {
 }
 
 /// Whether little is left of a body.
-fn is_small(body: &StreamBody) -> bool {
+fn is_small(body: &Produced) -> bool {
     body.ready() <= HTTP2_SMALL_BODY && matches!(body.rest(), Rest::End { .. })
 }
 
 /// Whether nothing is left of a body.
-fn is_at_end(body: &StreamBody) -> bool {
+fn is_at_end(body: &Produced) -> bool {
     body.ready() == 0 && body.rest() == Rest::End { trailers: false }
 }
 
 /// Appends one frame with at most `most` bytes of a body. Returns the number of bytes of the body; 0 if they must be
 /// produced first, and there is no frame.
-fn put_frame(id: u32, body: &mut StreamBody, most: usize, into: &mut impl Gather) -> io::Result<usize> {
+fn put_frame(id: u32, body: &mut Produced, most: usize, into: &mut impl Gather) -> io::Result<usize> {
     debug_assert!(body.ready() > 0);
     put_data(id, most, into, |place| {
         let taken = body.take(place)?;

@@ -5,9 +5,9 @@ use crate::http2::flow::{ReceiveWindow, SendWindow};
 use crate::io::clock::Millis;
 use crate::io::progress::Progress;
 use crate::message::body::pipe::BodyPipe;
+use crate::message::body::produced::Produced;
 use crate::message::departure::{Departure, Here};
 use crate::observe::access_log::Watch;
-use crate::run::http2::body::StreamBody;
 use crate::run::intake::InMemory;
 use crate::run::intake::incoming_body::IncomingBody;
 use crate::ws;
@@ -73,9 +73,9 @@ pub(super) enum Sending {
     /// There is no answer yet.
     Nothing,
     /// The head is sent.
-    Body(Box<StreamBody>),
+    Body(Box<Produced>),
     /// The source has no data; it is asked again at the given time.
-    Waiting(Box<StreamBody>, Millis),
+    Waiting(Box<Produced>, Millis),
     /// It is a WebSocket.
     WebSocket(Box<ws::Stream>),
     /// Everything is sent.

@@ -9,11 +9,12 @@ use crate::run::admission::HandshakePermit;
 use crate::run::closing::End;
 use crate::run::connection::Connection;
 use crate::run::event::Event;
-use crate::run::http1::{Act, Conn};
+use crate::run::http1::{Act, Input};
 use crate::run::job::Job;
+use crate::run::mailbox::Note;
 use crate::run::shard::Shard;
 use crate::run::shard::send::Sent;
-use crate::run::shard::slots::{Delivery, Http2, Protocol, Slot};
+use crate::run::shard::slots::{Http2, Protocol, Slot};
 use crate::run::worker;
 use crate::tls::Opened;
 
@@ -78,7 +79,11 @@ impl<D: Driver<Connection>> Shard<D> {
         if slot.http1().is_some_and(|conn| conn.is_idle()) {
             match self.send(slot) {
                 Sent::All => {}
-                unsent => self.wait_to_send(slot, unsent, Act::Wait),
+                unsent => {
+                    let kept = std::mem::take(&mut slot.input);
+                    self.wait_to_send(slot, unsent, Act::Wait, &mut Input::new(&kept));
+                    slot.input = kept;
+                }
             }
         }
     }
@@ -106,11 +111,15 @@ impl<D: Driver<Connection>> Shard<D> {
         self.local.server.handshakes.push_continued(Job::Handshake { lease, received, permit });
     }
 
-    /// A worker has finished a step of a handshake, and returned the lease.
-    pub(in crate::run::shard) fn on_handshaken(&mut self, slot: &mut Slot, plaintext: io::Result<Vec<u8>>) {
-        slot.connection.lease.take_back();
-        slot.delivery = Delivery::Idle;
-        self.go_on_after_handshake(slot, plaintext);
+    /// The job of a step has ended, and returned the lease.
+    pub(in crate::run::shard) fn on_handshake_note(&mut self, slot: &mut Slot, note: Note) {
+        slot.take_lease_back();
+        if let Note::Handshaken(plaintext) = note {
+            return self.go_on_after_handshake(slot, plaintext);
+        }
+        // It panicked.
+        slot.connection.socket.abort();
+        slot.is_gone = true;
     }
 
     /// The client speaks HTTP/2.
@@ -139,16 +148,15 @@ impl<D: Driver<Connection>> Shard<D> {
                     connection.learn(connection.remote().with_certificates(certificates));
                 }
                 let input = std::mem::take(&mut slot.input);
-                slot.protocol = match &connection.tls {
-                    Some(tls) if tls.speaks_http2() => {
-                        self.local.counters.connections_http2.add(1);
-                        if self.local.server.admission.is_crowded() {
-                            connection.socket.limit_unsent(HTTP2_UNSENT_CROWDED);
-                        }
-                        self.http2_begins()
+                if connection.tls.as_ref().is_some_and(|tls| tls.speaks_http2()) {
+                    self.local.counters.connections_http2.add(1);
+                    if self.local.server.admission.is_crowded() {
+                        connection.socket.limit_unsent(HTTP2_UNSENT_CROWDED);
                     }
-                    _ => Protocol::Http1(Conn::new(self.first_deadline(false))),
-                };
+                    slot.protocol = self.http2_begins();
+                } else {
+                    slot.begin_http1(self.first_deadline(false));
+                }
                 // Bytes received meanwhile come before later ones.
                 if let Some(tls) = &connection.tls {
                     let opened = tls.open(&input, &mut plaintext);

@@ -6,23 +6,20 @@ use crate::http1::response_head::AnswerTo;
 use crate::io::driver::{Driver, Op};
 use crate::io::over::Close;
 use crate::limits::HANDSHAKE_INPUT_MAX;
-use crate::observe::access_log::Watch;
+use crate::message::carrier::Nudge;
 use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::connection::Connection;
 use crate::run::event::Event;
-#[cfg(doc)]
-use crate::run::http1::Wants;
-use crate::run::http1::{Act, Input};
+use crate::run::http1::{Act, Input, Wants};
 use crate::run::intake::Request;
 use crate::run::lease::Holder;
+use crate::run::mailbox::Note;
 use crate::run::reply::Reply;
 use crate::run::service::answer_to;
 use crate::run::shard::Shard;
 use crate::run::shard::send::Sent;
-use crate::run::shard::slots::Delivery;
-use crate::run::shard::slots::{Protocol, Slot};
+use crate::run::shard::slots::{Delivery, Protocol, Slot};
 use crate::run::transmit::encode;
-use crate::ws::Told;
 
 const _: () = assert!(size_of::<Act>() <= 64, "it is moved for every request");
 
@@ -80,6 +77,8 @@ impl<D: Driver<Connection>> Shard<D> {
                 self.http1(slot, &[], event);
                 self.on_no_more_input(slot, reason == io::ErrorKind::ConnectionReset);
             }
+            Event::Writable => self.drive(slot),
+            Event::Noted(_, note) => self.on_note(slot, note),
             Event::Tick => {
                 self.look_at_delivery(slot);
                 self.http1(slot, &[], event);
@@ -92,15 +91,15 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// The socket is writable again, or (`source`) the source of a response has data again.
-    pub(in crate::run::shard) fn on_writable(&mut self, slot: &mut Slot, source: bool) {
-        slot.awaits_room &= source;
-        match (&slot.protocol, &slot.delivery) {
-            (Protocol::Http2(_), _) => self.await_turn(slot),
-            (Protocol::WebSocket(_), _) if !source => self.websocket(slot, Told::Writable),
-            (_, Delivery::AtSource(_)) => self.drive(slot),
-            (_, Delivery::AtSocket(_)) if !source => self.drive(slot),
-            _ => {}
+    /// Handles what another thread says.
+    fn on_note(&mut self, slot: &mut Slot, note: Note) {
+        match note {
+            Note::Finished(close) => self.on_finished(slot, close),
+            Note::Lost => self.on_finished(slot, Some(Close::Abort)),
+            Note::Handed(outgoing) => self.on_handed(slot, outgoing),
+            Note::Upgraded(socket) => self.on_upgraded(slot, socket),
+            Note::Nudge(Nudge::Source) if slot.delivery.is_at_source() => self.drive(slot),
+            note => self.http1(slot, &[], Event::Noted(0, note)),
         }
     }
 
@@ -112,29 +111,43 @@ impl<D: Driver<Connection>> Shard<D> {
     }
 
     /// A job is done, and has returned the lease.
-    pub(in crate::run::shard) fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
-        slot.connection.lease.take_back();
-        if let Protocol::Handshake = slot.protocol {
-            // Its job panicked.
-            slot.connection.socket.abort();
-            slot.is_gone = true;
-        }
-        slot.delivery = Delivery::Idle;
-        self.on(slot, Event::Answered(close));
+    fn on_finished(&mut self, slot: &mut Slot, close: Option<Close>) {
+        slot.take_lease_back();
+        self.http1(slot, &[], Event::Answered(close));
     }
 
     /// Finds out whether the job of an HTTP/1 connection has ended without a message. Asked before every event; a connection that
     /// waits for that end [gets](Wants::answer) a message.
     #[inline(always)]
     pub(in crate::run::shard) fn find_quiet_end(&mut self, slot: &mut Slot) {
-        if let Protocol::Http1(conn) = &mut slot.protocol
+        if let Protocol::Http1(_) = slot.protocol
             && let Delivery::Away = slot.delivery
             && slot.connection.lease.holder() == Holder::Shard
         {
             slot.delivery = Delivery::Idle;
             let at = slot.connection.idle_since();
-            conn.answered_quietly(at, &self.local.at(&slot.connection));
+            self.tell(slot, Event::AnsweredAt(at), &mut Input::new(&[]));
         }
+    }
+
+    /// Tells an HTTP/1 connection; returns its next action.
+    #[inline(always)]
+    fn tell(&mut self, slot: &mut Slot, event: Event<'_>, input: &mut Input<'_>) -> Act {
+        let Protocol::Http1(conn) = &mut slot.protocol else { return Act::Wait };
+        let (act, wants) = conn.on(event, input, slot.receiving, &mut self.local.at(&slot.connection));
+        Wants { read: slot.wants_read, answer: slot.wants_answer, deadline: slot.deadline } = wants;
+        act
+    }
+
+    /// The same where little time matters.
+    #[inline(never)]
+    pub(in crate::run::shard) fn tell_again(
+        &mut self,
+        slot: &mut Slot,
+        event: Event<'_>,
+        input: &mut Input<'_>,
+    ) -> Act {
+        self.tell(slot, event, input)
     }
 
     /// Passes `event` to an HTTP/1 connection, with its unused input and `bytes`, and performs what follows.
@@ -144,10 +157,9 @@ impl<D: Driver<Connection>> Shard<D> {
             return;
         }
         self.find_quiet_end(slot);
-        let Protocol::Http1(conn) = &mut slot.protocol else { return };
         if slot.input.is_empty() {
             let mut input = Input::new(bytes);
-            let act = conn.on(event, &mut input, &mut self.local.at(&slot.connection));
+            let act = self.tell(slot, event, &mut input);
             self.perform(slot, act, &mut input);
             if !input.rest().is_empty() {
                 slot.input = input.rest().into();
@@ -157,7 +169,7 @@ impl<D: Driver<Connection>> Shard<D> {
         let mut kept = std::mem::take(&mut slot.input).into_vec();
         kept.extend_from_slice(bytes);
         let mut input = Input::new(&kept);
-        let act = conn.on(event, &mut input, &mut self.local.at(&slot.connection));
+        let act = self.tell_again(slot, event, &mut input);
         self.perform_again(slot, act, &mut input);
         let used = input.used();
         kept.drain(..used);
@@ -177,7 +189,7 @@ impl<D: Driver<Connection>> Shard<D> {
             if !self.local.out.is_empty() {
                 match self.send(slot) {
                     Sent::All => {}
-                    unsent => return self.wait_to_send(slot, unsent, act),
+                    unsent => return self.wait_to_send(slot, unsent, act, input),
                 }
             }
             act = match act {
@@ -194,14 +206,10 @@ impl<D: Driver<Connection>> Shard<D> {
     fn perform_other(&mut self, slot: &mut Slot, act: Act, input: &mut Input<'_>, files_sent: &mut u64) -> Option<Act> {
         match act {
             Act::Wait => {}
-            Act::Again => {
-                let Protocol::Http1(conn) = &mut slot.protocol else { return None };
-                return Some(conn.go_on(input, &mut self.local.at(&slot.connection)));
-            }
+            Act::Again => return Some(self.tell_again(slot, Event::Ready, input)),
             Act::Answer(outgoing) => {
                 let over = self.begin_answer(slot, outgoing, files_sent)?;
-                let Protocol::Http1(conn) = &mut slot.protocol else { return None };
-                return Some(conn.answered(over.close, input, &mut self.local.at(&slot.connection)));
+                return Some(self.tell_again(slot, Event::Answered(over.close), input));
             }
             Act::Job(request) => return self.dispatch(slot, request, input),
             Act::Later(late) => self.await_late(slot, *late),
@@ -236,28 +244,16 @@ impl<D: Driver<Connection>> Shard<D> {
         if slot.is_gone {
             return;
         }
-        let wants_read = loop {
-            match &mut slot.protocol {
-                Protocol::Http1(conn) => {
-                    let wants = conn.wants(slot.receiving, !slot.input.is_empty(), self.stopping);
-                    if wants.answer
-                        && let Delivery::Away = slot.delivery
-                        && slot.connection.lease.wait_for() == Holder::Shard
-                    {
-                        // The job has ended without a message.
-                        self.http1(slot, &[], Event::Ready);
-                        if slot.is_gone {
-                            return;
-                        }
-                        continue;
-                    }
-                    slot.deadline = wants.deadline.min(slot.delivery.deadline());
-                    break wants.read;
-                }
-                Protocol::Http2(_) | Protocol::WebSocket(_) => break slot.wants_read,
-                Protocol::ProxyHeader | Protocol::Closing(_) => break true,
-                Protocol::Handshake => break !slot.has_ended && slot.input.len() < HANDSHAKE_INPUT_MAX,
+        while slot.wants_answer && slot.is_away() && slot.connection.lease.wait_for() == Holder::Shard {
+            // The job has ended without a message.
+            self.http1(slot, &[], Event::Ready);
+            if slot.is_gone {
+                return;
             }
+        }
+        let wants_read = match slot.protocol {
+            Protocol::Handshake => !slot.has_ended && slot.input.len() < HANDSHAKE_INPUT_MAX,
+            _ => slot.wants_read,
         };
         #[cfg(any(test, feature = "sim"))]
         self.check(slot, wants_read);
@@ -282,25 +278,20 @@ impl<D: Driver<Connection>> Shard<D> {
         let context = AnswerContext::new(to, pipe).with(here);
         let reply_to = self.give_lease(slot);
         match self.queue(reply_to, request, context) {
-            Ok(()) => {
-                let Protocol::Http1(conn) = &mut slot.protocol else { return None };
-                Some(conn.dispatched(input, &mut self.local.at(&slot.connection)))
-            }
+            Ok(()) => None,
+            // The queue is full.
             Err(call) => {
-                self.local.counters.overloaded.add(1);
                 call.reply_to.give_up();
                 slot.delivery = Delivery::Idle;
-                self.refuse(slot, to, call.context.watch, streamed)
+                let local = &mut self.local;
+                local.counters.overloaded.add(1);
+                let to = AnswerTo { keep_alive: to.keep_alive && !streamed, ..to };
+                let encoded = encode(local.server.overloaded.clone().into(), to, &mut local.out);
+                let (status, bytes) = (encoded.status.as_u16(), local.out.len() as u64);
+                local.server.record(&local.counters, status, bytes, false, call.context.watch);
+                let close = (!encoded.keep_alive).then_some(Close::Clean { large: false });
+                Some(self.tell_again(slot, Event::Answered(close), input))
             }
         }
-    }
-
-    /// Answers 503 because the queue is full.
-    fn refuse(&mut self, slot: &mut Slot, mut to: AnswerTo, watch: Option<Box<Watch>>, streamed: bool) -> Option<Act> {
-        to.keep_alive &= !streamed;
-        let local = &mut self.local;
-        let encoded = encode(local.server.overloaded.clone().into(), to, &mut local.out);
-        local.server.record(&local.counters, encoded.status.as_u16(), local.out.len() as u64, false, watch);
-        Some(slot.http1()?.refused(encoded.keep_alive))
     }
 }

@@ -11,9 +11,10 @@ use crate::message::departure::Departure;
 use crate::run::answer_context::AnswerContext;
 use crate::run::closing::End;
 use crate::run::connection::Connection;
-use crate::run::http2::conn::{Conn, Work};
+use crate::run::event::Event;
+use crate::run::http2::conn::{Conn, Wants};
 use crate::run::intake::Request;
-use crate::run::job::Job;
+use crate::run::job::{Job, Work};
 use crate::run::reply::{MakeJob, Reply};
 use crate::run::service::{Service, answer_to};
 use crate::run::shard::Shard;
@@ -31,14 +32,17 @@ enum Written {
 }
 
 impl<D: Driver<Connection>> Shard<D> {
-    /// Passes `event` to an HTTP/2 connection, and performs what follows.
-    pub(in crate::run::shard) fn http2(&mut self, slot: &mut Slot, event: impl FnOnce(&mut Conn, &mut Service<'_>)) {
+    /// Tells an HTTP/2 connection, and performs what follows.
+    pub(in crate::run::shard) fn on_http2(&mut self, slot: &mut Slot, event: Event<'_>) {
         let Protocol::Http2(http2) = &mut slot.protocol else { return };
-        if slot.is_gone {
-            return;
+        match event {
+            _ if slot.is_gone => {}
+            Event::Writable => self.await_turn(slot),
+            event => {
+                http2.wants = http2.conn.on(event, &mut self.local.at(&slot.connection));
+                self.look_at_http2(slot, false);
+            }
         }
-        event(&mut http2.conn, &mut self.local.at(&slot.connection));
-        self.look_at_http2(slot, false);
     }
 
     /// Performs what an HTTP/2 connection wants. `has_control`: TLS has messages to send.
@@ -96,7 +100,12 @@ impl<D: Driver<Connection>> Shard<D> {
                 continue;
             }
             let Protocol::Http2(http2) = &mut slot.protocol else { return };
-            let wants = http2.conn.wants(matches!(written, Written::Blocked), &self.local.at(&slot.connection));
+            let is_blocked = matches!(written, Written::Blocked);
+            if std::mem::replace(&mut http2.is_blocked, is_blocked) != is_blocked {
+                let event = if is_blocked { Event::Unsent } else { Event::Ready };
+                http2.wants = http2.conn.on(event, &mut self.local.at(&slot.connection));
+            }
+            let wants = http2.wants;
             (slot.deadline, slot.wants_read) = (wants.deadline, wants.read);
             let aborts = wants.end == Some(Close::Abort);
             match written {
@@ -115,20 +124,18 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Queues work for other threads; `false` if there is none.
+    /// Queues the connection's work for other threads; `false` if there is none.
     fn do_stream_work(&mut self, slot: &mut Slot) -> bool {
         let connection = slot.connection.clone();
         let mut has_done = false;
-        while let Protocol::Http2(http2) = &mut slot.protocol
-            && let Some(work) = http2.conn.take_work()
-        {
+        while let Some(work) = self.local.work.pop_front() {
             has_done = true;
             match work {
                 Work::Request { stream, request, departure } => {
                     if !self.dispatch_stream(&connection, stream, request, departure)
                         && let Protocol::Http2(http2) = &mut slot.protocol
                     {
-                        http2.conn.refused(stream, &mut self.local.at(&connection));
+                        http2.wants = http2.conn.on(Event::Refused(stream), &mut self.local.at(&connection));
                     }
                 }
                 Work::Later { stream, mut later, departure } => {
@@ -170,7 +177,7 @@ impl<D: Driver<Connection>> Shard<D> {
     fn write_http2(&mut self, slot: &mut Slot, budget: &mut usize, mut must_write: bool) -> Written {
         let connection = &slot.connection;
         let Protocol::Http2(http2) = &mut slot.protocol else { return Written::All };
-        let Http2 { conn, wire, .. } = &mut **http2;
+        let Http2 { conn, wants, wire, .. } = &mut **http2;
         if slot.awaits_room {
             return Written::Blocked;
         }
@@ -200,32 +207,36 @@ impl<D: Driver<Connection>> Shard<D> {
             if wire.memory.capacity() == 0 {
                 wire.memory = std::mem::take(&mut self.wire);
             }
-            if let Err(error) = gather(conn, wire, *budget, &mut self.local.at(connection)) {
-                tracing::debug!(%error, "output could not be encrypted");
-                return Written::Broken;
+            match gather(conn, wire, *budget, &mut self.local.at(connection)) {
+                Ok(after) => *wants = after,
+                Err(error) => {
+                    tracing::debug!(%error, "output could not be encrypted");
+                    return Written::Broken;
+                }
             }
         }
     }
 }
 
 /// Produces the next records, of no more than about `most` bytes. Each holds one full DATA frame if there is enough data.
-fn gather(conn: &mut Conn, wire: &mut OutBuf, most: usize, at: &mut Service<'_>) -> io::Result<()> {
+fn gather(conn: &mut Conn, wire: &mut OutBuf, most: usize, at: &mut Service<'_>) -> io::Result<Wants> {
     let connection = at.connection();
     let expected = conn.output_hint();
     let most = most.min(connection.holding().at_once(SEAL_IN_PLACE_QUANTUM));
     match &connection.tls {
         Some(tls) if tls.seals_in_place(expected as u64) => {
             let mut layout = Layout::new(&mut wire.memory, expected.min(most));
-            conn.gather(&mut layout, most, at);
+            let wants = conn.gather(&mut layout, most, at);
             layout.finish();
             tls.seal_in_place(&connection.socket, &mut wire.memory)?;
             wire.sent = 0;
-            Ok(())
+            Ok(wants)
         }
         _ => {
             wire.clear();
-            conn.gather(&mut wire.memory, most.min(SEAL_QUANTUM), at);
-            connection.seal(wire)
+            let wants = conn.gather(&mut wire.memory, most.min(SEAL_QUANTUM), at);
+            connection.seal(wire)?;
+            Ok(wants)
         }
     }
 }

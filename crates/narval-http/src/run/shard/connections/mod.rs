@@ -18,10 +18,10 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(in crate::run::shard) fn on(&mut self, slot: &mut Slot, event: Event<'_>) {
         match &slot.protocol {
             Protocol::Http1(_) => self.on_http1(slot, event),
-            Protocol::Http2(_) => self.http2(slot, |conn, service| conn.on(event, service)),
+            Protocol::Http2(_) => self.on_http2(slot, event),
             Protocol::WebSocket(_) => self.on_websocket(slot, &event),
             Protocol::Closing(_) => self.on_closing(slot, &event),
-            Protocol::ProxyHeader | Protocol::Handshake => self.on_begun(slot, &event),
+            Protocol::ProxyHeader | Protocol::Handshake => self.on_begun(slot, event),
         }
     }
 }

@@ -7,7 +7,6 @@ use crate::run::closing::End;
 use crate::run::connection::Connection;
 use crate::run::event::Event;
 use crate::run::shard::Shard;
-use crate::run::shard::slots::Delivery;
 use crate::run::shard::slots::{Protocol, Slot};
 use crate::ws::{self, Told};
 
@@ -16,8 +15,7 @@ impl<D: Driver<Connection>> Shard<D> {
     pub(in crate::run::shard) fn on_upgraded(&mut self, slot: &mut Slot, shared: Arc<ws::Shared>) {
         let mut stream = Box::new(ws::Stream::new(shared, self.local.now));
         // Senders take the outbox's lock from now on; the lease stays here.
-        slot.connection.lease.take_back();
-        slot.delivery = Delivery::Idle;
+        slot.take_lease_back();
         let input = std::mem::take(&mut slot.input);
         let received = (!input.is_empty()).then_some(Told::Received(&input));
         let told = [received, slot.has_ended.then_some(Told::Ended), self.stopping.then_some(Told::Stop)];
@@ -35,13 +33,14 @@ impl<D: Driver<Connection>> Shard<D> {
             Event::Received(bytes) => Told::Received(bytes),
             Event::InputEnded(_) | Event::Undecodable => Told::Ended,
             Event::Stop => Told::Stop,
-            Event::Tick | Event::Answered(_) | Event::Ready | Event::Noted(..) => Told::Look,
+            Event::Writable => Told::Writable,
+            _ => Told::Look,
         };
         self.websocket(slot, told);
     }
 
     /// Tells the stream, and performs what it wants.
-    pub(in crate::run::shard) fn websocket(&mut self, slot: &mut Slot, told: Told<'_>) {
+    fn websocket(&mut self, slot: &mut Slot, told: Told<'_>) {
         let Protocol::WebSocket(stream) = &mut slot.protocol else { return };
         let wants = stream.on(told, self.local.now, &self.local.server.pool);
         if let Some(close) = wants.end {

@@ -26,7 +26,7 @@ impl<D: Driver<Connection>> Shard<D> {
         for token in due.drain(..) {
             // The deadline may have been postponed since it was scheduled.
             self.with(token, |shard, slot| {
-                if slot.deadline <= now {
+                if slot.due() <= now {
                     shard.look_for_client(slot);
                     shard.on(slot, Event::Tick);
                 }
@@ -38,9 +38,9 @@ impl<D: Driver<Connection>> Shard<D> {
         }
     }
 
-    /// Schedules the connection's deadline in the timer wheel.
+    /// Schedules the connection's deadlines in the timer wheel.
     #[inline(always)]
     pub(in crate::run::shard) fn watch(&mut self, slot: &Slot) {
-        self.wheel.set(slot.token(), slot.deadline);
+        self.wheel.set(slot.token(), slot.due());
     }
 }

@@ -1,3 +1,6 @@
+//! A response body, piece by piece, for whoever copies its bytes: the shard into frames of HTTP/2, a middleware into a compressor, a
+//! test into memory.
+
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::mem;
@@ -8,16 +11,15 @@ use bytes::{Buf, Bytes};
 use http::{HeaderName, HeaderValue};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::FileRange;
-use crate::http2::response;
 use crate::message::body::feed::Feed;
-use crate::message::body::source::{BodyWaker, Fill, SegmentBuf};
+use crate::message::body::source::{BodyWaker, FileRange, Fill, SegmentBuf};
+use crate::message::body::{Body, BodyKind};
 use crate::message::panic_guard::Kept;
 
-/// The body of a response on a stream. The shard itself copies memory and cached parts of files into frames; workers
-/// produce the rest.
+/// The rest of a body. Memory and cached parts of files can be taken without blocking; the rest is produced first, by the same thread or
+/// another one.
 #[derive(Default)]
-pub(crate) struct StreamBody {
+pub(crate) struct Produced {
     parts: VecDeque<Part>,
     /// Bytes in all parts.
     ready: u64,
@@ -32,7 +34,7 @@ pub(crate) struct StreamBody {
     /// The source produced nothing although there is more: it works for what comes later, which is left to workers.
     works: bool,
     /// What is kept until its end.
-    pub(super) kept: Option<Kept>,
+    kept: Option<Kept>,
 }
 
 enum Part {
@@ -67,12 +69,12 @@ enum Source {
 
 /// What follows the ready bytes of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(crate) enum Rest {
     /// The end, after trailers if `true`.
     End { trailers: bool },
-    /// The next piece is [produced here](StreamBody::make).
+    /// The next piece is [produced here](Produced::make).
     Here,
-    /// It may block, so a worker runs its [maker](StreamBody::maker).
+    /// It may block, so a worker runs its [maker](Produced::maker).
     Worker,
     /// It is being produced.
     Making,
@@ -92,22 +94,27 @@ pub(crate) enum Made {
     File(Bytes),
 }
 
-impl StreamBody {
+impl Produced {
+    pub(crate) fn new(body: Body) -> Self {
+        let mut produced = match body.kind {
+            BodyKind::Empty => Self::default(),
+            BodyKind::Bytes(bytes) => Self::memory(bytes),
+            BodyKind::File(range) => {
+                let ready = range.length;
+                Self { parts: VecDeque::from([Part::File(range)]), ready, ..Self::default() }
+            }
+            BodyKind::Source { source, length } => {
+                Self { source: Source::Here(Feed::new(source, length)), ..Self::default() }
+            }
+        };
+        produced.kept = body.kept;
+        produced
+    }
+
     /// From memory.
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let supplied = bytes.len();
         Self { parts: VecDeque::from([Part::Memory(bytes, 0)]), ready: supplied as u64, supplied, ..Self::default() }
-    }
-
-    /// From a file.
-    pub(crate) fn file(range: FileRange) -> Self {
-        let ready = range.length;
-        Self { parts: VecDeque::from([Part::File(range)]), ready, ..Self::default() }
-    }
-
-    /// Produced while it is sent.
-    pub(crate) fn feed(feed: Feed) -> Self {
-        Self { source: Source::Here(feed), ..Self::default() }
     }
 
     /// Registers `waker` for when the source has more data; returns the longest wait.
@@ -160,14 +167,14 @@ impl StreamBody {
     }
 }
 
-impl StreamBody {
+impl Produced {
     /// Bytes that can be taken now.
-    pub(super) fn ready(&self) -> u64 {
+    pub(crate) fn ready(&self) -> u64 {
         if self.is_at_blocked_file() || matches!(self.source, Source::FileAway(_)) { 0 } else { self.ready }
     }
 
     /// What follows them.
-    pub(super) fn rest(&self) -> Rest {
+    pub(crate) fn rest(&self) -> Rest {
         match &self.source {
             Source::Away | Source::FileAway(_) => Rest::Making,
             _ if self.is_at_blocked_file() => Rest::Worker,
@@ -180,12 +187,12 @@ impl StreamBody {
 
     /// Bytes of memory produced for the ready part; bodies that the handler supplied as a whole and ranges of files do
     /// not count.
-    pub(super) fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held
     }
 
     /// Bytes of memory in all, with a body that the handler supplied as a whole: all of it until its last byte is taken.
-    pub(super) fn in_memory(&self) -> usize {
+    pub(crate) fn in_memory(&self) -> usize {
         self.held + self.supplied
     }
 
@@ -193,7 +200,7 @@ impl StreamBody {
     ///
     /// # Errors
     /// The body cannot be completed.
-    pub(super) fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn take(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut taken = 0;
         while let Some(part) = self.parts.front_mut() {
             let place = into.get_mut(taken..).unwrap_or_default();
@@ -235,7 +242,7 @@ impl StreamBody {
     ///
     /// # Errors
     /// The body cannot be completed.
-    pub(super) fn make(&mut self, quantum: usize) -> io::Result<()> {
+    pub(crate) fn make(&mut self, quantum: usize) -> io::Result<()> {
         if let Some(maker) = self.maker() {
             let made = maker.make(quantum)?;
             self.made(made);
@@ -244,7 +251,7 @@ impl StreamBody {
     }
 
     /// Takes the maker of the next piece, for another thread; it returns with [`made`](Self::made).
-    pub(super) fn maker(&mut self) -> Option<Maker> {
+    pub(crate) fn maker(&mut self) -> Option<Maker> {
         if self.is_at_blocked_file() {
             let Some(Part::File(range)) = self.parts.front() else { return None };
             let range = range.clone();
@@ -262,7 +269,7 @@ impl StreamBody {
     }
 
     /// The next piece was produced.
-    pub(super) fn made(&mut self, made: Made) {
+    pub(crate) fn made(&mut self, made: Made) {
         match made {
             Made::Segments { feed, fill, segments } => self.append(feed, fill, segments),
             Made::File(bytes) => {
@@ -285,20 +292,21 @@ impl StreamBody {
         }
     }
 
-    /// Its source has more data.
-    pub(super) fn resume(&mut self) {
-        if let Source::Waiting(source) = mem::take(&mut self.source) {
-            self.source = Source::Here(source);
-        }
+    /// Its source has more data, if it waits for that.
+    pub(crate) fn resume(&mut self) {
+        self.source = match mem::take(&mut self.source) {
+            Source::Waiting(feed) => Source::Here(feed),
+            other => other,
+        };
     }
 
-    /// The header block of the trailers, once everything is taken; empty if there are none.
-    pub(super) fn trailers(&mut self) -> Vec<u8> {
-        response::trailers_block(&mem::take(&mut self.trailers))
+    /// The trailer fields, once everything is taken.
+    pub(crate) fn trailers(&mut self) -> Vec<(HeaderName, HeaderValue)> {
+        mem::take(&mut self.trailers)
     }
 
     /// Asks it to end, for the client or the server; returns whether it does.
-    pub(super) fn hang_up(&mut self) -> bool {
+    pub(crate) fn hang_up(&mut self) -> bool {
         match &mut self.source {
             Source::Here(source) | Source::Waiting(source) => source.hang_up(),
             Source::None | Source::Away | Source::FileAway(_) => false,
