@@ -1,11 +1,10 @@
 //! One binary cache: its `nix-cache-info` and its narinfos.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_nix::narinfo::NARINFO_LEN_MAX;
-use narval_nix::{CacheInfo, HashPart, NarHash, NarInfo, PublicKey, StoreDir};
+use narval_nix::{CacheInfo, HashPart, NarInfo, PublicKey, StoreDir};
 
 use narval_client::{Attempts, Client, HttpError, Method, Request, Url};
 
@@ -21,10 +20,6 @@ const CACHE_INFO_LEN_MAX: u64 = 64 * 1024;
 pub const BATCH_MAX: usize = 1000;
 /// The maximum size of a batch response.
 const BATCH_LEN_MAX: u64 = 64 * 1024 * 1024;
-/// The maximum number of pairs per question for deltas.
-pub const DELTA_BATCH_MAX: usize = 4096;
-/// The maximum size of its answer: two hash parts, a number and what separates them, and the last line.
-const DELTA_BATCH_LEN_MAX: u64 = (DELTA_BATCH_MAX as u64 + 1) * (2 * 33 + 21);
 /// The key in `nix-cache-info` with which a cache offers batch lookups (`docs/batch-protocol.md`).
 const BATCH_KEY: &str = "BatchLookup";
 /// The line in `nix-cache-info` with which a cache offers deltas of NARs (`docs/deltas.md`).
@@ -38,8 +33,6 @@ pub struct Cache {
     /// Lower wins.
     priority: i64,
     batch: Option<Url>,
-    /// Where to ask which deltas are ready.
-    delta_batch: Option<Url>,
     /// Whether it sends deltas.
     deltas: bool,
     /// How long its `nix-cache-info` took, from the connection's start.
@@ -61,8 +54,8 @@ impl Cache {
         let refused = |reason: String| CacheError::Refused { cache: url.to_string(), reason };
         let asked_priority = url.query_value("priority").and_then(|value| value.parse().ok());
         let breaker = Breaker::default();
-        let (mut priority, mut batch, mut delta_batch) = (PRIORITY_DEFAULT, None, None);
-        let (mut deltas, mut silent, mut published) = (false, false, Vec::new());
+        let (mut priority, mut batch, mut published) = (PRIORITY_DEFAULT, None, Vec::new());
+        let (mut deltas, mut silent) = (false, false);
         let begun = Instant::now();
         match read_small_once(client, &url.child("nix-cache-info")?, CACHE_INFO_LEN_MAX) {
             Ok(Some(text)) if is_html(&text) => return Err(refused(format!("nix-cache-info: {HTML}"))),
@@ -78,12 +71,8 @@ impl Cache {
                 published = published_keys(&info).unwrap_or_default();
                 let offered = info.unknown.iter().find(|(key, _)| key == BATCH_KEY);
                 // Only below the cache itself: a cache must not direct requests elsewhere.
-                let endpoint = |want: &str| {
-                    let to = offered.and_then(|(_, path)| url.child(&format!("{path}?want={want}")).ok());
-                    to.filter(|to| to.origin() == url.origin())
-                };
-                batch = endpoint("closure");
-                delta_batch = endpoint("deltas").filter(|_| deltas);
+                let endpoint = offered.and_then(|(_, path)| url.child(&format!("{path}?want=closure")).ok());
+                batch = endpoint.filter(|to| to.origin() == url.origin());
             }
             Ok(None) => tracing::debug!(cache = %url, "has no nix-cache-info"),
             Err(HttpError::Certificates(reason)) => return Err(CacheError::Certificates { reason }),
@@ -101,20 +90,19 @@ impl Cache {
         }
         let priority = asked_priority.unwrap_or(priority);
         let (client, store_dir, opened_in) = (Arc::clone(client), store_dir.clone(), begun.elapsed());
-        Ok(Self { url, client, store_dir, priority, batch, delta_batch, deltas, opened_in, published, breaker, silent })
+        Ok(Self { url, client, store_dir, priority, batch, deltas, opened_in, published, breaker, silent })
     }
 
     /// A cache without requesting its `nix-cache-info`.
     pub(crate) fn unasked(url: Url, client: &Arc<Client>, store_dir: &StoreDir, priority: i64) -> Self {
         let (client, store_dir, breaker) = (Arc::clone(client), store_dir.clone(), Breaker::default());
-        let (batch, delta_batch, deltas, opened_in) = (None, None, false, Duration::ZERO);
+        let (batch, deltas, opened_in) = (None, false, Duration::ZERO);
         Self {
             url,
             client,
             store_dir,
             priority,
             batch,
-            delta_batch,
             deltas,
             opened_in,
             published: Vec::new(),
@@ -239,32 +227,6 @@ impl Cache {
         self.parse_batch(&text)
     }
 
-    /// Asks in one request which deltas there are, for paths with the base that the store has for each: of the first
-    /// [`DELTA_BATCH_MAX`]. `None` if the cache does not answer this question.
-    ///
-    /// # Errors
-    /// If its answer does not parse, or it does not respond.
-    pub fn delta_prospects(
-        &self,
-        pairs: &[(HashPart, HashPart, NarHash)],
-    ) -> Result<Option<HashMap<HashPart, DeltaProspect>>, CacheError> {
-        let Some(url) = &self.delta_batch else { return Ok(None) };
-        let lines = pairs.iter().take(DELTA_BATCH_MAX);
-        let question: String = lines.map(|(path, base, hash)| format!("{path} {base} {hash}\n")).collect();
-        let request =
-            Request { method: Method::Post, body: question.as_bytes(), accepts_coding: true, ..Request::get(url) };
-        match self.client.small_answer(&request, DELTA_BATCH_LEN_MAX) {
-            Ok(None) => Ok(None),
-            // Earlier versions do not know the question.
-            Err(HttpError::Status { status: 400, .. }) => Ok(None),
-            Ok(Some(text)) => {
-                let broken = HttpError::Malformed("the answer about deltas does not parse");
-                parse_prospects(&text).map(Some).ok_or_else(|| self.fetch_error("which deltas there are", broken))
-            }
-            Err(error) => Err(self.fetch_error("which deltas there are", error)),
-        }
-    }
-
     /// Parses entries up to the line `end`; without it, the response is incomplete and not used.
     fn parse_batch(&self, mut rest: &[u8]) -> Result<Vec<NarInfo>, CacheError> {
         let broken =
@@ -316,35 +278,6 @@ fn is_html(text: &[u8]) -> bool {
     starts(b"<!doctype") || starts(b"<html") || starts(b"<!--") || starts(b"<head")
 }
 
-/// What a cache says about the delta of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeltaProspect {
-    /// It is ready, and has this many bytes.
-    Ready(u64),
-    /// The cache has the base, and makes the delta when it is requested, if it is worth it.
-    Possible,
-    /// The whole NAR will be sent.
-    None,
-}
-
-/// Parses lines up to `end`; without it, the response is incomplete and not used.
-fn parse_prospects(text: &[u8]) -> Option<HashMap<HashPart, DeltaProspect>> {
-    let mut prospects = HashMap::new();
-    for line in str::from_utf8(text).ok()?.lines() {
-        let (path, rest) = line.split_once(' ')?;
-        if path == "end" {
-            return Some(prospects);
-        }
-        let prospect = match rest.split_once(' ')?.1 {
-            "absent" => DeltaProspect::None,
-            "possible" => DeltaProspect::Possible,
-            len => DeltaProspect::Ready(len.parse().ok()?),
-        };
-        prospects.insert(HashPart::parse(path.as_bytes()).ok()?, prospect);
-    }
-    None
-}
-
 fn offers_deltas(info: &CacheInfo) -> bool {
     info.unknown.iter().any(|(key, value)| (key.as_str(), value.as_str()) == DELTAS)
 }
@@ -360,25 +293,6 @@ mod tests {
         }
         for text in ["", "<", "StorePath: /nix/store/x\n", "StoreDir: /nix/store\n"] {
             assert!(!is_html(text.as_bytes()), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_answer_about_deltas_is_whole_or_not_used() {
-        let (path, base) = ("00bgd045z0d4icpbc2yyz4gx48ak44la", "10bgd045z0d4icpbc2yyz4gx48ak44la");
-        let part = HashPart::parse(path.as_bytes()).unwrap();
-        for (word, prospect) in [
-            ("6600", DeltaProspect::Ready(6600)),
-            ("possible", DeltaProspect::Possible),
-            ("absent", DeltaProspect::None),
-        ] {
-            let text = format!("{path} {base} {word}\nend 1\n");
-            assert_eq!(parse_prospects(text.as_bytes()), Some(HashMap::from([(part, prospect)])));
-        }
-        for wrong in
-            ["", "end\n", &format!("{path} {base} 1\n"), &format!("{path} {base} -1\nend 1\n"), "x y 1\nend 1\n"]
-        {
-            assert_eq!(parse_prospects(wrong.as_bytes()), None, "{wrong}");
         }
     }
 }

@@ -45,7 +45,7 @@ pub mod upstream;
 mod wanted;
 
 pub use advice::{published_keys, signature_advice};
-pub use cache::{BATCH_MAX, Cache, DELTA_BATCH_MAX, DeltaProspect};
+pub use cache::{BATCH_MAX, Cache};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};

@@ -10,7 +10,7 @@ use narval_nix::{NarHash, StorePath, TrustedKeys};
 use narval_store::Daemon;
 use parking_lot::Mutex;
 
-use crate::delta::{DeltaUse, Deltas, PlannedDelta, prospects};
+use crate::delta::{DeltaUse, Deltas};
 use crate::destination::Destination;
 use crate::fetch::{Cores, FromCaches};
 use crate::resolve::{Walk, check_cycles, closure};
@@ -65,8 +65,8 @@ pub struct Planned {
     pub file_size: Option<u64>,
     /// The cache.
     pub cache: String,
-    /// The delta that it is expected to come as. Only plans have it.
-    pub delta: Option<PlannedDelta>,
+    /// The path of the store to which the cache is asked for the difference. Only plans have it.
+    pub delta_base: Option<StorePath>,
 }
 
 /// The result of an install, or of a plan.
@@ -226,8 +226,9 @@ pub fn plan(
         let caches = open_caches(destination, options, client)?;
         let is_there = |path: &StorePath| destination.is_valid(path);
         let found = closure(&caches, &missing, &is_there)?;
-        let deltas = prospects(&deltas_of(destination, options), &found);
-        report.planned = found.iter().zip(deltas).map(|(one, delta)| Planned { delta, ..plan_of(one) }).collect();
+        let deltas = deltas_of(destination, options);
+        let plan = |one: &Found| Planned { delta_base: deltas.base_for(one).map(|base| base.path), ..plan_of(one) };
+        report.planned = found.iter().map(plan).collect();
         report.roots.extend(roots_of(&missing, &report.planned));
     }
     fill_report(&mut report, client, &Progress::default(), start);
@@ -270,7 +271,7 @@ fn plan_of(found: &Found) -> Planned {
         nar_size: found.info.nar_size,
         file_size: found.info.file_size,
         cache,
-        delta: None,
+        delta_base: None,
     }
 }
 

@@ -80,7 +80,7 @@ mod verify;
 pub mod watch;
 
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
-pub use delta::{DeltaBases, DeltaUse, PlannedDelta};
+pub use delta::{DeltaBases, DeltaUse};
 pub use destination::Destination;
 pub use error::Error;
 pub use inspect::{cat, check, listing};

@@ -2,7 +2,6 @@
 
 mod bases;
 mod pace;
-mod prospects;
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -17,8 +16,6 @@ use narval_store::{NarReader, Store};
 
 pub use bases::DeltaBases;
 pub(crate) use pace::{Asked, Download, Pace};
-pub use prospects::PlannedDelta;
-pub(crate) use prospects::prospects;
 
 /// The number of bytes of a base that are read and hashed at a time.
 const PIECE_LEN: usize = 256 * 1024;

@@ -6,16 +6,12 @@ use std::sync::Arc;
 
 use narval_client::request_id::{self, Carried};
 use narval_http::semantics::accept::{Coding, negotiate_coding};
-use narval_http::{
-    Body, BodySource, Bytes, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header,
-};
+use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response, SegmentBuf, StatusCode, header};
 use narval_nix::{ClosureWalk, HashPart};
 use zstd::stream::write::Encoder;
 
-use super::delta_lookup::{self, PAIR_BYTES, PAIRS_MAX};
 use super::narinfo::Narinfos;
 use crate::error::ServeError;
-use crate::nar::deltas::Deltas;
 use crate::narinfo::memo::{Answer, Present};
 
 /// The key in `nix-cache-info` that tells clients where batch lookups are answered.
@@ -44,11 +40,7 @@ enum Want {
 }
 
 /// Reads the hash parts, and answers while they are looked up.
-pub(crate) fn answer(
-    narinfos: &Arc<Narinfos>,
-    deltas: Option<&Deltas>,
-    mut request: Request,
-) -> Result<Response, ServeError> {
+pub(crate) fn answer(narinfos: &Arc<Narinfos>, mut request: Request) -> Result<Response, ServeError> {
     if *request.method() != Method::POST {
         return Err(ServeError::Method("POST"));
     }
@@ -56,16 +48,15 @@ pub(crate) fn answer(
         None | Some("want=narinfos") => Want::NarInfos,
         Some("want=presence") => Want::Presence,
         Some("want=closure") => Want::Closure,
-        Some("want=deltas") => return answer_deltas(narinfos, deltas, request),
         Some(_) => {
-            return Err(ServeError::Batch(
-                "the query must be want=presence, want=narinfos, want=closure or want=deltas",
-            ));
+            return Err(ServeError::Batch("the query must be want=presence, want=narinfos or want=closure"));
         }
     };
-    let compressed = accepts_zstd(&request);
+    let compressed = negotiate_coding(&request.head(), &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd);
     let walk = hash_parts(&mut request)?;
-    let response = ok();
+    let response = Response::new(StatusCode::OK)
+        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-nix-batch-lookup"))
+        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let mut source = Lookups {
         narinfos: Arc::clone(narinfos),
         want,
@@ -78,57 +69,23 @@ pub(crate) fn answer(
         return Ok(response.body(Body::source(source, None)));
     }
     source.encoder = Encoder::new(Vec::new(), LEVEL).ok();
-    let coded = source.encoder.is_some();
-    Ok(encoded(response.body(Body::source(source, None)), coded))
-}
-
-/// Answers which deltas there are.
-fn answer_deltas(narinfos: &Narinfos, deltas: Option<&Deltas>, mut request: Request) -> Result<Response, ServeError> {
-    let compressed = accepts_zstd(&request);
-    let too_many = "at most 4096 pairs are allowed in one request";
-    let body = body(&mut request, PAIRS_MAX * PAIR_BYTES, too_many)?;
-    let parse =
-        |line| delta_lookup::pair(line).ok_or(ServeError::Batch("each line must be a path, a base and its hash"));
-    let pairs = lines(&body).map(parse).collect::<Result<Vec<_>, _>>()?;
-    let text = delta_lookup::text(narinfos, deltas, &pairs)?;
-    let coded = compressed.then(|| zstd::encode_all(text.as_bytes(), LEVEL).ok()).flatten();
-    let is_coded = coded.is_some();
-    Ok(encoded(ok().body(Body::bytes(coded.unwrap_or_else(|| text.into_bytes()))), is_coded))
-}
-
-fn accepts_zstd(request: &Request) -> bool {
-    negotiate_coding(&request.head(), &[Coding::Zstd, Coding::Identity]) == Some(Coding::Zstd)
-}
-
-fn ok() -> Response {
-    Response::new(StatusCode::OK)
-        .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-nix-batch-lookup"))
-        .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
-}
-
-fn encoded(response: Response, coded: bool) -> Response {
-    if coded { response.header(header::CONTENT_ENCODING, HeaderValue::from_static("zstd")) } else { response }
-}
-
-/// The body of a request, of at most `len_max` bytes.
-fn body(request: &mut Request, len_max: usize, too_many: &'static str) -> Result<Bytes, ServeError> {
-    request.body().bytes(len_max).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => ServeError::Batch(too_many),
-        _ => ServeError::Batch("the request ended too early"),
-    })
-}
-
-fn lines(body: &[u8]) -> impl Iterator<Item = &[u8]> {
-    body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
+    let response = match source.encoder {
+        Some(_) => response.header(header::CONTENT_ENCODING, HeaderValue::from_static("zstd")),
+        None => response,
+    };
+    Ok(response.body(Body::source(source, None)))
 }
 
 /// One hash part on each line.
 fn hash_parts(request: &mut Request) -> Result<ClosureWalk<HashPart>, ServeError> {
-    let too_many = "at most 65536 hash parts are allowed in one request";
-    let text = body(request, HASH_PARTS_MAX * LINE_BYTES, too_many)?;
+    let text = request.body().bytes(HASH_PARTS_MAX * LINE_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => ServeError::Batch("at most 65536 hash parts are allowed in one request"),
+        _ => ServeError::Batch("the request ended too early"),
+    })?;
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let parse =
         |line| HashPart::parse(line).map_err(|_| ServeError::Batch("each line must be a hash part of 32 characters"));
-    Ok(ClosureWalk::new(lines(&text).map(parse).collect::<Result<Vec<_>, _>>()?))
+    Ok(ClosureWalk::new(lines.map(parse).collect::<Result<Vec<_>, _>>()?))
 }
 
 /// The answer: looked up while the client reads it.

@@ -1,7 +1,6 @@
 //! The routes: a table that parses them, and one file for each family, named as its URL is.
 
 pub(crate) mod batch;
-mod delta_lookup;
 pub(crate) mod health;
 pub(crate) mod log;
 pub(crate) mod metrics;

@@ -101,7 +101,7 @@ impl Shared {
                 let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
                 releases::answer(&written.cache, &route, &head)
             }
-            Route::Batch => batch::answer(&self.narinfos, self.deltas.as_deref(), request),
+            Route::Batch => batch::answer(&self.narinfos, request),
             Route::Presence => self.presence.as_ref().ok_or(ServeError::NoRoute)?.answer(&head),
             Route::Metrics => measured::answer(&self.origins, &self.state, &head),
             Route::Traces(hash_part) => {

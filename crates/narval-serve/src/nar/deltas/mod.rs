@@ -91,17 +91,6 @@ pub(crate) enum Delta {
     None,
 }
 
-/// What can be expected of a delta that is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Prospect {
-    /// It is kept, and has this many bytes.
-    Ready(u64),
-    /// It would be made.
-    Possible,
-    /// The whole NAR would be sent.
-    None,
-}
-
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Deltas {
@@ -171,26 +160,6 @@ impl Deltas {
             Some((stored, file)) => Delta::Kept(stored, file),
             None => Delta::None,
         }
-    }
-
-    /// What [`get`](Self::get) would do for two NARs, given by hash and size: nothing is read or made for it.
-    pub(crate) fn prospect(&self, base: (NarHash, u64), nar: (NarHash, u64)) -> Prospect {
-        let pair = Pair { base: base.0, nar: nar.0 };
-        if base.0 == nar.0 || !delta_fits(base.1, nar.1) {
-            return Prospect::None;
-        }
-        let known = self.known.get(&pair);
-        match known {
-            Some(Known::Stored(stored, _)) => return Prospect::Ready(stored.file_size),
-            // `narval warm` may have made it meanwhile.
-            _ => {
-                if let Some(stored) = self.folder.find_named(&self.encoding, &pair.name(), EXTENSION) {
-                    return Prospect::Ready(stored.file_size);
-                }
-            }
-        }
-        let is_refused = matches!(known, Some(Known::NotWorthIt)) || self.folder.is_paused();
-        if self.mode == DeltaMode::On && !is_refused { Prospect::Possible } else { Prospect::None }
     }
 
     /// Answers with the delta between two NARs, or with ranges of it; `None` if the whole NAR is to be sent. See [`get`](Self::get).

@@ -143,16 +143,14 @@ fn shown(profile: &Profile) -> Vec<StorePath> {
 
 fn show_plan(report: &Report, output: OutputArgs) {
     let (download, unpacked) = sums(report);
-    let deltas = ExpectedDeltas::of(report);
     if output.json {
         let paths = report.planned.iter().map(|one| {
-            let delta = one.delta.as_ref().map(|delta| json!({"base": delta.base.base_name(), "size": delta.size}));
+            let delta = one.delta_base.as_ref().map(|base| json!({"base": base.base_name()}));
             json!({"path": one.path.base_name(), "narSize": one.nar_size, "fileSize": one.file_size, "cache": one.cache,
                 "delta": delta})
         });
         json::summary(
-            json!({"dryRun": true, "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked,
-            "saved": deltas.saved}),
+            json!({"dryRun": true, "paths": paths.collect::<Vec<_>>(), "download": download, "unpacked": unpacked}),
         );
         return;
     }
@@ -166,37 +164,9 @@ fn show_plan(report: &Report, output: OutputArgs) {
         human_bytes(download),
         human_bytes(unpacked)
     );
-    if deltas.ready > 0 {
-        out!("{} of them as deltas that are ready: {} less to download", deltas.ready, human_bytes(deltas.saved));
-    }
-    if deltas.possible > 0 {
-        out!("{} of them as deltas that are made on request, if they are smaller", deltas.possible);
-    }
-}
-
-/// What a plan expects of deltas.
-#[derive(Default)]
-struct ExpectedDeltas {
-    ready: usize,
-    possible: usize,
-    /// By those that are ready, compared with the files of the caches. In bytes.
-    saved: u64,
-}
-
-impl ExpectedDeltas {
-    fn of(report: &Report) -> Self {
-        let mut sums = Self::default();
-        for one in &report.planned {
-            match one.delta.as_ref().map(|delta| delta.size) {
-                Some(Some(size)) => {
-                    sums.ready += 1;
-                    sums.saved += one.file_size.unwrap_or(one.nar_size).saturating_sub(size);
-                }
-                Some(None) => sums.possible += 1,
-                None => {}
-            }
-        }
-        sums
+    let deltas = report.planned.iter().filter(|one| one.delta_base.is_some()).count();
+    if deltas > 0 {
+        out!("{deltas} of them as deltas, where these are smaller");
     }
 }
 
