@@ -1,4 +1,5 @@
-//! A few threads for work that workers must not wait for: syncing finished files, verifying them, small uploads, requests of the page.
+//! A few threads for work that workers must not wait for: syncing finished files, verifying them, small uploads, requests of the page and
+//! those that wait for a delta.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,16 +26,16 @@ struct Work {
 }
 
 impl Background {
-    /// At most `threads_max` threads of this name, started on demand. At most `waiting_max` jobs wait for them; beyond that, the caller runs
-    /// its job itself, or refuses it.
+    /// At most `threads_max` threads of this name, started on demand. Once all of them work, at most `waiting_max` jobs wait for one; beyond
+    /// that, the caller runs its job itself, or refuses it.
     pub(crate) fn new(name: &'static str, threads_max: usize, waiting_max: usize) -> Arc<Self> {
         Arc::new(Self { name, threads_max, waiting_max, work: Mutex::default() })
     }
 
-    /// Runs a job on a thread, or at once if too many wait.
+    /// Runs a job on a thread, or at once if too many wait. A panic of it is no panic of the caller.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
         if let Err(job) = self.offer(job) {
-            job();
+            run(job);
         }
     }
 
@@ -44,7 +45,8 @@ impl Background {
     /// The job, if too many wait, or there is no thread and none can be started.
     pub(crate) fn offer(self: &Arc<Self>, job: Job) -> Result<(), Job> {
         let work = self.work.lock();
-        if work.waiting.len() >= self.waiting_max { Err(job) } else { self.queue(work, job) }
+        let is_full = work.threads >= self.threads_max && work.waiting.len() >= self.waiting_max;
+        if is_full { Err(job) } else { self.queue(work, job) }
     }
 
     /// Runs a job on a thread, however many wait: for callers that bound them, and must not run them.
@@ -78,10 +80,14 @@ impl Background {
                 return;
             };
             drop(work);
-            // A panic was reported by its hook. What the job held is dropped.
-            let _ = catch_unwind(AssertUnwindSafe(job));
+            run(job);
         }
     }
+}
+
+/// Runs a job. A panic was reported by its hook; what the job held is dropped.
+fn run(job: Job) {
+    let _ = catch_unwind(AssertUnwindSafe(job));
 }
 
 impl fmt::Debug for Background {

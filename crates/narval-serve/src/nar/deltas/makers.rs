@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::waiting::WAITING_MAX;
-
+/// The maximum number of requests that wait for a delta: two clients that fetch as many paths at once as ours do. Further ones are
+/// answered by the worker, and wait for nothing that is not ready.
+pub(super) const WAITING_MAX: usize = 64;
 /// The maximum number of deltas that are made at once; each takes a processor.
 const MAKERS_MAX: usize = 4;
 /// The maximum memory for making deltas, in bytes.

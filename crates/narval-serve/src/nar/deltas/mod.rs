@@ -1,22 +1,21 @@
 //! Deltas of NARs: made once, however many clients ask, and kept in the folder of compressed NARs.
 //!
 //! A delta is made from two verified NARs in memory, and kept only if decoding it gives the NAR again. A few threads make them
-//! ([`makers`]). Requests wait for them on threads of their own ([`waiting`]); one that would have to wait for long gets the whole NAR
-//! instead.
+//! ([`makers`]). Requests wait for them on threads of their own ([`answer_on_a_thread`]); one that would have to wait for long gets the
+//! whole NAR instead.
 
 mod asked;
 mod makers;
-mod waiting;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use narval_codec::delta::delta_fits;
 use narval_codec::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
-use narval_http::{HeadRef, HeaderValue, Response, header};
+use narval_http::{HeadRef, HeaderValue, Request, Response, header};
 use narval_keep::CacheName;
 use narval_nix::{NarHash, Sha256};
 use parking_lot::Mutex;
@@ -26,11 +25,11 @@ use super::delta_mode::DeltaMode;
 use super::file::send_file;
 use super::representation::Representation;
 use super::zstd::{Folder, NarCacheConfig, Stored, etag, is_as_named};
+use crate::background::Background;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 pub(crate) use asked::Asked;
-use makers::{Job, Ticket};
-pub(crate) use waiting::answer_on_a_thread;
+use makers::{Job, Ticket, WAITING_MAX};
 
 /// The memory that zstd takes, besides the two NARs and the delta.
 const CONTEXT_BYTES: u64 = 64 * 1024 * 1024;
@@ -48,6 +47,18 @@ const WORTH_IT: (u64, u64) = (4, 5);
 const COMPARED_LEVEL_MAX: i32 = 3;
 /// A delta of less than this fraction of the NAR is not compared: hardly any NAR compresses that well.
 const CLEARLY_WORTH_IT: u64 = 16;
+
+/// Answers a request on a thread of its own, if there may be another one, else here: workers remain free for others.
+pub(crate) fn answer_on_a_thread(
+    request: Request,
+    answer: impl FnOnce(Request) -> Response + Send + 'static,
+) -> Response {
+    static THREADS: LazyLock<Arc<Background>> = LazyLock::new(|| Background::new("nar-waiting", WAITING_MAX, 0));
+    let (response, responder) = Response::later();
+    // If it panics, the client gets the 500 of a responder that is dropped.
+    THREADS.run(Box::new(move || responder.respond(answer(request))));
+    response
+}
 
 /// A NAR, and how to read it.
 pub(crate) struct DeltaEnd {
