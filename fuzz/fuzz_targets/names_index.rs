@@ -18,7 +18,6 @@ fn read(bytes: &[u8]) {
     let _ = index.versions_of("a");
     let _ = index.with_program("a");
     let _ = index.paths_named("a");
-    let _ = index.paths_that_begin("a", 10);
     let _ = index.exact("a");
     let _ = index.search(&["a".to_owned()], 10);
     let _ = index.nearest("a", 5);

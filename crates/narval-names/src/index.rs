@@ -164,23 +164,6 @@ impl Index {
         Ok(found)
     }
 
-    /// The store paths whose name begins so, up to `limit`.
-    ///
-    /// # Errors
-    /// If the index cannot be read.
-    pub fn paths_that_begin(&self, begin: &str, limit: usize) -> Result<Vec<StorePath>, NamesError> {
-        let mut found = Vec::new();
-        self.paths.scan(&self.file, begin.as_bytes(), &mut |key, _| {
-            let (name, digest) = key.split_at(key.len().saturating_sub(21));
-            let digest = digest.get(1..).and_then(|digest| <&[u8; 20]>::try_from(digest).ok());
-            if let (Ok(name), Some(digest)) = (StorePathName::parse(&text(name)?), digest) {
-                found.push(StorePath::from_parts(HashPart::from_digest(digest), &name));
-            }
-            Ok(found.len() < limit)
-        })?;
-        Ok(found)
-    }
-
     /// The exact paths of an attribute, on all systems.
     ///
     /// # Errors

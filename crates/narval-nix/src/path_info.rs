@@ -64,11 +64,6 @@ impl PathInfo {
             ContentsClaim::None | ContentsClaim::Untrue | ContentsClaim::Unsupported => None,
         }
     }
-
-    /// Whether the NAR hash alone determines the name. The path then needs neither a signature nor another check.
-    pub fn is_named_by_contents(&self, store_dir: &StoreDir) -> bool {
-        self.check_by_contents(store_dir) == Some(ContentsCheck::Nar)
-    }
 }
 
 /// The result of evaluating a path's content address.
@@ -155,8 +150,6 @@ mod tests {
         // The right content address with the NAR hash of other contents: the check of the contents exposes the cache's
         // lie.
         assert_eq!(check(format!("fixed:r:{hash}"), other), by(HashedContents::Nar, &text));
-        assert!(!info(&format!("fixed:r:{hash}"), other).is_named_by_contents(&store_dir));
-        assert!(info(&format!("fixed:r:{hash}"), hash).is_named_by_contents(&store_dir));
         let sha1 = "sha1:00000000000000000000000000000000";
         assert_eq!(check(format!("fixed:r:{sha1}"), hash), by(HashedContents::Nar, sha1));
         // An algorithm that is not supported.

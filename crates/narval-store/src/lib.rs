@@ -49,7 +49,7 @@ mod unpack;
 pub use config::{Access, ConfigError, Environment, StoreConfig};
 #[doc(hidden)]
 pub use daemon::read_anything;
-pub use daemon::{Collected, Daemon, DaemonError, DaemonNar, TemporaryRoots, Trust, WireError};
+pub use daemon::{Collected, Daemon, DaemonError, TemporaryRoots, Trust, WireError};
 pub use database::{Database, ListedPath, Registered, Stamp};
 pub use error::StoreError;
 pub use hashes::{Hashed, Hashes};

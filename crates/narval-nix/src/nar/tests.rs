@@ -57,12 +57,17 @@ impl Tree {
 
     /// The size by arithmetic alone.
     fn len(&self) -> u64 {
+        let close = wire::CLOSE.len() as u64;
         match self {
-            Self::File { executable, contents } => wire::regular_len(*executable, contents.len() as u64),
+            Self::File { executable, contents } => {
+                wire::regular_head_len(*executable) + wire::padded_len(contents.len() as u64) + close
+            }
             Self::Link(target) => wire::symlink_len(target.len() as u64),
-            Self::Directory(entries) => wire::directory_len(
-                entries.iter().map(|(name, tree)| wire::entry_len(name.len() as u64, tree.len())).sum(),
-            ),
+            Self::Directory(entries) => {
+                let entry =
+                    |(name, tree): (&Vec<u8>, &Tree)| wire::entry_head_len(name.len() as u64) + tree.len() + close;
+                wire::DIRECTORY.len() as u64 + entries.iter().map(entry).sum::<u64>() + close
+            }
         }
     }
 }

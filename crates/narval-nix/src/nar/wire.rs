@@ -72,29 +72,14 @@ pub const fn regular_head_len(executable: bool) -> u64 {
     (if executable { EXECUTABLE.len() } else { REGULAR.len() }) as u64 + 8
 }
 
-/// The length of a regular file with `size` bytes of contents.
-pub const fn regular_len(executable: bool, size: u64) -> u64 {
-    padded_len(size).saturating_add(regular_head_len(executable) + CLOSE.len() as u64)
-}
-
 /// The length of a symlink.
 pub const fn symlink_len(target_len: u64) -> u64 {
     padded_len(target_len).saturating_add((SYMLINK.len() + 8 + CLOSE.len()) as u64)
 }
 
-/// The length of a directory whose entries have a total length of `entries_len`.
-pub const fn directory_len(entries_len: u64) -> u64 {
-    entries_len.saturating_add((DIRECTORY.len() + CLOSE.len()) as u64)
-}
-
 /// The length of an entry's head.
 pub const fn entry_head_len(name_len: u64) -> u64 {
     padded_len(name_len).saturating_add((ENTRY.len() + 8 + NODE.len()) as u64)
-}
-
-/// The length of an entry whose node has `node_len` bytes.
-pub const fn entry_len(name_len: u64, node_len: u64) -> u64 {
-    entry_head_len(name_len).saturating_add(node_len).saturating_add(CLOSE.len() as u64)
 }
 
 /// Appends the head of a regular file; its contents, [`padding`] and [`CLOSE`] must follow.

@@ -177,11 +177,6 @@ impl<S: Read + Write> Connection<S> {
         Ok(path_info(&mut self.input, &self.store_dir, path)?)
     }
 
-    /// The bytes after a reply, for a raw NAR.
-    pub(super) fn into_input(self) -> BufReader<S> {
-        self.input.input
-    }
-
     pub(super) fn full(&self, path: &StorePath) -> String {
         self.store_dir.display(path).to_string()
     }

@@ -9,12 +9,12 @@ mod upload;
 mod wire;
 
 use std::collections::BTreeSet;
-use std::io::{self, BufReader, Read};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narval_nix::{HashPart, NarHash, PathInfo, Sha256Hasher, StoreDir, StorePath};
+use narval_nix::{HashPart, PathInfo, StoreDir, StorePath};
 use parking_lot::Mutex;
 
 use self::connection::Connection;
@@ -199,33 +199,6 @@ impl Daemon {
         })
     }
 
-    /// Adds signatures to a valid path. The daemon must trust this user, or the signatures.
-    ///
-    /// # Errors
-    /// See [`Daemon::path_from_hash_part`].
-    pub fn add_signatures(&self, path: &StorePath, signatures: &[narval_nix::Signature]) -> Result<(), DaemonError> {
-        self.ask(|connection| {
-            let signatures = signatures.iter().map(ToString::to_string);
-            let arguments = Request::default().string(connection.full(path)).list(signatures);
-            connection.call(Operation::AddSignatures, arguments)?;
-            connection.number().map(drop)
-        })
-    }
-
-    /// Streams the NAR of a valid path. The daemon does not mark its end, and reports errors in the middle of the
-    /// bytes. So exactly `info.nar_size` bytes are read, and the last of them are returned only if the NAR has the hash
-    /// of `info`. The connection is not reused.
-    ///
-    /// # Errors
-    /// See [`Daemon::path_from_hash_part`].
-    pub fn nar_from_path(&self, info: &PathInfo) -> Result<DaemonNar, DaemonError> {
-        self.ask_once(|mut connection| {
-            connection.call(Operation::NarFromPath, Request::default().string(connection.full(&info.path)))?;
-            let (left, expected) = (info.nar_size, info.nar_hash);
-            Ok(DaemonNar { input: connection.into_input(), left, hasher: Some(Sha256Hasher::new()), expected })
-        })
-    }
-
     /// Sends a request on a pooled connection. If a restarted daemon has closed that, the request is retried once on a
     /// new connection.
     fn ask<T>(&self, request: impl Fn(&mut DaemonConnection) -> Result<T, DaemonError>) -> Result<T, DaemonError> {
@@ -331,33 +304,5 @@ impl TemporaryRoots {
             }
         }
         Ok(())
-    }
-}
-
-/// A NAR streamed by the daemon.
-#[derive(Debug)]
-pub struct DaemonNar {
-    input: BufReader<UnixStream>,
-    left: u64,
-    hasher: Option<Sha256Hasher>,
-    expected: NarHash,
-}
-
-impl Read for DaemonNar {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
-        let Some(buffer) = buffer.get_mut(..wanted).filter(|buffer| !buffer.is_empty()) else { return Ok(0) };
-        let read = self.input.read(buffer)?;
-        if read == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the Nix daemon truncated the NAR"));
-        }
-        self.left -= read as u64;
-        if let Some(hasher) = &mut self.hasher {
-            hasher.update(buffer.get(..read).unwrap_or_default());
-        }
-        if self.left == 0 && self.hasher.take().is_some_and(|hasher| hasher.finish() != self.expected) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the NAR from the Nix daemon has the wrong hash"));
-        }
-        Ok(read)
     }
 }

@@ -14,8 +14,6 @@ pub(crate) enum Operation {
     QueryPathFromHashPart,
     QueryValidPaths,
     CollectGarbage,
-    AddSignatures,
-    NarFromPath,
     AddToStoreNar,
     AddMultipleToStore,
 }
@@ -34,8 +32,6 @@ impl Operation {
             Self::QueryPathFromHashPart => 29,
             Self::CollectGarbage => 20,
             Self::QueryValidPaths => 31,
-            Self::AddSignatures => 37,
-            Self::NarFromPath => 38,
             Self::AddToStoreNar => 39,
             Self::AddMultipleToStore => 44,
         }
@@ -54,8 +50,6 @@ impl Operation {
             Self::QueryPathFromHashPart => "QueryPathFromHashPart",
             Self::CollectGarbage => "CollectGarbage",
             Self::QueryValidPaths => "QueryValidPaths",
-            Self::AddSignatures => "AddSignatures",
-            Self::NarFromPath => "NarFromPath",
             Self::AddToStoreNar => "AddToStoreNar",
             Self::AddMultipleToStore => "AddMultipleToStore",
         }

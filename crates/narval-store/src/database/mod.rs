@@ -300,23 +300,6 @@ impl Database {
         self.paths(sql, &[&self.rows.full(path)])
     }
 
-    /// Returns the path of an output of a valid derivation, if the derivation determines it.
-    ///
-    /// # Errors
-    /// See [`Database::path_from_hash_part`].
-    pub fn derivation_output(&self, derivation: &StorePath, output: &str) -> Result<Option<StorePath>, StoreError> {
-        let full = self.rows.full(derivation);
-        let sql =
-            "select o.path from DerivationOutputs o join ValidPaths v on o.drv = v.id where v.path = ?1 and o.id = ?2";
-        self.pool.query(|connection| {
-            let path = connection
-                .prepare_cached(sql)?
-                .query_row([full.as_str(), output], |row| row.get::<_, String>(0))
-                .optional()?;
-            path.map(|path| self.rows.path(&path, "an output", &full)).transpose()
-        })
-    }
-
     fn paths(&self, sql: &str, parameters: &[&str]) -> Result<Vec<StorePath>, StoreError> {
         self.pool.query(|connection| {
             let mut statement = connection.prepare_cached(sql)?;

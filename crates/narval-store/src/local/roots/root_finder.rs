@@ -72,18 +72,6 @@ impl LocalStore {
         finder.find().map(|found| found.roots)
     }
 
-    /// Creates a symlink to a store path, anywhere on disk, that keeps the path alive. An existing symlink is replaced.
-    ///
-    /// # Errors
-    /// If it cannot be created, or something else is in its place.
-    pub fn add_root(&self, link: &Path, path: &StorePath) -> Result<(), LocalStoreError> {
-        if fs::symlink_metadata(link).is_ok_and(|found| !found.is_symlink()) {
-            return Err(LocalStoreError::io("replace", link, ErrorKind::AlreadyExists));
-        }
-        replace_link(link, self.full(path).as_ref())?;
-        self.add_indirect_root(link)
-    }
-
     /// Registers the symlink at this absolute path as a root: it keeps the store path that it points to alive.
     ///
     /// # Errors
