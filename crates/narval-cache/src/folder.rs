@@ -4,12 +4,9 @@
 //! written under a temporary name and renamed. A narinfo is written after its NAR. The temporary files of processes
 //! that have ended are removed when a folder is next opened for writing.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use narval_nix::cache_info::{CACHE_INFO_LEN_MAX, CacheInfoError};
 use narval_nix::narinfo::{NARINFO_LEN_MAX, NarInfoError};
@@ -17,7 +14,7 @@ use narval_nix::{CacheInfo, Compression, HashPart, NarInfo, Sha256, Sha256Hasher
 use thiserror::Error;
 
 use crate::file::open_below;
-use narval_files::{TemporaryFile, remove_leftovers, remove_leftovers_if};
+use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 
 /// Why a cache folder could not be used.
 #[derive(Debug, Error)]
@@ -237,33 +234,14 @@ impl Write for IncomingFile<'_> {
 /// The prefix of temporary names, which no narinfo or NAR has.
 const TEMPORARY: &str = ".tmp-";
 
-/// The minimum age of leftovers of earlier versions, which did not lock temporary files.
-const UNLOCKED_AGE_MIN: Duration = Duration::from_secs(24 * 60 * 60);
-
 fn create_temporary(directory: &Path) -> Result<TemporaryFile, CacheFolderError> {
     TemporaryFile::create(directory, TEMPORARY, 0o644).map_err(|error| io_error("create a file in", directory, error))
 }
 
 /// Removes temporary files that no process is writing.
 fn clear_up(directory: &Path) -> Result<(), CacheFolderError> {
-    let starts_with = |name: &OsStr, start: &str| name.as_bytes().starts_with(start.as_bytes());
-    let is_old = |file: &File| {
-        let modified = file.metadata().and_then(|metadata| metadata.modified());
-        modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age >= UNLOCKED_AGE_MIN))
-    };
-    remove_leftovers(directory, |name| starts_with(name, TEMPORARY))
-        .and_then(|()| remove_leftovers_if(directory, is_old_temporary_name, is_old))
+    remove_leftovers(directory, |name| is_temporary_name(name, TEMPORARY))
         .map_err(|error| io_error("clear up", directory, error))
-}
-
-/// Temporary names of earlier versions of `narval copy`: `.<hash part>.<process>`, `.<hash part>.narinfo.<process>` and
-/// `.nix-cache-info.<process>`.
-fn is_old_temporary_name(name: &OsStr) -> bool {
-    let name = name.to_str().and_then(|name| name.strip_prefix('.'));
-    let Some((base, process)) = name.and_then(|name| name.rsplit_once('.')) else { return false };
-    let base = base.strip_suffix(".narinfo").unwrap_or(base);
-    let number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
-    number && (base == "nix-cache-info" || HashPart::parse(base.as_bytes()).is_ok())
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> CacheFolderError {

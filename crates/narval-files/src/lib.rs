@@ -19,7 +19,7 @@ pub use fill::{ABANDONED_AFTER, Fill, FillEnd, Progress, Start, Waits};
 pub use kept::Kept;
 pub use permits::{Permit, Permits, WorksFor, served_client, work_for};
 pub use temporary::{
-    TemporaryDirectory, TemporaryFile, has_name, is_temporary_name, random, remove_leftovers, remove_leftovers_if,
-    take_leftover, temporary_name,
+    TemporaryDirectory, TemporaryFile, has_name, is_temporary_name, random, remove_leftovers, take_leftover,
+    temporary_name,
 };
 pub use work::{Done, Reading, Step, Work};

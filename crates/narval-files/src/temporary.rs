@@ -216,19 +216,6 @@ pub fn take_leftover(at: BorrowedFd<'_>, name: impl Arg + Copy) -> io::Result<Op
 /// If the directory cannot be read, or a leftover cannot be removed. One that this user is not permitted to
 /// remove is skipped.
 pub fn remove_leftovers(directory: &Path, is_temporary: impl Fn(&OsStr) -> bool) -> io::Result<()> {
-    remove_leftovers_if(directory, is_temporary, |_| true)
-}
-
-/// Like [`remove_leftovers`], but only for files for which `is_leftover` returns `true`. It is called once a file is
-/// locked.
-///
-/// # Errors
-/// As [`remove_leftovers`].
-pub fn remove_leftovers_if(
-    directory: &Path,
-    is_temporary: impl Fn(&OsStr) -> bool,
-    is_leftover: impl Fn(&File) -> bool,
-) -> io::Result<()> {
     let handle = File::open(directory)?;
     for entry in fs::read_dir(directory)?.take(NAMES_MAX) {
         let name = entry?.file_name();
@@ -236,10 +223,7 @@ pub fn remove_leftovers_if(
             continue;
         }
         let name = CString::new(name.as_bytes())?;
-        let Some(file) = take_leftover(handle.as_fd(), name.as_c_str())?.map(File::from) else { continue };
-        if !is_leftover(&file) {
-            continue;
-        }
+        let Some(_locked) = take_leftover(handle.as_fd(), name.as_c_str())? else { continue };
         match rustix::fs::unlinkat(&handle, &name, AtFlags::empty()) {
             // Another process may have removed it, and a directory is not ours.
             Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => {}

@@ -16,7 +16,6 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use super::disk_usage::DiskUsage;
 use super::graph::{GarbageOptions, Graph, Node, hash_parts_of};
-use super::incoming::is_temporary_of_before;
 use super::roots::root::Root;
 use super::roots::root_finder::RootFinder;
 use super::roots::root_server::{self, RootServer};
@@ -283,14 +282,9 @@ fn leftovers(
     let hash_parts = hash_parts_of(keep);
     for (name, _) in list(directory).map_err(fail)? {
         let Ok(name) = name.into_string() else { continue };
-        let left = match StorePath::parse(&name) {
-            Ok(path) => {
-                let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
-                !is_lock && !graph.paths.contains_key(&path) && !hash_parts.contains(&path.hash_part())
-            }
-            Err(_) => is_temporary_of_before(&name),
-        };
-        if left {
+        let Ok(path) = StorePath::parse(&name) else { continue };
+        let is_lock = name.strip_suffix(".lock").is_some_and(|path| StorePath::parse(path).is_ok());
+        if !is_lock && !graph.paths.contains_key(&path) && !hash_parts.contains(&path.hash_part()) {
             leftovers.push(name);
         }
     }

@@ -25,9 +25,6 @@ use crate::unpack::{Unpack, Unpacked};
 /// collection then protects this name as well, from every version of Nix.
 const TEMPORARY: &str = "narval-tmp-";
 
-/// The prefix of Narval 0.1's temporary names.
-const TEMPORARY_BEFORE: &str = ".tmp-";
-
 /// The size of the pieces that are hashed.
 const BUFFER_LEN: usize = 256 * 1024;
 
@@ -232,16 +229,6 @@ fn owner_of_temporary(name: &str) -> Option<&str> {
     name.get(start..start + owner).filter(|owner| owner.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether this is a temporary name of Narval 0.1. Its owner held `gc.lock` while it ran, so it has ended if this
-/// process holds that lock exclusively.
-pub(super) fn is_temporary_of_before(name: &str) -> bool {
-    let Some((of, rest)) = name.strip_prefix(TEMPORARY_BEFORE).and_then(|rest| rest.split_once('-')) else {
-        return false;
-    };
-    let numbers = rest.split('-').all(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
-    numbers && (of == "deep" || narval_nix::HashPart::parse(of.as_bytes()).is_ok())
-}
-
 impl Incoming<'_> {
     /// The path.
     pub fn path(&self) -> &StorePath {
@@ -335,7 +322,7 @@ impl Drop for Incoming<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_temporary_of_before, owner_of_temporary, temporary_name};
+    use super::{owner_of_temporary, temporary_name};
     use narval_nix::StorePath;
 
     #[test]
@@ -347,7 +334,5 @@ mod tests {
         assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-narval-tmp-../x-1"), None);
         assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-narval-tmp-a-1"), None);
         assert_eq!(owner_of_temporary("00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"), None);
-        assert!(is_temporary_of_before(".tmp-00bgd045z0d4icpbc2yyz4gx48ak44la-123-4"));
-        assert!(is_temporary_of_before(".tmp-deep-123-4") && !is_temporary_of_before(".tmp-link-123-4"));
     }
 }

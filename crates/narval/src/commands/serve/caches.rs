@@ -140,7 +140,7 @@ impl Opened {
         if let Some((open, _)) = self.upstreams.get(&told.cache.name) {
             return Ok(Some(open.clone()));
         }
-        let folder = upstream_folder(data.folder(), &told.cache.name)?;
+        let folder = data.folder().join("upstreams").join(told.cache.name.as_str());
         let (upstreams, bytes_max) = told.upstream_options()?;
         let opened = Upstreams::open(UpstreamsOptions {
             folder,
@@ -167,19 +167,6 @@ fn warn_if_shared(folder: &Path) {
             "other users may read '{wide}' (mode {mode:o}), also private caches: 'chmod -R go= {folder}', or set share-data = true"
         );
     }
-}
-
-/// The folder for the files of a cache's upstreams. An earlier version used another folder for the cache at `/`.
-fn upstream_folder(data: &Path, name: &CacheName) -> Result<std::path::PathBuf, Failure> {
-    let (all, before) = (data.join("upstreams"), data.join("upstream"));
-    let folder = all.join(name.as_str());
-    if *name == CacheName::default() && before.is_dir() && !folder.exists() {
-        let moved = std::fs::create_dir_all(&all).and_then(|()| std::fs::rename(&before, &folder));
-        moved.map_err(|error| {
-            Failure::usage(format!("cannot move '{}' to '{}': {error}", before.display(), folder.display()))
-        })?;
-    }
-    Ok(folder)
 }
 
 fn failed(error: DataError) -> Failure {
