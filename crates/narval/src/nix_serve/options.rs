@@ -18,11 +18,6 @@ mod tests;
 
 use table::{Meaning, Spec};
 
-/// `Priority` in `nix-cache-info`; the default of both originals.
-const PRIORITY_DEFAULT: u32 = 30;
-/// Backlog of the listening sockets; the default of both originals.
-const BACKLOG_DEFAULT: u32 = 1024;
-
 /// The action of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -77,6 +72,34 @@ pub struct Options {
     pub proxy_protocol: bool,
     /// One line for each accepted option without a meaning here.
     pub notes: Vec<String>,
+}
+
+impl Default for Options {
+    /// What both originals do without options.
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            backlog: 1024,
+            tls: None,
+            priority: 30,
+            store: None,
+            keep_alive: None,
+            read_timeout: None,
+            timeout: None,
+            secret_key_file: None,
+            prefix: None,
+            access_log: AccessLog::default(),
+            error_log: None,
+            user: None,
+            group: None,
+            pid_file: None,
+            daemonize: false,
+            no_http2: false,
+            trusted_proxies: Vec::new(),
+            proxy_protocol: false,
+            notes: Vec::new(),
+        }
+    }
 }
 
 /// The files for TLS.
@@ -228,40 +251,22 @@ impl Argument {
     }
 }
 
-/// What has been read so far.
+/// What has been read so far, with what is only known to be right at the end.
 #[derive(Default)]
 struct Given {
-    listen: Vec<Listen>,
+    options: Options,
     host: Option<Host>,
     port: Option<u16>,
     socket: Option<Listen>,
-    backlog: Option<u32>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
-    priority: Option<u32>,
-    store: Option<String>,
-    keep_alive: Option<Duration>,
     keep_alive_off: bool,
-    read_timeout: Option<Duration>,
-    timeout: Option<Duration>,
-    prefix: Option<String>,
-    log_format: Option<LogFormat>,
     quiet: bool,
-    access_log: Option<PathBuf>,
-    error_log: Option<PathBuf>,
-    user: Option<String>,
-    group: Option<String>,
-    pid_file: Option<PathBuf>,
-    daemonize: bool,
-    no_http2: bool,
-    trusted_proxies: Vec<TrustedProxy>,
-    proxy_protocol: bool,
-    notes: Vec<String>,
 }
 
 impl Given {
     fn note(&mut self, option: &str, why: &str) {
-        self.notes.push(format!("option {option} {why} and is ignored"));
+        self.options.notes.push(format!("option {option} {why} and is ignored"));
     }
 
     fn take(&mut self, spec: &Spec, shown: &str, value: String) -> Result<(), OptionError> {
@@ -272,36 +277,39 @@ impl Given {
             Ok(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
             _ => Err(bad(value)),
         };
+        let options = &mut self.options;
         match spec.meaning {
-            Meaning::Listen => self.listen.push(value.parse().map_err(listen_error)?),
+            Meaning::Listen => options.listen.push(value.parse().map_err(listen_error)?),
             Meaning::Host => self.host = Some(Host::parse(&value).map_err(listen_error)?),
             Meaning::Port => self.port = Some(value.parse().map_err(|_| bad(&value))?),
             Meaning::Socket => self.socket = Some(format!("unix:{value}").parse().map_err(listen_error)?),
             Meaning::Backlog => match value.parse() {
-                Ok(backlog @ 1..=BACKLOG_MAX) => self.backlog = Some(backlog),
+                Ok(backlog @ 1..=BACKLOG_MAX) => options.backlog = backlog,
                 _ => return Err(bad(&value)),
             },
             Meaning::SslCert => self.cert = Some(value.into()),
             Meaning::SslKey => self.key = Some(value.into()),
-            Meaning::Priority => self.priority = Some(value.parse().map_err(|_| bad(&value))?),
-            Meaning::Store => self.store = Some(value),
-            Meaning::KeepAliveTimeout => self.keep_alive = Some(seconds(&value)?),
+            Meaning::Priority => options.priority = value.parse().map_err(|_| bad(&value))?,
+            Meaning::Store => options.store = Some(value),
+            Meaning::KeepAliveTimeout => options.keep_alive = Some(seconds(&value)?),
             Meaning::KeepAliveOff => self.keep_alive_off = true,
-            Meaning::ReadTimeout => self.read_timeout = Some(seconds(&value)?),
-            Meaning::Timeout => self.timeout = Some(seconds(&value)?),
-            Meaning::Prefix => self.prefix = prefix(&value).ok_or_else(|| bad(&value))?,
-            Meaning::Quiet => (self.quiet, self.log_format) = (true, None),
-            Meaning::Verbose => (self.quiet, self.log_format) = (false, Some(LogFormat::Verbose)),
-            Meaning::LogFormat => (self.quiet, self.log_format) = log_format(&value).ok_or_else(|| bad(&value))?,
-            Meaning::AccessLog => self.access_log = Some(value.into()),
-            Meaning::ErrorLog => self.error_log = Some(value.into()),
-            Meaning::User => self.user = Some(value),
-            Meaning::Group => self.group = Some(value),
-            Meaning::PidFile => self.pid_file = Some(value.into()),
-            Meaning::Daemonize => self.daemonize = true,
-            Meaning::NoHttp2 => self.no_http2 = true,
-            Meaning::TrustedProxy => self.trusted_proxies.push(value.parse().map_err(|_| bad(&value))?),
-            Meaning::ProxyProtocol => self.proxy_protocol = true,
+            Meaning::ReadTimeout => options.read_timeout = Some(seconds(&value)?),
+            Meaning::Timeout => options.timeout = Some(seconds(&value)?),
+            Meaning::Prefix => options.prefix = prefix(&value).ok_or_else(|| bad(&value))?,
+            Meaning::Quiet => (self.quiet, options.access_log.format) = (true, None),
+            Meaning::Verbose => (self.quiet, options.access_log.format) = (false, Some(LogFormat::Verbose)),
+            Meaning::LogFormat => {
+                (self.quiet, options.access_log.format) = log_format(&value).ok_or_else(|| bad(&value))?;
+            }
+            Meaning::AccessLog => options.access_log.file = Some(value.into()),
+            Meaning::ErrorLog => options.error_log = Some(value.into()),
+            Meaning::User => options.user = Some(value),
+            Meaning::Group => options.group = Some(value),
+            Meaning::PidFile => options.pid_file = Some(value.into()),
+            Meaning::Daemonize => options.daemonize = true,
+            Meaning::NoHttp2 => options.no_http2 = true,
+            Meaning::TrustedProxy => options.trusted_proxies.push(value.parse().map_err(|_| bad(&value))?),
+            Meaning::ProxyProtocol => options.proxy_protocol = true,
             Meaning::Nothing if spec.allowed.is_some() => self.note(&format!("{shown} {value}"), "means nothing here"),
             Meaning::Nothing => self.note(shown, "means nothing here"),
             Meaning::Help | Meaning::Version => {}
@@ -310,46 +318,29 @@ impl Given {
     }
 
     fn finish(mut self, env: &dyn Fn(&str) -> Option<OsString>) -> Result<Options, OptionError> {
-        let tls = match (self.cert.take(), self.key.take()) {
+        self.options.tls = match (self.cert.take(), self.key.take()) {
             (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
             (None, None) => None,
             (Some(_), None) => return Err(OptionError::HalfTls { given: "--ssl-cert", missing: "--ssl-key" }),
             (None, Some(_)) => return Err(OptionError::HalfTls { given: "--ssl-key", missing: "--ssl-cert" }),
         };
+        self.options.listen = self.places();
         let filled = |name: &str| env(name).filter(|value| !value.is_empty());
-        let listen = self.places();
+        self.options.secret_key_file = filled("NIX_SECRET_KEY_FILE").map(PathBuf::from);
+        if self.keep_alive_off {
+            self.options.keep_alive = Some(Duration::ZERO);
+        }
         // Perl nix-serve logs nothing unless --access-log is given; nix-serve-ng's options select a format.
-        let format = match (self.quiet, self.log_format, &self.access_log) {
-            (false, None, Some(_)) => Some(LogFormat::Combined),
-            (_, format, _) => format,
-        };
-        Ok(Options {
-            listen,
-            backlog: self.backlog.unwrap_or(BACKLOG_DEFAULT),
-            tls,
-            priority: self.priority.unwrap_or(PRIORITY_DEFAULT),
-            store: self.store,
-            keep_alive: if self.keep_alive_off { Some(Duration::ZERO) } else { self.keep_alive },
-            read_timeout: self.read_timeout,
-            timeout: self.timeout,
-            secret_key_file: filled("NIX_SECRET_KEY_FILE").map(PathBuf::from),
-            prefix: self.prefix,
-            access_log: AccessLog { format, file: self.access_log },
-            error_log: self.error_log,
-            user: self.user,
-            group: self.group,
-            pid_file: self.pid_file,
-            daemonize: self.daemonize,
-            no_http2: self.no_http2,
-            trusted_proxies: self.trusted_proxies,
-            proxy_protocol: self.proxy_protocol,
-            notes: self.notes,
-        })
+        let log = &mut self.options.access_log;
+        if log.file.is_some() && log.format.is_none() && !self.quiet {
+            log.format = Some(LogFormat::Combined);
+        }
+        Ok(self.options)
     }
 
     /// `--listen` takes precedence, then `--socket`, then `--host` and `--port`, as in Plack::Runner.
     fn places(&mut self) -> Vec<Listen> {
-        if !self.listen.is_empty() {
+        if !self.options.listen.is_empty() {
             for (given, option) in
                 [(self.host.is_some(), "--host"), (self.port.is_some(), "--port"), (self.socket.is_some(), "--socket")]
             {
@@ -357,7 +348,7 @@ impl Given {
                     self.note(option, "gives way to --listen");
                 }
             }
-            return std::mem::take(&mut self.listen);
+            return std::mem::take(&mut self.options.listen);
         }
         if let Some(socket) = self.socket.take() {
             return vec![socket];
