@@ -22,6 +22,11 @@ impl Finding {
         Self { what, good: true, text: text.into() }
     }
 
+    /// A check that passed, or else what is wrong.
+    pub(super) fn of(what: &'static str, outcome: Result<String, String>) -> Self {
+        Self { what, good: outcome.is_ok(), text: outcome.unwrap_or_else(|wrong| wrong) }
+    }
+
     /// A check that failed.
     pub(super) fn bad(what: &'static str, text: impl Into<String>) -> Self {
         Self { what, good: false, text: text.into() }

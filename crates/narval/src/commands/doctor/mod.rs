@@ -64,36 +64,32 @@ fn disk(args: &Args) -> Result<Finding, Failure> {
             good: stats.f_bavail > 0,
             text: text(stats.f_bavail.saturating_mul(stats.f_frsize)),
         },
-        Err(error) => Finding { what: "disk", good: false, text: format!("{}: {error}", nearest.display()) },
+        Err(error) => Finding::bad("disk", format!("{}: {error}", nearest.display())),
     })
 }
 
 /// Enters a namespace with an empty store.
 fn namespaces(args: &Args) -> Result<Finding, Failure> {
     let config = args.client.store.config()?;
-    let text = match try_to_enter(config.store_dir.as_str()) {
-        Err(text) => return Ok(Finding { what: "namespaces", good: false, text }),
-        Ok(()) if rustix::process::getuid().is_root() => "narval run works",
-        Ok(()) => "narval run works without root",
+    let works = match rustix::process::getuid().is_root() {
+        true => "narval run works",
+        false => "narval run works without root",
     };
-    Ok(Finding { what: "namespaces", good: true, text: text.into() })
+    Ok(Finding::of("namespaces", try_to_enter(config.store_dir.as_str()).map(|()| works.to_owned())))
 }
 
 /// Loads the certificates, as a client does before its first HTTPS connection.
 fn certificates() -> Finding {
     let trusted = match TrustedCertificates::load(CacheSettings::of_process().ssl_cert_file.as_deref()) {
         Ok(trusted) => trusted,
-        Err(error) => return Finding { what: "certificates", good: false, text: error.to_string() },
+        Err(error) => return Finding::bad("certificates", error.to_string()),
     };
     if trusted.sources.is_empty() {
-        return Finding {
-            what: "certificates",
-            good: true,
-            text: format!(
-                "Mozilla's {}, compiled in; programs find none on this system: 'narval install cacert' has some",
-                trusted.usable
-            ),
-        };
+        let text = format!(
+            "Mozilla's {}, compiled in; programs find none on this system: 'narval install cacert' has some",
+            trusted.usable
+        );
+        return Finding::good("certificates", text);
     }
     let sources = trusted.sources.iter().map(|(name, path)| format!("{} ({name})", path.display()));
     let mut text = format!("{} of {}", trusted.usable, sources.collect::<Vec<_>>().join(", "));
@@ -138,18 +134,13 @@ fn caches(args: &Args) -> Result<Vec<Finding>, Failure> {
         let start = std::time::Instant::now();
         let answer = url.child("nix-cache-info").map(|info| narval_cache::read_small_once(&client, &info, 64 * 1024));
         let millis = start.elapsed().as_millis();
-        match answer {
-            Ok(Ok(Some(_))) => {
-                Finding { what: "cache", good: true, text: format!("{url}{proxy}: responds in {millis} ms") }
-            }
-            Ok(Ok(None)) => Finding {
-                what: "cache",
-                good: false,
-                text: format!("{url}{proxy}: has no nix-cache-info; is it a cache?"),
-            },
-            Ok(Err(error)) => Finding { what: "cache", good: false, text: format!("{url}{proxy}: {error}") },
-            Err(error) => Finding { what: "cache", good: false, text: format!("{url}: {error}") },
-        }
+        let outcome = match answer {
+            Ok(Ok(Some(_))) => Ok(format!("{url}{proxy}: responds in {millis} ms")),
+            Ok(Ok(None)) => Err(format!("{url}{proxy}: has no nix-cache-info; is it a cache?")),
+            Ok(Err(error)) => Err(format!("{url}{proxy}: {error}")),
+            Err(error) => Err(format!("{url}: {error}")),
+        };
+        Finding::of("cache", outcome)
     };
     Ok(args.client.caches.urls()?.iter().map(look).collect())
 }

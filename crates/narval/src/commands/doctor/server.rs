@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_cache::{Wanted, published_keys, signature_advice};
-use narval_client::{Client, Extra, HttpError, Request, Response, RetryPolicy, Scheme, Url};
+use narval_client::{Client, Extra, Head, HttpError, Request, Response, RetryPolicy, Scheme, Url};
 use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, NarInfo, PublicKey, TrustedKeys};
@@ -63,14 +63,25 @@ pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Res
 /// # Errors
 /// Wrong usage: an address that cannot be used.
 pub(super) fn health(caches: &CacheArgs, server: &str) -> Result<Finding, Failure> {
-    const WHAT: &str = "health";
     let (client, url) = reach(caches, server)?;
     let url = url.child("health").map_err(Failure::usage)?;
-    Ok(match client.send(&Request::get(&url)) {
-        Ok(Response { head, .. }) if head.status == 200 => Finding::good(WHAT, "the server is healthy"),
-        Ok(Response { head, .. }) => Finding::bad(WHAT, format!("{url}: the server answered {}", head.status)),
-        Err(error) => Finding::bad(WHAT, error.to_string()),
-    })
+    Ok(Finding::of(
+        "health",
+        answer(&client, &Request::get(&url), 200, &[]).map(|_| "the server is healthy".to_owned()),
+    ))
+}
+
+/// The head of an answer with the status that is due, or one of the others that are as good.
+///
+/// # Errors
+/// What happened instead.
+fn answer(client: &Client, request: &Request<'_>, due: u16, others: &[u16]) -> Result<Head, String> {
+    let url = request.url;
+    let Response { head, .. } = client.send(request).map_err(|error| format!("{url}: {error}"))?;
+    match head.status == due || others.contains(&head.status) {
+        true => Ok(head),
+        false => Err(format!("{url}: the server answered {} where {due} is due", head.status)),
+    }
 }
 
 /// A client for one server, which does not retry: a failure is to be seen, not waited for.
@@ -189,42 +200,19 @@ impl Server {
 
     /// A path that the server does not have must be absent, and not an error: Nix gives up on a cache that fails.
     fn absent(&self) -> Result<Finding, Failure> {
-        const WHAT: &str = "absent path";
         let url = self.child(&format!("{ABSENT}.narinfo"))?;
-        Ok(match self.client.send(&Request::get(&url)) {
-            Ok(Response { head, .. }) if matches!(head.status, 403 | 404 | 410) => {
-                Finding::good(WHAT, format!("answered {}", head.status))
-            }
-            Ok(Response { head, .. }) => {
-                Finding::bad(WHAT, format!("{url}: answered {} where 404 is due", head.status))
-            }
-            Err(error) => Finding::bad(WHAT, format!("{url}: {error}")),
-        })
+        let answer = answer(&self.client, &Request::get(&url), 404, &[403, 410]);
+        Ok(Finding::of("absent path", answer.map(|head| format!("answered {}", head.status))))
     }
 
     /// What needs a path: its narinfo, signature and NAR.
     fn path(&self, wanted: &Wanted, info: &CacheInfo, findings: &mut Vec<Finding>) -> Result<(), Failure> {
         const WHAT: &str = "path";
         let url = self.child(&format!("{}.narinfo", wanted.hash_part()))?;
-        let text = match self.client.metadata_once(&url, NARINFO_LEN_MAX as u64) {
-            Ok(Some(text)) => text,
-            Ok(None) => {
-                findings.push(Finding::bad(WHAT, format!("{url}: the server does not have it")));
-                return Ok(());
-            }
-            Err(error) => {
-                findings.push(Finding::bad(WHAT, format!("{url}: {error}")));
-                return Ok(());
-            }
-        };
-        let narinfo = match NarInfo::parse(&text, &info.store_dir) {
-            Ok(narinfo) if wanted.is(&narinfo.path) => narinfo,
-            Ok(narinfo) => {
-                findings.push(Finding::bad(WHAT, format!("{url}: is the narinfo of another path, {}", narinfo.path)));
-                return Ok(());
-            }
-            Err(error) => {
-                findings.push(Finding::bad(WHAT, format!("{url}: {error}")));
+        let narinfo = match self.narinfo(&url, wanted, info) {
+            Ok(narinfo) => narinfo,
+            Err(why) => {
+                findings.push(Finding::bad(WHAT, format!("{url}: {why}")));
                 return Ok(());
             }
         };
@@ -235,6 +223,16 @@ impl Server {
             Err(error) => findings.push(Finding::bad("nar", format!("{url}: its URL: {error}"))),
         }
         Ok(())
+    }
+
+    fn narinfo(&self, url: &Url, wanted: &Wanted, info: &CacheInfo) -> Result<NarInfo, String> {
+        let text = self.client.metadata_once(url, NARINFO_LEN_MAX as u64).map_err(|error| error.to_string())?;
+        let text = text.ok_or("the server does not have it")?;
+        let narinfo = NarInfo::parse(&text, &info.store_dir).map_err(|error| error.to_string())?;
+        match wanted.is(&narinfo.path) {
+            true => Ok(narinfo),
+            false => Err(format!("is the narinfo of another path, {}", narinfo.path)),
+        }
     }
 
     fn signature(&self, narinfo: &NarInfo, info: &CacheInfo) -> Finding {
@@ -257,28 +255,23 @@ impl Server {
         if stored != "none" {
             return Finding::good(WHAT, format!("the NAR is a {stored} file{size}"));
         }
-        match self.client.send(&Request { accepts_coding: true, ..Request::get(nar) }) {
-            Ok(Response { head, .. }) if head.status == 200 => match head.field("content-encoding") {
-                Some(coding) => Finding::good(WHAT, format!("{}, while the NAR is sent", coding.escape_debug())),
-                None => Finding::good(WHAT, "none"),
-            },
-            Ok(Response { head, .. }) => Finding::bad(WHAT, format!("{nar}: the server answered {}", head.status)),
-            Err(error) => Finding::bad(WHAT, format!("{nar}: {error}")),
-        }
+        let answer = answer(&self.client, &Request { accepts_coding: true, ..Request::get(nar) }, 200, &[]);
+        let coding = answer.map(|head| match head.field("content-encoding") {
+            Some(coding) => format!("{}, while the NAR is sent", coding.escape_debug()),
+            None => "none".to_owned(),
+        });
+        Finding::of(WHAT, coding)
     }
 
     /// Without ranges, an interrupted download starts again.
     fn ranges(&self, nar: &Url) -> Finding {
-        const WHAT: &str = "ranges";
         let extra = Extra { fields: &[("range", "bytes=1-1")], ..Extra::default() };
-        match self.client.send(&Request { extra, ..Request::get(nar) }) {
-            Ok(Response { head, .. }) if head.status == 206 => Finding::good(WHAT, "yes: interrupted downloads resume"),
-            Ok(Response { head, .. }) if head.status == 200 => {
-                Finding::good(WHAT, "no: interrupted downloads start again")
-            }
-            Ok(Response { head, .. }) => Finding::bad(WHAT, format!("{nar}: the server answered {}", head.status)),
-            Err(error) => Finding::bad(WHAT, format!("{nar}: {error}")),
-        }
+        let answer = answer(&self.client, &Request { extra, ..Request::get(nar) }, 206, &[200]);
+        let text = |head: Head| match head.status {
+            206 => "yes: interrupted downloads resume".to_owned(),
+            _ => "no: interrupted downloads start again".to_owned(),
+        };
+        Finding::of("ranges", answer.map(text))
     }
 
     fn speed(&self, nar: &Url) -> Finding {
