@@ -1,8 +1,8 @@
 //! Parses `/metrics`, and computes rates from two readings.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::upstreams::Upstreams;
@@ -10,69 +10,17 @@ use super::upstreams::Upstreams;
 /// The maximum number of buckets read of a histogram.
 const BUCKETS_MAX: usize = 256;
 
-/// The totals that are read: the name here, the name of the sample, and the label it must have.
-const SERIES: [(Series, &str, &str); 24] = [
-    (Series::Requests, "narval_http_requests_total", ""),
-    (Series::CacheRequests, "narval_requests_total", ""),
-    (Series::NarInfos, "narval_requests_total", "route=\"narinfo\""),
-    (Series::Nars, "narval_requests_total", "route=\"nar\""),
-    (Series::Absent, "narval_requests_total", "status=\"404\""),
-    (Series::Failed, "narval_http_responses_total", "code=\"5"),
-    (Series::Sent, "narval_http_sent_bytes_total", ""),
-    (Series::Received, "narval_http_received_bytes_total", ""),
-    (Series::Connections, "narval_http_connections_open", ""),
-    (Series::Queue, "narval_http_queue_depth", ""),
-    (Series::Bodies, "narval_http_bodies_waiting", ""),
-    (Series::Workers, "narval_http_workers", ""),
-    (Series::Busy, "narval_http_worker_busy_seconds_total", ""),
-    (Series::Overloaded, "narval_http_requests_overloaded_total", ""),
-    (Series::Overloaded, "narval_http_connections_refused_total", ""),
-    (Series::Aborted, "narval_http_answers_aborted_total", ""),
-    (Series::Hits, "narval_narinfo_memo_hits_total", ""),
-    (Series::Misses, "narval_narinfo_memo_misses_total", ""),
-    (Series::NarHits, "narval_nar_cache_hits_total", ""),
-    (Series::NarMisses, "narval_nar_cache_misses_total", ""),
-    (Series::Upstream, "narval_nar_bytes_total", "encoding=\"from upstream\""),
-    (Series::Stored, "narval_uploads_stored_total", ""),
-    (Series::Refused, "narval_uploads_refused_total", ""),
-    (Series::StoreErrors, "narval_store_errors_total", ""),
-];
+/// All requests; a server without an engine's figures has those of its caches.
+const REQUESTS: &str = "narval_http_requests_total";
+const CACHE_REQUESTS: &str = "narval_requests_total";
 /// The histogram of request durations.
 const LATENCY: &str = "narval_http_request_seconds_bucket";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Series {
-    Requests,
-    CacheRequests,
-    NarInfos,
-    Nars,
-    Absent,
-    Failed,
-    Sent,
-    Received,
-    Connections,
-    Queue,
-    Bodies,
-    Workers,
-    Busy,
-    Overloaded,
-    Aborted,
-    Hits,
-    Misses,
-    NarHits,
-    NarMisses,
-    Upstream,
-    Stored,
-    Refused,
-    StoreErrors,
-}
 
 /// The totals of one reading.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Totals {
-    series: BTreeMap<Series, f64>,
-    /// Upper bounds in seconds, with the number of requests up to each.
-    buckets: Vec<(f64, f64)>,
+    /// The name of each sample, its labels and its value.
+    samples: Vec<(String, String, f64)>,
     upstreams: Upstreams,
 }
 
@@ -85,29 +33,33 @@ impl Totals {
             let (name, labels) = sample.split_once('{').unwrap_or((sample, ""));
             let Some(value) = value.parse().ok().filter(|value: &f64| value.is_finite()) else { continue };
             totals.upstreams.take(name, labels, value);
-            if name == LATENCY {
-                let bound = labels.split_once("le=\"").and_then(|(_, rest)| rest.split('"').next()?.parse().ok());
-                totals
-                    .buckets
-                    .extend(bound.filter(|_| totals.buckets.len() < BUCKETS_MAX).map(|bound: f64| (bound, value)));
-            }
-            for (series, _, _) in SERIES.iter().filter(|(_, known, label)| *known == name && labels.contains(label)) {
-                *totals.series.entry(*series).or_default() += value;
-            }
+            totals.samples.push((name.to_owned(), labels.to_owned(), value));
         }
-        let is_narval =
-            totals.series.contains_key(&Series::CacheRequests) || totals.series.contains_key(&Series::Requests);
+        let is_narval = [REQUESTS, CACHE_REQUESTS].into_iter().any(|name| totals.sum(name, "").is_some());
         is_narval.then_some(totals)
     }
 
-    fn get(&self, series: Series) -> Option<f64> {
-        self.series.get(&series).copied()
+    fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+        self.samples.iter().filter(move |(sample, ..)| sample == name).map(|(_, labels, value)| (&**labels, *value))
+    }
+
+    /// The sum of the samples of this name that have this among their labels.
+    fn sum(&self, name: &str, label: &str) -> Option<f64> {
+        let values = self.of(name).filter(|(labels, _)| labels.contains(label)).map(|(_, value)| value);
+        values.reduce(|sum, value| sum + value)
+    }
+
+    /// Upper bounds of request durations in seconds, with the number of requests up to each.
+    fn buckets(&self) -> Vec<(f64, f64)> {
+        let bound =
+            |labels: &str| labels.split_once("le=\"").and_then(|(_, rest)| rest.split('"').next()?.parse().ok());
+        self.of(LATENCY).filter_map(|(labels, value)| Some((bound(labels)?, value))).take(BUCKETS_MAX).collect()
     }
 }
 
 /// The figures between two readings: counts and bytes per second, unless stated otherwise. `None` if the server does not
-/// report it.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// report it. The names are those in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Figures {
     pub(super) requests: Option<f64>,
     pub(super) narinfos: Option<f64>,
@@ -120,22 +72,23 @@ pub(super) struct Figures {
     /// Requests that wait for a worker, now.
     pub(super) queue: Option<f64>,
     /// Percent of the workers' time.
-    pub(super) busy: Option<f64>,
+    pub(super) busy_percent: Option<f64>,
     /// Percent of the lookups of narinfos.
-    pub(super) hits: Option<f64>,
+    pub(super) hits_percent: Option<f64>,
     /// Percent of the compressed NARs.
-    pub(super) nar_hits: Option<f64>,
+    pub(super) nar_hits_percent: Option<f64>,
     /// Seconds that one in two, and all but one in a hundred requests took at most, if they were not answered from memory.
     pub(super) median_seconds: Option<f64>,
     pub(super) slowest_seconds: Option<f64>,
     pub(super) uploads: Option<f64>,
-    pub(super) refused: Option<f64>,
+    pub(super) uploads_refused: Option<f64>,
     pub(super) absent: Option<f64>,
     pub(super) failed: Option<f64>,
     pub(super) overloaded: Option<f64>,
     pub(super) aborted: Option<f64>,
     pub(super) store_errors: Option<f64>,
     /// Since the server was started.
+    #[serde(skip)]
     pub(super) upstreams: Upstreams,
 }
 
@@ -143,71 +96,65 @@ impl Figures {
     /// `None` if the server was restarted in between.
     pub(super) fn between(before: &Totals, now: &Totals, elapsed: Duration) -> Option<Self> {
         let seconds = elapsed.as_secs_f64().max(0.001);
-        let requests = if now.get(Series::Requests).is_some() { Series::Requests } else { Series::CacheRequests };
-        let grown = |series| Some(now.get(series)? - before.get(series).unwrap_or_default());
-        let rate = |series| Some(grown(series)?.max(0.0) / seconds);
-        if grown(requests)? < 0.0 {
+        let grown = |name, label| Some(now.sum(name, label)? - before.sum(name, label).unwrap_or_default());
+        let rate = |name, label| Some(grown(name, label)?.max(0.0) / seconds);
+        let requests = if now.sum(REQUESTS, "").is_some() { REQUESTS } else { CACHE_REQUESTS };
+        if grown(requests, "")? < 0.0 {
             return None;
         }
         let share = |part: Option<f64>, rest: Option<f64>| {
             let all = part? + rest?;
             (all > 0.0).then(|| 100.0 * part.unwrap_or_default() / all)
         };
-        let waiting = now.get(Series::Queue).map(|queue| queue + now.get(Series::Bodies).unwrap_or_default());
-        let workers = now.get(Series::Workers).filter(|workers| *workers > 0.0);
+        let waiting = now.sum("narval_http_queue_depth", "");
+        let waiting = waiting.map(|queue| queue + now.sum("narval_http_bodies_waiting", "").unwrap_or_default());
+        let workers = now.sum("narval_http_workers", "").filter(|workers| *workers > 0.0);
+        let busy = rate("narval_http_worker_busy_seconds_total", "").zip(workers);
+        let overloaded = ["narval_http_requests_overloaded_total", "narval_http_connections_refused_total"];
+        let (before_buckets, buckets) = (before.buckets(), now.buckets());
         Some(Self {
-            requests: rate(requests),
-            narinfos: rate(Series::NarInfos),
-            nars: rate(Series::Nars),
-            sent_bytes: rate(Series::Sent),
-            received_bytes: rate(Series::Received),
-            upstream_bytes: rate(Series::Upstream),
-            connections: now.get(Series::Connections),
+            requests: rate(requests, ""),
+            narinfos: rate(CACHE_REQUESTS, "route=\"narinfo\""),
+            nars: rate(CACHE_REQUESTS, "route=\"nar\""),
+            sent_bytes: rate("narval_http_sent_bytes_total", ""),
+            received_bytes: rate("narval_http_received_bytes_total", ""),
+            upstream_bytes: rate("narval_nar_bytes_total", "encoding=\"from upstream\""),
+            connections: now.sum("narval_http_connections_open", ""),
             queue: waiting,
-            busy: rate(Series::Busy).zip(workers).map(|(busy, workers)| (100.0 * busy / workers).min(100.0)),
-            hits: share(grown(Series::Hits), grown(Series::Misses)),
-            nar_hits: share(grown(Series::NarHits), grown(Series::NarMisses)),
-            median_seconds: quantile(&before.buckets, &now.buckets, 0.5),
-            slowest_seconds: quantile(&before.buckets, &now.buckets, 0.99),
-            uploads: rate(Series::Stored),
-            refused: rate(Series::Refused),
-            absent: rate(Series::Absent),
-            failed: rate(Series::Failed).or_else(|| now.get(Series::Requests).map(|_| 0.0)),
-            overloaded: rate(Series::Overloaded),
-            aborted: rate(Series::Aborted),
-            store_errors: rate(Series::StoreErrors),
+            busy_percent: busy.map(|(busy, workers)| (100.0 * busy / workers).min(100.0)),
+            hits_percent: share(
+                grown("narval_narinfo_memo_hits_total", ""),
+                grown("narval_narinfo_memo_misses_total", ""),
+            ),
+            nar_hits_percent: share(
+                grown("narval_nar_cache_hits_total", ""),
+                grown("narval_nar_cache_misses_total", ""),
+            ),
+            median_seconds: quantile(&before_buckets, &buckets, 0.5),
+            slowest_seconds: quantile(&before_buckets, &buckets, 0.99),
+            uploads: rate("narval_uploads_stored_total", ""),
+            uploads_refused: rate("narval_uploads_refused_total", ""),
+            absent: rate(CACHE_REQUESTS, "status=\"404\""),
+            failed: rate("narval_http_responses_total", "code=\"5").or_else(|| now.sum(REQUESTS, "").map(|_| 0.0)),
+            overloaded: overloaded.into_iter().filter_map(|name| rate(name, "")).reduce(|sum, rate| sum + rate),
+            aborted: rate("narval_http_answers_aborted_total", ""),
+            store_errors: rate("narval_store_errors_total", ""),
             upstreams: now.upstreams.clone(),
         })
     }
 
     /// As JSON; what the server does not report is `null`.
     pub(super) fn json(&self) -> Value {
-        // Three decimals are enough for rates.
-        let short = |value: Option<f64>| value.map(|value| (value * 1000.0).round() / 1000.0);
-        json!({
-            "requests": short(self.requests),
-            "narinfos": short(self.narinfos),
-            "nars": short(self.nars),
-            "sent_bytes": short(self.sent_bytes),
-            "received_bytes": short(self.received_bytes),
-            "upstream_bytes": short(self.upstream_bytes),
-            "connections": self.connections,
-            "queue": self.queue,
-            "busy_percent": short(self.busy),
-            "hits_percent": short(self.hits),
-            "nar_hits_percent": short(self.nar_hits),
-            "median_seconds": self.median_seconds,
-            "slowest_seconds": self.slowest_seconds,
-            "uploads": short(self.uploads),
-            "uploads_refused": short(self.refused),
-            "absent": short(self.absent),
-            "failed": short(self.failed),
-            "overloaded": short(self.overloaded),
-            "aborted": short(self.aborted),
-            "store_errors": short(self.store_errors),
-            "upstreams": self.upstreams.json(),
-            "neighbours": self.upstreams.neighbours_json(),
-        })
+        let mut fields = serde_json::to_value(self).unwrap_or_default();
+        for (name, value) in fields.as_object_mut().into_iter().flatten() {
+            // Three decimals are enough for rates.
+            if let Some(rate) = value.as_f64().filter(|_| !name.ends_with("_seconds")) {
+                *value = json!((rate * 1000.0).round() / 1000.0);
+            }
+        }
+        fields["upstreams"] = self.upstreams.json();
+        fields["neighbours"] = self.upstreams.neighbours_json();
+        fields
     }
 }
 
@@ -260,9 +207,9 @@ narval_narinfo_memo_misses_total 10
             + "narval_http_responses_total{code=\"503\"} 2\n";
         let figures = Figures::between(&before, &Totals::parse(&after).unwrap(), Duration::from_secs(2)).unwrap();
         assert_eq!((figures.requests, figures.sent_bytes), (Some(10.0), Some(1000.0)));
-        assert_eq!((figures.connections, figures.queue, figures.busy), (Some(3.0), Some(2.0), Some(25.0)));
+        assert_eq!((figures.connections, figures.queue, figures.busy_percent), (Some(3.0), Some(2.0), Some(25.0)));
         assert_eq!((figures.nars, figures.narinfos, figures.absent), (Some(0.0), Some(2.0), Some(2.0)));
-        assert_eq!((figures.hits, figures.failed), (Some(75.0), Some(1.0)));
+        assert_eq!((figures.hits_percent, figures.failed), (Some(75.0), Some(1.0)));
         assert_eq!((figures.median_seconds, figures.slowest_seconds), (Some(0.002), Some(0.002)));
         assert_eq!(figures.upstream_bytes, None);
         assert_eq!(figures.json()["requests"], 10.0);

@@ -40,13 +40,13 @@ const CELLS: [Cell; 20] = [
     ("upstream/s", |now| text::bytes(now.upstream_bytes), |_| false),
     ("connections", |now| text::count(now.connections), |_| false),
     ("queue", |now| text::count(now.queue), |now| now.queue > Some(0.0)),
-    ("busy", |now| text::percent(now.busy), |now| now.busy > Some(90.0)),
-    ("from memory", |now| text::percent(now.hits), |_| false),
-    ("NAR hits", |now| text::percent(now.nar_hits), |_| false),
+    ("busy", |now| text::percent(now.busy_percent), |now| now.busy_percent > Some(90.0)),
+    ("from memory", |now| text::percent(now.hits_percent), |_| false),
+    ("NAR hits", |now| text::percent(now.nar_hits_percent), |_| false),
     ("median", |now| text::time(now.median_seconds), |_| false),
     ("99 % within", |now| text::time(now.slowest_seconds), |_| false),
     ("404/s", |now| text::count(now.absent), |_| false),
-    ("refused/s", |now| text::count(now.refused), |now| now.refused > Some(0.0)),
+    ("refused/s", |now| text::count(now.uploads_refused), |now| now.uploads_refused > Some(0.0)),
     ("errors/s", |now| text::count(now.failed), |now| now.failed > Some(0.0)),
     ("overload/s", |now| text::count(now.overloaded), |now| now.overloaded > Some(0.0)),
     ("aborted/s", |now| text::count(now.aborted), |now| now.aborted > Some(0.0)),
@@ -59,7 +59,7 @@ type Chart = (&'static str, fn(&Figures) -> Option<f64>, fn(Option<f64>) -> Stri
 const CHARTS: [Chart; 4] = [
     ("Requests/s", |now| now.requests, text::count, None),
     ("Sent/s", |now| now.sent_bytes, text::bytes, None),
-    ("Workers busy", |now| now.busy, text::percent, Some(100.0)),
+    ("Workers busy", |now| now.busy_percent, text::percent, Some(100.0)),
     ("99 % within", |now| now.slowest_seconds.filter(|seconds| seconds.is_finite()), text::time, None),
 ];
 
