@@ -23,7 +23,7 @@ pub const SECONDS: [f64; 11] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0
 /// Whether anybody collects spans.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static COLLECTOR: OnceLock<Collector> = OnceLock::new();
-static TIMES: [Cells; 3] = [const { Cells::new() }; 3];
+static TIMES: [TimesCounter<{ SECONDS.len() + 1 }>; 3] = [const { TimesCounter::new() }; 3];
 
 struct Collector {
     spans: SyncSender<Finished>,
@@ -49,7 +49,7 @@ pub enum Work {
 
 impl Work {
     /// Others are measured elsewhere.
-    fn cells(self) -> Option<&'static Cells> {
+    fn cells(self) -> Option<&'static TimesCounter<{ SECONDS.len() + 1 }>> {
         let [storage, read, write] = &TIMES;
         match self {
             Self::Request | Self::Server => None,
@@ -60,47 +60,69 @@ impl Work {
     }
 }
 
-/// How often work took how long.
-#[derive(Clone, Debug, Default)]
-pub struct Times {
-    /// Cumulative, by the bounds of [`SECONDS`].
-    pub counts: [u64; SECONDS.len()],
+/// How often something took how long.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Times<const N: usize> {
+    /// How many did not take longer than each of some bounds.
+    pub counts: [u64; N],
     /// All of them.
     pub count: u64,
     /// The sum.
     pub sum: Duration,
 }
 
-struct Cells {
-    counts: [AtomicU64; SECONDS.len() + 1],
+impl<const N: usize> Times<N> {
+    /// `counts`: those between each bound and the one before, and then those beyond the last one.
+    pub fn of(counts: impl IntoIterator<Item = u64>, sum: Duration) -> Self {
+        let mut times = Self { counts: [0; N], count: 0, sum };
+        for (at, count) in counts.into_iter().enumerate() {
+            times.count += count;
+            if let Some(counted) = times.counts.get_mut(at) {
+                *counted = times.count;
+            }
+        }
+        times
+    }
+}
+
+/// Counts how often something took how long. `M` is one more than the number of bounds: the last one counts the rest.
+#[derive(Debug)]
+pub struct TimesCounter<const M: usize> {
+    counts: [AtomicU64; M],
     nanos: AtomicU64,
 }
 
-impl Cells {
-    const fn new() -> Self {
-        Self { counts: [const { AtomicU64::new(0) }; SECONDS.len() + 1], nanos: AtomicU64::new(0) }
+impl<const M: usize> TimesCounter<M> {
+    /// Nothing is counted yet.
+    pub const fn new() -> Self {
+        Self { counts: [const { AtomicU64::new(0) }; M], nanos: AtomicU64::new(0) }
     }
 
-    fn add(&self, time: Duration) {
-        let at = SECONDS.iter().position(|bound| time.as_secs_f64() <= *bound).unwrap_or(SECONDS.len());
+    /// Counts one, by these bounds.
+    pub fn add(&self, bounds: &[f64], time: Duration) {
+        let at = bounds.iter().position(|bound| time.as_secs_f64() <= *bound).unwrap_or(bounds.len());
         if let Some(count) = self.counts.get(at) {
             count.fetch_add(1, Ordering::Relaxed);
         }
         self.nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
+
+    /// What was counted.
+    pub fn times<const N: usize>(&self) -> Times<N> {
+        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        Times::of(counts, Duration::from_nanos(self.nanos.load(Ordering::Relaxed)))
+    }
+}
+
+impl<const M: usize> Default for TimesCounter<M> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// How long this work has taken in this process.
-pub fn times(work: Work) -> Times {
-    let Some(cells) = work.cells() else { return Times::default() };
-    let mut times = Times { sum: Duration::from_nanos(cells.nanos.load(Ordering::Relaxed)), ..Times::default() };
-    for (at, count) in cells.counts.iter().enumerate() {
-        times.count += count.load(Ordering::Relaxed);
-        if let Some(counted) = times.counts.get_mut(at) {
-            *counted = times.count;
-        }
-    }
-    times
+pub fn times(work: Work) -> Times<{ SECONDS.len() }> {
+    work.cells().map_or_else(|| Times::of([], Duration::ZERO), TimesCounter::times)
 }
 
 /// A span that is over.
@@ -251,7 +273,7 @@ impl Drop for Span {
     fn drop(&mut self) {
         let Some(took) = self.begun.map(|begun| begun.elapsed()) else { return };
         if let Some(cells) = self.work.cells() {
-            cells.add(took);
+            cells.add(&SECONDS, took);
         }
         if let (Some(recorded), Some(collector)) = (self.recorded.take(), COLLECTOR.get()) {
             let finished = Finished { took, ..recorded.finished.clone() };

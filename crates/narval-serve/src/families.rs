@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use narval_client::trace::Times;
+
 /// The end of an answer.
 const END: &str = "# EOF";
 
@@ -48,7 +50,7 @@ impl Families {
     }
 
     /// Adds a sample with this suffix to the family's name.
-    pub(crate) fn add_with(
+    fn add_with(
         &mut self,
         Named { kind, name, help }: Named<'_>,
         suffix: &str,
@@ -67,6 +69,23 @@ impl Families {
         let labels: Vec<_> = labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(family.samples, "{name}{suffix}{labels} {value}");
+    }
+
+    /// Adds a histogram with these upper bounds.
+    pub(crate) fn add_times<const N: usize>(
+        &mut self,
+        (name, help): (&str, &str),
+        labels: &[(&str, &str)],
+        bounds: [f64; N],
+        times: &Times<N>,
+    ) {
+        let named = Named { kind: "histogram", name, help };
+        for (bound, count) in std::iter::zip(bounds, times.counts) {
+            self.add_with(named, "_bucket", &[labels, &[("le", &format!("{bound:?}"))]].concat(), count);
+        }
+        self.add_with(named, "_bucket", &[labels, &[("le", "+Inf")]].concat(), times.count);
+        self.add_with(named, "_sum", labels, times.sum.as_secs_f64());
+        self.add_with(named, "_count", labels, times.count);
     }
 
     /// Adds all families of a text in this format.

@@ -3,17 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
+use narval_client::trace::Times;
 use narval_keep::{CacheName, REFUSAL_REASONS};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, text::encode};
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::{MetricType, counter};
-use prometheus_client::registry::{Registry, Unit};
 
-use crate::sharded::Sharded;
+use crate::families::{Families, Named};
+pub(crate) use crate::sharded::Counter;
 use crate::watch::history::TIMES;
 use crate::watch::{History, Totals, Transfers, UnderWay};
-
-pub(crate) type Counter = counter::Counter<u64, Sharded>;
 
 /// Statuses with a counter of their own; all others count as `other`.
 const STATUSES: [u16; 19] =
@@ -50,54 +46,70 @@ impl RouteLabel {
 const ROUTES: [&str; 11] =
     ["nix-cache-info", "narinfo", "nar", "log", "ls", "build-trace", "batch", "presence", "push", "peer", "other"];
 
-/// All counters. Request counters are looked up once, so that counting is one addition.
-pub(crate) struct Metrics {
-    registry: Registry,
-    requests: Vec<Vec<Counter>>,
-    latencies: Latencies,
-    pub(crate) narinfo_memo_hits: Counter,
-    pub(crate) narinfo_memo_misses: Counter,
-    pub(crate) layout_hits: Counter,
-    pub(crate) layout_misses: Counter,
-    pub(crate) flat_nar_hits: Counter,
-    pub(crate) nar_cache_hits: Counter,
-    pub(crate) nar_cache_misses: Counter,
-    pub(crate) nar_cache_damaged: Counter,
-    pub(crate) single_flight_waits: Counter,
-    pub(crate) stream_aborts: Counter,
-    pub(crate) corrupt_paths: Counter,
-    pub(crate) database_errors: Counter,
-    pub(crate) nar_deltas_sent: Counter,
-    pub(crate) nar_deltas_made: Counter,
-    pub(crate) nar_bytes_delta: Counter,
-    pub(crate) nars_redirected: Counter,
-    pub(crate) nar_bytes_identity: Counter,
-    pub(crate) nar_bytes_zstd: Counter,
-    /// Bytes of NARs sent as they were uploaded, compressed.
-    pub(crate) nar_bytes_compressed: Counter,
-    /// Bytes of NARs sent while they were fetched from an upstream.
-    pub(crate) nar_bytes_upstream: Counter,
-    /// Bytes of NARs sent to other nodes.
-    pub(crate) peer_bytes_sent: Counter,
-    pub(crate) upload_bytes: Counter,
-    pub(crate) uploads_stored: Counter,
-    pub(crate) uploads_known: Counter,
-    uploads_refused: Vec<Counter>,
-    pub(crate) page_refused: Counter,
-    pub(crate) logins_failed: Counter,
-    pub(crate) logins_throttled: Counter,
-    /// NARs of [`LARGE_BYTES_MIN`] and more.
-    pub(crate) downloads: Transfers,
-    pub(crate) uploads: Transfers,
-    pub(crate) compressions: UnderWay,
-    /// Requests of the page that decode, walk or compare.
-    pub(crate) page_requests: UnderWay,
-    /// The last hour.
-    pub(crate) history: History,
+/// Defines what is counted of a cache: the field of each plain counter, the name of its metric and what it counts.
+macro_rules! metrics {
+    ($($field:ident: $name:literal, $help:literal;)*) => {
+        /// All counters of a cache.
+        #[derive(Default)]
+        pub(crate) struct Metrics {
+            cache: CacheName,
+            /// By route and status.
+            requests: [[Counter; STATUSES.len() + 1]; ROUTES.len()],
+            latencies: Latencies,
+            pub(crate) nar_bytes_delta: Counter,
+            pub(crate) nar_bytes_identity: Counter,
+            pub(crate) nar_bytes_zstd: Counter,
+            /// Bytes of NARs sent as they were uploaded, compressed.
+            pub(crate) nar_bytes_compressed: Counter,
+            /// Bytes of NARs sent while they were fetched from an upstream.
+            pub(crate) nar_bytes_upstream: Counter,
+            uploads_refused: [Counter; REFUSAL_REASONS.len()],
+            /// NARs of [`LARGE_BYTES_MIN`] and more.
+            pub(crate) downloads: Transfers,
+            pub(crate) uploads: Transfers,
+            pub(crate) compressions: UnderWay,
+            /// Requests of the page that decode, walk or compare.
+            pub(crate) page_requests: UnderWay,
+            /// The last hour.
+            pub(crate) history: History,
+            $(pub(crate) $field: Counter,)*
+        }
+
+        impl Metrics {
+            fn add_plain(&self, families: &mut Families, cache: (&str, &str)) {
+                $(families.add(Named::counter(concat!("narval_", $name), $help), &[cache], self.$field.get());)*
+            }
+        }
+    };
 }
 
-/// How many answers took how long to begin. Unlike the library's histogram, it can be read.
-#[derive(Clone, Debug, Default)]
+metrics! {
+    narinfo_memo_hits: "narinfo_memo_hits", "Narinfos and absences answered from memory";
+    narinfo_memo_misses: "narinfo_memo_misses", "Narinfos and absences looked up in the store";
+    layout_hits: "layout_hits", "NARs whose plan was cached";
+    layout_misses: "layout_misses", "NARs that were planned";
+    flat_nar_hits: "flat_nar_hits", "NARs of many small files sent from a packed file";
+    nar_cache_hits: "nar_cache_hits", "Compressed NARs sent from the cache";
+    nar_cache_misses: "nar_cache_misses", "Compressed NARs that had to be created";
+    nar_cache_damaged: "nar_cache_damaged", "Compressed NARs in the cache that had changed on disk";
+    nar_deltas_sent: "nar_deltas_sent", "NARs sent as the difference to another NAR";
+    nar_deltas_made: "nar_deltas_made", "Differences between NARs that were created";
+    nars_redirected: "nars_redirected", "NARs for which a client was sent to the object store";
+    single_flight_waits: "single_flight_waits", "Requests that joined an in-flight compression";
+    stream_aborts: "stream_aborts", "NARs aborted while they were sent";
+    corrupt_paths: "corrupt_paths", "Paths whose files do not match the database";
+    database_errors: "store_errors", "Times the store could not be read";
+    peer_bytes_sent: "peer_sent_bytes", "Bytes of NARs sent to other nodes of the same bucket";
+    upload_bytes: "upload_bytes", "Bytes received of uploaded NARs";
+    uploads_stored: "uploads_stored", "Uploaded NARs that were verified and stored";
+    uploads_known: "uploads_known", "Uploads of NARs that the cache already had";
+    page_refused: "page_refused", "Requests of the page, and for missing paths, beyond what is answered at a time";
+    logins_failed: "logins_failed", "Requests with a wrong, expired or revoked token";
+    logins_throttled: "logins_throttled", "The same after too many of them from the address";
+}
+
+/// How many answers took how long to begin.
+#[derive(Debug, Default)]
 struct Latencies {
     /// By the bound that they did not exceed; the last one counts the rest.
     counts: [Counter; TIMES],
@@ -112,18 +124,9 @@ impl Latencies {
         }
         self.nanos.inc_by(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
-}
 
-impl EncodeMetric for Latencies {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let counts = self.counts.each_ref().map(Counter::get);
-        let buckets: Vec<_> = SECONDS.into_iter().chain([f64::MAX]).zip(counts).collect();
-        let seconds = Duration::from_nanos(self.nanos.get()).as_secs_f64();
-        encoder.encode_histogram::<NoLabelSet>(seconds, counts.iter().sum(), &buckets, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
+    fn times(&self) -> Times<{ SECONDS.len() }> {
+        Times::of(self.counts.each_ref().map(Counter::get), Duration::from_nanos(self.nanos.get()))
     }
 }
 
@@ -133,117 +136,56 @@ impl fmt::Debug for Metrics {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    route: &'static str,
-    status: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EncodingLabel {
-    encoding: &'static str,
-}
-
 impl Metrics {
-    /// Creates the counters of a cache at zero.
+    /// The counters of a cache, at zero.
     pub(crate) fn new(cache: &CacheName) -> Self {
-        let label = ("cache".into(), cache.as_str().to_owned().into());
-        let mut registry = Registry::with_prefix_and_labels("narval", std::iter::once(label));
-        let requests: Family<RequestLabels, Counter> = Family::default();
-        registry.register("requests", "Requests by route and status", requests.clone());
-        let statuses = || STATUSES.iter().map(ToString::to_string).chain(["other".to_owned()]);
-        let counters = |route: &'static str| {
-            statuses().map(|status| requests.get_or_create(&RequestLabels { route, status }).clone()).collect()
-        };
-        let requests = ROUTES.iter().map(|route| counters(route)).collect();
-        let latencies = Latencies::default();
-        registry.register_with_unit(
-            "worker",
-            "Time to start a response that was not in memory",
-            Unit::Seconds,
-            latencies.clone(),
-        );
-        let bytes: Family<EncodingLabel, Counter> = Family::default();
-        registry.register_with_unit("nar", "Bytes of NARs sent by encoding", Unit::Bytes, bytes.clone());
-        let encoded = |encoding| bytes.get_or_create(&EncodingLabel { encoding }).clone();
-        let (nar_bytes_identity, nar_bytes_zstd) = (encoded("identity"), encoded("zstd"));
-        let nar_bytes_delta = encoded("delta");
-        let nar_bytes_compressed = encoded("as uploaded");
-        let nar_bytes_upstream = encoded("from upstream");
-        let peer_bytes_sent = Counter::default();
-        let help = "Bytes of NARs sent to other nodes of the same bucket";
-        registry.register_with_unit("peer_sent", help, Unit::Bytes, peer_bytes_sent.clone());
-        let upload_bytes = Counter::default();
-        registry.register_with_unit("upload", "Bytes received of uploaded NARs", Unit::Bytes, upload_bytes.clone());
-        let refused: Family<ReasonLabel, Counter> = Family::default();
-        registry.register("uploads_refused", "Uploads that were refused, by reason", refused.clone());
-        let refused = |reason: &'static str| refused.get_or_create(&ReasonLabel { reason }).clone();
-        let uploads_refused = REFUSAL_REASONS.iter().map(|reason| refused(reason)).collect();
-        let mut transfers = |name: &str, help: &str| {
-            let transfers = Transfers::default();
-            registry.register(name, help, transfers.gauge());
-            transfers
-        };
-        let downloads = transfers("nars_being_sent", "NARs of 1 MiB and more that are being sent");
-        let uploads = transfers("uploads_being_received", "NARs that are being received and verified");
-        let mut under_way = |name: &str, help: &str| {
-            let under_way = UnderWay::default();
-            registry.register(name, help, under_way.gauge());
-            under_way
-        };
-        let compressions = under_way("compressions_running", "NARs that are being compressed");
-        let page_requests = under_way("page_requests_running", "Requests of the page that decode, walk or compare");
-        let mut counter = |name: &str, help: &str| {
-            let counter = Counter::default();
-            registry.register(name, help, counter.clone());
-            counter
-        };
-        Self {
-            requests,
-            latencies,
-            narinfo_memo_hits: counter("narinfo_memo_hits", "Narinfos and absences answered from memory"),
-            narinfo_memo_misses: counter("narinfo_memo_misses", "Narinfos and absences looked up in the store"),
-            layout_hits: counter("layout_hits", "NARs whose plan was cached"),
-            layout_misses: counter("layout_misses", "NARs that were planned"),
-            flat_nar_hits: counter("flat_nar_hits", "NARs of many small files sent from a packed file"),
-            nar_cache_hits: counter("nar_cache_hits", "Compressed NARs sent from the cache"),
-            nar_cache_misses: counter("nar_cache_misses", "Compressed NARs that had to be created"),
-            nar_cache_damaged: counter("nar_cache_damaged", "Compressed NARs in the cache that had changed on disk"),
-            nar_deltas_sent: counter("nar_deltas_sent", "NARs sent as the difference to another NAR"),
-            nar_deltas_made: counter("nar_deltas_made", "Differences between NARs that were created"),
-            nars_redirected: counter("nars_redirected", "NARs for which a client was sent to the object store"),
-            single_flight_waits: counter("single_flight_waits", "Requests that joined an in-flight compression"),
-            stream_aborts: counter("stream_aborts", "NARs aborted while they were sent"),
-            corrupt_paths: counter("corrupt_paths", "Paths whose files do not match the database"),
-            database_errors: counter("store_errors", "Times the store could not be read"),
-            peer_bytes_sent,
-            upload_bytes,
-            uploads_stored: counter("uploads_stored", "Uploaded NARs that were verified and stored"),
-            uploads_known: counter("uploads_known", "Uploads of NARs that the cache already had"),
-            uploads_refused,
-            page_refused: counter(
-                "page_refused",
-                "Requests of the page, and for missing paths, beyond what is answered at a time",
-            ),
-            logins_failed: counter("logins_failed", "Requests with a wrong, expired or revoked token"),
-            logins_throttled: counter("logins_throttled", "The same after too many of them from the address"),
-            nar_bytes_delta,
-            nar_bytes_identity,
-            nar_bytes_zstd,
-            nar_bytes_compressed,
-            nar_bytes_upstream,
-            downloads,
-            uploads,
-            compressions,
-            page_requests,
-            history: History::default(),
-            registry,
+        Self { cache: cache.clone(), ..Self::default() }
+    }
+
+    /// Adds all of them.
+    pub(crate) fn add_to(&self, families: &mut Families) {
+        let cache = ("cache", self.cache.as_str());
+        let requests = Named::counter("narval_requests", "Requests by route and status");
+        for (route, counters) in std::iter::zip(ROUTES, &self.requests) {
+            let statuses = STATUSES.iter().map(ToString::to_string).chain(["other".to_owned()]);
+            for (status, counter) in statuses.zip(counters) {
+                families.add(requests, &[cache, ("route", route), ("status", &status)], counter.get());
+            }
         }
+        let named = ("narval_worker_seconds", "Time to start a response that was not in memory");
+        families.add_times(named, &[cache], SECONDS, &self.latencies.times());
+        let nar_bytes = Named::counter("narval_nar_bytes", "Bytes of NARs sent by encoding");
+        for (encoding, counter) in self.nar_bytes() {
+            families.add(nar_bytes, &[cache, ("encoding", encoding)], counter.get());
+        }
+        let refused = Named::counter("narval_uploads_refused", "Uploads that were refused, by reason");
+        for (reason, counter) in std::iter::zip(REFUSAL_REASONS, &self.uploads_refused) {
+            families.add(refused, &[cache, ("reason", reason)], counter.get());
+        }
+        for (name, help, count) in [
+            ("narval_nars_being_sent", "NARs of 1 MiB and more that are being sent", self.downloads.count()),
+            ("narval_uploads_being_received", "NARs that are being received and verified", self.uploads.count()),
+            ("narval_compressions_running", "NARs that are being compressed", self.compressions.count()),
+            (
+                "narval_page_requests_running",
+                "Requests of the page that decode, walk or compare",
+                self.page_requests.count(),
+            ),
+        ] {
+            families.add(Named::gauge(name, help), &[cache], count);
+        }
+        self.add_plain(families, cache);
+    }
+
+    /// What was sent of NARs, by encoding.
+    fn nar_bytes(&self) -> [(&'static str, &Counter); 5] {
+        [
+            ("identity", &self.nar_bytes_identity),
+            ("zstd", &self.nar_bytes_zstd),
+            ("delta", &self.nar_bytes_delta),
+            ("as uploaded", &self.nar_bytes_compressed),
+            ("from upstream", &self.nar_bytes_upstream),
+        ]
     }
 
     /// Counts a request.
@@ -289,16 +231,9 @@ impl Metrics {
             let at = REFUSAL_REASONS.iter().position(|known| *known == reason);
             at.and_then(|at| self.uploads_refused.get(at)).map_or(0, Counter::get)
         };
-        let sent = [
-            &self.nar_bytes_identity,
-            &self.nar_bytes_zstd,
-            &self.nar_bytes_compressed,
-            &self.nar_bytes_upstream,
-            &self.nar_bytes_delta,
-        ];
         let micros = |at: usize| SECONDS.get(at).map_or(10_000_000, |seconds| (seconds * 1e6) as u32);
         Totals {
-            sent: sent.into_iter().map(Counter::get).sum(),
+            sent: self.nar_bytes().into_iter().map(|(_, counter)| counter.get()).sum(),
             received: self.upload_bytes.get(),
             times: self.latencies.counts.each_ref().map(Counter::get),
             bounds: std::array::from_fn(micros),
@@ -311,12 +246,5 @@ impl Metrics {
             throttled: self.logins_throttled.get(),
             ..totals
         }
-    }
-
-    /// All counters, in the OpenMetrics text format.
-    pub(crate) fn render(&self) -> Result<String, fmt::Error> {
-        let mut text = String::new();
-        encode(&mut text, &self.registry)?;
-        Ok(text)
     }
 }

@@ -4,16 +4,18 @@
 //! So each of the first threads has a shard of its own, and reading the counter adds them up.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-use prometheus_client::metrics::counter::Atomic;
 
 /// Threads with a shard of their own; all others share one more.
 const OWN_MAX: usize = 31;
 
-/// See the module's description.
+/// See the module's description. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counter(Arc<Shards>);
+
 #[derive(Debug, Default)]
-pub(crate) struct Sharded {
+struct Shards {
     own: [AtomicU64; OWN_MAX],
     shared: AtomicU64,
 }
@@ -25,26 +27,24 @@ thread_local! {
     };
 }
 
-impl Atomic<u64> for Sharded {
-    fn inc(&self) -> u64 {
-        self.inc_by(1)
+impl Counter {
+    pub(crate) fn inc(&self) {
+        self.inc_by(1);
     }
 
-    fn inc_by(&self, by: u64) -> u64 {
-        match self.own.get(PLACE.get()) {
+    pub(crate) fn inc_by(&self, by: u64) {
+        match self.0.own.get(PLACE.get()) {
             // Only this thread writes here.
-            Some(own) => {
-                let before = own.load(Ordering::Relaxed);
-                own.store(before.wrapping_add(by), Ordering::Relaxed);
-                before
+            Some(own) => own.store(own.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed),
+            None => {
+                self.0.shared.fetch_add(by, Ordering::Relaxed);
             }
-            None => self.shared.fetch_add(by, Ordering::Relaxed),
         }
     }
 
-    fn get(&self) -> u64 {
-        let own = self.own.iter().map(|own| own.load(Ordering::Relaxed));
-        own.fold(self.shared.load(Ordering::Relaxed), u64::wrapping_add)
+    pub(crate) fn get(&self) -> u64 {
+        let own = self.0.own.iter().map(|own| own.load(Ordering::Relaxed));
+        own.fold(self.0.shared.load(Ordering::Relaxed), u64::wrapping_add)
     }
 }
 
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn no_increment_is_lost_with_more_threads_than_shards() {
-        let counter = Sharded::default();
+        let counter = Counter::default();
         std::thread::scope(|scope| {
             for _ in 0..OWN_MAX + 10 {
-                scope.spawn(|| (0..1000).for_each(|_| _ = counter.inc()));
+                scope.spawn(|| (0..1000).for_each(|_| counter.inc()));
             }
         });
         assert_eq!(counter.get(), (OWN_MAX as u64 + 10) * 1000);
-        assert!(counter.shared.load(Ordering::Relaxed) >= 10_000);
+        assert!(counter.0.shared.load(Ordering::Relaxed) >= 10_000);
     }
 }

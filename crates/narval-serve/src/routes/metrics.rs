@@ -119,14 +119,8 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
         families.add(Named::gauge("narval_upstream_doubtful", help), &labels, u8::from(upstream.is_doubtful));
         let help = "Whether the upstream responds, as far as the last requests have shown";
         families.add(Named::gauge("narval_upstream_up", help), &labels, u8::from(upstream.is_up));
-        let help = "Time to the first byte of an upstream's answer";
-        let seconds = Named { kind: "histogram", name: "narval_upstream_seconds", help };
-        for (bound, count) in std::iter::zip(SECONDS, upstream.times) {
-            families.add_with(seconds, "_bucket", &[labels[0], labels[1], ("le", &format!("{bound:?}"))], count);
-        }
-        families.add_with(seconds, "_bucket", &[labels[0], labels[1], ("le", "+Inf")], upstream.answers);
-        families.add_with(seconds, "_sum", &labels, upstream.time.as_secs_f64());
-        families.add_with(seconds, "_count", &labels, upstream.answers);
+        let named = ("narval_upstream_seconds", "Time to the first byte of an upstream's answer");
+        families.add_times(named, &labels, SECONDS, &upstream.times);
     }
     let mut gauge = |name, help, value: u64| families.add(Named::gauge(name, help), &[cache], value);
     gauge("narval_upstream_kept_bytes", "Bytes that are kept of upstreams", figures.kept_bytes);
@@ -194,14 +188,7 @@ pub(crate) fn add_waits(families: &mut Families) {
         ("narval_database_seconds", database, &[("kind", "write")], Work::DatabaseWrite),
         ("narval_storage_seconds", storage, &[], Work::Storage),
     ] {
-        let named = Named { kind: "histogram", name, help };
-        let times = trace::times(work);
-        for (bound, count) in std::iter::zip(trace::SECONDS, times.counts) {
-            families.add_with(named, "_bucket", &[labels, &[("le", &format!("{bound:?}"))]].concat(), count);
-        }
-        families.add_with(named, "_bucket", &[labels, &[("le", "+Inf")]].concat(), times.count);
-        families.add_with(named, "_sum", labels, times.sum.as_secs_f64());
-        families.add_with(named, "_count", labels, times.count);
+        families.add_times((name, help), labels, trace::SECONDS, &trace::times(work));
     }
     if trace::is_on() {
         let help = "Spans that were not sent, because the collector was away or slow";

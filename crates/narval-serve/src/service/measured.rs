@@ -61,10 +61,7 @@ impl Origins {
 
     /// What is of this cache.
     fn add_cache(&self, families: &mut Families) {
-        match self.metrics.render() {
-            Ok(text) => families.add_text(&text),
-            Err(error) => tracing::error!("cannot render the metrics: {error}"),
-        }
+        self.metrics.add_to(families);
         let name = self.name();
         if let Some(written) = &self.written {
             metrics::add_limits(families, &written.cache);

@@ -6,40 +6,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
 
 /// The maximum number of transfers that are listed; further ones are only counted.
 const LISTED_MAX: usize = 512;
 
 /// A gauge of what has begun and has not ended. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct UnderWay(Gauge);
+pub(crate) struct UnderWay(Arc<AtomicU64>);
 
 /// One that is under way until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Begun(Gauge);
+pub(crate) struct Begun(Arc<AtomicU64>);
 
 impl UnderWay {
     /// Counts one more.
     pub(crate) fn begin(&self) -> Begun {
-        self.0.inc();
-        Begun(self.0.clone())
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Begun(Arc::clone(&self.0))
     }
 
     /// How many there are now.
     pub(crate) fn count(&self) -> u64 {
-        u64::try_from(self.0.get()).unwrap_or(0)
-    }
-
-    /// For a registry.
-    pub(crate) fn gauge(&self) -> Gauge {
-        self.0.clone()
+        self.0.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.0.dec();
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -106,11 +100,6 @@ impl Transfers {
     /// The first ones of those that are listed, the oldest first.
     pub(crate) fn list(&self, max: usize) -> Vec<Arc<Transfer>> {
         self.listed.list.lock().values().take(max).cloned().collect()
-    }
-
-    /// For a registry.
-    pub(crate) fn gauge(&self) -> Gauge {
-        self.count.gauge()
     }
 }
 

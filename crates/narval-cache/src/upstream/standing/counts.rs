@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use narval_client::trace::{Times, TimesCounter};
+
 use super::health::Standing;
 use crate::upstream::neighbours::counts::NeighbourFigures;
 
@@ -21,9 +23,7 @@ pub(in crate::upstream) struct Counts {
     used: AtomicU64,
     filtered: AtomicU64,
     saved_micros: AtomicU64,
-    /// By the bound that they did not exceed; the last one counts the rest.
-    times: [AtomicU64; SECONDS.len() + 1],
-    micros: AtomicU64,
+    times: TimesCounter<{ SECONDS.len() + 1 }>,
 }
 
 /// How a request to an upstream ended.
@@ -63,12 +63,8 @@ pub struct UpstreamFigures {
     pub saved: Duration,
     /// The mean time of an answer, the last ones counting most; `None` before the first.
     pub usual: Option<Duration>,
-    /// Times to the first byte of an answer: how many did not exceed each of [`SECONDS`].
-    pub times: [u64; SECONDS.len()],
-    /// The number of all of them.
-    pub answers: u64,
-    /// Their sum.
-    pub time: Duration,
+    /// Times to the first byte of an answer, by [`SECONDS`].
+    pub times: Times<{ SECONDS.len() }>,
 }
 
 /// What is kept of all upstreams of a cache.
@@ -99,14 +95,9 @@ impl Counts {
             Asked::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        if asked == Asked::Failed {
-            return;
+        if asked != Asked::Failed {
+            self.times.add(&SECONDS, time);
         }
-        let at = SECONDS.iter().position(|bound| time.as_secs_f64() <= *bound).unwrap_or(SECONDS.len());
-        if let Some(count) = self.times.get(at) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-        self.micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Counts a request that was not answered in time.
@@ -152,14 +143,6 @@ impl Counts {
         usual: Option<Duration>,
     ) -> UpstreamFigures {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut answers = 0;
-        let mut times = [0; SECONDS.len()];
-        for (at, count) in self.times.iter().enumerate() {
-            answers += get(count);
-            if let Some(time) = times.get_mut(at) {
-                *time = answers;
-            }
-        }
         UpstreamFigures {
             url,
             is_up: standing != Standing::Down,
@@ -174,9 +157,7 @@ impl Counts {
             found: get(&self.found),
             absent: get(&self.absent),
             failed: get(&self.failed),
-            times,
-            answers,
-            time: Duration::from_micros(get(&self.micros)),
+            times: self.times.times(),
         }
     }
 }
