@@ -68,6 +68,7 @@ mod profile;
 mod progress;
 mod push;
 pub mod releases;
+mod remembered;
 mod repair;
 mod resolve;
 pub mod run;

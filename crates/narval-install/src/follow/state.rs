@@ -1,16 +1,11 @@
 //! What a machine remembers: which generation is good, which one it is trying, and what it has decided about releases. A file beside the profile.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use narval_files::TemporaryFile;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, remembered};
 
-/// The beginning of temporary names beside the profile.
-const TEMPORARY: &str = ".narval-tmp-";
 /// The largest file that is read.
 const LEN_MAX: u64 = 1024 * 1024;
 
@@ -67,32 +62,11 @@ pub(super) struct State {
 
 /// Reads the file; without one, nothing is known yet.
 pub(super) fn read(path: &Path) -> Result<State, Error> {
-    let fail = |error| Error::file("read", path, error);
-    let len = match fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(State::default()),
-        found => found.map_err(fail)?.len(),
-    };
-    let damaged = |why: String| {
-        Error::Unresolved(format!(
-            "'{}' cannot be read ({why}); if the profile is as it should be, remove the file: what runs is then taken as good",
-            path.display()
-        ))
-    };
-    if len > LEN_MAX {
-        return Err(damaged(format!("more than {LEN_MAX} bytes")));
-    }
-    serde_json::from_slice(&fs::read(path).map_err(fail)?).map_err(|error| damaged(error.to_string()))
+    let advice = "; if the profile is as it should be, remove the file: what runs is then taken as good";
+    remembered::read(path, LEN_MAX, advice)
 }
 
 /// Replaces the file. It survives a power failure from then on.
 pub(super) fn write(path: &Path, state: &State) -> Result<(), Error> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let text = serde_json::to_vec_pretty(state).map_err(|error| Error::file("write", path, error.into()))?;
-    let written = TemporaryFile::create(folder, TEMPORARY, 0o644).and_then(|temporary| {
-        temporary.file().write_all(&text)?;
-        temporary.file().sync_all()?;
-        temporary.persist(path)?;
-        File::open(folder)?.sync_all()
-    });
-    written.map_err(|error| Error::file("write", path, error))
+    remembered::write(path, state, 0o644)
 }

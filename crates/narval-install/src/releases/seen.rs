@@ -2,25 +2,21 @@
 //! is noticed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
-use std::io::{ErrorKind, Write};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use narval_client::Url;
-use narval_files::TemporaryFile;
 use narval_nix::Release;
 use narval_nix::release::{ReleaseSystem, Selector, Which};
 use narval_store::lock_file;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, remembered};
 
 /// The file with the revisions.
 const FILE: &str = "seen.json";
-/// The beginning of temporary names in the folder.
-const TEMPORARY: &str = ".narval-tmp-";
 /// The largest file that is read: some hundred thousand revisions.
 const LEN_MAX: u64 = 32 * 1024 * 1024;
 
@@ -63,7 +59,9 @@ impl SeenReleases {
         created.map_err(|error| Error::file("create", &self.folder, error))?;
         let path = self.folder.join(FILE);
         let _lock = lock_file(&path.with_extension("lock"), self.lock_timeout)?;
-        let mut seen = read(&path)?;
+        let advice =
+            ": it has the revisions of releases that were seen. Put it back from a backup, or remove it to begin again";
+        let mut seen: Seen = remembered::read(&path, LEN_MAX, advice)?;
         let (address, id) = (cache.to_string(), &release.cache);
         let allow =
             "if that is meant, for example after its backup was restored, run this again with --allow-downgrade";
@@ -99,44 +97,16 @@ impl SeenReleases {
             is_changed |= known != Some(revision);
             revisions.insert(key.clone(), revision);
         }
-        if is_changed { self.write(&path, &seen) } else { Ok(()) }
+        // What was seen must not be forgotten: a crash would let an old release in.
+        if is_changed { remembered::write(&path, &seen, 0o600) } else { Ok(()) }
     }
-
-    fn write(&self, path: &Path, seen: &Seen) -> Result<(), Error> {
-        let text = serde_json::to_vec_pretty(seen).map_err(|error| Error::file("write", path, error.into()))?;
-        let written = TemporaryFile::create(&self.folder, TEMPORARY, 0o600).and_then(|temporary| {
-            temporary.file().write_all(&text)?;
-            // What was seen must not be forgotten: a crash would let an old release in.
-            temporary.file().sync_all()?;
-            temporary.persist(path)?;
-            File::open(&self.folder)?.sync_all()
-        });
-        written.map_err(|error| Error::file("write", path, error))
-    }
-}
-
-fn read(path: &Path) -> Result<Seen, Error> {
-    let fail = |error| Error::file("read", path, error);
-    let len = match fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Seen::default()),
-        found => found.map_err(fail)?.len(),
-    };
-    let damaged = |why: String| {
-        Error::Unresolved(format!(
-            "'{}' cannot be read ({why}): it has the revisions of releases that were seen. Put it back from a backup, or remove it to begin again",
-            path.display()
-        ))
-    };
-    if len > LEN_MAX {
-        return Err(damaged(format!("more than {LEN_MAX} bytes")));
-    }
-    let text = fs::read(path).map_err(fail)?;
-    serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use std::fs;
 
     use super::*;
     use narval_nix::StoreDir;

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::Failure;
 use crate::args::client::parse_cache;
-use crate::args::data::{DataArgs, administrator};
+use crate::args::data::{DataArgs, administrator, cache_of};
 use crate::args::logins::Logins;
 use crate::args::names::{may_be_name, only_one};
 use crate::args::paths::hash_part;
@@ -259,16 +259,7 @@ impl AdministeredCache {
     /// # Errors
     /// There is none with its name.
     pub(crate) fn of(&self, data: &Data) -> Result<Cache, Failure> {
-        Self::of_data(data, &self.name)
-    }
-
-    /// A cache in the data of this machine.
-    ///
-    /// # Errors
-    /// There is none with this name.
-    pub(crate) fn of_data(data: &Data, name: &CacheName) -> Result<Cache, Failure> {
-        let absent = || Failure::usage(format!("there is no cache '{name}' in '{}'", data.path().display()));
-        data.cache(name).map_err(Failure::runtime)?.ok_or_else(absent)
+        cache_of(data, &self.name)
     }
 }
 

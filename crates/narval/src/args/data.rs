@@ -154,11 +154,18 @@ impl CacheArgs {
     /// If the folder cannot be used, or has no such cache.
     pub fn open(&self) -> Result<(Data, Cache), Failure> {
         let data = self.data.open()?;
-        let cache = data.cache(&self.cache).map_err(Failure::runtime)?;
-        let absent = || Failure::usage(format!("there is no cache '{}' in '{}'", self.cache, data.path().display()));
-        let cache = cache.ok_or_else(absent)?;
+        let cache = cache_of(&data, &self.cache)?;
         Ok((data, cache))
     }
+}
+
+/// A cache in the data of this machine.
+///
+/// # Errors
+/// There is none with this name.
+pub(crate) fn cache_of(data: &Data, name: &CacheName) -> Result<Cache, Failure> {
+    let absent = || Failure::usage(format!("there is no cache '{name}' in '{}'", data.path().display()));
+    data.cache(name).map_err(Failure::runtime)?.ok_or_else(absent)
 }
 
 /// Makes root's new files belong to the owner of the folder: otherwise a server that runs as that user could not write

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::jobs;
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, AdministeredCache, Place, PlaceArgs, number};
+use crate::args::administered::{AdministeredArgs, Place, PlaceArgs, number};
 use crate::args::client::OutputArgs;
-use crate::args::data::{self, DataArgs};
+use crate::args::data::{self, DataArgs, cache_of};
 use crate::ui::output::{counted, note, out, paths};
 use crate::ui::progress::watched;
 
@@ -66,7 +66,7 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
             Place::Here(data) => {
                 let options = FsckOptions { contents: args.contents, repair: args.repair };
                 let check = |work: &Work| match &args.cache {
-                    Some(name) => AdministeredCache::of_data(data, name)?.fsck(options, work).map_err(Failure::runtime),
+                    Some(name) => cache_of(data, name)?.fsck(options, work).map_err(Failure::runtime),
                     None => data.fsck(options, work).map_err(Failure::runtime),
                 };
                 let (report, ended) = watched(output, (kept, FROM_THE_START), check)?;

@@ -18,6 +18,7 @@ use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
 use super::change::{Change, in_file};
 use crate::Failure;
 use crate::args::client::CACHE_NIXOS_ORG_KEY;
+use crate::args::user_folder;
 use crate::ui::output::note;
 use crate::values::size::parse_size;
 
@@ -89,18 +90,14 @@ impl Place {
                 conf: system_nix_folder().join("nix.conf"),
             });
         }
-        let folder = |variable: &str, below: &str| {
-            let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-            set(variable).or_else(|| Some(set("HOME")?.join(below)))
-        };
         let unset = || Failure::usage("HOME is not set: a near cache of a user needs it");
-        let config = folder("XDG_CONFIG_HOME", ".config").ok_or_else(unset)?;
+        let config = user_folder("XDG_CONFIG_HOME", ".config").ok_or_else(unset)?;
         Ok(Self {
             is_machine,
             root: None,
             units: config.join("systemd/user"),
             config: config.join("narval/near.toml"),
-            data: folder("XDG_CACHE_HOME", ".cache").ok_or_else(unset)?.join("narval/near"),
+            data: user_folder("XDG_CACHE_HOME", ".cache").ok_or_else(unset)?.join("narval/near"),
             conf: narval_store::user_nix_conf().ok_or_else(unset)?,
         })
     }

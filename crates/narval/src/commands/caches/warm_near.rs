@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::Parser;
 use narval_cache::CacheFile;
-use narval_client::{Client, Request, Url};
+use narval_client::{Client, Request, Url, clock};
 use narval_install::follow::Window;
 use narval_install::watch::Stop;
 use narval_install::{Closure, Destination, Wanted, human_bytes};
@@ -90,7 +90,7 @@ pub(super) fn run(args: &ThroughArgs, through: &str, what: &[String]) -> Result<
     signals::stop_on_signal(&stop, "what was fetched is kept", || false)?;
     notify_systemd(&[NotifyState::Ready]);
     loop {
-        let is_time = args.at.is_empty() || args.at.iter().any(|window| window.has(unix_time()));
+        let is_time = args.at.is_empty() || args.at.iter().any(|window| window.has(clock::now()));
         let done = if is_time { warmer.round(&stop) } else { Ok("waiting for the time to fetch".to_owned()) };
         match done {
             Ok(line) => {
@@ -172,8 +172,4 @@ fn fetch(client: &Arc<Client>, near: &Url, path: &StorePath, store_dir: &StoreDi
             read => bytes += read as u64,
         }
     }
-}
-
-fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

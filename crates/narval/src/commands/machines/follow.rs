@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use narval_client::{Client, Url};
+use narval_client::{Client, Url, clock};
 use narval_install::follow::{FollowOptions, Follower, Patience, Round, Window, state_folder};
 use narval_install::names::machine_system;
 use narval_install::releases::{Expected, SeenReleases, find_in};
@@ -253,7 +253,7 @@ fn rounds<'a>(
     loop {
         // Going back does not wait for a window.
         let result = follower.recover().and_then(|_| {
-            if !args.once && !args.on.is_empty() && !args.on.iter().any(|window| window.has(unix_time())) {
+            if !args.once && !args.on.is_empty() && !args.on.iter().any(|window| window.has(clock::now())) {
                 return Ok(None);
             }
             follower.round(&|patience| source.find(patience), (&source.options, &source.client)).map(Some)
@@ -328,10 +328,6 @@ impl Source {
 fn random() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     f64::from(u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(0)) / f64::from(u32::MAX)
-}
-
-fn unix_time() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 fn line(args: &Args, round: &Round) -> String {

@@ -5,6 +5,7 @@ use narval_nix::{HashPart, StoreDir};
 use serde_json::{Value, json};
 
 use crate::Failure;
+use crate::args::administered::text;
 use crate::args::client::{CacheArgs, RequestArgs};
 use crate::args::data::ago;
 use crate::args::paths::Named;
@@ -93,11 +94,6 @@ fn asked(client: &Client, server: &Url, hash_part: &HashPart) -> Result<Value, S
             serde_json::from_slice(&text).map_err(|error| format!("{server}: this is no answer about traces: {error}"))
         }
     }
-}
-
-/// A text of the answer. Control characters are left out: a server may say anything.
-fn text(of: &Value, key: &str) -> String {
-    of[key].as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect()
 }
 
 fn ms(of: &Value) -> f64 {
