@@ -17,8 +17,11 @@ let
   passed = path: if path == null then null else "/run/credentials/${unit}/${credential (toString path)}";
   withUpstreams =
     table: table // { upstream = map (upstream: upstream // { netrc-file = passed upstream.netrc-file; }) table.upstream; };
-  withKeys = table: table // { sign-keys = if table.sign-keys == null then null else map passed table.sign-keys; };
+  all = paths: if paths == null then [ ] else paths;
+  passedAll = paths: if paths == null then null else map passed paths;
+  withKeys = table: table // { sign-keys = passedAll table.sign-keys; };
   file = withKeys (withUpstreams settings) // {
+    managed-sign-keys = passedAll settings.managed-sign-keys;
     cache = map (cache: withKeys (withUpstreams cache)) settings.cache;
     tls = settings.tls // {
       client-ca = passed settings.tls.client-ca;
@@ -33,11 +36,12 @@ let
       ) settings.tls.certificate;
     };
   };
-  ofCache = table: (if table.sign-keys == null then [ ] else table.sign-keys) ++ map (upstream: upstream.netrc-file) table.upstream;
+  ofCache = table: all table.sign-keys ++ map (upstream: upstream.netrc-file) table.upstream;
   # A path that is interpolated would be copied to the store.
   secrets = lib.unique (
     map toString (lib.filter (path: path != null) (
       ofCache settings
+      ++ all settings.managed-sign-keys
       ++ lib.concatMap ofCache settings.cache
       ++ [ settings.tls.client-ca ]
       ++ lib.concatMap (pair: [

@@ -241,6 +241,9 @@ impl ServeConfig {
         for oidc in &self.oidc {
             needs(&oidc.origin, "oidc", format!("'{}' needs a data folder for the tokens", oidc.issuer));
         }
+        for At { origin, .. } in &self.managed_sign_keys {
+            needs(origin, "managed-sign-keys", "caches that the API creates need a data folder".to_owned());
+        }
         for destination in &self.destination {
             needs(
                 &destination.origin,

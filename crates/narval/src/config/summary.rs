@@ -12,9 +12,12 @@ const OWN_LINES: [&str; 10] =
     ["listen", "store", "sign-keys", "data", "database", "public", "cache.", "upstream.", "oidc.", "tls.certificate."];
 
 impl ServeConfig {
-    /// The keys that caches sign with: those of the file, and of its sections.
+    /// The keys that caches sign with: those of the file, of its sections, and for caches that it does not have.
     pub fn all_sign_keys(&self) -> impl Iterator<Item = &At<PathBuf>> {
-        self.sign_keys.iter().chain(self.cache.iter().flat_map(|cache| cache.sign_keys.iter().flatten()))
+        self.sign_keys
+            .iter()
+            .chain(&self.managed_sign_keys)
+            .chain(self.cache.iter().flat_map(|cache| cache.sign_keys.iter().flatten()))
     }
 
     /// Caches that take uploads and have no key; clients refuse what nobody has signed. `has_data`: a folder is given otherwise.

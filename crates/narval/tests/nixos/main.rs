@@ -182,6 +182,14 @@ fn the_file_has_what_was_set_and_passes_its_check_in_the_build() {
     }
     assert_eq!(nix.eval(&example("https"), "ports"), serde_json::json!([443]));
 
+    let managed = settings("data = \"/var/lib/narval\"; managed-sign-keys = [ \"/var/keys/team.sec\" ];");
+    let config = ServeConfig::parse("narval.toml", &nix.build_file(&managed).unwrap()).unwrap();
+    let key = config.managed_sign_keys[0].value.to_str().unwrap();
+    let systemd = nix.eval(&managed, "systemd");
+    let credential = systemd["services"]["narval-serve"]["serviceConfig"]["LoadCredential"][0].as_str().unwrap();
+    let name = credential.strip_suffix(":/var/keys/team.sec").unwrap();
+    assert_eq!(key, format!("{passed}{name}"));
+
     // Without a setting there is a file, too. A key that the module does not know reaches the server's check.
     assert_eq!(nix.build_file(&settings("")).unwrap(), "");
     let said = nix.build_file(&settings("prioritty = 3;")).unwrap_err();
