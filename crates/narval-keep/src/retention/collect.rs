@@ -10,12 +10,13 @@ use narval_nix::HashPart;
 use super::grace::COLLECT_GRACE;
 use super::lease::{Collection, keep_while};
 use super::mark::{Marks, Why, chain, mark};
+use super::steps::Steps;
 use crate::index::{Listed, Snapshot};
 use crate::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::storage::{Below, StoredFile};
 use crate::{Cache, EXCHANGED_FOR, Grant, Refusal, RefusalKind};
 
-/// The number of paths hidden in one step; uploads wait meanwhile: with four times as many, one in a hundred of them waits for a quarter of a second.
+/// The most paths hidden in one step; uploads wait meanwhile: with four times as many, one in a hundred of them waits for a quarter of a second.
 const STEP: usize = 64;
 
 /// Small files may use at most this fraction of a cache's maximum size, so that logs do not displace paths.
@@ -103,10 +104,10 @@ impl Cache {
         })?;
         let mut collected = Collected { kept: snapshot.len() - order.len(), ..Collected::default() };
         work.begin("removing", "paths", order.len() as u64, 0);
-        for step in order.chunks(STEP) {
-            if work.is_stopped() {
-                break;
-            }
+        let (mut rest, mut steps) = (&order[..], Steps::of(STEP));
+        while !rest.is_empty() && !work.is_stopped() {
+            let (step, later) = rest.split_at(steps.len().min(rest.len()));
+            rest = later;
             let ids: Vec<i64> = step.iter().filter_map(|at| snapshot.ids.get(*at as usize).copied()).collect();
             let mut names: HashMap<i64, Listed> = self.index().names(self.id(), &ids)?.into_iter().collect();
             // In the order of the step. Those that are gone are left out.
@@ -117,7 +118,7 @@ impl Cache {
                 Some(collection) => {
                     let used = |at: u32| snapshot.used.get(at as usize).copied().map_or(0, u64::from);
                     let parts: Vec<_> = paths.iter().map(|(at, path)| (path.hash_part, used(*at))).collect();
-                    self.hide(collection, &parts, now)?.into_iter().collect()
+                    self.hide(collection, &parts, now, &mut steps)?.into_iter().collect()
                 }
             };
             work.count(step.len() as u64);
@@ -226,11 +227,19 @@ impl Cache {
         self.settings().retention_days.map_or(0, |days| now.saturating_sub(u64::from(days) * DAY))
     }
 
-    fn hide(&self, collection: &Collection<'_>, paths: &[(HashPart, u64)], now: u64) -> Result<Vec<HashPart>, Refusal> {
+    fn hide(
+        &self,
+        collection: &Collection<'_>,
+        paths: &[(HashPart, u64)],
+        now: u64,
+        steps: &mut Steps,
+    ) -> Result<Vec<HashPart>, Refusal> {
         let _alone = self.alone()?;
-        let hidden = collection.step(|fence| self.index().hide(fence, self.id(), paths, now))?;
-        self.reconcile_now()?;
-        Ok(hidden)
+        steps.time(|_| {
+            let hidden = collection.step(|fence| self.index().hide(fence, self.id(), paths, now))?;
+            self.reconcile_now()?;
+            Ok(hidden)
+        })
     }
 
     /// Removes logs, realisations, debug information and files of unknown kinds that were written before `before`, and then the

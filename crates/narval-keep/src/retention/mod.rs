@@ -14,6 +14,7 @@ pub(crate) mod oversized;
 mod pins;
 mod room;
 mod shortage;
+mod steps;
 mod sweep;
 mod used;
 

@@ -10,10 +10,11 @@ use narval_files::Work;
 use super::collect::stopped;
 use super::grace::cutoff;
 use super::lease::{Collection, keep_while};
+use super::steps::Steps;
 use crate::index::Cutoff;
 use crate::{Cache, Refusal, RefusalKind};
 
-/// The number of names condemned in one step.
+/// The most names condemned in one step.
 const STEP: usize = 256;
 
 impl Cache {
@@ -62,11 +63,11 @@ impl Cache {
         cutoff: Option<Cutoff>,
         work: &Work,
     ) -> Result<(usize, u64), Refusal> {
-        let (mut files, mut bytes) = (0, 0);
+        let (mut files, mut bytes, mut steps) = (0, 0, Steps::of(STEP));
         loop {
             stopped(work)?;
             let _alone = self.alone()?;
-            let (removed, removed_bytes) = self.remove_some(collection, cutoff)?;
+            let (removed, removed_bytes) = steps.time(|len| self.remove_some(collection, cutoff, len))?;
             if removed == 0 {
                 return Ok((files, bytes));
             }
@@ -78,12 +79,17 @@ impl Cache {
     }
 
     /// Condemns and removes a limited number of names, with the exclusive lock held.
-    fn remove_some(&self, collection: &Collection<'_>, cutoff: Option<Cutoff>) -> Result<(usize, u64), Refusal> {
+    fn remove_some(
+        &self,
+        collection: &Collection<'_>,
+        cutoff: Option<Cutoff>,
+        len: usize,
+    ) -> Result<(usize, u64), Refusal> {
         if !keep_while(Some(collection), || self.withdraw_removed())? {
             tracing::warn!("cache '{}': NARs are removed later, because narinfos cannot be removed now", self.name());
             return Ok((0, 0));
         }
-        let condemned = collection.step(|fence| self.index().condemn(fence, self.id(), cutoff, STEP))?;
+        let condemned = collection.step(|fence| self.index().condemn(fence, self.id(), cutoff, len))?;
         if !condemned.is_empty() {
             self.remove_bytes(collection, &condemned)?;
             collection.step(|fence| self.index().forget(fence, self.id(), &condemned))?;
@@ -96,7 +102,7 @@ impl Cache {
     pub(crate) fn finish_interrupted(&self) -> Result<(), Refusal> {
         let _alone = self.alone()?;
         let Some(collection) = Collection::take_over(self)? else { return Ok(()) };
-        while self.remove_some(&collection, None)?.0 > 0 {}
+        while self.remove_some(&collection, None, STEP)?.0 > 0 {}
         Ok(())
     }
 

@@ -16,6 +16,7 @@ macro_rules! of_cache {
         "(case t.cache when 1 then '' else 'other/' end)"
     };
 }
+pub(super) use of_cache;
 
 /// The key of the object of a name.
 macro_rules! object {
@@ -25,18 +26,18 @@ macro_rules! object {
 }
 
 /// What is the same only for one cache.
-const PATHS: &str = concat!("select ", of_cache!(), " || hash_part, ", object!("file"), " from paths t");
+pub(super) const PATHS: &str = concat!("select ", of_cache!(), " || hash_part, ", object!("file"), " from paths t");
 const NARINFOS: &str = concat!("select ", of_cache!(), " || hash_part, cast(narinfo as text) from paths t");
 /// The names that paths have, and what they mean.
-const NAMED: &str = concat!(
+pub(super) const NAMED: &str = concat!(
     "select ",
     object!("name"),
     ", hex(n.nar_hash) || hex(n.file_hash) || n.file_size from files t join nars n on n.id = t.nar \
      where t.orphaned is null"
 );
-const HAS_OBJECT: &str = concat!("select 1 from files t where ", object!("name"), " = ?");
+pub(super) const HAS_OBJECT: &str = concat!("select 1 from files t where ", object!("name"), " = ?");
 
-fn is_nar(key: &str) -> bool {
+pub(super) fn is_nar(key: &str) -> bool {
     CACHES.iter().any(|cache| key.strip_prefix(cache).is_some_and(|name| name.starts_with("nar/")))
 }
 
@@ -91,6 +92,7 @@ impl State {
                 }
                 _ => self.check_collected(&part),
             }
+            self.history.failovers.returned.remove(&part);
             self.history.removed.insert(part, now);
         }
         let unknown = visible.keys().find(|part| !self.history.ever.contains(*part));
@@ -113,7 +115,7 @@ impl State {
             self.violate(format!("{part} is pinned as {name}, and is gone"));
         }
         for (part, file) in visible {
-            if !self.objects.contains_key(&file) {
+            if !self.objects.contains_key(&file) && !self.history.failovers.returned.contains(&part) {
                 self.violate(format!("{part} is visible, and there is no object of its NAR {file}"));
             }
         }
@@ -129,8 +131,10 @@ impl State {
     }
 
     /// Before an object is removed: a NAR is removed by the only collection that is at work, and nobody may use it.
-    pub(super) fn check_removal(&mut self, key: &str, fence: Option<Fence>) {
-        if !is_nar(key) || !self.objects.contains_key(key) {
+    pub(super) fn check_removal(&mut self, key: &str, fence: Option<Fence>, sent: u64) {
+        // The server that said so is lost; the path of the NAR, if it has one by now, is looked at afterwards.
+        let was_sent_before = self.history.failovers.began_before(sent);
+        if !is_nar(key) || !self.objects.contains_key(key) || was_sent_before {
             return;
         }
         let lease = self.lease();
@@ -159,7 +163,8 @@ impl State {
         let parts: std::collections::BTreeSet<&str> =
             rows.keys().map(String::as_str).chain(published.keys().copied()).collect();
         let differs = |part: &&str| published.get(part).map(|text| &text[..]) != rows.get(*part).map(String::as_bytes);
-        let wrong = parts.into_iter().filter(differs).find(|part| !pending.contains(*part)).map(str::to_owned);
+        let is_known = |part: &str| pending.contains(part) || self.history.failovers.changed.contains(part);
+        let wrong = parts.into_iter().filter(differs).find(|part| !is_known(part)).map(str::to_owned);
         if let Some(part) = wrong {
             self.violate(format!("{part}.narinfo is not that of the index, and no entry is pending"));
         }
@@ -186,10 +191,13 @@ impl State {
                 return;
             }
             let of_it = format!("{PATHS} where {} = ?", object!("file"));
-            let mut statement = self.database.prepare_cached(&of_it).unwrap();
-            let part: Option<String> = statement.query_row([key], |row| row.get(0)).ok();
-            drop(statement);
-            if let Some(part) = part {
+            let parts: Vec<String> = {
+                let mut statement = self.database.prepare_cached(&of_it).unwrap();
+                let rows = statement.query_map([key], |row| row.get(0)).unwrap();
+                rows.collect::<Result<_, _>>().unwrap()
+            };
+            let returned = &self.history.failovers.returned;
+            if let Some(part) = parts.into_iter().find(|part| !returned.contains(part)) {
                 self.violate(format!("{part} is visible, and the object of its NAR {key} was removed"));
             }
         }
@@ -198,7 +206,8 @@ impl State {
             let part = key.trim_end_matches(".narinfo");
             let is_deleted = self.history.deleted.get(part).is_some_and(|at| now < at + DAY);
             let nar = format!("{}{}", cache_of(key), url_of(text));
-            if !is_deleted && !self.objects.contains_key(&nar) {
+            let is_old = self.history.failovers.changed.contains(part);
+            if !is_deleted && !is_old && !self.objects.contains_key(&nar) {
                 dangling.push(format!("{key} is in the bucket, and its NAR {nar} is not"));
             }
         }
@@ -221,12 +230,17 @@ impl State {
     pub(super) fn were_pushed(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
         for part in parts.iter().map(|part| format!("{cache}{part}")) {
             self.check_promised(&part, begun, "committed");
-            self.history.pushed.insert(part, begun);
+            if !self.history.failovers.began_before(begun) {
+                self.history.pushed.insert(part, begun);
+            }
         }
     }
 
     /// A client was told that these are here and stay for a day.
     pub(super) fn were_leased(&mut self, cache: &str, parts: &[HashPart], begun: u64) {
+        if self.history.failovers.began_before(begun) {
+            return;
+        }
         for part in parts.iter().map(|part| format!("{cache}{part}")) {
             let is_deleted = self.history.deleted.get(&part).is_some_and(|at| *at >= begun);
             if !is_deleted {
@@ -252,6 +266,37 @@ impl State {
         for part in parts.iter().map(|part| format!("{cache}{part}")) {
             self.history.pushed.remove(&part);
             self.history.leased.remove(&part);
+        }
+    }
+
+    /// What a check of a cache has said names each object that its index does not have, and each that it lacks.
+    pub(super) fn check_named(&mut self, cache: &str, problems: &[String]) {
+        let rows: BTreeMap<String, String> =
+            self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text)).collect();
+        let names = self.pairs(concat!("select ", object!("name"), ", name from files t"));
+        let names: HashSet<String> = names.into_iter().map(|(name, _)| name).collect();
+        // What a pending entry says may be on its way.
+        let settled = concat!(
+            "select ",
+            object!("name"),
+            ", name from files t where not exists \
+             (select 1 from pending p where p.cache = t.cache and p.kind = 'file' and p.name = t.name)"
+        );
+        let settled: HashSet<String> = self.pairs(settled).into_iter().map(|(name, _)| name).collect();
+        let is_stored = |key: &String| key.ends_with(".narinfo") || is_nar(key);
+        let differs = |key: &&String| match self.objects.get(*key) {
+            Some(text) if key.ends_with(".narinfo") => rows.get(*key).map(String::as_bytes) != Some(text),
+            Some(_) => !names.contains(*key),
+            None => true,
+        };
+        let all = self.objects.keys().filter(|key| is_stored(key)).chain(rows.keys()).chain(&settled);
+        let wrong: HashSet<&String> = all.filter(differs).filter(|key| cache_of(key) == cache).collect();
+        let is_named = |key: &&String| problems.iter().any(|problem| problem.contains(&format!("/{key}'")));
+        let count = wrong.len();
+        let silent: Vec<String> = wrong.into_iter().filter(|key| !is_named(key)).cloned().collect();
+        self.note("named", || format!("{count} in '{cache}'"));
+        for key in silent {
+            self.violate(format!("{key} is not as in the index, and fsck does not say so: {problems:?}"));
         }
     }
 

@@ -119,6 +119,16 @@ impl Task {
     }
 
     fn serves(&self, cache: &Cache) {
+        if self.is_focused() {
+            return match self.below(20) {
+                0..7 => self.pushes(cache, 0),
+                7..9 => self.pushes_closure(cache, 0),
+                9..12 => self.commits_later(cache),
+                12 => self.reads(cache, 0),
+                13..15 => self.deletes(cache, 0),
+                _ => self.collects(cache),
+            };
+        }
         let few = self.is_chaotic() && self.below(2) == 0;
         let at = self.below(if few { 3 } else { PATHS.len() });
         if self.has_releases() && self.below(4) == 0 {
@@ -216,6 +226,10 @@ impl Task {
 
     fn has_releases(&self) -> bool {
         self.sim.state.lock().unwrap().has_releases
+    }
+
+    fn is_focused(&self) -> bool {
+        self.sim.state.lock().unwrap().is_focused
     }
 
     fn is_chaotic(&self) -> bool {

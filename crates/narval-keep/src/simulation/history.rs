@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::failover::Lost;
 use super::releases::Releases;
 
 /// What was promised to clients, by hash part, with that of its cache before it ([`CACHES`](super::CACHES)). Times are in milliseconds.
@@ -23,6 +24,7 @@ pub(super) struct History {
     /// Those whose NAR once seemed to be lost.
     pub(super) lost: HashSet<String>,
     pub(super) releases: Releases,
+    pub(super) failovers: Lost,
     /// Paths, the encodings of their NARs, and receipts for these: clients may bring them to any node, at any time.
     pub(super) receipts: Vec<(usize, usize, String)>,
     /// Objects that appeared when they had no row, and whose upload has not succeeded: `fsck` removes them.

@@ -12,6 +12,7 @@
 mod bucket;
 mod checks;
 mod clients;
+mod failover;
 mod history;
 mod releases;
 mod rng;

@@ -60,6 +60,8 @@ pub(crate) enum Rule {
     Requested,
     /// A release pins its paths, in the same transaction.
     Held,
+    /// A collection removes nothing more once another server answers for the index.
+    Server,
     /// A request that removes or replaces something is valid for a short time.
     Valid,
 }

@@ -53,6 +53,10 @@ pub(super) struct Plan {
     pub(super) has_accidents: bool,
     /// Whether clients record releases.
     pub(super) has_releases: bool,
+    /// Whether standbys take over without the last transactions.
+    pub(super) has_failovers: bool,
+    /// Whether clients use one path, and collect often: more of them meet.
+    pub(super) is_focused: bool,
     pub(super) is_traced: bool,
     /// Whether the index is in PostgreSQL.
     pub(super) on_postgres: bool,
@@ -147,6 +151,9 @@ impl Task {
         let grant = Grant::administrator("test");
         self.op.set(Op::Read);
         data.restore_lost();
+        if self.sim.state.lock().unwrap().has_failovers {
+            self.repairs_all(&data, &caches);
+        }
         for wait in [100, 26 * 3600, 26 * 3600, 26 * 3600, 700, 100, 100] {
             self.op.set(Op::Collect);
             for (cache, name) in caches.iter().zip(CACHES) {
@@ -165,8 +172,8 @@ impl Task {
 
 /// Runs a plan.
 pub(super) fn run(plan: Plan) -> Report {
-    let Plan { seed, steps, without, chaos, has_accidents, has_releases, is_traced, on_postgres } = plan;
-    let mut state = State::new(seed, (steps, chaos, has_accidents, has_releases), NODES, is_traced);
+    let Plan { without, on_postgres, .. } = plan;
+    let mut state = State::new(plan, NODES);
     for node in 0..NODES {
         let task = || TaskState { node, wakes: 0, is_done: false };
         state.tasks.extend(std::iter::repeat_with(task).take(CLIENTS + 1));

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::Connection;
 
 use super::Transaction;
+use super::failover::Standby;
 use super::history::History;
 use super::rng::Rng;
+use super::run::Plan;
 #[cfg(feature = "postgres")]
 use super::statements::Open;
 #[cfg(feature = "postgres")]
@@ -76,13 +78,15 @@ pub(super) struct NodeState {
     seen: u64,
     looks: u64,
     own_changes: u64,
+    /// The failovers that it knows of.
+    noticed: usize,
 }
 
 /// What takes effect later.
 pub(super) enum Effect {
     Put(String, Vec<u8>),
-    /// Of a collection with this lease, if it is one of a NAR.
-    Remove(String, Option<Fence>),
+    /// Of a collection with this lease, if it is one of a NAR, sent at this time.
+    Remove(String, Option<Fence>, u64),
     Transaction(Transaction, By),
 }
 
@@ -111,6 +115,11 @@ pub(super) struct State {
     pub(super) has_accidents: bool,
     /// Whether clients record releases.
     pub(super) has_releases: bool,
+    /// Whether standbys take over; what the next one has, and until when the database is away then.
+    pub(super) has_failovers: bool,
+    pub(super) is_focused: bool,
+    pub(super) standby: Option<Standby>,
+    pub(super) away_until: u64,
     /// Until when requests to the object store reach an empty one, which takes nothing.
     pub(super) elsewhere_until: u64,
     pub(super) tasks: Vec<TaskState>,
@@ -141,12 +150,8 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(
-        seed: u64,
-        (steps_max, chaos, has_accidents, has_releases): (u64, u64, bool, bool),
-        nodes: usize,
-        is_traced: bool,
-    ) -> Self {
+    pub(super) fn new(plan: Plan, nodes: usize) -> Self {
+        let Plan { seed, chaos, has_accidents, .. } = plan;
         let clock = Arc::new(AtomicU64::new(BEGINNING));
         let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6e61_7276_616c);
         let node = |rng: &mut Rng, number: usize| NodeState {
@@ -159,17 +164,22 @@ impl State {
             seen: 0,
             looks: 0,
             own_changes: 0,
+            noticed: 0,
         };
         let nodes = (0..nodes).map(|number| node(&mut rng, number)).collect();
         let skew_of_store = rng.below(2 * SKEW_MAX + 1);
         Self {
             rng,
             steps: 0,
-            steps_max,
+            steps_max: plan.steps,
             phase: Phase::Running,
             chaos,
             has_accidents,
-            has_releases,
+            has_releases: plan.has_releases,
+            has_failovers: plan.has_failovers,
+            is_focused: plan.is_focused,
+            standby: None,
+            away_until: 0,
             elsewhere_until: 0,
             tasks: Vec::new(),
             nodes,
@@ -187,7 +197,7 @@ impl State {
             history: History::default(),
             violation: None,
             counts: HashMap::new(),
-            events: is_traced.then(VecDeque::new),
+            events: plan.is_traced.then(VecDeque::new),
             files: BTreeMap::new(),
             digest: 0,
         }
@@ -235,9 +245,9 @@ impl State {
                 self.modified.insert(key.clone(), shown);
                 self.check_object(&key);
             }
-            Effect::Remove(key, fence) => {
+            Effect::Remove(key, fence, sent) => {
                 self.note("remove", || key.clone());
-                self.check_removal(&key, fence);
+                self.check_removal(&key, fence, sent);
                 self.objects.remove(&key);
                 self.check_object(&key);
             }
@@ -303,6 +313,28 @@ impl State {
         own_changes + others as u64
     }
 
+    /// Another server has taken over: nothing that nodes have seen counts.
+    pub(super) fn is_changed_for_all(&mut self) {
+        self.changes.push((self.now(), usize::MAX));
+    }
+
+    /// How many failovers a node knows of.
+    pub(super) fn server_of(&mut self, node: usize) -> u64 {
+        if self.has_failovers {
+            self.looks(node);
+        }
+        self.nodes[node].noticed as u64
+    }
+
+    /// Whether the database is away for a node, which notices that.
+    pub(super) fn is_away(&mut self, node: usize) -> bool {
+        let is_away = self.phase == Phase::Running && self.now() < self.away_until;
+        if is_away {
+            self.nodes[node].noticed = self.history.failovers.at.len();
+        }
+        is_away
+    }
+
     /// Whether a node looks for changes of others now.
     pub(super) fn looks(&mut self, node: usize) -> bool {
         let now = self.now();
@@ -311,6 +343,7 @@ impl State {
             let after = 1 + self.rng.below(NOTICED_AFTER);
             let node = &mut self.nodes[node];
             (node.seen, node.looks) = (now, now + after);
+            node.noticed = self.history.failovers.at.len();
         }
         looks
     }

@@ -105,11 +105,15 @@ impl Task {
         self.sim.state.lock().unwrap().stamp_of(self.node)
     }
 
+    pub(crate) fn server(&self) -> u64 {
+        self.sim.state.lock().unwrap().server_of(self.node)
+    }
+
     pub(crate) fn read(&self, ask: &mut dyn FnMut(&Connection)) -> Result<(), IndexError> {
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         let chaos = state.chaos;
-        if state.phase == Phase::Running && state.rng.below(400) < chaos {
+        if state.is_away(self.node) || (state.phase == Phase::Running && state.rng.below(400) < chaos) {
             return Err(away());
         }
         ask(&state.database);
@@ -128,6 +132,9 @@ impl Task {
         if state.phase == Phase::Quiet {
             state.transact(transaction, by);
             return Ok(());
+        }
+        if state.is_away(self.node) {
+            return Err(away());
         }
         let chaos = state.chaos;
         match state.rng.below(250) / chaos {
@@ -250,6 +257,7 @@ impl State {
         } else if self.has_accidents && self.rng.once_in(400) {
             self.suspend(node);
         } else {
+            self.maybe_fails_over();
             #[cfg(feature = "postgres")]
             self.maybe_restarts();
         }

@@ -40,6 +40,8 @@ fn plan(seed: u64) -> Plan {
         chaos,
         has_accidents: seed.is_multiple_of(2),
         has_releases: seed % 4 == 3,
+        has_failovers: seed % 8 == 5,
+        is_focused: variable("NARVAL_SIMULATION_FOCUS").is_some(),
         is_traced: false,
         on_postgres: false,
     }
@@ -48,7 +50,7 @@ fn plan(seed: u64) -> Plan {
 /// The same with the index in PostgreSQL, where a statement is a step.
 #[cfg(feature = "postgres")]
 fn plan_on_postgres(seed: u64) -> Plan {
-    Plan { on_postgres: true, ..plan(seed) }
+    Plan { on_postgres: true, has_failovers: false, ..plan(seed) }
 }
 
 fn variable(name: &str) -> Option<u64> {
@@ -152,10 +154,35 @@ absence_is_found! {
     a_collection_on_a_suspended_machine_is_found: [Boottime] in (2, 12),
     a_request_for_a_release_that_records_two_is_found: [Requested] in (3, 12),
     a_release_that_keeps_nothing_is_found: [Held] in (3, 12),
+    a_collection_that_does_not_notice_a_failover_is_found: [Server] in (29, 4),
+}
+
+/// Seeds that find the absence of a rule in PostgreSQL, and whether clients use one path in them. Nothing goes wrong in them otherwise.
+#[cfg(feature = "postgres")]
+const FOUND_ON_POSTGRES: [(&[Rule], u64, bool); 5] = [
+    (&[Rule::Fence], 1, false),
+    (&[Rule::Control], 2, true),
+    (&[Rule::DatabaseTime], 2, true),
+    (&[Rule::Replaced], 8, true),
+    (&[Rule::Held], 3, false),
+];
+
+#[cfg(feature = "postgres")]
+#[test]
+#[ignore = "takes ten minutes"]
+fn absences_are_found_on_postgres() {
+    let Some(_server) = PostgresServer::shared() else { return };
+    for (without, seed, is_focused) in FOUND_ON_POSTGRES {
+        let plan = |without| Plan { without, chaos: 12, is_focused, ..plan_on_postgres(seed) };
+        let (report, intact) = (run(plan(without)), run(plan(&[])));
+        println!("{without:?}: after {} steps, {:?}", report.steps, report.violation);
+        assert!(report.violation.is_some(), "seed {seed} does not find the absence of {without:?}");
+        assert_eq!(intact.violation, None, "seed {seed}");
+    }
 }
 
 /// By name, for the environment.
-static RULES: [Rule; 29] = [
+static RULES: [Rule; 30] = [
     Rule::Requested,
     Rule::Held,
     Rule::DatabaseTime,
@@ -185,4 +212,5 @@ static RULES: [Rule; 29] = [
     Rule::Answered,
     Rule::Replaced,
     Rule::Valid,
+    Rule::Server,
 ];

@@ -95,6 +95,10 @@ impl Index for Simulated {
         current().map_or(0, |task| task.stamp())
     }
 
+    fn server(&self) -> u64 {
+        current().map_or(0, |task| task.server())
+    }
+
     fn noticed_after(&self) -> Duration {
         Duration::from_millis(20)
     }

@@ -180,6 +180,11 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn open(&self, name: &str) -> io::Result<Option<(File, u64)>> {
+        #[cfg(test)]
+        if self.shared.objects.simulated.is_some() {
+            let bytes = self.shared.objects.read(&self.key(name), SMALL_LEN_MAX).map_err(io::Error::other)?;
+            return bytes.map(|bytes| Ok((in_file(&bytes)?, bytes.len() as u64))).transpose();
+        }
         let Some(body) = self.shared.objects.get(&self.key(name)).map_err(io::Error::other)? else { return Ok(None) };
         let local = self.shared.incoming()?;
         let len = io::copy(&mut ObjectReader(body).take(SMALL_LEN_MAX + 1), &mut local.file())?;
@@ -410,4 +415,12 @@ impl CacheStorage for CacheInBucket {
     fn withdraw(&self, part: &HashPart, until: Instant) -> io::Result<()> {
         self.shared.objects.remove_until(&self.key(&format!("{part}.narinfo")), until).map_err(io::Error::other)
     }
+}
+
+#[cfg(test)]
+fn in_file(bytes: &[u8]) -> io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.rewind()?;
+    Ok(file)
 }

@@ -1,0 +1,180 @@
+//! A standby that takes over without the last transactions: the database is as it was a moment ago, and the object store is not.
+//!
+//! What was acknowledged in that moment may be gone, and what was deleted in it is there again, perhaps without its NAR. Everything before holds, and
+//! `fsck` names what is left of the moment.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+
+use super::CACHES;
+use super::checks::{HAS_OBJECT, NAMED, PATHS, is_nar, of_cache};
+use super::state::{Effect, Op, Phase, State};
+use super::task::Task;
+use crate::push::pending::WhichPending;
+use crate::{Cache, Data, FsckOptions};
+use narval_client::clock::Virtual;
+use narval_files::Work;
+
+/// How long the lost moment lasts at most, in milliseconds.
+const LOST_MAX: u64 = 5_000;
+
+/// How long the database is away until the standby answers, at most.
+const AWAY_MAX: u64 = 20_000;
+
+/// What a standby has, and what clients had been told by then.
+pub(super) struct Standby {
+    at: u64,
+    pushed: HashMap<String, u64>,
+    leased: HashMap<String, u64>,
+}
+
+/// What failovers have left behind.
+#[derive(Default)]
+pub(super) struct Lost {
+    /// When a standby took over, in milliseconds.
+    pub(super) at: Vec<u64>,
+    /// Paths that were changed in a lost moment: their narinfos may be those of then.
+    pub(super) changed: HashSet<String>,
+    /// Those that were deleted in one, and are there again: their NARs may be gone.
+    pub(super) returned: HashSet<String>,
+}
+
+impl Lost {
+    /// Whether something that began then was acknowledged by a server that is lost, perhaps.
+    pub(super) fn began_before(&self, time: u64) -> bool {
+        self.at.last().is_some_and(|at| time <= *at)
+    }
+}
+
+/// Paths and pending entries that one of the two databases has, and the other one has not.
+const CHANGED: &str = concat!(
+    "with one as (select cache, hash_part, narinfo from main.paths union all \
+       select cache, name, kind || id from main.pending where kind = 'path'), \
+     other as (select cache, hash_part, narinfo from standby.paths union all \
+       select cache, name, kind || id from standby.pending where kind = 'path') \
+     select ",
+    of_cache!(),
+    " || hash_part, '' from (select * from (select * from one except select * from other) \
+       union all select * from (select * from other except select * from one)) t"
+);
+
+impl State {
+    /// Now and then, a standby stops following, and takes over soon after.
+    pub(super) fn maybe_fails_over(&mut self) {
+        if !self.has_failovers || self.phase != Phase::Running {
+            return;
+        }
+        match &self.standby {
+            Some(standby) if standby.at + LOST_MAX < self.now() => self.standby = None,
+            Some(_) if self.rng.once_in(16) => self.fails_over(),
+            None if self.rng.once_in(40) => self.stands_by(),
+            _ => {}
+        }
+    }
+
+    fn tables(&self) -> Vec<String> {
+        let all = "select name, name from main.sqlite_schema where type = 'table'";
+        self.pairs(all).into_iter().map(|(name, _)| name).collect()
+    }
+
+    fn stands_by(&mut self) {
+        let is_attached =
+            self.pairs("select name, name from pragma_database_list").iter().any(|(name, _)| name == "standby");
+        if !is_attached {
+            self.database.execute_batch("attach ':memory:' as standby").unwrap();
+        }
+        for table in self.tables() {
+            let copied = if table == "sqlite_sequence" { "numbers" } else { &table };
+            let copy = format!(
+                "drop table if exists standby.{copied}; create table standby.{copied} as select * from main.{table}"
+            );
+            self.database.execute_batch(&copy).unwrap();
+        }
+        let (pushed, leased) = (self.history.pushed.clone(), self.history.leased.clone());
+        self.standby = Some(Standby { at: self.now(), pushed, leased });
+    }
+
+    fn fails_over(&mut self) {
+        let Some(standby) = self.standby.take() else { return };
+        let now = self.now();
+        self.note("failover", || format!("{} ms are lost", now - standby.at));
+        // What was on its way to the former server.
+        self.in_flight.retain(|(_, effect)| !matches!(effect, Effect::Transaction(..)));
+        let changed = self.pairs(CHANGED).into_iter().map(|(part, _)| part);
+        let changed: HashSet<String> = changed.collect();
+        self.note("lost", || format!("{changed:?}"));
+        self.restore();
+
+        let visible: BTreeMap<String, String> = self.pairs(PATHS).into_iter().collect();
+        let named = self.pairs(NAMED).into_iter().collect();
+        let mut wrong = Vec::new();
+        let history = &mut self.history;
+        for (part, file) in &visible {
+            let was_deleted = history.deleted.get(part).is_some_and(|at| *at >= standby.at);
+            if history.visible.contains_key(part) {
+                continue;
+            }
+            if was_deleted {
+                history.failovers.returned.insert(part.clone());
+            } else if !self.objects.contains_key(file) {
+                wrong.push(format!(
+                    "{part} is visible again, and its NAR {file} is gone, although nobody has deleted it"
+                ));
+            }
+        }
+        for part in history.visible.keys().filter(|part| !visible.contains_key(*part)) {
+            history.removed.insert(part.clone(), now);
+        }
+        (history.visible, history.named) = (visible, named);
+        (history.pushed, history.leased) = (standby.pushed, standby.leased);
+        history.failovers.changed.extend(changed);
+        history.failovers.at.push(now);
+        let has_row = |key: &str| self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap();
+        let strays = self.objects.keys().filter(|key| is_nar(key) && !has_row(key)).cloned();
+        let strays: Vec<String> = strays.collect();
+        self.history.strays.extend(strays);
+        self.is_changed_for_all();
+        self.away_until = now + self.rng.below(AWAY_MAX);
+        wrong.into_iter().for_each(|what| self.violate(what));
+    }
+
+    fn restore(&self) {
+        self.database.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false).unwrap();
+        self.database.execute_batch("pragma foreign_keys = off; begin").unwrap();
+        for table in self.tables() {
+            let copied = if table == "sqlite_sequence" { "numbers" } else { &table };
+            let put_back = format!("delete from main.{table}; insert into main.{table} select * from standby.{copied}");
+            self.database.execute_batch(&put_back).unwrap();
+        }
+        self.database.execute_batch("commit; pragma foreign_keys = on").unwrap();
+        self.database.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, true).unwrap();
+    }
+}
+
+impl Task {
+    /// As an operator does after a failover. What the bucket and the index do not have in common is named, and nothing of it is left afterwards.
+    pub(super) fn repairs_all(&self, data: &Data, caches: &[Cache; 2]) {
+        self.sleep(Duration::from_secs(2 * 3600));
+        self.op.set(Op::Publish);
+        data.publish_pending(WhichPending::Due).expect("nothing fails any more");
+        for (cache, name) in caches.iter().zip(CACHES) {
+            self.cache.set(name);
+            self.op.set(Op::Collect);
+            cache.finish_interrupted().expect("nothing fails any more");
+            self.op.set(Op::Read);
+            let work = Work::unwatched();
+            let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");
+            self.sim.state.lock().unwrap().check_named(name, &report.problems);
+            cache.fsck(FsckOptions { repair: true, ..FsckOptions::default() }, work).expect("nothing fails any more");
+            let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");
+            for problem in report.problems {
+                self.sim.state.lock().unwrap().violate(format!("after a repair, {problem}"));
+            }
+        }
+        let mut state = self.sim.state.lock().unwrap();
+        state.history.strays.clear();
+        state.history.failovers = Lost::default();
+    }
+}
