@@ -2,8 +2,17 @@
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long the machine has been running or suspended. It also passes while this process is stopped.
+pub fn uptime() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    // Neither is negative, and there are less than 10^9 nanoseconds.
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
 
 /// Counters of work that may take hours. Its threads add to them, a display reads them, and a signal asks the work to stop.
 ///
@@ -14,6 +23,8 @@ pub struct Work {
     things_done: AtomicU64,
     bytes_done: AtomicU64,
     stop: AtomicBool,
+    /// The uptime in milliseconds at which it shall stop; 0 if that is not known.
+    end: AtomicU64,
 }
 
 /// One step of the work.
@@ -47,7 +58,7 @@ impl Work {
     pub const fn new() -> Self {
         let step = Step { name: "", things: "", count: 0, bytes: 0, number: 0 };
         let (things_done, bytes_done) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { step: Mutex::new(step), things_done, bytes_done, stop: AtomicBool::new(false) }
+        Self { step: Mutex::new(step), things_done, bytes_done, stop: AtomicBool::new(false), end: AtomicU64::new(0) }
     }
 
     /// For work that nobody watches or stops.
@@ -86,9 +97,15 @@ impl Work {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    /// Asks it to stop at this [`uptime`], unless this is called again before: for work that is nobody's any more when this process was paused.
+    pub fn stop_at(&self, uptime: Duration) {
+        self.end.store(u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     /// Whether it shall stop.
     pub fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        let end = self.end.load(Ordering::Relaxed);
+        self.stop.load(Ordering::Relaxed) || (end > 0 && uptime().as_millis() >= u128::from(end))
     }
 
     /// Fails if the work shall stop.
@@ -124,6 +141,17 @@ impl<R: Read> Read for Reading<'_, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_stops_at_its_end_unless_that_is_moved() {
+        let work = Work::new();
+        work.stop_at(uptime() + Duration::from_secs(60));
+        assert!(!work.is_stopped());
+        work.stop_at(uptime());
+        assert!(work.check().is_err());
+        work.stop_at(uptime() + Duration::from_secs(60));
+        assert!(work.check().is_ok());
+    }
 
     #[test]
     fn a_reader_counts_until_the_work_is_stopped() {

@@ -203,21 +203,22 @@ pub(super) fn open_of_bucket(
             let file = bucket.local().join(BUCKET_ID);
             let local = fs::read_to_string(&file).ok().map(|id| id.trim_end().to_owned());
             let is_used = bucket.local().join(SQLITE).exists();
-            match (&found, local) {
-                (Some(found), Some(local)) if *found == local => {}
-                (None, _) if !is_used => write_id(&file, &mine).map_err(failed)?,
-                (None, Some(local)) if is_used => {
-                    // A process was killed after it had created the index.
-                    bucket.set_id(&local).map_err(failed)?;
+            let id = match (&found, local) {
+                (Some(found), Some(local)) if *found == local => local,
+                (None, _) if !is_used => {
+                    write_id(&file, &mine).map_err(failed)?;
+                    mine
                 }
+                // A process was killed after it had created the index, and before the bucket had its id.
+                (None, Some(local)) => local,
                 _ => {
                     return Err(elsewhere(
                         "its index is not in the local folder ('--cache-dir'): name the folder or the database ('--database') that has \
                          it; 'narval cache fsck --rebuild' makes a new one",
                     ));
                 }
-            }
-            (open_sqlite(bucket.local(), opening)?, mine)
+            };
+            (open_sqlite(bucket.local(), opening)?, id)
         }
     };
     // The bucket may have got one since it was asked.

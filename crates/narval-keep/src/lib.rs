@@ -118,7 +118,7 @@ pub use tokens::{
 };
 pub use upkeep::{
     BackedUp, BackupOptions, BackupSummary, FsckOptions, FsckReport, Imported, MigrateError, Migrated,
-    RECOMPRESSED_GRACE, Recompressed, Restored, SignReport,
+    RECOMPRESSED_GRACE, Recompressed, Removed, Restored, SignReport,
 };
 
 use narval_client::clock::now;

@@ -217,6 +217,14 @@ pub(crate) fn collection_lease() -> Duration {
     Duration::from_secs(if cfg!(test) && clock::has_threads() { 20 } else { 120 })
 }
 
+/// What a backup has so that no collection removes its NARs.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    pub(super) name: String,
+    /// When it began, in seconds since 1970.
+    pub(super) fence: i64,
+}
+
 /// The lease of collections.
 pub(super) const COLLECTION: &str = "collection";
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use narval_files::Work;
+use narval_files::{Work, uptime};
 use serde_json::{Value, json};
 
 use super::{Destination, JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
@@ -33,6 +33,7 @@ pub(crate) fn run(shared: &Weak<Shared>) {
         std::thread::sleep(LOOK_EVERY);
         let Some(shared) = shared.upgrade() else { return };
         while running.load(Ordering::Acquire) < RUNNING_MAX {
+            let asked = uptime();
             let job = match shared.index.claim_job() {
                 Ok(Some(job)) => job,
                 Ok(None) => break,
@@ -49,7 +50,7 @@ pub(crate) fn run(shared: &Weak<Shared>) {
             let doing = move || {
                 // Also if it panics.
                 let _running = Counted(running);
-                execute(&Data::of(shared), &job);
+                execute(&Data::of(shared), &job, asked);
             };
             // It is not begun: after its lease, this or another server tries again.
             if let Err(error) = std::thread::Builder::new().name("job".into()).spawn(doing) {
@@ -67,13 +68,17 @@ impl Drop for Counted {
     }
 }
 
-fn execute(data: &Data, job: &Job) {
-    let (work, is_lost, is_cancelled) = (Work::new(), AtomicBool::new(false), AtomicBool::new(job.is_cancelled));
+/// Does a job whose lease is from `claimed` on.
+fn execute(data: &Data, job: &Job, claimed: Duration) {
+    let (work, is_cancelled) = (Work::new(), AtomicBool::new(job.is_cancelled));
+    // A server that was paused for longer stops before it writes anything else: the index would refuse it, but a destination does not.
+    let lease = Duration::from_secs(JOB_LEASE_SECONDS);
+    work.stop_at(claimed + lease);
     if job.is_cancelled {
         work.stop();
     }
     let (ended, end) = channel::<()>();
-    let (watched, lost, cancelled) = (&work, &is_lost, &is_cancelled);
+    let (watched, cancelled) = (&work, &is_cancelled);
     let result = std::thread::scope(|scope| {
         scope.spawn(move || {
             let (mut step, mut since) = (0, Instant::now());
@@ -85,16 +90,14 @@ fn execute(data: &Data, job: &Job) {
                     (step, since) = (number, Instant::now());
                 }
                 let progress = progress(watched, since.elapsed()).to_string();
+                let asked = uptime();
                 match data.shared().index.renew_job(&job.id, job.fence, progress) {
-                    Ok(Some(false)) => {}
+                    Ok(Some(false)) => watched.stop_at(asked + lease),
                     Ok(Some(true)) => {
                         cancelled.store(true, Ordering::Release);
                         watched.stop();
                     }
-                    Ok(None) => {
-                        lost.store(true, Ordering::Release);
-                        watched.stop();
-                    }
+                    Ok(None) => watched.stop(),
                     // What is done needs the index, too, and fails, or waits for it.
                     Err(error) => tracing::debug!("{error}"),
                 }
@@ -104,7 +107,7 @@ fn execute(data: &Data, job: &Job) {
         drop(ended);
         result
     });
-    if is_lost.load(Ordering::Acquire) {
+    if work.is_stopped() && !is_cancelled.load(Ordering::Acquire) {
         tracing::warn!("the job '{}' took too long, and another server goes on with it", job.id);
         return;
     }

@@ -254,6 +254,25 @@ fn the_name_of_an_interrupted_upload_stays_if_its_nar_is_stored_in_another_encod
     }
 }
 
+/// A recompression that was killed has recorded its file, whose object never came.
+#[test]
+fn a_path_is_not_recompressed_to_an_object_that_is_not_there() {
+    let Some(fixture) = in_bucket() else { return };
+    let (cache, path) = (&fixture.cache, TestPath::with_contents("a", &[], &[7; 50_000]));
+    path.send(cache, Compression::None).unwrap();
+    cache.commit_narinfos(&[path.narinfo(Compression::None)], &pusher()).unwrap();
+    let old = cache.index().file(cache.id(), &path.file_name(Compression::None)).unwrap().unwrap();
+    let file = path.file(Compression::Zstd);
+    let (file_hash, file_size) = (Sha256::of(&file), file.len() as u64);
+    let new = NarRecord { compression: Compression::Zstd, file_hash, file_size, ..old };
+    let name = path.file_name(Compression::Zstd);
+    assert!(cache.index().add_object(cache.id(), &name, &new, now()).unwrap().is_some());
+    assert_eq!(cache.recompress(Work::unwatched()).unwrap().failed, 0);
+    let info = info(cache, &path);
+    let file = cache.nar_file(info.url.strip_prefix("nar/").unwrap()).unwrap().expect("its NAR is there");
+    assert_eq!((info.compression, info.file_hash), (Compression::Zstd, Some(Sha256::of(&read_all(file.file)).into())));
+}
+
 #[test]
 fn the_disk_cache_answers_while_the_bucket_is_unreachable() {
     let Some(Fixture { folder, data, cache }) = in_bucket() else { return };
@@ -285,6 +304,16 @@ fn an_index_belongs_to_one_bucket() {
     let error = Data::open(&place, DataOptions::default()).unwrap_err().to_string();
     assert!(error.contains("its index is not in the local folder"), "{error}");
     assert!(!elsewhere.path().join("index.sqlite").exists());
+}
+
+#[test]
+fn an_index_is_taken_whose_process_was_killed_before_the_bucket_had_its_id() {
+    let Some(fixture) = in_bucket() else { return };
+    let path = TestPath::new("a", &[]);
+    path.push(&fixture.cache).unwrap();
+    fs::remove_file(folder_of(&fixture.cache).join("_narval/index.id")).unwrap();
+    let fixture = fixture.reopen();
+    assert!(fixture.cache.narinfo(&path.part()).unwrap().is_some());
 }
 
 /// Two servers with an index of their own each start on an empty bucket at the same moment.

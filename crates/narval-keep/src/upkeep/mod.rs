@@ -8,7 +8,7 @@ pub(crate) mod rebuild;
 pub(crate) mod recompress;
 pub(crate) mod sign;
 
-pub use backup::{BackedUp, BackupOptions, BackupSummary, Restored};
+pub use backup::{BackedUp, BackupOptions, BackupSummary, Removed, Restored};
 pub use export::Imported;
 pub use fsck::{FsckOptions, FsckReport};
 pub use migrate::{MigrateError, Migrated};

@@ -91,7 +91,9 @@ impl Cache {
                 }
                 match self.recompress_one(&name) {
                     Ok(()) => done += 1,
-                    Err(refusal) if refusal.kind == RefusalKind::NoSpace => return Err(refusal),
+                    Err(refusal) if matches!(refusal.kind, RefusalKind::NoSpace | RefusalKind::Away) => {
+                        return Err(refusal);
+                    }
                     Err(refusal) => {
                         tracing::warn!("cache '{}': 'nar/{name}' stays as it is: {refusal}", self.name());
                         if failed.len() < FAILED_MAX {
@@ -105,11 +107,19 @@ impl Cache {
 
     fn recompress_one(&self, name: &str) -> Result<(), Refusal> {
         let Some(old) = self.index().file(self.id(), name)? else { return Ok(()) };
-        let known = self.index().files_of(self.id(), &old.nar_hash)?.into_iter().find(|(name, nar)| {
-            nar.compression == Compression::Zstd && self.files().has_nar(name, nar.file_size).unwrap_or(false)
-        });
+        let mut known = None;
+        for (name, nar) in self.index().files_of(self.id(), &old.nar_hash)? {
+            // The object of one that was recorded by a process that was killed may not be there.
+            if nar.compression == Compression::Zstd
+                && self.files().is_placed(self.index(), self.id(), &name, &nar)?
+                && self.files().has_nar(&name, nar.file_size).unwrap_or(false)
+            {
+                known = Some((name, nar));
+                break;
+            }
+        }
         let new = match known {
-            Some((name, nar)) => (name, nar),
+            Some(known) => known,
             None => self.make_zstd(name, &old)?,
         };
         for _ in 0..ATTEMPTS_MAX {

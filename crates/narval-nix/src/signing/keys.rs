@@ -155,6 +155,16 @@ impl SecretKey {
         matches!(self.key, Secret::Elsewhere(..))
     }
 
+    /// Whether it signs in the same way as another one: the same secret, or the same command to ask.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let asks_the_same = match (&self.key, &other.key) {
+            (Secret::Here(_), Secret::Here(_)) => true,
+            (Secret::Elsewhere(_, ask), Secret::Elsewhere(_, other)) => Arc::ptr_eq(ask, other),
+            _ => false,
+        };
+        asks_the_same && self.public_key() == other.public_key()
+    }
+
     /// Signs a message, such as a [`fingerprint`](crate::signing::signature::fingerprint).
     ///
     /// # Errors

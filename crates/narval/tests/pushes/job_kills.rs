@@ -1,5 +1,5 @@
-//! Every kind of job, over both databases, with servers that are killed at random while they do it: what comes of each is right. `tools/kill-loop-jobs` does so
-//! many times.
+//! Every kind of job, over both databases, in a folder and in a bucket, with servers that are killed at random while they do it: what comes of each is right.
+//! `tools/kill-loop-jobs` does so many times.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
@@ -11,7 +11,8 @@ use narval_codec::decode::Decoder;
 use narval_files::Work;
 use narval_http::Method;
 use narval_keep::{
-    Cache, CacheName, Data, DataOptions, Destination, FsckOptions, Grant, Job, JobKind, JobState, PinFor,
+    Cache, CacheName, Data, DataOptions, Destination, FsckOptions, Grant, Job, JobKind, JobState, PinFor, Place,
+    SmallKind,
 };
 use narval_nix::{Compression, NarInfo, Sha256, StoreDir, StorePath, TrustedKeys};
 use narval_serve::{ApiRequest, ask_api};
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::lab::Nar;
 use crate::postgres::PostgresServer;
+use crate::s3::{KEY, S3Server, SECRET};
 use crate::support::{NARVAL, Server, Store};
 
 /// Kills for each kind, unless NARVAL_JOB_KILLS says how many.
@@ -26,14 +28,20 @@ const KILLS: usize = 1;
 /// Kills of one job: what it does in one step may take longer than the next one leaves it.
 const KILLS_OF_ONE_MAX: usize = 3;
 /// Paths of a cache, and the bytes of each.
-const PATHS: usize = 60;
+pub const PATHS: usize = 60;
 const NAR_BYTES: usize = 100_000;
 /// How long a job may take without an end, kills included.
-const PATIENCE: Duration = Duration::from_secs(400);
+pub const PATIENCE: Duration = Duration::from_secs(400);
+/// How often it is looked who does a job.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A log of each cache, and what it says.
+const LOG: &str = "00000000000000000000000000000000-p.drv";
+/// The bucket with everything.
+const BUCKET: &str = "jobs";
 /// Keys that a cache gets before another one is used.
 const ROTATIONS_MAX: usize = 50;
 
-fn admin() -> Grant {
+pub fn admin() -> Grant {
     Grant::administrator("kills")
 }
 
@@ -54,14 +62,44 @@ impl Random {
     }
 }
 
-/// Servers of the same data.
-struct Cluster {
+/// Where the data of servers is.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub servers: usize,
+    pub on_postgres: bool,
+    pub in_bucket: bool,
+}
+
+/// Servers of the same data, and where jobs copy it to.
+pub struct Cluster {
+    way: Way,
     store: Store,
+    postgres: Option<PostgresServer>,
+    s3: Option<S3Server>,
     data: Data,
-    database: Option<String>,
-    servers: Vec<Server>,
+    pub servers: Vec<Server>,
     random: Random,
     paths: usize,
+}
+
+/// The address of something below the root.
+fn address(store: &Store, s3: Option<&S3Server>, name: &str) -> String {
+    match s3 {
+        Some(s3) => s3.url(BUCKET).replacen(BUCKET, &format!("{BUCKET}/{name}"), 1),
+        None => format!("file://{}", store.path(name).display()),
+    }
+}
+
+/// The place of data, for one of its nodes.
+fn place(store: &Store, s3: Option<&S3Server>, name: &str, node: usize) -> Place {
+    match s3 {
+        Some(_) => Place::Bucket {
+            url: address(store, s3, name).parse().unwrap(),
+            folder: store.path(&format!("{name}-{node}")),
+            cache_size: None,
+        },
+        None => Place::Folder(store.path(name)),
+    }
 }
 
 /// A kind of job, and the one of it that is under way.
@@ -80,64 +118,111 @@ struct Round {
     spread: Duration,
 }
 
-fn serve(store: &Store, database: Option<&str>) -> Server {
-    let mut command = Command::new(NARVAL);
-    command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(store.path("narval.toml"));
-    if let Some(database) = database {
-        command.args(["--database", database]);
-    }
-    Server::start(command, &[("XDG_CACHE_HOME", store.path("cache").to_str().unwrap())])
-}
+/// The databases of the data, and of the data that is copied to.
+const DATABASES: [&str; 2] = ["data", "there"];
 
 impl Cluster {
-    fn new(servers: usize, database: Option<String>, seed: u64) -> Self {
+    /// `None`, and a note, where a server for it is not installed.
+    pub fn new(way: Way, seed: u64) -> Option<Self> {
+        let postgres = if way.on_postgres { Some(PostgresServer::new()?) } else { None };
+        let s3 = if way.in_bucket { Some(S3Server::versitygw()?) } else { None };
         let store = Store::new();
-        let (mirror, there) = (store.path("mirror"), store.path("there"));
-        let text = format!(
-            "data = 'data'\n[[destination]]\nname = 'mirror'\nurl = 'file://{}'\n[[destination]]\nname = 'there'\ndata = '{}'\n",
-            mirror.display(),
-            there.display()
-        );
-        std::fs::write(store.path("narval.toml"), text).unwrap();
-        let servers = (0..servers).map(|_| serve(&store, database.as_deref())).collect();
-        let options = DataOptions {
-            must_exist: true,
-            database: database.as_ref().map(|database| database.parse().unwrap()),
-            ..DataOptions::default()
-        };
-        let data = Data::open(&store.path("data"), options).unwrap();
+        if let Some(s3) = &s3 {
+            s3.bucket(BUCKET);
+        }
+        if let Some(postgres) = &postgres {
+            for name in DATABASES {
+                postgres.sql("postgres", &format!("create database {name}")).unwrap();
+            }
+        }
+        let this = |name: &str, node: usize| place(&store, s3.as_ref(), name, node);
+        let database = |name: &str| postgres.as_ref().map(|postgres| postgres.url(name).parse().unwrap());
+        let options = DataOptions { database: database("data"), ..DataOptions::default() };
+        let data = Data::open(&this("data", if way.on_postgres { way.servers } else { 0 }), options).unwrap();
+        let export = address(&store, s3.as_ref(), "mirror").parse().unwrap();
         let destinations = [
-            ("mirror", Destination::Export(format!("file://{}", mirror.display()).parse().unwrap())),
-            ("there", Destination::Migrate { place: there.as_path().into(), database: None }),
+            ("mirror", Destination::Export(export)),
+            ("there", Destination::Migrate { place: this("there", 0), database: database("there") }),
         ];
         data.set_destinations(destinations.map(|(name, to)| (name.to_owned(), to)).into());
-        Self { store, data, database, servers, random: Random(seed | 1), paths: 0 }
+        let mut cluster =
+            Self { way, store, postgres, s3, data, servers: Vec::new(), random: Random(seed | 1), paths: 0 };
+        cluster.servers = (0..way.servers).map(|node| cluster.serve(node)).collect();
+        Some(cluster)
     }
 
-    fn ask(&self, method: &Method, path: &str, body: &Value) -> Value {
+    /// Starts a server.
+    fn serve(&self, node: usize) -> Server {
+        let place = |name: &str| {
+            let database = self.postgres.as_ref().map(|postgres| format!("database = '{}'\n", postgres.url(name)));
+            let place = match place(&self.store, self.s3.as_ref(), name, node) {
+                Place::Folder(folder) => format!("data = '{}'\n", folder.display()),
+                // As text, an address has no parameters.
+                Place::Bucket { folder, .. } => {
+                    let url = address(&self.store, self.s3.as_ref(), name);
+                    format!("data = '{url}'\ncache-dir = '{}'\n", folder.display())
+                }
+            };
+            place + &database.unwrap_or_default()
+        };
+        let text = format!(
+            "{}[[destination]]\nname = 'mirror'\nurl = '{}'\n[[destination]]\nname = 'there'\n{}",
+            place("data"),
+            address(&self.store, self.s3.as_ref(), "mirror"),
+            place("there")
+        );
+        let file = self.store.path(&format!("node-{node}.toml"));
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new(NARVAL);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(file).env("NO_PROXY", "127.0.0.1");
+        command.envs(self.s3.iter().flat_map(S3Server::environment));
+        Server::start(command, &[("XDG_CACHE_HOME", self.store.path("cache").to_str().unwrap())])
+    }
+
+    /// The folder with the files of a cache: in the data, or where it is copied to.
+    pub fn files(&self, name: &str, cache: &CacheName) -> PathBuf {
+        let below = if name == "mirror" || self.way.in_bucket { name.to_owned() } else { format!("{name}/caches") };
+        let root = self.s3.as_ref().map_or_else(|| self.store.path(""), |s3| s3.root().join(BUCKET));
+        root.join(below).join(cache.as_str())
+    }
+
+    /// Removes what was copied to a destination.
+    pub fn clear(&self, name: &str) {
+        let root = self.s3.as_ref().map_or_else(|| self.store.path(""), |s3| s3.root().join(BUCKET));
+        std::fs::remove_dir_all(root.join(name)).ok();
+        (0..self.way.servers)
+            .for_each(|node| drop(std::fs::remove_dir_all(self.store.path(&format!("{name}-{node}")))));
+        if let Some(postgres) = self.postgres.as_ref().filter(|_| name == "there") {
+            postgres.sql("postgres", "drop database there with (force)").unwrap();
+            postgres.sql("postgres", "create database there").unwrap();
+        }
+    }
+
+    pub fn ask(&self, method: &Method, path: &str, body: &Value) -> Value {
         let body = body.to_string();
         let asked = ApiRequest { method, path, query: None, body: body.as_bytes(), key: None };
         ask_api(&self.data, &admin(), &asked).unwrap_or_else(|refusal| panic!("{method} {path}: {refusal}"))
     }
 
-    fn cache(&self, name: &CacheName) -> Cache {
+    pub fn cache(&self, name: &CacheName) -> Cache {
         self.data.cache(name).unwrap().unwrap()
     }
 
     /// The number of the server with this process, if it lives.
-    fn server_of(&self, job: &Job) -> Option<usize> {
+    pub fn server_of(&self, job: &Job) -> Option<usize> {
         let who = job.server.as_ref()?;
         self.servers.iter().position(|server| who.starts_with(&format!("process {} ", server.pid())))
     }
 
+    /// Another one starts when it is gone: the folder of a bucket is for one process.
     fn kill(&mut self, at: usize) {
-        let pid = self.servers[at].pid().to_string();
-        assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
-        self.servers[at] = serve(&self.store, self.database.as_deref());
+        self.servers.remove(at).end("-KILL");
+        let started = self.serve(at);
+        self.servers.insert(at, started);
     }
 
     /// Pushes new paths, uncompressed and signed by the cache's keys.
-    fn fill(&mut self, cache: &Cache, count: usize) -> Vec<(StorePath, Sha256)> {
+    pub fn fill(&mut self, cache: &Cache, count: usize) -> Vec<(StorePath, Sha256)> {
         cache.set_sign_keys(self.data.signing_keys().unwrap().remove(cache.name()).unwrap_or_default());
         let mut pushed: Vec<(StorePath, Sha256)> = Vec::new();
         for _ in 0..count {
@@ -183,6 +268,9 @@ impl Cluster {
             self.ask(&Method::PATCH, &format!("caches/{}", round.cache), &json!({"sizeMax": null}));
             std::thread::sleep(Duration::from_secs(1));
         }
+        if is_new {
+            cache.put_small(SmallKind::Log, LOG, &mut LOG.as_bytes(), &admin()).unwrap();
+        }
         if is_new || kind == JobKind::Recompress || kind == JobKind::Gc {
             let paths = self.fill(&cache, PATHS);
             if kind == JobKind::Gc {
@@ -197,9 +285,10 @@ impl Cluster {
                 round.paths.extend(paths);
             }
         }
-        for folder in [JobKind::Export, JobKind::Migrate].into_iter().filter(|of| *of == kind) {
-            let folder = if folder == JobKind::Export { "mirror" } else { "there" };
-            std::fs::remove_dir_all(self.store.path(folder)).ok();
+        match kind {
+            JobKind::Export => self.clear("mirror"),
+            JobKind::Migrate => self.clear("there"),
+            _ => {}
         }
         round.job = Some(match kind {
             JobKind::Delete => {
@@ -232,7 +321,7 @@ impl Cluster {
         match round.kind {
             JobKind::Delete => {
                 assert!(cache.settings().deleted && cache.list().unwrap().is_empty(), "{what}");
-                let nars = self.store.path("data/caches").join(round.cache.as_str()).join("nar");
+                let nars = self.files("data", &round.cache).join("nar");
                 assert_eq!(std::fs::read_dir(nars).map_or(0, Iterator::count), 0, "{what}");
                 assert!(cache.keys().unwrap().is_empty(), "{what}");
                 return;
@@ -259,12 +348,19 @@ impl Cluster {
                 }
             }
             JobKind::Export => {
-                assert_eq!(exported(&self.store.path("mirror").join(round.cache.as_str())), all, "{what}")
+                let folder = self.files("mirror", &round.cache);
+                assert_eq!(exported(&folder), all, "{what}");
+                assert_eq!(std::fs::read_to_string(folder.join("log").join(LOG)).unwrap(), LOG, "{what}");
+                assert_eq!(std::fs::read_dir(folder.join("log")).unwrap().count(), 1, "{what}");
             }
             JobKind::Migrate => {
-                let there = Data::open(&self.store.path("there"), DataOptions::default()).unwrap();
+                let database = self.postgres.as_ref().map(|postgres| postgres.url("there").parse().unwrap());
+                let options = DataOptions { database, must_exist: true, ..DataOptions::default() };
+                let there = Data::open(&place(&self.store, self.s3.as_ref(), "there", 0), options).unwrap();
                 let copied = there.cache(&round.cache).unwrap().unwrap();
                 read(&copied, kept);
+                let (_, len) = copied.small_file(SmallKind::Log, LOG).unwrap().unwrap();
+                assert_eq!(len, LOG.len() as u64, "{what}");
                 let report = copied.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap();
                 assert_eq!((report.paths, report.problems), (all.len(), Vec::new()), "{what}");
             }
@@ -273,6 +369,8 @@ impl Cluster {
         // Nothing is lost, and of what was to go nothing is left.
         read(&cache, kept);
         assert_eq!(cache.list().unwrap().len(), kept.len(), "{what}");
+        let report = cache.fsck(FsckOptions { contents: true, repair: false }, Work::unwatched()).unwrap();
+        assert_eq!((report.paths, report.problems), (kept.len(), Vec::new()), "{what}");
     }
 
     /// Kills servers until each of these kinds was met by so many kills, and all jobs have ended.
@@ -318,7 +416,7 @@ impl Cluster {
                 .filter_map(running)
                 .collect();
             if met.is_empty() {
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::sleep(LOOK_EVERY);
                 continue;
             }
             let (kind, at) = met[usize::try_from(self.random.below(met.len() as u64)).unwrap()];
@@ -352,7 +450,7 @@ fn hash_of(compression: &Compression, file: impl Read) -> Sha256 {
 }
 
 /// The paths of a plain binary cache, as a reader without an index finds them: each with its NAR, and with its references.
-fn exported(folder: &Path) -> HashSet<&'static str> {
+pub fn exported(folder: &Path) -> HashSet<&'static str> {
     let mut found = HashSet::new();
     let mut references = Vec::new();
     let files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -378,103 +476,57 @@ fn kinds_or(default: &[JobKind]) -> Vec<JobKind> {
     names.split(',').map(|name| name.parse().expect("NARVAL_JOB_KINDS are kinds of jobs")).collect()
 }
 
-fn kill_at_random(servers: usize, database: Option<String>, kinds: &[JobKind]) {
+fn kill_at_random(way: Way, kinds: &[JobKind]) {
     let seed = u64::from(std::process::id()) << 20
         | u64::from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_micros());
-    let where_to = if database.is_some() { "PostgreSQL" } else { "SQLite" };
-    eprintln!("{where_to}, {servers} servers, seed {seed}");
+    let database = if way.on_postgres { "PostgreSQL" } else { "SQLite" };
+    let storage = if way.in_bucket { "bucket" } else { "folder" };
+    let Some(mut cluster) = Cluster::new(way, seed) else { return };
+    eprintln!("{database}, {storage}, {} servers, seed {seed}", way.servers);
     let begun = Instant::now();
-    let done = Cluster::new(servers, database, seed).run(kinds_or(kinds), kills_of_each());
+    let done = cluster.run(kinds_or(kinds), kills_of_each());
     for (kind, (kills, jobs)) in &done {
-        println!("{where_to}: {kind}: {kills} kills, {jobs} jobs, all of them right");
+        println!(
+            "{kind} | {database} | {storage} | {kills} kills | {jobs} jobs | 0 wrong | {} s",
+            begun.elapsed().as_secs()
+        );
     }
-    println!("{where_to}: {} s", begun.elapsed().as_secs());
 }
 
 #[test]
 fn jobs_whose_server_is_killed_end_right() {
-    kill_at_random(1, None, &JobKind::ALL);
+    kill_at_random(Way { servers: 1, on_postgres: false, in_bucket: false }, &JobKind::ALL);
+}
+
+/// After a kill, nobody collects for two minutes: kinds that do are for the long form.
+fn without_collections() -> Vec<JobKind> {
+    JobKind::ALL.into_iter().filter(|kind| !matches!(kind, JobKind::Gc | JobKind::Delete)).collect()
+}
+
+/// Runs a test by itself, in a process whose variables have the credentials of its bucket: of a process that runs other tests, nobody can change them.
+pub fn alone(test: &str, variables: &[(&str, &str)]) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", test]);
+    command.env("AWS_ACCESS_KEY_ID", KEY).env("AWS_SECRET_ACCESS_KEY", SECRET).envs(variables.iter().copied());
+    assert!(command.status().unwrap().success());
 }
 
 #[test]
 fn jobs_whose_node_is_killed_end_right_at_another_one() {
-    let Some(postgres) = PostgresServer::new() else { return };
-    // After a kill, nobody collects for two minutes: those kinds are for the long form.
-    let collects = |kind: &JobKind| matches!(kind, JobKind::Gc | JobKind::Delete);
-    let kinds: Vec<JobKind> = JobKind::ALL.into_iter().filter(|kind| !collects(kind)).collect();
-    kill_at_random(2, Some(postgres.database()), &kinds);
+    // In a bucket.
+    let kinds: Vec<&str> = without_collections().into_iter().map(JobKind::name).collect();
+    alone(
+        "job_kills::jobs_are_killed_in_this_way",
+        &[("NARVAL_JOB_WAY", "postgresql bucket"), ("NARVAL_JOB_KINDS", &kinds.join(","))],
+    );
 }
 
-/// A node that is killed, and one that is paused and continues: another one ends the job, and the paused one changes nothing any more.
+/// In the way that `tools/kill-loop-jobs` tells.
 #[test]
-fn a_node_that_was_paused_for_longer_than_its_lease_changes_nothing() {
-    let Some(postgres) = PostgresServer::new() else { return };
-    let mut cluster = Cluster::new(2, Some(postgres.database()), 7);
-    let name: CacheName = "team".parse().unwrap();
-    cluster.ask(&Method::PUT, "caches/team", &json!({}));
-    let cache = cluster.cache(&name);
-    let paths = cluster.fill(&cache, 3 * PATHS);
-    let id = cache.start_job(JobKind::Recompress, &json!({}), None, &admin()).unwrap().0.id;
-    let job = || cache.job(&id).unwrap().unwrap();
-    let wait = |what: &str, is: &dyn Fn(&Job) -> bool| {
-        let begun = Instant::now();
-        while !is(&job()) {
-            assert!(begun.elapsed() < PATIENCE, "{what}: {:?}", job());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        begun.elapsed()
-    };
-    let is_zstd = |part: &StorePath| {
-        let text = cache.narinfo(&part.hash_part()).unwrap().unwrap();
-        NarInfo::parse(&text, &StoreDir::default()).unwrap().compression == Compression::Zstd
-    };
-    // In the middle of it.
-    wait("it begins", &|job| job.server.is_some() && is_zstd(&paths[0].0));
-    let paused = cluster.server_of(&job()).unwrap();
-    let signal = |name: &str, pid: u32| {
-        assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
-    };
-    signal("-STOP", cluster.servers[paused].pid());
-    assert!(job().ended.is_none(), "it was too fast for this test: {:?}", job());
-    let taken = wait("another node takes over", &|job| cluster.server_of(job) == Some(1 - paused));
-    assert!(taken < Duration::from_secs(30), "{taken:?}");
-    wait("it ends there", &|job| job.ended.is_some());
-    let seen = || {
-        let mut narinfos: Vec<_> =
-            paths.iter().map(|(path, _)| cache.narinfo(&path.hash_part()).unwrap().unwrap().to_vec()).collect();
-        let files = std::fs::read_dir(cluster.store.path("data/caches/team/nar")).unwrap();
-        let mut files: Vec<_> = files.map(|file| file.unwrap().file_name().into_encoded_bytes()).collect();
-        files.sort();
-        narinfos.extend(files);
-        (narinfos, job())
-    };
-    let before = seen();
-    assert_eq!(before.1.state, JobState::Done, "{:?}", before.1);
-    assert!(paths.iter().all(|(path, _)| is_zstd(path)));
-    signal("-CONT", cluster.servers[paused].pid());
-    let log = |server: &Server| server.log();
-    let until = Instant::now() + PATIENCE;
-    while !log(&cluster.servers[paused]).contains("another server") {
-        assert!(Instant::now() < until, "it does not notice: {}", log(&cluster.servers[paused]));
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(seen(), before);
-    // And one that is killed.
-    let keys = cache.keys().unwrap().len();
-    let id = cache.start_job(JobKind::Rotate, &json!({}), None, &admin()).unwrap().0.id;
-    let job = || cache.job(&id).unwrap().unwrap();
-    let until = Instant::now() + PATIENCE;
-    while job().server.is_none() {
-        assert!(Instant::now() < until, "{:?}", job());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    if let Some(at) = cluster.server_of(&job()) {
-        signal("-KILL", cluster.servers[at].pid());
-    }
-    while job().ended.is_none() {
-        assert!(Instant::now() < until, "{:?}", job());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!((job().state, cache.keys().unwrap().len()), (JobState::Done, keys + 1), "{:?}", job());
+#[ignore = "the long form: tools/kill-loop-jobs"]
+fn jobs_are_killed_in_this_way() {
+    let told = std::env::var("NARVAL_JOB_WAY").unwrap_or_default();
+    let is = |word: &str| told.split(' ').any(|told| told == word);
+    let (on_postgres, in_bucket) = (is("postgresql"), is("bucket"));
+    kill_at_random(Way { servers: if on_postgres { 2 } else { 1 }, on_postgres, in_bucket }, &JobKind::ALL);
 }

@@ -18,6 +18,7 @@ mod full_disk;
 mod in_bucket;
 mod interrupted;
 mod job_kills;
+mod job_pauses;
 mod jobs;
 mod killed;
 mod lab;

@@ -1,7 +1,7 @@
 //! Paths without a signature of the cache: who is told, and how they get one. The judge is real Nix that trusts the cache's key only.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -9,6 +9,7 @@ use narval_keep::{CachePatterns, Data, DataOptions, NewToken};
 use narval_nix::presence::Snapshot;
 use narval_nix::{NarInfo, Release, StoreDir, TrustedKeys};
 
+use crate::api::until;
 use crate::lab::{Lab, Nar, serve};
 use crate::support::{NARVAL, Nix, Server, Store, hash_part, stdout};
 
@@ -89,7 +90,7 @@ fn a_key_is_rotated_without_losing_old_paths() {
     let (old_file, old_key) = store.key("own-1");
     let (new_file, new_key) = store.key("own-2");
     let data = store.path("data");
-    let config = |keys: &[&std::path::Path]| {
+    let config = |keys: &[&Path]| {
         let keys: Vec<String> = keys.iter().map(|key| format!("'{}'", key.display())).collect();
         format!("data = '{}'\nsign-keys = [{}]\n", data.display(), keys.join(", "))
     };
@@ -168,7 +169,7 @@ fn advice_is_what_helps_without_a_signature() {
     let ((old_file, _), (own_file, own), (other_file, _)) =
         (store.key("old-1"), store.key("own-1"), store.key("other-1"));
     let data = store.path("data");
-    let with_key = |key: &std::path::Path| format!("data = '{}'\nsign-keys = '{}'\n", data.display(), key.display());
+    let with_key = |key: &Path| format!("data = '{}'\nsign-keys = '{}'\n", data.display(), key.display());
     let each = |said: &str, has: &[&str], lacks: &str| {
         for line in said.lines() {
             assert!(has.iter().all(|word| line.contains(word)) && !line.contains(lacks), "{said}");
@@ -209,25 +210,25 @@ fn advice_is_what_helps_without_a_signature() {
     each(&advice(&lab, &own, &by_other), &["signed by other-1, and not by the cache's key own-1"], "may not");
 }
 
-/// A key that OpenSSL has, and the file that names the command. What the command does stands in `mode`.
-fn openssl_key(store: &Store) -> (PathBuf, TrustedKeys) {
+/// A key that OpenSSL has, and the file that names the command. What the command does stands in the file `mode`.
+fn openssl_key(store: &Store, name: &str) -> (PathBuf, TrustedKeys) {
     let run = |args: &[&str]| {
         let output = Command::new("openssl").args(args).current_dir(store.dir.path()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         output.stdout
     };
-    run(&["genpkey", "-algorithm", "ed25519", "-out", "key.pem"]);
-    let der = run(&["pkey", "-in", "key.pem", "-pubout", "-outform", "DER"]);
-    let public_key = format!("cache-1:{}", STANDARD.encode(&der[der.len() - 32..]));
+    run(&["genpkey", "-algorithm", "ed25519", "-out", &format!("{name}.pem")]);
+    let der = run(&["pkey", "-in", &format!("{name}.pem"), "-pubout", "-outform", "DER"]);
+    let public_key = format!("{name}:{}", STANDARD.encode(&der[der.len() - 32..]));
     let folder = store.dir.path().display();
     let script = format!(
         "#!/bin/sh\ncd '{folder}'; f=$(mktemp); cat >\"$f\"\ncase $(cat mode) in\nhang) sleep 60 ;;\nfail) echo 'the module is locked' >&2; exit 1 ;;\n\
-         lie) echo another text >\"$f\" ;;\nesac\nprintf 'cache-1:'; openssl pkeyutl -sign -rawin -inkey key.pem -in \"$f\" | base64 -w0\nrm -f \"$f\"\n"
+         lie) echo another text >\"$f\" ;;\nesac\nprintf '{name}:'; openssl pkeyutl -sign -rawin -inkey {name}.pem -in \"$f\" | base64 -w0\nrm -f \"$f\"\n"
     );
-    let command = store.path("sign");
+    let command = store.path(&format!("{name}.sign"));
     std::fs::write(&command, script).unwrap();
     std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let file = store.path("cache.toml");
+    let file = store.path(&format!("{name}.toml"));
     let text = format!("public-key = '{public_key}'\ncommand = ['{}']\ndeadline-seconds = 3\n", command.display());
     std::fs::write(&file, text).unwrap();
     (file, TrustedKeys::parse_list(&public_key).unwrap())
@@ -237,7 +238,7 @@ fn openssl_key(store: &Store) -> (PathBuf, TrustedKeys) {
 #[test]
 fn a_key_is_with_a_command_that_signs_fails_lies_and_hangs() {
     let store = Store::new();
-    let (file, trusted) = openssl_key(&store);
+    let (file, trusted) = openssl_key(&store, "cache-1");
     let path = store.add_file("live", "in the store");
     let mode = |mode: &str| std::fs::write(store.path("mode"), mode).unwrap();
     mode("well");
@@ -306,4 +307,81 @@ fn a_key_is_with_a_command_that_signs_fails_lies_and_hangs() {
     let made = Release::parse(&made.body).unwrap();
     assert!(made.revision == 1 && made.find_valid(&trusted).is_some());
     assert!(lab.server.log().contains("the key 'cache-1' does not sign"));
+}
+
+/// From a file to a command, to a command with another key, and to a key in the index: at each step clients may trust the key of before or the next one, and nothing
+/// that was signed is lost.
+#[test]
+fn a_key_goes_from_a_file_to_a_command_and_on_to_another_one() {
+    let store = Store::new();
+    let (file, by_file) = store.key("own-1");
+    let mode = store.path("mode");
+    std::fs::write(&mode, "well").unwrap();
+    let [(first, _), (second, _)] = ["cache-1", "cache-2"].map(|name| openssl_key(&store, name));
+    let public = |file: &Path| stdout(Command::new(NARVAL).args(["key", "public"]).arg(file).output().unwrap());
+    let (by_first, by_second) = (public(&first), public(&second));
+    let data = store.path("data");
+    let config = |keys: &[&Path]| {
+        let keys: Vec<String> = keys.iter().map(|key| format!("'{}'", key.display())).collect();
+        format!("data = '{}'\nsign-keys = [{}]\n", data.display(), keys.join(", "))
+    };
+    let mut lab = Lab::configured(store, &config(&[&file]));
+    let toml = lab.store.path("narval.toml");
+    let run = |args: &[&str]| {
+        let output = Command::new(NARVAL).args(args).arg("--config").arg(&toml).env_remove("NARVAL_DATA").output();
+        output.unwrap()
+    };
+    let token = lab.token("push,sign");
+    let push_one = |lab: &Lab, name: &str| {
+        let path = add(lab, name);
+        let pushed = push(lab, &token, &["--require-signed", &path]);
+        assert_eq!(pushed.status.code(), Some(0), "{pushed:?}");
+        path
+    };
+    let of_file = push_one(&lab, "of-the-file");
+    assert!(is_accepted(&lab, &by_file, &of_file) && !is_accepted(&lab, &by_first, &of_file));
+
+    lab.reload(&config(&[&file, &first]));
+    assert_eq!(number(&run(&["cache", "sign", "--json", "--all"]), "signed"), 1);
+    lab.reload(&config(&[&first]));
+    let of_first = push_one(&lab, "of-the-first");
+    assert!(is_accepted(&lab, &by_file, &of_file) && is_accepted(&lab, &by_first, &of_file));
+    assert!(is_accepted(&lab, &by_first, &of_first) && !is_accepted(&lab, &by_file, &of_first));
+
+    lab.reload(&config(&[&first, &second]));
+    assert_eq!(number(&run(&["cache", "sign", "--json", "--all"]), "signed"), 2);
+    lab.reload(&config(&[&second]));
+    let of_second = push_one(&lab, "of-the-second");
+    assert!(is_accepted(&lab, &by_file, &of_file) && is_accepted(&lab, &by_first, &of_first));
+    for path in [&of_file, &of_first, &of_second] {
+        assert!(is_accepted(&lab, &by_second, path), "{path}");
+    }
+
+    // The same key with another command takes effect by a reload, and so does the file that names the one of before.
+    let told = std::fs::read_to_string(&second).unwrap();
+    std::fs::write(&second, told.replace("cache-2.sign", "moved.sign")).unwrap();
+    std::fs::rename(lab.store.path("cache-2.sign"), lab.store.path("moved.sign")).unwrap();
+    let path = add(&lab, "of-the-moved");
+    assert_ne!(push(&lab, &token, &["--attempts", "1", "--require-signed", &path]).status.code(), Some(0));
+    lab.reload(&config(&[&second]));
+    let of_moved = push_one(&lab, "of-the-moved-later");
+
+    // A rotation needs no signature of a key that has signed already.
+    std::fs::write(&mode, "fail").unwrap();
+    let rotated = run(&["key", "rotate", "default"]);
+    let said = String::from_utf8_lossy(&rotated.stderr).into_owned();
+    assert!(said.contains("signed 4 paths with it"), "{rotated:?}");
+    std::fs::write(&mode, "well").unwrap();
+    let by_index = stdout(rotated);
+    assert!(by_index.starts_with("default-1:"), "{by_index}");
+    for path in [&of_file, &of_first, &of_second, &of_moved] {
+        assert!(is_accepted(&lab, &by_index, path) && is_accepted(&lab, &by_second, path), "{path}");
+    }
+    // Both sign from now on.
+    until(2, "both are told", || {
+        let info = lab.get("/nix-cache-info");
+        u16::try_from([&by_second, &by_index].iter().filter(|key| info.text().contains(**key)).count()).unwrap()
+    });
+    let of_both = push_one(&lab, "of-both");
+    assert!(is_accepted(&lab, &by_index, &of_both) && is_accepted(&lab, &by_second, &of_both));
 }

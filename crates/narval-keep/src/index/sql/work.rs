@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::nars;
 use crate::index::tx::{NOTE, Reading, Refused, Tx, TxError, args, statements};
-use crate::index::{COLLECTION, CacheId, Fence, Index, IndexError, collection_lease};
+use crate::index::{COLLECTION, CacheId, Fence, Held, Index, IndexError, collection_lease};
 use crate::rule::holds;
 
 statements! {
@@ -24,9 +24,9 @@ statements! {
     STATE(Text) = "select fence, until > 0 from narval.work where name = $1";
     COLLECTED(Int) = "select greatest(0, {now} - at) from narval.collected where cache = $1";
     /// A backup needs NARs that paths have had since it has begun: its number is that time.
-    HOLD(Text, Text, Int) = "insert into narval.work (name, owner, fence, until) values ($1, $2, {now}, {now} + $3)";
-    KEEP_HOLD(Text, Int) = "update narval.work set until = {now} + $2 where name = $1";
-    END_HOLD(Text) = "delete from narval.work where name = $1";
+    HOLD(Text, Text, Int) = "insert into narval.work (name, owner, fence, until) values ($1, $2, {now}, {now} + $3) on conflict (name) do nothing returning fence";
+    KEEP_HOLD(Text, Int, Int) = "update narval.work set until = {now} + $3 where name = $1 and fence = $2";
+    END_HOLD(Text, Int) = "delete from narval.work where name = $1 and fence = $2";
     END_OLD_HOLDS() = "delete from narval.work where name >= 'backup ' and name < 'backup!' and until < {now}";
     HELD_SINCE() = "select min(fence) from narval.work where name >= 'backup ' and name < 'backup!' and until >= {now}";
     NOTE_COLLECTED(Int) = "insert into narval.collected (cache, at) values ($1, {now}) on conflict (cache) do update set at = excluded.at";
@@ -86,28 +86,28 @@ impl dyn Index + '_ {
         getrandom::u32().map(|random| u64::from(random >> 1)).map_err(reason)
     }
 
-    /// From now on, no collection removes NARs that a path has at this time or later. Returns the name of this hold, which ends
-    /// [by itself](collection_lease) unless it is kept.
-    pub(crate) fn hold_nars(&self) -> Result<String, IndexError> {
-        let (owner, name) = (this_process(), format!("backup {:08x}", self.random()?));
-        let held = name.clone();
+    /// From now on, no collection removes NARs that a path has at this time or later. Returns the hold, which ends
+    /// [by itself](collection_lease) unless it is kept; `None` if somebody has the one of this name.
+    pub(crate) fn hold_nars(&self, of: Option<&str>) -> Result<Option<Held>, IndexError> {
+        let of = of.map_or_else(|| self.random().map(|random| format!("{random:08x}")), |of| Ok(of.to_owned()))?;
+        let (owner, name) = (this_process(), format!("backup {of}"));
         self.write(NOTE, move |tx| {
             tx.execute(&END_OLD_HOLDS, &[])?;
-            tx.execute(&HOLD, &args![&name, &owner, collection_lease().as_secs()]).map(drop)
-        })?;
-        Ok(held)
+            let fence = tx.first(&HOLD, &args![&name, &owner, collection_lease().as_secs()], |row| row.get(0))?;
+            Ok(fence.map(|fence| Held { name: name.clone(), fence }))
+        })
     }
 
-    /// Keeps such a hold. Returns `false` if it has ended, and is gone.
-    pub(crate) fn keep_hold(&self, name: &str) -> Result<bool, IndexError> {
-        let name = name.to_owned();
-        self.write(NOTE, move |tx| Ok(tx.execute(&KEEP_HOLD, &args![&name, collection_lease().as_secs()])? > 0))
+    /// Keeps such a hold. Returns `false` if it has ended, and is gone or another's.
+    pub(crate) fn keep_hold(&self, held: &Held) -> Result<bool, IndexError> {
+        let Held { name, fence } = held.clone();
+        self.write(NOTE, move |tx| Ok(tx.execute(&KEEP_HOLD, &args![&name, fence, collection_lease().as_secs()])? > 0))
     }
 
     /// Ends it.
-    pub(crate) fn end_hold(&self, name: &str) -> Result<(), IndexError> {
-        let name = name.to_owned();
-        self.write(NOTE, move |tx| tx.execute(&END_HOLD, &args![&name]).map(drop))
+    pub(crate) fn end_hold(&self, held: &Held) -> Result<(), IndexError> {
+        let Held { name, fence } = held.clone();
+        self.write(NOTE, move |tx| tx.execute(&END_HOLD, &args![&name, fence]).map(drop))
     }
 
     /// Since when NARs are held, if they are.

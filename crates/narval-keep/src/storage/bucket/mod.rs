@@ -42,8 +42,8 @@ use narval_s3::{BucketError, Object, Objects};
 /// The objects of servers that are about to write [`ID`].
 const CLAIMS: &str = "_narval/claims/";
 
-/// How long a server tries to do so while others do, and how long it waits between two attempts.
-const CLAIMING_MAX: Duration = Duration::from_secs(60);
+/// How long a server tries to do so while others do: longer than the claim of one that was killed is valid. And how long it waits between two attempts.
+const CLAIMING_MAX: Duration = Duration::from_secs(2 * VALID_FOR.as_secs() + 10);
 const CLAIM_AGAIN: Duration = Duration::from_millis(300);
 
 /// The object that [`check_writable`](Storage::check_writable) writes.

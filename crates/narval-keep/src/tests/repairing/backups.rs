@@ -14,15 +14,15 @@ use super::migrating::{Server, address_of, all, other_kind};
 use crate::{BackedUp, BackupOptions, Database};
 
 /// Says to the test program what it saves or restores.
-const TOLD: &str = "NARVAL_TEST_BACKUP";
+pub(super) const TOLD: &str = "NARVAL_TEST_BACKUP";
 
-const WHOLE: BackupOptions = BackupOptions { with_nars: true, with_keys: true };
+pub(super) const WHOLE: BackupOptions = BackupOptions { with_nars: true, with_keys: true, keep: None };
 
-fn administrator() -> Grant {
+pub(super) fn administrator() -> Grant {
     Grant::administrator("test")
 }
 
-fn backup(data: &Data, to: &crate::Place) -> BackedUp {
+pub(super) fn backup(data: &Data, to: &crate::Place) -> BackedUp {
     data.backup(to, WHOLE, Work::unwatched()).unwrap()
 }
 
@@ -32,15 +32,15 @@ fn restore(from: &crate::Place, to: &Destination) -> Result<Data, MigrateError> 
 }
 
 /// An empty place of the other kind, with the index in the other kind of database.
-struct Destination {
-    place: crate::Place,
-    database: Option<Database>,
+pub(super) struct Destination {
+    pub(super) place: crate::Place,
+    pub(super) database: Option<Database>,
     _folder: tempfile::TempDir,
     _server: (Server, Option<Arc<PostgresServer>>),
 }
 
 impl Destination {
-    fn new(source: &Place, name: &str) -> Option<Self> {
+    pub(super) fn new(source: &Place, name: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let (place, server) = other_kind(source, &folder.path().join("data"), name)?;
         let postgres = if place::is_on_postgres() { None } else { PostgresServer::shared() };
@@ -54,7 +54,7 @@ impl Destination {
 }
 
 /// Every path, verified.
-fn whole(data: &Data) -> BTreeSet<HashPart> {
+pub(super) fn whole(data: &Data) -> BTreeSet<HashPart> {
     let look = FsckOptions { contents: true, repair: false };
     assert_eq!(data.fsck(look, Work::unwatched()).unwrap().problems, Vec::<String>::new());
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
@@ -70,7 +70,7 @@ fn whole(data: &Data) -> BTreeSet<HashPart> {
     listed.iter().map(|listed| StorePath::parse(&listed.path).unwrap().hash_part()).collect()
 }
 
-fn path(name: &str) -> TestPath {
+pub(super) fn path(name: &str) -> TestPath {
     TestPath::with_contents(name, &[], &name.repeat(2000).into_bytes())
 }
 
@@ -308,11 +308,44 @@ fn saves_or_restores_until_it_is_killed() {
     let from = place(folder, url);
     match what {
         "save" => drop(Place::told(source.as_ref()).backup(&from, WHOLE, Work::unwatched()).unwrap()),
+        "remove" => super::pruning::remove(&Place::told(source.as_ref()), &from),
         _ => {
             let database = Some(database).filter(|text| !text.is_empty()).map(|text| text.parse().unwrap());
             Data::restore((&from, None), &place(to, to_url), database, &administrator(), Work::unwatched()).unwrap();
         }
     }
+}
+
+/// Saves, restores or removes in a process of its own, which is killed after so many milliseconds. Returns whether it has ended by itself.
+pub(super) fn run(
+    fixture: &Fixture,
+    what: &str,
+    backups: &crate::Place,
+    to: Option<&Destination>,
+    patience: Option<u64>,
+) -> bool {
+    let text = |place: &crate::Place| match place {
+        crate::Place::Folder(folder) => format!("{}\n", folder.display()),
+        crate::Place::Bucket { folder, .. } => format!("{}\n{}", folder.display(), address_of(place)),
+    };
+    // The address of a database has a password, which only its own type knows.
+    let address = to.and_then(|to| to.database.as_ref()).map(Database::address).unwrap_or_default().to_owned();
+    let to = to.map_or_else(|| "\n".to_owned(), |to| text(&to.place));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let name = format!("{}::saves_or_restores_until_it_is_killed", module_path!().split_once("::").unwrap().1);
+    command.args(["--exact", &name, "--ignored", "--nocapture", "--test-threads=1"]).stdout(Stdio::null());
+    if let Some(server) = s3::S3Server::shared() {
+        command.envs(server.environment());
+    }
+    fixture.folder.tell(&mut command);
+    let source = fixture.folder.path().display();
+    command.env(TOLD, format!("{what}\n{source}\n{}\n{to}\n{address}", text(backups)));
+    let mut child = command.spawn().unwrap();
+    if let Some(patience) = patience {
+        std::thread::sleep(Duration::from_millis(patience));
+        child.kill().unwrap();
+    }
+    child.wait().unwrap().success()
 }
 
 #[test]
@@ -326,28 +359,12 @@ fn a_backup_and_a_restore_that_are_killed_are_whole_or_nothing() {
     let paths: Vec<TestPath> = (0..150).map(|number| path(&format!("path-{number}"))).collect();
     paths.iter().for_each(|path| drop(path.push(&fixture.cache).unwrap()));
     let before = all(&fixture.data);
-    let text = |place: &crate::Place| match place {
-        crate::Place::Folder(folder) => format!("{}\n", folder.display()),
-        crate::Place::Bucket { folder, .. } => format!("{}\n{}", folder.display(), address_of(place)),
-    };
-    // The address of a database has a password, which only its own type knows.
-    let address = to.database.as_ref().map(Database::address).unwrap_or_default().to_owned();
     let run = |what: &str, patience: Option<u64>| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let name = format!("{}::saves_or_restores_until_it_is_killed", module_path!().split_once("::").unwrap().1);
-        command.args(["--exact", &name, "--ignored", "--nocapture", "--test-threads=1"]).stdout(Stdio::null());
-        if let Some(server) = s3::S3Server::shared() {
-            command.envs(server.environment());
+        // A bucket is another backup's for some time after that was killed.
+        while patience.is_some() && fixture.cache.index().held_since().unwrap().is_some() {
+            std::thread::sleep(Duration::from_millis(50));
         }
-        fixture.folder.tell(&mut command);
-        let source = fixture.folder.path().display();
-        command.env(TOLD, format!("{what}\n{source}\n{}\n{}\n{address}", text(&backups), text(&to.place)));
-        let mut child = command.spawn().unwrap();
-        if let Some(patience) = patience {
-            std::thread::sleep(Duration::from_millis(patience));
-            child.kill().unwrap();
-        }
-        child.wait().unwrap().success()
+        run(&fixture, what, &backups, Some(&to), patience)
     };
     let begun = std::time::Instant::now();
     assert!(run("save", None));

@@ -12,12 +12,18 @@
 //! From before that moment until the end, no collection removes NARs that paths had ([`hold_nars`](crate::index::Index)). What an operator
 //! deletes meanwhile is gone, and the backup says so.
 //!
+//! Old backups are removed with what only they need (`prune.rs`).
+//!
 //! A backup is restored by copying it as [`migrate`](super::migrate) does, into an index that nobody uses before it is complete.
 
+mod hold;
 mod place;
+mod prune;
 mod restore;
 mod rows;
 mod write;
+
+use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -35,6 +41,19 @@ pub struct BackupOptions {
     pub with_nars: bool,
     /// Whether the secrets are that caches sign with.
     pub with_keys: bool,
+    /// Removes a backup, and what only it needs, when so many newer ones have been there for a day; `None`: never.
+    pub keep: Option<NonZeroUsize>,
+}
+
+/// What was removed with old backups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Removed {
+    /// Backups.
+    pub backups: u64,
+    /// NARs that no other one needs.
+    pub nars: u64,
+    /// Bytes of these.
+    pub nar_bytes: u64,
 }
 
 /// A backup, as it describes itself.
@@ -124,4 +143,6 @@ pub struct BackedUp {
     pub keys_left_out: u64,
     /// Paths that are left out because their NAR is lost or damaged in the cache, and how.
     pub problems: Vec<String>,
+    /// What was removed of older backups.
+    pub removed: Removed,
 }

@@ -5,8 +5,9 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use narval_client::clock;
 use narval_nix::Sha256;
 
 use super::{BackupSummary, Manifest, VERSION};
@@ -15,7 +16,8 @@ use crate::storage::{Below, Bucket, BucketOptions, CacheStorage, Folder, Storage
 use crate::{CacheName, Data, DataError, Place};
 
 /// Folders of the default cache's files.
-const BACKUPS: &str = "_narval/backups";
+pub(super) const BACKUPS: &str = "_narval/backups";
+pub(super) const REMOVED: &str = "_narval/removed";
 pub(super) const ROWS: &str = "_narval/rows";
 
 /// The largest list of a backup's files, in bytes.
@@ -114,20 +116,42 @@ impl Shelf {
 
     /// Makes all that was written durable, and then the backup is there.
     pub(super) fn complete(&self, manifest: &Manifest) -> Result<(), DataError> {
+        let fail = self.fail("complete the backup in");
+        self.storage.sync().map_err(&fail)?;
+        self.write_manifest(BACKUPS, manifest)?;
+        self.storage.sync().map_err(fail)
+    }
+
+    /// Writes a list of a backup's files.
+    pub(super) fn write_manifest(&self, folder: &str, manifest: &Manifest) -> Result<(), DataError> {
         let written = || -> io::Result<()> {
             let text = serde_json::to_string(manifest)?;
             let hash = Sha256::of(text.as_bytes());
-            self.storage.sync()?;
-            let name = format!("{BACKUPS}/{}.json", manifest.id);
-            self.put(&name, &mut |out| writeln!(out, "{text}\n{hash}"))?;
-            self.storage.sync()
+            self.put(&format!("{folder}/{}.json", manifest.id), &mut |out| writeln!(out, "{text}\n{hash}"))
         };
-        written().map_err(self.fail("complete the backup in"))
+        written().map_err(self.fail("write the list of a backup in"))
+    }
+
+    /// Removes a file, in a bucket not after `until`.
+    pub(super) fn remove(&self, name: &str, until: Instant) -> io::Result<()> {
+        if clock::instant() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.files.remove(name)
+    }
+
+    /// The lists in a folder, the oldest first.
+    pub(super) fn manifests(&self, folder: &str) -> Result<Vec<Manifest>, DataError> {
+        self.ids_in(folder)?.iter().map(|id| self.manifest_in(folder, id)).collect()
     }
 
     /// The names of all backups, the oldest first. Only whole ones have a name.
     pub(super) fn ids(&self) -> Result<Vec<String>, DataError> {
-        let names = self.names(BACKUPS).map_err(self.fail("list the backups in"))?;
+        self.ids_in(BACKUPS)
+    }
+
+    fn ids_in(&self, folder: &str) -> Result<Vec<String>, DataError> {
+        let names = self.names(folder).map_err(self.fail("list the backups in"))?;
         let mut ids: Vec<String> =
             names.iter().filter_map(|name| name.strip_suffix(".json")).map(str::to_owned).collect();
         ids.sort_unstable();
@@ -144,8 +168,12 @@ impl Shelf {
 
     /// Describes a backup.
     pub(super) fn manifest(&self, id: &str) -> Result<Manifest, DataError> {
+        self.manifest_in(BACKUPS, id)
+    }
+
+    fn manifest_in(&self, folder: &str, id: &str) -> Result<Manifest, DataError> {
         let read = || -> io::Result<Manifest> {
-            let name = format!("{BACKUPS}/{id}.json");
+            let name = format!("{folder}/{id}.json");
             let text = String::from_utf8(self.read(&name, MANIFEST_LEN_MAX)?).map_err(|_| damaged(&name))?;
             let (text, hash) = text.trim_end().rsplit_once('\n').ok_or_else(|| damaged(&name))?;
             if hash != Sha256::of(text.as_bytes()).to_string() {

@@ -2,22 +2,25 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
+#[cfg(test)]
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 
 use narval_files::Work;
 use narval_nix::Sha256Hasher;
 
+use super::hold::Hold;
 use super::place::Shelf;
+use super::prune::prune;
 use super::rows::{PathRow, Rows};
-use super::{BackedUp, BackupOptions, BackupSummary, Manifest, SavedCache, VERSION};
+use super::{BackedUp, BackupOptions, BackupSummary, Manifest, Removed, SavedCache, VERSION};
 use crate::error::io_error;
 use crate::in_use::InUse;
-use crate::index::{CacheId, Index, IndexError, SavedPath, collection_lease};
+use crate::index::{CacheId, SavedPath};
 use crate::storage::{CacheStorage, Incoming, object_name, several};
 use crate::upkeep::migrate::copy_small_files;
-use crate::{AuditLine, Cache, Data, DataError, MigrateError, NarFileName, NarTarget, Place, Refusal, RefusalKind};
+use crate::{AuditLine, Cache, Data, DataError, MigrateError, NarFileName, NarTarget, Place, Refusal};
 
 /// Rows of paths in one file: by their numbers, which are given out once, so that a file stays as it is when paths are removed from others.
 const PATHS_STEP: i64 = 1 << 14;
@@ -39,21 +42,44 @@ impl Data {
     /// with success before this is called is in it.
     ///
     /// # Errors
-    /// If one of the two places fails. Then there is no new backup, and the next one finds the bytes that were copied.
+    /// If one of the two places fails. Then there is no new backup, and the next one finds the bytes that were copied; unless it is the removal of old ones that fails.
     pub fn backup(&self, to: &Place, options: BackupOptions, work: &Work) -> Result<BackedUp, MigrateError> {
         let shelf = Shelf::open_to_write(to)?;
         let _alone = match to {
             Place::Folder(folder) => Some(InUse::by_backup(folder)?),
             Place::Bucket { .. } => None,
         };
-        let index = &*self.shared().index;
-        let hold = Hold::begin(index)?;
-        let made = hold.keep_while(|| self.write_backup(&shelf, options, work));
-        drop(hold);
-        made
+        let hold = Hold::begin(&*self.shared().index, to)?;
+        hold.keep_while(|| {
+            let mut done = self.write_backup(&shelf, &hold, options, work)?;
+            // One that lacks something does not stand for those that have it.
+            if let Some(keep) = options.keep.filter(|_| done.problems.is_empty()) {
+                done.removed = prune(&shelf, &hold, keep, done.backup.created, work)?;
+            }
+            Ok(done)
+        })
     }
 
-    fn write_backup(&self, shelf: &Shelf, options: BackupOptions, work: &Work) -> Result<BackedUp, MigrateError> {
+    /// Removes old backups of a place, as if it were this time.
+    #[cfg(test)]
+    pub(crate) fn prune_at(
+        &self,
+        place: &Place,
+        keep: NonZeroUsize,
+        now: u64,
+        work: &Work,
+    ) -> Result<Removed, MigrateError> {
+        let (shelf, hold) = (Shelf::open_to_write(place)?, Hold::begin(&*self.shared().index, place)?);
+        prune(&shelf, &hold, keep, now, work)
+    }
+
+    fn write_backup(
+        &self,
+        shelf: &Shelf,
+        hold: &Hold<'_>,
+        options: BackupOptions,
+        work: &Work,
+    ) -> Result<BackedUp, MigrateError> {
         let index = &*self.shared().index;
         let created = index.now();
         let there = shelf.rows().map_err(shelf.fail("list the rows in"))?;
@@ -87,6 +113,7 @@ impl Data {
             deleted: 0,
             keys_left_out,
             problems: Vec::new(),
+            removed: Removed::default(),
         };
         if options.with_nars {
             let (paths, bytes) =
@@ -109,6 +136,8 @@ impl Data {
             caches: saved,
         };
         work.check().map_err(&fail)?;
+        // What was there when this began may have been collected, or removed with an old backup.
+        hold.renew()?;
         shelf.complete(&manifest)?;
         done.backup = BackupSummary::from(&manifest);
         Ok(done)
@@ -305,52 +334,4 @@ fn absent(cache: &Cache, path: &SavedPath, how: &'static str) -> Result<Copied, 
     let now = cache.index().file(cache.id(), &path.file)?;
     let is_same = now.is_some_and(|nar| nar.file_hash == path.nar.file_hash);
     Ok(if is_same { Copied::Lost(how) } else { Copied::Deleted })
-}
-
-/// Keeps collections from removing NARs.
-struct Hold<'a> {
-    index: &'a dyn Index,
-    name: String,
-}
-
-impl<'a> Hold<'a> {
-    fn begin(index: &'a dyn Index) -> Result<Self, IndexError> {
-        Ok(Self { index, name: index.hold_nars()? })
-    }
-
-    /// Keeps it while something is done. An error if it could not be kept: a NAR may be gone.
-    fn keep_while(&self, work: impl FnOnce() -> Result<BackedUp, MigrateError>) -> Result<BackedUp, MigrateError> {
-        let (end, ended) = channel::<()>();
-        let is_lost = std::sync::atomic::AtomicBool::new(false);
-        let done = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // Moved, so that its end ends this.
-                let ended = ended;
-                while ended.recv_timeout(collection_lease() / 4) == Err(RecvTimeoutError::Timeout) {
-                    match self.index.keep_hold(&self.name) {
-                        Ok(true) => {}
-                        Ok(false) => is_lost.store(true, Ordering::Relaxed),
-                        Err(error) => tracing::debug!("{error}"),
-                    }
-                }
-            });
-            let done = work();
-            drop(end);
-            done
-        });
-        // What was deleted cannot be told from what was collected.
-        if is_lost.into_inner() && done.as_ref().is_ok_and(|done| done.deleted > 0) {
-            let message = "the backup was suspended for too long, and NARs were collected meanwhile: run it again";
-            let (cache, refusal) = (crate::CacheName::default(), Refusal::new(RefusalKind::Conflict, message));
-            return Err(MigrateError::Refused { cache, refusal });
-        }
-        done
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        // Otherwise it ends by itself.
-        self.index.end_hold(&self.name).ok();
-    }
 }

@@ -170,6 +170,8 @@ impl To for Copying<'_> {
 
 impl Copying<'_> {
     fn commit(&self, batch: &[PathRecord]) -> Result<(), Refusal> {
+        // By now they may be older than what another server has committed.
+        self.how.work.check().map_err(|_| Refusal::interrupted("copy"))?;
         let to = self.to;
         let _no_collection = to.no_collection()?;
         let own: HashSet<&HashPart> = batch.iter().map(|record| &record.hash_part).collect();

@@ -73,9 +73,7 @@ impl Plain {
                 let folder = below.file_path();
                 let make = || {
                     fs::create_dir_all(folder.join("nar"))?;
-                    let is_temporary = |name: &std::ffi::OsStr| name.as_bytes().starts_with(TEMPORARY.as_bytes());
-                    remove_leftovers(&folder, is_temporary)?;
-                    remove_leftovers(&folder.join("nar"), is_temporary)
+                    remove_leftovers(&folder, |name| name.as_bytes().starts_with(TEMPORARY.as_bytes()))
                 };
                 make().map_err(|error| wrong(&error))?;
                 Ok(Self::Folder(folder))
@@ -113,7 +111,7 @@ impl Plain {
     /// Stores a file with this hash, or prepares it: then it is there once the result was given its name.
     fn put(&self, key: &str, file: &mut File, len: u64, hash: Sha256) -> io::Result<Option<Written>> {
         match self {
-            Self::Folder(folder) => Written::new(&folder.join(key), file).map(Some),
+            Self::Folder(folder) => Written::new(folder, key, file).map(Some),
             Self::Bucket(objects) => {
                 objects.put(key, "application/x-nix-nar", Payload::File(file, len), hash).map(|()| None)
             }
@@ -122,7 +120,7 @@ impl Plain {
 
     fn put_text(&self, key: &str, text: &[u8]) -> io::Result<Option<Written>> {
         match self {
-            Self::Folder(folder) => Written::new(&folder.join(key), &mut &*text).map(Some),
+            Self::Folder(folder) => Written::new(folder, key, &mut &*text).map(Some),
             Self::Bucket(objects) => {
                 objects.put(key, "text/plain", Payload::Bytes(text), Sha256::of(text)).map(|()| None)
             }
@@ -144,12 +142,13 @@ struct Written {
 }
 
 impl Written {
-    fn new(place: &Path, from: &mut dyn io::Read) -> io::Result<Self> {
-        let folder = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        fs::create_dir_all(folder)?;
+    /// Where it is until then, the next copy removes what a killed one has left.
+    fn new(folder: &Path, key: &str, from: &mut dyn io::Read) -> io::Result<Self> {
+        let place = folder.join(key);
+        fs::create_dir_all(place.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
         let file = TemporaryFile::create(folder, TEMPORARY, 0o644)?;
         io::copy(from, &mut file.file())?;
-        Ok(Self { file, place: place.to_owned() })
+        Ok(Self { file, place })
     }
 }
 
@@ -221,6 +220,8 @@ impl ToPlain<'_> {
     }
 
     fn write_narinfos(&self, records: &[&PathRecord]) -> Result<(), Refusal> {
+        // By now they may be older than what another server has written.
+        self.work.check().map_err(|_| Refusal::interrupted("copy"))?;
         let written = several(THREADS, records, |record| {
             let key = narinfo_key(&record.hash_part);
             self.to.put_text(&key, &record.narinfo).map_err(|error| self.failed("write", &key, &error))

@@ -1,9 +1,10 @@
 //! `narval cache backup` and `restore`.
 
+use std::num::NonZeroUsize;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use narval_keep::{BackedUp, BackupOptions, BackupSummary, Data, Place, Restored};
+use narval_keep::{BackedUp, BackupOptions, BackupSummary, Data, Place, Removed, Restored};
 use serde_json::json;
 
 use crate::Failure;
@@ -17,6 +18,7 @@ use crate::ui::progress::watched;
 #[command(after_help = "\
 Examples:
   narval cache backup /srv/backup
+  narval cache backup /srv/backup --keep 30
   narval cache backup 's3://backups/cache?region=eu-central-1' --with-keys
   narval cache backup /srv/settings --without-nars")]
 pub(super) struct BackupArgs {
@@ -31,6 +33,9 @@ pub(super) struct BackupArgs {
     /// Also save the secret keys that caches have in the index: whoever reads the backup can sign with them
     #[arg(long)]
     with_keys: bool,
+    /// Remove a backup, and the NARs that only it needs, when N newer ones have been there for a day [default: all are kept]
+    #[arg(long, value_name = "N")]
+    keep: Option<NonZeroUsize>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,17 +73,18 @@ fn place(named: &Path, local: &Path) -> Result<Place, Failure> {
 pub(super) fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let data = args.data.open()?;
     let to = place(&args.to, data.folder())?;
-    let options = BackupOptions { with_nars: !args.without_nars, with_keys: args.with_keys };
+    let options = BackupOptions { with_nars: !args.without_nars, with_keys: args.with_keys, keep: args.keep };
     let output = OutputArgs { quiet: false, json: args.json };
     let (done, ended) = watched(output, ("there is no new backup", "continues"), |work| {
         data.backup(&to, options, work).map_err(Failure::runtime)
     })?;
     ended?;
-    let BackedUp { backup, nars, nar_bytes, rows, files, deleted, keys_left_out, problems } = done;
+    let BackedUp { backup, nars, nar_bytes, rows, files, deleted, keys_left_out, problems, removed } = done;
     if args.json {
         json::summary(
             json!({"backup": backup.to_value(), "nars": nars, "bytes": nar_bytes, "rows": rows, "files": files,
-            "deleted": deleted, "keysLeftOut": keys_left_out, "problems": problems}),
+            "deleted": deleted, "keysLeftOut": keys_left_out, "problems": problems,
+            "removed": {"backups": removed.backups, "nars": removed.nars, "bytes": removed.nar_bytes}}),
         );
     } else {
         problems.iter().for_each(|problem| out!("{problem}"));
@@ -91,6 +97,10 @@ pub(super) fn backup(args: &BackupArgs) -> Result<(), Failure> {
             human_bytes(nar_bytes),
             counted(files, "other file")
         );
+        if removed != Removed::default() {
+            let (backups, nars) = (counted(removed.backups, "old backup"), counted(removed.nars, "NAR"));
+            note!("removed {backups}, and {nars} ({}) that no other one needs", human_bytes(removed.nar_bytes));
+        }
         if deleted > 0 {
             note!("{} deleted meanwhile, and left out", paths(deleted));
         }

@@ -62,13 +62,13 @@ pub(crate) struct CacheToServe {
     sign_keys: Vec<SignKey>,
 }
 
-/// A key to sign with. Two are equal if their public keys are.
+/// A key to sign with. A command that was read again is another one: what it does may have changed, with the same public key.
 #[derive(Clone, Debug)]
 struct SignKey(SecretKey);
 
 impl PartialEq for SignKey {
     fn eq(&self, other: &Self) -> bool {
-        self.0.public_key() == other.0.public_key()
+        self.0.is_same(&other.0)
     }
 }
 

@@ -1,0 +1,90 @@
+//! What a backup holds: NARs of the cache, and a bucket that it is written to.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use narval_client::clock;
+use narval_nix::Sha256;
+
+use crate::index::{Held, Index, collection_lease};
+use crate::{CacheName, DataError, MigrateError, Place, Refusal, RefusalKind};
+
+/// How much longer than its lease it is waited for one that may have been killed.
+const KILLED_MORE: Duration = Duration::from_secs(5);
+
+/// How often it is looked for its end.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Keeps collections from removing NARs, and other backups of this data from the same bucket. A folder has a lock for that.
+pub(super) struct Hold<'a> {
+    index: &'a dyn Index,
+    held: Held,
+    /// Until when nobody else takes it.
+    until: Mutex<Instant>,
+}
+
+impl<'a> Hold<'a> {
+    /// Waits for the end of a backup into the same bucket that was killed.
+    pub(super) fn begin(index: &'a dyn Index, to: &Place) -> Result<Self, DataError> {
+        let of = match to {
+            Place::Folder(_) => None,
+            Place::Bucket { url, .. } => Some(Sha256::of(url.to_string().as_bytes()).to_nix32()),
+        };
+        let begun = clock::instant();
+        loop {
+            let asked = clock::instant();
+            if let Some(held) = index.hold_nars(of.as_deref())? {
+                return Ok(Self { index, held, until: Mutex::new(asked + collection_lease()) });
+            }
+            if clock::since(begun) > collection_lease() + KILLED_MORE {
+                let reason = "another backup is being made in it: wait until that has ended".to_owned();
+                return Err(DataError::Elsewhere { folder: to.to_string().into(), reason });
+            }
+            clock::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Fails if somebody else may have taken it.
+    pub(super) fn renew(&self) -> Result<(), MigrateError> {
+        let asked = clock::instant();
+        if !self.index.keep_hold(&self.held)? {
+            let message = "the backup was suspended for too long, and what it needs may be gone: run it again";
+            let (cache, refusal) = (CacheName::default(), Refusal::new(RefusalKind::Conflict, message));
+            return Err(MigrateError::Refused { cache, refusal });
+        }
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = asked + collection_lease();
+        Ok(())
+    }
+
+    /// Until when nobody else takes it.
+    pub(super) fn until(&self) -> Instant {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps it while something is done.
+    pub(super) fn keep_while<T>(&self, work: impl FnOnce() -> Result<T, MigrateError>) -> Result<T, MigrateError> {
+        let (end, ended) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Moved, so that its end ends this.
+                let ended = ended;
+                while ended.recv_timeout(collection_lease() / 4) == Err(RecvTimeoutError::Timeout) {
+                    if let Err(error) = self.renew() {
+                        tracing::debug!("{error}");
+                    }
+                }
+            });
+            let done = work();
+            drop(end);
+            done
+        })
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        // Otherwise it ends by itself.
+        self.index.end_hold(&self.held).ok();
+    }
+}
