@@ -1,9 +1,10 @@
-//! Names of NARs on their way: recorded, and marked as stored without a transaction of their own, where that is remembered ([`Memory`]).
+//! Names of NARs on their way: recorded with those of other uploads, and marked as stored without a transaction of their own, where that is
+//! remembered ([`Memory`]).
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use crate::index::memory::Memory;
+use crate::index::memory::{Addition, Memory};
 use crate::index::sql::{nars, pending, work};
 use crate::index::tx::{LARGE, NOTE_LATER, Reading, Refused};
 use crate::index::{CacheId, Fence, Index, IndexError, NarRecord, Placing, Replaced};
@@ -84,7 +85,7 @@ impl dyn Index + '_ {
         self.add(cache, name, nar, (now, replaced))
     }
 
-    /// Adds a name for a NAR.
+    /// Adds a name for a NAR: with those of other threads, if nothing is in the way.
     fn add(
         &self,
         cache: CacheId,
@@ -92,23 +93,39 @@ impl dyn Index + '_ {
         nar: &NarRecord,
         how: (u64, Replaced),
     ) -> Result<Option<i64>, IndexError> {
-        let memory = self.memory();
-        if let Some(memory) = memory {
+        if let Some(memory) = self.memory() {
             // Until its file is stored again, it is not.
             memory.recorded.remove(cache, name);
+            let addition = Addition { cache, name: name.to_owned(), nar: nar.clone(), now: how.0 };
+            let record = |all: &[Addition]| {
+                // They are of one cache.
+                let Some(cache) = all.first().map(|one| one.cache) else { return Ok(true) };
+                let now = all.iter().map(|one| one.now).max().unwrap_or_default();
+                let files: Vec<_> = all.iter().map(|one| (one.name.clone(), one.nar.clone())).collect();
+                match self.try_write(NOTE_LATER, move |tx| nars::add_files(tx, cache, &files, (now, true))) {
+                    Ok(Some(names)) => {
+                        memory.recorded.remember(cache, names);
+                        Ok(true)
+                    }
+                    // Nobody waits once more for the same rows.
+                    Err(error) if error.is_away() => Err(error),
+                    // Whatever is in the way of one of them, each finds out by itself.
+                    Ok(None) | Err(_) => Ok(false),
+                }
+            };
+            // Its number may not be remembered, if there are too many: then it is added once more.
+            if memory.together.add(addition, record)?
+                && let Some(number) = memory.recorded.number(cache, name)
+            {
+                return Ok(Some(number));
+            }
         }
         let until = clock::instant() + CONDEMNED_MAX;
         loop {
             let (file, nar) = (name.to_owned(), nar.clone());
             match self.write(NOTE_LATER, move |tx| nars::add_file(tx, cache, (&file, &nar), how)) {
                 Err(IndexError::Removing { .. }) if clock::instant() < until => clock::sleep(CONDEMNED_EVERY),
-                added => {
-                    let number = added?;
-                    if let (Some(memory), Some(number)) = (memory, number) {
-                        memory.recorded.remember(cache, vec![(name.to_owned(), number)]);
-                    }
-                    return Ok(number);
-                }
+                added => return added,
             }
         }
     }

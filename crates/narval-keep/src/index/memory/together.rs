@@ -1,0 +1,188 @@
+//! Names of NARs that are recorded together: uploads that end while a transaction is on its way share the next one.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::index::error::IndexError;
+use crate::index::records::{CacheId, NarRecord};
+use narval_client::clock;
+
+/// The most names in one transaction.
+const TOGETHER_MAX: usize = 64;
+
+/// A name that is to be recorded.
+#[derive(Debug, Clone)]
+pub(in crate::index) struct Addition {
+    pub(in crate::index) cache: CacheId,
+    pub(in crate::index) name: String,
+    pub(in crate::index) nar: NarRecord,
+    pub(in crate::index) now: u64,
+}
+
+/// Those that wait. One of the waiting threads does the transaction for all.
+#[derive(Default)]
+pub(in crate::index) struct Together {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// In the order of their numbers. Each has a thread that waits, so there are no more than uploads.
+    waiting: Vec<(u64, Addition)>,
+    next: u64,
+    /// Whether a thread is doing a transaction.
+    is_busy: bool,
+    /// Whether the addition with this number was recorded, or why nobody's can be at the moment.
+    done: HashMap<u64, Result<bool, IndexError>>,
+}
+
+/// A transaction on its way. Its additions count as not recorded until it is told otherwise, even after a panic.
+struct Batch<'a> {
+    together: &'a Together,
+    numbers: Vec<u64>,
+    is_recorded: Result<bool, IndexError>,
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.together.lock();
+        state.is_busy = false;
+        for number in &self.numbers {
+            state.done.insert(*number, self.is_recorded.clone());
+        }
+        self.together.changed.notify_all();
+    }
+}
+
+impl Together {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has an addition recorded with those of other threads. `record` records all or none of them, and returns which. Returns `false`
+    /// if it was not recorded: then it has to be done alone. If the index is busy or away, that is so for all of them.
+    pub(in crate::index) fn add(
+        &self,
+        addition: Addition,
+        record: impl Fn(&[Addition]) -> Result<bool, IndexError>,
+    ) -> Result<bool, IndexError> {
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        state.waiting.push((number, addition));
+        loop {
+            if let Some(is_recorded) = state.done.remove(&number) {
+                return is_recorded;
+            }
+            if state.is_busy {
+                state = clock::wait(&self.state, &self.changed, state);
+                continue;
+            }
+            state.is_busy = true;
+            let (numbers, additions): (Vec<u64>, Vec<Addition>) = state.take_some().into_iter().unzip();
+            drop(state);
+            let mut batch = Batch { together: self, numbers, is_recorded: Ok(false) };
+            batch.is_recorded = record(&additions);
+            drop(batch);
+            state = self.lock();
+        }
+    }
+}
+
+impl State {
+    /// The first ones of one cache, of which no two have the same name or the same NAR.
+    fn take_some(&mut self) -> Vec<(u64, Addition)> {
+        let Some(cache) = self.waiting.first().map(|(_, addition)| addition.cache) else { return Vec::new() };
+        let (mut names, mut nars, mut taken) = (HashSet::new(), HashSet::new(), Vec::new());
+        for (number, addition) in std::mem::take(&mut self.waiting) {
+            let nar = (addition.nar.nar_hash, addition.nar.compression.name());
+            let fits = addition.cache == cache
+                && taken.len() < TOGETHER_MAX
+                && !names.contains(&addition.name)
+                && !nars.contains(&nar);
+            if fits {
+                names.insert(addition.name.clone());
+                nars.insert(nar);
+                taken.push((number, addition));
+            } else {
+                self.waiting.push((number, addition));
+            }
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use narval_nix::{Compression, Sha256};
+
+    use super::*;
+
+    fn addition(cache: i64, name: &str) -> Addition {
+        let hash = Sha256::of(name.as_bytes());
+        let nar = NarRecord {
+            nar_hash: hash,
+            nar_size: 1,
+            compression: Compression::None,
+            file_hash: hash,
+            file_size: 1,
+            listing_size: None,
+            found: Vec::new(),
+        };
+        Addition { cache: CacheId(cache), name: name.to_owned(), nar, now: 1 }
+    }
+
+    /// While the first transaction is on its way, 20 more wait: they are one transaction, but for another cache and a name that is
+    /// there twice.
+    #[test]
+    fn those_that_wait_share_a_transaction() {
+        let (together, transactions) = (Together::default(), AtomicUsize::new(0));
+        let (start, started) = channel();
+        std::thread::scope(|scope| {
+            let (together, transactions) = (&together, &transactions);
+            let first = scope.spawn(move || {
+                together.add(addition(1, "first"), |_| {
+                    start.send(()).unwrap();
+                    while together.lock().waiting.len() < 22 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    transactions.fetch_add(1, Ordering::SeqCst);
+                    Ok(true)
+                })
+            });
+            started.recv().unwrap();
+            let count = |_: &[Addition]| {
+                transactions.fetch_add(1, Ordering::SeqCst);
+                Ok(true)
+            };
+            let names: Vec<(i64, String)> = (0..20).map(|number| (1, number.to_string())).collect();
+            let more = [(2, "other".to_owned()), (1, "7".to_owned())];
+            let threads: Vec<_> = names
+                .into_iter()
+                .chain(more)
+                .map(|(cache, name)| scope.spawn(move || together.add(addition(cache, &name), count)))
+                .collect();
+            assert!(threads.into_iter().chain([first]).all(|thread| thread.join().unwrap().unwrap()));
+        });
+        assert_eq!(transactions.load(Ordering::SeqCst), 4);
+        assert!(together.lock().done.is_empty());
+    }
+
+    #[test]
+    fn after_a_failure_each_is_told() {
+        let together = Together::default();
+        assert!(!together.add(addition(1, "a"), |_| Ok(false)).unwrap());
+        let busy = || IndexError::Busy { index: String::new() };
+        assert!(together.add(addition(1, "a"), |_| Err(busy())).unwrap_err().is_away());
+        assert!(
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| together.add(addition(1, "b"), |_| panic!())))
+                .is_err()
+        );
+        assert!(together.add(addition(1, "c"), |_| Ok(true)).unwrap());
+    }
+}
