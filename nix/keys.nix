@@ -54,6 +54,7 @@ kinds: with kinds; {
     netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
     redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
     skip = key (oneOrMore types.str) "As `upstream-skip`, for this upstream.";
+    store-paths = key (oneOrMore types.str) "Lists of store paths that it has, one a line, such as `https://channels.nixos.org/nixos-unstable/store-paths.xz`: of upstreams with the same `priority`, it is asked for these first; see docs/cache.md#several-upstreams.";
     timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
     stall-timeout = key time "Time after which a download that makes no progress is aborted, if no other upstream has the same file.";
   };
@@ -86,6 +87,7 @@ kinds: with kinds; {
       netrc-file = key secret "netrc file with the credentials for it; it must have an entry with a password for the host (or a `default` one).";
       redirect-hosts = key (oneOrMore types.str) "Other hosts to which its redirects and the URLs in its narinfos may lead: `cdn.example.org`, `*.example.org`, either with a port (`:8443`); see docs/cache.md#upstreams.";
       skip = key (oneOrMore types.str) "As `upstream-skip`, for this upstream.";
+      store-paths = key (oneOrMore types.str) "Lists of store paths that it has, one a line, such as `https://channels.nixos.org/nixos-unstable/store-paths.xz`: of upstreams with the same `priority`, it is asked for these first; see docs/cache.md#several-upstreams.";
       timeout = key time "Timeout for connecting, and for each wait for a narinfo.";
       stall-timeout = key time "Time after which a download that makes no progress is aborted, if no other upstream has the same file.";
     };

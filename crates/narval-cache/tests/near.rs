@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -334,6 +335,41 @@ fn names_that_are_skipped_are_not_asked_for() {
     let asked = |text: &str| state.asked.keys().any(|path| path.contains(text));
     assert!(!asked(secret.hash_part().as_str()) && !asked("mycorp") && !asked(&secret_url), "{:?}", state.asked);
     assert!(asked(open.hash_part().as_str()) && asked(app.hash_part().as_str()), "{:?}", state.asked);
+}
+
+/// A list of the paths of a channel says who is asked first; what is not in it is asked for all the same.
+#[test]
+fn a_list_of_store_paths_says_who_is_asked_first() {
+    let (own, public) = (Upstream::start("own-1"), Upstream::start("public-1"));
+    let (listed, unlisted) = (paths("listed", 300), paths("unlisted", 5));
+    let mut list = String::new();
+    for path in &listed {
+        own.offer(path);
+        public.offer(path);
+        writeln!(list, "/nix/store/{}", path.path.base_name()).unwrap();
+    }
+    for path in &unlisted {
+        own.offer(path);
+    }
+    public.put("/store-paths.zst", File::Bytes(zstd::encode_all(list.as_bytes(), 1).unwrap()));
+    let store_paths = vec![Url::parse(&format!("{}/store-paths.zst", public.options().url)).unwrap()];
+    let with_list = UpstreamOptions { store_paths, ..public.options() };
+    let (_folder, upstreams) = open_near(vec![own.options(), with_list], ABSENT_AFTER);
+    let asks_own = |path: &TestPath| {
+        found(upstreams.narinfo(&path.hash_part()).unwrap());
+        own.asked(&format!("/{}.narinfo", path.hash_part())) > 0
+    };
+    // The first question has it fetched.
+    let mut rest = listed.iter();
+    while asks_own(rest.next().expect("the list is used before all paths are asked for")) {
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(public.asked("/store-paths.zst"), 1);
+    let rest: Vec<_> = rest.take(40).collect();
+    let asked = rest.iter().filter(|path| asks_own(path)).count();
+    // A hedge now and then.
+    assert!(asked <= rest.len() / 10, "{asked} of {} were asked for there, too", rest.len());
+    assert!(unlisted.iter().all(asks_own));
 }
 
 /// An upstream that is slow now and then is asked twice, but not for more than one request in twenty.

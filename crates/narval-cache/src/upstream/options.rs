@@ -32,6 +32,8 @@ pub struct UpstreamOptions {
     pub stall_timeout: Duration,
     /// Names that it is never asked for, as far as the name of a path is known. What it says of such a path is not used either.
     pub skip: Vec<NamePattern>,
+    /// Lists of store paths that it has, one a line, compressed as their names say: it is asked for those before others of its priority.
+    pub store_paths: Vec<Url>,
     /// Whether neighbours may have its paths. Those without a signature by one of `keys` are not for them.
     pub offered: bool,
 }
@@ -48,6 +50,7 @@ impl UpstreamOptions {
             timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(30),
             skip: Vec::new(),
+            store_paths: Vec::new(),
             offered: false,
         }
     }

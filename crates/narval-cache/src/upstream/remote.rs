@@ -17,6 +17,7 @@ use super::options::{NamePattern, UpstreamOptions};
 use super::said::Said;
 use super::standing::counts::{Asked, Counts};
 use super::standing::health::{Health, Standing};
+use super::standing::listed::Listed;
 use super::standing::presence::{Asking, Check, Presence, Says};
 use super::{ASKED_MAX, RETRIES_SHARE, Unavailable};
 use crate::cache::Patience;
@@ -37,6 +38,7 @@ pub(super) struct Remote {
     pub(super) counts: Counts,
     pub(super) health: Health,
     pub(super) presence: Presence,
+    pub(super) listed: Listed,
     /// For threads that wait for it.
     pub(super) asked: Permits,
     /// How long a NAR may make no progress.
@@ -65,8 +67,8 @@ impl Remote {
     }
 
     fn of(options: UpstreamOptions, store_dir: &StoreDir, in_time: Duration, nearby: Option<Nearby>) -> Self {
-        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout, skip, offered } =
-            options;
+        let UpstreamOptions { url, keys, priority, credentials, redirect_hosts, timeout, stall_timeout, .. } = options;
+        let UpstreamOptions { skip, store_paths, offered, .. } = options;
         // What it answers is shown to anybody: it must not be that of a server in our own network. Requests to buckets are not redirected.
         let is_http = matches!(url.scheme(), Scheme::Http | Scheme::Https);
         let bounds = is_http.then(|| Bounds::new(std::slice::from_ref(&url), redirect_hosts));
@@ -98,6 +100,7 @@ impl Remote {
             counts: Counts::default(),
             health: Health::default(),
             presence: Presence::default(),
+            listed: Listed::at(store_paths),
             asked: Permits::new(ASKED_MAX),
             stall_timeout,
             skip,
@@ -272,6 +275,24 @@ impl Remote {
                 self.presence.is_not_loaded();
             }
         })
+    }
+
+    /// Whether its filter or a list of its paths has a path. The lists are fetched by a thread of its own, from wherever the operator says.
+    pub(super) fn is_said_to_have(self: &Arc<Self>, hash_part: &HashPart) -> bool {
+        let fetch = || {
+            let remote = Arc::clone(self);
+            let options = ClientOptions {
+                proxies: Proxies::from_env(),
+                stall_timeout: remote.stall_timeout,
+                ..ClientOptions::default()
+            };
+            let load = move || remote.listed.load(&client(options), &remote.trust.store_dir);
+            if let Err(error) = thread::Builder::new().name("store-paths".into()).spawn(load) {
+                tracing::error!("upstreams: no thread to fetch the list of paths of {}: {error}", self.url());
+                self.listed.loaded(None);
+            }
+        };
+        self.presence.has(hash_part) || self.listed.has(hash_part, fetch)
     }
 
     /// Asks what it got since its presence filter was made.

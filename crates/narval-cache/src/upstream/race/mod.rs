@@ -122,7 +122,7 @@ impl<T> Race<T> {
     pub(super) fn new(remotes: &[Arc<Remote>], pace: Pace) -> Self {
         let rank = |remote: &Arc<Remote>| match pace.equal {
             Some(_) => (0, 0.0),
-            None if pace.path.is_some_and(|path| remote.presence.has(&path)) => {
+            None if pace.path.is_some_and(|path| remote.is_said_to_have(&path)) => {
                 (remote.cache.priority(), f64::NEG_INFINITY)
             }
             None => (remote.cache.priority(), -remote.health.promise()),

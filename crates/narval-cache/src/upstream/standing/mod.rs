@@ -2,5 +2,6 @@
 
 pub(in crate::upstream) mod counts;
 pub(in crate::upstream) mod health;
+pub(in crate::upstream) mod listed;
 pub(in crate::upstream) mod presence;
 pub(in crate::upstream) mod probe;

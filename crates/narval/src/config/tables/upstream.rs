@@ -69,6 +69,9 @@ table! {
         redirect_hosts: Vec<HostPattern> = parsed::<HostPattern>("a host, such as cdn.example.org or *.example.org,"),
         /// As `upstream-skip`, for this upstream
         skip: Vec<NamePattern> = parsed::<NamePattern>("a pattern of names, such as mycorp-*,"),
+        /// Lists of store paths that it has, one a line, such as `https://channels.nixos.org/nixos-unstable/store-paths.xz`: of upstreams with the
+        /// same `priority`, it is asked for these first; see docs/cache.md#several-upstreams
+        store_paths: Vec<Url> = parsed::<Url>("the address of a list of store paths"),
         /// Timeout for connecting, and for each wait for a narinfo
         timeout: Duration = wait().or("5s"),
         /// Time after which a download that makes no progress is aborted, if no other upstream has the same file
@@ -109,6 +112,7 @@ impl Upstream {
             timeout: self.timeout,
             stall_timeout: self.stall_timeout,
             skip: self.skip.clone(),
+            store_paths: self.store_paths.clone(),
             // What a login is needed for is nobody else's.
             offered: self.require_signatures && self.netrc_file.is_none(),
         })
