@@ -138,7 +138,7 @@ impl Cluster {
         let this = |name: &str, node: usize| place(&store, s3.as_ref(), name, node);
         let database = |name: &str| postgres.as_ref().map(|postgres| postgres.url(name).parse().unwrap());
         let options = DataOptions { database: database("data"), ..DataOptions::default() };
-        let data = Data::open(&this("data", if way.on_postgres { way.servers } else { 0 }), options).unwrap();
+        let data = Data::open(this("data", if way.on_postgres { way.servers } else { 0 }), options).unwrap();
         let export = address(&store, s3.as_ref(), "mirror").parse().unwrap();
         let destinations = [
             ("mirror", Destination::Export(export)),
@@ -356,7 +356,7 @@ impl Cluster {
             JobKind::Migrate => {
                 let database = self.postgres.as_ref().map(|postgres| postgres.url("there").parse().unwrap());
                 let options = DataOptions { database, must_exist: true, ..DataOptions::default() };
-                let there = Data::open(&place(&self.store, self.s3.as_ref(), "there", 0), options).unwrap();
+                let there = Data::open(place(&self.store, self.s3.as_ref(), "there", 0), options).unwrap();
                 let copied = there.cache(&round.cache).unwrap().unwrap();
                 read(&copied, kept);
                 let (_, len) = copied.small_file(SmallKind::Log, LOG).unwrap().unwrap();
