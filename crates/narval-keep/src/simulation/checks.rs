@@ -275,11 +275,11 @@ impl State {
             self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text)).collect();
         let names = self.pairs(concat!("select ", object!("name"), ", name from files t"));
         let names: HashSet<String> = names.into_iter().map(|(name, _)| name).collect();
-        // What a pending entry says may be on its way.
+        // What a pending entry says may be on its way, and a NAR without a path is looked for before it is used.
         let settled = concat!(
             "select ",
             object!("name"),
-            ", name from files t where not exists \
+            ", name from files t where t.orphaned is null and not exists \
              (select 1 from pending p where p.cache = t.cache and p.kind = 'file' and p.name = t.name)"
         );
         let settled: HashSet<String> = self.pairs(settled).into_iter().map(|(name, _)| name).collect();
