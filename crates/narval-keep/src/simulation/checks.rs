@@ -51,6 +51,9 @@ impl State {
     /// collection has taken what is pinned, leased or new.
     pub(super) fn check_rows(&mut self, by: By) {
         let By { op, node, cache, fence, is_misled } = by;
+        if is_misled {
+            self.find_strays();
+        }
         if let (Some(fence), Some((latest, _))) = (fence, self.lease())
             && fence.0 != latest
         {
@@ -178,6 +181,13 @@ impl State {
         if self.history.pushed.get(part).is_some_and(|pushed| now + 2 * SKEW_MAX < pushed + DAY) {
             self.violate(format!("{part} was collected less than its retention after it was pushed"));
         }
+    }
+
+    /// Objects that have lost their rows, in a failover or because the store said that they are not there, are for `fsck` to remove.
+    pub(super) fn find_strays(&mut self) {
+        let has_row = |key: &str| self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap();
+        let strays: Vec<String> = self.objects.keys().filter(|key| is_nar(key) && !has_row(key)).cloned().collect();
+        self.history.strays.extend(strays);
     }
 
     /// After a change of an object: no visible path has lost its NAR, and no narinfo in the bucket names one that is not there.

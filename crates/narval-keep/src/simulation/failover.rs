@@ -9,7 +9,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 
 use super::CACHES;
-use super::checks::{HAS_OBJECT, NAMED, PATHS, is_nar, of_cache};
+use super::checks::{NAMED, PATHS, of_cache};
 use super::state::{Effect, Op, Phase, State};
 use super::task::Task;
 use crate::push::pending::WhichPending;
@@ -131,10 +131,7 @@ impl State {
         (history.pushed, history.leased) = (standby.pushed, standby.leased);
         history.failovers.changed.extend(changed);
         history.failovers.at.push(now);
-        let has_row = |key: &str| self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap();
-        let strays = self.objects.keys().filter(|key| is_nar(key) && !has_row(key)).cloned();
-        let strays: Vec<String> = strays.collect();
-        self.history.strays.extend(strays);
+        self.find_strays();
         self.is_changed_for_all();
         self.away_until = now + self.rng.below(AWAY_MAX);
         wrong.into_iter().for_each(|what| self.violate(what));
