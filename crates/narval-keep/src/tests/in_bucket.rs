@@ -306,9 +306,13 @@ fn an_index_belongs_to_one_bucket() {
     assert!(!elsewhere.path().join("index.sqlite").exists());
 }
 
+/// An index in PostgreSQL that has caches is never taken for that of a bucket without an id: the address of the bucket may be wrong.
 #[test]
 fn an_index_is_taken_whose_process_was_killed_before_the_bucket_had_its_id() {
     let Some(fixture) = in_bucket() else { return };
+    if fixture.folder.database().is_some() {
+        return;
+    }
     let path = TestPath::new("a", &[]);
     path.push(&fixture.cache).unwrap();
     fs::remove_file(folder_of(&fixture.cache).join("_narval/index.id")).unwrap();

@@ -273,6 +273,9 @@ mod tests {
             "NarvalQueueWait",
             "NarvalStorageSlow",
             "NarvalDatabaseSlow",
+            "NarvalUpstreamSlow",
+            "NarvalFewHits",
+            "NarvalCollectionOverdue",
         ];
         assert_eq!(missing, [&["NarvalDown"][..], &loads].concat());
         assert!(loads.iter().all(|alert| runbook.contains(&format!("## {alert}\n\nSeverity: "))));
