@@ -22,4 +22,4 @@ pub use temporary::{
     TemporaryDirectory, TemporaryFile, has_name, is_temporary_name, random, remove_leftovers, take_leftover,
     temporary_name,
 };
-pub use work::{Done, Reading, Step, Work, uptime};
+pub use work::{Done, Reading, Step, Work, renewed, uptime};

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -12,6 +13,21 @@ pub fn uptime() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     // Neither is negative, and there are less than 10^9 nanoseconds.
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Does something that may take longer than a lease, and calls `renew` on a thread every so often meanwhile.
+pub fn renewed<T>(every: Duration, mut renew: impl FnMut() + Send, work: impl FnOnce() -> T) -> T {
+    let (end, ended) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                renew();
+            }
+        });
+        let done = work();
+        drop(end);
+        done
+    })
 }
 
 /// Counters of work that may take hours. Its threads add to them, a display reads them, and a signal asks the work to stop.

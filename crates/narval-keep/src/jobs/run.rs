@@ -1,11 +1,10 @@
 //! A server that does jobs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use narval_files::{Work, uptime};
+use narval_files::{Work, renewed, uptime};
 use serde_json::{Value, json};
 
 use super::{Destination, JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
@@ -77,36 +76,28 @@ fn execute(data: &Data, job: &Job, claimed: Duration) {
     if job.is_cancelled {
         work.stop();
     }
-    let (ended, end) = channel::<()>();
-    let (watched, cancelled) = (&work, &is_cancelled);
-    let result = std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let (mut step, mut since) = (0, Instant::now());
-            let mut wait = Duration::ZERO;
-            while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                wait = RENEW_EVERY;
-                let number = watched.done().step.number;
-                if number != step {
-                    (step, since) = (number, Instant::now());
-                }
-                let progress = progress(watched, since.elapsed()).to_string();
-                let asked = uptime();
-                match data.shared().index.renew_job(&job.id, job.fence, progress) {
-                    Ok(Some(false)) => watched.stop_at(asked + lease),
-                    Ok(Some(true)) => {
-                        cancelled.store(true, Ordering::Release);
-                        watched.stop();
-                    }
-                    Ok(None) => watched.stop(),
-                    // What is done needs the index, too, and fails, or waits for it.
-                    Err(error) => tracing::debug!("{error}"),
-                }
+    let (mut step, mut since) = (0, Instant::now());
+    let mut renew = || {
+        let number = work.done().step.number;
+        if number != step {
+            (step, since) = (number, Instant::now());
+        }
+        let progress = progress(&work, since.elapsed()).to_string();
+        let asked = uptime();
+        match data.shared().index.renew_job(&job.id, job.fence, progress) {
+            Ok(Some(false)) => work.stop_at(asked + lease),
+            Ok(Some(true)) => {
+                is_cancelled.store(true, Ordering::Release);
+                work.stop();
             }
-        });
-        let result = data.shared().index.as_job(&job.id, job.fence, || perform(data, job, &work));
-        drop(ended);
-        result
-    });
+            Ok(None) => work.stop(),
+            // What is done needs the index, too, and fails, or waits for it.
+            Err(error) => tracing::debug!("{error}"),
+        }
+    };
+    renew();
+    let perform = || data.shared().index.as_job(&job.id, job.fence, || perform(data, job, &work));
+    let result = renewed(RENEW_EVERY, renew, perform);
     if work.is_stopped() && !is_cancelled.load(Ordering::Acquire) {
         tracing::warn!("the job '{}' took too long, and another server goes on with it", job.id);
         return;

@@ -6,13 +6,13 @@
 //! time over, wherever it was. Nor is anything removed once the index was away: a standby that takes over may not know what was condemned last.
 
 use std::cell::Cell;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::index::{CacheId, Fence, Index, IndexError, collection_lease};
 use crate::rule::holds;
 use crate::{Cache, Refusal, RefusalKind};
 use narval_client::clock;
+use narval_files::renewed;
 
 /// How often a lease is renewed during work without transactions.
 fn renew_after() -> Duration {
@@ -101,20 +101,14 @@ pub(super) fn keep_while<T>(
     work: impl FnOnce() -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
     let Some(Collection { index, fence, .. }) = collection.filter(|_| clock::has_threads()) else { return work() };
-    let (end, ended) = channel::<()>();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            while ended.recv_timeout(renew_after()) == Err(RecvTimeoutError::Timeout) {
-                if let Err(error) = index.continue_collection(*fence) {
-                    // The next transaction of the collection fails, or renews it.
-                    tracing::debug!("{error}");
-                }
-            }
-        });
-        let done = work();
-        drop(end);
-        done
-    })
+    let (index, fence) = (*index, *fence);
+    let renew = move || {
+        if let Err(error) = index.continue_collection(fence) {
+            // The next transaction of the collection fails, or renews it.
+            tracing::debug!("{error}");
+        }
+    };
+    renewed(renew_after(), renew, work)
 }
 
 impl Drop for Collection<'_> {

@@ -1,10 +1,10 @@
 //! What a backup holds: NARs of the cache, and a bucket that it is written to.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use narval_client::clock;
+use narval_files::renewed;
 use narval_nix::Sha256;
 
 use crate::index::{Held, Index, collection_lease};
@@ -64,21 +64,12 @@ impl<'a> Hold<'a> {
 
     /// Keeps it while something is done.
     pub(super) fn keep_while<T>(&self, work: impl FnOnce() -> Result<T, MigrateError>) -> Result<T, MigrateError> {
-        let (end, ended) = channel::<()>();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // Moved, so that its end ends this.
-                let ended = ended;
-                while ended.recv_timeout(collection_lease() / 4) == Err(RecvTimeoutError::Timeout) {
-                    if let Err(error) = self.renew() {
-                        tracing::debug!("{error}");
-                    }
-                }
-            });
-            let done = work();
-            drop(end);
-            done
-        })
+        let renew = || {
+            if let Err(error) = self.renew() {
+                tracing::debug!("{error}");
+            }
+        };
+        renewed(collection_lease() / 4, renew, work)
     }
 }
 
