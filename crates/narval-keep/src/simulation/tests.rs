@@ -147,7 +147,7 @@ absence_is_found! {
     two_collections_at_a_time_are_found: [Fence] in (2, 12),
     an_upload_of_what_is_being_removed_is_found: [Condemned] in (25, 12),
     a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (10, 12),
-    an_object_without_a_name_is_found: [Replaced] in (2, 12),
+    an_object_without_a_name_is_found: [Replaced] in (3, 12),
     an_object_that_somebody_has_collected_since_is_found: [Epoch] in (27, 12),
     an_absence_in_another_bucket_is_found: [Control] in (2, 12),
     a_collection_by_a_clock_that_nobody_has_set_is_found: [DatabaseTime] in (2, 12),
