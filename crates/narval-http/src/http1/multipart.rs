@@ -1,6 +1,6 @@
 //! Forms as `multipart/form-data` (RFC 7578, RFC 2046 section 5.1), decoded strictly and without copying the data.
 //!
-//! [`parts`] iterates over a body in memory; [`MultipartDecoder`] takes it in pieces.
+//! [`MultipartDecoder`] takes a body in pieces.
 
 use http::HeaderMap;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -227,58 +227,6 @@ impl MultipartDecoder {
                     Step { consumed: certain, event: MultipartEvent::Data(input.get(..certain).unwrap_or_default()) }
                 }
             },
-        }
-    }
-}
-
-/// A part of a form in memory.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Part<'a> {
-    /// Name, file name and field lines.
-    pub head: PartHead,
-    /// The data, a slice of the form.
-    pub data: &'a [u8],
-}
-
-/// The parts of a form that is completely in memory. After an error there are no more.
-///
-/// ```
-/// use narval_http::codecs::multipart::{MultipartLimits, parts};
-///
-/// let form = b"--B\r\ncontent-disposition: form-data; name=\"greeting\"\r\n\r\nhello\r\n--B--\r\n";
-/// for part in parts(form, b"B", MultipartLimits::default()) {
-///     let part = part?;
-///     assert_eq!((part.head.name.as_str(), part.data), ("greeting", &b"hello"[..]));
-/// }
-/// # Ok::<(), narval_http::semantics::ProtoError>(())
-/// ```
-pub fn parts<'a>(
-    form: &'a [u8],
-    boundary: &[u8],
-    limits: MultipartLimits,
-) -> impl Iterator<Item = Result<Part<'a>, ProtoError>> + use<'a> {
-    let mut decoder = MultipartDecoder::new(boundary, limits);
-    let mut rest = Some(form);
-    std::iter::from_fn(move || {
-        let outcome = next_part(&mut decoder, rest.as_mut()?);
-        if !matches!(outcome, Ok(Some(_))) {
-            rest = None;
-        }
-        outcome.transpose()
-    })
-}
-
-fn next_part<'a>(decoder: &mut MultipartDecoder, rest: &mut &'a [u8]) -> Result<Option<Part<'a>>, ProtoError> {
-    let (mut head, mut data) = (None, &b""[..]);
-    loop {
-        let step = decoder.decode(rest, true)?;
-        *rest = rest.get(step.consumed..).unwrap_or_default();
-        match (step.event, head.take()) {
-            (MultipartEvent::Part(next), _) => head = Some(next),
-            // The form is complete, so data is one piece up to its delimiter, or the form ends early.
-            (MultipartEvent::Data(bytes), same) => (head, data) = (same, bytes),
-            (MultipartEvent::PartEnd, Some(head)) => return Ok(Some(Part { head, data })),
-            (MultipartEvent::PartEnd | MultipartEvent::End | MultipartEvent::NeedMore, _) => return Ok(None),
         }
     }
 }

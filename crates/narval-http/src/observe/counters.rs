@@ -13,39 +13,33 @@ use crate::observe::histogram::{Cells, Histogram, Unit};
 /// Status codes that are counted individually: 100 to 599.
 const STATUSES: usize = 500;
 
-/// The counters of one thread. Only that thread writes, so incrementing is a load and a store.
-#[derive(Debug, Default)]
-pub(crate) struct ThreadCounters {
-    pub(crate) requests_inline: Counter,
-    pub(crate) requests_worker: Counter,
-    pub(crate) bytes_sent: Counter,
-    pub(crate) bytes_received: Counter,
-    pub(crate) connections_accepted: Counter,
-    pub(crate) connections_closed: Counter,
-    pub(crate) connections_refused: Counter,
-    pub(crate) connections_given_up: Counter,
-    pub(crate) accept_errors: Counter,
-    pub(crate) handshakes: Counter,
-    pub(crate) handshakes_failed: Counter,
-    pub(crate) handshakes_refused: Counter,
-    pub(crate) connections_http2: Counter,
-    pub(crate) answers_http2: Counter,
-    pub(crate) rejected: Counter,
-    pub(crate) overloaded: Counter,
-    pub(crate) timeouts: Counter,
-    pub(crate) aborts: Counter,
-    pub(crate) panics: Counter,
-    pub(crate) polls: Counter,
-    pub(crate) completions: Counter,
-    pub(crate) messages: Counter,
-    pub(crate) inline_slow: Counter,
-    pub(crate) inline_time: Cells,
-    pub(crate) request_time: Cells,
-    pub(crate) job_time: Cells,
-    pub(crate) queue_time: Cells,
-    pub(crate) queue_depth: Cells,
-    pub(crate) busy: BusyTime,
-    statuses: Box<[Counter]>,
+/// Counters that a [`Snapshot`] has under the same names.
+macro_rules! counters {
+    ($($name:ident)*) => {
+        /// The counters of one thread. Only that thread writes, so incrementing is a load and a store.
+        #[derive(Debug, Default)]
+        pub(crate) struct ThreadCounters {
+            $(pub(crate) $name: Counter,)*
+            pub(crate) connections_closed: Counter,
+            pub(crate) inline_time: Cells,
+            pub(crate) request_time: Cells,
+            pub(crate) job_time: Cells,
+            pub(crate) queue_time: Cells,
+            pub(crate) queue_depth: Cells,
+            pub(crate) busy: BusyTime,
+            statuses: Box<[Counter]>,
+        }
+
+        fn sums(threads: &[Arc<CachePadded<ThreadCounters>>]) -> Snapshot {
+            Snapshot { $($name: threads.iter().map(|block| block.$name.get()).sum(),)* ..Snapshot::default() }
+        }
+    };
+}
+
+counters! {
+    requests_inline requests_worker bytes_sent bytes_received connections_accepted connections_refused
+    connections_given_up accept_errors handshakes handshakes_failed handshakes_refused connections_http2
+    answers_http2 rejected overloaded timeouts aborts panics polls completions messages inline_slow
 }
 
 impl ThreadCounters {
@@ -84,40 +78,17 @@ impl Counters {
         let busy: Duration = threads.iter().map(|block| block.busy.get(now)).sum();
         let busy = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);
         let busy = busy.max(self.busy_reported.fetch_max(busy, Ordering::Relaxed));
-        let sum = |field: fn(&ThreadCounters) -> &Counter| threads.iter().map(|block| field(block).get()).sum::<u64>();
         let histogram =
             |unit, field: fn(&ThreadCounters) -> &Cells| Histogram::of(unit, threads.iter().map(|block| field(block)));
-        let accepted = sum(|block| &block.connections_accepted);
-        let closed = sum(|block| &block.connections_closed);
+        let sums = sums(&threads);
+        let closed = threads.iter().map(|block| block.connections_closed.get()).sum();
         let statuses = (0..STATUSES).filter_map(|at| {
             let count = threads.iter().filter_map(|block| block.statuses.get(at)).map(Counter::get).sum::<u64>();
             (count > 0).then_some((at as u16 + 100, count))
         });
         Snapshot {
-            requests_inline: sum(|block| &block.requests_inline),
-            requests_worker: sum(|block| &block.requests_worker),
             statuses: statuses.collect(),
-            bytes_sent: sum(|block| &block.bytes_sent),
-            bytes_received: sum(|block| &block.bytes_received),
-            connections_accepted: accepted,
-            connections_open: accepted.saturating_sub(closed),
-            connections_refused: sum(|block| &block.connections_refused),
-            connections_given_up: sum(|block| &block.connections_given_up),
-            accept_errors: sum(|block| &block.accept_errors),
-            handshakes: sum(|block| &block.handshakes),
-            handshakes_failed: sum(|block| &block.handshakes_failed),
-            handshakes_refused: sum(|block| &block.handshakes_refused),
-            connections_http2: sum(|block| &block.connections_http2),
-            answers_http2: sum(|block| &block.answers_http2),
-            rejected: sum(|block| &block.rejected),
-            overloaded: sum(|block| &block.overloaded),
-            timeouts: sum(|block| &block.timeouts),
-            aborts: sum(|block| &block.aborts),
-            panics: sum(|block| &block.panics),
-            polls: sum(|block| &block.polls),
-            completions: sum(|block| &block.completions),
-            messages: sum(|block| &block.messages),
-            inline_slow: sum(|block| &block.inline_slow),
+            connections_open: sums.connections_accepted.saturating_sub(closed),
             inline_time: histogram(Unit::Time, |block| &block.inline_time),
             request_time: histogram(Unit::Time, |block| &block.request_time),
             worker_busy: Duration::from_nanos(busy),
@@ -125,7 +96,7 @@ impl Counters {
             queue_time: histogram(Unit::Time, |block| &block.queue_time),
             queue_depths: histogram(Unit::Count, |block| &block.queue_depth),
             // The server knows the rest.
-            ..Snapshot::default()
+            ..sums
         }
     }
 }

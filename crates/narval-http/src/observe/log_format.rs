@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use serde_json::json;
+use serde_json::{Map, Value};
 
 use super::access_log::{AccessLog, Entry};
 use super::logfmt::push_logfmt;
@@ -119,55 +119,48 @@ fn verbose(entry: &Entry) -> String {
 }
 
 fn json(entry: &Entry) -> String {
-    let mut object = json!({
-        "time": rfc_3339(entry.time),
-        "request_id": entry.id.to_string(),
-        "client": client(entry),
-        "client_port": port(entry),
-        "request": short(&entry.request_line),
-        "status": entry.status,
-        "bytes": entry.bytes,
-        "seconds": entry.duration.as_secs_f64(),
-        "aborted": entry.aborted,
-    });
-    for (name, value) in sent(entry) {
-        if let (Some(value), Some(object)) = (value, object.as_object_mut()) {
-            object.insert(name.to_owned(), short(value).into());
-        }
-    }
-    format!("{object}\n")
+    let object: Map<_, _> = pairs(entry).into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    format!("{}\n", Value::Object(object))
 }
 
 fn logfmt(entry: &Entry) -> String {
     let mut line = String::with_capacity(300);
-    push_logfmt(&mut line, "time", &rfc_3339(entry.time));
-    push_logfmt(&mut line, "request_id", &entry.id.to_string());
-    push_logfmt(&mut line, "client", &client(entry));
-    if let Some(port) = port(entry) {
-        push_logfmt(&mut line, "client_port", &port.to_string());
-    }
-    push_logfmt(&mut line, "request", short(&entry.request_line));
-    push_logfmt(&mut line, "status", &entry.status.to_string());
-    push_logfmt(&mut line, "bytes", &entry.bytes.to_string());
-    push_logfmt(&mut line, "seconds", &entry.duration.as_secs_f64().to_string());
-    push_logfmt(&mut line, "aborted", if entry.aborted { "true" } else { "false" });
-    for (name, value) in sent(entry) {
-        if let Some(value) = value {
-            push_logfmt(&mut line, name, short(value));
+    for (name, value) in pairs(entry) {
+        match value {
+            Value::Null => {}
+            Value::String(text) => push_logfmt(&mut line, name, &text),
+            // Without an exponent.
+            Value::Number(number) if number.is_f64() => {
+                push_logfmt(&mut line, name, &number.as_f64().unwrap_or_default().to_string());
+            }
+            value => push_logfmt(&mut line, name, &value.to_string()),
         }
     }
     line.push('\n');
     line
 }
 
-/// A field that the client may have sent.
-fn sent(entry: &Entry) -> [(&'static str, &Option<String>); 4] {
-    [
+/// What the structured formats say.
+fn pairs(entry: &Entry) -> Vec<(&'static str, Value)> {
+    let mut pairs = vec![
+        ("time", rfc_3339(entry.time).into()),
+        ("request_id", entry.id.to_string().into()),
+        ("client", client(entry).into()),
+        ("client_port", port(entry).into()),
+        ("request", short(&entry.request_line).into()),
+        ("status", entry.status.into()),
+        ("bytes", entry.bytes.into()),
+        ("seconds", entry.duration.as_secs_f64().into()),
+        ("aborted", entry.aborted.into()),
+    ];
+    let sent = [
         ("referer", &entry.referer),
         ("user_agent", &entry.user_agent),
         ("forwarded_for", &entry.forwarded_for),
         ("trace_id", &entry.trace_id),
-    ]
+    ];
+    pairs.extend(sent.into_iter().filter_map(|(name, value)| Some((name, short(value.as_deref()?).into()))));
+    pairs
 }
 
 fn client(entry: &Entry) -> String {
@@ -309,7 +302,7 @@ mod tests {
         entry.referer = Some("ä".repeat(2000));
         let line = LogFormat::Json.line(&entry);
         assert!(line.ends_with("}\n") && line.trim_end().bytes().all(|byte| byte >= b' '), "{line}");
-        let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let object: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(object["time"], "2025-05-17T10:28:15.125Z");
         assert_eq!(object["request_id"], "0000000000000000");
         assert_eq!((&object["client"], &object["request"]), (&"127.0.0.1".into(), &"GET /a\"b HTTP/1.1".into()));

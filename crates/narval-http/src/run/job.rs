@@ -7,7 +7,7 @@ use crate::message::late_answer::LateAnswer;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::intake::request as intake;
-use crate::run::reply::{MakeJob, Reply};
+use crate::run::reply::Reply;
 use crate::run::transmit::Outgoing;
 use crate::ws;
 
@@ -19,7 +19,7 @@ pub(crate) enum Job {
     /// A response to continue sending.
     Continue { lease: Reply, outgoing: Box<Outgoing> },
     /// The next piece of a response body on a stream.
-    Make(MakeJob),
+    Make { reply_to: Reply, maker: Maker, quantum: usize, departure: Departure },
     /// An answer that arrived after its handler had returned.
     Late(Box<LateCall>),
     /// Events of a WebSocket; at most one such job per socket.

@@ -46,7 +46,7 @@ pub(crate) enum Message {
 pub(crate) enum Note {
     /// Something has changed that the shard cannot see.
     Nudge(Nudge),
-    /// A job is done, and there will be no response.
+    /// A job is done, and there will be no response, or no more of its body.
     Lost,
     /// A job has sent its response.
     Finished(Option<Close>),
@@ -60,9 +60,8 @@ pub(crate) enum Note {
     Answer(Box<Answer>, Share),
     /// The header block of an informational response on a stream.
     Inform(Vec<u8>),
-    /// The next piece of a stream's response body, and what it holds until the connection counts it; about `quantum` bytes were
-    /// requested.
-    Made { made: Box<(io::Result<Made>, Share)>, quantum: usize },
+    /// The next piece of a stream's response body, and what it holds until the connection counts it.
+    Made(Box<(io::Result<Made>, Share)>),
 }
 
 const _: () = assert!(size_of::<Note>() <= 32, "it is moved several times");

@@ -1,14 +1,11 @@
-//! What jobs hold of a connection. Each says so when it is dropped, so that no connection waits for nothing.
+//! What jobs hold of a connection. It says so when it is dropped, so that no connection waits for nothing.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::io::clock::Millis;
 use crate::io::output_memory::Share;
 use crate::io::over::Close;
-use crate::message::body::produced::{Made, Maker};
-use crate::message::departure::Departure;
 use crate::message::informational::{Informational, Informs};
 use crate::run::connection::Connection;
 use crate::run::http2::Answer;
@@ -16,7 +13,7 @@ use crate::run::lease::{Finish, Holder};
 use crate::run::mailbox::Note;
 use crate::run::transmit::Outgoing;
 
-/// The right to answer a request: by writing to its HTTP/1 connection, whose lease it is, or by a message to the shard, which
+/// The right to answer a request, or to produce a piece of an answer's body: by writing to its HTTP/1 connection, whose lease it is, or by a message to the shard, which
 /// alone writes to an HTTP/2 connection. Dropping it without an answer aborts the connection, or resets the stream.
 #[derive(Debug)]
 pub(crate) struct Reply {
@@ -117,59 +114,5 @@ impl Drop for Reply {
         if let Some(connection) = self.connection.take() {
             connection.post(self.stream, Note::Lost);
         }
-    }
-}
-
-/// A job for a worker: produce a piece of a body. The shard is notified in any case.
-pub(crate) struct MakeJob {
-    connection: Arc<Connection>,
-    stream: u32,
-    maker: Option<Maker>,
-    quantum: usize,
-    departure: Departure,
-}
-
-impl MakeJob {
-    pub(crate) fn new(
-        connection: &Arc<Connection>,
-        stream: u32,
-        maker: Maker,
-        quantum: usize,
-        departure: Departure,
-    ) -> Self {
-        Self { connection: connection.clone(), stream, maker: Some(maker), quantum, departure }
-    }
-
-    /// Produces the piece, unless the client has left, and sends it to the shard.
-    pub(crate) fn run(mut self) {
-        if self.departure.is_gone() {
-            return;
-        }
-        let Some(maker) = self.maker.take() else { return };
-        let mut held = Share::of_piece(self.connection.holding(), self.quantum);
-        let made = catch_unwind(AssertUnwindSafe(|| maker.make(held.bytes())));
-        let made = made.unwrap_or_else(|_| Err(io::Error::other("producing a piece of a response body panicked")));
-        held.set(made.as_ref().map_or(0, Made::memory));
-        self.post(made, held);
-        self.quantum = 0;
-    }
-
-    fn post(&self, made: io::Result<Made>, held: Share) {
-        self.connection.post(self.stream, Note::Made { made: Box::new((made, held)), quantum: self.quantum });
-    }
-}
-
-impl Drop for MakeJob {
-    fn drop(&mut self) {
-        // Zero only after it ran.
-        if self.quantum > 0 {
-            self.post(Err(io::ErrorKind::Interrupted.into()), Share::default());
-        }
-    }
-}
-
-impl std::fmt::Debug for MakeJob {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "MakeJob({}, {} bytes)", self.stream, self.quantum)
     }
 }

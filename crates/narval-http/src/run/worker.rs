@@ -14,6 +14,7 @@ use crate::io::output_memory::Share;
 use crate::io::over::{Next, Over};
 use crate::io::unsafe_calls::give_back_freed;
 use crate::limits::{BYTES_PER_TURN, COPY_BODY_MAX, SENDFILE_MIN};
+use crate::message::body::produced::{Made, Maker};
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
@@ -115,7 +116,9 @@ impl Worker {
         let done = catch_unwind(AssertUnwindSafe(|| match job {
             Job::Answer(call) => self.answer(*call),
             Job::Continue { lease, outgoing } => self.go_on(lease, outgoing),
-            Job::Make(make) => make.run(),
+            // A piece for nobody is lost.
+            Job::Make { departure, .. } if departure.is_gone() => {}
+            Job::Make { reply_to, maker, quantum, .. } => make(reply_to, maker, quantum),
             Job::Late(late) => self.send_late(*late),
             Job::WebSocket(socket) => {
                 if socket.run() == ws::Turn::Again {
@@ -243,10 +246,9 @@ impl Worker {
                     self.server.record(&self.counters, status, 0, true, context.watch);
                     return self.end(lease, Over::ABORTED);
                 }
-                Outgoing::memory(std::mem::take(&mut self.out))
+                Outgoing::new(std::mem::take(&mut self.out), Rest::None)
             }
-            Rest::File(range) => Outgoing::file(std::mem::take(&mut self.out), range),
-            Rest::Feed { feed, is_chunked } => Outgoing::feed(std::mem::take(&mut self.out), feed, is_chunked),
+            rest => Outgoing::new(std::mem::take(&mut self.out), rest),
         };
         outgoing.keep_alive = encoded.keep_alive;
         outgoing.status = status;
@@ -336,6 +338,15 @@ impl Worker {
             Some(close) => lease.finish_with(close),
         }
     }
+}
+
+/// Produces about `quantum` bytes of a body on a stream, and posts them to the shard.
+fn make(reply: Reply, maker: Maker, quantum: usize) {
+    let Some(connection) = reply.connection() else { return };
+    let mut held = Share::of_piece(connection.holding(), quantum);
+    let made = maker.make(held.bytes());
+    held.set(made.as_ref().map_or(0, Made::memory));
+    reply.post(Note::Made(Box::new((made, held))));
 }
 
 /// Processes received bytes of a TLS handshake, and sends the reply, using `out` as the buffer. Returns the client's

@@ -371,7 +371,7 @@ mod tests {
     use crate::message::body::feed::Feed;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
-    use crate::run::transmit::{Outgoing, Step};
+    use crate::run::transmit::{Outgoing, Rest, Step};
     use crate::tls::{PemPair, TlsConfig};
     use crate::{BodySource, Fill, Peer, SegmentBuf};
 
@@ -403,7 +403,8 @@ mod tests {
     #[test]
     fn each_piece_that_the_kernel_is_given_counts_for_a_record() {
         let (connection, client) = by_the_kernel(10_000);
-        let mut outgoing = Outgoing::feed(OutBuf::default(), Feed::new(Box::new(Words(3000)), None), true);
+        let feed = Feed::new(Box::new(Words(3000)), None);
+        let mut outgoing = Outgoing::new(OutBuf::default(), Rest::Feed { feed, is_chunked: true });
         let mut drained = [0; 64 * 1024];
         while outgoing.drive(&connection, 8 << 20).unwrap() != Step::Complete {
             assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);

@@ -83,6 +83,7 @@ pub(crate) enum Rest {
 }
 
 /// Produces the next piece of a body, on a worker.
+#[derive(Debug)]
 pub(crate) enum Maker {
     Source(Feed),
     File(FileRange),

@@ -130,11 +130,7 @@ impl Service<'_> {
 #[cold]
 #[inline(never)]
 fn more(collected: OutBuf, encoded: Encoded, entry: Option<Box<Entry>>) -> Inline {
-    let mut outgoing = match encoded.rest {
-        Rest::File(range) => Outgoing::file(collected, range),
-        Rest::Feed { feed, is_chunked } => Outgoing::feed(collected, feed, is_chunked),
-        Rest::None => Outgoing::memory(collected),
-    };
+    let mut outgoing = Outgoing::new(collected, encoded.rest);
     (outgoing.keep_alive, outgoing.status) = (encoded.keep_alive, encoded.status.as_u16());
     outgoing.kept = encoded.kept;
     outgoing.watch = Watch::of(entry);

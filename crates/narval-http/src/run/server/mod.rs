@@ -56,9 +56,6 @@ impl DriverChoice {
     }
 }
 
-/// Whether `auto` chooses io_uring if it works; docs/engine.md has the measurements.
-const AUTO_TAKES_URING: bool = false;
-
 impl DriverChoice {
     /// Resolves `Auto` by trying what works.
     fn settle(self) -> Result<Self, ServerError> {
@@ -67,16 +64,6 @@ impl DriverChoice {
             Self::Uring => match uring::probe() {
                 Ok(()) => Ok(Self::Uring),
                 Err(reason) => Err(ServerError::Driver { driver: "uring", reason }),
-            },
-            Self::Auto if AUTO_TAKES_URING => match uring::probe() {
-                Ok(()) => {
-                    tracing::info!("driver: uring");
-                    Ok(Self::Uring)
-                }
-                Err(reason) => {
-                    tracing::info!("driver: epoll ({reason})");
-                    Ok(Self::Epoll)
-                }
             },
             Self::Auto => {
                 tracing::info!("driver: epoll (as fast as io_uring here, and works everywhere)");

@@ -3,8 +3,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Probes;
-use crate::FileRange;
+use super::{Probes, Rest};
 use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
@@ -36,8 +35,6 @@ pub(crate) struct Outgoing {
     segments: SegmentBuf,
     memory_sent: usize,
     files_sent: usize,
-    /// Bytes sent of the current file.
-    file_sent: u64,
     /// What produces the rest of the body.
     feed: Option<Feed>,
     /// The body is sent in chunks.
@@ -97,21 +94,15 @@ pub(crate) enum Step {
 }
 
 impl Outgoing {
-    /// The rest of `out`, then `range`.
-    pub(crate) fn file(out: OutBuf, range: FileRange) -> Self {
-        let mut segments = SegmentBuf::default();
-        segments.push_file(range);
-        Self { lead: out, segments, ..Self::default() }
-    }
-
-    /// The rest of `out`, then what `feed` produces.
-    pub(crate) fn feed(out: OutBuf, feed: Feed, is_chunked: bool) -> Self {
-        Self { lead: out, feed: Some(feed), is_chunked, ..Self::default() }
-    }
-
-    /// The contents of `out`.
-    pub(crate) fn memory(out: OutBuf) -> Self {
-        Self { lead: out, ..Self::default() }
+    /// The contents of `out`, then `rest`.
+    pub(crate) fn new(out: OutBuf, rest: Rest) -> Self {
+        let mut outgoing = Self { lead: out, ..Self::default() };
+        match rest {
+            Rest::None => {}
+            Rest::File(range) => outgoing.segments.push_file(range),
+            Rest::Feed { feed, is_chunked } => (outgoing.feed, outgoing.is_chunked) = (Some(feed), is_chunked),
+        }
+        outgoing
     }
 
     /// The part of `length` bytes (sealed if TLS is used) that the socket did not take.
@@ -182,9 +173,8 @@ impl Outgoing {
     /// the page cache, and the memory around it. `None` if the first byte may block.
     pub(crate) fn next_at_hand(&self, connection: &Link, window: u64, probes: &mut Probes, now: Millis) -> Option<u64> {
         let (_, range) = self.segments.files.get(self.files_sent).filter(|_| connection.tls.is_none())?;
-        let next = range.length.saturating_sub(self.file_sent).min(window);
-        let is_cached = connection.socket.is_simulated()
-            || probes.seems_cached(now, &range.file, range.offset + self.file_sent, next);
+        let next = range.length.min(window);
+        let is_cached = connection.socket.is_simulated() || probes.seems_cached(now, &range.file, range.offset, next);
         let memory = self.lead.len() + self.segments.memory.len().saturating_sub(self.memory_sent);
         is_cached.then(|| next + memory as u64)
     }
@@ -241,7 +231,7 @@ impl Outgoing {
     fn fill(&mut self) -> io::Result<Fill> {
         self.segments.memory.clear();
         self.segments.files.clear();
-        (self.memory_sent, self.files_sent, self.file_sent) = (0, 0, 0);
+        (self.memory_sent, self.files_sent) = (0, 0);
         let Some(feed) = &mut self.feed else { return Ok(Fill::Done) };
         let fill = feed.fill(&mut self.segments)?;
         let bytes = self.segments.bytes();
@@ -306,7 +296,7 @@ impl Outgoing {
 
     /// Bytes left of the current file.
     fn file_left(&self) -> u64 {
-        self.segments.files.get(self.files_sent).map_or(0, |(_, range)| range.length - self.file_sent)
+        self.segments.files.get(self.files_sent).map_or(0, |(_, range)| range.length)
     }
 
     /// Sent bytes stay in the buffer; the next piece overwrites them.
@@ -342,7 +332,7 @@ impl Outgoing {
         let files = self.segments.files.get(self.files_sent..).unwrap_or_default();
         let files = files.iter().fold(0u64, |sum, (_, range)| sum.saturating_add(range.length));
         let memory = self.lead.len() + self.segments.memory.len().saturating_sub(self.memory_sent);
-        files.saturating_sub(self.file_sent).saturating_add(memory as u64)
+        files.saturating_add(memory as u64)
     }
 
     /// Takes up to `quantum` bytes of the lead and of this piece of the body, which then count as sent.
@@ -374,16 +364,11 @@ impl Outgoing {
     /// Takes up to `room` bytes of the current file.
     fn read_file(&mut self, room: usize, into: &mut impl Gather) -> io::Result<()> {
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
-        let left = range.length - self.file_sent;
-        if left > 0 {
-            let place = into.room(room.min(usize::try_from(left).unwrap_or(usize::MAX)));
-            range.file.read_exact_at(place, range.offset + self.file_sent)?;
-            self.file_sent += place.len() as u64;
-        }
-        if self.file_sent >= range.length {
-            self.files_sent += 1;
-            self.file_sent = 0;
-        }
+        let most = room.min(usize::try_from(range.length).unwrap_or(usize::MAX));
+        let place: &mut [u8] = if most > 0 { into.room(most) } else { &mut [] };
+        range.file.read_exact_at(place, range.offset)?;
+        let read = place.len() as u64;
+        self.file_is_sent(read);
         Ok(())
     }
 
@@ -427,28 +412,32 @@ impl Outgoing {
     fn send_file(&mut self, connection: &Link, room: u64) -> io::Result<()> {
         let socket = &connection.socket;
         let Some((_, range)) = self.segments.files.get(self.files_sent) else { return Ok(()) };
-        let left = range.length - self.file_sent;
         if self.pace.is_none() && self.left().saturating_add(self.feed.as_ref().map_or(0, Feed::left)) > CORK_MIN {
             self.pace = Some(if connection.tls.is_none() && connection.is_near() { Pace::Near } else { Pace::Corked });
             if self.pace == Some(Pace::Corked) {
                 socket.cork(true);
             }
         }
-        if left > 0 {
+        let mut sent = 0;
+        if range.length > 0 {
             let quantum = if self.pace == Some(Pace::Near) { SENDFILE_QUANTUM_NEAR } else { SENDFILE_QUANTUM };
-            let count = usize::try_from(left.min(room)).unwrap_or(usize::MAX).min(quantum);
-            let sent = socket.send_file(&range.file, range.offset + self.file_sent, count)? as u64;
+            let count = usize::try_from(range.length.min(room)).unwrap_or(usize::MAX).min(quantum);
+            sent = socket.send_file(&range.file, range.offset, count)? as u64;
             if sent == 0 {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than promised"));
             }
-            self.file_sent += sent;
-            self.made += sent;
         }
-        if self.file_sent >= range.length {
-            self.files_sent += 1;
-            self.file_sent = 0;
-        }
+        self.made += sent;
+        self.file_is_sent(sent);
         Ok(())
+    }
+
+    /// Of the current file, this much more is sent.
+    fn file_is_sent(&mut self, bytes: u64) {
+        let Some((_, range)) = self.segments.files.get_mut(self.files_sent) else { return };
+        range.offset += bytes;
+        range.length -= bytes;
+        self.files_sent += usize::from(range.length == 0);
     }
 }
 

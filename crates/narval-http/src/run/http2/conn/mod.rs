@@ -224,9 +224,9 @@ impl Conn {
             Note::Answer(answer, _held) => self.answer(stream, *answer, service),
             Note::Lost => self.lost(stream, service),
             Note::Inform(block) => self.inform(stream, &block),
-            Note::Made { made, quantum } => {
+            Note::Made(made) => {
                 let (made, _held) = *made;
-                self.made(stream, made, quantum, service);
+                self.made(stream, made, service);
             }
             Note::Nudge(Nudge::Continue) => self.continue_wanted(stream),
             Note::Nudge(Nudge::BodyRead) => self.credit_if_room(stream, 0),

@@ -118,8 +118,9 @@ impl Conn {
         self.answer(id, answer, service);
     }
 
-    /// The job of the request is gone, and there will be no answer.
+    /// The job of the request is gone, and there will be no answer, or no more of its body.
     pub(super) fn lost(&mut self, id: u32, service: &mut Service<'_>) {
+        self.end_making(id, service);
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
         if stream.is_reset {
@@ -129,10 +130,18 @@ impl Conn {
         self.drop_stream(id, How::ByUs, Ending::Aborted, service);
     }
 
-    /// The next piece of a body was produced; about `quantum` bytes were requested.
-    pub(super) fn made(&mut self, id: u32, made: io::Result<Made>, quantum: usize, service: &mut Service<'_>) {
-        self.turns.made(quantum);
-        self.feed_hungry(service);
+    /// A piece of a body is no longer being produced, if one was.
+    fn end_making(&mut self, id: u32, service: &mut Service<'_>) {
+        let making = self.streams.get_mut(&id).map_or(0, |stream| std::mem::take(&mut stream.making));
+        if making > 0 {
+            self.turns.made(making);
+            self.feed_hungry(service);
+        }
+    }
+
+    /// The next piece of a body was produced.
+    pub(super) fn made(&mut self, id: u32, made: io::Result<Made>, service: &mut Service<'_>) {
+        self.end_making(id, service);
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.is_away = false;
         if stream.is_reset {
@@ -347,7 +356,7 @@ impl Conn {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(body) = &mut stream.sending else { return };
         let Some(maker) = body.maker() else { return };
-        stream.is_away = true;
+        (stream.is_away, stream.making) = (true, quantum);
         let departure = stream.departure();
         self.turns.making(quantum);
         service.hand_out(Work::Make { stream: id, maker, quantum, departure });

@@ -39,6 +39,8 @@ pub(super) struct Stream {
     pub(super) note: Option<Box<Watch>>,
     /// Until its response is sent, once somebody works for it.
     pub(super) here: Option<Here>,
+    /// About how many bytes of its body are being produced elsewhere.
+    pub(super) making: usize,
     /// Bytes of its body that were produced elsewhere and are not sent.
     pub(super) held: usize,
     /// The same with those that the handler supplied as a whole.
@@ -100,6 +102,7 @@ impl Stream {
             status: 0,
             note: None,
             here: None,
+            making: 0,
             held: 0,
             in_memory: 0,
             sent: 0,

@@ -15,7 +15,7 @@ use crate::run::event::Event;
 use crate::run::http2::conn::{Conn, Wants};
 use crate::run::intake::Request;
 use crate::run::job::{Job, Work};
-use crate::run::reply::{MakeJob, Reply};
+use crate::run::reply::Reply;
 use crate::run::service::{Service, answer_to};
 use crate::run::shard::Shard;
 use crate::run::shard::slots::{Http2, Protocol, Slot};
@@ -144,8 +144,9 @@ impl<D: Driver<Connection>> Shard<D> {
                     self.wait_for_late(reply_to, *later);
                 }
                 Work::Make { stream, maker, quantum, departure } => {
-                    let make = MakeJob::new(&connection, stream, maker, quantum, departure);
-                    self.local.server.pool.push_continued(Job::Make(make));
+                    let reply_to = Reply::on_stream(&connection, stream);
+                    let make = Job::Make { reply_to, maker, quantum, departure };
+                    self.local.server.pool.push_continued(make);
                 }
             }
         }
