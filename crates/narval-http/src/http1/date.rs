@@ -81,6 +81,17 @@ pub fn format(time: SystemTime) -> [u8; LENGTH] {
     text
 }
 
+/// `time` in the format of RFC 3339, as `1994-11-06T08:49:37`, without the zone, which is UTC.
+pub(crate) fn rfc_3339(time: SystemTime) -> String {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let date = format(time);
+    let part = |range: std::ops::Range<usize>| {
+        date.get(range).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
+    };
+    let month = MONTHS.find(part(8..11)).map_or(0, |at| at / 3 + 1);
+    format!("{}-{month:02}-{}T{}", part(12..16), part(5..7), part(17..25))
+}
+
 /// Parses an HTTP date in any of the three formats of RFC 9110 section 5.6.7.
 pub fn parse(value: &[u8]) -> Option<SystemTime> {
     httpdate::parse_http_date(std::str::from_utf8(value).ok()?).ok()

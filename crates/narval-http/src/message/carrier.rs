@@ -1,9 +1,10 @@
 //! The way from whoever works for a request to the shard of its connection.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::time::Duration;
 
 use crate::io::driver::Token;
+use crate::io::sync::Mutex;
 use crate::tls::link::HasLink;
 
 /// What the shard of a connection is told by readers and writers of bodies, and by WebSockets.
@@ -73,7 +74,7 @@ impl Bell {
 
     /// Waits until it rings, or has rung since the last time.
     pub(crate) fn wait(&self, at_most: Duration) {
-        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_rung = self.has_rung.lock();
         let waited = self.rings.wait_timeout_while(has_rung, at_most, |has_rung| !*has_rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
@@ -81,7 +82,7 @@ impl Bell {
 
 impl Home for Bell {
     fn nudge(&self, _: Token, _: u32, _: Nudge) {
-        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.has_rung.lock() = true;
         self.rings.notify_all();
     }
 }

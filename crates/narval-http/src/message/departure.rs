@@ -3,9 +3,10 @@
 use std::fmt;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::io::sync::Mutex;
 use crate::limits::DEPARTURE_LOOKS;
 
 /// Tells whether the client of a request has left, so that nobody works for it any longer. Cheap to clone, usable from any
@@ -71,7 +72,7 @@ impl Departure {
     /// It runs on the thread that serves the connection: it must not block. It may set a flag, or wake a thread.
     pub fn on_gone(&self, call: impl FnOnce() + Send + 'static) {
         let Some(shared) = &self.shared else { return };
-        let mut calls = shared.lock();
+        let mut calls = shared.calls.lock();
         match shared.state.load(Ordering::Acquire) {
             HERE => calls.push(Box::new(call)),
             GONE => {
@@ -135,15 +136,11 @@ impl Drop for Here {
 impl Shared {
     /// Ends the wait for the answer, and returns what was to be called.
     fn leave_for(&self, state: u8) -> Vec<Box<dyn FnOnce() + Send>> {
-        let mut calls = self.lock();
+        let mut calls = self.calls.lock();
         if self.state.load(Ordering::Relaxed) == HERE {
             self.state.store(state, Ordering::Release);
         }
         mem::take(&mut *calls)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn FnOnce() + Send>>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

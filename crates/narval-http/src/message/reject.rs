@@ -2,11 +2,11 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::http1::ProtoError;
+use crate::io::sync::Mutex;
 use crate::message::response::Response;
 // The one error of a higher part that is known here: its response has fields of its own, and an error that a handler returns can only
 // be asked for its type.
@@ -124,7 +124,7 @@ struct Early(Mutex<Option<Response>>);
 /// Takes the response that an error carries.
 pub(super) fn take_early(error: &(dyn Error + 'static)) -> Option<Response> {
     let early = error.downcast_ref::<Early>()?;
-    early.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    early.0.lock().take()
 }
 
 impl fmt::Debug for Early {

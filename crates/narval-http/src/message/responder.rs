@@ -5,11 +5,12 @@
 
 use std::io;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::Response;
+use crate::io::sync::Mutex;
 use crate::message::informational::Informational;
 use crate::message::late_answer::{Changes, LateAnswer};
 
@@ -153,14 +154,10 @@ pub(crate) trait AwaitsAnswer: Send + std::fmt::Debug {
 }
 
 impl Late {
-    fn lock(&self) -> MutexGuard<'_, Meeting> {
-        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn answer(&self, mut response: Response) {
         // A late answer is final: it cannot be delayed again.
         response.late = None;
-        let mut meeting = self.lock();
+        let mut meeting = self.meeting.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
             Meeting::Nobody => *meeting = Meeting::Answer(Box::new(response)),
             Meeting::Waiting(waiting) => {
@@ -173,7 +170,7 @@ impl Late {
     }
 
     fn is_open(&self) -> bool {
-        match &*self.lock() {
+        match &*self.meeting.lock() {
             Meeting::Nobody => true,
             Meeting::Waiting(waiting) => !waiting.request.is_gone(),
             Meeting::Answer(_) | Meeting::Over => false,
@@ -181,7 +178,7 @@ impl Late {
     }
 
     fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
-        let mut meeting = self.lock();
+        let mut meeting = self.meeting.lock();
         let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
         // After an error the request is dropped, which aborts its connection: part of the message may have been sent.
         waiting.request.inform(message).inspect_err(|_| *meeting = Meeting::Over)
@@ -192,7 +189,7 @@ impl Later {
     /// Leaves the right to be answered with the pending answer; gives it back with the answer if that is there already.
     pub(crate) fn wait<R: AwaitsAnswer + 'static>(self, request: R) -> Option<(LateAnswer, R)> {
         let Self { late, changes } = self;
-        let mut meeting = late.lock();
+        let mut meeting = late.meeting.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
             Meeting::Answer(response) => Some((LateAnswer { response: *response, changes }, request)),
             _ => {

@@ -55,12 +55,16 @@ impl Deref for Held {
 }
 
 impl Response {
+    fn of(kind: ResponseKind) -> Self {
+        Self { kind, upgrade: None, late: None, failure: None }
+    }
+
     /// A prepared response inside a larger value: one reference count for both.
     pub fn within<T>(holder: Arc<T>) -> Self
     where
         T: AsRef<Prepared> + std::fmt::Debug + Send + Sync + 'static,
     {
-        Self { kind: ResponseKind::Prepared(Held::Within(holder)), upgrade: None, late: None, failure: None }
+        Self::of(ResponseKind::Prepared(Held::Within(holder)))
     }
 
     /// Bytes of its body, if that is in memory.
@@ -76,12 +80,7 @@ impl Response {
 
     /// A response with this status, without field lines or body.
     pub fn new(status: StatusCode) -> Self {
-        Self {
-            kind: ResponseKind::Plain { status, headers: Vec::new(), body: Body::empty() },
-            upgrade: None,
-            late: None,
-            failure: None,
-        }
+        Self::of(ResponseKind::Plain { status, headers: Vec::new(), body: Body::empty() })
     }
 
     /// A `text/plain; charset=utf-8` response.
@@ -114,10 +113,7 @@ impl Response {
         N: TryInto<HeaderName, Error: Into<http::Error>>,
         V: TryInto<HeaderValue, Error: Into<http::Error>>,
     {
-        match header_field(name, value) {
-            Ok((name, value)) => self.with_field(name, value, false),
-            Err(error) => self.fail_on_header(error),
-        }
+        self.with_field(header_field(name, value), false)
     }
 
     /// Sets a field line, replacing all with this name; see [`header`](Self::header) for the arguments.
@@ -128,30 +124,27 @@ impl Response {
         N: TryInto<HeaderName, Error: Into<http::Error>>,
         V: TryInto<HeaderValue, Error: Into<http::Error>>,
     {
-        match header_field(name, value) {
-            Ok((name, value)) => self.with_field(name, value, true),
-            Err(error) => self.fail_on_header(error),
-        }
+        self.with_field(header_field(name, value), true)
     }
 
-    fn with_field(mut self, name: HeaderName, value: HeaderValue, replace: bool) -> Self {
-        if self.late.is_some() {
-            return self.map(move |answer| answer.with_field(name, value, replace));
-        }
+    /// An invalid field turns the response into a 500 that ignores further changes, until [`settle`](Self::settle).
+    fn with_field(mut self, field: Result<(HeaderName, HeaderValue), InvalidHeader>, replace: bool) -> Self {
         if self.is_being_failed() {
             return self;
         }
+        let field = match field {
+            Ok(field) => field,
+            Err(error) => return Self::failure(error),
+        };
+        if self.late.is_some() {
+            return self.map(move |answer| answer.with_field(Ok(field), replace));
+        }
         let headers = self.plain().0;
         if replace {
-            headers.retain(|(have, _)| *have != name);
+            headers.retain(|(have, _)| *have != field.0);
         }
-        headers.push((name, value));
+        headers.push(field);
         self
-    }
-
-    /// Turns the response into a 500 that ignores further changes, until [`settle`](Self::settle).
-    fn fail_on_header(self, error: InvalidHeader) -> Self {
-        if self.is_being_failed() { self } else { Self::failure(error) }
     }
 
     fn is_being_failed(&self) -> bool {
@@ -269,7 +262,7 @@ impl Response {
 
 impl From<Arc<Prepared>> for Response {
     fn from(prepared: Arc<Prepared>) -> Self {
-        Self { kind: ResponseKind::Prepared(Held::Shared(prepared)), upgrade: None, late: None, failure: None }
+        Self::of(ResponseKind::Prepared(Held::Shared(prepared)))
     }
 }
 
@@ -281,7 +274,7 @@ impl<T: AsRef<Prepared> + std::fmt::Debug + Send + Sync> HoldsPrepared for T {}
 /// For responses that live as long as the program: no reference count.
 impl From<&'static Prepared> for Response {
     fn from(prepared: &'static Prepared) -> Self {
-        Self { kind: ResponseKind::Prepared(Held::Forever(prepared)), upgrade: None, late: None, failure: None }
+        Self::of(ResponseKind::Prepared(Held::Forever(prepared)))
     }
 }
 

@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 
 use crate::io::clock::{Millis, millis};
+use crate::io::sync::Mutex;
 use crate::limits::{COMPLAINTS_EVERY, COMPLAINTS_MAX};
 use crate::peer::Remote;
 
@@ -14,7 +14,7 @@ impl Complaints {
     /// Whether to complain about a client now.
     pub(crate) fn may_name(&self, remote: &Remote, now: Millis) -> bool {
         let client = remote.network();
-        let mut named = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = self.0.lock();
         while named.front().is_some_and(|(_, at)| at + millis(COMPLAINTS_EVERY) <= now) {
             named.pop_front();
         }

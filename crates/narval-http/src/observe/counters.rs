@@ -1,11 +1,12 @@
 //! The engine's counters: one block per thread, summed on request.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 
+use crate::io::sync::Mutex;
 use crate::observe::busy::BusyTime;
 use crate::observe::counter::Counter;
 use crate::observe::histogram::{Cells, Histogram, Unit};
@@ -67,13 +68,13 @@ impl Counters {
     /// Adds a block for a new thread.
     pub(crate) fn thread(&self) -> Arc<CachePadded<ThreadCounters>> {
         let block = Arc::new(CachePadded::new(ThreadCounters::new()));
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(block.clone());
+        self.threads.lock().push(block.clone());
         block
     }
 
     /// The current sums.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self.threads.lock();
         let now = Instant::now();
         let busy: Duration = threads.iter().map(|block| block.busy.get(now)).sum();
         let busy = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);

@@ -207,14 +207,8 @@ fn time(time: SystemTime) -> String {
 
 /// `2025-05-17T10:28:15.125Z`.
 fn rfc_3339(time: SystemTime) -> String {
-    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    let date = http1::date::format(time);
-    let part = |range: std::ops::Range<usize>| {
-        date.get(range).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
-    };
-    let month = MONTHS.find(part(8..11)).map_or(0, |at| at / 3 + 1);
     let millis = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
-    format!("{}-{month:02}-{}T{}.{millis:03}Z", part(12..16), part(5..7), part(17..25))
+    format!("{}.{millis:03}Z", http1::date::rfc_3339(time))
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::io::sync::Mutex;
 use crate::limits::{CLIENT_CONNECTIONS_MIN, CLIENT_CONNECTIONS_PART, CONNECTIONS_CROWDED, Limits};
 use crate::peer::Remote;
 
@@ -57,7 +58,7 @@ impl Admission {
     /// Counts a connection of its client; `false` if the client has too many.
     pub(crate) fn count(&self, remote: &Remote) -> bool {
         let Some(client) = remote.counted() else { return true };
-        let mut of_clients = self.of_clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_clients = self.of_clients.lock();
         let count = of_clients.entry(client).or_default();
         let has_room = *count < self.of_client_max;
         *count += usize::from(has_room);
@@ -78,7 +79,7 @@ impl Admission {
     pub(crate) fn leave(&self, remote: &Remote) {
         self.open.fetch_sub(1, Ordering::Relaxed);
         let Some(client) = remote.counted() else { return };
-        let mut of_clients = self.of_clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_clients = self.of_clients.lock();
         if let Some(count) = of_clients.get_mut(&client) {
             *count -= 1;
             if *count == 0 {

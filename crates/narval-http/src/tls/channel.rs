@@ -1,8 +1,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, Version, header};
@@ -13,6 +13,7 @@ use crate::http1::head::begins_with_head;
 use crate::http1::response_head::{AnswerTo, BodyFraming, Prepared, encode_prepared};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
+use crate::io::sync::Mutex;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
 use crate::message::response::TEXT;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
@@ -99,22 +100,22 @@ const BAD_RECORD_MAC: u8 = 20;
 impl TlsChannel {
     /// Whether the handshake is in progress.
     pub(crate) fn is_handshaking(&self) -> bool {
-        self.lock().session.is_handshaking()
+        self.state.lock().session.is_handshaking()
     }
 
     /// Whether HTTP/2 was negotiated.
     pub(crate) fn speaks_http2(&self) -> bool {
-        self.lock().session.speaks_http2()
+        self.state.lock().session.speaks_http2()
     }
 
     /// The certificates that the client has presented, its own first.
     pub(crate) fn peer_certificates(&self) -> Vec<Bytes> {
-        self.lock().session.peer_certificates().map(Bytes::copy_from_slice).collect()
+        self.state.lock().session.peer_certificates().map(Bytes::copy_from_slice).collect()
     }
 
     /// Whether the rest of the handshake is cheaper than passing it to a worker.
     pub(crate) fn rest_is_cheap(&self) -> bool {
-        self.lock().session.rest_is_cheap()
+        self.state.lock().session.rest_is_cheap()
     }
 
     /// Decrypts received bytes and appends the result to `plaintext`.
@@ -122,7 +123,7 @@ impl TlsChannel {
     /// # Errors
     /// The connection must be closed. An alert for the client may be pending.
     pub(crate) fn open(&self, received: &[u8], plaintext: &mut Vec<u8>) -> io::Result<Opened> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_broken {
             return Err(broken());
         }
@@ -157,7 +158,7 @@ impl TlsChannel {
     /// # Errors
     /// The connection must be closed.
     pub(crate) fn seal(&self, socket: &Socket, out: &mut OutBuf) -> io::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut sealed = state.take_control(socket)?;
         if state.has_failed {
             let alert = state.only_alert(sealed, !out.is_empty())?;
@@ -194,7 +195,7 @@ impl TlsChannel {
     /// Whether the next `bytes` are to be [laid out](Layout) and encrypted in place. Once that was done, all later data
     /// is, too. The caller holds the lease.
     pub(crate) fn seals_in_place(&self, bytes: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.sender {
             Sender::Kernel(_) => false,
             Sender::Records(_) => true,
@@ -208,7 +209,7 @@ impl TlsChannel {
     /// # Errors
     /// The connection must be closed.
     pub(crate) fn seal_in_place(&self, socket: &Socket, plain: &mut Vec<u8>) -> io::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let waiting = state.take_control(socket)?;
         if state.has_failed {
             *plain = state.only_alert(waiting, !plain.is_empty())?;
@@ -230,7 +231,7 @@ impl TlsChannel {
     /// # Errors
     /// The key is exhausted and cannot be changed: the connection must be closed.
     pub(crate) fn will_send(&self, socket: &Socket, bytes: u64) -> io::Result<()> {
-        match &mut self.lock().sender {
+        match &mut self.state.lock().sender {
             Sender::Kernel(kernel) => kernel.will_send(&fd(socket)?, bytes),
             _ => Ok(()),
         }
@@ -238,7 +239,7 @@ impl TlsChannel {
 
     /// With kTLS: one system call has sent `bytes`.
     pub(crate) fn has_sent(&self, bytes: u64) {
-        if let Sender::Kernel(kernel) = &mut self.lock().sender {
+        if let Sender::Kernel(kernel) = &mut self.state.lock().sender {
             kernel.has_sent(bytes);
         }
     }
@@ -249,7 +250,7 @@ impl TlsChannel {
         if length < KTLS_FILE_MIN {
             return false;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(fd) = socket.fd() else { return false };
         if !state.may_offload || !state.session.wants_kernel() || state.has_to_say() {
             return false;
@@ -275,7 +276,7 @@ impl TlsChannel {
     /// Sends close_notify if the socket accepts it now. A client that does not receive it sees a truncation. The caller
     /// must close the connection next.
     pub(crate) fn end_output(&self, socket: &Socket) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Ok(mut out) = state.take_control(socket) else { return };
         // Failures mean that the connection is gone or stuck, and it is about to be closed anyway.
         match &mut state.sender {
@@ -284,10 +285,6 @@ impl TlsChannel {
             Sender::Records(records) => drop(records.alert(WARNING, CLOSE_NOTIFY, &mut out)),
         }
         drop(socket.send(&out, true));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -381,7 +378,7 @@ mod tests {
         let pairs = vec![PemPair { cert: pair.cert.pem(), key: pair.signing_key.serialize_pem().into() }];
         let acceptor = TlsAcceptor::new(TlsConfig { pairs, ..TlsConfig::default() }).unwrap();
         let tls = Acceptor(Arc::new(acceptor)).accept(false).unwrap();
-        tls.lock().sender = Sender::Kernel(KernelTx::counting(records));
+        tls.state.lock().sender = Sender::Kernel(KernelTx::counting(records));
         tls.kernels.store(true, Ordering::Relaxed);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let home = Mailbox::new().unwrap();
@@ -410,7 +407,7 @@ mod tests {
             assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);
         }
         let tls = connection.tls.as_ref().unwrap();
-        let Sender::Kernel(kernel) = &tls.lock().sender else { panic!("the kernel's") };
+        let Sender::Kernel(kernel) = &tls.state.lock().sender else { panic!("the kernel's") };
         assert_eq!(kernel.records_left(), 10_000 - 3000);
     }
 }

@@ -1,10 +1,11 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
 
 use super::TlsChannel;
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
+use crate::io::sync::Mutex;
 use crate::peer::{Peer, Remote};
 
 /// RFC 9110 section 15.2.1.
@@ -99,7 +100,7 @@ impl Link {
     /// # Errors
     /// The connection is broken, or has to be aborted because only a part could be sent.
     pub(crate) fn send_ahead(&self, message: Vec<u8>) -> io::Result<bool> {
-        let turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.ahead.lock();
         self.send_in_turn(&turn, message)
     }
 
@@ -123,7 +124,7 @@ impl Link {
 
     /// A job begins to send the response.
     pub(crate) fn begin(&self) {
-        let _turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.ahead.lock();
         self.has_begun.store(true, Ordering::Relaxed);
     }
 
@@ -134,7 +135,7 @@ impl Link {
     /// As [`send_ahead`](Self::send_ahead). The connection is aborted: the job gets the error when it answers, and nothing can
     /// follow a partial message.
     pub(crate) fn send_before(&self, message: Vec<u8>, is_due: impl FnOnce() -> bool) -> io::Result<bool> {
-        let turn = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.ahead.lock();
         if self.has_begun.load(Ordering::Acquire) || !is_due() {
             return Ok(false);
         }

@@ -1,9 +1,11 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use aws_lc_rs::{aead, hkdf};
 use ktls_core::{AeadKey, ConnectionTrafficSecrets};
 use rustls::{CipherSuite, KeyLog};
 use zeroize::Zeroizing;
+
+use crate::io::sync::Mutex;
 
 /// Captures the server's traffic secret (TLS 1.3). The kernel's keys are derived from it, and with each KeyUpdate the
 /// next ones (RFC 8446 section 7.2). rustls only exposes it through the key log.
@@ -21,7 +23,7 @@ impl SecretCatcher {
 
     /// Takes the secret. Returns `None` before the handshake has completed, and with TLS 1.2.
     pub(super) fn take(&self) -> Option<Zeroizing<Vec<u8>>> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.server.lock().take()
     }
 }
 
@@ -34,7 +36,7 @@ impl std::fmt::Debug for SecretCatcher {
 impl KeyLog for SecretCatcher {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
         if label == SERVER_SECRET {
-            *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(Zeroizing::new(secret.to_vec()));
+            *self.server.lock() = Some(Zeroizing::new(secret.to_vec()));
         }
     }
 

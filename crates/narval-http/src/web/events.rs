@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 
+use crate::io::sync::Mutex;
 use crate::message::body::Body;
 use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 use crate::ws::SendStatus;
@@ -96,7 +97,7 @@ impl EventStream {
     /// Sends an event. Never blocks: the status says whether it was queued.
     pub fn send(&self, event: &Event) -> SendStatus {
         let Shared { options, state } = &*self.handle.shared;
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = state.lock();
         if !state.is_open() {
             return SendStatus::Closed;
         }
@@ -118,13 +119,13 @@ impl EventStream {
 
     /// Whether the stream is open.
     pub fn is_open(&self) -> bool {
-        self.handle.shared.lock().is_open()
+        self.handle.shared.state.lock().is_open()
     }
 
     /// Calls `call` when the response has ended, at once if it has: the client has gone, or everything is sent after a
     /// [`close`](Self::close). It runs on the thread that serves the connection: it must not block.
     pub fn on_close(&self, call: impl FnOnce() + Send + 'static) {
-        let mut state = self.handle.shared.lock();
+        let mut state = self.handle.shared.state.lock();
         if state.gone {
             drop(state);
             call();
@@ -135,7 +136,7 @@ impl EventStream {
 
     /// The number of bytes queued for the client.
     pub fn queued_bytes(&self) -> usize {
-        self.handle.shared.lock().queued_bytes
+        self.handle.shared.state.lock().queued_bytes
     }
 }
 
@@ -254,12 +255,8 @@ impl fmt::Debug for Calls {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ended = true;
         state.wake();
     }
@@ -289,7 +286,7 @@ struct Source {
 
 impl BodySource for Source {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while out.room() > 0
             && let Some(event) = state.queue.pop_front()
         {
@@ -314,7 +311,7 @@ impl BodySource for Source {
     }
 
     fn wait(&mut self, waker: BodyWaker) -> Duration {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.ended || !state.queue.is_empty() {
             return Duration::ZERO;
         }
@@ -335,7 +332,7 @@ impl BodySource for Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         (state.gone, state.queue, state.queued_bytes, state.waker) = (true, VecDeque::new(), 0, None);
         let calls = std::mem::take(&mut state.on_close);
         drop(state);

@@ -1,9 +1,10 @@
 //! One message to many clients.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::events::{Event, EventStream};
+use crate::io::sync::Mutex;
 use crate::ws::{SendStatus, SharedMessage, WebSocket};
 
 /// The members of a chat, or the readers of a stream of events: [`WebSocket`]s or [`EventStream`]s. Whoever has gone leaves by
@@ -103,7 +104,7 @@ impl<T: Member> Topic<T> {
 
     /// Adds a member.
     pub fn join(&self, member: T) {
-        let mut members = self.lock();
+        let mut members = self.members.lock();
         if members.list.len() >= members.tidy_at {
             members.tidy();
         }
@@ -112,14 +113,14 @@ impl<T: Member> Topic<T> {
 
     /// Removes a member that is still there.
     pub fn leave(&self, member: &T) {
-        self.lock().list.retain(|other| other != member);
+        self.members.lock().list.retain(|other| other != member);
     }
 
     /// Sends a message to all members, and returns how many get it. One whose client reads too slowly misses it, and stays.
     /// All members get messages in the same order.
     pub fn send(&self, message: &T::Message) -> usize {
         let mut sent = 0;
-        self.lock().list.retain(|member| {
+        self.members.lock().list.retain(|member| {
             let status = member.deliver(message);
             sent += usize::from(status.is_accepted());
             status != SendStatus::Closed
@@ -129,7 +130,7 @@ impl<T: Member> Topic<T> {
 
     /// How many members are there.
     pub fn len(&self) -> usize {
-        let mut members = self.lock();
+        let mut members = self.members.lock();
         members.tidy();
         members.list.len()
     }
@@ -137,10 +138,6 @@ impl<T: Member> Topic<T> {
     /// Whether nobody is there.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Members<T>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -196,7 +193,7 @@ mod tests {
         for _ in 0..100 {
             drop(app.get("/").send());
         }
-        assert!(topic.lock().list.len() < 40, "those that have gone are not kept");
+        assert!(topic.members.lock().list.len() < 40, "those that have gone are not kept");
         drop(one);
         assert_eq!((topic.send(&Event::new("x")), topic.is_empty()), (0, true));
     }

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard};
 
 use bytes::{Buf, Bytes};
 
@@ -15,6 +15,7 @@ use super::codec::{CloseCode, Frame, close};
 use super::options::Options;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::{Holding, Share};
+use crate::io::sync::Mutex;
 use crate::limits::SEAL_QUANTUM;
 use crate::message::carrier::{Carrier, Nudge};
 use crate::tls::link::HasLink;
@@ -125,8 +126,8 @@ pub(super) struct State {
 impl Outbox {
     /// Sends the 101 response, whose head is `head`, and everything queued behind it.
     pub(super) fn start(&self, connection: Carrier, holding: &Arc<Holding>, head: Bytes) {
-        let turn = self.turn();
-        let mut state = self.state();
+        let turn = self.turn.lock();
+        let mut state = self.state.lock();
         state.queued_bytes += head.len();
         state.plain.push_front(head);
         state.attach(connection, holding);
@@ -136,18 +137,18 @@ impl Outbox {
 
     /// Called when the head of the response is sent: from now on the shard [takes](Self::take) what is queued.
     pub(super) fn start_on_stream(&self, stream: Carrier, holding: &Arc<Holding>) {
-        self.state().attach(stream, holding);
+        self.state.lock().attach(stream, holding);
     }
 
     /// Shard: takes queued bytes to send them on a stream; returns how many.
     pub(super) fn take(&self, into: &mut [u8]) -> usize {
-        self.state().take(into)
+        self.state.lock().take(into)
     }
 
     /// Sends a message.
     pub(super) fn send(&self, frame: Encoded, options: &Options) -> SendStatus {
-        let turn = self.turn();
-        let mut state = self.state();
+        let turn = self.turn.lock();
+        let mut state = self.state.lock();
         let admitted = state.admit(frame.len(), options);
         if admitted.is_ok() {
             state.push(frame);
@@ -165,14 +166,14 @@ impl Outbox {
         options: &Options,
     ) -> SendStatus {
         // Messages must be sent in the order in which they are compressed.
-        let mut turn = self.turn();
+        let mut turn = self.turn.lock();
         // A compressed message must be sent: later messages refer to it.
-        let admitted = self.state().admit(payload.len(), options);
+        let admitted = self.state.lock().admit(payload.len(), options);
         let frame = admitted.map(|()| {
             let deflater = turn.deflater.get_or_insert_with(|| Box::new(Deflater::new(settings)));
             Encoded::data(opcode, true, deflater.message(payload))
         });
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let sent = frame.and_then(|frame| {
             if !state.is_open() {
                 return Err(SendStatus::Closed);
@@ -186,8 +187,8 @@ impl Outbox {
 
     /// Sends a Ping or Pong, unless the queue is above the soft limit.
     pub(super) fn control(&self, frame: Frame, options: &Options) -> SendStatus {
-        let turn = self.turn();
-        let mut state = self.state();
+        let turn = self.turn.lock();
+        let mut state = self.state.lock();
         let queued = state.control(frame.bytes().clone(), options);
         let mut state = self.end(turn, state);
         queued.map_or_else(|refused| refused, |()| state.status(options))
@@ -195,7 +196,7 @@ impl Outbox {
 
     /// Shard: the same for several consecutive frames. If they are skipped, the next one is as good.
     pub(super) fn controls_of_shard(&self, frames: Bytes, options: &Options) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.control(frames, options).is_ok() {
             self.end_of_shard(state);
         }
@@ -203,8 +204,8 @@ impl Outbox {
 
     /// Queues a Close frame after all messages. Returns `false` if there is one already.
     pub(super) fn close(&self, frame: Frame) -> bool {
-        let turn = self.turn();
-        let mut state = self.state();
+        let turn = self.turn.lock();
+        let mut state = self.state.lock();
         let is_first = state.close(frame);
         drop(self.end(turn, state));
         is_first
@@ -212,7 +213,7 @@ impl Outbox {
 
     /// Shard: the same.
     pub(super) fn close_by_shard(&self, frame: Frame) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.close(frame);
         self.end_of_shard(state);
     }
@@ -228,69 +229,53 @@ impl Outbox {
 
     /// Lets the connection end when everything is sent.
     pub(super) fn finish(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.finishing = true;
         state.tell();
     }
 
     /// Drops the connection.
     pub(super) fn detach(&self) {
-        *self.state() = Sending { phase: Phase::Closed, ..Sending::default() };
+        *self.state.lock() = Sending { phase: Phase::Closed, ..Sending::default() };
         // Whoever has the turn drops the compressor.
-        if let Some(mut turn) = self.free_turn() {
+        if let Some(mut turn) = self.turn.try_lock() {
             turn.deflater = None;
         }
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.state().is_open()
+        self.state.lock().is_open()
     }
 
     /// Bytes that are not sent.
     pub(super) fn queued_bytes(&self) -> usize {
-        self.state().queued_bytes
+        self.state.lock().queued_bytes
     }
 
     /// Shard: bytes that it can [take](Self::take).
     pub(super) fn ready(&self) -> usize {
-        let state = self.state();
+        let state = self.state.lock();
         if state.plain.is_empty() { state.queued_bytes } else { 0 }
     }
 
     /// Shard: returns the state. `writable`: the socket is writable again.
     pub(super) fn look(&self, writable: bool, options: &Options) -> State {
-        self.state().look(writable, options)
+        self.state.lock().look(writable, options)
     }
 
     /// Any thread: notifies the shard.
     pub(super) fn tell(&self) {
-        self.state().tell();
+        self.state.lock().tell();
     }
 
     /// Fails the connection: it is broken, or about to be closed without a Close frame.
     pub(super) fn fail(&self) {
-        self.state().fail();
-    }
-
-    fn state(&self) -> MutexGuard<'_, Sending> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn free_turn(&self) -> Option<MutexGuard<'_, Turn>> {
-        match self.turn.try_lock() {
-            Ok(turn) => Some(turn),
-            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.state.lock().fail();
     }
 
     /// Shard: seals what it has queued, unless somebody has the turn and will do that.
     fn end_of_shard<'a>(&'a self, state: MutexGuard<'a, Sending>) {
-        if let Some(turn) = self.free_turn() {
+        if let Some(turn) = self.turn.try_lock() {
             drop(self.end(turn, state));
         }
     }
@@ -307,7 +292,7 @@ impl Outbox {
             let length = piece.len();
             let mut out = OutBuf { memory: piece, ..OutBuf::default() };
             let sealed = connection.map_or(Ok(()), |connection| connection.link().seal(&mut out));
-            state = self.state();
+            state = self.state.lock();
             match sealed {
                 Ok(()) => state.hand_on(Encoded { head: out.memory.into(), tail: Bytes::new() }, length),
                 Err(_) => state.fail(),

@@ -28,7 +28,7 @@ impl Shared {
     pub(crate) fn run(self: &Arc<Self>) -> Turn {
         let socket = WebSocket { shared: self.clone() };
         for _ in 0..EVENTS_PER_TURN {
-            let (event, resumes) = self.inbox().pop(self.options.receive_queue_bytes);
+            let (event, resumes) = self.inbox.lock().pop(self.options.receive_queue_bytes);
             if resumes {
                 self.out().tell();
             }
@@ -83,11 +83,11 @@ impl Shared {
             is_short = !held.grow(bytes);
             !is_short
         };
-        let inflater = self.inbox().inflater.take();
+        let inflater = self.inbox.lock().inflater.take();
         let data = match inflater {
             Some(mut inflater) => {
                 let data = inflater.message_within(&message.data, limit, &mut may_grow);
-                self.inbox().inflater = Some(inflater);
+                self.inbox.lock().inflater = Some(inflater);
                 data
             }
             None => deflate::decompress_within(&message.data, limit, &mut may_grow),
@@ -102,7 +102,7 @@ impl Shared {
 
     /// Fails the connection (RFC 6455 section 7.1.7): sends a Close frame, and ignores further input.
     fn fail(&self, socket: &WebSocket, error: WsError) {
-        self.inbox().end();
+        self.inbox.lock().end();
         let code = match error {
             WsError::Protocol(error) => error.close_code(),
             WsError::TooSlow => CloseCode::TRY_AGAIN_LATER,

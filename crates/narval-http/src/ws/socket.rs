@@ -7,7 +7,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::codec::deflate::{self, Settings};
 use super::codec::extension::Agreement;
@@ -18,6 +18,7 @@ use super::options::{Options, WsCompression};
 use super::outbox::{Encoded, Outbox};
 use super::{WsEvent, WsHandler};
 use crate::io::output_memory::Share;
+use crate::io::sync::Mutex;
 use crate::peer::Peer;
 
 /// The largest window, as a power of two.
@@ -227,7 +228,7 @@ pub(crate) struct Shared {
     pub(super) handler: Box<dyn WsHandler>,
     pub(super) deflate: Option<Deflate>,
     out: Outbox,
-    inbox: Mutex<Inbox>,
+    pub(super) inbox: Mutex<Inbox>,
 }
 
 impl Shared {
@@ -250,11 +251,7 @@ impl Shared {
 
     /// A share of the memory of its connection.
     pub(super) fn share(&self) -> Share {
-        self.inbox().share()
-    }
-
-    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock().share()
     }
 }
 

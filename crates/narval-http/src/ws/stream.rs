@@ -172,7 +172,7 @@ impl Stream {
             self.close_by.get_or_insert(now + millis(options.close_timeout));
         }
         let (paused, ended) = {
-            let inbox = self.shared.inbox();
+            let inbox = self.shared.inbox.lock();
             (inbox.is_paused(), inbox.has_ended())
         };
         let end = if state.broken {
@@ -197,7 +197,7 @@ impl Stream {
 
     /// The connection is about to be closed because it holds too much: drops what its handler has not got yet.
     pub(crate) fn discard(&self, pool: &impl Runs) {
-        self.shared.inbox().discard();
+        self.shared.inbox.lock().discard();
         self.push(Pending::Lost(WsError::TooSlow), pool);
     }
 
@@ -208,7 +208,7 @@ impl Stream {
     }
 
     fn push(&self, event: Pending, pool: &impl Runs) {
-        if self.shared.inbox().push(event, self.shared.options.receive_queue_bytes) {
+        if self.shared.inbox.lock().push(event, self.shared.options.receive_queue_bytes) {
             pool.run(self.shared.clone());
         }
     }
@@ -265,8 +265,8 @@ pub(crate) fn start(
     head: Option<Bytes>,
     pool: &impl Runs,
 ) {
-    shared.inbox().attach(holding);
-    let needs_worker = shared.inbox().push(Pending::Open, shared.options.receive_queue_bytes);
+    shared.inbox.lock().attach(holding);
+    let needs_worker = shared.inbox.lock().push(Pending::Open, shared.options.receive_queue_bytes);
     match head {
         Some(head) => shared.out().start(carrier, holding, head),
         None => shared.out().start_on_stream(carrier, holding),

@@ -10,63 +10,22 @@ pub(super) fn get(index: usize) -> Option<(&'static [u8], &'static [u8])> {
 
 /// The index of the first entry with this name.
 pub(super) fn find_name(name: &[u8]) -> Option<usize> {
-    let index = match name {
-        b":authority" => 1,
-        b":method" => 2,
-        b":path" => 4,
-        b":scheme" => 6,
-        b":status" => 8,
-        b"accept-charset" => 15,
-        b"accept-encoding" => 16,
-        b"accept-language" => 17,
-        b"accept-ranges" => 18,
-        b"accept" => 19,
-        b"access-control-allow-origin" => 20,
-        b"age" => 21,
-        b"allow" => 22,
-        b"authorization" => 23,
-        b"cache-control" => 24,
-        b"content-disposition" => 25,
-        b"content-encoding" => 26,
-        b"content-language" => 27,
-        b"content-length" => 28,
-        b"content-location" => 29,
-        b"content-range" => 30,
-        b"content-type" => 31,
-        b"cookie" => 32,
-        b"date" => 33,
-        b"etag" => 34,
-        b"expect" => 35,
-        b"expires" => 36,
-        b"from" => 37,
-        b"host" => 38,
-        b"if-match" => 39,
-        b"if-modified-since" => 40,
-        b"if-none-match" => 41,
-        b"if-range" => 42,
-        b"if-unmodified-since" => 43,
-        b"last-modified" => 44,
-        b"link" => 45,
-        b"location" => 46,
-        b"max-forwards" => 47,
-        b"proxy-authenticate" => 48,
-        b"proxy-authorization" => 49,
-        b"range" => 50,
-        b"referer" => 51,
-        b"refresh" => 52,
-        b"retry-after" => 53,
-        b"server" => 54,
-        b"set-cookie" => 55,
-        b"strict-transport-security" => 56,
-        b"transfer-encoding" => 57,
-        b"user-agent" => 58,
-        b"vary" => 59,
-        b"via" => 60,
-        b"www-authenticate" => 61,
-        _ => return None,
-    };
-    Some(index)
+    let first = name.first()?;
+    let from = usize::from(*STARTS.get(usize::from(*first))?);
+    let mut same =
+        ENTRIES.get(from..)?.iter().map(|(entry, _)| *entry).take_while(|entry| entry.first() == Some(first));
+    Some(from + 1 + same.position(|entry| entry == name)?)
 }
+
+/// Where the names begin that start with a byte: entries whose names do are next to each other.
+const STARTS: [u8; 128] = {
+    let (mut starts, mut at) = ([0; 128], LEN);
+    while at > 0 {
+        at -= 1;
+        starts[ENTRIES[at].0[0] as usize] = at as u8;
+    }
+    starts
+};
 
 const ENTRIES: [(&[u8], &[u8]); 61] = [
     (b":authority", b""),

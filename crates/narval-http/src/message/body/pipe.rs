@@ -7,13 +7,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, MutexGuard};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
 use crate::http1::ProtoError;
-use crate::io::sync;
+use crate::io::sync::{self, Mutex};
 use crate::limits::{HANDLER_RECEIVES_MIN, HANDLER_SLOW, HANDLER_WAIT};
 use crate::message::body::memory::{Buffered, Share};
 use crate::message::carrier::{Carrier, Nudge};
@@ -108,21 +108,17 @@ impl BodyPipe {
 
     /// The same, but the handler may receive the remaining `rest` bytes itself.
     pub(crate) fn with_rest(self, rest: Option<u64>) -> Self {
-        self.lock().rest = rest;
+        self.state.lock().rest = rest;
         self
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pipe> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Handler: the trailer fields; empty until the body is complete.
     pub(crate) fn trailers(&self) -> HeaderMap {
-        self.lock().trailers.clone()
+        self.state.lock().trailers.clone()
     }
 
     fn end(&self, ended: Ended) {
-        let mut pipe = self.lock();
+        let mut pipe = self.state.lock();
         if pipe.ended.is_none() {
             pipe.ended = Some(ended);
             self.wake(pipe);
@@ -141,7 +137,7 @@ impl BodyPipe {
     /// Job: the response starts. Returns whether the body was received completely, so that the connection can be
     /// reused.
     pub(crate) fn answer_begins(&self) -> bool {
-        let mut pipe = self.lock();
+        let mut pipe = self.state.lock();
         pipe.begin();
         pipe.answered = true;
         pipe.pieces.clear();
@@ -188,7 +184,7 @@ impl BodyPipe {
         if out.is_empty() {
             return Ok(0);
         }
-        let mut pipe = self.lock();
+        let mut pipe = self.state.lock();
         if pipe.begin() && pipe.receiver == Receiver::Nobody && pipe.buffered <= self.window / 2 {
             self.give_back(&mut pipe);
         }
@@ -219,7 +215,7 @@ impl BodyPipe {
                 let rest = usize::try_from(pipe.rest.unwrap_or(0)).unwrap_or(usize::MAX).min(out.len());
                 drop(pipe);
                 let (received, was_fast) = self.receive(out.get_mut(..rest).unwrap_or_default());
-                pipe = self.lock();
+                pipe = self.state.lock();
                 pipe.count(received as u64);
                 if pipe.rest == Some(0) {
                     pipe.ended.get_or_insert(Ended::Complete);
@@ -247,7 +243,7 @@ impl BodyPipe {
 impl BodyPipe {
     /// Adds bytes. They are discarded once the response has started.
     pub(crate) fn push(&self, data: &[u8]) {
-        let mut pipe = self.lock();
+        let mut pipe = self.state.lock();
         if let Some(rest) = &mut pipe.rest {
             *rest = rest.saturating_sub(data.len() as u64);
         }
@@ -271,7 +267,7 @@ impl BodyPipe {
 
     /// The body is complete.
     pub(crate) fn complete(&self, trailers: HeaderMap) {
-        self.lock().trailers = trailers;
+        self.state.lock().trailers = trailers;
         self.end(Ended::Complete);
     }
 
@@ -288,7 +284,7 @@ impl BodyPipe {
     /// Decides who receives next. After anything but [`Receiver::Connection`], the handler must report when that
     /// changes. Only called while the connection does not receive.
     pub(crate) fn receiver(&self) -> Receiver {
-        let mut pipe = self.lock();
+        let mut pipe = self.state.lock();
         if pipe.receiver == Receiver::Handler {
             // Until the handler hands it back: it may be receiving right now.
             return Receiver::Handler;
@@ -317,17 +313,17 @@ impl BodyPipe {
 
     /// Whether the handler has begun to read. Until then the body waits for a thread.
     pub(crate) fn has_begun(&self) -> bool {
-        self.lock().has_begun
+        self.state.lock().has_begun
     }
 
     /// Bytes of the body that the handler has received itself since the last call.
     pub(crate) fn take_received(&self) -> u64 {
-        std::mem::take(&mut self.lock().received_by_handler)
+        std::mem::take(&mut self.state.lock().received_by_handler)
     }
 
     /// Whether the connection waits for the handler to read.
     pub(crate) fn is_paused(&self) -> bool {
-        let pipe = self.lock();
+        let pipe = self.state.lock();
         pipe.receiver != Receiver::Connection || pipe.continue_due
     }
 }

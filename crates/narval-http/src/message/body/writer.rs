@@ -2,12 +2,12 @@
 //! it is full, and the connection, which waits when it is empty. No worker waits for either.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use crate::io::sync;
+use crate::io::sync::{self, Mutex};
 use crate::limits::{WRITER_ATTACH, WRITER_BUFFER_MAX, WRITER_GATHER};
 use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
@@ -48,7 +48,7 @@ impl BodyWriter {
     pub fn finish_with(mut self, trailers: Vec<(HeaderName, HeaderValue)>) -> io::Result<()> {
         self.flush()?;
         self.finished = true;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.trailers = trailers;
         state.end = Some(End::Finished);
         state.wake();
@@ -57,7 +57,7 @@ impl BodyWriter {
 
     /// Whether the client is connected. It may take a while until a disconnect is detected.
     pub fn is_open(&self) -> bool {
-        !self.shared.lock().gone
+        !self.shared.state.lock().gone
     }
 }
 
@@ -84,7 +84,7 @@ impl Write for BodyWriter {
 impl Drop for BodyWriter {
     fn drop(&mut self) {
         if !self.finished {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             state.end = Some(End::Dropped);
             state.wake();
         }
@@ -119,13 +119,9 @@ enum End {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Hands over bytes, in pieces as there is room.
     fn push(&self, mut bytes: &[u8]) -> io::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !bytes.is_empty() {
             if state.gone {
                 return Err(gone());
@@ -179,7 +175,7 @@ struct Source {
 
 impl BodySource for Source {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.attached = true;
         if out.memory().is_empty() {
             std::mem::swap(out.memory(), &mut state.buffer);
@@ -203,7 +199,7 @@ impl BodySource for Source {
     }
 
     fn wait(&mut self, waker: BodyWaker) -> Duration {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.end.is_some() || !state.buffer.is_empty() {
             return Duration::ZERO;
         }
@@ -216,13 +212,13 @@ impl BodySource for Source {
     }
 
     fn trailers(&mut self) -> Vec<(HeaderName, HeaderValue)> {
-        std::mem::take(&mut self.shared.lock().trailers)
+        std::mem::take(&mut self.shared.state.lock().trailers)
     }
 }
 
 impl Drop for Source {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         (state.gone, state.buffer, state.waker) = (true, Vec::new(), None);
         self.shared.has_room.notify_all();
     }

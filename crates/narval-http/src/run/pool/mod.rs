@@ -5,9 +5,10 @@ pub(crate) mod queue;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::thread::{self, Thread};
 
+use crate::io::sync::Mutex;
 use crate::run::job::{Call, Job};
 use crate::run::pool::queue::Queue;
 use crate::ws;
@@ -91,7 +92,7 @@ impl Pool {
     /// Adds a request of a client, and returns the length of the queue; gives the request back if there is [no
     /// place](Queue::push) for it, or the queue is closed.
     pub(crate) fn push(&self, client: Option<IpAddr>, call: Box<Call>) -> Result<usize, Box<Call>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.closed {
             return Err(call);
         }
@@ -103,7 +104,7 @@ impl Pool {
 
     /// The number of the next thread, if another one should be started; it counts as started from now on.
     pub(crate) fn wants_thread(&self) -> Option<usize> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let coming = state.asleep.len() + usize::from(state.waking);
         let wanted = state.requests.len() > coming && state.threads < self.threads_max && !state.closed;
         let number = state.threads;
@@ -113,23 +114,23 @@ impl Pool {
 
     /// Counts the first thread, which is always started.
     pub(crate) fn first_thread(&self) {
-        self.lock().threads = 1;
+        self.state.lock().threads = 1;
     }
 
     /// A thread could not be started; the others continue without it.
     pub(crate) fn thread_failed(&self) {
-        self.lock().threads -= 1;
+        self.state.lock().threads -= 1;
     }
 
     /// Busy threads plus queued requests, and the maximum of that.
     pub(crate) fn load(&self) -> (usize, usize) {
-        let state = self.lock();
+        let state = self.state.lock();
         (state.threads.saturating_sub(state.asleep.len()) + state.requests.len(), self.threads_max)
     }
 
     /// Adds a response to continue.
     pub(crate) fn push_continued(&self, job: Job) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.continued.push_back(job);
         self.wake_one(state);
     }
@@ -146,7 +147,7 @@ impl Pool {
 
     /// Waits for a job; `None` when the pool is closed and empty.
     pub(crate) fn take(&self, me: &Arc<Sleeper>) -> Option<Job> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(job) = state.next() {
                 if state.has_work() {
@@ -160,7 +161,7 @@ impl Pool {
             state.asleep.push(me.clone());
             drop(state);
             me.sleep();
-            state = self.lock();
+            state = self.state.lock();
             state.waking = false;
         }
     }
@@ -168,30 +169,26 @@ impl Pool {
     /// A job, if there is one; never waits.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn try_take(&self) -> Option<Job> {
-        self.lock().next()
+        self.state.lock().next()
     }
 
     /// Whether anything is queued.
     pub(crate) fn has_work(&self) -> bool {
-        self.lock().has_work()
+        self.state.lock().has_work()
     }
 
     /// The number of queued requests.
     pub(crate) fn depth(&self) -> usize {
-        self.lock().requests.len()
+        self.state.lock().requests.len()
     }
 
     /// Makes the workers end once the queue is empty.
     pub(crate) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         let asleep = std::mem::take(&mut state.asleep);
         drop(state);
         asleep.iter().for_each(|sleeper| sleeper.wake());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::error::ServerError;
 use crate::io::listen::ListenAddress;
+use crate::io::sync::Mutex;
 use crate::observe::access_log::LogQueue;
 use crate::observe::counters::Snapshot;
 use crate::run::mailbox::{Mailbox, Message};
@@ -147,7 +148,7 @@ impl Running {
         }
         self.server.close_queues();
         self.clean_up();
-        finished && self.ended.lock().failure.is_none()
+        finished && self.ended.state.lock().failure.is_none()
     }
 
     fn halt(&self) {
@@ -184,12 +185,8 @@ impl Ended {
         Self { state: Mutex::new(EndedState { running: shards, failure: None }), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, EndedState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn one(&self, failure: Option<String>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.running = state.running.saturating_sub(1);
         if state.failure.is_none() {
             state.failure = failure;
@@ -200,13 +197,13 @@ impl Ended {
     /// Waits until all have ended, or one has failed; returns why.
     fn wait_for_all_or_failure(&self) -> Option<String> {
         let goes_on = |state: &mut EndedState| state.running > 0 && state.failure.is_none();
-        let state = self.changed.wait_while(self.lock(), goes_on).unwrap_or_else(PoisonError::into_inner);
+        let state = self.changed.wait_while(self.state.lock(), goes_on).unwrap_or_else(PoisonError::into_inner);
         state.failure.clone()
     }
 
     /// Waits until all have ended; `false` after `timeout`.
     fn wait(&self, timeout: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), timeout, |state| state.running > 0);
+        let waited = self.changed.wait_timeout_while(self.state.lock(), timeout, |state| state.running > 0);
         waited.unwrap_or_else(PoisonError::into_inner).0.running == 0
     }
 }

@@ -2,11 +2,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, StatusCode, header};
 
+use crate::io::sync::Mutex;
 use crate::limits::{RATE_KEYS_MAX, RATE_TIDY};
 use crate::{HeadRef, Middleware, Next, Reject, Request, Response};
 
@@ -103,7 +104,7 @@ struct State {
 impl Buckets {
     /// Allows a request, or says after which time the next is allowed.
     fn take(&self, key: u64, now: Instant) -> Result<(), Duration> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let is_full = state.empty_at.len() >= RATE_KEYS_MAX && !state.empty_at.contains_key(&key);
         if is_full && state.tidied.is_none_or(|tidied| now - tidied >= RATE_TIDY) {
             state.tidied = Some(now);
@@ -151,7 +152,7 @@ mod tests {
         assert!((1..=RATE_KEYS_MAX as u64).all(|key| take(key, now).is_ok()));
         assert!(take(1 << 40, now).is_ok(), "the first of the others");
         assert!(take(1 << 41, now).is_err(), "they share one bucket");
-        assert!(limit.buckets.state.lock().expect("no panic").empty_at.len() <= RATE_KEYS_MAX + 1);
+        assert!(limit.buckets.state.lock().empty_at.len() <= RATE_KEYS_MAX + 1);
         let later = now + Duration::from_secs(61);
         assert!(take(1 << 41, later).is_ok() && take(1 << 42, later).is_ok(), "old ones are forgotten");
     }
