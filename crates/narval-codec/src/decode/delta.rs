@@ -7,7 +7,7 @@ use narval_nix::NarHash;
 use super::zstd::Zstd;
 use super::zstd_context::context_with_window;
 use super::{DecodeError, corrupt, truncated};
-use crate::delta::{DELTA_HEADER_LEN, header, window_log_max};
+use crate::delta::{DELTA_HEADER_LEN, delta_header, window_log_max};
 
 /// Reads a NAR from its delta.
 ///
@@ -30,7 +30,7 @@ impl<R: BufRead> DeltaDecoder<R> {
         let loaded = context.load_dictionary(&base);
         loaded.map_err(|code| DecodeError::Start("dcz", zstd_safe::get_error_name(code).to_owned()))?;
         drop(base);
-        Ok(Self { zstd: Zstd::with_context(source, context), expected: Some(header(base_hash)) })
+        Ok(Self { zstd: Zstd::with_context(source, context), expected: Some(delta_header(base_hash)) })
     }
 
     /// The source, at the position where the decoder stopped.
@@ -70,7 +70,8 @@ mod tests {
     use narval_nix::Sha256;
 
     use super::*;
-    use crate::encode::{is_delta_of, make_delta};
+    use crate::delta::DELTA_HEADER_LEN;
+    use crate::encode::{is_delta_of, make_delta, make_smallest_delta};
 
     /// Bytes that compress like programs do not: only the base helps.
     fn noise(len: usize, seed: u64) -> Vec<u8> {
@@ -134,6 +135,16 @@ mod tests {
         // Larger than the window that every client accepts.
         let nar = noise(9 << 20, 5);
         assert_eq!(make_delta((&base, &Sha256::of(&base)), &nar, usize::MAX >> 1).unwrap(), None);
+    }
+
+    #[test]
+    fn no_window_is_larger_than_receivers_accept() {
+        let (content, hash) = (vec![7; 8_000_001], Sha256::from_bytes([1; 32]));
+        let made = |base: &[u8], content: &[u8], len_max| make_smallest_delta((base, &hash), content, len_max).unwrap();
+        assert!(made(&content[..1000], &content, 1 << 20).is_none());
+        assert!(made(&content[..6_400_001], &content, 1 << 20).is_some());
+        assert!(made(&content[..1000], &content[1..], 1 << 20).is_some());
+        assert!(made(&content, &content, DELTA_HEADER_LEN - 1).is_none());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use narval_nix::{HashPart, NarHash};
 pub use memory::{DeltaMemory, Reserved};
 
 /// The length of the header: a magic number and the SHA-256 of the dictionary.
-pub(crate) const DELTA_HEADER_LEN: usize = 40;
+pub const DELTA_HEADER_LEN: usize = 40;
 /// The smallest NAR for which a delta is worth a request of its own.
 pub const DELTA_NAR_BYTES_MIN: u64 = 16 * 1024;
 /// The largest window of a delta, and so the largest NAR: RFC 9842 allows 128 MB.
@@ -33,7 +33,7 @@ const MAGIC: [u8; 8] = [0x5e, 0x2a, 0x4d, 0x18, 0x20, 0, 0, 0];
 
 /// The largest window that a receiver with a dictionary of this size (in bytes) must accept: 1.25 times the dictionary,
 /// but at least 8 MB and at most 128 MB.
-const fn window_max(base_size: u64) -> u64 {
+pub(crate) const fn window_max(base_size: u64) -> u64 {
     let window = base_size.saturating_add(base_size / 4);
     if window < WINDOW_MIN {
         WINDOW_MIN
@@ -73,7 +73,7 @@ pub fn delta_codings(base: &HashPart, base_hash: &NarHash, others: &[&str], wait
 }
 
 /// The header of a delta from this base.
-pub(crate) fn header(base: &NarHash) -> [u8; DELTA_HEADER_LEN] {
+pub fn delta_header(base: &NarHash) -> [u8; DELTA_HEADER_LEN] {
     let mut header = [0; DELTA_HEADER_LEN];
     let (magic, hash) = header.split_at_mut(MAGIC.len());
     magic.copy_from_slice(&MAGIC);

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 
 use narval_nix::{Compression, NarHash, Sha256Hasher};
 
-pub use delta::{DELTA_FORMAT, is_delta_of, make_delta};
+pub use delta::{DELTA_FORMAT, is_delta_of, make_delta, make_smallest_delta};
 pub use entry::write_nar;
 pub use frames::{EncodeError, FRAMES_AT_ONCE_MAX, FRAMES_FORMAT, FrameEncoder, Sink};
 

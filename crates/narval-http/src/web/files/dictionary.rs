@@ -21,8 +21,6 @@ pub(super) type DictionaryHash = [u8; 32];
 const DCZ_MAGIC: [u8; 8] = [0x5e, 0x2a, 0x4d, 0x18, 0x20, 0, 0, 0];
 /// The length of the header: the magic number and the hash.
 pub(super) const DCZ_HEADER_LEN: usize = DCZ_MAGIC.len() + size_of::<DictionaryHash>();
-/// The file name extension of deltas.
-pub(super) const DCZ_ENDING: &str = ".dcz";
 /// The length of an `Available-Dictionary` field: 44 characters of base64 between colons.
 const FIELD_LEN: usize = 46;
 /// The hexadecimal digits of a dictionary's hash in an entity tag.
@@ -38,8 +36,8 @@ pub(super) fn dcz_header(hash: &DictionaryHash) -> [u8; DCZ_HEADER_LEN] {
 }
 
 /// What is appended to a file's name for its delta: `.<SHA-256 of the dictionary>.dcz`.
-pub(super) fn delta_ending(hash: &DictionaryHash) -> String {
-    format!(".{}{DCZ_ENDING}", hex(hash))
+pub fn delta_ending(hash: &[u8; 32]) -> String {
+    format!(".{}.dcz", hex(hash))
 }
 
 /// Lower-case hexadecimal digits.
@@ -130,10 +128,10 @@ pub(super) fn use_as_dictionary(path: &Path, options: &SiteOptions) -> Option<He
             push_literal(&mut pattern, name);
         } else if !options.index.iter().any(|index| index == name) {
             match family(name) {
-                Some(family) => {
-                    push_literal(&mut pattern, family.before);
+                Some((before, after)) => {
+                    push_literal(&mut pattern, before);
                     pattern.push('*');
-                    push_literal(&mut pattern, family.after);
+                    push_literal(&mut pattern, after);
                 }
                 None => push_literal(&mut pattern, name),
             }

@@ -7,21 +7,21 @@ const OTHER_LEN_MIN: usize = 8;
 /// The longest hash.
 const LEN_MAX: usize = 64;
 
-/// What the names of all versions of a file have before and after the hash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Family<'a> {
-    pub(super) before: &'a str,
-    pub(super) after: &'a str,
-}
-
-/// The family of a file name; `None` if it has no hash, and its versions have the same name.
-pub(super) fn family(name: &str) -> Option<Family<'_>> {
+/// What the names of all versions of a file have before and after the hash; `None` if the name has none, and all versions
+/// have the same name.
+///
+/// ```
+/// use narval_http::files::family;
+///
+/// assert_eq!((family("app.3f2a9c.js"), family("app.js")), (Some(("app.", ".js")), None));
+/// ```
+pub fn family(name: &str) -> Option<(&str, &str)> {
     let stem_end = name.find('.').filter(|&dot| dot > 0)?;
     // The last part between two dots that is a hash.
     let dots: Vec<usize> = name.match_indices('.').map(|(at, _)| at).collect();
     for (&from, &to) in dots.iter().zip(dots.iter().skip(1)).rev() {
         if name.get(from + 1..to).is_some_and(is_hash) {
-            return Some(Family { before: name.get(..=from)?, after: name.get(to..)? });
+            return Some((name.get(..=from)?, name.get(to..)?));
         }
     }
     // The end of the part before the first dot. Hashes in base64url may contain a dash, so the usual length comes first.
@@ -30,7 +30,7 @@ pub(super) fn family(name: &str) -> Option<Family<'_>> {
     let dash = usual.filter(|&at| matches!(stem.as_bytes().get(at), Some(b'-' | b'_')));
     let dash = dash.or_else(|| stem.rfind('-').filter(|&at| at > 0))?;
     let is_family = stem.get(dash + 1..).is_some_and(is_hash);
-    is_family.then_some(Family { before: name.get(..=dash)?, after: name.get(stem_end..)? })
+    is_family.then_some((name.get(..=dash)?, name.get(stem_end..)?))
 }
 
 /// Whether a part of a name looks like a hash. A word is not one: it has no digit, and no capital after a small letter.
@@ -74,7 +74,7 @@ mod tests {
             ("ü.3f2a.é", Some(("ü.", ".é"))),
             ("", None),
         ] {
-            assert_eq!(family(name).map(|family| (family.before, family.after)), expected, "{name}");
+            assert_eq!(family(name), expected, "{name}");
         }
     }
 }

@@ -3,7 +3,7 @@ use std::fmt::Write;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY};
 use http::{HeaderValue, StatusCode};
@@ -11,6 +11,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rustix::fs::{AtFlags, Dir, FileType, statat};
 
 use crate::http1::accept::negotiate_media_type;
+use crate::http1::date::rfc_3339;
 use crate::http1::path::query_pairs;
 use crate::{Body, HeadRef, Response};
 
@@ -26,7 +27,7 @@ struct Entry {
     is_file: bool,
     name: OsString,
     size: u64,
-    modified_s: u64,
+    modified: SystemTime,
 }
 
 /// The listing of a folder as HTML or, for `Accept: application/json` and `?format=json`, as JSON.
@@ -74,11 +75,15 @@ fn read(folder: OwnedFd, hidden: bool) -> io::Result<(Vec<Entry>, bool)> {
             is_file: kind != FileType::Directory,
             name: OsString::from_vec(bytes.to_vec()),
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            modified_s: u64::try_from(stat.st_mtime).unwrap_or(0),
+            modified: modified(u64::try_from(stat.st_mtime).unwrap_or(0)),
         });
     }
     entries.sort_unstable();
     Ok((entries, false))
+}
+
+fn modified(second: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_secs(second)).unwrap_or(UNIX_EPOCH)
 }
 
 fn as_json(entries: &[Entry], cut: bool) -> String {
@@ -87,7 +92,7 @@ fn as_json(entries: &[Entry], cut: bool) -> String {
         .map(|entry| {
             let kind = if entry.is_file { "file" } else { "directory" };
             let name = entry.name.to_string_lossy();
-            let modified = httpdate_iso(entry.modified_s);
+            let modified = format!("{}Z", rfc_3339(entry.modified));
             let mut value = serde_json::json!({ "name": name, "type": kind, "mtime": modified, "href": href(entry) });
             if entry.is_file
                 && let Some(object) = value.as_object_mut()
@@ -114,7 +119,7 @@ fn as_html(path: &str, entries: &[Entry], cut: bool) -> String {
         let name = escape(&entry.name.to_string_lossy());
         let slash = if entry.is_file { "" } else { "/" };
         let size = if entry.is_file { human_size(entry.size) } else { String::new() };
-        let date = httpdate_iso(entry.modified_s);
+        let date = rfc_3339(entry.modified);
         let date = date.get(..16).unwrap_or_default().replace('T', " ");
         let kind = if entry.is_file { "" } else { " class=f" };
         let _ = writeln!(
@@ -219,23 +224,6 @@ fn human_size(bytes: u64) -> String {
     format!("{size:.1} {unit}")
 }
 
-/// `2026-11-20T12:34:56Z` from seconds since 1970 (the days-to-date steps are those of the proleptic Gregorian calendar).
-fn httpdate_iso(second: u64) -> String {
-    let time = UNIX_EPOCH.checked_add(Duration::from_secs(second)).unwrap_or(UNIX_EPOCH);
-    // "Fri, 20 Nov 2026 12:34:56 GMT"
-    let text = httpdate::fmt_http_date(time);
-    let mut words = text.split(' ').skip(1);
-    let day = words.next().unwrap_or_default();
-    let month = words.next().unwrap_or_default();
-    let month = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-        .iter()
-        .position(|name| *name == month)
-        .map_or(0, |index| index + 1);
-    let year = words.next().unwrap_or_default();
-    let clock = words.next().unwrap_or_default();
-    format!("{year}-{month:02}-{day}T{clock}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,7 +232,7 @@ mod tests {
     fn names_can_not_break_out_of_the_page() {
         assert_eq!(escape("<img src=x onerror='a'>&\""), "&lt;img src=x onerror=&#39;a&#39;&gt;&amp;&quot;");
         assert_eq!(escape("a\u{202e}b\nc"), "a\u{fffd}b\u{fffd}c");
-        let entry = Entry { is_file: true, name: "javascript:a\"b c".into(), size: 0, modified_s: 0 };
+        let entry = Entry { is_file: true, name: "javascript:a\"b c".into(), size: 0, modified: UNIX_EPOCH };
         assert_eq!(href(&entry), "./javascript%3Aa%22b%20c");
     }
 
@@ -253,7 +241,8 @@ mod tests {
         assert_eq!(human_size(999), "999 B");
         assert_eq!(human_size(1234), "1.2 kB");
         assert_eq!(human_size(999_999), "1.0 MB");
-        assert_eq!(httpdate_iso(1), "1970-01-01T00:00:01Z");
-        assert_eq!(httpdate_iso(1_795_000_000), "2026-11-18T11:06:40Z");
+        assert_eq!(rfc_3339(modified(1)), "1970-01-01T00:00:01");
+        assert_eq!(rfc_3339(modified(1_795_000_000)), "2026-11-18T11:06:40");
+        assert_eq!(rfc_3339(modified(u64::MAX)), "1970-01-01T00:00:00");
     }
 }

@@ -4,7 +4,7 @@ use http::HeaderValue;
 use mime_guess::mime;
 
 /// The `Content-Type` of a file by its name. Text has the charset UTF-8, which is almost always right.
-pub(super) fn of(path: &Path) -> HeaderValue {
+pub fn content_type(path: &Path) -> HeaderValue {
     let guess = match path.extension().and_then(|extension| extension.to_str()) {
         // Not in the table yet.
         Some("mjs") => return HeaderValue::from_static("text/javascript; charset=utf-8"),
@@ -65,7 +65,7 @@ mod tests {
             ("a", "application/octet-stream"),
             ("a.PNG", "image/png"),
         ] {
-            assert_eq!(of(Path::new(name)), expected, "{name}");
+            assert_eq!(content_type(Path::new(name)), expected, "{name}");
         }
         assert!(is_compressible("text/html; charset=utf-8") && is_compressible("image/svg+xml"));
         assert!(is_compressible("Application/JSON") && is_compressible("application/x-nix-nar"));

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! `folder` opens names beneath the root; `resource` is a file of the site with all its encodings; `cache` keeps
-//! resources for a moment; `answer` makes responses from them without accessing the disk. `precompress` makes
-//! encodings and deltas in advance; `dictionary` is what browsers and the server say about previous versions.
+//! resources for a moment; `answer` makes responses from them without accessing the disk. `dictionary` is what browsers
+//! and the server say about previous versions. Who makes encodings and deltas in advance names them by [`sidecar_ending`]
+//! and [`delta_ending`].
 
 mod answer;
 mod cache;
@@ -21,11 +22,12 @@ mod folder;
 mod listing;
 mod mime;
 mod options;
-mod precompress;
 mod resource;
 mod site;
 
-pub use mime::is_compressible;
+pub use dictionary::delta_ending;
+pub use family::family;
+pub use mime::{content_type, is_compressible};
 pub use options::{CacheRule, PathGlob, RuleError, SiteOptions};
-pub use precompress::{PREVIOUS_MAX, PrecompressOptions, Precompressed, precompress};
+pub use resource::sidecar_ending;
 pub use site::Site;

@@ -25,7 +25,7 @@ pub struct SiteOptions {
     /// `Cache-Control` by path; the first matching rule applies.
     pub cache_control: Vec<CacheRule>,
     /// The files that browsers keep as dictionaries for their later versions, and that are sent as deltas to browsers that
-    /// have such a dictionary (RFC 9842). [`precompress`](super::precompress) makes the deltas.
+    /// have such a dictionary (RFC 9842), named by [`delta_ending`](super::delta_ending).
     pub dictionaries: Vec<PathGlob>,
     /// Whether all TCP connections are encrypted. Others get deltas only on this machine.
     pub is_secure: bool,

@@ -15,7 +15,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::dictionary::{DCZ_HEADER_LEN, DictionaryHash, dcz_header, delta_ending, delta_etag, use_as_dictionary};
 use super::folder::{Folder, Found, Stamp, read_whole};
-use super::{SiteOptions, mime};
+use super::{SiteOptions, content_type};
 use crate::Prepared;
 use crate::http1::accept::Coding;
 use crate::http1::date;
@@ -25,8 +25,7 @@ use crate::http1::date;
 const MEMORY_FILE_BYTES_MAX: u64 = 32 * 1024;
 
 /// The encodings looked for beside a file, with their file name extensions.
-pub(super) const SIDECARS: [(Coding, &str); 3] =
-    [(Coding::Zstd, ".zst"), (Coding::Brotli, ".br"), (Coding::Gzip, ".gz")];
+const SIDECARS: [(Coding, &str); 3] = [(Coding::Zstd, ".zst"), (Coding::Brotli, ".br"), (Coding::Gzip, ".gz")];
 
 /// The field of RFC 9842 section 2.1.
 const USE_AS_DICTIONARY: HeaderName = HeaderName::from_static("use-as-dictionary");
@@ -82,7 +81,7 @@ impl Resource {
         let use_as_dictionary = use_as_dictionary(path, options);
         let last_modified = not_in_the_future(stamp.modified());
         let common = Common {
-            content_type: mime::of(path),
+            content_type: content_type(path),
             last_modified,
             cache_control: options.cache_control.iter().find_map(|rule| rule.value_for(path)),
             use_as_dictionary: use_as_dictionary.as_ref(),
@@ -223,7 +222,7 @@ impl Content {
 }
 
 /// The file name extension of an encoding; `None` for those that are never looked for.
-pub(super) fn sidecar_ending(coding: Coding) -> Option<&'static str> {
+pub fn sidecar_ending(coding: Coding) -> Option<&'static str> {
     SIDECARS.iter().find(|(have, _)| *have == coding).map(|(_, ending)| *ending)
 }
 

@@ -1,17 +1,18 @@
 //! `narval static`: serves the files of a folder over HTTP and HTTPS.
 
+mod compress;
+
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
-use narval_http::files::{CacheRule, PREVIOUS_MAX, PathGlob, PrecompressOptions, Site, SiteOptions, precompress};
+use narval_http::files::{CacheRule, PathGlob, Site, SiteOptions};
 use narval_http::semantics::accept::Coding;
 use narval_http::tls::PemPair;
 use narval_http::{Compression, Cors, DriverChoice, Handler, HeadRef, Limits, Method, Request, Response, Server, wrap};
 
+use self::compress::{PREVIOUS_MAX, Summary};
 use crate::args::client::OutputArgs;
 use crate::config::tables::tls;
 use crate::config::{AccessLog, Nested, Options, Proxies, Tls, saturated, size, table};
@@ -180,7 +181,7 @@ table! {
 /// An invalid option, a server that cannot start, or a file that cannot be compressed.
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Some(Command::Compress(args)) => compress(&args),
+        Some(Command::Compress(args)) => run_compress(args),
         None => serve(args.serve),
     }
 }
@@ -291,53 +292,44 @@ const SELF_SIGNED_SINCE: Duration = Duration::from_secs(24 * 3600);
 /// certificate.
 const SELF_SIGNED_FOR: Duration = Duration::from_secs(396 * 24 * 3600);
 
-fn compress(args: &CompressArgs) -> Result<(), Failure> {
+fn run_compress(args: CompressArgs) -> Result<(), Failure> {
     if args.previous.len() > PREVIOUS_MAX {
         return Err(Failure::usage(format!("option --previous: at most {PREVIOUS_MAX} previous releases")));
     }
-    let threads = args.jobs.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZero::<usize>::MIN);
     let codings = args.forms.iter().map(|form| match form {
         Form::Zstd => Coding::Zstd,
         Form::Br => Coding::Brotli,
         Form::Gzip => Coding::Gzip,
     });
-    let options = PrecompressOptions {
-        into: args.into.clone(),
+    let site = compress::Site {
+        root: args.folder,
+        into: args.into,
         codings: codings.collect(),
-        threads,
-        previous: args.previous.clone(),
+        threads: args.jobs.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZero::<usize>::MIN),
+        previous: args.previous,
     };
     let output = OutputArgs { quiet: false, json: false };
     let (done, ended) = watched(output, ("files that are complete are kept", "continues"), |work| {
-        let begun = Once::new();
-        let done = precompress(&args.folder, &options, |_, total| {
-            begun.call_once(|| work.begin("compressing", "files", total, 0));
-            work.count(1);
-        });
-        done.map_err(Failure::runtime)
+        compress::compress(&site, work).map_err(Failure::runtime)
     })?;
     ended?;
-    print_summary(&args.folder, !args.previous.is_empty(), &done);
+    print_summary(&site.root, !site.previous.is_empty(), &done);
     Ok(())
 }
 
-fn print_summary(folder: &Path, has_previous: bool, done: &narval_http::files::Precompressed) {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+fn print_summary(folder: &Path, has_previous: bool, done: &Summary) {
     out!(
         "{}: {} compressible files ({:.1} MB): {} encodings written ({:.1} MB), {} up to date, {} would not be smaller",
         folder.display(),
-        get(&done.files),
-        get(&done.file_bytes) as f64 / 1e6,
-        get(&done.made),
-        get(&done.made_bytes) as f64 / 1e6,
-        get(&done.fresh),
-        get(&done.larger),
+        done.files,
+        done.file_bytes as f64 / 1e6,
+        done.made,
+        done.made_bytes as f64 / 1e6,
+        done.fresh,
+        done.larger,
     );
     if has_previous {
-        out!(
-            "deltas from previous releases: {} written ({:.3} MB)",
-            get(&done.deltas),
-            get(&done.delta_bytes) as f64 / 1e6
-        );
+        let megabytes = done.delta_bytes as f64 / 1e6;
+        out!("deltas from previous releases: {} written ({megabytes:.3} MB)", done.deltas);
     }
 }
