@@ -79,7 +79,7 @@ pub mod codecs {
 
 pub use bytes::Bytes;
 pub use http::{Extensions, HeaderName, HeaderValue, Method, StatusCode, Version, header};
-pub use http1::head_parts::{HeadParts, HeadRef, Span};
+pub use http1::head_parts::{HandedOver, HeadParts, HeadRef, Span};
 pub use http1::response_head::Prepared;
 pub use io::listen::{Listen, ListenAddress, OpenedListener};
 pub use io::unsafe_calls::give_back_large_blocks;

@@ -87,14 +87,16 @@ impl Handler for Caches {
     }
 
     fn handle(&self, request: Request) -> Response {
-        if self.is_one {
-            return self.root.handle(request);
-        }
-        let found = self.find(&request.head());
-        match found {
-            Found::Cache(service, at) => service.handle_at(request, at),
-            Found::Nobody(name) => self.root.handle_nobody(request, &name),
-        }
+        Service::answer_resolved(request, |request| {
+            if self.is_one {
+                return self.root.handle_unresolved(request);
+            }
+            let found = self.find(&request.head());
+            match found {
+                Found::Cache(service, at) => service.handle_at(request, at),
+                Found::Nobody(name) => self.root.handle_nobody(request, &name),
+            }
+        })
     }
 }
 
@@ -147,7 +149,34 @@ pub(crate) fn no_cache(name: &str) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
+
+    use std::sync::Arc;
+
+    use narval_store::{LocalStore, Store, StoreConfig};
+
     use super::*;
+    use crate::{Config, Face};
+
+    /// A request is resolved once: what answers it is what the shard found, though the caches were replaced since.
+    #[test]
+    fn a_worker_takes_what_the_shard_has_resolved() {
+        let service = || {
+            let folder = tempfile::tempdir().unwrap();
+            let config = StoreConfig::for_root(folder.path()).unwrap();
+            LocalStore::open(config.clone()).unwrap();
+            (Service::new(Config::new(Face::Narval), Store::new(config)).unwrap(), folder)
+        };
+        let ((root, _root), (team, _team)) = (service(), service());
+        let metrics = Arc::clone(&team.shared.origins.metrics);
+        let before = Caches::new(root.clone()).at_path(&CacheName::parse("team").unwrap(), team);
+        let head = "GET /team/00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo HTTP/1.1\r\nHost: cache\r\n\r\n";
+        let request = Request::parse(head, "").unwrap();
+        assert!(before.inline(&request.head()).is_none());
+        assert_eq!(Caches::new(root).handle(request).status(), 404);
+        // The cache that was replaced has looked it up.
+        assert_eq!(metrics.narinfo_memo_misses.get(), 1);
+    }
 
     #[test]
     fn hosts_without_ports() {

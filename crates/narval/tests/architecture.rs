@@ -308,6 +308,26 @@ fn the_ways_through_the_engine_are_as_short_as_the_page_says() {
     }
 }
 
+/// Each of the five ways passes through files that exist, none of them twice, and no more than a newcomer can follow.
+#[test]
+fn the_five_ways_are_as_short_as_the_page_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap();
+    let page = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
+    let table = page.split("| way | files | deciding files |\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let (places, most) = (places(), [9, 9, 10, 12, 5]);
+    let rows: Vec<_> = table.lines().skip(1).collect();
+    assert_eq!(rows.len(), most.len());
+    for (row, most) in rows.into_iter().zip(most) {
+        let cells: Vec<_> = row.trim_end_matches(" |").rsplitn(3, " | ").collect();
+        let files: Vec<_> = cells[1].split('`').skip(1).step_by(2).collect();
+        let missing: Vec<_> = files.iter().filter(|file| !places.contains(&format!("/{file}"))).collect();
+        assert!(missing.is_empty(), "{row}: {missing:?}");
+        assert_eq!(files.iter().collect::<BTreeSet<_>>().len(), files.len(), "{row}: a file stands twice");
+        assert_eq!(cells[0], files.len().to_string(), "{row}");
+        assert!(files.len() <= most, "{row}: at most {most}");
+    }
+}
+
 /// The methods of a connection that other parts of the crate may call, without those of tests.
 fn methods(text: &str) -> BTreeSet<String> {
     let lines: Vec<_> = text.lines().collect();

@@ -10,7 +10,7 @@ use http::{Method, StatusCode, Version};
 use memchr::{memchr, memchr_iter};
 
 use super::ProtoError;
-use super::head_parts::{HeadParts, Span};
+use super::head_parts::{HandedOver, HeadParts, Span};
 
 pub use crate::limits::{FIELDS_MAX, HeadLimits};
 
@@ -218,7 +218,16 @@ fn parse_complete(
         None if version == Version::HTTP_11 => return Err(ProtoError::bad_request("the Host field is missing")),
         None => authority,
     };
-    let parts = HeadParts { method, version, target: target_span, path, query, host, fields };
+    let parts = HeadParts {
+        method,
+        version,
+        target: target_span,
+        path,
+        query,
+        host,
+        fields,
+        handed_over: HandedOver::default(),
+    };
     Ok(ParsedHead {
         framing: seen.framing(version)?,
         keep_alive: !seen.close && (version == Version::HTTP_11 || seen.keep_alive),

@@ -1,4 +1,7 @@
+use std::any::Any;
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use http::{Method, Version};
@@ -38,6 +41,39 @@ pub struct HeadParts {
     pub host: Option<Span>,
     /// The field lines in the order sent: name (as sent) and value (outer white space removed).
     pub fields: Vec<(Span, Span)>,
+    /// What `inline` found out about the request; see [`HeadRef::hand_over`].
+    pub handed_over: HandedOver,
+}
+
+/// What a handler's `inline` leaves for its `handle`; at first nothing.
+#[derive(Default)]
+pub struct HandedOver(OnceLock<Box<dyn Any + Send + Sync>>);
+
+impl HandedOver {
+    pub(crate) fn take<T: Any>(&mut self) -> Option<Box<T>> {
+        self.0.take()?.downcast().ok()
+    }
+
+    /// Drops what an earlier request has left in a head that is used again.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        if self.0.get().is_some() {
+            self.0 = OnceLock::new();
+        }
+    }
+}
+
+/// A copy of a head has nothing to hand over: one party gets it.
+impl Clone for HandedOver {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl fmt::Debug for HandedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandedOver").finish_non_exhaustive()
+    }
 }
 
 /// A borrowed view of a request's head.
@@ -52,6 +88,13 @@ impl<'a> HeadRef<'a> {
     /// A view of `parts`, which were parsed from `buf`. The target and the field names must have been checked to be ASCII.
     pub fn new(buf: &'a [u8], parts: &'a HeadParts, remote: &'a Remote) -> Self {
         Self { buf, parts, remote }
+    }
+
+    /// Leaves a value for the worker that answers this request, which [takes](crate::Request::handed_over) it. For
+    /// [`inline`](crate::Handler::inline): what it has found out need not be found out again. Only the first value is kept.
+    pub fn hand_over<T: Any + Send + Sync>(&self, value: T) {
+        // The first one stays: that is what the documentation says.
+        let _ = self.parts.handed_over.0.set(Box::new(value));
     }
 
     /// The request method.

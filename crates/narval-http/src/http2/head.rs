@@ -7,7 +7,7 @@ use http::{Method, StatusCode, Version};
 use crate::http1::ProtoError;
 use crate::http1::head::{FIELDS_MAX, Framing, HeadLimits, ParsedHead, Target, content_length, is_host, is_token_byte};
 use crate::http2::hpack::Field;
-use crate::{HeadParts, Span};
+use crate::{HandedOver, HeadParts, Span};
 
 /// Why a header list is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,6 +208,7 @@ impl HeadBuilder {
             query: parsed.query,
             host: Some(host),
             fields: std::mem::take(&mut self.fields),
+            handed_over: HandedOver::default(),
         };
         let expect_continue = self.expect_continue && framing != Framing::None;
         Ok(ParsedHead { parts, head_len: self.bytes.len(), framing, keep_alive: true, expect_continue })

@@ -192,7 +192,7 @@ pub(crate) mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::{HeadParts, Peer, Request, RequestBody, Span};
+    use crate::{HandedOver, HeadParts, Peer, Request, RequestBody, Span};
 
     /// A request with these field lines.
     pub(crate) fn request(method: Method, fields: &[(&str, &str)]) -> Request {
@@ -205,7 +205,16 @@ pub(crate) mod tests {
         let target = push("/socket");
         let host = fields.iter().find(|(name, _)| *name == "Host").map(|(_, value)| push(value));
         let fields = fields.iter().map(|(name, value)| (push(name), push(value))).collect();
-        let parts = HeadParts { method, version: Version::HTTP_11, target, path: target, query: None, host, fields };
+        let parts = HeadParts {
+            method,
+            version: Version::HTTP_11,
+            target,
+            path: target,
+            query: None,
+            host,
+            fields,
+            handed_over: HandedOver::default(),
+        };
         Request::new(Bytes::from(buf), parts, Peer::Unix, RequestBody::default())
     }
 

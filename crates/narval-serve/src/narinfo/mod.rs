@@ -1,4 +1,5 @@
-//! Narinfos: rendered and signed from path infos, and remembered.
+//! Narinfos: looked up in the sources, rendered and signed, and remembered.
 
 pub(crate) mod memo;
 pub(crate) mod render;
+pub(crate) mod sources;

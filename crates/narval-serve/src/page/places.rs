@@ -7,7 +7,7 @@ use narval_nix::{PublicKey, StoreDir};
 use narval_store::Store;
 
 use crate::nar::plan::Planner;
-use crate::routes::narinfo::Narinfos;
+use crate::narinfo::sources::Narinfos;
 
 /// The sources that the page shows.
 #[derive(Debug)]

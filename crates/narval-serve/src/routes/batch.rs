@@ -10,9 +10,9 @@ use narval_http::{Body, BodySource, Fill, HeaderValue, Method, Request, Response
 use narval_nix::{ClosureWalk, HashPart};
 use zstd::stream::write::Encoder;
 
-use super::narinfo::Narinfos;
 use crate::error::ServeError;
 use crate::narinfo::memo::{Answer, Present};
+use crate::narinfo::sources::Narinfos;
 
 /// The key in `nix-cache-info` that tells clients where batch lookups are answered.
 pub(crate) const CACHE_INFO_KEY: &str = "BatchLookup";

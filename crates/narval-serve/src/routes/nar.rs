@@ -41,7 +41,7 @@ impl Nars {
     /// Answers from memory, on the shard.
     #[inline]
     pub(crate) fn inline(&self, head: &HeadRef<'_>, route: &NarRoute<'_>) -> Option<Response> {
-        let nar_hash = route.nar_hash.filter(|_| is_plain(head))?;
+        let nar_hash = route.nar_hash.as_deref().filter(|_| is_plain(head))?;
         if self.deltas.is_some() && Asked::is_possible(head) {
             return None;
         }
@@ -284,7 +284,7 @@ fn asks_for_zstd(head: &HeadRef<'_>) -> bool {
 /// The NAR hash in nix32, if the URL names that one or none.
 fn check_hash(route: &NarRoute<'_>, nar_hash: &NarHash) -> Result<String, ServeError> {
     let nar_hash = nar_hash.to_nix32();
-    match route.nar_hash {
+    match route.nar_hash.as_deref() {
         Some(asked) if asked != nar_hash => Err(ServeError::OtherNarHash),
         _ => Ok(nar_hash),
     }

@@ -1,34 +1,15 @@
-//! `/<hash part>.narinfo`: from memory on the shard, else on a worker from the sources in order: the live store, the cache
-//! that is written, the upstreams.
+//! `/<hash part>.narinfo`: from memory on the shard, else of what a worker has read ([`Narinfos::read`]).
 
 use std::sync::Arc;
 
-use narval_client::trace::{self, Work};
 use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
-use narval_nix::{HashPart, SecretKey};
-use narval_store::{Stamp, Store};
+use narval_nix::HashPart;
 
 use crate::Face;
-use crate::error::ServeError;
-use crate::metrics::Metrics;
-use crate::nar::damaged::DamagedPaths;
-use crate::nar::zstd::NarCache;
-use crate::narinfo::memo::{Answer, Memo};
-use crate::narinfo::render::{present, render};
+use crate::narinfo::memo::Answer;
+use crate::narinfo::sources::Narinfos;
 use crate::prepared::prepared;
-use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::written::narinfo::WrittenNarinfos;
-
-/// The narinfos of all sources.
-#[derive(Debug)]
-pub(crate) struct Narinfos {
-    pub(crate) live: Option<LiveNarinfos>,
-    pub(crate) written: Option<Arc<WrittenNarinfos>>,
-    pub(crate) upstream: Option<UpstreamNarinfos>,
-    /// The answer for absent paths.
-    pub(crate) absent: Arc<Prepared>,
-}
 
 impl Narinfos {
     /// Answers from memory, on the shard.
@@ -47,79 +28,9 @@ impl Narinfos {
         Some(self.respond(head, answer))
     }
 
-    /// Answers on a worker: the shard did not find it in memory.
-    pub(crate) fn answer(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
-        let answer = match (&self.live, &self.written, &self.upstream) {
-            (Some(live), None, None) => live.read(hash_part)?,
-            (None, Some(written), None) => written.read(hash_part)?,
-            _ => self.look_up(hash_part)?,
-        };
-        Ok(self.respond(head, answer))
-    }
-
-    /// Answers on a worker from the writable cache alone.
-    pub(crate) fn answer_own(&self, head: &HeadRef<'_>, hash_part: HashPart) -> Result<Response, ServeError> {
-        let answer = match &self.written {
-            Some(written) => written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok)?,
-            None => Answer::Absent,
-        };
-        Ok(self.respond(head, answer))
-    }
-
-    /// Looks up the narinfo of a hash part: in each source first in memory, then by reading it.
-    pub(crate) fn look_up(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        let answer = self.look_up_own(hash_part)?;
-        match (&answer, &self.upstream) {
-            (Answer::Absent, Some(upstream)) => {
-                upstream.remembered(&hash_part).map_or_else(|| upstream.read(hash_part), Ok)
-            }
-            _ => Ok(answer),
-        }
-    }
-
-    /// As [`look_up`](Self::look_up), for the page: viewing a path is no use of it, and does not prefetch its closure.
-    pub(crate) fn look_at(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        let answer = self.own(hash_part, |written| written.look_at(&hash_part))?;
-        match (&answer, &self.upstream) {
-            (Answer::Absent, Some(upstream)) => {
-                upstream.remembered(&hash_part).map_or_else(|| upstream.look_at(&hash_part), Ok)
-            }
-            _ => Ok(answer),
-        }
-    }
-
-    /// As [`look_up`](Self::look_up), but only with what is kept of the upstreams: a presence check causes no fetches.
-    pub(crate) fn look_up_here(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        let answer = self.look_up_own(hash_part)?;
-        Ok(match (&answer, &self.upstream) {
-            (Answer::Absent, Some(upstream)) => upstream.kept(&hash_part),
-            _ => answer,
-        })
-    }
-
-    /// Looks up the live store and the writable cache.
-    fn look_up_own(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        self.own(hash_part, |written| written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok))
-    }
-
-    fn own(
-        &self,
-        hash_part: HashPart,
-        of_cache: impl FnOnce(&WrittenNarinfos) -> Result<Answer, ServeError>,
-    ) -> Result<Answer, ServeError> {
-        let mut answer = Answer::Absent;
-        if let Some(live) = &self.live {
-            answer = live.remembered(&hash_part).map_or_else(|| live.read(hash_part), Ok)?;
-        }
-        if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
-            answer = of_cache(written)?;
-        }
-        Ok(answer)
-    }
-
     /// The answer to one request.
     #[inline]
-    fn respond(&self, head: &HeadRef<'_>, answer: Answer) -> Response {
+    pub(crate) fn respond(&self, head: &HeadRef<'_>, answer: Answer) -> Response {
         let present = match answer {
             Answer::Absent => return Arc::clone(&self.absent).into(),
             Answer::Present(present) => present,
@@ -135,59 +46,6 @@ impl Narinfos {
             }
         }
         Response::within(present)
-    }
-}
-
-/// The narinfos of a live store.
-#[derive(Debug)]
-pub(crate) struct LiveNarinfos {
-    pub(crate) face: Face,
-    pub(crate) sign_keys: Vec<SecretKey>,
-    pub(crate) store: Arc<Store>,
-    pub(crate) memo: Arc<Memo<Stamp>>,
-    pub(crate) damaged: Arc<DamagedPaths>,
-    pub(crate) compressed: Option<Arc<NarCache>>,
-    pub(crate) metrics: Arc<Metrics>,
-}
-
-impl LiveNarinfos {
-    #[inline]
-    fn remembered(&self, hash_part: &HashPart) -> Option<Answer> {
-        let answer = self.memo.get(self.store.stamp()?, hash_part)?;
-        self.metrics.narinfo_memo_hits.inc();
-        Some(answer)
-    }
-
-    /// Reads the path info from the store, renders and signs it, and remembers the answer.
-    fn read(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        self.metrics.narinfo_memo_misses.inc();
-        // Before the database is read: what is remembered can only be newer than its stamp says.
-        let stamp = self.store.stamp();
-        let span = trace::begin(Work::DatabaseRead, || "path info".to_owned());
-        let info = self.store.path_info_by_hash_part(&hash_part)?;
-        drop(span);
-        let real_path = info.as_ref().map(|info| (info.nar_hash, self.store.real_path(&info.path)));
-        let is_damaged = || real_path.as_ref().is_some_and(|(hash, path)| self.damaged.has(hash_part, hash, path));
-        let answer = match &info {
-            None => Answer::Absent,
-            // Not remembered: repairing a path does not change the database.
-            Some(_) if is_damaged() => return Ok(Answer::Absent),
-            Some(info) => {
-                let compressed = self.compressed.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
-                let compressed = compressed.map(|stored| (stored.file_hash, stored.file_size));
-                let text = render(self.face, &self.sign_keys, self.store.store_dir(), hash_part, info, compressed)?;
-                Answer::Present(Arc::new(present(self.face, text)))
-            }
-        };
-        if let Some(stamp) = stamp {
-            self.memo.insert(stamp, hash_part, answer.clone());
-            // Another thread may have recorded the damage since it was looked for; the narinfo would stay remembered.
-            if is_damaged() {
-                self.memo.forget(&hash_part);
-                return Ok(Answer::Absent);
-            }
-        }
-        Ok(answer)
     }
 }
 

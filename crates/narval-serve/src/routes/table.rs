@@ -75,9 +75,16 @@ pub(crate) struct NarRoute<'a> {
     /// The hash part of the store path.
     pub(crate) hash_part: HashPart,
     /// The NAR hash in the URL, as sent; the legacy dialect has none.
-    pub(crate) nar_hash: Option<&'a str>,
+    pub(crate) nar_hash: Option<Cow<'a, str>>,
     /// Whether the compressed NAR is asked for (`.nar.zst`).
     pub(crate) zstd: bool,
+}
+
+impl NarRoute<'_> {
+    /// The same, without its request.
+    pub(crate) fn into_owned(self) -> NarRoute<'static> {
+        NarRoute { nar_hash: self.nar_hash.map(|hash| hash.into_owned().into()), ..self }
+    }
 }
 
 /// The push protocol: `docs/push-protocol.md`.
@@ -121,22 +128,30 @@ pub(crate) const LISTING: &str = ".ls";
 const PATH_LEN_MAX: usize = 2048;
 
 impl<'a> Route<'a> {
-    /// Reads a decoded path and the query of a request. The most frequent routes come first.
-    #[inline]
+    /// Reads a decoded path and the query of a request.
     pub(crate) fn parse(face: Face, path: &'a str, query: Option<&'a str>) -> Self {
-        let Some(path) = path.strip_prefix('/') else { return Self::Unknown };
+        if let Some(route) = Self::frequent(face, path, query) {
+            return route;
+        }
+        match path.strip_prefix('/') {
+            Some(path) if path.len() <= PATH_LEN_MAX => others(face, path),
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The same for the routes that shards look at.
+    #[inline]
+    pub(crate) fn frequent(face: Face, path: &'a str, query: Option<&'a str>) -> Option<Self> {
+        let path = path.strip_prefix('/')?;
         if let Some(stem) = path.strip_suffix(NARINFO)
             && let Ok(hash_part) = HashPart::parse(stem.as_bytes())
         {
-            return Self::NarInfo(hash_part);
+            return Some(Self::NarInfo(hash_part));
         }
         if let Some(file) = path.strip_prefix("nar/") {
-            return nar(face, file, query);
+            return Some(nar(face, file, query));
         }
-        if path == "nix-cache-info" {
-            return Self::CacheInfo;
-        }
-        if path.len() > PATH_LEN_MAX { Self::Unknown } else { others(face, path) }
+        (path == "nix-cache-info").then_some(Self::CacheInfo)
     }
 
     /// How requests for it are counted.
@@ -261,8 +276,8 @@ fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
     let parsed = match stem.len() {
         85 => stem
             .split_once('-')
-            .and_then(|(hash, nar_hash)| Some((HashPart::parse(hash.as_bytes()).ok()?, Some(nar_hash)))),
-        52 => hash_of_query(query).map(|hash_part| (hash_part, Some(stem))),
+            .and_then(|(hash, nar_hash)| Some((HashPart::parse(hash.as_bytes()).ok()?, Some(nar_hash.into())))),
+        52 => hash_of_query(query).map(|hash_part| (hash_part, Some(stem.into()))),
         32 => HashPart::parse(stem.as_bytes()).ok().map(|hash_part| (hash_part, None)),
         _ => None,
     };
@@ -325,7 +340,7 @@ mod tests {
     }
 
     fn nar_route(nar_hash: Option<&'static str>) -> Route<'static> {
-        Route::Nar(NarRoute { hash_part: hash(), nar_hash, zstd: false })
+        Route::Nar(NarRoute { hash_part: hash(), nar_hash: nar_hash.map(Cow::Borrowed), zstd: false })
     }
 
     #[test]
@@ -336,7 +351,7 @@ mod tests {
         assert_eq!(both(&format!("/nar/{HASH}.nar"), None), nar_route(None));
         assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some(&format!("hash={HASH}"))), nar_route(Some(NAR_HASH)));
         assert_eq!(both(&format!("/nar/{NAR_HASH}.nar"), Some(&format!("a=b&hash={HASH}"))), nar_route(Some(NAR_HASH)));
-        let zstd = Route::Nar(NarRoute { hash_part: hash(), nar_hash: Some(NAR_HASH), zstd: true });
+        let zstd = Route::Nar(NarRoute { hash_part: hash(), nar_hash: Some(NAR_HASH.into()), zstd: true });
         assert_eq!(both(&format!("/nar/{HASH}-{NAR_HASH}.nar.zst"), None), zstd);
         let log = Route::Log(StorePath::parse(&format!("{HASH}-a+b?=.drv")).unwrap());
         assert_eq!(both(&format!("/log/{HASH}-a+b%3F%3d.drv"), None), log);

@@ -24,7 +24,9 @@ impl Shared {
     ) -> Result<Response, ServeError> {
         let small = |kind, name: &str| small::answer(&written.cache, kind, name);
         match route {
-            Route::NarInfo(hash_part) => self.narinfos.answer_own(&request.head(), hash_part),
+            Route::NarInfo(hash_part) => {
+                Ok(self.narinfos.respond(&request.head(), self.narinfos.of_written(hash_part)?))
+            }
             Route::Listing(hash_part) => small(SmallKind::Listing, hash_part.as_str()),
             Route::Log(path) => small(SmallKind::Log, path.base_name()),
             Route::BuildTrace(key) => {
@@ -40,7 +42,7 @@ impl Shared {
     pub(super) fn read(&self, route: Route<'_>, request: Request) -> Result<Response, ServeError> {
         let head = request.head();
         match route {
-            Route::NarInfo(hash_part) => self.narinfos.answer(&head, hash_part),
+            Route::NarInfo(hash_part) => Ok(self.narinfos.respond(&head, self.narinfos.read(hash_part)?)),
             Route::Nar(route) => self.nar(&route, &head),
             Route::UpstreamNar(name) => upstream::nar::answer(
                 self.origins.upstream.as_ref().ok_or(ServeError::NoRoute)?,
@@ -125,7 +127,7 @@ impl Shared {
     /// A NAR of the live store, or else of the upstreams, whose names may look the same.
     fn nar(&self, route: &NarRoute<'_>, head: &HeadRef<'_>) -> Result<Response, ServeError> {
         let answer = self.origins.live.as_ref().map_or(Err(ServeError::NoPath), |live| live.nars.answer(head, route));
-        match (answer, &self.origins.upstream, route.nar_hash) {
+        match (answer, &self.origins.upstream, route.nar_hash.as_deref()) {
             (Err(ServeError::NoPath | ServeError::OtherNarHash), Some(upstreams), Some(hash)) => {
                 let extension = if route.zstd { ".nar.zst" } else { ".nar" };
                 let name = format!("{}-{hash}{extension}", route.hash_part);

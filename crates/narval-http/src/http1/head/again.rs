@@ -7,7 +7,7 @@
 use http::{Method, Version};
 
 use super::{Framing, HeadLimits, ParsedHead, has_bad_byte, path_and_query, span_in};
-use crate::http1::head_parts::{HeadParts, Span};
+use crate::http1::head_parts::{HandedOver, HeadParts, Span};
 
 /// Most bytes kept of what follows the target. Browsers send 500 to 900.
 const REST_MAX: usize = 2048;
@@ -114,6 +114,7 @@ impl LastHead {
         parts.version = self.version;
         (parts.target, parts.path, parts.query) = (span, path, query);
         parts.host = self.host.as_ref().map(shift);
+        parts.handed_over.clear();
         head.head_len = head_len;
         head.framing = Framing::None;
         (head.keep_alive, head.expect_continue) = (self.keep_alive, self.expect_continue);
@@ -132,6 +133,7 @@ fn blank() -> ParsedHead {
             query: None,
             host: None,
             fields: Vec::new(),
+            handed_over: HandedOver::default(),
         },
         head_len: 0,
         framing: Framing::None,

@@ -2,6 +2,7 @@ pub(crate) mod form_values;
 pub(crate) mod path_params;
 mod query;
 
+use std::any::Any;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -90,6 +91,37 @@ impl Request {
     /// A view of the head.
     pub fn head(&self) -> HeadRef<'_> {
         HeadRef::new(&self.head, &self.parts, &self.remote)
+    }
+
+    /// Takes what the handler's `inline` has [handed over](HeadRef::hand_over), if it is of this type.
+    ///
+    /// ```
+    /// use narval_http::{Handler, HeadRef, Request, Response, StatusCode};
+    ///
+    /// struct Articles;
+    ///
+    /// impl Handler for Articles {
+    ///     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
+    ///         let number: u64 = head.path().strip_prefix("/articles/")?.parse().ok()?;
+    ///         head.hand_over(number);
+    ///         None
+    ///     }
+    ///
+    ///     fn handle(&self, mut request: Request) -> Response {
+    ///         match request.handed_over::<u64>() {
+    ///             Some(number) => Response::text(StatusCode::OK, format!("article {number}\n")),
+    ///             None => Response::new(StatusCode::NOT_FOUND),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let mut request = Request::parse("GET /articles/7 HTTP/1.1\r\nHost: h\r\n\r\n", "")?;
+    /// assert!(Articles.inline(&request.head()).is_none());
+    /// assert_eq!(Articles.handle(request).status(), StatusCode::OK);
+    /// # Ok::<(), narval_http::Reject>(())
+    /// ```
+    pub fn handed_over<T: Any>(&mut self) -> Option<Box<T>> {
+        self.parts.handed_over.take()
     }
 
     /// Copies what a [`HeadRef`] needs, so that the head can be used after the request was passed on.
