@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::files::{Source, compressible, is_of_time, named, walk, with_ending};
 use super::place::{clean, is_unfinished, place, remove_if_there};
-use super::{Site, Summary};
+use super::site::{Site, Summary};
 
 /// The largest file and the largest dictionary, in bytes: one of each is in memory for each thread.
 const DELTA_FILE_BYTES_MAX: u64 = 32 << 20;

@@ -3,11 +3,11 @@
 mod delta;
 mod files;
 mod place;
+mod site;
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
-use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flate2::write::GzEncoder;
 use narval_files::Work;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use delta::Deltas;
 use files::{Source, is_of_time, named, with_ending};
 use place::{Limited, place};
+pub(super) use site::{Site, Summary};
 
 /// The maximum number of previous releases, and so of deltas per file.
 pub(super) const PREVIOUS_MAX: usize = 8;
@@ -26,37 +27,6 @@ const BROTLI_QUALITY: u32 = 11;
 const BROTLI_WINDOW_BITS: u32 = 22;
 /// zstd's highest level whose window every browser must support (RFC 8878 section 3.1.1.1.2: 8 MiB).
 const ZSTD_LEVEL: i32 = 19;
-
-/// What to make.
-pub(super) struct Site {
-    pub(super) root: PathBuf,
-    /// The folder for the encodings; `None` puts them beside the files.
-    pub(super) into: Option<PathBuf>,
-    pub(super) codings: Vec<Coding>,
-    /// How many files are compressed at the same time.
-    pub(super) threads: NonZero<usize>,
-    /// The folders of previous releases: deltas are made from their files to those that differ, for clients that have them
-    /// (RFC 9842).
-    pub(super) previous: Vec<PathBuf>,
-}
-
-/// What was made, in files, encodings and bytes.
-#[derive(Debug, Default)]
-pub(super) struct Summary {
-    /// Files of a compressible type.
-    pub(super) files: u64,
-    pub(super) file_bytes: u64,
-    /// Encodings that were written.
-    pub(super) made: u64,
-    pub(super) made_bytes: u64,
-    /// Deltas that were written.
-    pub(super) deltas: u64,
-    pub(super) delta_bytes: u64,
-    /// Encodings that existed already and are as new as the file.
-    pub(super) fresh: u64,
-    /// Encodings that would not have been smaller.
-    pub(super) larger: u64,
-}
 
 /// Writes the encodings of all compressible files of a folder, if they are smaller, each with the modification time of
 /// its source.
