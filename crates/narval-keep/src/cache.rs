@@ -23,6 +23,9 @@ const QUESTION_MAX: usize = 1 << 20;
 /// Paths whose retention ends sooner than this might be collected soon, in seconds: their uses are recorded before they are answered.
 const DAY: u64 = 24 * 60 * 60;
 
+/// The most files that are looked for by one name.
+const FOUND_MAX: usize = 3;
+
 /// The number of paths read from the index at a time.
 const LIST_STEP: usize = 4096;
 
@@ -227,11 +230,7 @@ impl Cache {
     /// # Errors
     /// If the index fails.
     pub fn nar_head(&self, name: &str) -> Result<Option<NarHead>, Refusal> {
-        let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
-        let name = parsed.to_string();
-        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(None) };
-        let is_there = self.files().is_placed(self.index(), self.id(), &name, &nar)?;
-        Ok(Some(NarHead::new(&nar)).filter(|_| is_there))
+        Ok(self.stored(name)?.map(|(_, nar)| NarHead::new(&nar)))
     }
 
     /// The bytes of a NAR by its name below `nar/`; see [`nar_file`](Self::nar_file). In a bucket, they may be on their way, and with
@@ -240,7 +239,7 @@ impl Cache {
     /// # Errors
     /// See [`nar_file`](Self::nar_file).
     pub fn nar(&self, name: &str, redirect: Redirect) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
-        self.find_nar(name, |name, nar| match self.files().elsewhere(nar, redirect) {
+        self.find_nar(name, |name, nar| match self.files().elsewhere(name, nar, redirect) {
             Some(address) => Ok(Some(NarBytes::Elsewhere(address))),
             None => self.files().nar(name, nar, Asker::Client),
         })
@@ -258,16 +257,19 @@ impl Cache {
     fn find_nar<T>(
         &self,
         name: &str,
-        open: impl FnOnce(&str, &NarRecord) -> io::Result<Option<T>>,
+        open: impl Fn(&str, &NarRecord) -> io::Result<Option<T>>,
     ) -> Result<Option<(NarHead, T)>, Refusal> {
-        let Ok(parsed) = NarFileName::parse(name) else { return Ok(None) };
-        let name = parsed.to_string();
-        let Some(nar) = self.index().file(self.id(), &name)? else { return Ok(None) };
-        if let Some(opened) = open(&name, &nar).map_err(|error| Refusal::of_file("open", &name, &error))? {
-            self.note_nar_used(&parsed);
-            return Ok(Some((NarHead::new(&nar), opened)));
+        // One that is lost is removed from the index, and there may be another file of the NAR.
+        for _ in 0..FOUND_MAX {
+            let Some((own, nar)) = self.index().file(self.id(), name)? else { return Ok(None) };
+            if let Some(opened) = open(&own, &nar).map_err(|error| Refusal::of_file("open", &own, &error))? {
+                if let Ok(own) = NarFileName::parse(&own) {
+                    self.note_nar_used(&own);
+                }
+                return Ok(Some((NarHead::new(&nar), opened)));
+            }
+            self.lost(&own, Finder::Read)?;
         }
-        self.lost(&name, Finder::Read)?;
         Ok(None)
     }
 
@@ -402,7 +404,8 @@ impl Cache {
     /// # Errors
     /// If the index fails.
     pub fn path_of_nar(&self, name: &str) -> Result<Option<String>, IndexError> {
-        let Some(part) = self.index().paths_of_file(self.id(), name)?.into_iter().next() else { return Ok(None) };
+        let Some((own, _)) = self.index().file(self.id(), name)? else { return Ok(None) };
+        let Some(part) = self.index().paths_of_file(self.id(), &own)?.into_iter().next() else { return Ok(None) };
         Ok(self.index().path(self.id(), &part)?.map(|record| record.path))
     }
 

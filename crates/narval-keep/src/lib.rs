@@ -11,7 +11,7 @@
 //! ```text
 //! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   place.rs, database.rs, in_use.rs
 //! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, refusal.rs
-//! receive/           a NAR arrives: one pass decodes, verifies and hashes it          receipts of those not recorded yet
+//! receive/           a NAR arrives: one pass decodes, verifies and hashes it          writing.rs: what is stored and not recorded
 //! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
 //! small/             logs, realisations, listings
 //! storage/           where bytes are: folder.rs, bucket/
@@ -97,7 +97,7 @@ pub use place::Place;
 pub use push::{COMMIT_MAX, Committed, Elsewhere, NARS_MAX, Outcome, read_commit, read_nars};
 #[doc(hidden)]
 pub use receive::verify_anything;
-pub use receive::{Begin, RECEIPT_KEY, Receipts, Stored, Upload};
+pub use receive::{Begin, Stored, Upload};
 pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
 pub use releases::{
     KEEP_RELEASES, KeptRelease, MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
 
-use super::index::{Lost, LostPath, NarRecord, Pending};
+use super::index::{LostPath, NarRecord};
 use super::{Cache, Data, Grant, Refusal, RefusalKind, Scope, Scopes};
 use narval_client::clock;
 
@@ -67,32 +67,12 @@ impl Cache {
     pub(super) fn lost(&self, name: &str, finder: Finder) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
         let _alone = self.alone()?;
-        let Some(nar) = self.index().file(self.id(), name)? else { return Ok(()) };
+        let Some((own, nar)) = self.index().file(self.id(), name)? else { return Ok(()) };
         let is_damaged = finder == Finder::Fsck { is_damaged: true };
-        // One that is only recorded is on its way.
-        if !self.files().is_placed(self.index(), self.id(), name, &nar)? && self.storage().publishes_later() {
+        if own != name || (self.files().check_nar(name, &nar).map_err(fail)? && !is_damaged) {
             return Ok(());
         }
-        // A bucket has no lock: others may store it again meanwhile.
-        let note = || self.index().note_pending(self.id(), &Pending::File(name.to_owned()));
-        let lost = match self.storage().publishes_later() {
-            true if is_damaged => Lost::Damaged(note()?),
-            true => Lost::Doubted(note()?),
-            false => Lost::Certainly,
-        };
-        let settle = || match lost {
-            Lost::Doubted(entry) | Lost::Damaged(entry) => self.index().settle_these(&[entry]),
-            _ => Ok(()),
-        };
-        match self.files().check_nar(name, &nar) {
-            Ok(is_there) if is_damaged || !is_there => {}
-            found => {
-                settle()?;
-                return found.map(drop).map_err(fail);
-            }
-        }
         if finder == Finder::Read && !self.shared().losses.may_be_more() {
-            settle()?;
             tracing::error!(
                 "cache '{}': 'nar/{name}' is not there, and neither were {LOSSES_MAX} others within a minute: nothing more is removed; \
                  check the storage, then run 'narval cache fsck'",
@@ -101,23 +81,16 @@ impl Cache {
             let message = "the cache's storage lacks several NARs; its operator has to look after it";
             return Err(Refusal::new(RefusalKind::Away, message));
         }
-        if !self.index().remove_file(self.id(), name, lost)? {
-            return Ok(settle()?);
-        }
+        // What a folder lacks does not come back.
+        let is_doubted = self.storage().publishes_later() && !is_damaged;
+        self.index().remove_file(self.id(), name, is_doubted, self.now())?;
         tracing::error!(
             "cache '{}': 'nar/{name}' is lost or damaged: it and its paths are removed; push them again",
             self.name()
         );
         self.audit(&Grant::administrator("repair"), "lost", name, &Ok(nar.nar_hash.to_string()));
-        // Names of the same object.
-        if self.storage().publishes_later() {
-            for (name, other) in self.index().files_of(self.id(), &nar.nar_hash)? {
-                if other == nar {
-                    self.index().remove_file(self.id(), &name, Lost::Certainly)?;
-                }
-            }
-        }
-        self.reconcile_now()
+        self.reconcile_now()?;
+        if self.is_local() { self.remove_garbage(self.now()) } else { Ok(()) }
     }
 
     /// Brings back paths that were removed because their NARs were not there, if they are there now and everything that the paths refer to
@@ -166,16 +139,16 @@ impl Cache {
         if done.is_empty() { Ok(()) } else { Ok(self.index().forget_lost(self.id(), &done)?) }
     }
 
-    /// Records a NAR whose object is there. Returns `false` if it is not any more, or if the NAR is stored in another encoding since.
+    /// Records a NAR whose object is there again. Returns `false` if it is not any more.
     fn is_recorded_again(&self, file: &str, nar: &NarRecord) -> Result<bool, Refusal> {
-        if self.index().file(self.id(), file)?.as_ref() == Some(nar) {
+        if self.index().file(self.id(), file)?.is_some_and(|(own, _)| own == file) {
             return Ok(true);
         }
-        let Some(number) = self.index().add_object(self.id(), file, nar, self.now())? else { return Ok(false) };
+        self.index().record_all(self.id(), vec![(file.to_owned(), nar.clone())], (self.now(), u64::MAX))?;
         // Nobody knew whose it was: it may have been removed before.
         let is_there = self.files().check_nar(file, nar).map_err(|error| Refusal::of_file("look at", file, &error))?;
-        if is_there {
-            self.index().settle_file(self.id(), file, number)?;
+        if !is_there {
+            self.index().remove_file(self.id(), file, false, self.now())?;
         }
         Ok(is_there)
     }

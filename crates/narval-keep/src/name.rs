@@ -3,9 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use narval_nix::nix32::Nix32Error;
+use narval_nix::nix32::{self, Nix32Error};
 use narval_nix::{Compression, NarHash, Sha256};
 use thiserror::Error;
+
+#[cfg(test)]
+use crate::rule::holds;
 
 /// The maximum length of a cache name in bytes.
 pub const CACHE_NAME_LEN_MAX: usize = 64;
@@ -85,12 +88,14 @@ pub enum NarFileNameError {
     Hash(#[from] Nix32Error),
 }
 
-/// The name that Nix gives to a NAR's file: `<FileHash>.nar`, and an extension for some compressions.
+/// The name of a NAR's file. Nix gives it `<FileHash>.nar`, and an extension for some compressions. A cache stores it under a name that no
+/// other file ever has: `<hash>-<16 random characters>.nar`, with the hash that the client has named, and the same extension.
 ///
 /// Format: Nix `libstore/binary-cache-store.cc` (`addToStoreCommon`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NarFileName {
-    file_hash: Sha256,
+    hash: Sha256,
+    random: Option<[u8; Self::RANDOM_LEN]>,
     extension: &'static str,
 }
 
@@ -98,9 +103,12 @@ impl NarFileName {
     /// Characters of the hash.
     const HASH_LEN: usize = 52;
 
-    /// The name of a file with this hash and compression.
-    pub fn new(file_hash: Sha256, compression: Compression) -> Self {
-        Self { file_hash, extension: compression.file_extension() }
+    /// Random bytes: 16 characters.
+    const RANDOM_LEN: usize = 10;
+
+    /// The name that clients give to a file with this hash and compression.
+    pub fn new(hash: Sha256, compression: Compression) -> Self {
+        Self { hash, random: None, extension: compression.file_extension() }
     }
 
     /// Parses a name, without the `nar/` before it.
@@ -109,27 +117,64 @@ impl NarFileName {
     /// If it is invalid.
     pub fn parse(name: &str) -> Result<Self, NarFileNameError> {
         let (hash, rest) = name.split_at_checked(Self::HASH_LEN).ok_or(NarFileNameError::Shape)?;
+        let (random, rest) = match rest.strip_prefix('-') {
+            Some(rest) => {
+                let random = rest.split_at_checked(nix32::encoded_len(Self::RANDOM_LEN));
+                let (random, rest) = random.ok_or(NarFileNameError::Shape)?;
+                (Some(nix32::decode(random.as_bytes())?), rest)
+            }
+            None => (None, rest),
+        };
         let found = rest.strip_prefix(".nar").ok_or(NarFileNameError::Shape)?;
         let extensions = Compression::ALL.map(Compression::file_extension);
         let extension = extensions.into_iter().find(|known| *known == found).ok_or(NarFileNameError::Shape)?;
-        Ok(Self { file_hash: Sha256::from_nix32(hash.as_bytes())?, extension })
+        Ok(Self { hash: Sha256::from_nix32(hash.as_bytes())?, random, extension })
     }
 
-    /// SHA-256 of the file.
-    pub const fn file_hash(&self) -> &Sha256 {
-        &self.file_hash
+    /// The hash in it: of the file, as Nix names it, or of the NAR.
+    pub const fn hash(&self) -> &Sha256 {
+        &self.hash
+    }
+
+    /// Whether a cache has chosen it.
+    pub const fn is_unique(&self) -> bool {
+        self.random.is_some()
+    }
+
+    /// Whether a file with this compression can have it.
+    pub(crate) fn fits(&self, compression: &Compression) -> bool {
+        compression.file_extension() == self.extension
+    }
+
+    /// A name that no other file ever has.
+    pub(crate) fn unique(self) -> Result<Self, getrandom::Error> {
+        let mut random = [0; Self::RANDOM_LEN];
+        #[cfg(test)]
+        if !holds!(Unique) {
+            return Ok(self);
+        }
+        #[cfg(test)]
+        if let Some(simulated) = crate::simulation::random() {
+            random[2..].copy_from_slice(&simulated.to_be_bytes());
+            return Ok(Self { random: Some(random), ..self });
+        }
+        getrandom::fill(&mut random)?;
+        Ok(Self { random: Some(random), ..self })
     }
 
     /// The compression that the extension means; `None` without an extension, which several compressions have.
     pub fn compression(&self) -> Option<Compression> {
-        let named = |compression: &Compression| compression.file_extension() == self.extension;
-        if self.extension.is_empty() { None } else { Compression::ALL.into_iter().find(named) }
+        if self.extension.is_empty() { None } else { Compression::ALL.into_iter().find(|known| self.fits(known)) }
     }
 }
 
 impl fmt::Display for NarFileName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.nar{}", self.file_hash.to_nix32(), self.extension)
+        let hash = self.hash.to_nix32();
+        match &self.random {
+            Some(random) => write!(f, "{hash}-{}.nar{}", nix32::encode(random), self.extension),
+            None => write!(f, "{hash}.nar{}", self.extension),
+        }
     }
 }
 

@@ -138,7 +138,7 @@ impl Data {
             for cache in data.caches()? {
                 // The next collection tries again.
                 cache
-                    .finish_interrupted()
+                    .remove_garbage(cache.now())
                     .inspect_err(|refusal| tracing::error!("cache '{}': {refusal}", cache.name()))
                     .ok();
             }
@@ -199,7 +199,6 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
     while stopped.recv_timeout(audit::WRITE_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
         shared.audit.flush(&*shared.index);
-        shared.settle_stored_files();
         if recorded.elapsed() < RECORD_EVERY {
             continue;
         }

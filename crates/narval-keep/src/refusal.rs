@@ -196,10 +196,11 @@ impl From<IndexError> for Refusal {
             let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
             return Self::new(RefusalKind::Away, message);
         }
-        if matches!(error, IndexError::Removing { .. }) {
-            tracing::debug!("{error}");
-            let message = "a collection is removing this NAR, or was killed while it did: try again in a minute";
-            return Self::new(RefusalKind::Away, message);
+        if matches!(error, IndexError::Late { .. }) {
+            return Self::new(
+                RefusalKind::Conflict,
+                "the upload took days: the NAR is not recorded any more; push again",
+            );
         }
         if matches!(error, IndexError::Superseded { .. }) {
             return Self::new(RefusalKind::Conflict, "this took too long, and another process has taken over");

@@ -17,7 +17,7 @@ use super::lost::Losses;
 use super::push::elsewhere::Elsewhere;
 use super::push::pending::SeenPending;
 use super::receive::contents::FileHashes;
-use super::receive::unrecorded::Unrecorded;
+use super::receive::writing::Writing;
 use super::retention::{Shortage, Uses};
 use super::small::bytes::SmallBytes;
 use super::storage::{CacheStorage, Storage};
@@ -70,7 +70,7 @@ pub(super) struct CacheState {
     pub(super) elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
     pub(super) files: Box<dyn CacheStorage>,
     pub(super) small_bytes: SmallBytes,
-    pub(super) unrecorded: Unrecorded,
+    pub(super) writing: Writing,
     pub(super) collections: Collections,
     nar_locks: [Mutex<()>; NAR_LOCKS],
 }
@@ -85,13 +85,13 @@ impl CacheState {
             elsewhere: RwLock::new(None),
             files,
             small_bytes: SmallBytes::default(),
-            unrecorded: Unrecorded::default(),
+            writing: Writing::default(),
             collections: Collections::default(),
             nar_locks: [const { Mutex::new(()) }; NAR_LOCKS],
         }
     }
 
-    /// A lock for uploads of the same NAR, which add names to it one after another.
+    /// A lock for uploads of the same NAR, which are stored one after another.
     pub(super) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
         let [first, ..] = nar_hash.as_bytes();
         &self.nar_locks[usize::from(*first) % self.nar_locks.len()]
@@ -101,7 +101,7 @@ impl CacheState {
 impl Shared {
     /// Writes the collected uses of paths and tokens.
     pub(super) fn record(&self) {
-        self.record_unrecorded(false);
+        self.keep_writers(false);
         let uses = self.uses.take();
         match if uses.is_empty() { Ok(()) } else { self.index.used(&uses) } {
             Ok(()) => {}
@@ -109,19 +109,9 @@ impl Shared {
             Err(error) if error.is_away() => self.uses.put_back(uses),
             Err(error) => tracing::warn!("{error}"),
         }
-        self.settle_stored_files();
         let used = self.tokens_used.take();
         if !used.is_empty()
             && let Err(error) = self.index.tokens_used(used)
-            && !error.is_away()
-        {
-            tracing::warn!("{error}");
-        }
-    }
-
-    /// Tells other servers which uploads are complete.
-    pub(super) fn settle_stored_files(&self) {
-        if let Err(error) = self.index.settle_stored_files()
             && !error.is_away()
         {
             tracing::warn!("{error}");
@@ -153,7 +143,7 @@ impl Shared {
     /// Writes what waits, because the process ends.
     pub(super) fn end(&self) {
         self.record();
-        self.record_unrecorded(true);
+        self.keep_writers(true);
         self.audit.flush(&*self.index);
         self.index.leave();
     }

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::{Duration, Instant};
 
 use narval_cache::CacheError;
 use narval_client::{Answer, HttpError, Method, Payload, Request, Url};
@@ -27,16 +26,6 @@ const COMMIT_LEN_MAX: usize = 15 * 1024 * 1024;
 const LIST_LEN_MAX: u64 = 16 * 1024 * 1024;
 /// How often one NAR is sent from the start: a restarted server has lost its parts.
 const STARTS_MAX: usize = 3;
-
-/// The field of requests that says that this client brings receipts. A server that takes them says the same when it refuses a commit.
-const RECEIPTS: (&str, &str) = ("narval-receipts", "1");
-/// The line with a receipt: in the answer to an upload, and in the narinfo that is committed.
-const RECEIPT_KEY: &str = "NarvalReceipt";
-/// How long a server without receipts may be asked to commit NARs that another one has stored, and records within ten minutes: while
-/// servers of two versions run.
-const RECORDED_WITHIN: Duration = Duration::from_secs(11 * 60);
-/// How long to wait before it is asked again.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// How many seconds a derivation took to build, if that is known.
 pub(crate) type BuildSeconds = Box<dyn Fn(&StorePath) -> Option<u64> + Send + Sync>;
@@ -184,7 +173,7 @@ impl NarvalCache<'_> {
     fn send_small(&self, small: &SmallNars, batch: &Batch) -> Result<(), Error> {
         let (url, body) = (self.url("nars")?, batch.body());
         let (content_type, payload) = ("application/octet-stream", Payload::Bytes(&body));
-        let (method, url, fields, answer_len_max) = (Method::Post, &url, &[RECEIPTS], LIST_LEN_MAX);
+        let (method, url, fields, answer_len_max) = (Method::Post, &url, &[], LIST_LEN_MAX);
         let sent = Sent { method, url, content_type, fields, payload, answer_len_max };
         let answer = self.server.send(&sent, &|len| self.progress.downloaded(len))?;
         let answer = self.server.accepted(url, answer)?;
@@ -196,41 +185,22 @@ impl NarvalCache<'_> {
     }
 
     fn post(&self, below: &str, body: &[u8]) -> Result<String, Error> {
-        let (url, answer) = self.try_post(below, body)?;
-        let answer = self.server.accepted(&url, answer)?;
-        String::from_utf8(answer).map_err(|_| self.malformed(below))
-    }
-
-    /// Returns the answer, with any status.
-    fn try_post(&self, below: &str, body: &[u8]) -> Result<(Url, Answer), Error> {
         let url = self.url(below)?;
         let (method, payload, fields, answer_len_max) = (Method::Post, Payload::Bytes(body), &[], LIST_LEN_MAX);
         let content_type = "text/plain; charset=utf-8";
         let sent = Sent { method, url: &url, content_type, fields, payload, answer_len_max };
         let answer = self.server.send(&sent, &|_| {})?;
-        Ok((url, answer))
+        let answer = self.server.accepted(&url, answer)?;
+        String::from_utf8(answer).map_err(|_| self.malformed(below))
     }
 
-    /// Commits narinfos. If some have receipts, and the server does not know what these are, it is asked again until the server that has
-    /// stored the NARs has recorded them.
+    /// Commits narinfos.
     fn post_commit(&self, mut body: String, count: usize) -> Result<(), Error> {
         if count == 0 {
             return Ok(());
         }
         body.push_str(&format!("end {count}\n"));
-        let (begun, has_receipts) = (Instant::now(), body.contains(RECEIPT_KEY));
-        let (url, answer) = loop {
-            let (url, answer) = self.try_post("commit", body.as_bytes())?;
-            let is_of_old = has_receipts && answer.head.status == 409 && answer.head.field(RECEIPTS.0).is_none();
-            if !is_of_old || begun.elapsed() >= RECORDED_WITHIN {
-                break (url, answer);
-            }
-            if self.progress.is_interrupted() {
-                return Err(Error::Interrupted);
-            }
-            std::thread::sleep(ASK_AGAIN_AFTER);
-        };
-        let answer = String::from_utf8(self.server.accepted(&url, answer)?).map_err(|_| self.malformed("commit"))?;
+        let answer = self.post("commit", body.as_bytes())?;
         match lines_to_end(&answer) {
             Some(lines) if lines.len() == count => {
                 let unsigned = lines.iter().filter(|line| line.ends_with(" unsigned")).count();
@@ -334,7 +304,7 @@ impl NarvalCache<'_> {
     fn send_nar(&self, below: &str, bytes: &[u8]) -> Result<(Url, Answer), Error> {
         let url = self.url(below)?;
         let (content_type, payload) = ("application/x-nix-nar", Payload::Bytes(bytes));
-        let (method, fields, answer_len_max) = (Method::Put, &[RECEIPTS], ANSWER_LEN_MAX);
+        let (method, fields, answer_len_max) = (Method::Put, &[], ANSWER_LEN_MAX);
         let sent = Sent { method, url: &url, content_type, fields, payload, answer_len_max };
         let answer = self.server.send(&sent, &|len| self.progress.downloaded(len))?;
         Ok((url, answer))
@@ -403,9 +373,6 @@ fn take_file_lines(narinfo: &mut NarInfo, text: &[u8]) -> Option<()> {
     narinfo.compression = lines.get("Compression")?.parse().ok()?;
     narinfo.file_hash = Some(lines.get("FileHash")?.parse().ok()?);
     narinfo.file_size = Some(lines.get("FileSize")?.parse().ok()?);
-    if let Some(receipt) = lines.get(RECEIPT_KEY) {
-        narinfo.add_unknown(RECEIPT_KEY, receipt);
-    }
     same_nar.then_some(())
 }
 

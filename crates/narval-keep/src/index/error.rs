@@ -31,9 +31,9 @@ pub enum IndexError {
         /// Its address without the password.
         index: String,
     },
-    /// A collection is removing the NAR, or was killed meanwhile: its lease has not ended yet.
-    #[error("the index '{index}': the NAR is being removed")]
-    Removing {
+    /// A NAR is recorded days after its upload began: its bytes may have been removed meanwhile.
+    #[error("the index '{index}': the upload of the NAR took too long")]
+    Late {
         /// Its file, or its address without the password.
         index: String,
     },

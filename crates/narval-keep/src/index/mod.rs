@@ -90,10 +90,6 @@ pub(crate) trait Index: Send + Sync {
     }
     /// How long it takes until other processes notice a change by this one.
     fn noticed_after(&self) -> Duration;
-    /// The time by which leases are measured: it also passes while the process is paused.
-    fn clock(&self) -> Duration {
-        clock::elapsed()
-    }
     /// The time by which paths are kept and collected, and tokens expire, in seconds since 1970: that of the index, so that no node's clock decides.
     fn now(&self) -> u64 {
         clock::now()

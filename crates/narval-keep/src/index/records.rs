@@ -8,8 +8,6 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use serde::{Deserialize, Serialize};
 
 use crate::CacheName;
-use crate::receive::receipt_key::ReceiptKey;
-use crate::rule::holds;
 
 /// The number of a cache in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,7 +22,10 @@ pub(crate) struct CacheRecord {
     pub(crate) settings: String,
 }
 
-/// One stored format of a NAR: a cache has one file for each NarHash and compression.
+/// A stored NAR, with the name of its file below `nar/`.
+pub(crate) type NamedNar = (String, NarRecord);
+
+/// A stored file of a NAR.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NarRecord {
     pub(crate) nar_hash: NarHash,
@@ -162,7 +163,7 @@ pub(crate) struct TokenRecord {
 pub struct Usage {
     /// Paths with a narinfo.
     pub paths: u64,
-    /// Names of NARs, including aliases.
+    /// Files of NARs.
     pub files: u64,
     /// Bytes of NARs as they are stored, and of their listings, each counted once.
     pub bytes: u64,
@@ -201,8 +202,6 @@ pub(crate) struct Cutoff {
     pub(crate) orphaned: u64,
     /// It was not uploaded or requested since then.
     pub(crate) used: u64,
-    /// It has been doomed since then. `None`: it need not be doomed.
-    pub(crate) doomed: Option<u64>,
 }
 
 /// The number of a lease for collections: greater than those of all leases before it. A transaction with a number that is no longer
@@ -228,41 +227,6 @@ pub(crate) struct Held {
 /// The lease of collections.
 pub(super) const COLLECTION: &str = "collection";
 
-/// What becomes of the names of a NAR's file that another one replaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replaced {
-    /// They are removed: the file is lost.
-    Removed,
-    /// A collection removes them.
-    Kept,
-}
-
-/// How it is known that a file below `nar/` is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lost {
-    /// Nobody else can have stored it: the storage is locked.
-    Certainly,
-    /// It was not there after [`Index::note_pending`] had made this pending entry. It is lost if this is its only entry. Its paths are
-    /// remembered ([`Index::lost`]), in case the storage was wrong.
-    Doubted(i64),
-    /// As [`Doubted`](Self::Doubted), but it is there with other contents.
-    Damaged(i64),
-    /// It was not there, and this is the pending entry of its upload. It is lost if that is the last entry and no narinfo names the file.
-    Unplaced(i64),
-}
-
-impl Lost {
-    /// The pending entry, and whether narinfos may name the file; `None` if nothing has to be checked.
-    pub(super) fn entry(self) -> Option<(i64, bool)> {
-        match self {
-            Self::Certainly => None,
-            _ if !holds!(Doubted) => None,
-            Self::Doubted(entry) | Self::Damaged(entry) => Some((entry, true)),
-            Self::Unplaced(entry) => Some((entry, false)),
-        }
-    }
-}
-
 /// A path that was removed because its NAR was not there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LostPath {
@@ -278,80 +242,6 @@ pub(crate) const LOST_FOR: u64 = 24 * 60 * 60;
 
 /// The most of them that are returned at a time.
 pub(crate) const LOST_MAX: u32 = 1000;
-
-/// A change in the index that the files may not reflect yet, if a process was killed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Pending {
-    /// The narinfo and the listing of this hash part.
-    Path(HashPart),
-    /// The file of this name below `nar/`.
-    File(String),
-}
-
-impl Pending {
-    /// The path that it is of.
-    pub(crate) fn path(&self) -> Option<&HashPart> {
-        match self {
-            Self::Path(part) => Some(part),
-            Self::File(_) => None,
-        }
-    }
-
-    /// Its kind and name in a table.
-    pub(super) fn row(&self) -> (&'static str, String) {
-        match self {
-            Self::Path(part) => ("path", part.to_string()),
-            Self::File(name) => ("file", name.clone()),
-        }
-    }
-}
-
-/// Whether the file of a name below `nar/` is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placing {
-    /// Nothing is pending.
-    Done,
-    /// This process has stored it; the entry with this number is still pending.
-    Stored(i64),
-    /// It may be on its way. The number of the oldest entry.
-    Pending(i64),
-}
-
-/// A file below `nar/` that was looked for and found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Placed {
-    pub(crate) name: String,
-    /// The number of its oldest pending entry then; 0 if none was pending. A collection removes all entries of a name that it condemns,
-    /// so if only later ones are there, the file may be gone.
-    pub(crate) entry: i64,
-}
-
-/// How long ago a writer may have said that it is alive, in seconds, when it stores something: what it has stored later is not looked for when
-/// it is dead.
-pub(crate) const WRITER_FRESH_FOR: u64 = 90 * 60;
-
-/// A process that stores objects of a cache before it records their names.
-#[derive(Clone)]
-pub(crate) struct NarWriter {
-    pub(crate) number: i64,
-    /// Authenticates its receipts.
-    pub(crate) key: ReceiptKey,
-    /// How long ago it has begun.
-    pub(crate) begun: Duration,
-    /// How long ago it has last said that it is alive.
-    pub(crate) seen: Duration,
-}
-
-/// Whether NARs may be stored before their names are recorded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MayStore {
-    /// The number of the last collection; `None` while one is at work.
-    pub(crate) epoch: Option<Fence>,
-    /// Whether the writer is known, and has said lately that it is alive ([`WRITER_FRESH_FOR`]).
-    pub(crate) has_writer: bool,
-    /// For each NAR, whether the index has nothing that is in the way.
-    pub(crate) are_new: Vec<bool>,
-}
 
 /// Totals of some paths, as the index counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Tables, which both databases make from one text.
 
 /// Of [`TABLES`]. An index of another version is refused: the files are the truth, and one is made from them.
-pub(super) const VERSION: u32 = 16;
+pub(super) const VERSION: u32 = 17;
 
 /// Times are seconds since 1970; hash parts are their 32 characters. No table refers to caches, which are never removed: in PostgreSQL, each row that
 /// is added would look at the row of its cache, of which each push makes a new version.
@@ -13,26 +13,26 @@ create table narval.caches (
   -- What its releases name, which stays when its files are moved.
   uid text);
 
--- A NAR of a cache in one compression. `found`: hash parts that the scan found, one after another.
+-- A stored NAR: a file below its cache's nar/, whose name no other file ever has. `found`: hash parts that the scan found, one after another.
 create table narval.nars (
-  {id}, cache bigint not null, nar_hash {bytes} not null, compression text not null, nar_size bigint not null,
-  file_hash {bytes} not null, file_size bigint not null, listing_size bigint, found text not null,
-  -- The number of the collection that is removing its bytes. Counts only while no narinfo names it.
-  fence bigint, unique (cache, nar_hash, compression));
-
--- Names below a cache's nar/. Several may mean one NAR.
-create table narval.files (
-  cache bigint not null, name {text} not null, nar bigint not null references narval.nars (id),
-  added bigint not null, used bigint not null,
+  {id}, cache bigint not null, name {text} not null, nar_hash {bytes} not null, compression text not null, nar_size bigint not null,
+  file_hash {bytes} not null, file_size bigint not null, listing_size bigint, found text not null, added bigint not null,
+  -- When it was uploaded, or somebody was told that it is here.
+  used bigint not null,
   -- Since when no narinfo names it; null while one does.
-  orphaned bigint,
-  -- Since when it is to be removed: 0 if its path was deleted. Null again when somebody wants it.
-  doomed bigint,
-  -- As that of its NAR.
-  fence bigint, primary key (cache, name)){rowless};
-create index files_by_nar on narval.files (nar, cache);
-create index files_orphaned on narval.files (orphaned) where orphaned is not null;
-create index files_fenced on narval.files (cache) where fence is not null or doomed = 0;
+  orphaned bigint, unique (cache, name));
+create index nars_by_hash on narval.nars (nar_hash, cache);
+create index nars_by_file on narval.nars (file_hash, cache);
+create index nars_orphaned on narval.nars (cache, orphaned) where orphaned is not null;
+
+-- Files below nar/ that have no row any more, and whose bytes are to be removed.
+create table narval.garbage (cache bigint not null, name {text} not null, since bigint not null, primary key (cache, name)){rowless};
+
+-- Hashes of files that were uploaded and not stored, because the cache had their NAR in the same compression: clients name them for a while.
+create table narval.former (
+  cache bigint not null, file_hash {bytes} not null, nar_hash {bytes} not null, at bigint not null, primary key (cache, file_hash)){rowless};
+create index former_by_time on narval.former (cache, at);
+create index former_by_nar on narval.former (nar_hash, cache);
 
 create table narval.paths (
   {id}, cache bigint not null, hash_part {text} not null, path {text} not null,
@@ -88,12 +88,12 @@ create table narval.tokens (
   id {text} primary key not null, hash {bytes} not null, label text not null, scopes text not null, caches text not null,
   created bigint not null, expires bigint, last_used bigint, revoked bigint){rowless};
 
--- What a process that is killed may have left undone with files.
-create table narval.pending ({id}, cache bigint not null, kind text not null, name text not null);
-create index pending_by_name on narval.pending (cache, kind, name, id);
+-- Hash parts of paths whose narinfos a process that is killed may not have written or removed.
+create table narval.pending ({id}, cache bigint not null, name {text} not null);
+create index pending_by_name on narval.pending (cache, name, id);
 
--- Processes that store objects before they record their names, and by whose keys their receipts are authenticated.
-create table narval.writers ({id}, cache bigint not null, key {bytes} not null, begun bigint not null, seen bigint not null);
+-- Processes that may have stored NARs without a row.
+create table narval.writers ({id}, cache bigint not null, seen bigint not null);
 
 -- Paths that were removed because their NARs were not there, and those NARs: for a day, in case they are found again.
 create table narval.lost (

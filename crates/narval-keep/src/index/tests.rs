@@ -25,14 +25,31 @@ fn nar(contents: &str, file: &str, file_size: u64) -> (String, NarRecord) {
     (NarFileName::new(file_hash, compression).to_string(), nar)
 }
 
+impl dyn Index + '_ {
+    /// Records a NAR.
+    pub(crate) fn add_file(&self, cache: CacheId, name: &str, nar: &NarRecord, now: u64) -> Result<(), IndexError> {
+        self.record_all(cache, vec![(name.to_owned(), nar.clone())], (now, u64::MAX))
+    }
+
+    /// Removes what is due.
+    pub(crate) fn discard_some(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        before: u64,
+    ) -> Result<Vec<(String, u64)>, IndexError> {
+        self.discard(fence, cache, Cutoff { orphaned: before, used: before }, (9, 1))
+    }
+}
+
 /// An entry that was taken over has another number: whoever had the old one settles nothing.
 pub(super) fn entries_are_taken_over([one, other]: [&dyn Index; 2]) {
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
-    let note = |name: &str| one.note_pending(cache, &Pending::Path(part(name))).unwrap();
+    let note = |name: &str| one.note_pending(cache, part(name)).unwrap();
     let numbers = || one.pending().unwrap().into_iter().map(|(number, ..)| number).collect::<Vec<_>>();
     let old = [note("a"), note("a"), note("b")];
-    let file = one.note_pending(cache, &Pending::File("file".to_owned())).unwrap();
-    let mut taken = one.take_over(&[old[0], old[1], old[2], file, i64::MAX]).unwrap();
+    let file = note("c");
+    let mut taken = one.take_over(&[old[0], old[1], old[2], i64::MAX]).unwrap();
     taken.sort_by_key(|(.., part)| part.to_string());
     let mut parts = [part("a"), part("b")];
     parts.sort_by_key(ToString::to_string);
@@ -43,18 +60,18 @@ pub(super) fn entries_are_taken_over([one, other]: [&dyn Index; 2]) {
     other.settle_these(&old).unwrap();
     other.settle_alone(cache, &parts, file).unwrap();
     assert_eq!(numbers().len(), 3);
-    // While others change the same path, nobody settles it; a file has one entry for each upload.
-    let (later, again) = (note("a"), one.note_pending(cache, &Pending::File("file".to_owned())).unwrap());
+    // While others change the same path, nobody settles it.
+    let later = note("a");
     let all: Vec<i64> = taken.iter().map(|(number, ..)| *number).chain([file]).collect();
     one.settle_these(&all).unwrap();
-    one.settle_alone(cache, &parts, again).unwrap();
+    one.settle_alone(cache, &parts, later).unwrap();
     let of_a = taken.iter().find(|(.., of)| *of == part("a")).unwrap().0;
-    assert_eq!(numbers(), [of_a, later, again]);
+    assert_eq!(numbers(), [of_a, later]);
     // Until one of them takes over all.
     let merged = other.take_over(&[of_a, later]).unwrap();
-    assert_eq!((merged.len(), numbers()), (1, vec![again, merged[0].0]));
+    assert_eq!((merged.len(), numbers()), (1, vec![merged[0].0]));
     other.settle_these(&[merged[0].0]).unwrap();
-    assert_eq!(numbers(), [again]);
+    assert!(numbers().is_empty());
 }
 
 /// A cache has one job of a kind at a time, which one server does. Of those that have ended, the newest are kept.
@@ -101,24 +118,40 @@ pub(super) fn jobs_are_done_by_one([one, other]: [&dyn Index; 2]) {
     assert!((0..5).all(|number| !kept(number)) && (5..JOBS_KEPT_MAX + 6).all(kept));
 }
 
-/// Names are recorded together; those of which something is in the way are left.
-pub(super) fn objects_are_added_together([one, other]: [&dyn Index; 2]) {
+/// NARs are recorded together, and once. A name means the NAR that has it, or one with the hash in it.
+pub(super) fn nars_are_found_by_name_and_by_hash([one, other]: [&dyn Index; 2]) {
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
-    let objects = [nar("a", "file of a", 5), nar("b", "file of b", 7)];
-    let added = one.add_objects(cache, &objects, 1).unwrap();
-    let files: Vec<(String, i64)> =
-        objects.iter().zip(&added).map(|((name, _), number)| (name.clone(), number.unwrap())).collect();
-    let usage = one.usage(cache).unwrap();
-    assert_eq!((usage.files, usage.bytes), (2, 12));
-    let are_unplaced = |index: &dyn Index| [0, 1].map(|at: usize| index.is_unplaced(cache, &objects[at].0).unwrap());
-    assert_eq!((are_unplaced(one), are_unplaced(other)), ([true; 2], [true; 2]));
-    assert_eq!(one.settle_files_soon(cache, &files).unwrap(), [true; 2]);
-    one.settle_stored_files().unwrap();
-    assert_eq!((are_unplaced(one), are_unplaced(other)), ([false; 2], [false; 2]));
-    assert_eq!(one.settle_files_soon(cache, &files).unwrap(), [false; 2], "the entries are gone");
-    // `a` is stored in another file.
-    assert_eq!(other.add_objects(cache, &[nar("a", "another file", 6)], 1).unwrap(), [None]);
-    assert_eq!(other.add_objects(cache, &[], 1).unwrap(), []);
+    let unique =
+        |(name, nar): (String, NarRecord)| (NarFileName::parse(&name).unwrap().unique().unwrap().to_string(), nar);
+    let nars = [unique(nar("a", "file of a", 5)), unique(nar("b", "file of b", 7))];
+    for index in [one, other] {
+        index.record_all(cache, nars.to_vec(), (1, u64::MAX)).unwrap();
+        let usage = index.usage(cache).unwrap();
+        assert_eq!((usage.files, usage.bytes), (2, 12));
+    }
+    let late = one.record_all(cache, vec![unique(nar("c", "file of c", 5))], (1, 1)).unwrap_err();
+    assert!(matches!(late, IndexError::Late { .. }), "{late:?}");
+    let of = |hash: Sha256| NarFileName::new(hash, Compression::Zstd).to_string();
+    let found = |name: &str| other.file(cache, name).unwrap();
+    for (name, record) in &nars {
+        let all = [name.clone(), of(record.file_hash), of(record.nar_hash)];
+        for name in &all {
+            assert_eq!(found(name).unwrap().1, *record, "{name}");
+        }
+        assert_eq!(found(&all[1].replace(".zst", ".xz")), None);
+        assert_eq!(found(&all[1].replace(".nar", "-0123456789abcdfg.nar")).unwrap().0, *name, "what was here before");
+    }
+    let former = Sha256::of(b"another file of a");
+    assert_eq!(found(&of(former)), None);
+    one.remember_former(cache, former, nars[0].1.nar_hash).unwrap();
+    assert_eq!(found(&of(former)).unwrap(), nars[0]);
+    let elsewhere = one.create_cache(&CacheName::parse("other").unwrap(), "{}", 1).unwrap().id;
+    assert_eq!(one.file(elsewhere, &nars[0].0).unwrap(), None);
+    assert_eq!(one.file(elsewhere, &of(former)).unwrap(), None);
+    // The latest one: others may be lost.
+    let again = unique(nar("a", "file of a", 5));
+    one.record_all(cache, vec![again.clone()], (1, u64::MAX)).unwrap();
+    assert_eq!((found(&of(again.1.file_hash)), found(&nars[0].0)), (Some(again), Some(nars[0].clone())));
 }
 
 /// A large commit takes no more time for each narinfo than a small one. `cpu_time` is that of all threads and processes that commit, so that other tests
@@ -126,7 +159,7 @@ pub(super) fn objects_are_added_together([one, other]: [&dyn Index; 2]) {
 pub(super) fn commits_take_time_in_proportion(index: &dyn Index, cpu_time: impl Fn() -> Duration) {
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let (name, nar) = nar("a", "file of a", 5);
-    let entry = index.add_file(cache, &name, &nar, 1).unwrap();
+    index.add_file(cache, &name, &nar, 1).unwrap();
     let commit = |round: usize, count: usize| {
         let record = |number: usize| {
             let hash_part = part(&format!("{round} {number}"));
@@ -141,9 +174,9 @@ pub(super) fn commits_take_time_in_proportion(index: &dyn Index, cpu_time: impl 
                 version: 0,
             }
         };
-        let (paths, placed) = ((0..count).map(record).collect(), vec![Placed { name: name.clone(), entry }; count]);
+        let paths = (0..count).map(record).collect();
         let before = cpu_time();
-        assert_eq!(index.commit(cache, paths, &[], &placed, 1).unwrap(), Commit::Done);
+        assert_eq!(index.commit(cache, paths, &[], 1).unwrap(), Commit::Done);
         (cpu_time() - before) / u32::try_from(count).unwrap()
     };
     // In proportion to the square, it would be 16 times as long.

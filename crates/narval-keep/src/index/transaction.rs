@@ -88,7 +88,6 @@ impl dyn Index + '_ {
         match done {
             Some(Err(Refused::Changed)) => Ok(None),
             Some(Err(Refused::Superseded)) => Err(IndexError::Superseded { index: self.name() }),
-            Some(Err(Refused::Removing)) => Err(IndexError::Removing { index: self.name() }),
             Some(Ok(done)) => ended.map(|()| Some(done)),
             None => ended.and_then(|()| returned(None)),
         }

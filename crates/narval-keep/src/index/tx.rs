@@ -24,9 +24,6 @@ pub(crate) enum Refused {
     /// The lease of its collection has ended, or another process has it.
     #[error("another process has taken over")]
     Superseded,
-    /// The bytes of this NAR are being removed.
-    #[error("the NAR is being removed")]
-    Removing,
 }
 
 /// What is done within a transaction. It is done again if others get in the way.
@@ -45,10 +42,13 @@ pub(crate) struct How {
     /// Otherwise a crash may undo it, as long as no durable transaction came after it.
     pub(crate) is_durable: bool,
     pub(crate) deadline: Duration,
+    /// Whether it is one statement, which PostgreSQL need not be told where it begins and ends.
+    pub(crate) is_single: bool,
 }
 
-pub(crate) const NOTE: How = How { is_durable: true, deadline: DEADLINE };
+pub(crate) const NOTE: How = How { is_durable: true, deadline: DEADLINE, is_single: false };
 pub(crate) const NOTE_LATER: How = How { is_durable: false, ..NOTE };
+pub(crate) const NOTE_ALONE: How = How { is_single: true, ..NOTE_LATER };
 /// Of many rows.
 pub(crate) const LARGE: How = How { deadline: DEADLINE_LARGE, ..NOTE };
 
@@ -133,6 +133,8 @@ impl Sql {
             let rows = format!("unnest({}) as r ({})", arrays.join(", "), names.join(", "));
             let text = self.text.replace("{rows}", &rows).replace("{now}", "extract(epoch from now())::bigint");
             let text = text.replace("{clock}", "extract(epoch from clock_timestamp())::bigint");
+            // Of a statement that is no transaction: how long it waits for rows at a time.
+            let text = text.replace("{limited}", "(select set_config('lock_timeout', '250', true)) as limited, ");
             LOCKS.iter().fold(text, |text, (mark, lock)| text.replace(mark, lock))
         })
     }
@@ -146,7 +148,7 @@ impl Sql {
             let text = self.text.replace("{rows}", &rows).replace("{now}", "unixepoch()");
             let text =
                 LOCKS.iter().fold(text.replace("{clock}", "unixepoch()"), |text, (mark, _)| text.replace(mark, ""));
-            text.replace("narval.", "").replace("greatest(", "max(").replace('$', "?")
+            text.replace("narval.", "").replace("{limited}", "").replace("greatest(", "max(").replace('$', "?")
         })
     }
 }

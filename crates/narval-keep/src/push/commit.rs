@@ -6,7 +6,7 @@ use std::io;
 use narval_nix::{HashPart, NarHash, NarInfo, StorePath};
 
 use super::trust::{Signed, Trust};
-use crate::index::{Commit, NarRecord, PathRecord, Placed, Used};
+use crate::index::{Commit, NamedNar, NarRecord, PathRecord, Used};
 use crate::receive::contents::Checked;
 use crate::rule::holds;
 use crate::upkeep::sign::is_signed;
@@ -141,7 +141,6 @@ impl Cache {
         }
         self.check_room_for_commit()?;
         let _no_collection = self.no_collection()?;
-        self.record_receipts(&batch.values().collect::<Vec<_>>())?;
         let mut known = Known {
             settings: &settings,
             trust: Trust::new(&settings, self.sign_keys()),
@@ -151,7 +150,7 @@ impl Cache {
         for _ in 0..ATTEMPTS_MAX {
             let needed = self.check_references(&batch, &settings)?;
             let claimed: Vec<&NarInfo> = narinfos.iter().filter_map(|(part, _)| batch.get(part)).collect();
-            let (nars, placed) = self.nars_of(&claimed)?;
+            let nars = self.nars_of(&claimed)?;
             known.mentioned = self.known_of_found(&claimed, &nars, &batch)?;
             let parts: Vec<HashPart> = claimed.iter().map(|info| info.path.hash_part()).collect();
             let old = self.index().paths(self.id(), &parts)?;
@@ -168,7 +167,7 @@ impl Cache {
                 .filter(|prepared| prepared.committed.outcome != Outcome::Unchanged)
                 .map(|prepared| prepared.record.clone())
                 .collect();
-            if changed.is_empty() || self.publish_all(&changed, &needed, &placed)? == Commit::Done {
+            if changed.is_empty() || self.publish_all(&changed, &needed)? == Commit::Done {
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
             }
         }
@@ -193,12 +192,7 @@ impl Cache {
     }
 
     /// Files are written before the commit in the index, and renamed after it.
-    pub(crate) fn publish_all(
-        &self,
-        changed: &[PathRecord],
-        needed: &[HashPart],
-        placed: &[Placed],
-    ) -> Result<Commit, Refusal> {
+    pub(crate) fn publish_all(&self, changed: &[PathRecord], needed: &[HashPart]) -> Result<Commit, Refusal> {
         let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
         // The files of a large commit are written after it, because each stays open until it is renamed.
         let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
@@ -209,7 +203,7 @@ impl Cache {
         self.files().sync_nars().map_err(failed)?;
         // Before the commit takes effect: after a pause, requests for it may be another server's work.
         let began = clock::instant();
-        let Some(up_to) = self.index().commit_numbered(self.id(), changed.to_vec(), needed, placed, self.now())? else {
+        let Some(up_to) = self.index().commit_numbered(self.id(), changed.to_vec(), needed, self.now())? else {
             return Ok(Commit::Changed);
         };
         self.publish_committed(changed, written, (began, up_to));
@@ -381,29 +375,28 @@ impl Cache {
         Ok(self.missing(&[*part], None)?.is_empty())
     }
 
-    /// The NARs of narinfos, under the names that they are served by. They must be in this cache and match their narinfos.
-    fn nars_of(&self, claimed: &[&NarInfo]) -> Result<(NamedNars, Vec<Placed>), Refusal> {
+    /// The NARs of narinfos. They must be in this cache and match their narinfos.
+    fn nars_of(&self, claimed: &[&NarInfo]) -> Result<Vec<NamedNar>, Refusal> {
         let names = claimed.iter().map(|info| nar_name(info)).collect::<Result<Vec<String>, _>>()?;
-        let absent = |info: &NarInfo, name: &str| {
-            let path = &info.path;
-            let message =
-                format!("'{path}': its NAR 'nar/{name}' is missing; push the path again (with 'nix copy --refresh')");
-            Refusal::new(RefusalKind::Conflict, message)
-        };
         let found = self.index().files_named(self.id(), &names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let mut nars = Vec::with_capacity(claimed.len());
-        for ((info, name), nar) in claimed.iter().zip(names).zip(found) {
-            let Some(nar) = nar else { return Err(absent(info, &name)) };
-            nars.push((name, nar));
+        for ((info, name), found) in claimed.iter().zip(names).zip(found) {
+            let found = match found {
+                Some((own, nar)) if self.has_nar((&own, &nar))? => Some((own, nar)),
+                Some(_) => self.stored(&name)?,
+                None => None,
+            };
+            let found = found.ok_or_else(|| {
+                let path = &info.path;
+                let message = format!(
+                    "'{path}': its NAR 'nar/{name}' is missing; push the path again (with 'nix copy --refresh')"
+                );
+                Refusal::new(RefusalKind::Conflict, message)
+            })?;
+            check_nar_hash(info, &found.1)?;
+            nars.push(found);
         }
-        let placed = self.files().placed(self.index(), self.id(), &nars)?;
-        let mut all_placed = Vec::with_capacity(claimed.len());
-        for ((info, (name, nar)), placed) in claimed.iter().zip(&nars).zip(placed) {
-            all_placed.push(placed.ok_or_else(|| absent(info, name))?);
-            check_nar_hash(info, nar)?;
-        }
-        let served = |(name, nar): (String, NarRecord)| (self.files().served_name(&name, &nar), nar);
-        Ok((nars.into_iter().map(served).collect(), all_placed))
+        Ok(nars)
     }
 
     /// Of the hash parts that NARs mention, those of paths in this cache or the same commit. Each is looked up once: many narinfos may
@@ -426,9 +419,6 @@ impl Cache {
         Ok(known)
     }
 }
-
-/// NARs with the names that they are served by.
-type NamedNars = Vec<(String, NarRecord)>;
 
 /// The name below `nar/` that a narinfo gives to its NAR.
 pub(crate) fn nar_name(info: &NarInfo) -> Result<String, Refusal> {

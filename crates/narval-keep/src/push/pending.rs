@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use narval_nix::HashPart;
 
-use crate::index::{CacheId, Pending};
+use crate::index::CacheId;
 use crate::rule::holds;
 use crate::storage::{TAKEOVER, VALID_FOR};
 use crate::{Cache, Data, DataError, Refusal};
@@ -73,33 +73,15 @@ impl Data {
         if pending.is_empty() {
             return Ok(());
         }
-        let caches = self.caches()?;
         let now = clock::instant();
-        let (mut narinfos, mut settled) = (Narinfos::new(), Vec::new());
-        for (number, id, what) in pending {
+        let mut narinfos = Narinfos::new();
+        for (number, id, part) in pending {
             let seen = *seen.entry(number).or_insert(Seen { first: now, is_done: false });
-            let is_due = now.duration_since(seen.first) >= TAKEOVER || !holds!(Takeover);
-            match what {
-                Pending::Path(part) => {
-                    let none = Entries { numbers: Vec::new(), is_due: true, is_done: true };
-                    let entries = narinfos.entry((id, part)).or_insert(none);
-                    entries.numbers.push(number);
-                    entries.is_due &= is_due;
-                    entries.is_done &= seen.is_done;
-                }
-                // Before that, the upload may be in progress.
-                Pending::File(name) if is_due => {
-                    let cache = caches.iter().find(|cache| cache.id() == id);
-                    match cache.map_or(Ok(()), |cache| cache.end_upload(name, number)) {
-                        Ok(()) => settled.push(number),
-                        Err(error) => tracing::warn!("{error}"),
-                    }
-                }
-                Pending::File(_) => {}
-            }
-        }
-        if !settled.is_empty() {
-            shared.index.settle_these(&settled)?;
+            let none = Entries { numbers: Vec::new(), is_due: true, is_done: true };
+            let entries = narinfos.entry((id, part)).or_insert(none);
+            entries.numbers.push(number);
+            entries.is_due &= now.duration_since(seen.first) >= TAKEOVER || !holds!(Takeover);
+            entries.is_done &= seen.is_done;
         }
         self.publish_narinfos(narinfos, &mut seen, which)
     }
@@ -132,7 +114,7 @@ impl Data {
             for (number, id, part) in self.take_over(some)? {
                 let mut mine = Seen { first: clock::instant(), is_done: false };
                 let cache = caches.iter().find(|cache| cache.id() == id);
-                match cache.map_or(Ok(()), |cache| cache.reconcile(&Pending::Path(part), number, until)) {
+                match cache.map_or(Ok(()), |cache| cache.reconcile(&part, until)) {
                     Ok(()) => {
                         mine.is_done = true;
                         let is_due = |(of, wanted, entries): &(CacheId, HashPart, Entries)| {
@@ -189,11 +171,8 @@ impl Cache {
         let mut left = Vec::new();
         {
             let seen = clock::lock(&shared.seen_pending.0);
-            for (number, id, what) in pending {
-                if let Pending::Path(part) = what
-                    && id == self.id()
-                    && !seen.get(&number).is_some_and(|seen| seen.is_done)
-                {
+            for (number, id, part) in pending {
+                if id == self.id() && !seen.get(&number).is_some_and(|seen| seen.is_done) {
                     left.push(part);
                 }
             }
@@ -201,21 +180,11 @@ impl Cache {
         Ok(left.is_empty() || !shared.index.present(self.id(), &left)?.contains(&false))
     }
 
-    /// Looks whether the object of an upload is there whose server was killed, or forgets its name.
-    fn end_upload(&self, name: String, number: i64) -> Result<(), DataError> {
-        // A collection removes what it has condemned itself.
-        if self.index().file(self.id(), &name)?.is_none() {
-            return Ok(());
-        }
-        self.reconcile(&Pending::File(name), number, clock::instant() + VALID_FOR)
-    }
-
     /// Writes the narinfo of a path in a bucket again, as the index has it, or removes it.
     pub(crate) fn publish_again(&self, part: HashPart) -> Result<(), DataError> {
         let until = clock::instant() + VALID_FOR;
-        let pending = Pending::Path(part);
-        let number = self.index().note_pending(self.id(), &pending)?;
-        self.reconcile(&pending, number, until)?;
+        let number = self.index().note_pending(self.id(), part)?;
+        self.reconcile(&part, until)?;
         Ok(self.index().settle_these(&[number])?)
     }
 }

@@ -1,7 +1,6 @@
 //! Makes files consistent with the index after a process was killed between updating both.
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -10,8 +9,7 @@ use narval_nix::HashPart;
 use super::pending::WhichPending;
 use crate::data::Data;
 use crate::error::{DataError, io_error};
-use crate::index::{CacheId, Lost, PathRecord, Pending};
-use crate::rule::holds;
+use crate::index::{CacheId, PathRecord};
 use crate::storage::VALID_FOR;
 use crate::{Cache, Refusal, RefusalKind};
 use narval_client::clock;
@@ -58,20 +56,15 @@ impl Data {
         let mut records = HashMap::new();
         for cache in &caches {
             let of_cache = some.iter().filter(|(_, id, _)| *id == cache.id());
-            let parts = of_cache.filter_map(|(.., pending)| pending.path().copied()).collect::<Vec<_>>();
+            let parts = of_cache.map(|(.., part)| *part).collect::<Vec<_>>();
             let found = self.shared().index.paths(cache.id(), &parts)?;
             records.extend(parts.into_iter().zip(found).map(|(part, record)| ((cache.id(), part), record)));
         }
-        for (number, id, pending) in &some {
+        for (number, id, part) in &some {
             let until = clock::instant() + VALID_FOR;
-            match (cache_of(*id), pending.path()) {
-                // One that changed twice has been looked at.
-                (Some(cache), Some(part)) => {
-                    let record = records.remove(&(*id, *part));
-                    record.map_or(Ok(()), |record| cache.reconcile_path(part, record, until))?;
-                }
-                (Some(cache), None) => cache.reconcile(pending, *number, until)?,
-                (None, _) => {}
+            // One that changed twice has been looked at.
+            if let (Some(cache), Some(record)) = (cache_of(*id), records.remove(&(*id, *part))) {
+                cache.reconcile_path(part, record, until)?;
             }
             // Nobody else is writing: later changes have greater numbers.
             done.fetch_max(*number, Ordering::AcqRel);
@@ -102,36 +95,9 @@ impl Cache {
         published.map_err(|source| io_error("repair", self.files().place(), source))
     }
 
-    /// Makes one file consistent with the index. In a bucket, nothing takes effect after `until`, which is counted from before the index
-    /// is read: what it said before a pause may be different now. `number` is that of the pending entry.
-    pub(crate) fn reconcile(&self, pending: &Pending, number: i64, until: Instant) -> Result<(), DataError> {
-        let path = self.files().place();
-        let fail = |source: io::Error| io_error("repair", path, source);
-        match pending {
-            Pending::Path(part) => self.reconcile_path(part, self.index().path(self.id(), part)?, until),
-            Pending::File(name) => {
-                let Some(nar) = self.index().file(self.id(), name)? else {
-                    // A bucket has no lock: others may have stored it again when a request takes effect. Collections remove it.
-                    let is_locked = !self.storage().publishes_later() || !holds!(Leased);
-                    return if is_locked { self.files().unlink_nar(name, until).map_err(fail) } else { Ok(()) };
-                };
-                if self.files().check_nar(name, &nar).map_err(fail)? {
-                    return Ok(());
-                }
-                // The NAR is being stored in another encoding since. The object of this name may be there: a collection removes both.
-                if self.storage().publishes_later() && self.files().served_name(name, &nar) != *name && holds!(Encoding)
-                {
-                    return Ok(());
-                }
-                let lost = match self.storage().publishes_later() {
-                    true => Lost::Unplaced(number),
-                    false => Lost::Certainly,
-                };
-                if self.index().remove_file(self.id(), name, lost)? {
-                    tracing::info!("cache '{}': '{name}' was not received completely, and is removed", self.name());
-                }
-                Ok(())
-            }
-        }
+    /// Makes the narinfo of a path consistent with the index. In a bucket, nothing takes effect after `until`, which is counted from before the index
+    /// is read: what it said before a pause may be different now.
+    pub(crate) fn reconcile(&self, part: &HashPart, until: Instant) -> Result<(), DataError> {
+        self.reconcile_path(part, self.index().path(self.id(), part)?, until)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::super::index::NarRecord;
-use super::super::{Cache, Grant, NarFileName, NarTarget, Refusal};
+use super::super::index::{NamedNar, NarRecord};
+use super::super::{Cache, Grant, NarTarget, Refusal};
 use super::pass::Verified;
-use super::{Begin, Receipts, Stored, Upload};
+use super::{Begin, Stored, Upload};
 
 /// A NAR that was verified, and is to be stored.
 struct New<'a> {
@@ -26,16 +26,11 @@ impl Cache {
     ///
     /// # Errors
     /// For the first that is refused. Others may be stored.
-    pub fn receive_nars(
-        &self,
-        nars: &[(NarTarget, &[u8])],
-        receipts: Receipts,
-        grant: &Grant,
-    ) -> Result<Vec<Stored>, Refusal> {
+    pub fn receive_nars(&self, nars: &[(NarTarget, &[u8])], grant: &Grant) -> Result<Vec<Stored>, Refusal> {
         let mut stored: Vec<Option<Stored>> = Vec::with_capacity(nars.len());
         let (mut new, mut seen) = (Vec::new(), HashSet::new());
         for (at, (target, file)) in nars.iter().enumerate() {
-            let known = match self.begin_with(*target, Some(file.len() as u64), receipts, grant)? {
+            let known = match self.begin(*target, Some(file.len() as u64), grant)? {
                 Begin::Known(known) => Some(known),
                 Begin::Receive(upload) => {
                     if seen.insert(*target) {
@@ -48,19 +43,11 @@ impl Cache {
         }
         let bytes = new.iter().map(|new| new.nar.file_size).sum();
         self.check_quota(bytes)?;
-        let new = if receipts == Receipts::Wanted { self.store_many(new, &mut stored)? } else { new };
-        let files: Vec<(NarRecord, &[u8])> = new.iter().map(|new| (new.nar.clone(), new.file)).collect();
-        let are_stored = self.files().keep_new(self.index(), self.id(), &files, self.now())?;
-        for (New { at, upload, nar, mut file }, is_stored) in new.into_iter().zip(are_stored) {
-            let done = match is_stored {
-                true => {
-                    let name = NarFileName::new(nar.file_hash, nar.compression);
-                    upload.note(Ok(Stored::new(name, &nar)))
-                }
-                false => upload.receive(&mut file),
-            };
+        let new = if self.takes_many_nars() { self.store_many(new, &mut stored)? } else { new };
+        for New { at, upload, mut file, .. } in new {
+            let done = upload.receive(&mut file)?;
             if let Some(stored) = stored.get_mut(at) {
-                *stored = Some(done?);
+                *stored = Some(done);
             }
         }
         // Those that were there twice are known by now.
@@ -68,7 +55,7 @@ impl Cache {
         for (stored, (target, mut file)) in stored.into_iter().zip(nars.iter().copied()) {
             all.push(match stored {
                 Some(stored) => stored,
-                None => match self.begin_with(target, Some(file.len() as u64), receipts, grant)? {
+                None => match self.begin(target, Some(file.len() as u64), grant)? {
                     Begin::Known(known) => known,
                     Begin::Receive(upload) => upload.receive(&mut file)?,
                 },
@@ -77,24 +64,29 @@ impl Cache {
         Ok(all)
     }
 
-    /// Stores those that may be stored before they are recorded. Returns the others.
+    /// Stores and records NARs in one step. Returns those that the cache has in the meantime, or that are there twice.
     fn store_many<'a>(&self, new: Vec<New<'a>>, stored: &mut [Option<Stored>]) -> Result<Vec<New<'a>>, Refusal> {
-        let nars: Vec<&NarRecord> = new.iter().map(|new| &new.nar).collect();
-        let Some(leave) = self.store_first(&nars)? else { return Ok(new) };
-        let (first, rest): (Vec<_>, Vec<_>) = new.into_iter().zip(&leave.are_new).partition(|(_, is_new)| **is_new);
-        let first: Vec<New<'a>> = first.into_iter().map(|(new, _)| new).collect();
-        let files: Vec<(&NarRecord, &[u8])> = first.iter().map(|new| (&new.nar, new.file)).collect();
-        if let Err(refusal) = self.files().store_all(&files) {
-            self.was_not_stored(&first.iter().map(|new| &new.nar).collect::<Vec<_>>());
-            return Err(refusal);
+        let (mut first, mut rest, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+        for new in new {
+            let is_new = seen.insert((new.nar.nar_hash, new.nar.compression)) && self.same(&new.nar)?.is_none();
+            if is_new { first.push(new) } else { rest.push(new) }
         }
+        let Some(times) = first.iter().map(|new| new.upload.times()).min_by_key(|(_, until)| *until) else {
+            return Ok(rest);
+        };
+        let named: Vec<NamedNar> = first.iter().map(|new| (new.upload.name.to_string(), new.nar.clone())).collect();
+        let files: Vec<_> = named.iter().zip(&first).map(|((name, nar), new)| (name.as_str(), nar, new.file)).collect();
+        let storing = self.begin_storing()?;
+        self.files().store_all(&files)?;
+        self.index().record_all(self.id(), named, times)?;
+        storing.recorded();
         for New { at, upload, nar, .. } in first {
-            let done = Stored::with_receipt(&nar, self.was_stored(&leave, &nar));
+            let done = upload.note(Ok(Stored::new(upload.name, &nar)))?;
             if let Some(stored) = stored.get_mut(at) {
-                *stored = Some(upload.note(Ok(done))?);
+                *stored = Some(done);
             }
         }
-        Ok(rest.into_iter().map(|(new, _)| new).collect())
+        Ok(rest)
     }
 }
 

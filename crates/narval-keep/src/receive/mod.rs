@@ -1,19 +1,17 @@
 //! Receiving NARs.
 //!
 //! An upload is written to its own file while one pass verifies it: SHA-256 of the file, a bounded decoder, the NAR's
-//! grammar, SHA-256 of the NAR, its listing, the store paths that it mentions. A valid upload is made durable, recorded
-//! and linked to its names, in this order; an invalid one leaves nothing. The thread with the body does all of this.
+//! grammar, SHA-256 of the NAR, its listing, the store paths that it mentions. A valid upload is made durable, gets a name that no
+//! other file ever has, and is recorded, in this order; an invalid one leaves nothing. The thread with the body does all of this.
 
 pub(crate) mod contents;
 mod listing;
 mod many;
 mod pass;
-pub(crate) mod receipt;
-pub(crate) mod receipt_key;
 mod scan;
-pub(crate) mod store_first;
+mod storing;
 mod tee;
-pub(crate) mod unrecorded;
+pub(crate) mod writing;
 
 use std::io::{self, Read, Seek, Write};
 
@@ -22,10 +20,12 @@ use narval_nix::{Compression, NarHash, Sha256};
 
 pub(super) use self::pass::no_window;
 use self::pass::{Claims, Verified, file_size_max, verify};
-pub use self::receipt::RECEIPT_KEY;
-use super::index::NarRecord;
-use super::storage::{Incoming, Keep};
+use self::writing::RECORDED_WITHIN;
+use super::index::{NamedNar, NarRecord};
+use super::storage::Incoming;
 use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};
+use crate::rule::holds;
+use narval_client::clock;
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 
 /// The result of starting an upload.
@@ -37,23 +37,17 @@ pub enum Begin {
     Receive(Box<Upload>),
 }
 
-/// Whether a client can bring receipts with its narinfos.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Receipts {
-    /// It cannot: NARs are recorded at once.
-    None,
-    /// It can: in a bucket, NARs may be recorded with the commit.
-    Wanted,
-}
-
 /// An accepted upload.
 #[derive(Debug)]
 pub struct Upload {
     cache: Cache,
     target: NarTarget,
+    /// Under which it will be stored.
+    name: NarFileName,
     length: Option<u64>,
     grant: Grant,
-    receipts: Receipts,
+    /// When it was begun, in seconds since 1970.
+    begun: u64,
 }
 
 /// A stored NAR.
@@ -71,19 +65,17 @@ pub struct Stored {
     pub file_hash: Sha256,
     /// The size of the stored file in bytes.
     pub file_size: u64,
-    /// What a commit has to bring, in the line [`RECEIPT_KEY`](super::RECEIPT_KEY) of the narinfo, if the NAR is not recorded yet.
-    pub receipt: Option<String>,
 }
 
 impl Stored {
     fn new(name: NarFileName, nar: &NarRecord) -> Self {
         let NarRecord { nar_hash, nar_size, compression, file_hash, file_size, .. } = *nar;
-        Self { name, nar_hash, nar_size, compression, file_hash, file_size, receipt: None }
+        Self { name, nar_hash, nar_size, compression, file_hash, file_size }
     }
 
-    fn with_receipt(nar: &NarRecord, receipt: String) -> Self {
-        let name = NarFileName::new(nar.file_hash, nar.compression);
-        Self { receipt: Some(receipt), ..Self::new(name, nar) }
+    /// `None` if the name is not one of a NAR, which only the index of somebody else can have.
+    fn of((name, nar): &NamedNar) -> Option<Self> {
+        Some(Self::new(NarFileName::parse(name).ok()?, nar))
     }
 }
 
@@ -96,7 +88,12 @@ impl Cache {
     pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
         let parsed = NarFileName::parse(name);
-        let name = parsed.map_err(|error| Refusal::new(RefusalKind::Malformed, format_args!("'{name}': {error}")))?;
+        let malformed =
+            |why: &dyn std::fmt::Display| Refusal::new(RefusalKind::Malformed, format_args!("'{name}': {why}"));
+        let name = parsed.map_err(|error| malformed(&error))?;
+        if name.is_unique() {
+            return Err(malformed(&"the cache chooses such names; an upload has the hash of its file alone"));
+        }
         self.begin(NarTarget::File(name), length, grant)
     }
 
@@ -105,20 +102,6 @@ impl Cache {
     /// # Errors
     /// See [`Cache::begin_nar`].
     pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
-        self.begin_with(target, length, Receipts::None, grant)
-    }
-
-    /// As [`begin`](Self::begin), for a client that may be able to bring receipts.
-    ///
-    /// # Errors
-    /// See [`Cache::begin_nar`].
-    pub fn begin_with(
-        &self,
-        target: NarTarget,
-        length: Option<u64>,
-        receipts: Receipts,
-        grant: &Grant,
-    ) -> Result<Begin, Refusal> {
         grant.require(self.name(), Scope::Push)?;
         let settings = self.settings();
         if length.is_some_and(|length| length > settings.nar_size_max) {
@@ -126,16 +109,11 @@ impl Cache {
             let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache accepts");
             return Err(Refusal::new(RefusalKind::TooLarge, message));
         }
-        if self.state().unrecorded.has(&target) {
-            let stored = if receipts == Receipts::Wanted { self.stored_first(&target)? } else { None };
-            match stored {
-                Some((nar, receipt)) => return Ok(Begin::Known(Stored::with_receipt(&nar, receipt))),
-                None => self.record_now()?,
-            }
-        }
         if let Some(stored) = self.known(&target)? {
             // Its narinfo may follow soon.
-            self.note_nar_used(&stored.name);
+            if holds!(Promised) {
+                self.note_nar_used(&stored.name);
+            }
             return Ok(Begin::Known(stored));
         }
         let more = length.unwrap_or(0);
@@ -144,16 +122,11 @@ impl Cache {
             self.notice_shortage(&refusal);
             check()?;
         }
-        Ok(Begin::Receive(Box::new(Upload { cache: self.clone(), target, length, grant: grant.clone(), receipts })))
+        Ok(Begin::Receive(Box::new(Upload::new(self, target, length, grant)?)))
     }
 
-    /// Checks that this many more bytes are within the quota. Those that this process has not recorded yet count, too.
+    /// Checks that this many more bytes are within the quota.
     pub(super) fn check_quota(&self, more: u64) -> Result<(), Refusal> {
-        self.check_recorded_quota(more.saturating_add(self.state().unrecorded.bytes()))
-    }
-
-    /// Checks that this many more bytes than those that are recorded are within the quota.
-    pub(super) fn check_recorded_quota(&self, more: u64) -> Result<(), Refusal> {
         if let Some(quota) = self.settings().quota {
             let usage = self.usage()?;
             let bytes = usage.bytes.saturating_add(usage.small_bytes);
@@ -170,21 +143,46 @@ impl Cache {
 
     /// The NAR of an upload, if this cache already has its file.
     fn known(&self, target: &NarTarget) -> Result<Option<Stored>, Refusal> {
-        let candidates = match target {
-            NarTarget::File(name) => {
-                let name = name.to_string();
-                self.index().file(self.id(), &name)?.map(|nar| (name, nar)).into_iter().collect()
-            }
-            NarTarget::Nar { nar_hash, .. } => self.index().files_of(self.id(), nar_hash)?,
-        };
-        for (name, nar) in candidates {
-            if self.files().is_placed(self.index(), self.id(), &name, &nar)?
-                && let Ok(name) = NarFileName::parse(&name)
-            {
-                return Ok(Some(Stored::new(name, &nar)));
+        if let NarTarget::File(name) = target {
+            return Ok(self.stored(&name.to_string())?.and_then(|nar| Stored::of(&nar)));
+        }
+        let NarTarget::Nar { nar_hash, .. } = target else { return Ok(None) };
+        for (name, _) in self.index().files_of(self.id(), nar_hash)? {
+            if let Some(nar) = self.stored(&name)? {
+                return Ok(Stored::of(&nar));
             }
         }
         Ok(None)
+    }
+
+    /// The NAR that a name below `nar/` means, with its own name, if its file is there, as far as that can be told without asking a bucket.
+    pub(super) fn stored(&self, name: &str) -> Result<Option<NamedNar>, Refusal> {
+        let Some((own, nar)) = self.index().file(self.id(), name)? else { return Ok(None) };
+        if self.has_nar((&own, &nar))? {
+            return Ok(Some((own, nar)));
+        }
+        // Its file is lost. The NAR may have been pushed again.
+        let others = self.index().files_of(self.id(), &nar.nar_hash)?.into_iter();
+        for (name, other) in others.filter(|(name, other)| *name != own && other.compression == nar.compression) {
+            if self.has_nar((&name, &other))? {
+                return Ok(self.index().file(self.id(), &name)?);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the file of a NAR is there; a bucket is not asked.
+    pub(super) fn has_nar(&self, (name, nar): (&str, &NarRecord)) -> Result<bool, Refusal> {
+        self.files().has_nar(name, nar.file_size).map_err(|error| Refusal::of_file("look at", name, &error))
+    }
+
+    /// The file of a NAR in this compression.
+    fn same(&self, nar: &NarRecord) -> Result<Option<NamedNar>, Refusal> {
+        let all = self.index().files_of(self.id(), &nar.nar_hash)?;
+        match all.into_iter().find(|(_, other)| other.compression == nar.compression) {
+            Some((name, _)) => self.stored(&name),
+            None => Ok(None),
+        }
     }
 
     fn listing_file(&self) -> Result<Option<TemporaryFile>, Refusal> {
@@ -223,10 +221,14 @@ impl Write for Roomy<'_> {
 }
 
 impl Upload {
-    /// An internal upload, regardless of other files of the same NAR.
-    pub(super) fn new(cache: &Cache, target: NarTarget, length: u64, grant: &Grant) -> Self {
-        let receipts = Receipts::None;
-        Self { cache: cache.clone(), target, length: Some(length), grant: grant.clone(), receipts }
+    /// An upload, regardless of files of the same NAR in other compressions.
+    pub(super) fn new(cache: &Cache, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Self, Refusal> {
+        let named = match target {
+            NarTarget::File(name) => name,
+            NarTarget::Nar { nar_hash, compression } => NarFileName::new(nar_hash, compression),
+        };
+        let name = named.unique().map_err(|error| Refusal::new(RefusalKind::Failed, error))?;
+        Ok(Self { cache: cache.clone(), target, name, length, grant: grant.clone(), begun: cache.now() })
     }
 
     /// Receives, verifies and stores the file. When this returns, its bytes are on the disk.
@@ -236,7 +238,7 @@ impl Upload {
     /// Nothing is left then.
     pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
         let len_max = self.length.unwrap_or_else(|| file_size_max(self.cache.settings().nar_size_max));
-        let received = self.cache.files().receive(&self.target, len_max);
+        let received = self.cache.files().receive(&self.name.to_string(), len_max);
         let received = received.map_err(|error| Refusal::of_file("create", self.target, &error));
         let result = received.and_then(|mut received| {
             let verified = self.verify(body, Some(&mut Roomy { cache: &self.cache, to: &mut received }))?;
@@ -282,32 +284,38 @@ impl Upload {
 
     fn store(&self, verified: Verified, received: Incoming, listing: Option<TemporaryFile>) -> Result<Stored, Refusal> {
         let cache = &self.cache;
-        let Verified { nar, .. } = verified;
-        if self.receipts == Receipts::Wanted
-            && let Some(leave) = cache.store_first(&[&nar])?.filter(|leave| leave.are_new == [true])
+        let (nar, failed) = (verified.nar, |error: io::Error| Refusal::of_file("store", self.target, &error));
+        if let Incoming::File(file) = &received
+            && cache.is_local()
+            && !cache.is_unverified()
         {
-            cache.check_quota(nar.file_size)?;
-            return match cache.files().store(received, &nar) {
-                Ok(()) => Ok(Stored::with_receipt(&nar, cache.was_stored(&leave, &nar))),
-                Err(error) => {
-                    cache.was_not_stored(&[&nar]);
-                    Err(Refusal::of_file("store", self.target, &error))
-                }
-            };
+            file.file().sync_all().map_err(failed)?;
         }
-        let keep = Keep {
-            index: cache.index(),
-            cache: cache.id(),
-            target: &self.target,
-            one_by_one: cache.state().nar_lock(&nar.nar_hash),
-            nar,
-            listing,
-            now: cache.now(),
-            is_unverified: cache.is_unverified(),
-            check_quota: &|bytes| cache.check_quota(bytes),
-        };
-        let (name, nar) = cache.files().keep(received, keep)?;
-        Ok(Stored::new(name, &nar))
+        // Uploads of the same NAR, one after another.
+        let _one_by_one = clock::lock(cache.state().nar_lock(&nar.nar_hash));
+        if let Some((name, kept)) = cache.same(&nar)? {
+            if kept.file_hash != nar.file_hash {
+                // The client names what it has uploaded.
+                cache.index().remember_former(cache.id(), nar.file_hash, nar.nar_hash)?;
+            }
+            let name = NarFileName::parse(&name).map_err(|error| Refusal::new(RefusalKind::Failed, error))?;
+            return Ok(Stored::new(name, &kept));
+        }
+        // Others may have used the quota meanwhile.
+        cache.check_quota(nar.file_size)?;
+        let (storing, name) = (cache.begin_storing()?, self.name.to_string());
+        if !holds!(Follows) {
+            cache.index().record(cache.id(), (name.clone(), nar.clone()), self.times())?;
+        }
+        cache.files().store(received, &name, &nar, listing).map_err(failed)?;
+        cache.index().record(cache.id(), (name, nar.clone()), self.times())?;
+        storing.recorded();
+        Ok(Stored::new(self.name, &nar))
+    }
+
+    /// The current time, and until when this upload can be recorded.
+    fn times(&self) -> (u64, u64) {
+        (self.cache.now(), self.begun.saturating_add(RECORDED_WITHIN))
     }
 }
 
@@ -318,25 +326,12 @@ impl Cache {
         let nar_size_max = self.settings().nar_size_max;
         let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: true };
         let Verified { nar, .. } = verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
-        let (name, failed) = (name.to_string(), |error: io::Error| Refusal::of_file("import", name, &error));
-        let nar = match self.index().nar(self.id(), &nar.nar_hash, nar.compression)? {
-            // There is another file of this NAR already, of which this becomes another name, as after an upload.
-            Some(kept) if (kept.file_hash, kept.file_size) != (nar.file_hash, nar.file_size) => {
-                let names = self.index().files_of(self.id(), &nar.nar_hash)?;
-                if let Some((other, _)) = names.iter().find(|(_, other)| *other == kept) {
-                    self.files().add_alias(other, &name).map_err(failed)?;
-                }
-                kept
-            }
-            _ => {
-                if let Some(listing) = listing.filter(|_| nar.listing_size.is_some()) {
-                    self.files().keep_listing(&name, listing).map_err(failed)?;
-                }
-                nar
-            }
-        };
-        self.index().add_file(self.id(), &name, &nar, self.now())?;
-        Ok(())
+        let name = name.to_string();
+        if let Some(listing) = listing.filter(|_| nar.listing_size.is_some()) {
+            let failed = |error: io::Error| Refusal::of_file("import", &name, &error);
+            self.files().keep_listing(&name, listing).map_err(failed)?;
+        }
+        Ok(self.index().record(self.id(), (name, nar), (self.now(), u64::MAX))?)
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn verify<'a>(
         && file.is_some()
         && name.compression().is_none()
     {
-        return believe(claims, *name.file_hash(), Tee::new(body, file, len_max).without_hash());
+        return believe(claims, *name.hash(), Tee::new(body, file, len_max).without_hash());
     }
     let mut tee = Tee::new(body, file, len_max);
     let decoded = decode(claims, window, &mut tee, listing);
@@ -73,7 +73,7 @@ pub(super) fn verify<'a>(
     }
     let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
     let (claimed, found) = match claims.target {
-        NarTarget::File(name) => (*name.file_hash(), file_hash),
+        NarTarget::File(name) => (*name.hash(), file_hash),
         NarTarget::Nar { nar_hash: claimed, .. } => (*claimed, nar_hash),
     };
     if claimed != found && !claims.is_alias {

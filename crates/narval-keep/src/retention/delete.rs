@@ -1,20 +1,13 @@
 //! Deletes a path immediately.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use narval_nix::HashPart;
 
-use super::lease::Collection;
-use crate::index::Commit;
 use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
-use narval_client::clock;
 
 /// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;
-
-/// How long a deletion waits for a collection to end. Paths are gone before; this is about bytes.
-const COLLECTION_WAIT: Duration = Duration::from_secs(5);
 
 /// How often a deletion is tried while others push referrers.
 const ATTEMPTS_MAX: u32 = 8;
@@ -24,7 +17,7 @@ const ATTEMPTS_MAX: u32 = 8;
 pub struct Deleted {
     /// Hash parts of the paths.
     pub paths: Vec<HashPart>,
-    /// Files of NARs. A file that another path or cache uses stays. None if another process is collecting: then that one removes them.
+    /// Files of NARs. A file that another path uses stays.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
@@ -54,7 +47,10 @@ impl Cache {
         let mut paths = self.with_referrers(hash_part, referrers)?;
         // On another server somebody may push one that refers to them.
         let mut attempts = 1;
-        while self.index().delete(self.id(), &paths, self.now())? == Commit::Changed {
+        let gone = loop {
+            if let Some(gone) = self.index().delete(self.id(), &paths, self.now())? {
+                break gone;
+            }
             if attempts == ATTEMPTS_MAX {
                 return Err(Refusal::new(
                     RefusalKind::Conflict,
@@ -63,10 +59,11 @@ impl Cache {
             }
             paths = self.with_referrers(hash_part, referrers)?;
             attempts += 1;
-        }
+        };
         self.reconcile_now()?;
         drop(alone);
-        let (files, bytes) = self.remove_deleted()?;
+        let (files, bytes) = (gone.len(), gone.iter().map(|(_, bytes)| bytes).sum());
+        self.remove_now(gone.into_iter().map(|(name, _)| name).collect())?;
         Ok(Deleted { paths, files, bytes })
     }
 
@@ -97,19 +94,5 @@ impl Cache {
             return Err(Refusal::new(RefusalKind::Conflict, message));
         }
         Ok(all.into_iter().collect())
-    }
-
-    /// Removes the NARs of deleted paths. While another process is collecting, it removes them.
-    fn remove_deleted(&self) -> Result<(usize, u64), Refusal> {
-        let until = clock::instant() + COLLECTION_WAIT;
-        loop {
-            if let Some(collection) = Collection::begin(self)? {
-                return self.sweep_deleted(&collection);
-            }
-            if clock::instant() >= until {
-                return Ok((0, 0));
-            }
-            clock::sleep(COLLECTION_WAIT / 50);
-        }
     }
 }

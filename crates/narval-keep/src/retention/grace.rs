@@ -1,7 +1,6 @@
 //! Grace periods: how long NARs without a narinfo are kept.
 
 use crate::index::Cutoff;
-use crate::rule::holds;
 
 /// How long a NAR without a narinfo is kept, in seconds: a day. Clients that have its old narinfo can still fetch it,
 /// and it protects uploads whose narinfo follows last.
@@ -12,16 +11,8 @@ pub const COLLECT_GRACE: u64 = 24 * 60 * 60;
 /// immediately.
 pub const UNFINISHED_GRACE: u64 = 10 * 60;
 
-/// How long a name stays doomed, in seconds. Within this time all servers have noticed it and recorded their uses, and clients that
-/// were told that the cache has the NAR have sent its narinfo.
-const DOOMED: u64 = UNFINISHED_GRACE;
-
 /// The cutoff for this grace period. A client that was told that the cache has a NAR has [`UNFINISHED_GRACE`] to send its narinfo,
 /// however old the NAR is.
 pub(super) fn cutoff(grace: u64, now: u64) -> Cutoff {
-    Cutoff {
-        orphaned: now.saturating_sub(grace),
-        used: now.saturating_sub(grace.min(UNFINISHED_GRACE)),
-        doomed: (grace >= COLLECT_GRACE && holds!(Doomed)).then(|| now.saturating_sub(DOOMED)),
-    }
+    Cutoff { orphaned: now.saturating_sub(grace), used: now.saturating_sub(grace.min(UNFINISHED_GRACE)) }
 }

@@ -1,64 +1,43 @@
-//! Objects without a name, which a server has stored and not recorded before it was killed ([`unrecorded`](crate::receive::unrecorded)).
+//! Files without a row: a server was killed, or could not ask the index, before it recorded what it had stored.
 //!
-//! A server that may have stored some has a row, and says every hour that it is alive. The rows of those that say nothing are found by the next
-//! collection: it lists the NARs, and removes those without a name that were stored at that time. Their names are condemned first, so a
-//! commit that brings a receipt for one waits, or finds that it is gone.
+//! Such a server leaves the row that says that it may store something ([`writing`](crate::receive::writing)). When that has said nothing for long
+//! enough, a collection lists the files below `nar/`, and removes those without a row that are days old: nobody can record them any more.
 
 use std::time::{Duration, SystemTime};
 
 use super::lease::{Collection, keep_while};
-use crate::index::WRITER_FRESH_FOR;
-use crate::receive::unrecorded::{RECORD_AFTER, RENEW_EVERY};
+use crate::receive::writing::RECORDED_WITHIN;
 use crate::rule::holds;
 use crate::storage::StoredFile;
-use crate::{Cache, NarFileName, Refusal, RefusalKind};
+use crate::{Cache, Refusal};
 
-/// A server that has said nothing for this long is dead.
-const GONE_AFTER: Duration = Duration::from_secs(3 * RENEW_EVERY.as_secs());
+/// The age from which a file without a row is nobody's, by the clock of the store. A store may date an upload in parts by its beginning.
+const NOBODYS_AFTER: Duration = Duration::from_secs(RECORDED_WITHIN + 24 * 60 * 60);
 
-/// By how much the clocks of the object store, the database and this machine may differ, and how long it may take to store an object.
-const MARGIN: Duration = RENEW_EVERY;
+/// When a server has said nothing for so long, all that it has stored is that old.
+const GONE_AFTER: Duration = Duration::from_secs(2 * NOBODYS_AFTER.as_secs());
 
-/// How long after its last sign of life a server may have stored something.
-const STORED_UNTIL: Duration = Duration::from_secs(WRITER_FRESH_FOR + MARGIN.as_secs());
-const _: () = assert!(STORED_UNTIL.as_secs() < GONE_AFTER.as_secs(), "what others have just stored stays");
-
-/// The age from which an object without a name is of nobody that is alive.
-const STRAY_AFTER: Duration = Duration::from_secs(6 * RECORD_AFTER.as_secs());
-
-/// Names that are condemned in one step.
+/// Names that are looked up in one step.
 const STEP: usize = 256;
 
-/// The most objects of one cache that are looked at in one collection. The next one goes on.
+/// The most files of one cache that are looked at in one collection. The next one goes on.
 const LOOKED_AT_MAX: usize = 1 << 20;
 
 impl Cache {
     /// Removes what dead servers have stored and not recorded.
     pub(super) fn remove_leftovers(&self, collection: &Collection<'_>) -> Result<(), Refusal> {
-        if !self.takes_many_nars() {
-            return Ok(());
-        }
         let mut dead = self.index().writers(self.id())?;
-        dead.retain(|writer| writer.seen >= GONE_AFTER);
-        let ago = |ago: Duration| self.time_ago(ago);
-        let times: Vec<_> = dead
-            .iter()
-            .map(|writer| ago(writer.begun + MARGIN)..ago(writer.seen.saturating_sub(STORED_UNTIL)))
-            .collect();
-        if times.is_empty() {
+        dead.retain(|(_, silent)| *silent >= GONE_AFTER);
+        if dead.is_empty() {
             return Ok(());
         }
-        let mut found = Vec::new();
-        let is_wanted = |file: &StoredFile| {
-            file.modified.is_none_or(|modified| times.iter().any(|times| times.contains(&modified)))
-        };
+        let (old, mut found) = (self.time_ago(NOBODYS_AFTER), Vec::new());
         let mut visit = |file: StoredFile| {
-            let name = file.name.strip_prefix("nar/").map(NarFileName::parse);
-            if let Some(Ok(name)) = name
-                && found.len() < LOOKED_AT_MAX
-                && is_wanted(&file)
+            if found.len() < LOOKED_AT_MAX
+                && (file.modified.is_some_and(|modified| modified < old) || !holds!(Old))
+                && let Some(name) = nar_of(&file.name)
             {
-                found.push(name);
+                found.push(name.to_owned());
             }
         };
         let failed = |error: std::io::Error| Refusal::of_file("list", self.files().place().display(), &error);
@@ -67,67 +46,66 @@ impl Cache {
             tracing::error!("cache '{}': NARs of servers that were killed stay: {refusal}", self.name());
             return Ok(());
         }
-        let (is_all, mut removed) = (found.len() < LOOKED_AT_MAX, 0);
-        for step in found.chunks(STEP) {
-            removed += self.remove_strays(collection, step)?;
-        }
+        let is_all = found.len() < LOOKED_AT_MAX;
+        let removed = keep_while(Some(collection), || self.remove_strays(&found))?;
         if removed > 0 {
             tracing::info!("cache '{}': removed {removed} NARs of servers that were killed", self.name());
         }
         if is_all || removed == 0 {
-            for writer in dead {
-                self.index().end_writer(writer.number)?;
+            for (number, _) in dead {
+                self.index().end_writer(number)?;
             }
         }
         Ok(())
     }
 
-    /// Removes those of these objects that have no name. Returns their number.
-    fn remove_strays(&self, collection: &Collection<'_>, names: &[NarFileName]) -> Result<usize, Refusal> {
-        let texts: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let known = self.index().have_rows(self.id(), &texts.iter().map(String::as_str).collect::<Vec<_>>())?;
-        let strays: Vec<NarFileName> =
-            names.iter().zip(known).filter(|(_, is_known)| !is_known).map(|(name, _)| *name).collect();
-        if strays.is_empty() {
-            return Ok(0);
+    /// Removes those of these files that have no row. Returns their number.
+    pub(crate) fn remove_strays(&self, names: &[String]) -> Result<usize, Refusal> {
+        let mut removed = 0;
+        for step in names.chunks(STEP) {
+            let known = self.index().have_rows(self.id(), &step.iter().map(String::as_str).collect::<Vec<_>>())?;
+            let strays: Vec<&str> = step.iter().filter(|name| !known.contains(*name)).map(String::as_str).collect();
+            removed += strays.len();
+            self.remove_bytes(strays.into_iter())?;
         }
-        if !holds!(Stray) {
-            let names: Vec<(String, u64)> = strays.iter().map(|stray| (stray.to_string(), 0)).collect();
-            self.remove_bytes(collection, &names)?;
-            return Ok(strays.len());
-        }
-        let now = self.now();
-        let condemned = collection.step(|fence| self.index().condemn_strays(fence, self.id(), &strays, now))?;
-        let condemned: Vec<(String, u64)> = condemned.into_iter().map(|name| (name, 0)).collect();
-        self.remove_bytes(collection, &condemned)?;
-        collection.step(|fence| self.index().forget(fence, self.id(), &condemned))?;
-        Ok(condemned.len())
+        Ok(removed)
     }
 
-    /// Of objects without a name, those that no server is about to record.
+    /// Removes all files without a row. Nobody else has the data open.
+    pub(crate) fn remove_all_strays(&self) -> Result<(), Refusal> {
+        let mut found = Vec::new();
+        let mut visit = |file: StoredFile| found.extend(nar_of(&file.name).map(str::to_owned));
+        let failed = |error: std::io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+        self.files().each_nar(&mut visit).map_err(failed)?;
+        self.remove_strays(&found).map(drop)
+    }
+
+    /// Of files without a row, which were listed before, those that no server is about to record.
     pub(crate) fn strays_of_nobody(
         &self,
-        strays: &[(NarFileName, Option<SystemTime>)],
-    ) -> Result<Vec<NarFileName>, Refusal> {
+        mut strays: Vec<(String, Option<SystemTime>)>,
+    ) -> Result<Vec<String>, Refusal> {
         if strays.is_empty() {
             return Ok(Vec::new());
         }
-        let is_anybody_writing = !self.index().writers(self.id())?.is_empty();
-        let old = self.time_ago(STRAY_AFTER);
-        let is_of_nobody =
-            |modified: Option<SystemTime>| !is_anybody_writing || modified.is_some_and(|time| time < old);
-        Ok(strays.iter().filter(|(_, modified)| is_of_nobody(*modified)).map(|(name, _)| *name).collect())
+        let own = self.state().writing.idle();
+        if self.index().writers(self.id())?.iter().any(|(number, _)| Some(*number) != own) {
+            let old = self.time_ago(NOBODYS_AFTER);
+            strays.retain(|(_, modified)| modified.is_some_and(|time| time < old));
+        }
+        let names: Vec<&str> = strays.iter().map(|(name, _)| name.as_str()).collect();
+        let known = self.index().have_rows(self.id(), &names)?;
+        Ok(strays.into_iter().map(|(name, _)| name).filter(|name| !known.contains(name)).collect())
     }
 
     /// The time so long ago, by the clock of the index: the object store's is the same within a minute, whatever that of this machine says.
     fn time_ago(&self, ago: Duration) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(self.now()).saturating_sub(ago)
     }
+}
 
-    /// Removes objects without a name, if no collection is at work.
-    pub(crate) fn remove_strays_of_fsck(&self, strays: &[NarFileName]) -> Result<(), Refusal> {
-        let busy = || Refusal::new(RefusalKind::Busy, "another process is collecting; try again in a few minutes");
-        let collection = Collection::begin(self)?.ok_or_else(busy)?;
-        strays.chunks(STEP).try_for_each(|step| self.remove_strays(&collection, step).map(drop))
-    }
+/// The name of the NAR that a file is of, or its listing.
+pub(crate) fn nar_of(file: &str) -> Option<&str> {
+    let name = file.strip_prefix("nar/")?;
+    Some(name.strip_suffix(".ls").unwrap_or(name))
 }

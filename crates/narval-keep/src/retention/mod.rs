@@ -21,6 +21,7 @@ mod used;
 pub use collect::{CollectOptions, Collected, Forgotten};
 pub use delete::Deleted;
 pub use grace::{COLLECT_GRACE, UNFINISHED_GRACE};
+pub(super) use leftovers::nar_of;
 pub use mark::{Hold, Why};
 pub use pins::{Pin, PinFor, PinSize};
 pub(super) use shortage::Shortage;

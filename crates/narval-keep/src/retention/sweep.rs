@@ -1,9 +1,7 @@
 //! Removes NARs that no path refers to.
 //!
-//! A name that has been orphaned for long enough is first doomed. Any upload, commit or request of the NAR in the following minutes, on any
-//! server, keeps it. After that it is condemned in one transaction: from then on it is absent on every server, and no upload can use
-//! the name. Then its bytes are removed, and finally its row. If the process is killed in between, the name stays condemned until the
-//! next collection, or the next upload of this NAR, removes it.
+//! In one transaction, their rows go and their names become garbage: from then on they are absent on every server, and no name is ever used again.
+//! Then their bytes are removed, by whoever comes by, and finally the names. A process that is killed in between leaves garbage for the next one.
 
 use narval_files::Work;
 
@@ -12,15 +10,22 @@ use super::grace::cutoff;
 use super::lease::{Collection, keep_while};
 use super::steps::Steps;
 use crate::index::Cutoff;
+use crate::rule::holds;
+use crate::storage::VALID_FOR;
 use crate::{Cache, Refusal, RefusalKind};
+use narval_client::clock;
 
-/// The most names condemned in one step.
+/// The most names in one step.
 const STEP: usize = 256;
 
+/// How old garbage is, in seconds, before its bytes are removed, if a standby may take over that does not know of it.
+const LOST_WITH_SERVER: u64 = 10 * 60;
+
+/// How long a name is remembered that a client has given to a NAR, in seconds: the 30 days for which Nix remembers narinfos.
+const FORMER_FOR: u64 = 30 * 24 * 60 * 60;
+
 impl Cache {
-    /// Removes the NARs that have had no narinfo for this many seconds: immediately if it is less than
-    /// [`COLLECT_GRACE`](super::COLLECT_GRACE), otherwise after an earlier collection has doomed them. Returns the number of files, and
-    /// their bytes.
+    /// Removes the NARs that have had no narinfo for this many seconds. Returns the number of files, and their bytes.
     pub(crate) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
         match Collection::begin(self)? {
             Some(collection) => self.sweep_in(&collection, grace, now, Work::unwatched()),
@@ -38,9 +43,27 @@ impl Cache {
     ) -> Result<(usize, u64), Refusal> {
         let cutoff = self.nar_cutoff(grace, now)?;
         work.begin("deleting", "NARs", 0, 0);
-        let swept = self.remove_condemned(collection, Some(cutoff), work)?;
-        while collection.step(|fence| self.index().doom(fence, self.id(), cutoff, STEP, now))? == STEP {}
-        Ok(swept)
+        let (mut files, mut bytes, mut steps) = (0, 0, Steps::of(STEP));
+        loop {
+            stopped(work)?;
+            let gone = steps
+                .time(|len| collection.step(|fence| self.index().discard(fence, self.id(), cutoff, (len, now))))?;
+            if gone.is_empty() {
+                break;
+            }
+            let gone_bytes: u64 = gone.iter().map(|(_, bytes)| bytes).sum();
+            files += gone.len();
+            bytes += gone_bytes;
+            work.count(gone.len() as u64);
+            work.count_bytes(gone_bytes);
+        }
+        collection.step(|fence| self.index().end_holds(fence, self.id(), now))?;
+        self.index().forget_former(self.id(), now.saturating_sub(FORMER_FOR))?;
+        // In a folder, files are looked for before anybody relies on them. What is deleted for good goes at once.
+        let may_be_lost = self.index().is_shared() && self.storage().publishes_later() && grace > 0;
+        let waits = if may_be_lost && holds!(Waits) { LOST_WITH_SERVER } else { 0 };
+        keep_while(Some(collection), || self.remove_garbage(now.saturating_sub(waits)))?;
+        Ok((files, bytes))
     }
 
     /// Which NARs without a path are removed: not those that a backup needs.
@@ -52,74 +75,35 @@ impl Cache {
         Ok(cutoff)
     }
 
-    /// Removes the NARs of deleted paths, and names that interrupted collections have condemned.
-    pub(super) fn sweep_deleted(&self, collection: &Collection<'_>) -> Result<(usize, u64), Refusal> {
-        self.remove_condemned(collection, None, Work::unwatched())
-    }
-
-    fn remove_condemned(
-        &self,
-        collection: &Collection<'_>,
-        cutoff: Option<Cutoff>,
-        work: &Work,
-    ) -> Result<(usize, u64), Refusal> {
-        let (mut files, mut bytes, mut steps) = (0, 0, Steps::of(STEP));
+    /// Removes the bytes of NARs whose rows went at this time or before. Others may do the same.
+    pub(crate) fn remove_garbage(&self, before: u64) -> Result<(), Refusal> {
         loop {
-            stopped(work)?;
-            let _alone = self.alone()?;
-            let (removed, removed_bytes) = steps.time(|len| self.remove_some(collection, cutoff, len))?;
-            if removed == 0 {
-                return Ok((files, bytes));
+            let garbage = self.index().garbage(self.id(), before, STEP)?;
+            if garbage.is_empty() || !self.remove_now(garbage)? {
+                return Ok(());
             }
-            files += removed;
-            bytes += removed_bytes;
-            work.count(removed as u64);
-            work.count_bytes(removed_bytes);
         }
     }
 
-    /// Condemns and removes a limited number of names, with the exclusive lock held.
-    fn remove_some(
-        &self,
-        collection: &Collection<'_>,
-        cutoff: Option<Cutoff>,
-        len: usize,
-    ) -> Result<(usize, u64), Refusal> {
-        if !keep_while(Some(collection), || self.withdraw_removed())? {
+    /// Removes the bytes of garbage. Returns `false` if that has to be done later.
+    pub(super) fn remove_now(&self, garbage: Vec<String>) -> Result<bool, Refusal> {
+        // Narinfos go before their NARs.
+        if !self.withdraw_removed()? {
             tracing::warn!("cache '{}': NARs are removed later, because narinfos cannot be removed now", self.name());
-            return Ok((0, 0));
+            return Ok(false);
         }
-        let condemned = collection.step(|fence| self.index().condemn(fence, self.id(), cutoff, len))?;
-        if !condemned.is_empty() {
-            self.remove_bytes(collection, &condemned)?;
-            collection.step(|fence| self.index().forget(fence, self.id(), &condemned))?;
-        }
-        Ok((condemned.len(), condemned.iter().map(|(_, bytes)| bytes).sum()))
+        self.remove_bytes(garbage.iter().map(String::as_str))?;
+        self.index().forget(self.id(), garbage)?;
+        Ok(true)
     }
 
-    /// Removes immediately what an interrupted collection or deletion has condemned. A collection holds the folder's lock while it removes
-    /// files, so if this process gets the lock, no collection is running.
-    pub(crate) fn finish_interrupted(&self) -> Result<(), Refusal> {
-        let _alone = self.alone()?;
-        let Some(collection) = Collection::take_over(self)? else { return Ok(()) };
-        while self.remove_some(&collection, None, STEP)?.0 > 0 {}
-        Ok(())
-    }
-
-    /// Removes the files of condemned names. The index is not asked for a name again: what it remembers while its database is away is not
-    /// condemned.
-    pub(super) fn remove_bytes(&self, collection: &Collection<'_>, condemned: &[(String, u64)]) -> Result<(), Refusal> {
-        let failed = |error: &dyn std::fmt::Display| {
-            tracing::error!("{error}");
-            // A folder answers for certain.
-            if self.storage().publishes_later() {
-                collection.is_uncertain();
-            }
-            Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
-        };
-        for (name, _) in condemned {
-            let until = collection.may_remove()?;
-            self.files().unlink_nar(name, until).map_err(|error| failed(&format_args!("'nar/{name}': {error}")))?;
+    /// Removes files below `nar/` that have no row.
+    pub(super) fn remove_bytes<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
+        for name in names {
+            self.files().unlink_nar(name, clock::instant() + VALID_FOR).map_err(|error| {
+                tracing::error!("'nar/{name}': {error}");
+                Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
+            })?;
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ impl Uses {
 
     /// Like [`note_path`](Self::note_path), for the file of a NAR. Each requested range counts as a use.
     pub(crate) fn note_file(&self, cache: CacheId, name: &NarFileName, now: u64) {
-        if self.is_first(cache, name.file_hash().as_bytes(), now) {
+        if self.is_first(cache, name.hash().as_bytes(), now) {
             self.note(cache, Subject::File(name.to_string()), now);
         }
     }

@@ -99,7 +99,7 @@ impl Task {
 
     fn remove_object(&self, key: &str, valid: Valid) -> Result<(), HttpError> {
         let sent = self.sim.state.lock().unwrap().now();
-        self.change(Effect::Remove(key.to_owned(), self.fence.get(), sent), Some(valid))?;
+        self.change(Effect::Remove(key.to_owned(), sent), Some(valid))?;
         let mut state = self.sim.state.lock().unwrap();
         // The next one would be sent right after it.
         if state.phase == Phase::Running && state.has_accidents && state.rng.once_in(8) {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use narval_nix::HashPart;
 
 use super::CACHES;
+use super::failover::AWAY_MAX;
 use super::state::{By, Op, Phase, SKEW_MAX, State};
-use crate::index::Fence;
 
 const DAY: u64 = 24 * 3600 * 1000;
 
@@ -32,10 +32,9 @@ const NARINFOS: &str = concat!("select ", of_cache!(), " || hash_part, cast(nari
 pub(super) const NAMED: &str = concat!(
     "select ",
     object!("name"),
-    ", hex(n.nar_hash) || hex(n.file_hash) || n.file_size from files t join nars n on n.id = t.nar \
-     where t.orphaned is null"
+    ", hex(t.nar_hash) || hex(t.file_hash) || t.file_size from nars t where t.orphaned is null"
 );
-pub(super) const HAS_OBJECT: &str = concat!("select 1 from files t where ", object!("name"), " = ?");
+pub(super) const HAS_OBJECT: &str = concat!("select 1 from nars t where ", object!("name"), " = ?");
 
 pub(super) fn is_nar(key: &str) -> bool {
     CACHES.iter().any(|cache| key.strip_prefix(cache).is_some_and(|name| name.starts_with("nar/")))
@@ -51,10 +50,11 @@ impl State {
     /// collection has taken what is pinned, leased or new.
     pub(super) fn check_rows(&mut self, by: By) {
         let By { op, node, cache, fence, is_misled } = by;
+        self.find_discarded(op);
         if is_misled {
             self.find_strays();
         }
-        if let (Some(fence), Some((latest, _))) = (fence, self.lease())
+        if let (Some(fence), Some(latest)) = (fence, self.lease())
             && fence.0 != latest
         {
             self.violate(format!(
@@ -84,6 +84,7 @@ impl State {
             let is_remembered = self.database.prepare_cached(is_remembered).unwrap().exists([&part]).unwrap();
             if !self.database.prepare_cached(HAS_OBJECT).unwrap().exists([&file]).unwrap()
                 && (is_misled || !is_remembered)
+                && op != Op::Delete
             {
                 self.violate(format!("{part} is lost: {op:?} has removed its NAR from the index"));
             }
@@ -102,7 +103,7 @@ impl State {
         if let Some(part) = unknown.cloned() {
             self.violate(format!("{part} is visible, and nobody has pushed it"));
         }
-        let dangling = "select hash_part, file from paths p where not exists (select 1 from files f \
+        let dangling = "select hash_part, file from paths p where not exists (select 1 from nars f \
              where f.cache = p.cache and f.name = p.file and f.orphaned is null)";
         for (part, file) in self.pairs(dangling) {
             self.violate(format!("{part} is visible, and its NAR {file} is not used in the index"));
@@ -112,10 +113,17 @@ impl State {
         for (part, reference) in self.pairs(open) {
             self.violate(format!("{part} is visible, and its reference {reference} is not"));
         }
-        let unpinned = "select hash_part, name from pins n where not exists \
-             (select 1 from paths p where p.cache = n.cache and p.hash_part = n.hash_part)";
+        let unpinned = concat!(
+            "select ",
+            of_cache!(),
+            " || hash_part, name from pins t where not exists \
+             (select 1 from paths p where p.cache = t.cache and p.hash_part = t.hash_part)"
+        );
         for (part, name) in self.pairs(unpinned) {
-            self.violate(format!("{part} is pinned as {name}, and is gone"));
+            // A pin stays if the NAR of its path is lost.
+            if !self.history.lost.contains(&part) {
+                self.violate(format!("{part} is pinned as {name}, and is gone"));
+            }
         }
         for (part, file) in visible {
             if !self.objects.contains_key(&file) && !self.history.failovers.returned.contains(&part) {
@@ -126,29 +134,18 @@ impl State {
         self.check_releases(by);
     }
 
-    /// The number of the latest lease of a collection, and until when it is valid, in milliseconds.
-    fn lease(&self) -> Option<(i64, u64)> {
-        let query = "select fence, until from work where name = 'collection'";
-        let mut statement = self.database.prepare_cached(query).unwrap();
-        statement.query_row([], |row| Ok((row.get(0)?, row.get::<_, u64>(1)? * 1000))).ok()
+    /// The number of the latest lease of a collection.
+    fn lease(&self) -> Option<i64> {
+        let query = "select fence from work where name = 'collection'";
+        self.database.prepare_cached(query).unwrap().query_row([], |row| row.get(0)).ok()
     }
 
-    /// Before an object is removed: a NAR is removed by the only collection that is at work, and nobody may use it.
-    pub(super) fn check_removal(&mut self, key: &str, fence: Option<Fence>, sent: u64) {
-        // The server that said so is lost; the path of the NAR, if it has one by now, is looked at afterwards.
-        let was_sent_before = self.history.failovers.began_before(sent);
-        if !is_nar(key) || !self.objects.contains_key(key) || was_sent_before {
-            return;
-        }
-        let lease = self.lease();
-        let now = self.now();
-        match (fence, lease) {
-            (Some(fence), Some((latest, until))) if fence.0 == latest && now / 1000 * 1000 <= until => {}
-            _ => self.violate(format!("{key} is removed by {fence:?} at {}, and the lease is {lease:?}", now / 1000)),
-        }
-        let used = format!("{HAS_OBJECT} and (fence is null or orphaned is null)");
-        if self.database.prepare_cached(&used).unwrap().exists([key]).unwrap() {
-            self.violate(format!("{key} is removed, and its row is not condemned"));
+    /// Before an object is removed: a NAR has no row any more.
+    pub(super) fn check_removal(&mut self, key: &str, sent: u64) {
+        // The server that said so is lost, which a node notices some time later; the path of the NAR, if it has one by now, is looked at afterwards.
+        let was_sent_before = self.history.failovers.began_before(sent.saturating_sub(AWAY_MAX + 10_000));
+        if is_nar(key) && !was_sent_before && self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap() {
+            self.violate(format!("{key} is removed, and it has a row"));
         }
     }
 
@@ -156,7 +153,7 @@ impl State {
     fn check_published(&mut self) {
         let rows = self.pairs(NARINFOS);
         let pending: HashSet<String> = self
-            .pairs(concat!("select ", of_cache!(), " || name, kind from pending t where kind = 'path'"))
+            .pairs(concat!("select ", of_cache!(), " || name, id || '' from pending t"))
             .into_iter()
             .map(|(name, _)| name)
             .collect();
@@ -183,6 +180,15 @@ impl State {
         }
     }
 
+    /// Whether NARs were removed by somebody who does not care what clients were told.
+    fn find_discarded(&mut self, op: Op) {
+        let count = "select count(*), '' from (select 1 from garbage union all select 1 from lost)";
+        let all: u64 = self.database.query_row(count, [], |row| row.get(0)).unwrap();
+        if all > std::mem::replace(&mut self.history.discards, all) && op != Op::Collect {
+            self.history.discarded = self.now();
+        }
+    }
+
     /// Objects that have lost their rows, in a failover or because the store said that they are not there, are for `fsck` to remove.
     pub(super) fn find_strays(&mut self) {
         let has_row = |key: &str| self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap();
@@ -194,10 +200,6 @@ impl State {
     pub(super) fn check_object(&mut self, key: &str) {
         if is_nar(key) {
             if self.objects.contains_key(key) {
-                if !self.database.prepare_cached(HAS_OBJECT).unwrap().exists([key]).unwrap() {
-                    self.note("stray", || key.to_owned());
-                    self.history.strays.insert(key.to_owned());
-                }
                 return;
             }
             let of_it = format!("{PATHS} where {} = ?", object!("file"));
@@ -260,9 +262,15 @@ impl State {
         }
     }
 
-    /// A client was told that its NAR is stored: then a collection knows it.
-    pub(super) fn was_stored(&mut self, cache: &str, name: &str) {
-        self.history.strays.remove(&format!("{cache}nar/{name}"));
+    /// A client commits nine minutes at most after it has asked for the NAR, and was told that it is here.
+    pub(super) fn was_refused(&mut self, told: u64, why: &str) {
+        let is_broken = why.contains("is missing; push the path again") && self.now() < told + 540_000;
+        // By a deletion, or with a server.
+        let is_gone =
+            self.history.discarded >= told.saturating_sub(60_000) || self.history.failovers.began_before(told);
+        if is_broken && !is_gone {
+            self.violate(format!("a client was told that a NAR is here, and then: {why}"));
+        }
     }
 
     fn check_promised(&mut self, part: &str, since: u64, what: &str) {
@@ -283,15 +291,9 @@ impl State {
     pub(super) fn check_named(&mut self, cache: &str, problems: &[String]) {
         let rows: BTreeMap<String, String> =
             self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text)).collect();
-        let names = self.pairs(concat!("select ", object!("name"), ", name from files t"));
+        let names = self.pairs(concat!("select ", object!("name"), ", name from nars t"));
         let names: HashSet<String> = names.into_iter().map(|(name, _)| name).collect();
-        // What a pending entry says may be on its way, and a NAR without a path is looked for before it is used.
-        let settled = concat!(
-            "select ",
-            object!("name"),
-            ", name from files t where t.orphaned is null and not exists \
-             (select 1 from pending p where p.cache = t.cache and p.kind = 'file' and p.name = t.name)"
-        );
+        let settled = concat!("select ", object!("name"), ", name from nars t where t.orphaned is null");
         let settled: HashSet<String> = self.pairs(settled).into_iter().map(|(name, _)| name).collect();
         let is_stored = |key: &String| key.ends_with(".narinfo") || is_nar(key);
         let differs = |key: &&String| match self.objects.get(*key) {
@@ -316,7 +318,7 @@ impl State {
         let rows = self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text));
         let mut expected: BTreeMap<String, String> = rows.collect();
         expected.insert("_narval/index.id".to_owned(), String::new());
-        for (name, _) in self.pairs(concat!("select ", object!("name"), ", name from files t where orphaned is null")) {
+        for (name, _) in self.pairs(concat!("select ", object!("name"), ", name from nars t where orphaned is null")) {
             expected.insert(name, String::new());
         }
         let mut wrong = Vec::new();
@@ -338,11 +340,14 @@ impl State {
         for key in expected.keys().filter(|key| !self.objects.contains_key(*key)) {
             wrong.push(format!("{key} is not in the bucket at the end"));
         }
-        for (name, _) in self.pairs("select name, name from files where orphaned is not null") {
+        for (name, _) in self.pairs(
+            "select name, name from nars where orphaned is not null union all select name, name from garbage \
+             union all select 'writer', id || '' from writers",
+        ) {
             wrong.push(format!("{name} is left in the index at the end"));
         }
-        for (kind, name) in self.pairs("select kind, name from pending") {
-            wrong.push(format!("{kind} {name} is pending at the end"));
+        for (name, _) in self.pairs("select name, name from pending") {
+            wrong.push(format!("{name} is pending at the end"));
         }
         wrong.into_iter().for_each(|what| self.violate(what));
     }

@@ -10,10 +10,7 @@ use super::state::{Op, Phase};
 use super::task::{Opened, Task};
 use crate::push::pending::WhichPending;
 use crate::tests::{TestPath, pusher};
-use crate::{
-    Begin, Cache, CollectOptions, Grant, NarFileName, NarTarget, PinFor, RECEIPT_KEY, Receipts, Stored,
-    UNFINISHED_GRACE,
-};
+use crate::{Begin, Cache, CollectOptions, Grant, NarFileName, NarTarget, PinFor, Stored, UNFINISHED_GRACE};
 use narval_client::clock::Virtual;
 
 /// A file of a path's NAR, with the narinfo that names it.
@@ -153,11 +150,11 @@ impl Task {
         cache.publish_again(PATHS[at].part).ok();
     }
 
-    /// Returns the narinfo to commit, with the receipt if there is one.
-    fn uploads(&self, cache: &Cache, (at, encoding): (usize, usize), receipts: Receipts) -> Option<Vec<u8>> {
+    /// Returns the narinfo to commit.
+    fn uploads(&self, cache: &Cache, (at, encoding): (usize, usize)) -> Option<Vec<u8>> {
         let encoded = &PATHS[at].encoded[encoding];
         let target = NarTarget::File(NarFileName::parse(&encoded.name).unwrap());
-        let begun = cache.begin_with(target, Some(encoded.file.len() as u64), receipts, &pusher());
+        let begun = cache.begin(target, Some(encoded.file.len() as u64), &pusher());
         let stored = match begun.ok()? {
             Begin::Known(stored) => stored,
             Begin::Receive(upload) => upload.receive(&mut &encoded.file[..]).ok()?,
@@ -168,46 +165,38 @@ impl Task {
     fn was_told(&self, (at, encoding): (usize, usize), stored: Stored) -> Vec<u8> {
         let encoded = &PATHS[at].encoded[encoding];
         let mut narinfo = self.signed(encoded);
-        let mut state = self.sim.state.lock().unwrap();
-        state.was_stored(self.cache.get(), &encoded.name);
-        if let Some(receipt) = stored.receipt {
-            state.note("receipt", || encoded.name.clone());
-            narinfo.extend(format!("{RECEIPT_KEY}: {receipt}\n").into_bytes());
-            state.history.receipts.push((at, encoding, receipt));
+        // Nix names what it has sent, and `narval push` what it was told.
+        if self.below(2) == 0 {
+            let text = String::from_utf8(narinfo).unwrap();
+            narinfo = text.replace(&encoded.name, &stored.name.to_string()).into_bytes();
         }
+        self.sim.state.lock().unwrap().history.narinfos.push((at, narinfo.clone()));
         narinfo
     }
 
     /// One by one, or all in one request.
     fn uploads_all(&self, cache: &Cache, all: &[usize], encoding: usize) -> Option<Vec<Vec<u8>>> {
-        let receipts = self.receipts();
         if self.below(2) == 0 {
-            return all.iter().map(|at| self.uploads(cache, (*at, encoding), receipts)).collect();
+            return all.iter().map(|at| self.uploads(cache, (*at, encoding))).collect();
         }
         let encoded = all.iter().map(|at| &PATHS[*at].encoded[encoding]);
         let nars: Vec<_> = encoded
             .map(|encoded| (NarTarget::File(NarFileName::parse(&encoded.name).unwrap()), &encoded.file[..]))
             .collect();
-        let stored = cache.receive_nars(&nars, receipts, &pusher()).ok()?;
+        let stored = cache.receive_nars(&nars, &pusher()).ok()?;
         Some(all.iter().zip(stored).map(|(at, stored)| self.was_told((*at, encoding), stored)).collect())
     }
 
-    fn receipts(&self) -> Receipts {
-        if self.below(3) == 0 { Receipts::None } else { Receipts::Wanted }
-    }
-
-    /// A client brings a receipt to another node than it has it from, or long after.
+    /// A client brings a narinfo to another node than it has sent the NAR to, or long after.
     fn commits_later(&self, cache: &Cache) {
         let begun = self.begins(Op::Push);
-        let known = self.sim.state.lock().unwrap().history.receipts.len();
+        let known = self.sim.state.lock().unwrap().history.narinfos.len();
         // One of the last, or any.
         let from = if self.below(2) == 0 { known.saturating_sub(4) } else { 0 };
         let at = from + self.below(known - from);
-        let receipt = self.sim.state.lock().unwrap().history.receipts.get(at).cloned();
-        let Some((at, encoding, receipt)) = receipt else { return };
-        let mut narinfo = self.signed(&PATHS[at].encoded[encoding]);
-        narinfo.extend(format!("{RECEIPT_KEY}: {receipt}\n").into_bytes());
-        self.commits(cache, &[(PATHS[at].part, narinfo)], begun);
+        let narinfo = self.sim.state.lock().unwrap().history.narinfos.get(at).cloned();
+        let Some((at, narinfo)) = narinfo else { return };
+        self.commits(cache, &[(PATHS[at].part, narinfo)], (begun, 0));
     }
 
     #[cfg(feature = "postgres")]
@@ -257,20 +246,23 @@ impl Task {
     fn pushes(&self, cache: &Cache, at: usize) {
         let begun = self.begins(Op::Push);
         let encoding = self.encoding();
-        if let Some(narinfo) = self.uploads(cache, (at, encoding), self.receipts()) {
+        if let Some(narinfo) = self.uploads(cache, (at, encoding)) {
             if self.below(6) == 0 {
                 let pause = self.below(900) as u64;
                 self.sleep(Duration::from_secs(pause));
             }
-            self.commits(cache, &[(PATHS[at].part, narinfo)], begun);
+            self.commits(cache, &[(PATHS[at].part, narinfo)], (begun, begun));
         }
     }
 
-    fn commits(&self, cache: &Cache, narinfos: &[(HashPart, Vec<u8>)], begun: u64) {
+    fn commits(&self, cache: &Cache, narinfos: &[(HashPart, Vec<u8>)], (begun, told): (u64, u64)) {
         let parts: Vec<HashPart> = narinfos.iter().map(|(part, _)| *part).collect();
         self.sim.state.lock().unwrap().are_pushed(self.cache.get(), &parts);
-        if cache.commit_narinfos(narinfos, &pusher()).is_ok() {
-            let mut state = self.sim.state.lock().unwrap();
+        let committed = cache.commit_narinfos(narinfos, &pusher());
+        let mut state = self.sim.state.lock().unwrap();
+        if let Err(refusal) = committed {
+            state.was_refused(told, &refusal.to_string());
+        } else {
             state.note("committed", || parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
             state.were_pushed(self.cache.get(), &parts, begun);
         }
@@ -299,7 +291,7 @@ impl Task {
         if let Some(narinfos) = self.uploads_all(cache, &wanted, encoding) {
             let narinfos: Vec<_> =
                 wanted.iter().zip(narinfos).map(|(at, narinfo)| (PATHS[*at].part, narinfo)).collect();
-            self.commits(cache, &narinfos, begun);
+            self.commits(cache, &narinfos, (begun, 0));
         }
     }
 

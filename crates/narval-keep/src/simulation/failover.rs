@@ -21,7 +21,7 @@ use narval_files::Work;
 const LOST_MAX: u64 = 5_000;
 
 /// How long the database is away until the standby answers, at most.
-const AWAY_MAX: u64 = 20_000;
+pub(super) const AWAY_MAX: u64 = 20_000;
 
 /// What a standby has, and what clients had been told by then.
 pub(super) struct Standby {
@@ -51,9 +51,9 @@ impl Lost {
 /// Paths and pending entries that one of the two databases has, and the other one has not.
 const CHANGED: &str = concat!(
     "with one as (select cache, hash_part, narinfo from main.paths union all \
-       select cache, name, kind || id from main.pending where kind = 'path'), \
+       select cache, name, id from main.pending), \
      other as (select cache, hash_part, narinfo from standby.paths union all \
-       select cache, name, kind || id from standby.pending where kind = 'path') \
+       select cache, name, id from standby.pending) \
      select ",
     of_cache!(),
     " || hash_part, '' from (select * from (select * from one except select * from other) \
@@ -153,13 +153,13 @@ impl State {
 impl Task {
     /// As an operator does after a failover. What the bucket and the index do not have in common is named, and nothing of it is left afterwards.
     pub(super) fn repairs_all(&self, data: &Data, caches: &[Cache; 2]) {
-        self.sleep(Duration::from_secs(2 * 3600));
+        self.sleep(Duration::from_secs(5 * 24 * 3600));
         self.op.set(Op::Publish);
         data.publish_pending(WhichPending::Due).expect("nothing fails any more");
         for (cache, name) in caches.iter().zip(CACHES) {
             self.cache.set(name);
             self.op.set(Op::Collect);
-            cache.finish_interrupted().expect("nothing fails any more");
+            cache.remove_garbage(cache.now()).expect("nothing fails any more");
             self.op.set(Op::Read);
             let work = Work::unwatched();
             let report = cache.fsck(FsckOptions::default(), work).expect("nothing fails any more");

@@ -25,8 +25,11 @@ pub(super) struct History {
     pub(super) lost: HashSet<String>,
     pub(super) releases: Releases,
     pub(super) failovers: Lost,
-    /// Paths, the encodings of their NARs, and receipts for these: clients may bring them to any node, at any time.
-    pub(super) receipts: Vec<(usize, usize, String)>,
-    /// Objects that appeared when they had no row, and whose upload has not succeeded: `fsck` removes them.
+    /// Paths, and narinfos for them: clients may bring them to any node, at any time.
+    pub(super) narinfos: Vec<(usize, Vec<u8>)>,
+    /// When NARs were last removed by somebody else than a collection, and how many there were.
+    pub(super) discarded: u64,
+    pub(super) discards: u64,
+    /// Objects that have lost their rows: `fsck` removes them.
     pub(super) strays: HashSet<String>,
 }

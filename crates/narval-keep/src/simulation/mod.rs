@@ -36,6 +36,11 @@ const CACHES: [&str; 2] = ["", "other/"];
 /// A transaction.
 pub(crate) type Transaction = Box<dyn FnOnce(&Connection) + Send>;
 
+/// A random number, in a simulation.
+pub(crate) fn random() -> Option<u64> {
+    current().map(|task| task.random())
+}
+
 /// The simulated task that is running on this thread.
 pub(crate) fn current() -> Option<Rc<Task>> {
     task::CURRENT.with_borrow(Option::clone)

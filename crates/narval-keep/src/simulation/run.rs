@@ -154,7 +154,7 @@ impl Task {
         if self.sim.state.lock().unwrap().has_failovers {
             self.repairs_all(&data, &caches);
         }
-        for wait in [100, 26 * 3600, 26 * 3600, 26 * 3600, 700, 100, 100] {
+        for wait in [100, 26 * 3600, 26 * 3600, 26 * 3600, 9 * 24 * 3600, 700, 100] {
             self.op.set(Op::Collect);
             for (cache, name) in caches.iter().zip(CACHES) {
                 self.cache.set(name);

@@ -85,8 +85,8 @@ pub(super) struct NodeState {
 /// What takes effect later.
 pub(super) enum Effect {
     Put(String, Vec<u8>),
-    /// Of a collection with this lease, if it is one of a NAR, sent at this time.
-    Remove(String, Option<Fence>, u64),
+    /// Sent at this time.
+    Remove(String, u64),
     Transaction(Transaction, By),
 }
 
@@ -245,9 +245,9 @@ impl State {
                 self.modified.insert(key.clone(), shown);
                 self.check_object(&key);
             }
-            Effect::Remove(key, fence, sent) => {
+            Effect::Remove(key, sent) => {
                 self.note("remove", || key.clone());
-                self.check_removal(&key, fence, sent);
+                self.check_removal(&key, sent);
                 self.objects.remove(&key);
                 self.check_object(&key);
             }
@@ -285,8 +285,8 @@ impl State {
         if self.events.is_none() {
             return;
         }
-        let all = "select cache || ' ' || name, format('orphaned %s, doomed %s, fence %s, %s pending', orphaned, doomed, fence, \
-             (select count(*) from pending p where p.cache = f.cache and p.name = f.name)) from files f";
+        let all = "select cache || ' ' || name, format('orphaned %s, used %s', orphaned, used) from nars \
+             union all select cache || ' ' || name, 'garbage' from garbage";
         let files: BTreeMap<String, String> = {
             let mut statement = self.database.prepare_cached(all).unwrap();
             let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();

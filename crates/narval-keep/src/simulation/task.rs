@@ -97,6 +97,10 @@ impl Task {
         self.is_fenced.set(true);
     }
 
+    pub(crate) fn random(&self) -> u64 {
+        self.sim.state.lock().unwrap().rng.next()
+    }
+
     pub(crate) fn database_time(&self) -> u64 {
         self.sim.state.lock().unwrap().database_time_of(self.node) / 1000
     }

@@ -1,8 +1,8 @@
 //! A data folder.
 //!
 //! ```text
-//! caches/<name>/nar/<FileHash>.nar[.ext]      a NAR's file; its other names are hard links
-//! caches/<name>/nar/<FileHash>.nar[.ext].ls   its listing
+//! caches/<name>/nar/<name>.nar[.ext]      a NAR's file
+//! caches/<name>/nar/<name>.nar[.ext].ls   its listing
 //! caches/<name>/<hash part>.ls                a hard link to the latter
 //! incoming/                                   what is being written
 //! ```
@@ -26,11 +26,11 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, statvfs};
 use rustix::io::Errno;
 
 use super::{
-    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, Keep, NarBytes, Redirect, Room, Storage, StorageLock,
-    StoredFile, TEMPORARY, WrittenNarinfo, object_name,
+    Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, NarBytes, Redirect, Room, Storage, StorageLock, StoredFile,
+    TEMPORARY, WrittenNarinfo,
 };
-use crate::index::{CacheId, Index, Lost, NarRecord, PathRecord, Placed};
-use crate::{CacheName, NarFileName, NarTarget, Refusal};
+use crate::CacheName;
+use crate::index::{NarRecord, PathRecord};
 
 /// How the names of listings end.
 const LISTING: &str = ".ls";
@@ -160,21 +160,6 @@ impl CacheFolder {
     fn nar_listing(&self, name: &str) -> PathBuf {
         self.nar_path(&format!("{name}{LISTING}"))
     }
-
-    /// The stored file of this NAR, if it exists as recorded: one of its names.
-    fn stored(&self, keep: &Keep<'_>) -> Result<Option<(String, NarRecord)>, Refusal> {
-        let Some(kept) = keep.index.nar(keep.cache, &keep.nar.nar_hash, keep.nar.compression)? else { return Ok(None) };
-        // Its own name may be gone, or have been that of another cache's file.
-        let others = keep.index.files_of(keep.cache, &kept.nar_hash)?;
-        let others = others.into_iter().filter(|(_, nar)| *nar == kept).map(|(name, _)| name);
-        for name in std::iter::once(object_name(&kept)).chain(others) {
-            let is_there = self.has_nar(&name, kept.file_size);
-            if is_there.map_err(|error| Refusal::of_file("look at", &name, &error))? {
-                return Ok(Some((name, kept)));
-            }
-        }
-        Ok(None)
-    }
 }
 
 impl CacheStorage for CacheFolder {
@@ -239,30 +224,8 @@ impl CacheStorage for CacheFolder {
         Ok(files)
     }
 
-    fn served_name(&self, name: &str, _: &NarRecord) -> String {
-        name.to_owned()
-    }
-
     fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool> {
         self.has_nar(name, nar.file_size)
-    }
-
-    fn is_placed(&self, _: &dyn Index, _: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal> {
-        self.has_nar(name, nar.file_size).map_err(|error| Refusal::of_file("look at", name, &error))
-    }
-
-    /// Nothing is removed before the commit: it has the folder's lock.
-    fn placed(
-        &self,
-        index: &dyn Index,
-        cache: CacheId,
-        nars: &[(String, NarRecord)],
-    ) -> Result<Vec<Option<Placed>>, Refusal> {
-        let placed = |(name, nar): &(String, NarRecord)| {
-            let is_placed = self.is_placed(index, cache, name, nar)?;
-            Ok(is_placed.then(|| Placed { name: name.clone(), entry: i64::MAX }))
-        };
-        nars.iter().map(placed).collect()
     }
 
     fn nar(&self, name: &str, nar: &NarRecord, _: Asker) -> io::Result<Option<NarBytes>> {
@@ -273,7 +236,7 @@ impl CacheStorage for CacheFolder {
         Ok(self.open(name)?.map(|(file, _)| Box::new(file) as Box<dyn Read>))
     }
 
-    fn receive(&self, _: &NarTarget, _: u64) -> io::Result<Incoming> {
+    fn receive(&self, _: &str, _: u64) -> io::Result<Incoming> {
         incoming(&self.data).map(Incoming::File)
     }
 
@@ -285,7 +248,7 @@ impl CacheStorage for CacheFolder {
         Ok(self.nar_len(name)? == Some(file_size))
     }
 
-    fn elsewhere(&self, _: &NarRecord, _: Redirect) -> Option<String> {
+    fn elsewhere(&self, _: &str, _: &NarRecord, _: Redirect) -> Option<String> {
         None
     }
 
@@ -294,66 +257,13 @@ impl CacheStorage for CacheFolder {
         Ok(opened.filter(|(_, len)| *len == nar.file_size).map(|(file, _)| file))
     }
 
-    fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal> {
-        let failed = |error: io::Error| Refusal::of_file("store", keep.target, &error);
+    fn store(&self, received: Incoming, name: &str, nar: &NarRecord, listing: Option<TemporaryFile>) -> io::Result<()> {
         // Only buckets have objects.
-        let Incoming::File(file) = received else { return Err(failed(ErrorKind::InvalidInput.into())) };
-        // Before taking the lock, because it takes time. Not needed if the cache already has the NAR.
-        let mut is_durable = keep.is_unverified;
-        if !is_durable && self.stored(&keep)?.is_none() {
-            file.file().sync_all().map_err(failed)?;
-            is_durable = true;
+        let Incoming::File(file) = received else { return Err(ErrorKind::InvalidInput.into()) };
+        if let Some(listing) = listing.filter(|_| nar.listing_size.is_some()) {
+            self.keep_listing(name, listing)?;
         }
-        let _no_collection = lock(&self.data, FlockOperation::LockShared).map_err(failed)?;
-        let _one_by_one = keep.one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = self.stored(&keep)?;
-        let parsed = match &keep.target {
-            NarTarget::File(name) => *name,
-            // The name of the stored file, if there is one already.
-            NarTarget::Nar { .. } => {
-                let nar = kept.as_ref().map_or(&keep.nar, |(_, kept)| kept);
-                NarFileName::new(nar.file_hash, nar.compression)
-            }
-        };
-        let name = parsed.to_string();
-        let record = match kept {
-            Some((stored, kept)) => {
-                keep.index.add_file(keep.cache, &name, &kept, keep.now)?;
-                self.add_alias(&stored, &name).map_err(failed)?;
-                kept
-            }
-            None => {
-                // Others may have used the quota meanwhile.
-                (keep.check_quota)(keep.nar.file_size)?;
-                // The row first: a row without a file is found at the next start.
-                keep.index.add_file(keep.cache, &name, &keep.nar, keep.now)?;
-                let place = || {
-                    if let Some(listing) = keep.listing.filter(|_| keep.nar.listing_size.is_some()) {
-                        self.keep_listing(&name, listing)?;
-                    }
-                    if !is_durable {
-                        // Another upload's file existed a moment ago, and is lost now.
-                        file.file().sync_all()?;
-                    }
-                    persist(file, &self.nar_path(&name))
-                };
-                if let Err(error) = place() {
-                    // The first error is reported; if this fails, too, the next start finds the row.
-                    keep.index.remove_file(keep.cache, &name, Lost::Certainly).ok();
-                    return Err(failed(error));
-                }
-                keep.nar
-            }
-        };
-        Ok((parsed, record))
-    }
-
-    fn add_alias(&self, name: &str, alias: &str) -> io::Result<()> {
-        if name == alias {
-            return Ok(());
-        }
-        link(&self.nar_path(name), &self.nar_path(alias))?;
-        link_listing(&self.nar_listing(name), &self.nar_listing(alias))
+        persist(file, &self.nar_path(name))
     }
 
     fn keep_listing(&self, name: &str, listing: TemporaryFile) -> io::Result<()> {

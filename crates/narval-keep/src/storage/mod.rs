@@ -1,7 +1,7 @@
 //! Where the bytes of caches are: in a folder ([`Folder`]) or in a bucket ([`Bucket`]).
 //!
 //! [`Storage`] is the whole, [`CacheStorage`] the files of one cache. No file belongs to two. Names of files are those of the standard layout,
-//! relative to the cache: `nar/<FileHash>.nar.xz`, `<hash part>.narinfo`, `log/…`. The index decides what is visible; a storage
+//! relative to the cache: `nar/<hash>-<random>.nar.xz`, `<hash part>.narinfo`, `log/…`. The name of a NAR is never used again. The index decides what is visible; a storage
 //! decides in which order bytes and rows are written.
 
 mod bucket;
@@ -12,15 +12,15 @@ mod threads;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_files::TemporaryFile;
 use narval_nix::{HashPart, Sha256, Sha256Hasher};
 
-use super::index::{CacheId, Index, NarRecord, PathRecord, Placed};
+use super::index::{NarRecord, PathRecord};
 use super::nodes::Peers;
-use super::{CacheName, NarFileName, NarTarget, Refusal};
+use super::{CacheName, NarFileName, Refusal};
 
 use narval_files::Fill;
 use narval_s3::ObjectWriter;
@@ -93,22 +93,6 @@ pub(crate) enum Below<'a> {
     Root,
     /// All in this folder, which may be absent, and its folders.
     Folder(&'a str),
-}
-
-/// A verified NAR to store.
-pub(crate) struct Keep<'a> {
-    pub(crate) index: &'a dyn Index,
-    pub(crate) cache: CacheId,
-    pub(crate) target: &'a NarTarget,
-    pub(crate) nar: NarRecord,
-    pub(crate) listing: Option<TemporaryFile>,
-    pub(crate) now: u64,
-    /// Whether it need not be durable.
-    pub(crate) is_unverified: bool,
-    /// Checks that this many more bytes fit into the quota.
-    pub(crate) check_quota: &'a dyn Fn(u64) -> Result<(), Refusal>,
-    /// Serialises uploads of the same NAR in this process.
-    pub(crate) one_by_one: &'a Mutex<()>,
 }
 
 /// A narinfo that was written, but does not have its name yet.
@@ -196,66 +180,33 @@ pub(crate) trait CacheStorage: Send + Sync {
     /// Lists files.
     fn list(&self, below: Below<'_>) -> io::Result<Vec<StoredFile>>;
 
-    /// The name by which narinfos refer to a NAR that was uploaded under this one.
-    fn served_name(&self, name: &str, nar: &NarRecord) -> String;
     /// Whether the file of a NAR exists with its recorded length. A bucket trusts the index here.
     fn has_nar(&self, name: &str, file_size: u64) -> io::Result<bool>;
     /// Like [`has_nar`](Self::has_nar), but a bucket is asked.
     fn check_nar(&self, name: &str, nar: &NarRecord) -> io::Result<bool>;
-    /// Whether an upload of this name is complete. Another server may have recorded it and still be storing it.
-    fn is_placed(&self, index: &dyn Index, cache: CacheId, name: &str, nar: &NarRecord) -> Result<bool, Refusal>;
-    /// As [`is_placed`](Self::is_placed), for the NARs of a commit, which must find their files unchanged; `None` for one that is not
-    /// complete.
-    fn placed(
-        &self,
-        index: &dyn Index,
-        cache: CacheId,
-        nars: &[(String, NarRecord)],
-    ) -> Result<Vec<Option<Placed>>, Refusal>;
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>>;
     /// The address to redirect a client to, if it is to be redirected.
-    fn elsewhere(&self, nar: &NarRecord, redirect: Redirect) -> Option<String>;
+    fn elsewhere(&self, name: &str, nar: &NarRecord, redirect: Redirect) -> Option<String>;
     /// Like [`nar`](Self::nar) for a client, but waits for the complete file.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
     /// Reads a file from the storage itself, bypassing the disk cache; `None` if there is none.
     fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>>;
-    /// Where the bytes of an upload go.
-    fn receive(&self, target: &NarTarget, len_max: u64) -> io::Result<Incoming>;
+    /// Where the bytes of an upload go that is to be stored under this name below `nar/`.
+    fn receive(&self, name: &str, len_max: u64) -> io::Result<Incoming>;
     /// Where the listing of an upload goes, if listings are stored.
     fn listing(&self) -> io::Result<Option<TemporaryFile>>;
-    /// Stores a NAR and records it, or records another name of the stored one. Returns the name, and what is stored.
-    fn keep(&self, received: Incoming, keep: Keep<'_>) -> Result<(NarFileName, NarRecord), Refusal>;
-    /// Stores verified NARs that are in memory, all different, and records them in one transaction. Returns which were stored: the others
-    /// have to be [kept](Self::keep) one by one. Nothing is stored here unless there is a bucket.
-    fn keep_new(
-        &self,
-        _index: &dyn Index,
-        _cache: CacheId,
-        nars: &[(NarRecord, &[u8])],
-        _now: u64,
-    ) -> Result<Vec<bool>, Refusal> {
-        Ok(vec![false; nars.len()])
-    }
-    /// Stores a verified NAR whose name is recorded later. Only in a bucket.
-    fn store(&self, _received: Incoming, _nar: &NarRecord) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-    /// As [`store`](Self::store), for several NARs that are in memory.
-    fn store_all(&self, _nars: &[(&NarRecord, &[u8])]) -> Result<(), Refusal> {
+    /// Stores a verified NAR under this name. The index does not know it yet.
+    fn store(&self, received: Incoming, name: &str, nar: &NarRecord, listing: Option<TemporaryFile>) -> io::Result<()>;
+    /// As [`store`](Self::store), for several NARs that are in memory. Only in a bucket.
+    fn store_all(&self, _nars: &[(&str, &NarRecord, &[u8])]) -> Result<(), Refusal> {
         Err(Refusal::of_file("store", "NARs", &io::ErrorKind::Unsupported.into()))
-    }
-    /// Records the name of a NAR that was stored in this way, as if it were being stored now. Only in a bucket.
-    fn record(&self, keep: &Keep<'_>) -> Result<(), Refusal> {
-        Err(Refusal::of_file("record", keep.target, &io::ErrorKind::Unsupported.into()))
     }
     /// Visits the files below `nar/` one by one, in the order of their names if it is a bucket.
     fn each_nar(&self, visit: &mut dyn FnMut(StoredFile)) -> io::Result<()> {
         self.list(Below::Folder("nar"))?.into_iter().for_each(visit);
         Ok(())
     }
-    /// Makes `alias`, below `nar/`, another name of a stored NAR, in place of the file that may have it. In a bucket, the index has all names.
-    fn add_alias(&self, name: &str, alias: &str) -> io::Result<()>;
     /// Stores the listing of a NAR. Only in a folder.
     fn keep_listing(&self, _name: &str, _listing: TemporaryFile) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
@@ -274,7 +225,7 @@ pub(crate) trait CacheStorage: Send + Sync {
     fn withdraw(&self, part: &HashPart, until: Instant) -> io::Result<()>;
 }
 
-/// The name of the file of a NAR, unless it has another one.
+/// The name of a NAR by its contents, as clients and backups have it.
 pub(crate) fn object_name(nar: &NarRecord) -> String {
     NarFileName::new(nar.file_hash, nar.compression).to_string()
 }

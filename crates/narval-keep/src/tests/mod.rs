@@ -64,7 +64,7 @@ impl Fixture {
                 }
                 match path.is_dir() {
                     true => open.push(path),
-                    false => files.push(path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned()),
+                    false => files.push(plain(path.strip_prefix(&root).unwrap().to_str().unwrap())),
                 }
             }
         }
@@ -103,6 +103,38 @@ pub(super) fn folder_of(cache: &Cache) -> std::path::PathBuf {
         Some(below) => s3::S3Server::shared().unwrap().root().join(below),
         None => place.to_owned(),
     }
+}
+
+/// A text without the random parts of names of NARs: the names that clients give them.
+pub(super) fn plain(text: &str) -> String {
+    let (mut plain, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once('-') {
+        plain.push_str(before);
+        rest = after;
+        match after.split_at_checked(16) {
+            Some((random, name))
+                if name.starts_with(".nar") && random.bytes().all(|byte| byte.is_ascii_alphanumeric()) =>
+            {
+                rest = name;
+            }
+            _ => plain.push('-'),
+        }
+    }
+    plain + rest
+}
+
+/// The latest file of a NAR, by the name that a client has given it.
+pub(super) fn object_of(cache: &Cache, name: &str) -> std::path::PathBuf {
+    object_in(&folder_of(cache).join("nar"), name)
+}
+
+/// As [`object_of`], in this folder.
+pub(super) fn object_in(folder: &std::path::Path, name: &str) -> std::path::PathBuf {
+    let entries =
+        std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let modified = |own: &String| std::fs::metadata(folder.join(own)).unwrap().modified().unwrap();
+    let own = entries.filter(|own| plain(own) == name).max_by_key(modified);
+    folder.join(own.unwrap_or_else(|| name.to_owned()))
 }
 
 /// A NAR of one file.

@@ -7,8 +7,9 @@ use narval_nix::HashPart;
 
 use crate::index::PathRecord;
 use crate::lost::Finder;
+use crate::retention::nar_of;
 use crate::storage::{Below, StoredFile, VALID_FOR, hash_of};
-use crate::{Cache, Data, DataError, NarFileName, Refusal, RefusalKind};
+use crate::{Cache, Data, DataError, Refusal, RefusalKind};
 use narval_client::clock;
 use narval_files::Work;
 
@@ -91,7 +92,7 @@ impl Cache {
         for (name, nar) in files {
             report.files += 1;
             work.count(1);
-            let stored_name = format!("nar/{}", self.files().served_name(&name, &nar));
+            let stored_name = format!("nar/{name}");
             let named = self.named(&stored_name);
             let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
             work.check().map_err(fail)?;
@@ -106,14 +107,13 @@ impl Cache {
             if is_fine {
                 continue;
             }
-            // It may have been removed, or not renamed yet.
+            // It may have been removed.
             let alone = self.alone()?;
-            if self.index().file(self.id(), &name)?.as_ref() != Some(&nar) {
+            if self.index().file(self.id(), &name)?.is_none_or(|(own, _)| own != name) {
                 continue;
             }
             let is_there = self.files().check_nar(&name, &nar).map_err(fail)?;
-            let is_on_its_way = || self.files().is_placed(self.index(), self.id(), &name, &nar).map(|placed| !placed);
-            if (is_there && !options.contents) || (self.storage().publishes_later() && is_on_its_way()?) {
+            if is_there && !options.contents {
                 continue;
             }
             let problem = if is_there { "damaged" } else { "missing or truncated" };
@@ -181,22 +181,18 @@ impl Cache {
         for StoredFile { name, modified, .. } in files {
             work.count(1);
             work.check().map_err(|error| Refusal::of_file("look at", self.named(&name), &error))?;
-            // A listing belongs to the NAR before its extension.
-            let nar = name.strip_prefix("nar/").map(|nar| nar.strip_suffix(".ls").unwrap_or(nar));
-            let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
-            let part = part.and_then(|part| part.parse::<HashPart>().ok());
-            let is_stray = || -> Result<bool, Refusal> {
-                Ok(match (nar, part) {
-                    (Some(nar), _) => self.index().file(self.id(), nar)?.is_none(),
-                    (None, Some(part)) => self.index().path(self.id(), &part)?.is_none(),
-                    (None, None) => false,
-                })
-            };
-            if !is_stray()? {
+            // A server may have stored it, and record it soon. A listing belongs to the NAR before its extension.
+            if let Some(nar) = nar_of(&name) {
+                if self.index().file(self.id(), nar)?.is_none_or(|(own, _)| own != nar) {
+                    stray_nars.push((nar.to_owned(), modified));
+                }
                 continue;
             }
-            if let Some(Ok(stray)) = nar.filter(|_| self.storage().publishes_later()).map(NarFileName::parse) {
-                stray_nars.push((stray, modified));
+            let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
+            let part = part.and_then(|part| part.parse::<HashPart>().ok());
+            let Some(part) = part else { continue };
+            let is_stray = || self.index().path(self.id(), &part).map(|path| path.is_none());
+            if !is_stray()? {
                 continue;
             }
             let fail = |error: io::Error| Refusal::of_file("remove", self.named(&name), &error);
@@ -208,13 +204,14 @@ impl Cache {
                 }
             }
         }
-        // In a bucket, a server may have stored them, and record them soon.
-        let stray_nars = self.strays_of_nobody(&stray_nars)?;
+        stray_nars.sort_unstable();
+        stray_nars.dedup_by(|(one, _), (other, _)| one == other);
+        let stray_nars = self.strays_of_nobody(stray_nars)?;
         let problem =
             |stray| format!("'{}' is a file that the index does not have", self.named(&format!("nar/{stray}")));
         report.problems.extend(stray_nars.iter().map(problem));
         if options.repair && !stray_nars.is_empty() {
-            self.remove_strays_of_fsck(&stray_nars)?;
+            self.remove_strays(&stray_nars)?;
         }
         Ok(())
     }

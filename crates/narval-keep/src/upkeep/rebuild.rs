@@ -146,7 +146,7 @@ impl Cache {
             }
         }
         for step in records.chunks(STEP) {
-            if self.index().commit(self.id(), step.to_vec(), &[], &[], self.now())? == Commit::Changed {
+            if self.index().commit(self.id(), step.to_vec(), &[], self.now())? == Commit::Changed {
                 report
                     .problems
                     .push("another process is writing to this cache: stop the server, and try again".to_owned());
@@ -171,7 +171,7 @@ impl Cache {
             Err(error) => return Ok(Err(error.to_string())),
         };
         let file = info.url.strip_prefix("nar/").unwrap_or(&info.url).to_owned();
-        let Some(nar) = self.index().file(self.id(), &file)? else {
+        let Some((file, nar)) = self.index().file(self.id(), &file)? else {
             return Ok(Err(format!("'{}' does not exist", info.url)));
         };
         if (nar.nar_hash, nar.nar_size, nar.compression) != (info.nar_hash, info.nar_size, info.compression) {

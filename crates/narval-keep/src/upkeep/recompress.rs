@@ -106,15 +106,11 @@ impl Cache {
     }
 
     fn recompress_one(&self, name: &str) -> Result<(), Refusal> {
-        let Some(old) = self.index().file(self.id(), name)? else { return Ok(()) };
+        let Some((_, old)) = self.index().file(self.id(), name)? else { return Ok(()) };
         let mut known = None;
         for (name, nar) in self.index().files_of(self.id(), &old.nar_hash)? {
-            // The object of one that was recorded by a process that was killed may not be there.
-            if nar.compression == Compression::Zstd
-                && self.files().is_placed(self.index(), self.id(), &name, &nar)?
-                && self.files().has_nar(&name, nar.file_size).unwrap_or(false)
-            {
-                known = Some((name, nar));
+            if nar.compression == Compression::Zstd && self.has_nar((&name, &nar))? {
+                known = self.index().file(self.id(), &name)?;
                 break;
             }
         }
@@ -149,7 +145,7 @@ impl Cache {
             written.map_err(|error| fail(error.into()))?;
         }
         let target = NarTarget::Nar { nar_hash, compression };
-        let upload = Upload::new(self, target, length, &Grant::administrator("recompression"));
+        let upload = Upload::new(self, target, Some(length), &Grant::administrator("recompression"))?;
         let Stored { name, nar_size, file_hash, file_size, .. } = upload.adopt(file)?;
         let NarRecord { listing_size, found, .. } = old.clone();
         Ok((name.to_string(), NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found }))

@@ -265,7 +265,11 @@ fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
         None => (file, false),
     };
     let stem = match name.strip_suffix(".nar") {
-        Some(stem) if face == Face::NixServe || stem.len() != 52 || query.is_some_and(|query| !query.is_empty()) => {
+        Some(stem)
+            if face == Face::NixServe
+                || ![52, UNIQUE_LEN].contains(&stem.len())
+                || query.is_some_and(|query| !query.is_empty()) =>
+        {
             stem
         }
         _ if face == Face::Narval && is_file_name(file) => return Route::NarFile(file),
@@ -285,9 +289,19 @@ fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
     Route::Nar(NarRoute { hash_part, nar_hash, zstd })
 }
 
-/// Whether it is `<52 characters>.nar` and perhaps an extension.
+/// The length of `<52 characters>-<16 characters>`, as the writable cache names NARs.
+const UNIQUE_LEN: usize = 52 + 1 + 16;
+
+/// Whether it is `<52 characters>.nar` or `<52 characters>-<16 characters>.nar`, and perhaps an extension.
 fn is_file_name(file: &str) -> bool {
-    let Some((hash, rest)) = file.split_at_checked(52) else { return false };
+    let unique = file.split_at_checked(UNIQUE_LEN).and_then(|(stem, rest)| Some((stem.split_once('-')?, rest)));
+    match unique.filter(|((hash, _), _)| hash.len() == 52) {
+        Some(((hash, random), rest)) => is_hash_name(hash, rest) && random.bytes().all(nix32::is_digit),
+        None => file.split_at_checked(52).is_some_and(|(hash, rest)| is_hash_name(hash, rest)),
+    }
+}
+
+fn is_hash_name(hash: &str, rest: &str) -> bool {
     let extension = rest.strip_prefix(".nar");
     hash.bytes().all(nix32::is_digit) && extension.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -366,8 +380,10 @@ mod tests {
         assert_eq!(rich("/zz.ls"), Route::Invalid);
         assert_eq!(parse(Face::NixServe, &format!("/nar/{NAR_HASH}.nar"), None), Route::Invalid);
         for extension in ["", ".xz", ".zst"] {
-            let name = format!("{NAR_HASH}.nar{extension}").leak();
-            assert_eq!(parse(Face::Narval, &format!("/nar/{name}"), None), Route::NarFile(name));
+            for random in ["", "-0123456789abcdfg"] {
+                let name = format!("{NAR_HASH}{random}.nar{extension}").leak();
+                assert_eq!(parse(Face::Narval, &format!("/nar/{name}"), None), Route::NarFile(name));
+            }
         }
         assert_eq!(rich("/debuginfo/ab.debug"), Route::DebugInfo("ab.debug"));
         assert_eq!(rich("/_narval/v1/missing"), Route::Push(PushRoute::Missing));

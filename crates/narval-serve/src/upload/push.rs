@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use narval_http::{BodySource, Fill, Request, Response, SegmentBuf, StatusCode};
 use narval_keep::{
-    Begin, Committed, Grant, NarTarget, Outcome, Receipts, Refusal, RefusalKind, Scope, Stored, read_commit, read_nars,
+    Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Scope, Stored, read_commit, read_nars,
 };
 use narval_nix::{HashPart, Sha256};
 
@@ -29,8 +29,6 @@ const COMMIT_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const NARS_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// The lease of a path that a client was told is present, in seconds: 24 hours.
 const LEASE_SECONDS: u64 = 24 * 3600;
-/// The header field of a client that brings receipts with its narinfos, and of the answer to a commit by a server that takes them.
-const RECEIPTS: &str = "narval-receipts";
 /// The header field with the number of bytes received of an upload.
 const UPLOAD_OFFSET: &str = "upload-offset";
 
@@ -120,11 +118,6 @@ fn target(name: &str) -> Result<NarTarget, ServeError> {
     ))
 }
 
-/// Whether a client brings receipts.
-fn receipts(request: &Request) -> Receipts {
-    if request.header(RECEIPTS) == Some("1") { Receipts::Wanted } else { Receipts::None }
-}
-
 /// The position of a part in its NAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
@@ -156,8 +149,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     let part = Part::parse(request.query())?;
     let length = announced(&request);
     // Before the body is read: a client that waits for 100 Continue need not send it.
-    let receipts = receipts(&request);
-    let upload = match uploads.cache.begin_with(target, length.filter(|_| part.is_none()), receipts, &grant)? {
+    let upload = match uploads.cache.begin(target, length.filter(|_| part.is_none()), &grant)? {
         Begin::Known(stored) => return Ok(uploads.known(&stored)),
         Begin::Receive(upload) => upload,
     };
@@ -188,7 +180,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
             Err(error) => return Err(this.refuse_part(error)),
         }
         let (file, length) = this.pool.parts.finish(&key).ok_or(malformed("another request has ended this upload"))?;
-        match this.cache.begin_with(target, Some(length), receipts, &grant)? {
+        match this.cache.begin(target, Some(length), &grant)? {
             Begin::Known(stored) => Ok(this.known(&stored)),
             Begin::Receive(upload) => Ok(this.created(&upload.adopt(file)?)),
         }
@@ -197,13 +189,13 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
 
 /// `POST nars`: small NARs, which are recorded together.
 pub(super) fn nars(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
-    let (this, receipts, length) = (Arc::clone(uploads), receipts(&request), announced(&request));
+    let (this, length) = (Arc::clone(uploads), announced(&request));
     uploads.receive_at_most(NARS_BYTES_MAX, request, move |body| {
         let body = read(&mut Counted::new(body, &this.metrics, ("small NARs", length)), NARS_BYTES_MAX)?;
         let nars = read_nars(&body)?;
         let named = nars.iter().map(|(name, file)| Ok((target(name)?, *file)));
         let named = named.collect::<Result<Vec<_>, ServeError>>()?;
-        let stored = this.cache.receive_nars(&named, receipts, &grant)?;
+        let stored = this.cache.receive_nars(&named, &grant)?;
         let mut answer = String::new();
         for (stored, (name, _)) in stored.iter().zip(&nars) {
             this.stored(stored);
@@ -234,13 +226,7 @@ pub(super) fn commit(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> 
     uploads.receive_at_most(COMMIT_BYTES_MAX, request, move |body| {
         let body = read(&mut decoded(coding, body)?, COMMIT_BYTES_MAX)?;
         let narinfos = read_commit(&body)?;
-        let committed = match this.cache.commit_narinfos(&narinfos, &grant) {
-            // The client need not wait until another server has recorded the NARs.
-            Err(refusal) if refusal.kind == RefusalKind::Conflict => {
-                return Ok(ServeError::from(refusal).into_response(&this.metrics).header(RECEIPTS, "1"));
-            }
-            committed => committed?,
-        };
+        let committed = this.cache.commit_narinfos(&narinfos, &grant)?;
         let mut answer = String::new();
         for Committed { path, outcome, is_signed, .. } in &committed {
             let unsigned = if *is_signed { "" } else { " unsigned" };

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use narval_files::{served_client, work_for};
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
-use narval_keep::{Cache, Data, RECEIPT_KEY, Refusal, RefusalKind, Stored};
+use narval_keep::{Cache, Data, Refusal, RefusalKind, Stored};
 use narval_nix::Compression;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 
@@ -206,9 +206,8 @@ impl Read for Counted<'_> {
 
 /// The lines of a narinfo that describe the file of a NAR.
 pub(super) fn narinfo_lines(stored: &Stored) -> String {
-    let receipt = stored.receipt.as_ref().map(|receipt| format!("{RECEIPT_KEY}: {receipt}\n")).unwrap_or_default();
     format!(
-        "URL: nar/{}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n{receipt}",
+        "URL: nar/{}\nCompression: {}\nFileHash: sha256:{}\nFileSize: {}\nNarHash: sha256:{}\nNarSize: {}\n",
         stored.name,
         stored.compression,
         stored.file_hash.to_nix32(),

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
-use crate::lab::{Lab, Nar};
+use crate::lab::{Lab, Nar, object_of};
 use crate::support::{Answer, NARVAL, Nix, Store, hash_part};
 
 const PATH: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-test";
@@ -22,7 +22,7 @@ fn publish(lab: &Lab, token: &str, nar: &Nar) {
 
 /// The kept file of a NAR.
 fn file_of(lab: &Lab, nar: &Nar) -> std::path::PathBuf {
-    lab.data_path().join("caches/default").join(&nar.url()[1..])
+    object_of(&lab.data_path().join("caches/default"), &nar.url())
 }
 
 /// attic#101, attic#349

@@ -301,9 +301,10 @@ fn a_lock_that_is_held_for_long_is_answered_with_503() {
         let _held = Held(pair, is_over);
         let name = pair.address.split(['/', '?']).nth(3).unwrap();
         scope.spawn(move || {
-            pair.postgres.sql(name, "begin; lock table narval.files in exclusive mode; select pg_sleep(600)")
+            pair.postgres
+                .sql(name, "begin; lock table narval.paths, narval.caches in exclusive mode; select pg_sleep(600)")
         });
-        let granted = "select count(*) from pg_locks where relation = 'narval.files'::regclass and mode = 'ExclusiveLock' and granted";
+        let granted = "select count(*) from pg_locks where relation = 'narval.caches'::regclass and mode = 'ExclusiveLock' and granted";
         soon(|| pair.sql(granted) == "1");
         for lab in labs {
             scope.spawn(move || {

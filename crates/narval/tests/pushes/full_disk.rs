@@ -53,7 +53,7 @@ impl SmallDisk {
     /// As if all NARs had been uploaded so much earlier.
     fn age(&self, seconds: u64) {
         let index = self.data.join("index.sqlite");
-        let change = format!("update files set used = used - {seconds}, orphaned = orphaned - {seconds}");
+        let change = format!("update nars set used = used - {seconds}, orphaned = orphaned - {seconds}");
         self.run("sqlite3", &["-cmd", ".timeout 60000", index.to_str().unwrap(), &change]);
     }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::lab::{Lab, Nar};
+use crate::lab::{Lab, Nar, object_of};
 use crate::support::{NARVAL, Running, Store, stdout};
 
 /// The length of a file that no test reads to its end. Most of it is a hole.
@@ -95,7 +95,7 @@ fn a_check_fills_a_line_of_a_terminal_until_ctrl_c() {
     assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
     lab.restart("-TERM");
     let data = lab.data_path();
-    let file = data.join(format!("caches/default{}", nar.url()));
+    let file = object_of(&data.join("caches/default"), &nar.url());
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
     File::options().write(true).open(&file).unwrap().set_len(LONG).unwrap();
     let index = rusqlite::Connection::open(data.join("index.sqlite")).unwrap();

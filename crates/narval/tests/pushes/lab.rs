@@ -1,7 +1,7 @@
 //! A data folder, a server over it, tokens, and requests with bodies.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -217,6 +217,16 @@ pub fn configured(store: &Store, text: &str) -> Server {
 pub struct Nar {
     pub bytes: Vec<u8>,
     pub hash: narval_nix::Sha256,
+}
+
+/// The file of a NAR below the folder of its cache, by the address that a client has given it.
+pub fn object_of(cache: &Path, url: &str) -> PathBuf {
+    let (folder, name) = (cache.join("nar"), url.rsplit('/').next().unwrap());
+    let (hash, extension) = name.split_at(52);
+    let names = std::fs::read_dir(&folder).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+    let is_it = |own: &String| own.starts_with(hash) && own.ends_with(extension);
+    let own = names.filter_map(|own| own.into_string().ok()).filter(is_it).min();
+    folder.join(own.unwrap_or_else(|| name.to_owned()))
 }
 
 impl Nar {

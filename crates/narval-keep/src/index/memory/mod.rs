@@ -1,13 +1,11 @@
-//! What a process remembers of names below `nar/`, so that an upload to a shared database takes few transactions.
+//! What a process remembers of NARs, so that uploads to a shared database take few transactions, and requests none.
 
-mod recorded;
 mod together;
 
 use quick_cache::sync::Cache as Remembered;
 
-pub(super) use self::recorded::RecordedNames;
 pub(super) use self::together::{Addition, Together};
-use super::records::{CacheId, NarRecord};
+use super::records::{CacheId, NamedNar};
 
 /// The most names of NARs of which is remembered what they mean.
 const REMEMBERED_MAX: usize = 16 * 1024;
@@ -15,19 +13,13 @@ const REMEMBERED_MAX: usize = 16 * 1024;
 /// See the module's description.
 pub(crate) struct Memory {
     /// What names of NARs mean, under which stamp.
-    pub(super) files: Remembered<(CacheId, String), (u64, NarRecord)>,
-    /// Names that are being recorded.
+    pub(super) files: Remembered<(CacheId, String), (u64, NamedNar)>,
+    /// Those that are being recorded.
     pub(super) together: Together,
-    /// Names that this process has recorded.
-    pub(super) recorded: RecordedNames,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self {
-            files: Remembered::new(REMEMBERED_MAX),
-            together: Together::default(),
-            recorded: RecordedNames::default(),
-        }
+        Self { files: Remembered::new(REMEMBERED_MAX), together: Together::default() }
     }
 }

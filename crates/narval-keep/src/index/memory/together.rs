@@ -1,22 +1,23 @@
-//! Names of NARs that are recorded together: uploads that end while a transaction is on its way share the next one.
+//! NARs that are recorded together: uploads that end while a transaction is on its way share the next one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::index::error::IndexError;
-use crate::index::records::{CacheId, NarRecord};
+use crate::index::records::{CacheId, NamedNar};
 use narval_client::clock;
 
-/// The most names in one transaction.
+/// The most NARs in one transaction.
 const TOGETHER_MAX: usize = 64;
 
-/// A name that is to be recorded.
+/// A NAR that is to be recorded.
 #[derive(Debug, Clone)]
 pub(in crate::index) struct Addition {
     pub(in crate::index) cache: CacheId,
-    pub(in crate::index) name: String,
-    pub(in crate::index) nar: NarRecord,
+    pub(in crate::index) nar: NamedNar,
     pub(in crate::index) now: u64,
+    /// When it is too late.
+    pub(in crate::index) until: u64,
 }
 
 /// Those that wait. One of the waiting threads does the transaction for all.
@@ -33,15 +34,15 @@ struct State {
     next: u64,
     /// Whether a thread is doing a transaction.
     is_busy: bool,
-    /// Whether the addition with this number was recorded, or why nobody's can be at the moment.
-    done: HashMap<u64, Result<bool, IndexError>>,
+    /// Whether the addition with this number was recorded.
+    done: HashMap<u64, Result<(), IndexError>>,
 }
 
 /// A transaction on its way. Its additions count as not recorded until it is told otherwise, even after a panic.
 struct Batch<'a> {
     together: &'a Together,
     numbers: Vec<u64>,
-    is_recorded: Result<bool, IndexError>,
+    recorded: Result<(), IndexError>,
 }
 
 impl Drop for Batch<'_> {
@@ -49,7 +50,7 @@ impl Drop for Batch<'_> {
         let mut state = self.together.lock();
         state.is_busy = false;
         for number in &self.numbers {
-            state.done.insert(*number, self.is_recorded.clone());
+            state.done.insert(*number, self.recorded.clone());
         }
         self.together.changed.notify_all();
     }
@@ -60,20 +61,19 @@ impl Together {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has an addition recorded with those of other threads. `record` records all or none of them, and returns which. Returns `false`
-    /// if it was not recorded: then it has to be done alone. If the index is busy or away, that is so for all of them.
+    /// Has an addition recorded with those of other threads. `record` records all or none of them.
     pub(in crate::index) fn add(
         &self,
         addition: Addition,
-        record: impl Fn(&[Addition]) -> Result<bool, IndexError>,
-    ) -> Result<bool, IndexError> {
+        record: impl Fn(&[Addition]) -> Result<(), IndexError>,
+    ) -> Result<(), IndexError> {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
         state.waiting.push((number, addition));
         loop {
-            if let Some(is_recorded) = state.done.remove(&number) {
-                return is_recorded;
+            if let Some(recorded) = state.done.remove(&number) {
+                return recorded;
             }
             if state.is_busy {
                 state = clock::wait(&self.state, &self.changed, state);
@@ -82,8 +82,9 @@ impl Together {
             state.is_busy = true;
             let (numbers, additions): (Vec<u64>, Vec<Addition>) = state.take_some().into_iter().unzip();
             drop(state);
-            let mut batch = Batch { together: self, numbers, is_recorded: Ok(false) };
-            batch.is_recorded = record(&additions);
+            let unknown = Err(IndexError::Busy { index: String::new() });
+            let mut batch = Batch { together: self, numbers, recorded: unknown };
+            batch.recorded = record(&additions);
             drop(batch);
             state = self.lock();
         }
@@ -91,24 +92,15 @@ impl Together {
 }
 
 impl State {
-    /// The first ones of one cache, of which no two have the same name or the same NAR.
+    /// The first ones of one cache.
     fn take_some(&mut self) -> Vec<(u64, Addition)> {
         let Some(cache) = self.waiting.first().map(|(_, addition)| addition.cache) else { return Vec::new() };
-        let (mut names, mut nars, mut taken) = (HashSet::new(), HashSet::new(), Vec::new());
-        for (number, addition) in std::mem::take(&mut self.waiting) {
-            let nar = (addition.nar.nar_hash, addition.nar.compression.name());
-            let fits = addition.cache == cache
-                && taken.len() < TOGETHER_MAX
-                && !names.contains(&addition.name)
-                && !nars.contains(&nar);
-            if fits {
-                names.insert(addition.name.clone());
-                nars.insert(nar);
-                taken.push((number, addition));
-            } else {
-                self.waiting.push((number, addition));
-            }
+        let (mut taken, mut left) = (Vec::new(), Vec::new());
+        for waiting in std::mem::take(&mut self.waiting) {
+            let fits = waiting.1.cache == cache && taken.len() < TOGETHER_MAX;
+            if fits { taken.push(waiting) } else { left.push(waiting) }
         }
+        self.waiting = left;
         taken
     }
 }
@@ -122,6 +114,7 @@ mod tests {
     use narval_nix::{Compression, Sha256};
 
     use super::*;
+    use crate::index::records::NarRecord;
 
     fn addition(cache: i64, name: &str) -> Addition {
         let hash = Sha256::of(name.as_bytes());
@@ -134,11 +127,10 @@ mod tests {
             listing_size: None,
             found: Vec::new(),
         };
-        Addition { cache: CacheId(cache), name: name.to_owned(), nar, now: 1 }
+        Addition { cache: CacheId(cache), nar: (name.to_owned(), nar), now: 1, until: 2 }
     }
 
-    /// While the first transaction is on its way, 20 more wait: they are one transaction, but for another cache and a name that is
-    /// there twice.
+    /// While the first transaction is on its way, 20 more wait: they are one transaction, but for another cache.
     #[test]
     fn those_that_wait_share_a_transaction() {
         let (together, transactions) = (Together::default(), AtomicUsize::new(0));
@@ -148,41 +140,40 @@ mod tests {
             let first = scope.spawn(move || {
                 together.add(addition(1, "first"), |_| {
                     start.send(()).unwrap();
-                    while together.lock().waiting.len() < 22 {
+                    while together.lock().waiting.len() < 21 {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     transactions.fetch_add(1, Ordering::SeqCst);
-                    Ok(true)
+                    Ok(())
                 })
             });
             started.recv().unwrap();
             let count = |_: &[Addition]| {
                 transactions.fetch_add(1, Ordering::SeqCst);
-                Ok(true)
+                Ok(())
             };
             let names: Vec<(i64, String)> = (0..20).map(|number| (1, number.to_string())).collect();
-            let more = [(2, "other".to_owned()), (1, "7".to_owned())];
+            let more = [(2, "other".to_owned())];
             let threads: Vec<_> = names
                 .into_iter()
                 .chain(more)
                 .map(|(cache, name)| scope.spawn(move || together.add(addition(cache, &name), count)))
                 .collect();
-            assert!(threads.into_iter().chain([first]).all(|thread| thread.join().unwrap().unwrap()));
+            assert!(threads.into_iter().chain([first]).all(|thread| thread.join().unwrap().is_ok()));
         });
-        assert_eq!(transactions.load(Ordering::SeqCst), 4);
+        assert_eq!(transactions.load(Ordering::SeqCst), 3);
         assert!(together.lock().done.is_empty());
     }
 
     #[test]
     fn after_a_failure_each_is_told() {
         let together = Together::default();
-        assert!(!together.add(addition(1, "a"), |_| Ok(false)).unwrap());
         let busy = || IndexError::Busy { index: String::new() };
         assert!(together.add(addition(1, "a"), |_| Err(busy())).unwrap_err().is_away());
         assert!(
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| together.add(addition(1, "b"), |_| panic!())))
                 .is_err()
         );
-        assert!(together.add(addition(1, "c"), |_| Ok(true)).unwrap());
+        together.add(addition(1, "c"), |_| Ok(())).unwrap();
     }
 }

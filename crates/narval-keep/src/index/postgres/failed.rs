@@ -21,8 +21,6 @@ pub(super) enum Failed {
     Changed,
     /// The lease has ended, and another node has it.
     Superseded,
-    /// The bytes of this NAR are being removed.
-    Condemned,
     /// A rebuild of the index has not ended.
     Rebuilt,
     /// The server is a standby, or has become one.
@@ -51,7 +49,6 @@ impl Failed {
             Err(error) => match error.downcast_ref() {
                 Some(Refused::Changed) => Self::Changed,
                 Some(Refused::Superseded) => Self::Superseded,
-                Some(Refused::Removing) => Self::Condemned,
                 None => Self::Row(error.to_string()),
             },
         }
@@ -120,10 +117,7 @@ impl Failed {
             &SqlState::OUT_OF_MEMORY,
             &SqlState::INSUFFICIENT_RESOURCES,
         ];
-        self.breaks_connection()
-            || self.is_collision()
-            || matches!(self, Self::Condemned)
-            || states.into_iter().any(|state| self.state() == Some(state))
+        self.breaks_connection() || self.is_collision() || states.into_iter().any(|state| self.state() == Some(state))
     }
 
     pub(super) fn reason(&self) -> String {
@@ -132,7 +126,6 @@ impl Failed {
             Self::Deadline(after) => format!("no answer within {} s", after.as_secs()),
             Self::Row(reason) => reason.clone(),
             Self::Superseded => "another node has taken over".to_owned(),
-            Self::Condemned => "the NAR is being removed".to_owned(),
             Self::Rebuilt => {
                 "a rebuild of its index was interrupted: run 'narval cache fsck --rebuild' again, or wait if it is under way".to_owned()
             }
@@ -148,9 +141,6 @@ impl Failed {
         }
         if matches!(self, Self::Superseded) {
             return IndexError::Superseded { index };
-        }
-        if matches!(self, Self::Condemned) {
-            return IndexError::Removing { index };
         }
         if self.is_locked() {
             return IndexError::Busy { index };

@@ -34,6 +34,14 @@ create table narval.audit (
   {id}, time bigint not null, token text not null, label text not null, peer text, cache text, action text not null,
   subject text not null, result text not null, detail text not null);
 create index audit_by_time on narval.audit (time);
+-- Bytes of NARs are counted by whichever statement adds or removes some.
+create function narval.count_nars() returns trigger language plpgsql as $$ begin
+  update narval.caches as c set bytes = greatest(0, c.bytes + case tg_op when 'INSERT' then n.bytes else -n.bytes end)
+    from (select cache, sum(file_size + coalesce(listing_size, 0))::bigint as bytes from changed group by cache) n where c.id = n.cache;
+  return null;
+end $$;
+create trigger nars_added after insert on narval.nars referencing new table as changed for each statement execute function narval.count_nars();
+create trigger nars_removed after delete on narval.nars referencing old table as changed for each statement execute function narval.count_nars();
 create table narval.nodes (id {text} primary key, url text not null, weight bigint not null, seen timestamptz not null);
 "#;
 
@@ -139,15 +147,15 @@ pub(super) async fn folder(client: &Client, mine: &str) -> Result<String, Failed
 /// before.
 pub(super) async fn begin_rebuild(change: &Change<'_>) -> Result<bool, Failed> {
     // Nobody adds any meanwhile.
-    change.client.batch_execute("lock table narval.files in access exclusive mode").await?;
+    change.client.batch_execute("lock table narval.nars in access exclusive mode").await?;
     let is_free =
-        "select exists (select from narval.meta where key = 'rebuilding') or not exists (select from narval.files)";
+        "select exists (select from narval.meta where key = 'rebuilding') or not exists (select from narval.nars)";
     let row = query_opt(change.client, is_free, &[]).await?.ok_or(Failed::Changed)?;
     if !get::<bool>(&row, 0)? {
         return Ok(false);
     }
     // Numbers are not used again: servers may remember some.
-    let empty = "truncate narval.caches, narval.nars, narval.files, narval.paths, narval.refs, narval.leases, narval.pins, narval.tokens, \
+    let empty = "truncate narval.caches, narval.nars, narval.garbage, narval.former, narval.paths, narval.refs, narval.leases, narval.pins, narval.tokens, \
          narval.pending, narval.collected, narval.audit, narval.nodes, narval.writers, narval.lost, narval.releases, narval.machines, narval.jobs, \
          narval.sign_keys; \
          insert into narval.meta values ('rebuilding', '') on conflict do nothing";

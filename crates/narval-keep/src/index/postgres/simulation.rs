@@ -41,8 +41,10 @@ const SET_CLOCK: &str = "select pg_backend_pid(), set_config('simulated.clock', 
      set_config('lock_timeout', '1', true)";
 
 /// The tables that the checks look at.
-const COPIED: [&str; 11] =
-    ["caches", "nars", "files", "paths", "refs", "leases", "pins", "releases", "pending", "work", "lost"];
+const COPIED: [&str; 13] = [
+    "caches", "nars", "garbage", "former", "paths", "refs", "leases", "pins", "releases", "pending", "work", "lost",
+    "writers",
+];
 
 static TLS: LazyLock<MakeRustlsConnect> =
     LazyLock::new(|| MakeRustlsConnect::new(narval_client::tls_config(&[b"postgresql"], None).unwrap()));

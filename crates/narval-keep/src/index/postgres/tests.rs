@@ -176,7 +176,7 @@ fn nodes_that_commit_the_same_paths_do_not_overwrite_each_other() {
                         let version = nodes[node].path(cache, &part).unwrap().map_or(0, |path| path.version);
                         PathRecord { version, ..path(name, "file") }
                     });
-                    nodes[node].commit(cache, paths.collect(), &[], &[], 5).unwrap()
+                    nodes[node].commit(cache, paths.collect(), &[], 5).unwrap()
                 };
                 (0..30).filter(|round| count(*round) == Commit::Done).count()
             }
@@ -205,13 +205,10 @@ fn a_path_never_names_a_file_that_is_swept() {
     for round in 0..100 {
         let name = format!("file-{round}");
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
-        let cutoff = Some(Cutoff { orphaned: 5, used: 5, doomed: None });
         let (done, gone) = std::thread::scope(|scope| {
-            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], &[], 10).unwrap());
-            let gone = other.condemn(fence, cache, cutoff, 10).unwrap();
-            let done = commit.join().unwrap();
-            other.forget(fence, cache, &gone).unwrap();
-            (done, gone)
+            let commit = scope.spawn(|| one.commit(cache, vec![path(&name, &name)], &[], 10).unwrap());
+            let gone = other.discard_some(fence, cache, 5).unwrap();
+            (commit.join().unwrap(), gone)
         });
         assert_eq!(gone.is_empty(), done == Commit::Done, "round {round}: {done:?}, {gone:?}");
         committed += usize::from(done == Commit::Done);
@@ -229,7 +226,7 @@ fn the_index_recovers_when_the_database_is_restarted() {
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     index.add_file(cache, "file", &nar("file"), 1).unwrap();
     assert!(index.file(cache, "file").unwrap().is_some());
-    assert_eq!(index.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap(), Commit::Done);
+    assert_eq!(index.commit(cache, vec![path("a", "file")], &[], 1).unwrap(), Commit::Done);
     assert!(index.file(cache, "file").unwrap().is_some());
     let stamp = index.stamp();
     server.stop();
@@ -237,7 +234,7 @@ fn the_index_recovers_when_the_database_is_restarted() {
     // If each of them waited for a quarter of a second, it would take four minutes.
     for _ in 0..500 {
         assert!(index.narinfos(cache, &[path("a", "file").hash_part]).unwrap_err().is_away());
-        assert!(index.commit(cache, vec![path("b", "file")], &[], &[], 1).unwrap_err().is_away());
+        assert!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap_err().is_away());
     }
     assert!(begun.elapsed() < PATIENCE, "nobody waits for it: {:?}", begun.elapsed());
     assert!(index.file(cache, "file").unwrap().is_some(), "what is known is known on");
@@ -245,13 +242,13 @@ fn the_index_recovers_when_the_database_is_restarted() {
     server.start();
     soon(|| index.narinfo(cache, &path("a", "file").hash_part).is_ok_and(|text| text.is_some()));
     assert_ne!(index.stamp(), stamp, "it may have changed meanwhile");
-    assert_eq!(index.commit(cache, vec![path("b", "file")], &[], &[], 1).unwrap(), Commit::Done);
+    assert_eq!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap(), Commit::Done);
     // Stopped and started so quickly that nobody has noticed: what fails is done again.
     for round in 0..3 {
         server.stop();
         server.start();
         soon(|| index.narinfo(cache, &path("a", "file").hash_part).is_ok());
-        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], &[], &[], 1).unwrap(), Commit::Done);
+        assert_eq!(index.commit(cache, vec![path(&format!("c-{round}"), "file")], &[], 1).unwrap(), Commit::Done);
     }
     assert_eq!(index.usage(cache).unwrap().paths, 5);
 }
@@ -283,7 +280,7 @@ fn a_collection_that_lost_its_lease_changes_nothing() {
     for name in ["orphan", "file"] {
         one.add_file(cache, name, &nar(name), 1).unwrap();
     }
-    one.commit(cache, vec![path("a", "file")], &[], &[], 1).unwrap();
+    one.commit(cache, vec![path("a", "file")], &[], 1).unwrap();
     let slow = one.begin_collection().unwrap().unwrap();
     assert_eq!(other.begin_collection().unwrap(), None, "one at a time");
     let collector = other.collector().unwrap().unwrap();
@@ -292,70 +289,52 @@ fn a_collection_that_lost_its_lease_changes_nothing() {
     server.sql(name, "update narval.work set until = 1").unwrap();
     let next = other.begin_collection().unwrap().unwrap();
     assert!(next > slow);
-    let (cutoff, part) = (Cutoff { orphaned: 5, used: 5, doomed: None }, path("a", "file").hash_part);
+    let part = path("a", "file").hash_part;
     let refused = [
         one.hide(slow, cache, &[(part, 5)], 5).err(),
-        one.doom(slow, cache, cutoff, 9, 5).err(),
-        one.condemn(slow, cache, Some(cutoff), 9).err(),
-        one.forget(slow, cache, &[("orphan".into(), 5)]).err(),
+        one.end_holds(slow, cache, 5).err(),
+        one.discard_some(slow, cache, 5).err(),
         one.continue_collection(slow).err(),
     ];
     assert!(refused.iter().all(|error| matches!(error, Some(IndexError::Superseded { .. }))), "{refused:?}");
     // Its end does not end the other's.
     one.end_collection(slow, None).unwrap();
-    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap(), [("orphan".to_owned(), 5)]);
+    assert_eq!(other.discard_some(next, cache, 5).unwrap(), [("orphan".to_owned(), 5)]);
     assert_eq!(one.begin_collection().unwrap(), None);
-    // What is condemned is absent, and an upload of it waits until it is removed.
+    // What is discarded is absent, and its bytes are to be removed.
+    assert_eq!(one.file(cache, "orphan").unwrap(), None);
+    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], 9).unwrap(), Commit::Changed);
     assert_eq!(
-        (one.file(cache, "orphan").unwrap(), one.nar(cache, &nar("orphan").nar_hash, Compression::Zstd).unwrap()),
-        (None, None)
+        (one.garbage(cache, 0, 9).unwrap(), one.garbage(cache, 1, 9).unwrap()),
+        (vec![], vec!["orphan".to_owned()])
     );
-    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Changed);
-    std::thread::scope(|scope| {
-        let upload = scope.spawn(|| one.add_file(cache, "orphan", &nar("orphan"), 9));
-        std::thread::sleep(Duration::from_millis(300));
-        assert!(!upload.is_finished());
-        other.forget(next, cache, &[("orphan".into(), 5)]).unwrap();
-        upload.join().unwrap().unwrap();
-    });
-    assert_eq!(one.commit(cache, vec![path("b", "orphan")], &[], &[], 9).unwrap(), Commit::Done);
-    // A collector that dies leaves condemned names, which the next upload takes back once its lease is over.
-    one.add_file(cache, "left", &nar("left"), 1).unwrap();
-    assert_eq!(other.condemn(next, cache, Some(cutoff), 9).unwrap(), [("left".to_owned(), 5)]);
-    other.end_collection(next, None).unwrap();
-    one.add_file(cache, "left", &nar("left"), 1).unwrap();
-    assert!(one.file(cache, "left").unwrap().is_some());
-    assert_eq!(one.usage(cache).unwrap().bytes, 15);
+    one.forget(cache, vec!["orphan".to_owned()]).unwrap();
+    assert_eq!(other.garbage(cache, 1, 9).unwrap(), Vec::<String>::new());
+    assert_eq!(one.usage(cache).unwrap().bytes, 5);
 }
 
-/// A NAR that is doomed is kept by whoever wants it, on whichever node.
+/// A NAR that is due is kept by whoever wants it, on whichever node.
 #[test]
-fn a_doomed_nar_is_kept_when_it_is_used() {
+fn a_nar_that_is_due_is_kept_when_it_is_used() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
-    let cutoff = |doomed| Cutoff { orphaned: 5, used: 5, doomed: Some(doomed) };
-    let uses: [fn(&Postgres, CacheId, &str); 4] = [
+    let uses: [fn(&Postgres, CacheId, &str); 3] = [
         |node, cache, name| drop(node.file(cache, name).unwrap().unwrap()),
-        |node, cache, name| assert!(node.add_file(cache, name, &nar(name), 20).unwrap() > 0),
-        |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], &[], 20).unwrap(), Commit::Done),
+        |node, cache, name| assert_eq!(node.commit(cache, vec![path(name, name)], &[], 20).unwrap(), Commit::Done),
         |node, cache, name| node.used(&[Used { cache, path: None, file: Some(name.to_owned()), time: 9 }]).unwrap(),
     ];
     let fence = other.begin_collection().unwrap().unwrap();
     for (number, use_it) in uses.into_iter().enumerate() {
         let name = format!("file-{number}");
         one.add_file(cache, &name, &nar(&name), 1).unwrap();
-        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), [], "not yet doomed");
-        assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
-        assert_eq!(other.condemn(fence, cache, Some(cutoff(9)), 9).unwrap(), [], "not for long");
+        assert_eq!(other.discard_some(fence, cache, 0).unwrap(), [], "not yet due");
         use_it(&one, cache, &name);
-        assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap(), []);
+        assert_eq!(other.discard_some(fence, cache, 5).unwrap(), []);
     }
-    let name = "nobody-wants-it";
-    one.add_file(cache, name, &nar(name), 1).unwrap();
-    assert_eq!(other.doom(fence, cache, cutoff(0), 9, 10).unwrap(), 1);
-    assert_eq!(other.condemn(fence, cache, Some(cutoff(100)), 9).unwrap().len(), 1);
+    one.add_file(cache, "nobody-wants-it", &nar("nobody-wants-it"), 1).unwrap();
+    assert_eq!(other.discard_some(fence, cache, 5).unwrap().len(), 1);
 }
 
 /// A transaction of a node that is paused ends, with its locks, before others stop waiting.
@@ -392,7 +371,7 @@ fn nodes_behind_a_transaction_pooler() {
                     node.add_file(cache, &name, &nar(&name), 1).unwrap();
                     let part = path(&name, &name).hash_part;
                     node.lease(cache, &[part], 50).unwrap();
-                    assert_eq!(node.commit(cache, vec![path(&name, &name)], &[], &[], 5).unwrap(), Commit::Done);
+                    assert_eq!(node.commit(cache, vec![path(&name, &name)], &[], 5).unwrap(), Commit::Done);
                     assert!(node.narinfo(cache, &part).unwrap().is_some());
                 }
             });
@@ -407,19 +386,17 @@ fn nodes_behind_a_transaction_pooler() {
     assert_eq!(nodes[0].snapshot(cache, None).unwrap().len(), 60);
     let all: Vec<_> = parts.iter().map(|part| (*part, 5)).collect();
     assert_eq!(nodes[0].hide(fence, cache, &all, 60).unwrap().len(), 10);
-    let cutoff = Some(Cutoff { orphaned: 70, used: 70, doomed: None });
-    let condemned = nodes[0].condemn(fence, cache, cutoff, 100).unwrap();
-    assert_eq!(condemned.len(), 10);
-    nodes[0].forget(fence, cache, &condemned).unwrap();
+    let cutoff = Cutoff { orphaned: 70, used: 70 };
+    assert_eq!(nodes[0].discard(fence, cache, cutoff, (100, 70)).unwrap().len(), 10);
     nodes[0].end_collection(fence, Some(cache)).unwrap();
     assert!(nodes[1].collected(cache).unwrap().is_some());
     assert_eq!((nodes[1].usage(cache).unwrap().paths, nodes[1].usage(cache).unwrap().bytes), (50, 250));
     assert!(nodes[1].begin_collection().unwrap().is_some());
 }
 
-/// Uploads at two nodes, each name at both: names and bytes are counted once, and none is lost.
+/// Uploads at two nodes, and each is recorded at both: it is counted once, and none is lost.
 #[test]
-fn names_recorded_together_are_counted_once() {
+fn nars_recorded_together_are_counted_once() {
     let Some(server) = PostgresServer::shared() else { return };
     let address = server.database();
     let nodes = [Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap()];
@@ -431,8 +408,7 @@ fn names_recorded_together_are_counted_once() {
                 scope.spawn(move || {
                     for number in 0..names {
                         let name = format!("{}-{}", (thread + number) % threads, number);
-                        node.add_file(cache, &name, &nar(&name), 1).unwrap();
-                        assert!(node.is_unplaced(cache, &name).unwrap());
+                        node.record(cache, (name.clone(), nar(&name)), (1, u64::MAX)).unwrap();
                     }
                 });
             }
@@ -440,29 +416,6 @@ fn names_recorded_together_are_counted_once() {
     });
     let usage = nodes[0].usage(cache).unwrap();
     assert_eq!((usage.files, usage.bytes), (threads * names, threads * names * 5));
-    // What is stored, the node knows at once, and others with its next commit or a little later.
-    let is_unplaced = |name: &str| [0, 1].map(|node: usize| nodes[node].is_unplaced(cache, name).unwrap());
-    let names = ["0-0", "1-1", "2-2", "3-3", "4-4"];
-    let numbers = names.map(|name| nodes[0].add_file(cache, name, &nar(name), 2).unwrap());
-    for at in 0..2 {
-        let name = names[at];
-        assert!(nodes[0].settle_file_soon(cache, name, numbers[at]).unwrap());
-        assert_eq!(is_unplaced(name), [false, true]);
-    }
-    nodes[0].commit(cache, vec![path("a", "0-0")], &[], &[], 1).unwrap();
-    assert_eq!((is_unplaced("0-0"), is_unplaced("1-1"), is_unplaced("2-2")), ([false; 2], [false; 2], [true; 2]));
-    assert!(nodes[0].settle_file_soon(cache, "2-2", numbers[2]).unwrap());
-    nodes[0].settle_stored_files().unwrap();
-    assert_eq!(is_unplaced("2-2"), [false; 2]);
-    // What another node has recorded since may be on its way.
-    assert!(nodes[0].settle_file_soon(cache, "4-4", numbers[4]).unwrap());
-    nodes[1].add_file(cache, "4-4", &nar("4-4"), 2).unwrap();
-    nodes[0].settle_stored_files().unwrap();
-    assert_eq!(is_unplaced("4-4"), [true; 2]);
-    // One that is stored again is on its way again.
-    assert!(nodes[0].settle_file_soon(cache, "3-3", numbers[3]).unwrap());
-    nodes[0].add_file(cache, "3-3", &nar("3-3"), 2).unwrap();
-    assert_eq!(is_unplaced("3-3"), [true; 2]);
 }
 
 #[test]
@@ -470,7 +423,7 @@ fn what_both_databases_do() {
     for check in [
         crate::index::tests::entries_are_taken_over,
         crate::index::tests::jobs_are_done_by_one,
-        crate::index::tests::objects_are_added_together,
+        crate::index::tests::nars_are_found_by_name_and_by_hash,
         crate::index::tests::releases_have_limits,
         crate::index::tests::machines_have_limits,
     ] {

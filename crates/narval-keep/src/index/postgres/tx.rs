@@ -217,6 +217,17 @@ pub(super) fn change(
     work: &mut dyn FnMut(&mut dyn Tx) -> Result<(), TxError>,
     (has_begun, is_ending): (impl FnOnce(), impl FnOnce()),
 ) -> Result<(), Failed> {
+    if how.is_single {
+        #[cfg(test)]
+        {
+            tx.is_ending = true;
+        }
+        is_ending();
+        let done = work(&mut tx).map_err(Failed::of);
+        #[cfg(test)]
+        let done = super::simulation::after_commit(done);
+        return done.inspect_err(|error| tx.connection.undo(error));
+    }
     let begun = tx.batch(&super::transaction::begin(how));
     let done = begun.and_then(|()| {
         has_begun();

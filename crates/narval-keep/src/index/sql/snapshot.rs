@@ -14,11 +14,11 @@ statements! {
     REFERENCES() = "select referrer, string_agg(reference, '') from narval.refs group by referrer order by referrer";
     LEASES(Int) = "select hash_part, until from narval.leases where cache = $1";
     SIZES(Int) = "select p.id, n.id, n.file_size + coalesce(n.listing_size, 0) from narval.paths p \
-         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \
+         join narval.nars n on n.cache = p.cache and n.name = p.file \
          where p.cache = $1 order by p.id";
     SAVED(Int) = concat!(
         "select ", columns!(), ", p.id, p.path, p.file, p.narinfo from narval.paths p \
-         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar where p.cache = $1 order by p.id"
+         join narval.nars n on n.cache = p.cache and n.name = p.file where p.cache = $1 order by p.id"
     );
 }
 

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use super::nars;
 use crate::index::tx::{NOTE, Reading, Refused, Tx, TxError, args, statements};
 use crate::index::{COLLECTION, CacheId, Fence, Held, Index, IndexError, collection_lease};
 use crate::rule::holds;
@@ -16,12 +15,10 @@ statements! {
     TAKE(Text, Text, Int, Int) = "insert into narval.work as l (name, owner, fence, until) values ($1, $2, $3, {now} + $4) \
          on conflict (name) do update set owner = excluded.owner, fence = (((l.fence >> 31) + 1) << 31) + excluded.fence, \
          until = excluded.until where l.until < {now} returning fence";
-    END_ANY(Text) = "update narval.work set until = 0 where name = $1";
     OWNER(Text) = "select owner from narval.work where name = $1 and until > {now}";
     /// One that has run out cannot be renewed: even if nobody has taken it, others count what it stood for as interrupted.
     RENEW(Text, Int, Int) = "update narval.work set until = {now} + $3 where name = $1 and fence = $2 and until > {clock}";
     END(Text, Int) = "update narval.work set until = 0 where name = $1 and fence = $2";
-    STATE(Text) = "select fence, until > 0 from narval.work where name = $1";
     COLLECTED(Int) = "select greatest(0, {now} - at) from narval.collected where cache = $1";
     /// A backup needs NARs that paths have had since it has begun: its number is that time.
     HOLD(Text, Text, Int) = "insert into narval.work (name, owner, fence, until) values ($1, $2, {now}, {now} + $3) on conflict (name) do nothing returning fence";
@@ -44,12 +41,6 @@ pub(in crate::index) fn renew(tx: &mut dyn Tx, fence: Fence) -> Result<(), TxErr
     if renewed > 0 || !holds!(Fence) { Ok(()) } else { Err(Refused::Superseded.into()) }
 }
 
-/// The number of the last collection, 0 if there was none, and whether one is at work, or has not ended its lease.
-pub(super) fn state(tx: &mut dyn Tx) -> Result<(Fence, bool), TxError> {
-    let state = tx.first(&STATE, &args![COLLECTION], |row| Ok((Fence(row.get(0)?), row.get(1)?)))?;
-    Ok(state.unwrap_or((Fence(0), false)))
-}
-
 /// This process, for messages on other machines.
 pub(in crate::index) fn this_process() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -61,19 +52,6 @@ impl dyn Index + '_ {
     pub(crate) fn begin_collection(&self) -> Result<Option<Fence>, IndexError> {
         let (owner, random) = (this_process(), self.random()?);
         self.write(NOTE, move |tx| take(tx, &owner, random))
-    }
-
-    /// Takes the lease for collections from whoever has it, if a collection has left condemned names or those of deleted paths in a cache. Only
-    /// for a caller with the folder's lock, which shows that the collection has been interrupted.
-    pub(crate) fn take_over_collection(&self, cache: CacheId) -> Result<Option<Fence>, IndexError> {
-        let (owner, random) = (this_process(), self.random()?);
-        self.write(NOTE, move |tx| {
-            if !nars::is_anything_left(tx, cache)? {
-                return Ok(None);
-            }
-            tx.execute(&END_ANY, &args![COLLECTION])?;
-            take(tx, &owner, random)
-        })
     }
 
     /// 31 random bits.

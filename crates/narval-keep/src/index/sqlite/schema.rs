@@ -12,6 +12,11 @@ use crate::index::schema::{TABLES, VERSION, tables};
 const OWN: &str = "
 create table meta (key text primary key not null, value integer not null) without rowid;
 insert into meta values ('stamp', 1);
+-- Bytes of NARs are counted by whichever statement adds or removes some.
+create trigger nars_added after insert on nars begin
+  update caches set bytes = bytes + new.file_size + coalesce(new.listing_size, 0) where id = new.cache; end;
+create trigger nars_removed after delete on nars begin
+  update caches set bytes = max(0, bytes - old.file_size - coalesce(old.listing_size, 0)) where id = old.cache; end;
 ";
 
 /// Creates missing tables.

@@ -20,9 +20,7 @@ use narval_client::clock;
 
 /// What PostgreSQL tells other servers, besides what SQLite does.
 const TRIGGERS: &str = "
-create trigger doomed after update of doomed, fence on files when new.doomed is not null or new.fence is not null
-begin update meta set value = value + 1 where key = 'stamp'; end;
-create trigger gone after delete on files begin update meta set value = value + 1 where key = 'stamp'; end;
+create trigger gone after delete on nars begin update meta set value = value + 1 where key = 'stamp'; end;
 ";
 
 /// A node's view of the database.

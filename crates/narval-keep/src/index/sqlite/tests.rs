@@ -63,7 +63,7 @@ fn what_both_databases_do() {
     for check in [
         crate::index::tests::entries_are_taken_over,
         crate::index::tests::jobs_are_done_by_one,
-        crate::index::tests::objects_are_added_together,
+        crate::index::tests::nars_are_found_by_name_and_by_hash,
         crate::index::tests::releases_have_limits,
         crate::index::tests::machines_have_limits,
     ] {

@@ -93,9 +93,8 @@ fn an_answer_404_to_other_requests_is_an_error() {
     path.push(&fixture.cache).unwrap();
     let proxy = Proxy::to(S3Server::shared().unwrap().port);
     let (_local, _data, cache) = behind(&proxy, &fixture);
-    let (name, nar) =
-        (path.file_name(Compression::Zstd), cache.index().file(cache.id(), &path.file_name(Compression::Zstd)));
-    let nar = nar.unwrap().unwrap();
+    let nar = cache.index().file(cache.id(), &path.file_name(Compression::Zstd));
+    let (name, nar) = nar.unwrap().unwrap();
     proxy.set(|method, _| if method == "HEAD" { Fault::NotFound("") } else { Fault::None });
     assert!(cache.files().check_nar(&name, &nar).unwrap(), "it is asked for again");
     proxy.set(|method, _| if method == "DELETE" { Fault::NotFound(NOT_FOUND[0]) } else { Fault::None });

@@ -69,7 +69,7 @@ fn logs_and_listings_count_towards_the_quota() {
     let path = TestPath::with_contents("a", &[], &[1; 2_000]);
     path.send(cache, Compression::None).unwrap();
     let listing = fixture.files("caches/default/nar").into_iter().find(|name| name.ends_with(".ls")).unwrap();
-    let listing = std::fs::metadata(folder_of(cache).join("nar").join(listing)).unwrap().len();
+    let listing = std::fs::metadata(object_of(cache, &listing)).unwrap().len();
     assert!(listing > 0);
     assert_eq!(cache.usage().unwrap().bytes, path.nar.len() as u64 + listing);
     let log = |name: &str, len: usize| {

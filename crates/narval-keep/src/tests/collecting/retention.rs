@@ -4,7 +4,7 @@ use narval_files::Work;
 use std::time::{Duration, Instant};
 
 use super::super::*;
-use crate::index::{Commit, Cutoff, NarRecord, PathRecord};
+use crate::index::{NarRecord, PathRecord};
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -214,10 +214,9 @@ fn nars_have_a_grace_period() {
     // Its narinfo comes, after all.
     cache.commit_narinfos(&[late.narinfo(Compression::Xz)], &pusher()).unwrap();
     cache.set_settings(&CacheSettings::default()).unwrap();
-    // It is doomed first.
-    assert_eq!(cache.collect(&at(48), &pusher()).unwrap().files, 0);
-    assert_eq!(cache.collect(&at(48), &pusher()).unwrap().files, 0);
-    assert_eq!(cache.collect(&at(49), &pusher()).unwrap().files, 1);
+    assert_eq!(cache.collect(&at(46), &pusher()).unwrap().files, 0);
+    assert_eq!(cache.collect(&at(48), &pusher()).unwrap().files, 1);
+    assert!(cache.nar_file(&early.file_name(Compression::Zstd)).unwrap().is_none());
     assert!(is_there(cache, &late));
 }
 
@@ -342,7 +341,7 @@ pub(in super::super) fn whole(cache: &Cache) {
             continue;
         };
         let nar = match cache.index().file(cache.id(), &record.file).unwrap() {
-            Some(nar) => nar,
+            Some((_, nar)) => nar,
             None if !cache.is_local() && cache.index().path(cache.id(), &path.hash_part).unwrap().is_none() => continue,
             None => panic!("{} has no NAR", record.path),
         };
@@ -383,7 +382,7 @@ fn small_files_are_collected_too() {
 /// Makes all names of NARs so much older.
 pub(super) fn age(fixture: &Fixture, seconds: u64) {
     fixture.folder.sql(&format!(
-        "update files set used = used - {seconds}, added = added - {seconds}, orphaned = orphaned - {seconds}"
+        "update nars set used = used - {seconds}, added = added - {seconds}, orphaned = orphaned - {seconds}"
     ));
 }
 
@@ -408,53 +407,8 @@ fn pushed(cache: &Cache) -> (TestPath, PathRecord, NarRecord) {
     let path = TestPath::new("a", &[]);
     path.push(cache).unwrap();
     let record = cache.index().path(cache.id(), &path.part()).unwrap().unwrap();
-    let nar = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
+    let (_, nar) = cache.index().file(cache.id(), &record.file).unwrap().unwrap();
     (path, record, nar)
-}
-
-/// What a collection is removing can be pushed again when it is done. Until then, the client is told the reason.
-#[test]
-fn an_upload_of_a_nar_that_is_being_removed_is_told_to_retry() {
-    let fixture = Fixture::new();
-    let cache = &fixture.cache;
-    let path = TestPath::new("a", &[]);
-    path.send(cache, Compression::Zstd).unwrap();
-    let fence = cache.index().begin_collection().unwrap().unwrap();
-    let later = now() + DAY;
-    let cutoff = Cutoff { orphaned: later, used: later, doomed: None };
-    assert_eq!(cache.index().condemn(fence, cache.id(), Some(cutoff), 10).unwrap().len(), 1);
-    let refusal = path.send(cache, Compression::Zstd).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::Away);
-    assert!(refusal.message.contains("a collection is removing"), "{refusal}");
-}
-
-/// A commit found the NAR, and was slow. Then it was collected, and another upload of it has begun.
-#[test]
-fn a_commit_notices_that_its_nar_was_collected_and_is_being_uploaded_again() {
-    let fixture = Fixture::new();
-    let cache = &fixture.cache;
-    if cache.is_local() {
-        // A commit holds the lock of the folder.
-        return;
-    }
-    let (path, record, nar) = pushed(cache);
-    let of_record = [(record.file.clone(), nar.clone())];
-    let placed = || cache.files().placed(cache.index(), cache.id(), &of_record).unwrap().pop().unwrap();
-    let before = placed().expect("it is there");
-    collect_after(cache, 100);
-    assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
-    let number = cache.index().add_file(cache.id(), &record.file, &nar, now()).unwrap();
-    assert_eq!(placed(), None);
-    let commit = |placed| {
-        let record = PathRecord { version: 0, ..record.clone() };
-        cache.index().commit(cache.id(), vec![record], &[], &[placed], now()).unwrap()
-    };
-    assert_eq!(commit(before.clone()), Commit::Changed);
-    // With its file there, it is as good as before, whoever has recorded it.
-    assert!(matches!(path.send(cache, Compression::Zstd), Ok(Some(_))));
-    cache.index().settle_file(cache.id(), &record.file, number).unwrap();
-    assert_eq!(commit(before), Commit::Done);
-    assert!(cache.nar_file(&record.file).unwrap().is_some());
 }
 
 /// A process that was paused before it asks the object store to remove something finds its time over.

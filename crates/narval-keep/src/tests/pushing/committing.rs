@@ -71,14 +71,14 @@ fn attic_110_a_nar_that_the_storage_lost_can_be_pushed_again() {
         let path = TestPath::new("a", &[]);
         path.push(cache).unwrap();
         let name = path.file_name(Compression::Zstd);
-        damage(&folder_of(cache).join("nar").join(&name));
+        damage(&object_of(cache, &name));
         assert_eq!(cache.missing(&[path.part()], None).unwrap(), [path.part()], "the client is told to send it");
         // Pushing at once helps.
         assert!(matches!(cache.begin_nar(&name, None, &pusher()).unwrap(), Begin::Receive(_)));
         path.push(cache).unwrap();
         assert_eq!(zstd::decode_all(cache.nar_file(&name).unwrap().unwrap().file).unwrap(), path.nar);
         // And if it is asked for first, it is never given out half, and is absent from then on.
-        damage(&folder_of(cache).join("nar").join(&name));
+        damage(&object_of(cache, &name));
         assert!(cache.nar_file(&name).unwrap().is_none());
         assert_eq!(cache.narinfo(&path.part()).unwrap(), None);
         assert_eq!(cache.missing(&[path.part()], None).unwrap(), [path.part()]);
@@ -108,7 +108,7 @@ fn attic_110_a_lost_nar_can_be_pushed_in_another_compression() {
     }
     let path = TestPath::new("a", &[]);
     path.push(&fixture.cache).unwrap();
-    fs::remove_file(folder_of(&fixture.cache).join("nar").join(path.file_name(Compression::Zstd))).unwrap();
+    fs::remove_file(object_of(&fixture.cache, &path.file_name(Compression::Zstd))).unwrap();
     path.send(&fixture.cache, Compression::Xz).unwrap();
     let committed = fixture.cache.commit_narinfos(&[path.narinfo(Compression::Xz)], &pusher()).unwrap();
     assert_eq!(committed[0].outcome, Outcome::Signed);

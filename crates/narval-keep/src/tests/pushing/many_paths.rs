@@ -46,8 +46,8 @@ fn fill(fixture: &Fixture, paths: u64) {
         "cast(printf('%032d', i) as blob)"
     };
     let nars = format!(
-        "insert into nars (cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
-         select {cache}, {blob}, 'zstd', 100, {blob}, 50, 5, '' from"
+        "insert into nars (cache, name, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, added, used) \
+         select {cache}, i || '.nar.zst', {blob}, 'zstd', 100, {blob}, 50, 5, '', 1, 1 from"
     );
     // Without looking up each row that a row refers to, which takes PostgreSQL most of the time.
     let fast = if place::is_on_postgres() { "set session_replication_role = replica; " } else { "" };

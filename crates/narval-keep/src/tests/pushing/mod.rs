@@ -4,6 +4,5 @@ pub(super) mod committing;
 pub(super) mod hostile;
 pub(super) mod many_paths;
 pub(super) mod oversized;
-pub(super) mod receipts;
 pub(super) mod receiving;
 pub(super) mod tenants;

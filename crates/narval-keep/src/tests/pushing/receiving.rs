@@ -183,7 +183,7 @@ fn a_nar_can_be_named_by_its_nar_hash() {
     path.file(Compression::Zstd).chunks(10).for_each(|part| parts.file().write_all(part).unwrap());
     let inode = parts.file().metadata().unwrap().ino();
     let stored = upload.adopt(std::mem::replace(&mut parts, cache.incoming_file().unwrap())).unwrap();
-    assert_eq!(stored.name.to_string(), path.file_name(Compression::Zstd));
+    assert_eq!(plain(&stored.name.to_string()), NarFileName::new(path.info.nar_hash, Compression::Zstd).to_string());
     let file = cache.nar_file(&stored.name.to_string()).unwrap().unwrap();
     assert!(fixture.folder.is_in_bucket() || file.file.metadata().unwrap().ino() == inode);
     // In whichever form.
@@ -205,7 +205,7 @@ fn several_nars_are_received_together() {
         paths.iter().zip(&files).map(|(path, file)| (target(path), &file[..])).collect();
     // One is there in another compression, and one is given twice.
     let given = [&nars[..], &nars[2..3]].concat();
-    let stored = fixture.cache.receive_nars(&given, Receipts::None, &pusher()).unwrap();
+    let stored = fixture.cache.receive_nars(&given, &pusher()).unwrap();
     let hashes: Vec<_> = stored.iter().map(|stored| stored.nar_hash).collect();
     assert_eq!(hashes, [0, 1, 2, 3, 4, 2].map(|at: usize| paths[at].info.nar_hash));
     assert_eq!((stored[0].compression, stored[1].compression), (Compression::Zstd, Compression::None));
@@ -214,10 +214,9 @@ fn several_nars_are_received_together() {
         assert_eq!(read_all(file.file), path.file(stored.compression));
     }
     // Again: all are known. A damaged one is refused by name.
-    assert_eq!(fixture.cache.receive_nars(&given, Receipts::None, &pusher()).unwrap(), stored);
+    assert_eq!(fixture.cache.receive_nars(&given, &pusher()).unwrap(), stored);
     let new = TestPath::with_contents("new", &[], b"new");
-    let refusal =
-        fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], Receipts::None, &pusher()).unwrap_err();
+    let refusal = fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], &pusher()).unwrap_err();
     assert!(refusal.to_string().contains(&new.info.nar_hash.to_nix32()), "{refusal}");
-    assert!(fixture.cache.receive_nars(&[], Receipts::None, &pusher()).unwrap().is_empty());
+    assert!(fixture.cache.receive_nars(&[], &pusher()).unwrap().is_empty());
 }

@@ -281,7 +281,7 @@ fn what_is_damaged_is_not_taken_for_a_backup() {
     }
     assert_eq!(whole(&restore(&place, &to).unwrap()).len(), 2);
     // A backup of a cache that has lost one is made of the other, and says so.
-    let file = folder_of(&fixture.cache).join("nar").join(other.file_name(Compression::Zstd));
+    let file = object_of(&fixture.cache, &other.file_name(Compression::Zstd));
     flip(&file);
     std::fs::remove_dir_all(folder.path()).unwrap();
     let done = backup(&fixture.data, &place);

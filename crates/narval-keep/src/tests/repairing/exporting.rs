@@ -106,7 +106,7 @@ fn a_damaged_nar_is_not_exported() {
     let Some((url, files, _kept)) = destination(&fixture, "exported-damaged") else { return };
     let path = TestPath::with_contents("a", &[], &b"contents".repeat(1000));
     path.push(&fixture.cache).unwrap();
-    let file = folder_of(&fixture.cache).join("nar").join(path.file_name(Compression::Zstd));
+    let file = object_of(&fixture.cache, &path.file_name(Compression::Zstd));
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, &bytes).unwrap();

@@ -41,7 +41,7 @@ fn damage_is_found_and_repaired() {
         return;
     }
     let root = fixture.folder.path().to_owned();
-    let nar = root.join("caches/default/nar").join(program.file_name(Compression::Zstd));
+    let nar = || object_of(&fixture.cache, &program.file_name(Compression::Zstd));
     let breakages: [(&str, &dyn Fn()); 6] = [
         ("narinfo", &|| fs::write(root.join(format!("caches/default/{}.narinfo", program.part())), "x").unwrap()),
         ("stray narinfo", &|| {
@@ -49,8 +49,8 @@ fn damage_is_found_and_repaired() {
         }),
         ("stray nar", &|| fs::write(root.join("caches/other/nar/x"), "x").unwrap()),
         ("stray listing", &|| fs::write(root.join("caches/other/nar/x.ls"), "x").unwrap()),
-        ("damaged", &|| flip(&nar)),
-        ("lost", &|| fs::remove_file(&nar).unwrap()),
+        ("damaged", &|| flip(&nar())),
+        ("lost", &|| fs::remove_file(nar()).unwrap()),
     ];
     for (what, break_it) in breakages {
         break_it();
@@ -62,7 +62,7 @@ fn damage_is_found_and_repaired() {
         assert_eq!(problems(&fixture.data, LOOK), 0, "{what}");
     }
     // What one cache has lost, another still has.
-    fs::remove_file(root.join("caches/other/nar").join(library.file_name(Compression::Zstd))).unwrap();
+    fs::remove_file(object_in(&root.join("caches/other/nar"), &library.file_name(Compression::Zstd))).unwrap();
     problems(&fixture.data, REPAIR);
     let other = fixture.data.cache(&"other".parse().unwrap()).unwrap().unwrap();
     assert_eq!(other.missing(&[library.part()], None).unwrap(), [library.part()]);
@@ -95,7 +95,7 @@ fn attic_125_the_index_is_rebuilt_from_the_files() {
     let Fixture { mut folder, data, cache } = fixture;
     drop((data, cache));
     folder.lose_index();
-    let damaged = folder.stored("caches/other/nar").join(library.file_name(Compression::Zstd));
+    let damaged = object_in(&folder.stored("caches/other/nar"), &library.file_name(Compression::Zstd));
     let copy = fs::read(&damaged).unwrap();
     fs::remove_file(&damaged).unwrap();
     fs::write(&damaged, copy).unwrap();
@@ -103,9 +103,7 @@ fn attic_125_the_index_is_rebuilt_from_the_files() {
     let (data, report) = Data::rebuild(folder.place(), folder.database(), Work::unwatched()).unwrap();
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
     assert_eq!(cache.narinfo(&program.part()).unwrap().unwrap(), narinfo);
-    // A bucket has no names of NARs that are not objects.
-    let names = if folder.is_in_bucket() { usage.files - 1 } else { usage.files };
-    assert_eq!(cache.usage().unwrap(), Usage { files: names, ..usage });
+    assert_eq!(cache.usage().unwrap(), usage);
     assert_eq!(report.problems.len(), 2, "{:?}", report.problems);
     let other = data.cache(&"other".parse().unwrap()).unwrap().unwrap();
     assert_eq!(other.missing(&[library.part()], None).unwrap(), [library.part()], "its NAR is damaged");

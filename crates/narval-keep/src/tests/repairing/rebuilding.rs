@@ -59,12 +59,18 @@ fn a_folder_in_which_caches_shared_files_is_taken_over() {
     let [first, second] = ["default", "other"].map(|cache| folder.path().join("caches").join(cache).join("nar"));
     let shared = folder.path().join("blobs/xx");
     std::fs::create_dir_all(&shared).unwrap();
+    for place in [&first, &second] {
+        let own = object_in(place, &name);
+        std::fs::remove_file(own.with_file_name(format!("{}.ls", own.file_name().unwrap().to_str().unwrap()))).unwrap();
+        std::fs::rename(own, place.join(&name)).unwrap();
+    }
+    for cache in ["default", "other"] {
+        let narinfo = folder.path().join(format!("caches/{cache}/{}.narinfo", path.part()));
+        std::fs::write(&narinfo, plain(&std::fs::read_to_string(&narinfo).unwrap())).unwrap();
+    }
     std::fs::remove_file(second.join(&name)).unwrap();
     for place in [second.join(&name), shared.join("x.nar.zst")] {
         std::fs::hard_link(first.join(&name), place).unwrap();
-    }
-    for place in [&first, &second] {
-        std::fs::remove_file(place.join(format!("{name}.ls"))).unwrap();
     }
     folder.lose_index();
     let data = Data::rebuild(folder.place(), folder.database(), Work::unwatched()).unwrap().0;

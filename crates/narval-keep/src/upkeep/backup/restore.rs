@@ -22,8 +22,7 @@ use crate::open::{Local, open_parts};
 use crate::storage::{Bucket, BucketOptions, Storage, object_name};
 use crate::upkeep::migrate::Copied;
 use crate::{
-    AuditLine, Cache, Data, DataError, DataOptions, Database, FsckReport, Grant, MigrateError, Migrated, NarFileName,
-    Place,
+    AuditLine, Cache, Data, DataError, DataOptions, Database, FsckReport, Grant, MigrateError, Migrated, Place,
 };
 
 /// The file, in the folder on this machine.
@@ -103,6 +102,13 @@ impl Data {
                     let source = folder.join(SOURCE);
                     let how = Copied { only: None, grant, work, is_noted: false };
                     restored.copied = copy(&shelf, &manifest, &settings, (&source, to), how)?;
+                    if before.is_some() {
+                        // What an interrupted restore has copied.
+                        for cache in to.caches()? {
+                            let refused = |refusal| MigrateError::Refused { cache: cache.name().clone(), refusal };
+                            cache.remove_all_strays().map_err(refused)?;
+                        }
+                    }
                 } else {
                     restored.found = to.import_caches(work)?;
                     let imported = to.import(&settings)?;
@@ -231,14 +237,8 @@ fn fill(shelf: &Shelf, saved: &SavedCache, cache: &Cache, work: &Work) -> Result
                 records.push(record);
             }
             let objects: Vec<_> = objects.into_iter().collect();
-            index.add_objects(id, &objects, now)?;
-            for row in rows {
-                // Another name of it, which clients may remember.
-                if row.file != object_name(&row.nar) && NarFileName::parse(&row.file).is_ok() {
-                    index.add_file(id, &row.file, &row.nar, now)?;
-                }
-            }
-            if index.commit(id, records, &[], &[], now)? == Commit::Changed {
+            index.record_all(id, objects, (now, u64::MAX))?;
+            if index.commit(id, records, &[], now)? == Commit::Changed {
                 return Err(refused(crate::Refusal::new(crate::RefusalKind::Failed, "the backup has a path twice")));
             }
         }

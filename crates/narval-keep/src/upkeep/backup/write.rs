@@ -20,7 +20,7 @@ use crate::in_use::InUse;
 use crate::index::{CacheId, SavedPath};
 use crate::storage::{CacheStorage, Incoming, object_name, several};
 use crate::upkeep::migrate::copy_small_files;
-use crate::{AuditLine, Cache, Data, DataError, MigrateError, NarFileName, NarTarget, Place, Refusal};
+use crate::{AuditLine, Cache, Data, DataError, MigrateError, Place, Refusal};
 
 /// Rows of paths in one file: by their numbers, which are given out once, so that a file stays as it is when paths are removed from others.
 const PATHS_STEP: i64 = 1 << 14;
@@ -299,8 +299,7 @@ fn copy_nar(cache: &Cache, to: &dyn CacheStorage, path: &SavedPath, work: &Work)
     let Some(from) = cache.files().read(&format!("nar/{}", path.file)).map_err(fail)? else {
         return absent(cache, path, "lost");
     };
-    let target = NarTarget::File(NarFileName::new(nar.file_hash, nar.compression));
-    let mut received = to.receive(&target, nar.file_size).map_err(fail)?;
+    let mut received = to.receive(&name, nar.file_size).map_err(fail)?;
     let (mut from, mut hasher, mut len) = (work.reading(from), Sha256Hasher::new(), 0);
     let mut buffer = vec![0; BUFFER_LEN];
     loop {
@@ -323,7 +322,7 @@ fn copy_nar(cache: &Cache, to: &dyn CacheStorage, path: &SavedPath, work: &Work)
     }
     let stored = match received {
         Incoming::File(file) => file.file().sync_all().and_then(|()| to.write(&format!("nar/{name}"), file)),
-        object @ Incoming::Object(_) => to.store(object, nar),
+        object @ Incoming::Object(_) => to.store(object, &name, nar, None),
     };
     stored.map_err(fail)?;
     Ok(Copied::Done)
@@ -332,6 +331,6 @@ fn copy_nar(cache: &Cache, to: &dyn CacheStorage, path: &SavedPath, work: &Work)
 /// Why the cache does not have a NAR as it was when the backup began.
 fn absent(cache: &Cache, path: &SavedPath, how: &'static str) -> Result<Copied, Refusal> {
     let now = cache.index().file(cache.id(), &path.file)?;
-    let is_same = now.is_some_and(|nar| nar.file_hash == path.nar.file_hash);
+    let is_same = now.is_some_and(|(_, nar)| nar.file_hash == path.nar.file_hash);
     Ok(if is_same { Copied::Lost(how) } else { Copied::Deleted })
 }

@@ -182,7 +182,7 @@ impl Copying<'_> {
             let found = references.iter().zip(present).filter(|(_, present)| *present);
             let needed: Vec<HashPart> = found.map(|(part, _)| *part).collect();
             let records = batch.iter().map(|record| self.prepare(record)).collect::<Result<Vec<_>, _>>()?;
-            if to.publish_all(&records, &needed, &[])? == Commit::Done {
+            if to.publish_all(&records, &needed)? == Commit::Done {
                 return Ok(());
             }
         }
@@ -193,7 +193,7 @@ impl Copying<'_> {
     fn prepare(&self, source: &PathRecord) -> Result<PathRecord, Refusal> {
         let (to, path) = (self.to, &source.path);
         let nar = to.index().file(to.id(), &source.file)?;
-        let nar = nar.filter(|nar| nar.nar_hash == source.nar_hash).ok_or_else(|| {
+        let (file, nar) = nar.filter(|(_, nar)| nar.nar_hash == source.nar_hash).ok_or_else(|| {
             let message =
                 format_args!("the NAR of '{path}' was removed while it was copied; run the same command again");
             Refusal::new(RefusalKind::Conflict, message)
@@ -206,7 +206,6 @@ impl Copying<'_> {
         if let Some(before) = before.filter(|before| is_same(before, &info)) {
             merge(&mut info, &before.signatures);
         }
-        let file = to.files().served_name(&source.file, &nar);
         info.url = format!("nar/{file}");
         info.compression = nar.compression;
         (info.file_hash, info.file_size) = (Some(nar.file_hash.into()), Some(nar.file_size));

@@ -5,7 +5,7 @@ use std::io::Read;
 use super::Copying;
 use super::THREADS;
 use super::walk::Tally;
-use crate::index::{Lost, NarRecord, PathRecord};
+use crate::index::PathRecord;
 use crate::storage::several;
 use crate::{Begin, Cache, NarFileName, Refusal, RefusalKind};
 
@@ -20,8 +20,7 @@ impl Copying<'_> {
 
     fn copy_nar(&self, record: &PathRecord) -> Result<Named, Refusal> {
         let (from, to) = (self.from, self.to);
-        let Some(nar) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
-        // Its own name, even if the path uses one of another encoding.
+        let Some((_, nar)) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
         let name = NarFileName::new(nar.file_hash, nar.compression).to_string();
         let stored = match to.begin_nar(&name, Some(nar.file_size), self.how.grant)? {
             Begin::Known(stored) => stored,
@@ -47,29 +46,10 @@ impl Copying<'_> {
         if stored.nar_hash != nar.nar_hash || nar.nar_hash != record.nar_hash {
             return Err(damaged(record, &"has another hash than the index says"));
         }
-        self.copy_aliases(&nar, &name)?;
-        Ok(Some(name))
-    }
-
-    /// Other names of a NAR, which clients may remember.
-    fn copy_aliases(&self, nar: &NarRecord, name: &str) -> Result<(), Refusal> {
-        let (from, to) = (self.from, self.to);
-        for (alias, other) in from.index().files_of(from.id(), &nar.nar_hash)? {
-            if alias == name || other != *nar || to.index().file(to.id(), &alias)?.is_some() {
-                continue;
-            }
-            let Some(kept) = to.index().file(to.id(), name)? else { continue };
-            let _no_collection = to.no_collection()?;
-            let recorded = to.index().add_file(to.id(), &alias, &kept, to.now())?;
-            if to.storage().publishes_later() {
-                // A name in the index only.
-                to.index().settle_file(to.id(), &alias, recorded)?;
-            } else if let Err(error) = to.files().add_alias(name, &alias) {
-                to.index().remove_file(to.id(), &alias, Lost::Certainly)?;
-                return Err(Refusal::of_file("name", &alias, &error));
-            }
+        for former in from.index().former_of(from.id(), &nar.nar_hash)? {
+            to.index().remember_former(to.id(), former, nar.nar_hash)?;
         }
-        Ok(())
+        Ok(Some(stored.name.to_string()))
     }
 }
 

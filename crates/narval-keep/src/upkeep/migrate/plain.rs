@@ -234,7 +234,7 @@ impl ToPlain<'_> {
         let from = self.from;
         let info = NarInfo::parse(&record.narinfo, &from.settings().store_dir)
             .map_err(|error| Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", record.path)))?;
-        let Some(nar) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
+        let Some((_, nar)) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
         if !is_below(&info.url, "nar") {
             return Err(damaged(record, &"has a name that is not below nar/"));
         }

@@ -8,8 +8,7 @@ use super::*;
 use narval_nix::NarHash;
 
 use crate::index::postgres::simulation::PAUSE;
-use crate::index::{CacheId, Fence, Lost, Recorded, ReleaseAsked, ReleaseToRecord};
-use crate::receive::receipt_key::ReceiptKey;
+use crate::index::{CacheId, Recorded, ReleaseAsked, ReleaseToRecord};
 use crate::{NarFileName, Pin, PinFor};
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
@@ -26,15 +25,15 @@ const KEPT_MAX: usize = 3;
 
 /// What is wrong, which nothing must be at any moment.
 const WRONG: &str = "select concat_ws(' ', \
-     (select 'a path without its file' from narval.paths p left join narval.files f on f.cache = p.cache and f.name = p.file \
+     (select 'a path without its file' from narval.paths p left join narval.nars f on f.cache = p.cache and f.name = p.file \
        where f.name is null or f.orphaned is not null limit 1), \
      (select 'a reference to nothing' from narval.refs r join narval.paths o on o.id = r.referrer \
        where not exists (select from narval.paths p where p.cache = o.cache and p.hash_part = r.reference) limit 1), \
-     (select 'a file that no path names' from narval.files f where f.orphaned is null \
+     (select 'a file that no path names' from narval.nars f where f.orphaned is null \
        and not exists (select from narval.paths p where p.cache = f.cache and p.file = f.name) limit 1), \
-     (select 'a NAR without a name' from narval.nars n where not exists (select from narval.files f where f.nar = n.id) limit 1), \
+     (select 'garbage with a row' from narval.nars f join narval.garbage g on g.cache = f.cache and g.name = f.name limit 1), \
      (select 'counted ' || c.bytes from narval.caches c where c.bytes <> coalesce((select sum(n.file_size) from narval.nars n \
-       where exists (select from narval.files f where f.nar = n.id and f.cache = c.id)), 0)))";
+       where n.cache = c.id), 0)))";
 
 /// A generator of numbers below a limit.
 struct Random(u64);
@@ -48,10 +47,10 @@ impl Random {
     }
 }
 
-/// A NAR, and its name.
+/// A NAR, and a name for it.
 fn object(name: &str) -> (String, NarRecord) {
     let nar = nar(name);
-    (NarFileName::new(nar.file_hash, nar.compression).to_string(), nar)
+    (NarFileName::new(nar.file_hash, nar.compression).unique().unwrap().to_string(), nar)
 }
 
 struct Place<'a> {
@@ -80,7 +79,7 @@ impl Place<'_> {
             let mut record = path(name, file);
             record.version = old.map_or(0, |old| old.version);
             record.references.clone_from(&needed);
-            if self.index.commit(self.cache, vec![record], &needed, &[], 1).unwrap() == Commit::Done {
+            if self.index.commit(self.cache, vec![record], &needed, 1).unwrap() == Commit::Done {
                 return true;
             }
             if self.index.file(self.cache, file).unwrap().is_none()
@@ -92,20 +91,15 @@ impl Place<'_> {
         false
     }
 
-    /// A NAR is recorded and stored, or stored and recorded, and then a path is committed.
-    fn push(&self, random: &mut Random, writer: i64) {
-        let (file, nar) = object(&format!("nar-{}", random.below(NAMES)));
-        if random.below(2) == 0 {
-            let Ok(_) = self.index.add_file(self.cache, &file, &nar, 1) else { return };
-            self.bytes.lock().unwrap().insert(file.clone());
+    /// A NAR is stored and recorded, unless it is there, and then a path is committed.
+    fn push(&self, random: &mut Random) {
+        let (mut file, nar) = object(&format!("nar-{}", random.below(NAMES)));
+        let there = self.index.files_of(self.cache, &nar.nar_hash).unwrap().into_iter().next();
+        if let Some((known, _)) = there.filter(|_| random.below(2) == 0) {
+            file = known;
         } else {
-            let stored = [(file.clone(), nar)];
-            let may = self.index.may_store(self.cache, writer, &stored).unwrap();
-            let (Some(epoch), [true]) = (may.epoch, &may.are_new[..]) else { return };
             self.bytes.lock().unwrap().insert(file.clone());
-            if !self.index.add_stored(self.cache, &stored, epoch, 1).unwrap() {
-                return;
-            }
+            self.index.record(self.cache, (file.clone(), nar), (1, u64::MAX)).unwrap();
         }
         let other = path(&format!("path-{}", random.below(NAMES)), "").hash_part;
         self.commit(&format!("path-{}", random.below(NAMES)), &file, &[other][..random.below(2) as usize]);
@@ -173,35 +167,26 @@ impl Place<'_> {
             _ => {
                 // Nothing refers to a path of this one: it goes whatever refers to it.
                 let (file, nar) = object("lost");
-                let Ok(_) = self.index.add_file(self.cache, &file, &nar, 1) else { return };
                 self.bytes.lock().unwrap().insert(file.clone());
+                self.index.record(self.cache, (file.clone(), nar), (1, u64::MAX)).unwrap();
                 self.commit("path", &file, &[]);
-                self.index.remove_file(self.cache, &file, Lost::Certainly).unwrap();
+                self.index.remove_file(self.cache, &file, false, 1).unwrap();
             }
         }
     }
 
     fn collect(&self, random: &mut Random) -> usize {
         let Some(fence) = self.index.begin_collection().unwrap() else { return 0 };
-        let listed: HashSet<String> = self.bytes.lock().unwrap().clone();
         let mut paths = self.index.list(self.cache, "", 999).unwrap();
         paths.sort_by_cached_key(|_| random.below(99));
         let paths: Vec<(HashPart, u64)> = paths.into_iter().map(|path| (path.hash_part, 50)).collect();
         let hidden = self.index.hide(fence, self.cache, &paths, 5).unwrap().len();
-        let cutoff = Some(Cutoff { orphaned: 9, used: 9, doomed: None });
-        let condemned = self.index.condemn(fence, self.cache, cutoff, 4).unwrap();
-        self.forget(fence, &condemned.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>());
-        let strays: Vec<NarFileName> = listed.iter().map(|name| name.parse().unwrap()).collect();
-        let strays = self.index.condemn_strays(fence, self.cache, &strays, 1).unwrap();
-        self.forget(fence, &strays);
+        self.index.discard(fence, self.cache, Cutoff { orphaned: 9, used: 9 }, (4, 1)).unwrap();
+        let garbage = self.index.garbage(self.cache, 9, 99).unwrap();
+        self.bytes.lock().unwrap().retain(|name| !garbage.contains(name));
+        self.index.forget(self.cache, garbage).unwrap();
         self.index.end_collection(fence, None).unwrap();
         hidden
-    }
-
-    fn forget(&self, fence: Fence, names: &[String]) {
-        self.bytes.lock().unwrap().retain(|name| !names.contains(name));
-        let names: Vec<(String, u64)> = names.iter().map(|name| (name.clone(), 5)).collect();
-        self.index.forget(fence, self.cache, &names).unwrap();
     }
 }
 
@@ -224,10 +209,9 @@ fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
             scope.spawn(move || {
                 PAUSE.set(PAUSE_MAX);
                 let mut random = Random(number as u64 + 0x9e37_79b9);
-                let writer = place.index.begin_writer(cache, &ReceiptKey::new([7; 32])).unwrap();
                 for _ in 0..rounds {
                     match number {
-                        0..5 => place.push(&mut random, writer),
+                        0..5 => place.push(&mut random),
                         5 => place.delete(&mut random),
                         _ => drop(hidden.fetch_add(place.collect(&mut random), Ordering::Relaxed)),
                     }

@@ -48,7 +48,7 @@ fn what_is_acknowledged_survives_a_crash_of_a_database_that_does_not_wait_for_it
         let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
         index.add_file(cache, "file", &nar("file"), 1).unwrap();
         let path = path(&format!("path-{round}"), "file");
-        assert_eq!(index.commit(cache, vec![path.clone()], &[], &[], 1).unwrap(), Commit::Done);
+        assert_eq!(index.commit(cache, vec![path.clone()], &[], 1).unwrap(), Commit::Done);
         // What need not survive is lost, unless the database has written it by chance.
         index.tokens_used(vec![("nobody".to_owned(), 1)]).unwrap();
         server.sql(name, &format!("create table probe_{round} ()")).unwrap();

@@ -52,7 +52,7 @@ fn a_history_is_known_up_to_what_is_still_under_way() {
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let (early, late) = ("early", "late");
     let add = |name: &str| {
-        assert_eq!(one.commit(cache, vec![path(name, early)], &[], &[], 1).unwrap(), Commit::Done);
+        assert_eq!(one.commit(cache, vec![path(name, early)], &[], 1).unwrap(), Commit::Done);
         one.last_id().unwrap()
     };
     for file in [early, late] {
@@ -64,7 +64,7 @@ fn a_history_is_known_up_to_what_is_still_under_way() {
     assert_eq!([point(&one), point(&two)], [(history, first); 2]);
     // As a commit does it, of a path whose id comes before that of the next one.
     let mut other = one.database.pool.open().unwrap();
-    let half = "begin; select from narval.files where name = 'late' for update; \
+    let half = "begin; select from narval.nars where name = 'late' for update; \
          insert into narval.paths (cache, hash_part, path, nar_hash, file, narinfo, listing_size, version, added, used) \
          select cache, 'late', 'late', nar_hash, 'late', narinfo, listing_size, version, added, used from narval.paths";
     other.run(DEADLINE, async |client| Ok(client.batch_execute(half).await?)).unwrap();

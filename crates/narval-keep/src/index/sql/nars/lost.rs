@@ -10,7 +10,7 @@ statements! {
     REMEMBER(Int, Text) = concat!(
         "insert into narval.lost (cache, hash_part, narinfo, file, nar_hash, nar_size, compression, file_hash, file_size, listing_size, found, at) \
          select p.cache, p.hash_part, p.narinfo, p.file, ", nars::columns!(), ", {now} from narval.paths p \
-         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar \
+         join narval.nars n on n.cache = p.cache and n.name = p.file \
          where p.cache = $1 and p.file = $2 on conflict (cache, hash_part) do update set narinfo = excluded.narinfo, \
          file = excluded.file, nar_hash = excluded.nar_hash, nar_size = excluded.nar_size, compression = excluded.compression, \
          file_hash = excluded.file_hash, file_size = excluded.file_size, listing_size = excluded.listing_size, \

@@ -1,17 +1,20 @@
-//! Stored NARs and their names.
+//! Stored NARs.
+//!
+//! A row follows its bytes, and goes before them. A name is never used again, so nobody has to know whose bytes are at a name: those of its row, or
+//! those that nobody needs.
 
 pub(in crate::index) mod lost;
 pub(in crate::index) mod uploads;
 pub(in crate::index) mod writers;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::pending;
 use crate::NarFileName;
-use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Refused, Row, Tx, TxError, args, split, statements};
-use crate::index::{COLLECTION, CacheId, Cutoff, Fence, Index, IndexError, Lost, NarRecord, Replaced, Usage};
+use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Row, Tx, TxError, args, split, statements};
+use crate::index::{CacheId, Cutoff, Fence, Index, IndexError, NamedNar, NarRecord, Usage};
 use crate::rule::holds;
 
 macro_rules! columns {
@@ -20,104 +23,63 @@ macro_rules! columns {
     };
 }
 
-/// A name whose NAR's bytes are being removed.
-macro_rules! condemned {
+/// Somebody who is told that such a NAR is here relies on it for ten minutes, so that is recorded; once in a minute is enough.
+macro_rules! due {
     () => {
-        "(f.fence is not null and f.orphaned is not null)"
+        "n.orphaned is not null and n.orphaned <= {now} - 60 and n.used <= {now} - 60"
     };
 }
 
-pub(super) use {columns, condemned};
+pub(super) use columns;
 
 statements! {
-    NAR(Int, Bytes, Text) = concat!(
-        "select ", columns!(), " from narval.nars n where cache = $1 and nar_hash = $2 and compression = $3 and fence is null"
-    );
-    FILES(Int) = concat!(
-        "select ", columns!(), ", f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 and not ",
-        condemned!(), " order by f.name"
-    );
+    FILES(Int) = concat!("select ", columns!(), ", n.name from narval.nars n where n.cache = $1 order by n.name");
+    /// The latest first: others may be lost.
     FILES_OF(Int, Bytes) = concat!(
-        "select ", columns!(), ", f.name from narval.nars n join narval.files f on f.nar = n.id \
-         where n.cache = $1 and n.nar_hash = $2 and f.doomed is null and not ", condemned!(), " order by f.name"
+        "select ", columns!(), ", n.name from narval.nars n where n.cache = $1 and n.nar_hash = $2 order by n.id desc"
     );
-    NOT_ZSTD(Int, Text, Text, Int) = "select f.name from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
-         and f.name > $2 and f.orphaned is null and n.compression <> $3 order by f.name limit $4";
+    NOT_ZSTD(Int, Text, Text, Int) = "select n.name from narval.nars n where n.cache = $1 \
+         and n.name > $2 and n.orphaned is null and n.compression <> $3 order by n.name limit $4";
     USAGE(Int) = "select (select count(*) from narval.paths where cache = $1), \
-         (select count(*) from narval.files where cache = $1), coalesce((select bytes from narval.caches where id = $1), 0)";
-    ORPHANS(Int, Int, Int) = "select f.name, n.file_size from narval.files f join narval.nars n on n.id = f.nar where f.cache = $1 \
-         and f.orphaned is not null and (f.fence is not null or f.doomed = 0 or (f.orphaned <= $2 and f.used <= $3)) \
-         order by f.name";
+         (select count(*) from narval.nars where cache = $1), coalesce((select bytes from narval.caches where id = $1), 0)";
+    ORPHANS(Int, Int, Int) = "select n.name, n.file_size from narval.nars n where n.cache = $1 \
+         and n.orphaned is not null and n.orphaned <= $2 and n.used <= $3 order by n.name";
     NAMED(Int) { name: Text } = concat!(
-        "select ", columns!(), ", f.name, f.doomed is not null or (f.orphaned is not null and f.orphaned <= {now} - 600 \
-           and f.used <= {now} - 600 and not exists (select 1 from narval.pending p where p.cache = $1 and p.kind = 'file' and p.name = f.name)) \
-         from {rows} join narval.files f on f.cache = $1 and f.name = r.name \
-         join narval.nars n on n.id = f.nar where not ", condemned!(), " and (f.doomed is null or f.doomed > 0)"
+        "select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name from {rows} \
+         join narval.nars n on n.cache = $1 and n.name = r.name"
     );
-    KEEP(Int) { name: Text } = concat!(
-        "update narval.files as f set doomed = null, used = greatest(f.used, {now}) where f.cache = $1 \
-         and f.name in (select r.name from {rows}) and not ", condemned!(), " and (f.doomed is null or f.doomed > 0) returning name"
+    /// As clients remember them: by the hash of their file, or of the NAR, or of another file of that.
+    BY_HASH(Int) { name: Text, hash: Bytes } = concat!(
+        "select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 0 from {rows} \
+           join narval.nars n on n.cache = $1 and n.file_hash = r.hash \
+         union all select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 1 from {rows} \
+           join narval.nars n on n.cache = $1 and n.nar_hash = r.hash \
+         union all select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 2 from {rows} \
+           join narval.former o on o.cache = $1 and o.file_hash = r.hash join narval.nars n on n.cache = $1 and n.nar_hash = o.nar_hash"
     );
-    INSERT(Int) { nar_hash: Bytes, compression: Text, nar_size: Int, file_hash: Bytes, file_size: Int, listing_size: Int, found: Text } =
-        "insert into narval.nars (cache, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found) \
-         select $1, r.nar_hash, r.compression, r.nar_size, r.file_hash, r.file_size, r.listing_size, r.found from {rows} where true \
-         on conflict (cache, nar_hash, compression) do nothing";
-    LOCK(Int) { nar_hash: Bytes, compression: Text } = "select n.id, n.nar_hash, n.compression, n.file_hash, n.file_size, n.fence from {rows} \
-         join narval.nars n on n.cache = $1 and n.nar_hash = r.nar_hash and n.compression = r.compression \
-         order by n.nar_hash, n.compression{lock}";
-    LOCK_NARS() { id: Int } = "select n.id from {rows} join narval.nars n on n.id = r.id order by n.nar_hash, n.compression{lock}";
-    NARS_OF(Int) { name: Text } = "select distinct f.nar from {rows} join narval.files f on f.cache = $1 and f.name = r.name";
-    LOCK_NAMES(Int) = "select f.name from narval.files f where f.nar = $1 order by f.name{lock}";
-    LOCK_NAME(Int, Text) = "select 1 from narval.files f where f.cache = $1 and f.name = $2{lock}";
-    ARE_CONDEMNED(Int) { name: Text } = concat!(
-        "select 1 from {rows} join narval.files f on f.cache = $1 and f.name = r.name where ", condemned!()
-    );
-    IS_REMOVING(Int, Text, Int, Text) = concat!(
-        "select 1 from narval.work w where w.name = $4 and w.until > {now} and (\
-           w.fence in (select n.fence from narval.nars n where n.id = $3) \
-           or w.fence in (select f.fence from narval.files f where f.cache = $1 and f.name = $2 and ", condemned!(), "))"
-    );
-    TAKE_BACK(Int) = "update narval.nars set fence = null where id = $1 and fence is not null";
-    TAKE_BACK_NAME(Int, Text) = concat!(
-        "update narval.files as f set fence = null where f.cache = $1 and f.name = $2 and ", condemned!()
-    );
-    NEW_BYTES() { nar: Int, bytes: Int } = "select cast(coalesce(sum(r.bytes), 0) as bigint) from {rows} \
-         where not exists (select 1 from narval.files f where f.nar = r.nar)";
-    COUNT(Int, Int) = "update narval.caches set bytes = greatest(0, bytes + $2) where id = $1";
-    /// One that a collection has condemned meanwhile stays so.
-    NAME(Int, Int) { name: Text, nar: Int } = concat!(
-        "insert into narval.files as f (cache, name, nar, added, used, orphaned) \
-         select $1, r.name, r.nar, $2, $2, $2 from {rows} where true on conflict (cache, name) do update set nar = excluded.nar, \
-         used = excluded.used, doomed = null, fence = null, \
-         orphaned = case when f.orphaned is null then null else excluded.orphaned end where not ", condemned!()
-    );
-    IS_IN_USE(Int, Text) = concat!(
-        "select 1 from narval.files f where f.nar = $1 and f.name = $2 and not ", condemned!(), " and (f.doomed is null or f.doomed > 0) \
-         and (f.orphaned is null or not exists (select 1 from narval.pending p where p.cache = f.cache and p.kind = 'file' \
-           and p.name = f.name)) limit 1"
-    );
-    LOSE_PATHS(Int, Int) = "delete from narval.paths where cache = $1 and file in (select f.name from narval.files f where f.nar = $2) \
-         returning hash_part";
-    ORPHAN_ALL(Int, Int) = "update narval.files set orphaned = coalesce(orphaned, $2) where nar = $1";
-    REPLACE(Int, Bytes, Int) = "update narval.nars set file_hash = $2, file_size = $3 where id = $1";
-    NAMES_OF(Int) = "select name from narval.files where nar = $1";
-    REMOVE_PATHS(Int) { name: Text } = "delete from narval.paths where cache = $1 and file in (select r.name from {rows}) returning hash_part";
-    REMOVE_FILES(Int) { name: Text } = "delete from narval.files where cache = $1 and name in (select r.name from {rows}) returning name, nar";
-    FORGET(Int, Int) { name: Text } = concat!(
-        "delete from narval.files as f where f.cache = $1 and f.fence = $2 and f.name in (select r.name from {rows}) and ",
-        condemned!(), " returning nar"
-    );
-    DROP() { nar: Int } = "delete from narval.nars as n where n.id in (select r.nar from {rows}) \
-         and not exists (select 1 from narval.files f where f.nar = n.id) returning file_size + coalesce(listing_size, 0)";
-    LEFT(Int) = concat!("select 1 from narval.files f where f.cache = $1 and (", condemned!(), " or f.doomed = 0) limit 1");
-}
-
-/// How often the row of a NAR is made that others remove meanwhile.
-const LOCK_ATTEMPTS: usize = 3;
-
-/// The bytes that a NAR and its listing take.
-fn bytes(nar: &NarRecord) -> u64 {
-    nar.file_size.saturating_add(nar.listing_size.unwrap_or(0))
+    KEEP(Int) { name: Text } = "update narval.nars as n set used = greatest(n.used, {now}) where n.cache = $1 \
+         and n.name in (select r.name from {rows}) returning name";
+    /// After days, what has no row is removed. Of one that is recorded again, because nobody knew whether it was, nothing is changed.
+    INSERT(Int, Int, Int) { name: Text, nar_hash: Bytes, compression: Text, nar_size: Int, file_hash: Bytes, file_size: Int, listing_size: Int, found: Text } =
+        "insert into narval.nars (cache, name, nar_hash, compression, nar_size, file_hash, file_size, listing_size, found, added, used, orphaned) \
+         select $1, r.name, r.nar_hash, r.compression, r.nar_size, r.file_hash, r.file_size, r.listing_size, r.found, $2, $2, $2 from {limited}{rows} \
+         where {clock} < $3 order by r.name on conflict (cache, name) do nothing";
+    REMEMBER(Int, Bytes, Bytes) = "insert into narval.former (cache, file_hash, nar_hash, at) values ($1, $2, $3, {now}) \
+         on conflict (cache, file_hash) do update set nar_hash = excluded.nar_hash, at = excluded.at";
+    FORMER_OF(Int, Bytes) = "select file_hash from narval.former where cache = $1 and nar_hash = $2 order by file_hash";
+    FORGET_FORMER(Int, Int) = "delete from narval.former where cache = $1 and at < $2";
+    LOCK_NAME(Int, Text) = "select 1 from narval.nars n where n.cache = $1 and n.name = $2{lock}";
+    REMOVE_PATHS(Int, Text) = "delete from narval.paths where cache = $1 and file = $2 returning hash_part";
+    /// Those that somebody is about to name are left alone.
+    LOCK_DUE(Int, Int, Int, Int) = "select n.name from narval.nars n where n.cache = $1 and n.orphaned is not null and n.orphaned <= $2 \
+         and n.used <= $3 order by n.orphaned limit $4{lock_free}";
+    REMOVE(Int) { name: Text } = "delete from narval.nars as n where n.cache = $1 and n.name in (select r.name from {rows}) \
+         and not exists (select 1 from narval.paths p where p.cache = $1 and p.file = n.name) \
+         returning name, file_size";
+    DISCARD(Int, Int) { name: Text } = "insert into narval.garbage (cache, name, since) select $1, r.name, $2 from {rows} \
+         where true on conflict (cache, name) do nothing";
+    GARBAGE(Int, Int, Int) = "select name from narval.garbage where cache = $1 and since <= $2 order by name limit $3";
+    FORGET(Int) { name: Text } = "delete from narval.garbage where cache = $1 and name in (select r.name from {rows})";
 }
 
 pub(super) fn record(row: &dyn Row) -> Result<NarRecord, TxError> {
@@ -132,7 +94,7 @@ pub(super) fn record(row: &dyn Row) -> Result<NarRecord, TxError> {
     })
 }
 
-fn named(row: &dyn Row) -> Result<(String, NarRecord), TxError> {
+fn named(row: &dyn Row) -> Result<NamedNar, TxError> {
     Ok((row.get(7)?, record(row)?))
 }
 
@@ -140,244 +102,103 @@ fn texts<'a>(names: &[&'a str]) -> Vec<Arg<'a>> {
     names.iter().map(|name| Arg::from(*name)).collect()
 }
 
-/// Whether there are condemned names, or those of deleted paths.
-pub(super) fn is_anything_left(tx: &mut dyn Tx, cache: CacheId) -> Result<bool, TxError> {
-    tx.is_there(&LEFT, &args![cache])
-}
-
-/// Makes the rows of NARs that have none.
-fn insert(tx: &mut dyn Tx, cache: CacheId, nars: &[&NarRecord]) -> Result<(), TxError> {
-    let found: Vec<String> = nars.iter().map(|nar| nar.found.iter().map(HashPart::as_str).collect()).collect();
+/// Adds the rows of NARs whose bytes are stored. Returns how many had none.
+pub(super) fn add(
+    tx: &mut dyn Tx,
+    cache: CacheId,
+    nars: &[NamedNar],
+    (now, until): (u64, u64),
+) -> Result<u64, TxError> {
+    let found: Vec<String> = nars.iter().map(|(_, nar)| nar.found.iter().map(HashPart::as_str).collect()).collect();
     let rows: Vec<Arg<'_>> = nars
         .iter()
         .zip(&found)
-        .flat_map(|(nar, found)| {
+        .flat_map(|((name, nar), found)| {
             let form = nar.compression.name();
-            args![&nar.nar_hash, form, nar.nar_size, &nar.file_hash, nar.file_size, nar.listing_size, found]
+            args![name, &nar.nar_hash, form, nar.nar_size, &nar.file_hash, nar.file_size, nar.listing_size, found]
         })
         .collect();
-    tx.execute_all(&INSERT, &args![cache], &rows).map(drop)
+    tx.execute_all(&INSERT, &args![cache, now, until], &rows)
 }
 
-/// The row of a NAR.
-struct Locked {
-    id: i64,
-    file_hash: Sha256,
-    file_size: u64,
-    is_condemned: bool,
-}
-
-/// The rows of NARs, which others who give them names wait for: all are locked in one order.
-fn lock(
+/// Removes the rows of NARs that no path has, and notes that their bytes are to go. The rows are locked. Returns their names and sizes.
+pub(super) fn discard(
     tx: &mut dyn Tx,
     cache: CacheId,
-    nars: &[&NarRecord],
-) -> Result<HashMap<(NarHash, Compression), Locked>, TxError> {
-    let rows: Vec<Arg<'_>> = nars.iter().flat_map(|nar| args![&nar.nar_hash, nar.compression.name()]).collect();
-    let locked = |row: &dyn Row| {
-        let is_condemned = row.get::<Option<i64>>(5)?.is_some();
-        let locked = Locked { id: row.get(0)?, file_hash: row.get(3)?, file_size: row.get(4)?, is_condemned };
-        Ok(((row.get(1)?, row.parsed(2)?), locked))
-    };
-    Ok(tx.all_of(&LOCK, &args![cache], &rows, locked)?.into_iter().collect())
-}
-
-fn lock_one(tx: &mut dyn Tx, cache: CacheId, nar: &NarRecord) -> Result<Locked, TxError> {
-    for _ in 0..LOCK_ATTEMPTS {
-        insert(tx, cache, &[nar])?;
-        if let Some(locked) = lock(tx, cache, &[nar])?.into_values().next() {
-            return Ok(locked);
-        }
-        // A collection has removed it since.
-    }
-    Err(Refused::Removing.into())
-}
-
-/// Locks the rows of the NARs that these names have, so that nobody gives names to them or condemns them.
-fn lock_nars_of(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), TxError> {
-    let ids: BTreeSet<i64> = tx.all_of(&NARS_OF, &args![cache], &texts(names), |row| row.get(0))?.into_iter().collect();
-    let ids: Vec<Arg<'_>> = ids.into_iter().map(Arg::from).collect();
-    if ids.is_empty() { Ok(()) } else { tx.all_of(&LOCK_NARS, &[], &ids, |_| Ok(())).map(drop) }
-}
-
-/// Counts so many bytes more in a cache. All uploads change the same row, so this comes last.
-pub(super) fn count(tx: &mut dyn Tx, cache: CacheId, bytes: i64) -> Result<(), TxError> {
-    if bytes == 0 { Ok(()) } else { tx.execute(&COUNT, &args![cache, bytes]).map(drop) }
-}
-
-/// Gives names to NARs, whose rows are locked, with or without pending entries, and returns their numbers.
-fn name_all(
-    tx: &mut dyn Tx,
-    cache: CacheId,
-    names: &[(&str, i64, &NarRecord)],
-    (now, is_pending): (u64, bool),
-) -> Result<Vec<(String, i64)>, TxError> {
-    let counted: Vec<Arg<'_>> = names.iter().flat_map(|(_, id, nar)| args![*id, bytes(nar)]).collect();
-    let bytes = tx.all_of(&NEW_BYTES, &[], &counted, |row| row.get::<i64>(0))?.into_iter().sum();
-    let rows: Vec<Arg<'_>> = names.iter().flat_map(|(name, id, _)| args![*name, *id]).collect();
-    if tx.execute_all(&NAME, &args![cache, now], &rows)? < names.len() as u64 {
-        return Err(Refused::Changed.into());
-    }
-    let names: Vec<&str> = names.iter().filter(|_| is_pending).map(|(name, ..)| *name).collect();
-    let numbers = pending::add(tx, cache, "file", &names)?;
-    count(tx, cache, bytes)?;
-    Ok(numbers)
-}
-
-/// Gives a name to a NAR, and returns the number of its pending entry. If its bytes are being removed, that has to end before.
-/// Where a row has the hash of another file that is in use, nothing is done, and the result is `None`. If it is not in use, that file is lost and
-/// this one takes its place: the paths of the lost one are forgotten, since their narinfos say what is no longer true.
-pub(super) fn add_file(
-    tx: &mut dyn Tx,
-    cache: CacheId,
-    (file, nar): (&str, &NarRecord),
-    (now, replaced): (u64, Replaced),
-) -> Result<Option<i64>, TxError> {
-    let mut row = lock_one(tx, cache, nar)?;
-    tx.first(&LOCK_NAME, &args![cache, file], |_| Ok(()))?;
-    // One whose collection was interrupted is not being removed: the NAR is taken back.
-    if tx.is_there(&IS_REMOVING, &args![cache, file, row.id, COLLECTION])? && holds!(Condemned) {
-        return Err(Refused::Removing.into());
-    }
-    tx.execute(&TAKE_BACK, &args![row.id])?;
-    tx.execute(&TAKE_BACK_NAME, &args![cache, file])?;
-    if (row.file_hash, row.file_size) != (nar.file_hash, nar.file_size) {
-        // Nobody commits a path with one of them now.
-        tx.all(&LOCK_NAMES, &args![row.id], |_| Ok(()))?;
-        let own = NarFileName::new(row.file_hash, nar.compression).to_string();
-        match replaced {
-            Replaced::Kept if tx.is_there(&IS_IN_USE, &args![row.id, &own])? && holds!(InUse) => return Ok(None),
-            Replaced::Kept => replace(tx, cache, &row, (nar, now))?,
-            Replaced::Removed => {
-                forget_names(tx, cache, row.id)?;
-                row = lock_one(tx, cache, nar)?;
-            }
-        }
-    }
-    match name_all(tx, cache, &[(file, row.id, nar)], (now, true)) {
-        // Where there was no row, a collection has made one to remove the object.
-        Err(error) if error.downcast_ref() == Some(&Refused::Changed) => Err(Refused::Removing.into()),
-        named => Ok(named?.pop().map(|(_, number)| number)),
-    }
-}
-
-/// As [`add_file`] for several names and NARs of a cache, all different, in one step each. Where something is in the way of one of them, nothing
-/// is done. Returns the names with the numbers under which they are pending, if they are to be: otherwise their files are stored.
-pub(super) fn add_files(
-    tx: &mut dyn Tx,
-    cache: CacheId,
-    files: &[(String, NarRecord)],
-    how: (u64, bool),
-) -> Result<Vec<(String, i64)>, TxError> {
-    let nars: Vec<&NarRecord> = files.iter().map(|(_, nar)| nar).collect();
-    if nars.is_empty() {
+    names: &[&str],
+    now: u64,
+) -> Result<Vec<(String, u64)>, TxError> {
+    if names.is_empty() {
         return Ok(Vec::new());
     }
-    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-    insert(tx, cache, &nars)?;
-    let rows = lock(tx, cache, &nars)?;
-    let mut named = Vec::with_capacity(files.len());
-    for (name, nar) in files {
-        let row = rows.get(&(nar.nar_hash, nar.compression)).ok_or(Refused::Changed)?;
-        if (row.file_hash, row.file_size) != (nar.file_hash, nar.file_size) || row.is_condemned {
-            return Err(Refused::Changed.into());
-        }
-        named.push((name.as_str(), row.id, nar));
-    }
-    if !tx.all_of(&ARE_CONDEMNED, &args![cache], &texts(&names), |_| Ok(()))?.is_empty() {
-        return Err(Refused::Changed.into());
-    }
-    // In one order, so that two of these do not wait for each other.
-    named.sort_unstable_by_key(|(name, ..)| *name);
-    name_all(tx, cache, &named, how)
+    let row = |row: &dyn Row| Ok((row.get::<String>(0)?, row.get::<u64>(1)?));
+    let mut gone = tx.all_of(&REMOVE, &args![cache], &texts(names), row)?;
+    gone.sort_unstable();
+    tx.execute_all(&DISCARD, &args![cache, now], &gone.iter().map(|(name, _)| Arg::from(name)).collect::<Vec<_>>())?;
+    // Nodes remember what names mean.
+    tx.is_visible()?;
+    Ok(gone)
 }
 
-/// Gives a NAR another file, of which the old names are other names. The paths that are served from the old file are removed.
-fn replace(tx: &mut dyn Tx, cache: CacheId, old: &Locked, (nar, now): (&NarRecord, u64)) -> Result<(), TxError> {
-    let paths = tx.all(&LOSE_PATHS, &args![cache, old.id], |row| row.parsed::<HashPart>(0))?;
-    pending::add_paths(tx, cache, paths.iter())?;
-    tx.execute(&ORPHAN_ALL, &args![old.id, now])?;
-    // Objects have no listings.
-    count(tx, cache, nar.file_size.cast_signed().saturating_sub_unsigned(old.file_size))?;
-    tx.execute(&REPLACE, &args![old.id, &nar.file_hash, nar.file_size])?;
-    tx.is_visible()
-}
-
-/// Forgets every name of a NAR, and the paths that are served from it.
-fn forget_names(tx: &mut dyn Tx, cache: CacheId, nar: i64) -> Result<(), TxError> {
-    let names = tx.all(&NAMES_OF, &args![nar], |row| row.get::<String>(0))?;
-    remove_files(tx, cache, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
-    // A row that had no name at all.
-    tx.all_of(&DROP, &[], &args![nar], |_| Ok(())).map(drop)
-}
-
-/// Forgets names, whose files are gone, and the paths that are served from them. The rows of the names and of their NARs are locked, and those of
-/// the paths come last here. A commit has them first: if the two wait for each other, one of them is done again.
-fn remove_files(tx: &mut dyn Tx, cache: CacheId, names: &[&str]) -> Result<(), TxError> {
-    let paths = tx.all_of(&REMOVE_PATHS, &args![cache], &texts(names), |row| row.parsed::<HashPart>(0))?;
-    pending::add_paths(tx, cache, paths.iter())?;
-    let gone =
-        tx.all_of(&REMOVE_FILES, &args![cache], &texts(names), |row| Ok((row.get::<String>(0)?, row.get(1)?)))?;
-    let names: Vec<&str> = gone.iter().map(|(name, _)| name.as_str()).collect();
-    pending::add(tx, cache, "file", &names)?;
-    drop_nars(tx, cache, gone.iter().map(|(_, nar)| *nar).collect())?;
-    // Even where no path is hidden: nodes remember what names mean.
-    tx.is_visible()
-}
-
-/// Removes the rows of NARs that have no name left. The rows are locked.
-fn drop_nars(tx: &mut dyn Tx, cache: CacheId, nars: BTreeSet<i64>) -> Result<(), TxError> {
-    let rows: Vec<Arg<'_>> = nars.into_iter().map(Arg::from).collect();
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let bytes: i64 = tx.all_of(&DROP, &[], &rows, |row| row.get::<i64>(0))?.into_iter().sum();
-    count(tx, cache, -bytes)
+/// What is known of a name that was asked for.
+pub(super) struct LookedUp {
+    pub(super) nar: NamedNar,
+    /// Whether a path has it, so that it stays for a while.
+    pub(super) is_in_use: bool,
 }
 
 impl dyn Index + '_ {
-    /// A stored NAR of a cache.
-    pub(crate) fn nar(
-        &self,
-        cache: CacheId,
-        nar_hash: &NarHash,
-        compression: Compression,
-    ) -> Result<Option<NarRecord>, IndexError> {
-        self.read(Reading::Some, |tx| tx.first(&NAR, &args![cache, nar_hash, compression.name()], record))
-    }
-
-    /// The stored NAR that each of these names below `nar/` refers to in a cache. Those that a collection could remove are kept, and are doomed no
-    /// longer: somebody has asked for them and may rely on the answer. Whether their bytes are there is not known: a database that has lost its last transactions does not know
-    /// what a collection has removed. So they are looked for, as those of an upload under way are, before anybody relies on them.
-    pub(super) fn look_up(&self, cache: CacheId, names: &[&str]) -> Result<HashMap<String, NarRecord>, IndexError> {
+    /// The stored NAR that each of these names below `nar/` means in a cache: the one of this name, or, since clients remember names, one by the hash
+    /// in it. What a collection could remove stays for ten minutes from now: whoever asks may rely on the answer.
+    pub(super) fn look_up(&self, cache: CacheId, names: &[&str]) -> Result<HashMap<String, LookedUp>, IndexError> {
         if names.is_empty() {
             return Ok(HashMap::new());
         }
-        let row = |row: &dyn Row| Ok((named(row)?, row.get::<bool>(8)?));
-        let found = self.read(Reading::Some, |tx| tx.all_of(&NAMED, &args![cache], &texts(names), row))?;
-        let due: Vec<String> = found.iter().filter(|(_, is_due)| *is_due).map(|((name, _), _)| name.clone()).collect();
-        let mut found: HashMap<String, NarRecord> = found.into_iter().map(|(named, _)| named).collect();
-        if !due.is_empty() {
+        /// Whether it is in use, whether it could be removed, and which name was asked for.
+        type Found = (NamedNar, (bool, bool), String);
+        let row =
+            |row: &dyn Row| Ok((named(row)?, (!row.get::<bool>(8)?, row.get::<bool>(9)?), row.get::<String>(10)?));
+        let mut found: Vec<Found> =
+            self.read(Reading::Some, |tx| tx.all_of(&NAMED, &args![cache], &texts(names), row))?;
+        let absent = |name: &&&str| !found.iter().any(|(.., asked)| asked == **name);
+        let absent: Vec<NarFileName> =
+            names.iter().filter(absent).filter_map(|name| NarFileName::parse(name).ok()).collect();
+        if !absent.is_empty() {
+            let texts: Vec<String> = absent.iter().map(ToString::to_string).collect();
+            let rows: Vec<Arg<'_>> =
+                texts.iter().zip(&absent).flat_map(|(text, name)| args![text, name.hash()]).collect();
+            let ranked = |found: &dyn Row| Ok((row(found)?, found.get::<i64>(11)?, found.get::<i64>(12)?));
+            let mut ranked: Vec<(Found, i64, i64)> =
+                self.read(Reading::Some, |tx| tx.all_of(&BY_HASH, &args![cache], &rows, ranked))?;
+            // The latest of the best: others may be lost.
+            ranked.sort_unstable_by_key(|(_, id, rank)| (*rank, -*id));
+            for (text, name) in texts.iter().zip(&absent) {
+                let of_it = |((nar, _, asked), ..): &&(Found, i64, i64)| asked == text && name.fits(&nar.1.compression);
+                found.extend(ranked.iter().find(of_it).map(|(found, ..)| found.clone()));
+            }
+        }
+        let due: Vec<String> =
+            found.iter().filter(|(_, (_, is_due), _)| *is_due).map(|((name, _), ..)| name.clone()).collect();
+        if !due.is_empty() && holds!(Promised) {
             let names = due.clone();
             let kept = self.write(NOTE_LATER, move |tx| {
                 let names: Vec<Arg<'_>> = names.iter().map(Arg::from).collect();
-                let kept = tx.all_of(&KEEP, &args![cache], &names, |row| row.get::<String>(0))?;
-                pending::add(tx, cache, "file", &kept.iter().map(String::as_str).collect::<Vec<_>>())?;
-                Ok(kept)
+                tx.all_of(&KEEP, &args![cache], &names, |row| row.get::<String>(0))
             })?;
-            // The others are condemned meanwhile.
-            found.retain(|name, _| !due.contains(name) || kept.contains(name));
+            // The others are gone meanwhile.
+            found.retain(|((name, _), ..)| !due.contains(name) || kept.contains(name));
         }
-        Ok(found)
+        let looked_up = |(nar, (is_in_use, _), asked): Found| (asked, LookedUp { nar, is_in_use });
+        Ok(found.into_iter().map(looked_up).collect())
     }
 
-    /// All names below `nar/`.
-    pub(crate) fn files(&self, cache: CacheId) -> Result<Vec<(String, NarRecord)>, IndexError> {
+    /// All stored NARs of a cache.
+    pub(crate) fn files(&self, cache: CacheId) -> Result<Vec<NamedNar>, IndexError> {
         self.read(Reading::Many, |tx| tx.all(&FILES, &args![cache], named))
     }
 
-    /// The names of a NAR in a cache, in any compression.
-    pub(crate) fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<(String, NarRecord)>, IndexError> {
+    /// The stored files of a NAR in a cache, in any compression, the latest first.
+    pub(crate) fn files_of(&self, cache: CacheId, nar_hash: &NarHash) -> Result<Vec<NamedNar>, IndexError> {
         self.read(Reading::Some, |tx| tx.all(&FILES_OF, &args![cache, nar_hash], named))
     }
 
@@ -394,41 +215,73 @@ impl dyn Index + '_ {
         Ok(self.read(Reading::Many, |tx| tx.first(&USAGE, &args![cache], usage))?.unwrap_or_default())
     }
 
-    /// The names of NARs that are to be removed, with the bytes of those NARs.
+    /// The names of NARs that are to be removed, with their bytes.
     pub(crate) fn orphans(&self, cache: CacheId, cutoff: Cutoff) -> Result<Vec<(String, u64)>, IndexError> {
         let args = args![cache, cutoff.orphaned, cutoff.used];
         self.read(Reading::Many, |tx| tx.all(&ORPHANS, &args, |row| Ok((row.get(0)?, row.get(1)?))))
     }
 
-    /// Removes a name below `nar/` whose file is lost, and the paths that are served from it. Returns whether it is.
-    pub(crate) fn remove_file(&self, cache: CacheId, name: &str, lost: Lost) -> Result<bool, IndexError> {
-        let (name, entry) = (name.to_owned(), lost.entry());
+    /// Notes that a file was uploaded and not stored, because this NAR is there.
+    pub(crate) fn remember_former(&self, cache: CacheId, file: Sha256, nar: NarHash) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, move |tx| tx.execute(&REMEMBER, &args![cache, &file, &nar]).map(drop))
+    }
+
+    /// What was uploaded in place of which a NAR was there.
+    pub(crate) fn former_of(&self, cache: CacheId, nar: &NarHash) -> Result<Vec<Sha256>, IndexError> {
+        self.read(Reading::Some, |tx| tx.all(&FORMER_OF, &args![cache, nar], |row| row.get(0)))
+    }
+
+    /// Removes the row of a NAR whose bytes are lost, and the paths that are served from it. With `is_doubted`, the paths are remembered
+    /// ([`lost`](Self::lost)), in case the storage was wrong; otherwise, what is left of the bytes is removed.
+    pub(crate) fn remove_file(&self, cache: CacheId, name: &str, is_doubted: bool, now: u64) -> Result<(), IndexError> {
+        let name = name.to_owned();
         self.write(LARGE, move |tx| {
-            // Whoever stores the NAR again, or commits a path with this name, waits until this transaction ends.
-            lock_nars_of(tx, cache, &[&name])?;
+            // Whoever commits a path with this name waits until this transaction ends. A commit has the rows of its paths first: if the two wait for
+            // each other, one of them is done again.
             tx.first(&LOCK_NAME, &args![cache, &name], |_| Ok(()))?;
-            if let Some(entry) = entry
-                && !pending::is_still_lost(tx, cache, &name, entry)?
-            {
-                return Ok(false);
-            }
-            if matches!(lost, Lost::Doubted(_)) {
+            if is_doubted {
                 lost::remember(tx, cache, &name)?;
             }
-            remove_files(tx, cache, &[&name]).map(|()| true)
+            let paths = tx.all(&REMOVE_PATHS, &args![cache, &name], |row| row.parsed::<HashPart>(0))?;
+            pending::add_paths(tx, cache, paths.iter())?;
+            discard(tx, cache, &[&name], now)?;
+            if is_doubted {
+                tx.execute_all(&FORGET, &args![cache], &texts(&[&name]))?;
+            }
+            Ok(())
         })
     }
 
-    /// Removes the rows of names that this collection has condemned. Their bytes are gone.
-    pub(crate) fn forget(&self, fence: Fence, cache: CacheId, names: &[(String, u64)]) -> Result<(), IndexError> {
-        let names: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
+    /// Removes the rows of a limited number of NARs that no path has and for which the cutoff holds. From then on their bytes are
+    /// [garbage](Self::garbage). Returns their names and sizes.
+    pub(crate) fn discard(
+        &self,
+        fence: Fence,
+        cache: CacheId,
+        cutoff: Cutoff,
+        (max, now): (usize, u64),
+    ) -> Result<Vec<(String, u64)>, IndexError> {
         self.write_fenced(LARGE, fence, move |tx| {
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            lock_nars_of(tx, cache, &names)?;
-            let rows = texts(&names);
-            let nars = tx.all_of(&FORGET, &args![cache, fence.0], &rows, |row| row.get(0))?;
-            drop_nars(tx, cache, nars.into_iter().collect())?;
-            tx.is_visible()
+            let due =
+                tx.all(&LOCK_DUE, &args![cache, cutoff.orphaned, cutoff.used, max], |row| row.get::<String>(0))?;
+            discard(tx, cache, &due.iter().map(String::as_str).collect::<Vec<_>>(), now)
         })
+    }
+
+    /// Files whose rows were removed at this time or before: a limited number of them.
+    pub(crate) fn garbage(&self, cache: CacheId, before: u64, max: usize) -> Result<Vec<String>, IndexError> {
+        self.read(Reading::Some, |tx| tx.all(&GARBAGE, &args![cache, before, max], |row| row.get(0)))
+    }
+
+    /// The bytes of these are removed.
+    pub(crate) fn forget(&self, cache: CacheId, names: Vec<String>) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, move |tx| {
+            tx.execute_all(&FORGET, &args![cache], &names.iter().map(Arg::from).collect::<Vec<_>>()).map(drop)
+        })
+    }
+
+    /// Forgets what clients have named before this time.
+    pub(crate) fn forget_former(&self, cache: CacheId, before: u64) -> Result<(), IndexError> {
+        self.write(NOTE_LATER, move |tx| tx.execute(&FORGET_FORMER, &args![cache, before]).map(drop))
     }
 }

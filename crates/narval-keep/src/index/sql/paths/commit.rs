@@ -9,10 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use narval_nix::HashPart;
 
 use super::STEP;
-use crate::index::sql::nars::condemned;
 use crate::index::sql::pending;
 use crate::index::tx::{Arg, LARGE, NOTE, Refused, Row, Sql, Tx, TxError, args, statements};
-use crate::index::{CacheId, Commit, Index, IndexError, PathRecord, Placed};
+use crate::index::{CacheId, Commit, Index, IndexError, PathRecord};
 use crate::rule::holds;
 
 statements! {
@@ -21,11 +20,8 @@ statements! {
     /// Those that paths refer to stay until the commit ends, after which they have a referrer.
     HOLD(Int) { part: Text } = "select p.hash_part from narval.paths p where p.cache = $1 \
          and p.hash_part in (select r.part from {rows}) order by p.hash_part{hold}";
-    /// Those that paths are to name must be there, and not be condemned.
-    LOCK_FILES(Int) { name: Text } = concat!(
-        "select f.name from narval.files f where f.cache = $1 and f.name in (select r.name from {rows}) and not ", condemned!(),
-        " order by f.name{lock}"
-    );
+    LOCK_FILES(Int) { name: Text } = "select n.name from narval.nars n where n.cache = $1 and n.name in (select r.name from {rows}) \
+         order by n.name{lock}";
     UPDATE(Int, Int) { part: Text, path: Text, nar_hash: Bytes, file: Text, narinfo: Bytes, listing: Int } =
         "update narval.paths as p set path = r.path, nar_hash = r.nar_hash, file = r.file, narinfo = r.narinfo, \
          listing_size = r.listing, version = p.version + 1, used = $2 from {rows} \
@@ -38,10 +34,10 @@ statements! {
     UNREFER() { id: Int } = "delete from narval.refs where referrer in (select r.id from {rows})";
     REFER() { referrer: Int, reference: Text } = "insert into narval.refs (referrer, reference) select r.referrer, r.reference from {rows} \
          where true on conflict do nothing";
-    ADOPT(Int, Int) { name: Text } = "update narval.files set orphaned = null, doomed = null, used = coalesce($2, used) \
+    ADOPT(Int, Int) { name: Text } = "update narval.nars set orphaned = null, used = coalesce($2, used) \
          where cache = $1 and name in (select r.name from {rows})";
-    ORPHAN(Int, Int) { name: Text } = "update narval.files as f set orphaned = $2, doomed = null where f.cache = $1 \
-         and f.name in (select r.name from {rows}) and not exists (select 1 from narval.paths p where p.cache = $1 and p.file = f.name)";
+    ORPHAN(Int, Int) { name: Text } = "update narval.nars as n set orphaned = $2 where n.cache = $1 \
+         and n.name in (select r.name from {rows}) and not exists (select 1 from narval.paths p where p.cache = $1 and p.file = n.name)";
     RENAME(Int) { part: Text, file: Text, narinfo: Bytes } = "update narval.paths as p set file = r.file, narinfo = r.narinfo, \
          version = p.version + 1 from {rows} where p.cache = $1 and p.hash_part = r.part";
 }
@@ -94,7 +90,7 @@ fn lock_files(tx: &mut dyn Tx, cache: CacheId, new: &BTreeSet<&str>, old: &BTree
     let all: Vec<Arg<'_>> = all.into_iter().map(Arg::from).collect();
     let found = tx.all_of(&LOCK_FILES, &args![cache], &all, |row| row.get::<String>(0))?;
     let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
-    if new.is_subset(&found) { Ok(()) } else { Err(Refused::Changed.into()) }
+    if new.is_subset(&found) || !holds!(Stored) { Ok(()) } else { Err(Refused::Changed.into()) }
 }
 
 /// Writes the rows of paths. Returns their ids.
@@ -164,36 +160,20 @@ fn commit(
 }
 
 impl dyn Index + '_ {
-    /// Makes paths visible, durably, and either all or none: each must still have the version of its record, the paths in
-    /// `needed` must be there, and the files in `placed` must not have been removed and recorded again since they were looked for.
-    /// Returns the greatest number of their pending entries; `None` if another writer has changed something meanwhile.
+    /// Makes paths visible, durably, and either all or none: each must still have the version of its record, and the paths in `needed` and the
+    /// NARs must be there. Returns the greatest number of their pending entries; `None` if another writer has changed something meanwhile.
     pub(crate) fn commit_numbered(
         &self,
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
-        placed: &[Placed],
         now: u64,
     ) -> Result<Option<i64>, IndexError> {
-        let memory = self.memory();
-        let stored = memory.map(|memory| memory.recorded.stored_of(cache)).unwrap_or_default();
         let needed: BTreeSet<HashPart> = needed.iter().copied().collect();
-        let (looked_for, settled) = (placed.to_vec(), stored.clone());
-        let done = self.try_write(LARGE, move |tx| {
+        self.try_write(LARGE, move |tx| {
             commit(tx, cache, &paths, (&needed, now))?;
-            // Now that the rows of the files are locked: one that was not there before may have been recorded again since.
-            if holds!(Placed) && pending::is_any_replaced(tx, cache, &looked_for)? {
-                return Err(Refused::Changed.into());
-            }
-            pending::settle_files(tx, cache, &settled)?;
             Ok(pending::last(tx)?.unwrap_or_default())
-        })?;
-        if let Some(memory) = memory {
-            // What is remembered may be the reason. Entries that nobody settles are settled with those of nodes that were killed.
-            let looked_for = || placed.iter().map(|file| (file.name.clone(), file.entry)).collect();
-            memory.recorded.forget_stored(cache, if done.is_some() { stored } else { looked_for() });
-        }
-        Ok(done)
+        })
     }
 
     /// As [`commit_numbered`](Self::commit_numbered).
@@ -202,10 +182,9 @@ impl dyn Index + '_ {
         cache: CacheId,
         paths: Vec<PathRecord>,
         needed: &[HashPart],
-        placed: &[Placed],
         now: u64,
     ) -> Result<Commit, IndexError> {
-        let number = self.commit_numbered(cache, paths, needed, placed, now)?;
+        let number = self.commit_numbered(cache, paths, needed, now)?;
         Ok(number.map_or(Commit::Changed, |_| Commit::Done))
     }
 

@@ -22,7 +22,7 @@ macro_rules! listed {
 
 macro_rules! with_files {
     () => {
-        "left join narval.files f on f.cache = p.cache and f.name = p.file left join narval.nars n on n.id = f.nar"
+        "left join narval.nars n on n.cache = p.cache and n.name = p.file"
     };
 }
 
@@ -36,7 +36,7 @@ statements! {
     PRESENT(Int) { part: Text } = "select p.hash_part, 1 from {rows} join narval.paths p on p.cache = $1 and p.hash_part = r.part";
     LOCATED(Int) { part: Text } = "select p.hash_part, p.file, n.file_size from {rows} \
          join narval.paths p on p.cache = $1 and p.hash_part = r.part \
-         join narval.files f on f.cache = p.cache and f.name = p.file join narval.nars n on n.id = f.nar";
+         join narval.nars n on n.cache = p.cache and n.name = p.file";
     OF_FILE(Int, Text) = "select hash_part from narval.paths where cache = $1 and file = $2 order by path";
     NAMES(Int) { id: Int } = concat!(
         listed!(), ", p.id from {rows} join narval.paths p on p.id = r.id ", with_files!(), " where p.cache = $1"

@@ -69,8 +69,12 @@ pub(in crate::index) fn fill() -> String {
     [
         "insert into caches (name, settings, created) values ('main', '{}', 1)".to_owned(),
         format!("insert into caches (name, settings, created) select {{text}}, '', 1 {from}"),
-        format!("insert into nars (cache, nar_hash, compression, nar_size, file_hash, file_size, found) select 1, {{bytes}}, 'zstd', 1, {{bytes}}, 1, '' {from}"),
-        format!("insert into files (cache, name, nar, added, used) select 1, {{text}}, i, 1, 1 {from}"),
+        format!(
+            "insert into nars (cache, name, nar_hash, compression, nar_size, file_hash, file_size, found, added, used) \
+             select 1, {{text}}, {{bytes}}, 'zstd', 1, {{bytes}}, 1, '', 1, 1 {from}"
+        ),
+        format!("insert into garbage (cache, name, since) select 1, {{text}}, i {from}"),
+        format!("insert into former (cache, file_hash, nar_hash, at) select 1, {{bytes}}, {{bytes}}, i {from}"),
         format!(
             "insert into paths (cache, hash_part, path, nar_hash, file, narinfo, version, added, used) \
              select 1, {{text}}, {{text}}, {{bytes}}, {{text}}, {{bytes}}, 1, 1, i {from}"
@@ -88,8 +92,8 @@ pub(in crate::index) fn fill() -> String {
              select {{text}}, {{text}}, 'gc', '', '', '', '', i, i, '', '', '', 1, i, 0 {from}"
         ),
         format!("insert into sign_keys (cache, name, secret, created) select i, {{text}}, '', i {from}"),
-        format!("insert into pending (cache, kind, name) select 1, 'path', {{text}} {from}"),
-        format!("insert into writers (cache, key, begun, seen) select i, {{bytes}}, i, i {from}"),
+        format!("insert into pending (cache, name) select 1, {{text}} {from}"),
+        format!("insert into writers (cache, seen) select i, i {from}"),
         format!("insert into work (name, owner, fence, until) select {{text}}, '', 1, i {from}"),
         format!("insert into collected (cache, at) select i, i {from}"),
         format!(
