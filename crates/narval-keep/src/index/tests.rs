@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::CacheName;
 use crate::NarFileName;
+use crate::index::sql::nars::FORMER_MAX;
 use crate::jobs::{JOBS_KEPT_MAX, Job, JobKind, JobState};
 
 fn part(name: &str) -> HashPart {
@@ -145,6 +146,14 @@ pub(super) fn nars_are_found_by_name_and_by_hash([one, other]: [&dyn Index; 2]) 
     assert_eq!(found(&of(former)), None);
     one.remember_former(cache, former, nars[0].1.nar_hash).unwrap();
     assert_eq!(found(&of(former)).unwrap(), nars[0]);
+    let many: Vec<Sha256> = (0..2 * FORMER_MAX).map(|number| Sha256::of(number.to_string().as_bytes())).collect();
+    for file in &many {
+        one.remember_former(cache, *file, nars[1].1.nar_hash).unwrap();
+        assert_eq!(found(&of(*file)).unwrap(), nars[1], "the latest one");
+    }
+    let known = many.iter().filter(|file| found(&of(**file)).is_some()).count();
+    assert!(known <= FORMER_MAX as usize + 1, "{known} of {} are remembered", many.len());
+    assert_eq!(found(&of(former)).unwrap(), nars[0], "of another NAR");
     let elsewhere = one.create_cache(&CacheName::parse("other").unwrap(), "{}", 1).unwrap().id;
     assert_eq!(one.file(elsewhere, &nars[0].0).unwrap(), None);
     assert_eq!(one.file(elsewhere, &of(former)).unwrap(), None);

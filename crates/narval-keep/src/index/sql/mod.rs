@@ -4,7 +4,7 @@ mod audit;
 mod caches;
 pub(super) mod jobs;
 mod machines;
-mod nars;
+pub(in crate::index) mod nars;
 mod paths;
 mod pending;
 mod retention;

@@ -17,6 +17,9 @@ use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Row, Tx, TxError, args, 
 use crate::index::{CacheId, Cutoff, Fence, Index, IndexError, NamedNar, NarRecord, Usage};
 use crate::rule::holds;
 
+/// The most files of a NAR, beside the latest, that are remembered though they were not stored: whoever may push can send any number.
+pub(in crate::index) const FORMER_MAX: u32 = 64;
+
 macro_rules! columns {
     () => {
         "n.nar_hash, n.nar_size, n.compression, n.file_hash, n.file_size, n.listing_size, n.found"
@@ -67,6 +70,10 @@ statements! {
     REMEMBER(Int, Bytes, Bytes) = "insert into narval.former (cache, file_hash, nar_hash, at) values ($1, $2, $3, {now}) \
          on conflict (cache, file_hash) do update set nar_hash = excluded.nar_hash, at = excluded.at";
     FORMER_OF(Int, Bytes) = "select file_hash from narval.former where cache = $1 and nar_hash = $2 order by file_hash";
+    /// The latest one stays: its narinfo may follow soon.
+    LIMIT_FORMER(Int, Bytes, Bytes, Int) = "delete from narval.former where cache = $1 and nar_hash = $2 and file_hash <> $3 \
+         and file_hash not in (select o.file_hash from narval.former o where o.cache = $1 and o.nar_hash = $2 \
+         order by o.at desc, o.file_hash limit $4)";
     FORGET_FORMER(Int, Int) = "delete from narval.former where cache = $1 and at < $2";
     LOCK_NAME(Int, Text) = "select 1 from narval.nars n where n.cache = $1 and n.name = $2{lock}";
     REMOVE_PATHS(Int, Text) = "delete from narval.paths where cache = $1 and file = $2 returning hash_part";
@@ -221,9 +228,12 @@ impl dyn Index + '_ {
         self.read(Reading::Many, |tx| tx.all(&ORPHANS, &args, |row| Ok((row.get(0)?, row.get(1)?))))
     }
 
-    /// Notes that a file was uploaded and not stored, because this NAR is there.
+    /// Notes that a file was uploaded and not stored, because this NAR is there. The oldest of very many such files are forgotten.
     pub(crate) fn remember_former(&self, cache: CacheId, file: Sha256, nar: NarHash) -> Result<(), IndexError> {
-        self.write(NOTE_LATER, move |tx| tx.execute(&REMEMBER, &args![cache, &file, &nar]).map(drop))
+        self.write(NOTE_LATER, move |tx| {
+            tx.execute(&REMEMBER, &args![cache, &file, &nar])?;
+            tx.execute(&LIMIT_FORMER, &args![cache, &nar, &file, Some(FORMER_MAX)]).map(drop)
+        })
     }
 
     /// What was uploaded in place of which a NAR was there.
