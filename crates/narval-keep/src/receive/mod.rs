@@ -157,8 +157,8 @@ impl Cache {
 
     /// The NAR that a name below `nar/` means, with its own name, if its file is there, as far as that can be told without asking a bucket.
     pub(super) fn stored(&self, name: &str) -> Result<Option<NamedNar>, Refusal> {
-        // Whoever is told so may rely on it: what is remembered while the database is away does not count.
-        let known = |name: &str| Ok::<_, Refusal>(self.index().files_named(self.id(), &[name])?.pop().flatten());
+        // Whoever is told so may rely on it: what is remembered does not count, because another server may have removed it since.
+        let known = |name: &str| self.index().file_now(self.id(), name);
         let Some((own, nar)) = known(name)? else { return Ok(None) };
         if self.has_nar((&own, &nar))? {
             return Ok(Some((own, nar)));
@@ -167,7 +167,7 @@ impl Cache {
         let others = self.index().files_of(self.id(), &nar.nar_hash)?.into_iter();
         for (name, other) in others.filter(|(name, other)| *name != own && other.compression == nar.compression) {
             if self.has_nar((&name, &other))? {
-                return known(&name);
+                return Ok(known(&name)?);
             }
         }
         Ok(None)

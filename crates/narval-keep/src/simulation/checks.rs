@@ -189,9 +189,14 @@ impl State {
 
     /// Whether NARs were removed by somebody who does not care what clients were told.
     fn find_discarded(&mut self, op: Op) {
-        let count = "select count(*), '' from (select 1 from garbage union all select 1 from lost)";
-        let all: u64 = self.database.query_row(count, [], |row| row.get(0)).unwrap();
-        if all > std::mem::replace(&mut self.history.discards, all) && op != Op::Collect {
+        let all = "select cache, name from garbage union select cache, file from lost";
+        let mut statement = self.database.prepare_cached(all).unwrap();
+        let all = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        let all: HashSet<(i64, String)> = all.map(Result::unwrap).collect();
+        drop(statement);
+        let is_more = !all.is_subset(&self.history.discards);
+        self.history.discards = all;
+        if is_more && op != Op::Collect {
             self.history.discarded = self.now();
         }
     }

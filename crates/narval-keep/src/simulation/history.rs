@@ -27,9 +27,9 @@ pub(super) struct History {
     pub(super) failovers: Lost,
     /// Paths, and narinfos for them: clients may bring them to any node, at any time.
     pub(super) narinfos: Vec<(usize, Vec<u8>)>,
-    /// When NARs were last removed by somebody else than a collection, and how many there were.
+    /// When NARs were last removed by somebody else than a collection, and which there were.
     pub(super) discarded: u64,
-    pub(super) discards: u64,
+    pub(super) discards: HashSet<(i64, String)>,
     /// Objects that have lost their rows: `fsck` removes them.
     pub(super) strays: HashSet<String>,
 }

@@ -26,6 +26,11 @@ impl dyn Index + '_ {
         }
     }
 
+    /// As [`file`](Self::file), but what is remembered does not count.
+    pub(crate) fn file_now(&self, cache: CacheId, name: &str) -> Result<Option<NamedNar>, IndexError> {
+        Ok(self.look_up(cache, &[name])?.remove(name).map(|found| found.nar))
+    }
+
     /// As [`file`](Self::file), for each of these names.
     pub(crate) fn files_named(&self, cache: CacheId, names: &[&str]) -> Result<Vec<Option<NamedNar>>, IndexError> {
         let (memory, stamp) = (self.memory(), self.stamp());
