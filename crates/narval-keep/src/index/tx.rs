@@ -109,13 +109,13 @@ pub(crate) struct Sql {
     pub(crate) args: &'static [Kind],
     /// The columns of `{rows}`, which stands for a table `r` of rows that are given with the parameters.
     pub(crate) rows: &'static [(&'static str, Kind)],
-    postgres: OnceLock<String>,
+    postgres: [OnceLock<String>; 2],
     sqlite: OnceLock<String>,
 }
 
 impl Sql {
     pub(crate) const fn new(text: &'static str, args: &'static [Kind], rows: &'static [(&'static str, Kind)]) -> Self {
-        Self { text, args, rows, postgres: OnceLock::new(), sqlite: OnceLock::new() }
+        Self { text, args, rows, postgres: [const { OnceLock::new() }; 2], sqlite: OnceLock::new() }
     }
 
     /// Whether it has rows as its result.
@@ -123,14 +123,12 @@ impl Sql {
         self.text.starts_with("select") || self.text.contains(" returning ")
     }
 
-    /// As PostgreSQL reads it. The given rows are one array for each column.
+    /// As PostgreSQL reads it. The given rows are one array for each column; of a single row they are its values, so that PostgreSQL plans for one
+    /// row, which takes it half as long.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "for PostgreSQL"))]
-    pub(crate) fn postgres(&self) -> &str {
-        self.postgres.get_or_init(|| {
-            let numbers = (1..).skip(self.args.len()).take(self.rows.len());
-            let arrays: Vec<String> = numbers.map(|number| format!("${number}")).collect();
-            let names: Vec<&str> = self.rows.iter().map(|(name, _)| *name).collect();
-            let rows = format!("unnest({}) as r ({})", arrays.join(", "), names.join(", "));
+    pub(crate) fn postgres(&self, has_one_row: bool) -> &str {
+        self.postgres[usize::from(has_one_row)].get_or_init(|| {
+            let rows = if has_one_row { self.one_row() } else { self.all_rows() };
             let text = self.text.replace("{rows}", &rows).replace("{now}", "extract(epoch from now())::bigint");
             let text = text.replace("{clock}", "extract(epoch from clock_timestamp())::bigint");
             // Of a statement that is no transaction: how long it waits for rows at a time.
@@ -139,13 +137,23 @@ impl Sql {
         })
     }
 
+    fn all_rows(&self) -> String {
+        let numbers = (1..).skip(self.args.len()).take(self.rows.len());
+        let arrays: Vec<String> = numbers.map(|number| format!("${number}")).collect();
+        let names: Vec<&str> = self.rows.iter().map(|(name, _)| *name).collect();
+        format!("unnest({}) as r ({})", arrays.join(", "), names.join(", "))
+    }
+
+    fn one_row(&self) -> String {
+        let column = |(number, (name, _)): (usize, &(&str, Kind))| format!("${number} as {name}");
+        let columns: Vec<String> = (self.args.len() + 1..).zip(self.rows).map(column).collect();
+        format!("(select {}) as r", columns.join(", "))
+    }
+
     /// As SQLite reads it: once for each given row.
     pub(crate) fn sqlite(&self) -> &str {
         self.sqlite.get_or_init(|| {
-            let column = |(number, (name, _)): (usize, &(&str, Kind))| format!("${number} as {name}");
-            let columns: Vec<String> = (self.args.len() + 1..).zip(self.rows).map(column).collect();
-            let rows = format!("(select {}) as r", columns.join(", "));
-            let text = self.text.replace("{rows}", &rows).replace("{now}", "unixepoch()");
+            let text = self.text.replace("{rows}", &self.one_row()).replace("{now}", "unixepoch()");
             let text =
                 LOCKS.iter().fold(text.replace("{clock}", "unixepoch()"), |text, (mark, _)| text.replace(mark, ""));
             text.replace("narval.", "").replace("{limited}", "").replace("greatest(", "max(").replace('$', "?")

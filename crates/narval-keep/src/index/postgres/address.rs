@@ -45,8 +45,8 @@ impl Address {
         {
             config.password(password.into_encoded_bytes());
         }
-        // A standby answers, too, and what it says is old.
-        config.application_name(APPLICATION).target_session_attrs(TargetSessionAttrs::ReadWrite);
+        // Standbys are told apart once there is a connection.
+        config.application_name(APPLICATION).target_session_attrs(TargetSessionAttrs::Any);
         let count = config.get_hosts().len().max(config.get_hostaddrs().len());
         if ![0, 1, count].contains(&config.get_ports().len()) {
             return Err(unusable("it has another number of ports than of hosts".to_owned()));
@@ -125,7 +125,6 @@ mod tests {
         let hosts = Address::parse(address).unwrap().hosts;
         let alone = |host: &str| Address::parse(&address.replace("a,[::1]:6432,c:5", host)).unwrap().hosts;
         assert_eq!(hosts, ["a", "[::1]:6432", "c:5"].map(alone).concat());
-        assert_eq!(hosts[2].get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         let hosts = Address::parse("postgres:///cache?host=/run/a&host=/run/b&port=7").unwrap().hosts;
         assert_eq!(hosts[1], Address::parse("postgres:///cache?host=/run/b&port=7").unwrap().hosts[0]);
         assert!(Address::parse("postgres://a,b,c/cache?port=1").is_err());

@@ -1,5 +1,6 @@
 //! What goes wrong with a statement, and what it means.
 
+use std::io;
 use std::time::Duration;
 
 use tokio_postgres::Error as SqlError;
@@ -13,6 +14,8 @@ use crate::index::tx::{Refused, TxError};
 pub(super) enum Failed {
     /// The database says so, or the connection broke.
     Sql(SqlError),
+    /// There is no connection.
+    Unreached(io::Error),
     /// There was no answer for so long.
     Deadline(Duration),
     /// A row that cannot be read.
@@ -30,6 +33,12 @@ pub(super) enum Failed {
 impl From<SqlError> for Failed {
     fn from(error: SqlError) -> Self {
         Self::Sql(error)
+    }
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Unreached(error)
     }
 }
 
@@ -58,7 +67,7 @@ impl Failed {
     pub(super) fn leaves_usable(&self) -> bool {
         match self {
             Self::Sql(_) => self.is_collision() || self.is_locked() || self.state() == Some(&SqlState::QUERY_CANCELED),
-            Self::Deadline(_) | Self::Standby => false,
+            Self::Unreached(_) | Self::Deadline(_) | Self::Standby => false,
             _ => true,
         }
     }
@@ -73,16 +82,22 @@ impl Failed {
     /// The connection is of no use any more.
     pub(super) fn breaks_connection(&self) -> bool {
         match self {
-            Self::Deadline(_) | Self::Standby => true,
+            Self::Unreached(_) | Self::Deadline(_) | Self::Standby => true,
             Self::Sql(error) => match error.code() {
                 // The server ends it: 57P01 to 57P05, class 08, and 25P03 for a transaction in which nothing happened for too long. Or it is not
-                // in the transaction that it should be in: 25P01 and 25P02. Or the server is a standby.
+                // in the transaction that it should be in: 25P01 and 25P02. Or it is another session than the one that a statement was prepared
+                // in. Or the server is a standby.
                 Some(state) => {
                     let code = state.code();
                     code.starts_with("57P")
                         || code.starts_with("08")
                         || code.starts_with("25P")
-                        || *state == SqlState::READ_ONLY_SQL_TRANSACTION
+                        || [
+                            SqlState::INVALID_SQL_STATEMENT_NAME,
+                            SqlState::DUPLICATE_PSTATEMENT,
+                            SqlState::READ_ONLY_SQL_TRANSACTION,
+                        ]
+                        .contains(state)
                 }
                 // Closed, or broken. What the client finds wrong with values has a cause of another kind.
                 None => error.is_closed() || is_io(error),
@@ -123,6 +138,7 @@ impl Failed {
     pub(super) fn reason(&self) -> String {
         match self {
             Self::Sql(error) => describe(error),
+            Self::Unreached(error) => format!("error connecting to server: {error}"),
             Self::Deadline(after) => format!("no answer within {} s", after.as_secs()),
             Self::Row(reason) => reason.clone(),
             Self::Superseded => "another node has taken over".to_owned(),
@@ -154,7 +170,7 @@ impl Failed {
 
 fn is_io(error: &SqlError) -> bool {
     let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
-    causes.into_iter().any(|cause| cause.is::<std::io::Error>())
+    causes.into_iter().any(|cause| cause.is::<io::Error>())
 }
 
 /// An error with its causes, in one line.

@@ -1,20 +1,24 @@
 //! Connections to PostgreSQL: a bounded pool with deadlines, and what is answered while the database is away.
 //!
-//! Nothing here depends on a session: each transaction sets what it needs for itself, and statements are not prepared. So
-//! `pgbouncer` may hand out connections by transaction.
+//! Nothing here depends on a session: each transaction sets what it needs for itself. So `pgbouncer` may hand out connections by transaction.
+//! Statements are prepared where nothing stands between this process and the server.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
-use tokio_postgres::{Client, Config};
+use tokio_postgres::{Client, Config, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::Address;
-use super::failed::{Failed, describe};
+use super::connect::connect;
+use super::failed::Failed;
 use crate::index::IndexError;
+use crate::index::tx::Sql;
 
 /// The most connections of one process, besides the one that watches for changes.
 const CONNECTIONS_MAX: usize = 16;
@@ -37,6 +41,18 @@ pub(super) struct Connection {
     is_idle: bool,
     /// The number of the server when it was opened.
     server: u64,
+    /// Whether it is a session of its own at the server.
+    is_direct: bool,
+    /// Statements that it had, by their addresses; those that it had more than once are prepared. There are as many as the program has.
+    prepared: HashMap<usize, Option<Statement>>,
+}
+
+/// How a statement is sent.
+pub(super) enum Sent {
+    Whole,
+    /// It is prepared first, for the next time.
+    Prepare,
+    Prepared(Statement),
 }
 
 impl Connection {
@@ -44,18 +60,14 @@ impl Connection {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|error| Failed::Row(format!("no resources for a connection: {error}")))?;
         let connected = runtime.block_on(async {
-            let connected = tokio::time::timeout(timeout, host.connect(tls.clone())).await;
-            let (client, connection) = connected.map_err(|_| Failed::Deadline(timeout))??;
-            tokio::spawn(async move {
-                // Whoever uses the connection is told, too.
-                if let Err(error) = connection.await {
-                    tracing::debug!("connection to the index: {}", describe(&error));
-                }
-            });
-            Ok(client)
+            let connected = tokio::time::timeout(timeout, connect(host, tls.clone())).await;
+            connected.map_err(|_| Failed::Deadline(timeout))?
         });
         match connected {
-            Ok(client) => Ok(Self { runtime, client, used: Instant::now(), is_idle: true, server: 0 }),
+            Ok((client, is_direct)) => {
+                let (used, prepared) = (Instant::now(), HashMap::new());
+                Ok(Self { runtime, client, used, is_idle: true, server: 0, is_direct, prepared })
+            }
             Err(error) => {
                 // A look-up of the name may hang; it is not waited for.
                 runtime.shutdown_background();
@@ -86,6 +98,25 @@ impl Connection {
         let done = done.unwrap_or(Err(Failed::Deadline(deadline)));
         *is_idle &= done.is_ok();
         done
+    }
+
+    /// How a statement is to be sent: a server takes longer to read and plan most of them than to carry them out.
+    pub(super) fn sent(&mut self, sql: &'static Sql) -> Sent {
+        if !self.is_direct {
+            return Sent::Whole;
+        }
+        match self.prepared.entry(std::ptr::from_ref(sql).addr()) {
+            Entry::Vacant(entry) => {
+                entry.insert(None);
+                Sent::Whole
+            }
+            Entry::Occupied(entry) => entry.get().clone().map_or(Sent::Prepare, Sent::Prepared),
+        }
+    }
+
+    /// What was [sent](Self::sent) is prepared from now on, or is not.
+    pub(super) fn is_prepared(&mut self, sql: &'static Sql, statement: Option<Statement>) {
+        self.prepared.insert(std::ptr::from_ref(sql).addr(), statement);
     }
 
     /// Rolls back whatever was begun before this error. What is not known to leave a connection in order ends its use.
@@ -122,20 +153,22 @@ pub(super) struct Pool {
     returned: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     idle: Vec<Connection>,
     /// How many are in use.
     out: usize,
     /// How often the server has changed, or was away.
     server: u64,
+    /// How many connections led to the server itself. Ports can be the same by chance, so one is not enough, and none is believed after one that did not.
+    direct: Option<u32>,
     /// Why the database cannot be reached. Nobody tries until [`Pool::is_back`].
     away: Option<String>,
 }
 
 impl Pool {
     pub(super) fn new(address: Address, tls: MakeRustlsConnect) -> Self {
-        Self { address, host: AtomicUsize::new(0), tls, state: Mutex::default(), returned: Condvar::new() }
+        let state = State { idle: Vec::new(), out: 0, server: 0, direct: Some(0), away: None };
+        Self { address, host: AtomicUsize::new(0), tls, state: Mutex::new(state), returned: Condvar::new() }
     }
 
     /// What the database is called in messages.
@@ -154,11 +187,19 @@ impl Pool {
             opened = Connection::open(host, timeout, &self.tls);
             if let Ok(connection) = &mut opened {
                 connection.server = server;
+                connection.is_direct = self.is_direct(connection.is_direct);
                 self.host.store(at, Ordering::Relaxed);
                 break;
             }
         }
         opened
+    }
+
+    /// Whether a connection that seems to lead to the server itself is believed to.
+    fn is_direct(&self, seems_direct: bool) -> bool {
+        let mut state = self.state();
+        state.direct = state.direct.filter(|_| seems_direct).map(|count| count.saturating_add(1));
+        state.direct.is_some_and(|count| count > 1)
     }
 
     /// A connection, and whether it was used before: it may turn out to be closed then.

@@ -68,7 +68,7 @@ fn a_collection_reads_tables_in_the_order_of_their_indices() {
     drop(Postgres::open(&address).unwrap());
     let name = address.split(['/', '?']).nth(3).unwrap();
     for query in crate::index::sql::snapshot::IN_ORDER {
-        let query = query.postgres().replace("$1", "1");
+        let query = query.postgres(false).replace("$1", "1");
         let plan = format!("{}; explain declare each no scroll cursor for {query}", tx::BEGIN_IN_ORDER);
         let plan = server.sql(name, &plan).unwrap();
         assert!(plan.contains("Index") && !plan.contains("Sort"), "{plan}");
@@ -392,6 +392,33 @@ fn nodes_behind_a_transaction_pooler() {
     assert!(nodes[1].collected(cache).unwrap().is_some());
     assert_eq!((nodes[1].usage(cache).unwrap().paths, nodes[1].usage(cache).unwrap().bytes), (50, 250));
     assert!(nodes[1].begin_collection().unwrap().is_some());
+    assert!(nodes.iter().all(|node| prepared(node) == 0), "whose session it is then, nobody knows");
+}
+
+/// How many statements are prepared in the session that is used next.
+fn prepared(index: &Postgres) -> i64 {
+    let (mut connection, _) = index.database.pool.take().unwrap();
+    let count = "select count(*) from pg_prepared_statements";
+    let count =
+        connection.run(DEADLINE, async |client| sql::get(&sql::query(client, count, &[]).await?[0], 0)).unwrap();
+    index.database.pool.give_back(connection);
+    count
+}
+
+/// Where nothing is between, a statement that is sent again is prepared. One whose preparation is gone is prepared anew, and nobody notices.
+#[test]
+fn what_is_asked_again_is_prepared() {
+    let Some(server) = PostgresServer::shared() else { return };
+    let index = Postgres::open(&server.database()).unwrap();
+    let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
+    let ask = || (0..3).for_each(|_| assert!(index.narinfo(cache, &path("p", "f").hash_part).unwrap().is_none()));
+    ask();
+    assert!(prepared(&index) > 0);
+    let (mut connection, _) = index.database.pool.take().unwrap();
+    connection.run(DEADLINE, async |client| Ok(client.batch_execute("deallocate all").await?)).unwrap();
+    index.database.pool.give_back(connection);
+    ask();
+    assert!(prepared(&index) > 0);
 }
 
 /// Uploads at two nodes, and each is recorded at both: it is counted once, and none is lost.

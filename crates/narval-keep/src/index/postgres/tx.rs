@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::failed::Failed;
-use super::pool::Connection;
+use super::pool::{Connection, Sent};
 use super::sql::{execute, get, p, query};
 use crate::index::tx::{Arg, How, Kind, Reading, Row, Sql, Tx, TxError, Value};
 use narval_client::clock;
@@ -95,16 +95,43 @@ impl Tx for PostgresTx<'_> {
         rows: &[Arg<'_>],
         take: &mut dyn FnMut(&dyn Row) -> Result<(), TxError>,
     ) -> Result<u64, TxError> {
+        let has_one_row = rows.len() == sql.rows.len();
+        let singles = args.iter().chain(if has_one_row { rows } else { &[] }).map(single);
+        let columns = if has_one_row { 0 } else { sql.rows.len() };
         let values: Vec<(Box<dyn ToSql + Sync + '_>, Type)> =
-            args.iter().map(single).chain((0..sql.rows.len()).map(|at| column(sql, rows, at))).collect();
+            singles.chain((0..columns).map(|at| column(sql, rows, at))).collect();
         let params: Vec<(&(dyn ToSql + Sync), Type)> =
             values.iter().map(|(value, of)| (&**value, of.clone())).collect();
-        if !sql.is_query() {
-            return Ok(self.ask(async |client| execute(client, sql.postgres(), &params).await)?);
+        let text = sql.postgres(has_one_row);
+        // Of many rows, each number of them is planned for.
+        let sent = if has_one_row { self.connection.sent(sql) } else { Sent::Whole };
+        let is_whole = matches!(sent, Sent::Whole);
+        let done = self.ask(async |client| {
+            let statement = match sent {
+                Sent::Whole if sql.is_query() => return Ok((query(client, text, &params).await?, 0, None)),
+                Sent::Whole => return Ok((Vec::new(), execute(client, text, &params).await?, None)),
+                Sent::Prepare => {
+                    let types: Vec<Type> = params.iter().map(|(_, of)| of.clone()).collect();
+                    client.prepare_typed(text, &types).await?
+                }
+                Sent::Prepared(statement) => statement,
+            };
+            let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
+            Ok(match sql.is_query() {
+                true => (client.query(&statement, &params).await?, 0, Some(statement)),
+                false => (Vec::new(), client.execute(&statement, &params).await?, Some(statement)),
+            })
+        });
+        let (found, changed, statement) = match done {
+            Ok((found, changed, statement)) => (found, changed, Ok(statement)),
+            Err(error) => (Vec::new(), 0, Err(error)),
+        };
+        if !is_whole {
+            self.connection.is_prepared(sql, statement.as_ref().ok().cloned().flatten());
         }
-        let found = self.ask(async |client| query(client, sql.postgres(), &params).await)?;
+        statement?;
         found.iter().try_for_each(|row| take(row))?;
-        Ok(found.len() as u64)
+        Ok(if sql.is_query() { found.len() as u64 } else { changed })
     }
 
     /// While some rows are taken, the database looks for the next.
@@ -114,7 +141,7 @@ impl Tx for PostgresTx<'_> {
         args: &[Arg<'_>],
         take: &mut dyn FnMut(&dyn Row) -> Result<(), TxError>,
     ) -> Result<(), TxError> {
-        let declare = format!("declare each no scroll cursor for {}", sql.postgres());
+        let declare = format!("declare each no scroll cursor for {}", sql.postgres(false));
         let values: Vec<(Box<dyn ToSql + Sync + '_>, Type)> = args.iter().map(single).collect();
         let params: Vec<(&(dyn ToSql + Sync), Type)> =
             values.iter().map(|(value, of)| (&**value, of.clone())).collect();

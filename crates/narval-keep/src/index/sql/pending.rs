@@ -26,27 +26,20 @@ statements! {
     );
     /// Who waits for the row of an entry finds it gone.
     TAKE() { id: Int } = "delete from narval.pending where id in (select r.id from {rows}) returning cache, name";
-    LAST() = "select max(id) from narval.pending";
 }
 
-/// Notes that the narinfo of a path may not be as the index says from now on. Returns the number of the entry.
-fn add(tx: &mut dyn Tx, cache: CacheId, part: &HashPart) -> Result<i64, TxError> {
-    let number = tx.all_of(&ADD, &args![cache], &args![part], |row| row.get(0))?.pop();
-    number.ok_or_else(|| "an entry has no number".into())
-}
-
-/// As [`add`], of several, and without the numbers.
-pub(super) fn add_paths<'a>(
+/// Notes that the narinfos of paths may not be as the index says from now on. Returns the greatest number of the entries. What others add for paths
+/// that this transaction has changed comes later.
+pub(super) fn add<'a>(
     tx: &mut dyn Tx,
     cache: CacheId,
     parts: impl Iterator<Item = &'a HashPart>,
-) -> Result<(), TxError> {
-    tx.execute_all(&ADD, &args![cache], &parts.map(Arg::from).collect::<Vec<_>>()).map(drop)
-}
-
-/// The greatest number of a pending entry that this transaction sees. What others add for paths that it has changed comes later.
-pub(super) fn last(tx: &mut dyn Tx) -> Result<Option<i64>, TxError> {
-    tx.one(&LAST, &[], |row| row.get(0))
+) -> Result<i64, TxError> {
+    let parts: Vec<Arg<'_>> = parts.map(Arg::from).collect();
+    if parts.is_empty() {
+        return Ok(0);
+    }
+    Ok(tx.all_of(&ADD, &args![cache], &parts, |row| row.get(0))?.into_iter().max().unwrap_or(0))
 }
 
 impl dyn Index + '_ {
@@ -63,7 +56,7 @@ impl dyn Index + '_ {
 
     /// Adds a pending entry for a narinfo that may not be as the index says. Returns its number.
     pub(crate) fn note_pending(&self, cache: CacheId, part: HashPart) -> Result<i64, IndexError> {
-        self.write(NOTE, move |tx| add(tx, cache, &part))
+        self.write(NOTE, move |tx| add(tx, cache, std::iter::once(&part)))
     }
 
     /// Gives pending entries of narinfos new numbers, durably, and one for all of the same narinfo. Returns them. Those that are gone, or that
@@ -79,7 +72,7 @@ impl dyn Index + '_ {
             };
             let mut taken = Vec::with_capacity(gone.len());
             for (cache, part) in gone {
-                taken.push((add(tx, cache, &part)?, cache, part));
+                taken.push((add(tx, cache, std::iter::once(&part))?, cache, part));
             }
             Ok(taken)
         })

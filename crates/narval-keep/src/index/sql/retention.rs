@@ -142,7 +142,7 @@ impl dyn Index + '_ {
             }
             let parts: Vec<HashPart> = hidden.iter().map(|(part, _)| *part).collect();
             tx.all_of(&DELETE, &args![cache], &texts(&parts), |_| Ok(()))?;
-            pending::add_paths(tx, cache, parts.iter())?;
+            pending::add(tx, cache, parts.iter())?;
             let files: BTreeSet<&str> = hidden.iter().map(|(_, file)| file.as_str()).collect();
             orphan(tx, cache, files.into_iter(), now)?;
             tx.is_visible()?;
@@ -179,7 +179,7 @@ impl dyn Index + '_ {
             tx.execute_all(&UNPIN, &args![cache], &rows)?;
             tx.execute_all(&UNLEASE, &args![cache], &rows)?;
             let gone = tx.all_of(&DELETE, &args![cache], &rows, path)?;
-            pending::add_paths(tx, cache, gone.iter().map(|(part, _)| part))?;
+            pending::add(tx, cache, gone.iter().map(|(part, _)| part))?;
             orphan(tx, cache, gone.iter().map(|(_, file)| file.as_str()), now)?;
             let forms: BTreeSet<&str> = forms.iter().map(String::as_str).collect();
             nars::discard(tx, cache, &forms.into_iter().collect::<Vec<_>>(), now).map(Some)

@@ -51,13 +51,15 @@ statements! {
         "select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name from {rows} \
          join narval.nars n on n.cache = $1 and n.name = r.name"
     );
-    /// As clients remember them: by the hash of their file, or of the NAR, or of another file of that.
+    /// As clients remember them: by a name that a cache of former days gave, or by the hash of their file, or of the NAR, or of another file of that.
     BY_HASH(Int) { name: Text, hash: Bytes } = concat!(
         "select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 0 from {rows} \
-           join narval.nars n on n.cache = $1 and n.file_hash = r.hash \
+           join narval.nars n on n.cache = $1 and n.name = r.name \
          union all select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 1 from {rows} \
-           join narval.nars n on n.cache = $1 and n.nar_hash = r.hash \
+           join narval.nars n on n.cache = $1 and n.file_hash = r.hash \
          union all select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 2 from {rows} \
+           join narval.nars n on n.cache = $1 and n.nar_hash = r.hash \
+         union all select ", columns!(), ", n.name, n.orphaned is not null, ", due!(), ", r.name, n.id, 3 from {rows} \
            join narval.former o on o.cache = $1 and o.file_hash = r.hash join narval.nars n on n.cache = $1 and n.nar_hash = o.nar_hash"
     );
     KEEP(Int) { name: Text } = "update narval.nars as n set used = greatest(n.used, {now}) where n.cache = $1 \
@@ -165,8 +167,13 @@ impl dyn Index + '_ {
         type Found = (NamedNar, (bool, bool), String);
         let row =
             |row: &dyn Row| Ok((named(row)?, (!row.get::<bool>(8)?, row.get::<bool>(9)?), row.get::<String>(10)?));
-        let mut found: Vec<Found> =
-            self.read(Reading::Some, |tx| tx.all_of(&NAMED, &args![cache], &texts(names), row))?;
+        // What no cache has chosen is looked for by its hash, too.
+        let is_chosen = |name: &&str| NarFileName::parse(name).map_or(true, |name| name.is_unique());
+        let chosen: Vec<&str> = names.iter().copied().filter(is_chosen).collect();
+        let mut found: Vec<Found> = match chosen.is_empty() {
+            true => Vec::new(),
+            false => self.read(Reading::Some, |tx| tx.all_of(&NAMED, &args![cache], &texts(&chosen), row))?,
+        };
         let absent = |name: &&&str| !found.iter().any(|(.., asked)| asked == **name);
         let absent: Vec<NarFileName> =
             names.iter().filter(absent).filter_map(|name| NarFileName::parse(name).ok()).collect();
@@ -253,7 +260,7 @@ impl dyn Index + '_ {
                 lost::remember(tx, cache, &name)?;
             }
             let paths = tx.all(&REMOVE_PATHS, &args![cache, &name], |row| row.parsed::<HashPart>(0))?;
-            pending::add_paths(tx, cache, paths.iter())?;
+            pending::add(tx, cache, paths.iter())?;
             discard(tx, cache, &[&name], now)?;
             if is_doubted {
                 tx.execute_all(&FORGET, &args![cache], &texts(&[&name]))?;

@@ -135,7 +135,7 @@ fn commit(
     cache: CacheId,
     paths: &[PathRecord],
     (needed, now): (&BTreeSet<HashPart>, u64),
-) -> Result<(), TxError> {
+) -> Result<i64, TxError> {
     let paths = in_order(paths);
     let old = lock(tx, cache, &paths)?;
     if holds!(Needed) && hold(tx, cache, needed)?.len() < needed.len() {
@@ -143,6 +143,7 @@ fn commit(
     }
     let new: BTreeSet<&str> = paths.iter().map(|path| path.file.as_str()).collect();
     lock_files(tx, cache, &new, &old)?;
+    let mut last = 0;
     for step in paths.chunks(STEP) {
         let (known, added): (Vec<&PathRecord>, Vec<&PathRecord>) = step.iter().partition(|path| path.version > 0);
         let mut ids = write(tx, &UPDATE, cache, (&known, now))?;
@@ -152,11 +153,12 @@ fn commit(
             return Err(Refused::Changed.into());
         }
         refer(tx, step, &ids)?;
-        pending::add_paths(tx, cache, step.iter().map(|path| &path.hash_part))?;
+        last = pending::add(tx, cache, step.iter().map(|path| &path.hash_part))?.max(last);
     }
     tx.execute_all(&ADOPT, &args![cache, now], &new.into_iter().map(Arg::from).collect::<Vec<_>>())?;
     orphan(tx, cache, old.iter().map(String::as_str), now)?;
-    tx.is_visible()
+    tx.is_visible()?;
+    Ok(last)
 }
 
 impl dyn Index + '_ {
@@ -170,10 +172,7 @@ impl dyn Index + '_ {
         now: u64,
     ) -> Result<Option<i64>, IndexError> {
         let needed: BTreeSet<HashPart> = needed.iter().copied().collect();
-        self.try_write(LARGE, move |tx| {
-            commit(tx, cache, &paths, (&needed, now))?;
-            Ok(pending::last(tx)?.unwrap_or_default())
-        })
+        self.try_write(LARGE, move |tx| commit(tx, cache, &paths, (&needed, now)))
     }
 
     /// As [`commit_numbered`](Self::commit_numbered).
@@ -212,10 +211,10 @@ impl dyn Index + '_ {
             tx.execute_all(&RENAME, &args![cache], &rows)?;
             let new: Vec<Arg<'_>> = new.into_iter().map(Arg::from).collect();
             tx.execute_all(&ADOPT, &args![cache, None::<u64>], &new)?;
-            pending::add_paths(tx, cache, paths.iter().map(|path| &path.hash_part))?;
+            let last = pending::add(tx, cache, paths.iter().map(|path| &path.hash_part))?;
             orphan(tx, cache, std::iter::once(old.as_str()), orphaned)?;
             tx.is_visible()?;
-            Ok(pending::last(tx)?.unwrap_or_default())
+            Ok(last)
         })
     }
 }

@@ -142,15 +142,19 @@ fn sqlite_reads_no_whole_table() {
 }
 
 /// Parameters that a statement can be explained with, as PostgreSQL reads them in a text.
-pub(in crate::index) fn explained(sql: &Sql) -> String {
+pub(in crate::index) fn explained(sql: &Sql, has_one_row: bool) -> String {
     let value = |kind: &Kind| match kind {
         Kind::Int => "7::bigint",
         Kind::Text => "'00000000000000000000000000000007'::text",
         Kind::Bytes => "'\\x07'::bytea",
     };
     let single = sql.args.iter().map(|kind| value(kind).to_owned());
-    let all = single.chain(sql.rows.iter().map(|(_, kind)| format!("array[{}]", value(kind))));
-    let text = sql.postgres().to_owned();
+    let all = single.chain(
+        sql.rows
+            .iter()
+            .map(|(_, kind)| if has_one_row { value(kind).to_owned() } else { format!("array[{}]", value(kind)) }),
+    );
+    let text = sql.postgres(has_one_row).to_owned();
     // The greatest number first: `$1` begins `$10`.
     let all: Vec<String> = all.collect();
     all.iter().enumerate().rev().fold(text, |text, (at, value)| text.replace(&format!("${}", at + 1), value))
