@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::Permit;
+
 /// How long a fetch continues after its last reader has left: a client that lost its connection may resume.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(2);
 
@@ -122,11 +124,18 @@ impl Fill {
         }
     }
 
-    /// Waits until the fetch has started.
-    pub fn start(&self, patience: Duration) -> Option<Start> {
+    /// Waits until the fetch has started: with a permit, unless it has already. Threads must stay free for files that need no fetch.
+    /// `None`: it takes longer.
+    ///
+    /// # Errors
+    /// Those of `permit`.
+    pub fn start<E>(&self, patience: Duration, permit: impl FnOnce() -> Result<Permit, E>) -> Result<Option<Start>, E> {
         let mut state = self.state.lock();
-        self.changed.wait_while_for(&mut state, |state| state.start.is_none(), patience);
-        state.start.clone()
+        if state.start.is_none() {
+            let _permit = permit()?;
+            self.changed.wait_while_for(&mut state, |state| state.start.is_none(), patience);
+        }
+        Ok(state.start.clone())
     }
 
     /// Waits for the end.
@@ -242,9 +251,7 @@ mod tests {
         fill.wrote(8);
         fill.ends(FillEnd::Failed("no".into()));
         assert_eq!(woken.load(Ordering::Relaxed), 4);
-        assert_eq!(
-            fill.start(Duration::ZERO),
-            Some(Start::Unavailable("the fetch ended before it started".to_owned()))
-        );
+        let start = fill.start(Duration::ZERO, || Err("it waits"));
+        assert_eq!(start, Ok(Some(Start::Unavailable("the fetch ended before it started".to_owned()))));
     }
 }

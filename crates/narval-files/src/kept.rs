@@ -132,6 +132,16 @@ impl Kept {
         Some((file, size))
     }
 
+    /// Like [`get`](Self::get), of this length, if that is known. A file of another length is removed: it was truncated.
+    pub fn get_whole(&self, name: &str, len: Option<u64>) -> Option<(File, u64)> {
+        let found = self.get(name)?;
+        if len.is_some_and(|len| len != found.1) {
+            self.forget(name);
+            return None;
+        }
+        Some(found)
+    }
+
     /// A small file.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let (mut file, size) = self.get(name)?;
@@ -306,6 +316,8 @@ mod tests {
         kept.keep_bytes("nar/d", &[0; 5000]).unwrap();
         assert_eq!(blocks(&kept), 3);
         assert!(!kept.has("narinfo/c"));
+        assert!(kept.get_whole("nar/d", None).is_some() && kept.get_whole("nar/d", Some(5000)).is_some());
+        assert!(kept.get_whole("nar/d", Some(5001)).is_none() && !kept.has("nar/d"));
     }
 
     /// ext4 can have a new file wait for the commit of another that is being synced.

@@ -4,17 +4,20 @@
 //!   removed ([`remove_leftovers`]).
 //! - [`Kept`]: a folder within a budget. The least recently used file is removed first.
 //! - [`Fill`]: a file that is read while it grows, with one writer and many readers.
+//! - [`Fetches`]: which files are being filled: each by one thread, however many ask for it.
 //! - [`Permits`]: how many may do something at a time, with a share for each client.
 //! - [`Work`]: how far long work is, and whether it shall stop.
 
 #![forbid(unsafe_code)]
 
+mod fetches;
 mod fill;
 mod kept;
 mod permits;
 mod temporary;
 mod work;
 
+pub use fetches::{Fetcher, Fetches, FetchesLocked};
 pub use fill::{ABANDONED_AFTER, Fill, FillEnd, Progress, Start, Waits};
 pub use kept::Kept;
 pub use permits::{Permit, Permits, WorksFor, served_client, work_for};

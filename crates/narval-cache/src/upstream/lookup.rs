@@ -26,7 +26,7 @@ use super::standing::counts::UpstreamsFigures;
 use super::standing::health::Standing;
 use super::walk::Walks;
 use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX, Unavailable};
-use narval_files::{Kept, Permits, Waits, served_client, work_for};
+use narval_files::{Fetches, Kept, Permits, Waits, served_client, work_for};
 
 /// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
@@ -97,7 +97,7 @@ impl Upstreams {
                 asking: Mutex::default(),
                 deadline: RwLock::new(deadline),
                 hedges: Budget::new(HEDGES_SHARE),
-                fills: Mutex::default(),
+                running: Fetches::default(),
                 ahead: ahead.unwrap_or_else(|error| {
                     threads = Err(error);
                     Ahead::none()

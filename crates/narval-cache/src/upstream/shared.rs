@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use narval_client::Budget;
-use narval_files::{Fill, Kept, Permits};
+use narval_files::{Fetches, Kept, Permits};
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
@@ -38,7 +38,8 @@ pub(super) struct Shared {
     pub(super) asking: Mutex<HashMap<(HashPart, Patience), Arc<Question>>>,
     pub(super) deadline: RwLock<Deadline>,
     pub(super) hedges: Budget,
-    pub(super) fills: Mutex<HashMap<String, Arc<Fill>>>,
+    /// The NARs that are being fetched, by their names in `kept`.
+    pub(super) running: Fetches,
     pub(super) ahead: Ahead,
     pub(super) walks: Walks,
     pub(super) bases: Bases,

@@ -1,14 +1,11 @@
 //! NARs: from the stored files, from a running fetch, or from a new one.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::Duration;
 
 use narval_client::{Trouble, request_id};
-use narval_files::{Fill, FillEnd, Start};
+use narval_files::{Fetcher, FetchesLocked, Fill, FillEnd, Start, TemporaryFile};
 use narval_nix::HashPart;
 
 use super::fetch::Fetch;
@@ -26,15 +23,15 @@ impl Shared {
     pub(in crate::upstream) fn fetch_ahead(self: &Arc<Self>, hash_part: &HashPart) -> Option<Arc<Fill>> {
         let known = self.known(hash_part)?;
         let kept = format!("nar/{}", known.name.file);
-        let mut fills = self.fills.lock();
-        if fills.contains_key(&kept) || self.kept.has(&kept) {
+        let mut fetches = self.running.lock();
+        if fetches.get(&kept).is_some() || self.kept.has(&kept) {
             return None;
         }
         let bytes = known.length().unwrap_or(known.info.nar_size);
         if !self.walks.may_fetch(&known.name.file, bytes) {
             return None;
         }
-        let begun = self.begin(&known, &kept, &mut fills);
+        let begun = self.begin(&known, &kept, &mut fetches);
         if begun.is_err() {
             // A client that requests it gets the error.
             self.walks.claimed(&known.name.file);
@@ -45,28 +42,17 @@ impl Shared {
     pub(in crate::upstream) fn nar(self: &Arc<Self>, known: &Arc<Known>) -> Result<Option<NarAnswer>, Unavailable> {
         let kept = format!("nar/{}", known.name.file);
         let waits = {
-            let mut fills = self.fills.lock();
-            if let Some(waits) = fills.get(&kept).and_then(Fill::waits) {
+            let mut fetches = self.running.lock();
+            if let Some(waits) = fetches.get(&kept).and_then(Fill::waits) {
                 waits
-            } else if let Some((file, length)) = self.kept.get(&kept) {
-                // Ignore a file that was truncated.
-                if known.length().is_none_or(|said| said == length) {
-                    self.kept_hits.fetch_add(1, Ordering::Relaxed);
-                    return Ok(Some(NarAnswer::File(file, length)));
-                }
-                self.kept.forget(&kept);
-                self.begin(known, &kept, &mut fills)?.waits().ok_or_else(Self::busy)?
+            } else if let Some((file, length)) = self.kept.get_whole(&kept, known.length()) {
+                self.kept_hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(Some(NarAnswer::File(file, length)));
             } else {
-                self.begin(known, &kept, &mut fills)?.waits().ok_or_else(Self::busy)?
+                self.begin(known, &kept, &mut fetches)?.waits().ok_or_else(Self::busy)?
             }
         };
-        let start = match waits.start(Duration::ZERO) {
-            Some(start) => Some(start),
-            None => {
-                let _permit = self.waiting.take().ok_or_else(Self::busy)?;
-                waits.start(PATIENCE)
-            }
-        };
+        let start = waits.start(PATIENCE, || self.waiting.take().ok_or_else(Self::busy))?;
         if let Some(FillEnd::Failed(reason)) = waits.progress().end
             && start != Some(Start::Absent)
         {
@@ -85,7 +71,7 @@ impl Shared {
         self: &Arc<Self>,
         known: &Arc<Known>,
         kept: &str,
-        fills: &mut HashMap<String, Arc<Fill>>,
+        fetches: &mut FetchesLocked<'_>,
     ) -> Result<Arc<Fill>, Unavailable> {
         // A neighbour may have it.
         let only_near = self.remotes().iter().all(|remote| remote.standing() == Standing::Down);
@@ -98,19 +84,18 @@ impl Shared {
             Unavailable::new(5, error.to_string())
         };
         let file = self.kept.take().map_err(failed)?;
-        let fill = Arc::new(Fill::new(file.file().try_clone().map_err(failed)?));
-        let (shared, remote, info) = (Arc::clone(self), Arc::clone(&known.remote), Arc::clone(&known.info));
-        let fetch = Fetch {
-            places: Places { shared, remote, info, near: None },
-            fill: Arc::clone(&fill),
-            plain: known.plain,
-            only_near,
-        };
         let (shared, known, name) = (Arc::clone(self), Arc::clone(known), kept.to_owned());
         let id = request_id::current();
-        let run = move || {
+        let run = move |fetcher: Fetcher, file: TemporaryFile| {
             let _permit = permit;
             let _entered = request_id::enter(id);
+            let (remote, info) = (Arc::clone(&known.remote), Arc::clone(&known.info));
+            let fetch = Fetch {
+                places: Places { shared: Arc::clone(&shared), remote, info, near: None },
+                fill: Arc::clone(fetcher.fill()),
+                plain: known.plain,
+                only_near,
+            };
             let base = || shared.bases.find(&known.info, &shared.kept, || shared.kept_narinfos());
             let ended = |_: &Result<(), Trouble>| match fetch.fill.progress().end {
                 Some(FillEnd::Complete) => TraceEnd::Found,
@@ -136,17 +121,11 @@ impl Shared {
                 }
                 Err(Trouble::Unavailable(_) | Trouble::Disk(_)) => {}
             }
-            let mut fills = shared.fills.lock();
-            // One that was abandoned may have a successor.
-            if fills.get(&name).is_some_and(|current| Arc::ptr_eq(current, &fetch.fill)) {
-                fills.remove(&name);
-            }
-            drop(fills);
+            drop(fetcher);
             shared.kept.create_spare();
         };
-        thread::Builder::new().name("upstream".into()).spawn(run).map_err(failed)?;
+        let fill = fetches.begin(kept, file, "upstream", run).map_err(failed)?;
         self.kept_misses.fetch_add(1, Ordering::Relaxed);
-        fills.insert(kept.to_owned(), Arc::clone(&fill));
         Ok(fill)
     }
 }

@@ -82,7 +82,7 @@ impl Upstreams {
         let shared = &self.shared;
         let known = shared.offered(name)?;
         let kept = format!("nar/{}", known.name.file);
-        let fills = shared.fills.lock();
+        let fills = shared.running.lock();
         match fills.get(&kept).and_then(Fill::waits) {
             Some(waits) => Some(NarAnswer::Fill(waits, known.length())),
             None => shared.kept.get(&kept).map(|(file, length)| NarAnswer::File(file, length)),

@@ -1,13 +1,12 @@
 //! In-flight fetches of NARs from the bucket to the disk cache: one per NAR of a cache, however many requests wait for it. NARs are verified
 //! while they are passed on. Those that another node keeps come from there, and are not kept here, unless they are popular.
 
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use narval_client::{HttpError, request_id};
@@ -21,7 +20,7 @@ use crate::index::NarRecord;
 use crate::nodes::{Holder, Peers};
 use crate::storage::{Asker, NarBytes, TEMPORARY};
 use narval_client::Trouble;
-use narval_files::{Fill, FillEnd, Kept, Permit, Permits, Start};
+use narval_files::{Fetcher, Fetches, FetchesLocked, Fill, FillEnd, Kept, Permit, Permits, Start};
 use narval_s3::Objects;
 
 /// The maximum number of concurrent fetches from the bucket. Each has a thread and a buffer.
@@ -53,7 +52,7 @@ const DAMAGED_FOR: Duration = Duration::from_secs(60);
 /// The maximum number of damaged objects that are remembered.
 const DAMAGED_MAX: usize = 4096;
 
-/// The maximum number of NARs that are remembered as redirected. Beyond it, all are forgotten.
+/// The maximum number of NARs that are remembered as redirected.
 const SENT_AWAY_MAX: usize = 16_384;
 
 /// How often a damaged object is fetched before it is given up.
@@ -65,13 +64,14 @@ pub(super) struct Flights {
     objects: Arc<Objects>,
     kept: Option<Kept>,
     incoming: PathBuf,
-    fills: Mutex<HashMap<String, Arc<Fill>>>,
+    running: Fetches,
     fetches: Permits,
     peer_fetches: Permits,
     waiting: Permits,
-    damaged: Mutex<HashMap<String, Instant>>,
+    /// When objects were found to be damaged.
+    damaged: Remembered<String, Instant>,
     /// NARs for which a client was sent to the store.
-    sent_away: Mutex<HashSet<String>>,
+    sent_away: Remembered<String, ()>,
     /// The other nodes, if this one takes part in sharing disk caches.
     peers: OnceLock<Arc<Peers>>,
     /// How often NARs came from other nodes.
@@ -113,17 +113,16 @@ struct Failed {
 
 impl Flights {
     pub(super) fn new(objects: Arc<Objects>, kept: Option<Kept>, incoming: PathBuf) -> Self {
-        let (fills, damaged) = (Mutex::default(), Mutex::default());
         Self {
             objects,
             kept,
             incoming,
-            fills,
+            running: Fetches::default(),
             fetches: Permits::new(FETCHES_MAX),
             peer_fetches: Permits::new(PEER_FETCHES_MAX),
             waiting: Permits::shared(WAITING_MAX, WAITING_OF_ONE_MAX),
-            damaged,
-            sent_away: Mutex::default(),
+            damaged: Remembered::new(DAMAGED_MAX),
+            sent_away: Remembered::new(SENT_AWAY_MAX),
             peers: OnceLock::new(),
             passed: Remembered::new(PASSED_MAX),
         }
@@ -143,23 +142,17 @@ impl Flights {
     pub(super) fn nar(self: &Arc<Self>, asked: &Asked<'_>) -> io::Result<Option<NarBytes>> {
         let name = kept_name(asked.cache, asked.name);
         let fill = {
-            let mut fills = lock(&self.fills);
-            if let Some(fill) = fills.get(&name) {
+            let mut fetches = self.running.lock();
+            if let Some(fill) = fetches.get(&name) {
                 Arc::clone(fill)
             } else if let Some(file) = self.kept_file(&name, asked.nar) {
                 return Ok(Some(NarBytes::File(file)));
             } else {
-                self.begin(asked, name, &mut fills)?
+                self.begin(asked, name, &mut fetches)?
             }
         };
-        let start = match fill.start(Duration::ZERO) {
-            Some(start) => Some(start),
-            None => {
-                let busy = || away("too many requests are already waiting for the bucket".to_owned());
-                let _permit = self.waiting.take().ok_or_else(busy)?;
-                fill.start(PATIENCE)
-            }
-        };
+        let busy = || away("too many requests are already waiting for the bucket".to_owned());
+        let start = fill.start(PATIENCE, || self.waiting.take().ok_or_else(busy))?;
         match start {
             Some(Start::Comes(_)) => Ok(Some(NarBytes::Growing(fill))),
             Some(Start::Absent) => Ok(None),
@@ -171,14 +164,12 @@ impl Flights {
     /// Whether a NAR is neither in the disk cache nor being fetched, and this is the first request for it.
     pub(super) fn is_first(&self, cache: &CacheName, name: &str, nar: &NarRecord) -> bool {
         let name = kept_name(cache, name);
-        if lock(&self.fills).contains_key(&name) || self.kept_file(&name, nar).is_some() {
+        if self.running.lock().get(&name).is_some() || self.kept_file(&name, nar).is_some() {
             return false;
         }
-        let mut sent_away = lock(&self.sent_away);
-        if sent_away.len() >= SENT_AWAY_MAX {
-            sent_away.clear();
-        }
-        sent_away.insert(name)
+        let is_first = self.sent_away.get(&name).is_none();
+        self.sent_away.insert(name, ());
+        is_first
     }
 
     /// Like [`nar`](Self::nar), but waits for the whole file.
@@ -204,13 +195,7 @@ impl Flights {
 
     /// A file that is kept, if it has the right length.
     fn kept_file(&self, name: &str, nar: &NarRecord) -> Option<File> {
-        let kept = self.kept.as_ref()?;
-        let (file, len) = kept.get(name)?;
-        if len != nar.file_size {
-            kept.forget(name);
-            return None;
-        }
-        Some(file)
+        Some(self.kept.as_ref()?.get_whole(name, Some(nar.file_size))?.0)
     }
 
     fn create(&self) -> io::Result<TemporaryFile> {
@@ -225,26 +210,21 @@ impl Flights {
         self: &Arc<Self>,
         asked: &Asked<'_>,
         name: String,
-        fills: &mut HashMap<String, Arc<Fill>>,
+        fetches: &mut FetchesLocked<'_>,
     ) -> io::Result<Arc<Fill>> {
-        if lock(&self.damaged).get(&name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
+        if self.damaged.get(&name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
             return Err(io::Error::other("the object is damaged, and was so when it was fetched again"));
         }
         let fetch = self.plan(asked, name);
         let permits = if fetch.peer.is_some() { &self.peer_fetches } else { &self.fetches };
         let permit = permits.take().ok_or_else(|| away("too many NARs are being fetched".to_owned()))?;
-        let file = self.create()?;
-        let fill = Arc::new(Fill::new(file.file().try_clone()?));
-        let (this, first, name) = (Arc::clone(self), Arc::clone(&fill), fetch.name.clone());
-        // Of the first request: others may wait for the same NAR.
-        let id = request_id::current();
-        let run = move || {
+        // The request id is that of the first request: others may wait for the same NAR.
+        let (this, id, name) = (Arc::clone(self), request_id::current(), fetch.name.clone());
+        let run = move |fetcher: Fetcher, file: TemporaryFile| {
             let _entered = request_id::enter(id);
-            this.run(fetch, (file, first), permit);
+            this.run(fetch, fetcher, file, permit);
         };
-        std::thread::Builder::new().name("bucket".into()).spawn(run)?;
-        fills.insert(name, Arc::clone(&fill));
-        Ok(fill)
+        fetches.begin(&name, self.create()?, "bucket", run)
     }
 
     /// Where a NAR comes from, and whether it is kept. Another node asks whoever keeps a NAR, and nobody else is asked then.
@@ -260,23 +240,21 @@ impl Flights {
         Fetch { key, name, nar, peer, is_kept: is_next && passed >= POPULAR_FROM, is_next }
     }
 
-    fn run(&self, mut fetch: Fetch, first: (TemporaryFile, Arc<Fill>), _permit: Permit) {
-        let (mut file, mut fill) = first;
+    fn run(&self, mut fetch: Fetch, mut fetcher: Fetcher, mut file: TemporaryFile, _permit: Permit) {
         let mut attempt = 0;
         loop {
-            let failed = match self.fetch(&mut fetch, file.file(), &fill) {
+            let failed = match self.fetch(&mut fetch, file.file(), fetcher.fill()) {
                 Ok(()) => {
                     let Some(kept) = self.kept.as_ref().filter(|_| fetch.is_kept) else {
                         // Its readers have it open. Nothing is left when they have all of it.
                         drop(file);
-                        fill.ends(FillEnd::Complete);
-                        break;
+                        return fetcher.fill().ends(FillEnd::Complete);
                     };
-                    fill.ends(FillEnd::Complete);
+                    fetcher.fill().ends(FillEnd::Complete);
                     if let Err(error) = kept.keep(&fetch.name, file) {
                         tracing::error!("disk cache: '{}' cannot be kept: {error}", fetch.name);
                     }
-                    break;
+                    return;
                 }
                 Err(failed) => failed,
             };
@@ -301,30 +279,26 @@ impl Flights {
                     (Start::Unavailable(reason.clone()), reason, true)
                 }
             };
+            // Clients that retry after the first fetch has failed follow the next one.
             let again = (is_wrong && attempt < ATTEMPTS_MAX).then(|| self.create()).and_then(|created| {
                 let created = created.ok()?;
-                let fill = Arc::new(Fill::new(created.file().try_clone().ok()?));
-                Some((created, fill))
+                Some((fetcher.again(&created).ok()?, created))
             });
-            if let Some((_, next)) = &again {
-                // Clients that retry after the first fetch has failed follow this one.
-                lock(&self.fills).insert(name.clone(), Arc::clone(next));
-            } else if is_wrong {
-                let mut damaged = lock(&self.damaged);
-                damaged.retain(|_, since| since.elapsed() < DAMAGED_FOR);
-                if damaged.len() < DAMAGED_MAX {
-                    damaged.insert(name.clone(), Instant::now());
-                }
+            if again.is_none() && is_wrong {
+                self.damaged.insert(name.clone(), Instant::now());
             }
+            let (fill, next) = match again {
+                Some((fill, next)) => (fill, Some(next)),
+                None => (Arc::clone(fetcher.fill()), None),
+            };
             drop(file);
             fill.starts(start);
             fill.ends(FillEnd::Failed(reason.into()));
-            match again {
-                Some(next) => (file, fill) = next,
-                None => break,
+            match next {
+                Some(next) => file = next,
+                None => return,
             }
         }
-        lock(&self.fills).remove(&fetch.name);
     }
 
     /// Removes what the disk cache has not needed for longest, until so many bytes fit on the disk.
@@ -409,8 +383,4 @@ fn kept_name(cache: &CacheName, name: &str) -> String {
 /// A temporary error.
 pub(super) fn away(message: String) -> io::Error {
     io::Error::other(HttpError::Bucket { status: 503, message, retry_after: None, is_retryable: true })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
