@@ -61,16 +61,13 @@ impl Shared {
                 }
             }
         };
-        if is_ours {
-            let answer = self.traces.record(hash_part, false, || self.ask(hash_part, patience), trace::end_of);
-            self.asking.lock().remove(&(hash_part, patience));
-            *question.answer.lock() = Some(answer.clone());
-            question.answered.notify_all();
-            return answer;
+        if !is_ours {
+            return question.wait();
         }
-        let mut answer = question.answer.lock();
-        question.answered.wait_while_for(&mut answer, |answer| answer.is_none(), PATIENCE);
-        answer.clone().unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))
+        let ask = || self.traces.record(hash_part, false, || self.ask(hash_part, patience), trace::end_of);
+        let answer = question.ask(ask);
+        self.asking.lock().remove(&(hash_part, patience));
+        answer
     }
 
     fn ask(&self, hash_part: HashPart, patience: Patience) -> Result<Option<Arc<Known>>, Unavailable> {

@@ -1,5 +1,6 @@
 //! A question that is put to the upstreams once, whoever asks it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,9 +35,46 @@ impl From<NoAnswer> for Unavailable {
     }
 }
 
+/// What the upstreams say.
+type Answer = Result<Option<Arc<Known>>, Unavailable>;
+
 /// A narinfo that a thread is requesting.
 #[derive(Default)]
 pub(super) struct Question {
-    pub(super) answer: Mutex<Option<Result<Option<Arc<Known>>, Unavailable>>>,
-    pub(super) answered: Condvar,
+    answer: Mutex<Option<Answer>>,
+    answered: Condvar,
+}
+
+impl Question {
+    /// Asks, for all who wait.
+    pub(super) fn ask(&self, ask: impl FnOnce() -> Answer) -> Answer {
+        // A panic must not leave the others waiting, and the question open.
+        let answer = catch_unwind(AssertUnwindSafe(ask))
+            .unwrap_or_else(|_| Err(Unavailable::new(5, "a panic, which was reported")));
+        *self.answer.lock() = Some(answer.clone());
+        self.answered.notify_all();
+        answer
+    }
+
+    /// Waits for the thread that asks.
+    pub(super) fn wait(&self) -> Answer {
+        let mut answer = self.answer.lock();
+        self.answered.wait_while_for(&mut answer, |answer| answer.is_none(), PATIENCE);
+        answer.clone().unwrap_or_else(|| Err(Unavailable::new(5, "they take too long")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_answer() {
+        let question = Question::default();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| question.wait());
+            assert!(question.ask(|| panic!("a test")).is_err());
+            assert!(waits.join().unwrap().is_err_and(|error| error.reason.contains("a panic")));
+        });
+    }
 }
