@@ -5,11 +5,13 @@
 //! - [`Kept`]: a folder within a budget. The least recently used file is removed first.
 //! - [`Fill`]: a file that is read while it grows, with one writer and many readers.
 //! - [`Fetches`]: which files are being filled: each by one thread, however many ask for it.
+//! - [`Background`]: threads that are started on demand, and the jobs that wait for one.
 //! - [`Permits`]: how many may do something at a time, with a share for each client.
 //! - [`Work`]: how far long work is, and whether it shall stop.
 
 #![forbid(unsafe_code)]
 
+mod background;
 mod fetches;
 mod fill;
 mod kept;
@@ -17,6 +19,7 @@ mod permits;
 mod temporary;
 mod work;
 
+pub use background::{Background, Job};
 pub use fetches::{Fetcher, Fetches, FetchesLocked};
 pub use fill::{ABANDONED_AFTER, Fill, FillEnd, Progress, Start, Waits};
 pub use kept::Kept;

@@ -25,7 +25,6 @@
 
 mod api;
 mod auth;
-mod background;
 mod caches;
 mod config;
 mod error;

@@ -12,12 +12,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use narval_client::request_id;
-use narval_files::{Permit, Permits, served_client, work_for};
+use narval_files::{Background, Permit, Permits, served_client, work_for};
 use narval_http::{Body, BodySource, BodyWaker, Departure, Fill, Method, Request, Responder, Response, SegmentBuf};
 use narval_nix::StorePath;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::background::Background;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::growing::Nothing;

@@ -1,54 +1,43 @@
-//! Prefetches narinfos: a client that requests a path requests its references next.
+//! Prefetches what a client will probably request next: the narinfos of a path's references, and the NARs of a closure that it walks.
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::sync::{Arc, Weak};
 
-use narval_nix::{HashPart, NarInfo};
-use parking_lot::Mutex;
+use narval_files::Background;
+use narval_nix::{HashPart, NarInfo, StorePath};
 
-use super::{AHEAD_MAX, AHEAD_THREADS};
+use super::shared::Shared;
+use super::walk::WALK_SOON;
 
-/// The queue of hash parts to fetch.
-pub(super) struct Ahead(SyncSender<HashPart>);
-
-impl Ahead {
-    /// Starts the threads. Each calls `fetch` with the queued hash parts until that breaks.
-    pub(super) fn start(
-        fetch: impl Fn(&HashPart) -> ControlFlow<()> + Clone + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let (sender, receiver) = sync_channel(AHEAD_MAX);
-        let receiver = Arc::new(Mutex::new(receiver));
-        for at in 0..AHEAD_THREADS {
-            let (fetch, receiver) = (fetch.clone(), Arc::clone(&receiver));
-            thread::Builder::new().name(format!("ahead-{at}")).spawn(move || run(fetch, &receiver))?;
-        }
-        Ok(Self(sender))
-    }
-
-    /// A queue that fetches nothing.
-    pub(super) fn none() -> Self {
-        Self(sync_channel(0).0)
-    }
-
-    /// Queues the references of a path, as far as there is room.
-    pub(super) fn references(&self, info: &NarInfo) {
+impl Shared {
+    /// Queues the narinfos of a path's references, as far as there is room.
+    pub(super) fn references_ahead(&self, info: &NarInfo) {
         let own = info.path.hash_part();
-        for reference in info.references.iter().map(narval_nix::StorePath::hash_part).filter(|part| *part != own) {
-            if self.0.try_send(reference).is_err() {
+        let references = info.references.iter().map(StorePath::hash_part).filter(|part| *part != own);
+        self.each_ahead(&self.narinfos_ahead, references, |shared, part| shared.look_ahead(part));
+    }
+
+    /// Queues the NARs of paths, as far as there is room. Each thread waits for the NAR that it has begun to fetch.
+    pub(super) fn nars_ahead(&self, paths: impl IntoIterator<Item = HashPart>) {
+        self.each_ahead(&self.nars_ahead, paths, |shared, part| {
+            let fill = shared.fetch_ahead(&part);
+            // The upstreams may be closed meanwhile.
+            drop(shared);
+            fill.iter().for_each(|fill| fill.wait_for_end(WALK_SOON));
+        });
+    }
+
+    fn each_ahead(
+        &self,
+        threads: &Arc<Background>,
+        paths: impl IntoIterator<Item = HashPart>,
+        fetch: fn(Arc<Self>, HashPart),
+    ) {
+        for part in paths {
+            let shared = Weak::clone(&self.own);
+            let job = move || shared.upgrade().map_or((), |shared| fetch(shared, part));
+            if threads.offer(Box::new(job)).is_err() {
                 return;
             }
-        }
-    }
-}
-
-fn run(fetch: impl Fn(&HashPart) -> ControlFlow<()>, receiver: &Mutex<Receiver<HashPart>>) {
-    loop {
-        let next = receiver.lock().recv();
-        let Ok(hash_part) = next else { return };
-        if fetch(&hash_part).is_break() {
-            return;
         }
     }
 }

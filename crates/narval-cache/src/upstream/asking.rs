@@ -100,7 +100,7 @@ impl Shared {
             Unavailable::new(5, error.to_string())
         })?;
         self.keep(&known);
-        self.ahead.references(&known.info);
+        self.references_ahead(&known.info);
         Ok(Some(known))
     }
 

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,7 +12,6 @@ use narval_nix::{HashPart, NarInfo, SecretKey, StoreDir, StorePath};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
-use super::ahead::Ahead;
 use super::known::Known;
 use super::nar::bases::Bases;
 use super::neighbours::list::Neighbours;
@@ -25,8 +23,11 @@ use super::shared::Shared;
 use super::standing::counts::UpstreamsFigures;
 use super::standing::health::Standing;
 use super::walk::Walks;
-use super::{ABSENT_MAX, FETCHES_MAX, FETCHES_OF_ONE_MAX, HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX, Unavailable};
-use narval_files::{Fetches, Kept, Permits, Waits, served_client, work_for};
+use super::{
+    ABSENT_MAX, AHEAD_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX, AHEAD_THREADS, FETCHES_MAX, FETCHES_OF_ONE_MAX,
+    HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX, Unavailable,
+};
+use narval_files::{Background, Fetches, Kept, Permits, Waits, served_client, work_for};
 
 /// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
@@ -48,9 +49,6 @@ pub enum UpstreamsError {
         /// The operating system's error.
         error: io::Error,
     },
-    /// No thread can be started.
-    #[error("cannot start threads: {0}")]
-    Threads(io::Error),
 }
 
 /// The result of a lookup.
@@ -75,47 +73,37 @@ impl Upstreams {
     /// Opens the folder. No upstream is queried yet: they may all be down.
     ///
     /// # Errors
-    /// The folder cannot be used, or no thread can be started.
+    /// The folder cannot be used.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
         let UpstreamsOptions { folder, bytes_max, upstreams, deadline, store_dir, waiting } = options;
         let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
         let remotes = remotes(upstreams, &store_dir, deadline);
-        let mut threads = Ok(());
-        let shared = Arc::new_cyclic(|shared| {
-            let ahead = Ahead::start(unless_closed(shared, |shared, part| shared.look_ahead(*part)));
-            let walks = Walks::start(bytes_max, unless_closed(shared, Shared::fetch_ahead));
-            Shared {
-                remotes: RwLock::new(remotes),
-                kept,
-                waiting: waiting.0,
-                fetches: Permits::shared(FETCHES_MAX, FETCHES_OF_ONE_MAX),
-                store_dir,
-                sign_keys: RwLock::default(),
-                narinfos: Memory::new(NARINFOS_MAX),
-                absent: Memory::new(ABSENT_MAX),
-                names: Memory::new(NAMES_MAX),
-                asking: Mutex::default(),
-                deadline: RwLock::new(deadline),
-                hedges: Budget::new(HEDGES_SHARE),
-                running: Fetches::default(),
-                ahead: ahead.unwrap_or_else(|error| {
-                    threads = Err(error);
-                    Ahead::none()
-                }),
-                walks: walks.unwrap_or_else(|error| {
-                    threads = Err(error);
-                    Walks::none()
-                }),
-                bases: Bases::default(),
-                traces: Traces::default(),
-                neighbours: Neighbours::default(),
-                forgotten: AtomicU64::new(0),
-                counted_absent: AtomicU64::new(0),
-                kept_hits: AtomicU64::new(0),
-                kept_misses: AtomicU64::new(0),
-            }
+        let shared = Arc::new_cyclic(|own| Shared {
+            remotes: RwLock::new(remotes),
+            kept,
+            waiting: waiting.0,
+            fetches: Permits::shared(FETCHES_MAX, FETCHES_OF_ONE_MAX),
+            store_dir,
+            sign_keys: RwLock::default(),
+            narinfos: Memory::new(NARINFOS_MAX),
+            absent: Memory::new(ABSENT_MAX),
+            names: Memory::new(NAMES_MAX),
+            asking: Mutex::default(),
+            deadline: RwLock::new(deadline),
+            hedges: Budget::new(HEDGES_SHARE),
+            running: Fetches::default(),
+            narinfos_ahead: Background::new("ahead", AHEAD_THREADS, AHEAD_MAX),
+            nars_ahead: Background::new("ahead-nar", AHEAD_NAR_THREADS, AHEAD_NARS_MAX),
+            own: Weak::clone(own),
+            walks: Walks::new(bytes_max),
+            bases: Bases::default(),
+            traces: Traces::default(),
+            neighbours: Neighbours::default(),
+            forgotten: AtomicU64::new(0),
+            counted_absent: AtomicU64::new(0),
+            kept_hits: AtomicU64::new(0),
+            kept_misses: AtomicU64::new(0),
         });
-        threads.map_err(UpstreamsError::Threads)?;
         Ok(Self { shared })
     }
 
@@ -174,7 +162,7 @@ impl Upstreams {
             }
             Err(error) => return Err(error.into()),
         };
-        self.shared.walks.asked(&known.info);
+        self.shared.nars_ahead(self.shared.walks.asked(&known.info).into_iter().flatten());
         Ok(Lookup::Found(Arc::clone(&known.text)))
     }
 
@@ -288,18 +276,6 @@ impl std::fmt::Debug for Upstreams {
 impl Shared {
     pub(super) fn remotes(&self) -> Arc<[Arc<Remote>]> {
         Arc::clone(&self.remotes.read())
-    }
-}
-
-/// Calls a function for a prefetching thread; breaks once the upstreams are closed.
-fn unless_closed<T>(
-    shared: &Weak<Shared>,
-    act: fn(&Arc<Shared>, &HashPart) -> T,
-) -> impl Fn(&HashPart) -> ControlFlow<(), T> + Clone + use<T> {
-    let shared = Weak::clone(shared);
-    move |hash_part| match shared.upgrade() {
-        Some(shared) => ControlFlow::Continue(act(&shared, hash_part)),
-        None => ControlFlow::Break(()),
     }
 }
 

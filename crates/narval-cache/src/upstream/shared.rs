@@ -1,17 +1,16 @@
 //! What the clones of [`Upstreams`](super::Upstreams) share.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use narval_client::Budget;
-use narval_files::{Fetches, Kept, Permits};
+use narval_files::{Background, Fetches, Kept, Permits};
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
 
-use super::ahead::Ahead;
 use super::known::Known;
 use super::nar::bases::Bases;
 use super::neighbours::list::Neighbours;
@@ -40,7 +39,11 @@ pub(super) struct Shared {
     pub(super) hedges: Budget,
     /// The NARs that are being fetched, by their names in `kept`.
     pub(super) running: Fetches,
-    pub(super) ahead: Ahead,
+    /// Threads that prefetch narinfos, and NARs.
+    pub(super) narinfos_ahead: Arc<Background>,
+    pub(super) nars_ahead: Arc<Background>,
+    /// For their jobs, which do nothing once the upstreams are closed.
+    pub(super) own: Weak<Self>,
     pub(super) walks: Walks,
     pub(super) bases: Bases,
     pub(super) traces: Traces,

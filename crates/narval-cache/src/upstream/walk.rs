@@ -4,31 +4,25 @@
 //! requests single paths will not. Prefetched NARs are limited in number and bytes, and leave most fetches to clients.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use narval_nix::{HashPart, NarInfo, StorePath};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache as Memory;
 
-use super::{AHEAD_NAR_BYTES_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX};
-use narval_files::Fill;
+use super::AHEAD_NAR_BYTES_MAX;
 
 /// The maximum number of references that a client may request next.
 const EXPECTED_MAX: usize = 1 << 16;
 
 /// How soon a client that walks a closure requests the next path, and the NARs.
-const WALK_SOON: Duration = Duration::from_secs(600);
+pub(super) const WALK_SOON: Duration = Duration::from_secs(600);
 
 /// The closures that clients walk.
 pub(super) struct Walks {
     /// By expected path: the path that refers to it, and when that was requested.
     expected: Memory<HashPart, (HashPart, Instant)>,
-    queue: SyncSender<HashPart>,
     /// Prefetched NARs that no client has requested yet, by the name of their file.
     unclaimed: Mutex<HashMap<String, (u64, Instant)>>,
     bytes_max: AtomicU64,
@@ -40,30 +34,10 @@ fn share_of(budget: u64) -> u64 {
 }
 
 impl Walks {
-    /// Starts the threads. Each calls `begin` with the queued paths until that breaks, and waits for the started fetch,
-    /// if any. At most a quarter of `budget` bytes is prefetched without a request.
-    pub(super) fn start(
-        budget: u64,
-        begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>> + Clone + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let (queue, receiver) = sync_channel(AHEAD_NARS_MAX);
-        let receiver = Arc::new(Mutex::new(receiver));
-        for at in 0..AHEAD_NAR_THREADS {
-            let (begin, receiver) = (begin.clone(), Arc::clone(&receiver));
-            thread::Builder::new().name(format!("ahead-nar-{at}")).spawn(move || run(begin, &receiver))?;
-        }
-        Ok(Self::new(queue, budget))
-    }
-
-    /// Prefetches nothing.
-    pub(super) fn none() -> Self {
-        Self::new(sync_channel(0).0, 0)
-    }
-
-    fn new(queue: SyncSender<HashPart>, budget: u64) -> Self {
+    /// At most a quarter of `budget` bytes is prefetched without a request.
+    pub(super) fn new(budget: u64) -> Self {
         Self {
             expected: Memory::new(EXPECTED_MAX),
-            queue,
             unclaimed: Mutex::default(),
             bytes_max: AtomicU64::new(share_of(budget)),
         }
@@ -78,19 +52,15 @@ impl Walks {
         self.bytes_max.load(Ordering::Acquire)
     }
 
-    /// Records that a client got a narinfo.
-    pub(super) fn asked(&self, info: &NarInfo) {
+    /// Records that a client got a narinfo. Returns the paths whose NARs it will probably request.
+    pub(super) fn asked(&self, info: &NarInfo) -> Option<[HashPart; 2]> {
         let own = info.path.hash_part();
         let referrer = self.expected.get(&own).filter(|(_, since)| since.elapsed() < WALK_SOON);
-        for part in referrer.map(|(referrer, _)| [referrer, own]).into_iter().flatten() {
-            if self.queue.try_send(part).is_err() {
-                break;
-            }
-        }
         let now = Instant::now();
         for reference in info.references.iter().map(StorePath::hash_part).filter(|part| *part != own) {
             self.expected.insert(reference, (own, now));
         }
+        referrer.map(|(referrer, _)| [referrer, own])
     }
 
     /// Records that a client has requested a NAR.
@@ -123,16 +93,4 @@ impl Walks {
 
 fn total(unclaimed: &HashMap<String, (u64, Instant)>) -> u64 {
     unclaimed.values().fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
-}
-
-fn run(begin: impl Fn(&HashPart) -> ControlFlow<(), Option<Arc<Fill>>>, receiver: &Mutex<Receiver<HashPart>>) {
-    loop {
-        let next = receiver.lock().recv();
-        let Ok(hash_part) = next else { return };
-        match begin(&hash_part) {
-            ControlFlow::Continue(Some(fill)) => fill.wait_for_end(WALK_SOON),
-            ControlFlow::Continue(None) => {}
-            ControlFlow::Break(()) => return,
-        }
-    }
 }

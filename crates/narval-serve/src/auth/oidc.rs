@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use narval_client::clock;
 use narval_client::request_id;
-use narval_files::{Permits, work_for};
+use narval_files::{Background, Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 use narval_keep::{
     CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError, UnknownScope,
@@ -20,7 +20,6 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Auth, THROTTLED, client, client_text, unauthorized};
-use crate::background::Background;
 use crate::error::ServeError;
 use crate::gate::is_read;
 use crate::metrics::Metrics;

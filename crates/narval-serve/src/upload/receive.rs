@@ -4,14 +4,13 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use narval_files::{served_client, work_for};
+use narval_files::{Background, served_client, work_for};
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
 use narval_keep::{Cache, Data, Refusal, RefusalKind, Stored};
 use narval_nix::Compression;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 
 use super::parts::Parts;
-use crate::background::Background;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::piecework::Piecework;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use narval_codec::delta::delta_fits;
 use narval_codec::encode::{DELTA_FORMAT, Encoding, is_delta_of, make_delta};
+use narval_files::Background;
 use narval_http::{HeadRef, HeaderValue, Request, Response, header};
 use narval_keep::CacheName;
 use narval_nix::{NarHash, Sha256};
@@ -25,7 +26,6 @@ use super::delta_mode::DeltaMode;
 use super::file::send_file;
 use super::representation::Representation;
 use super::zstd::{Folder, NarCacheConfig, Stored, etag, is_as_named};
-use crate::background::Background;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 pub(crate) use asked::Asked;

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use narval_codec::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
-use narval_files::TemporaryFile;
+use narval_files::{Background, TemporaryFile};
 use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead};
 use parking_lot::{Condvar, Mutex};
 
 use super::folder::Folder;
-use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::plan::Planned;

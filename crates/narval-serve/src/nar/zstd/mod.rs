@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use narval_files::Background;
 use narval_nix::{NarHash, Sha256, Sha256Hasher};
 use narval_store::ReadAhead;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
-use crate::background::Background;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::delta_mode::DeltaMode;

@@ -1,39 +1,46 @@
-//! A few threads for work that workers must not wait for: syncing finished files, verifying them, small uploads, requests of the page and
-//! those that wait for a delta.
+//! A few threads for work that others must not wait for.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// A piece of work.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+pub type Job = Box<dyn FnOnce() + Send>;
 
-/// See the module's description.
-pub(crate) struct Background {
+/// How long a thread without work waits for more of it: starting one costs as much as many small jobs.
+const IDLE_MAX: Duration = Duration::from_secs(1);
+
+/// Threads that are started on demand, and the jobs that wait for one.
+pub struct Background {
     name: &'static str,
     threads_max: usize,
     waiting_max: usize,
     work: Mutex<Work>,
+    /// Notified when a job waits while a thread is idle.
+    queued: Condvar,
 }
 
 #[derive(Default)]
 struct Work {
     waiting: VecDeque<Job>,
     threads: usize,
+    /// Threads without a job.
+    idle: usize,
 }
 
 impl Background {
     /// At most `threads_max` threads of this name, started on demand. Once all of them work, at most `waiting_max` jobs wait for one; beyond
     /// that, the caller runs its job itself, or refuses it.
-    pub(crate) fn new(name: &'static str, threads_max: usize, waiting_max: usize) -> Arc<Self> {
-        Arc::new(Self { name, threads_max, waiting_max, work: Mutex::default() })
+    pub fn new(name: &'static str, threads_max: usize, waiting_max: usize) -> Arc<Self> {
+        Arc::new(Self { name, threads_max, waiting_max, work: Mutex::default(), queued: Condvar::new() })
     }
 
     /// Runs a job on a thread, or at once if too many wait. A panic of it is no panic of the caller.
-    pub(crate) fn run(self: &Arc<Self>, job: Job) {
+    pub fn run(self: &Arc<Self>, job: Job) {
         if let Err(job) = self.offer(job) {
             run(job);
         }
@@ -43,9 +50,9 @@ impl Background {
     ///
     /// # Errors
     /// The job, if too many wait, or there is no thread and none can be started.
-    pub(crate) fn offer(self: &Arc<Self>, job: Job) -> Result<(), Job> {
+    pub fn offer(self: &Arc<Self>, job: Job) -> Result<(), Job> {
         let work = self.work.lock();
-        let is_full = work.threads >= self.threads_max && work.waiting.len() >= self.waiting_max;
+        let is_full = work.threads >= self.threads_max && work.waiting.len() >= self.waiting_max + work.idle;
         if is_full { Err(job) } else { self.queue(work, job) }
     }
 
@@ -53,12 +60,14 @@ impl Background {
     ///
     /// # Errors
     /// The job, if there is no thread and none can be started.
-    pub(crate) fn add(self: &Arc<Self>, job: Job) -> Result<(), Job> {
+    pub fn add(self: &Arc<Self>, job: Job) -> Result<(), Job> {
         self.queue(self.work.lock(), job)
     }
 
     fn queue(self: &Arc<Self>, mut work: MutexGuard<'_, Work>, job: Job) -> Result<(), Job> {
-        if work.threads < self.threads_max {
+        if work.idle > work.waiting.len() {
+            self.queued.notify_one();
+        } else if work.threads < self.threads_max {
             let this = Arc::clone(self);
             let started = std::thread::Builder::new().name(self.name.to_owned()).spawn(move || this.work());
             // Without another one, the existing threads will run it.
@@ -71,10 +80,13 @@ impl Background {
         Ok(())
     }
 
-    /// Runs jobs until the queue is empty.
+    /// Runs jobs until the queue has been empty for a while.
     fn work(&self) {
         loop {
             let mut work = self.work.lock();
+            work.idle += 1;
+            self.queued.wait_while_for(&mut work, |work| work.waiting.is_empty(), IDLE_MAX);
+            work.idle -= 1;
             let Some(job) = work.waiting.pop_front() else {
                 work.threads -= 1;
                 return;
@@ -136,8 +148,24 @@ mod tests {
         drop((go, done));
         assert_eq!(all.iter().count(), THREADS_MAX + WAITING_MAX);
         assert_eq!(busiest.load(Ordering::SeqCst), THREADS_MAX);
+        // Idle threads take what comes, also where nothing may wait.
+        let writer = Background::new("test", 1, 0);
+        let (ran, by) = mpsc::channel();
+        let mut threads: Vec<_> = (0..3)
+            .map(|_| {
+                let ran = ran.clone();
+                assert!(writer.offer(Box::new(move || ran.send(std::thread::current().id()).unwrap())).is_ok());
+                let thread = by.recv().unwrap();
+                while writer.work.lock().idle == 0 {
+                    std::thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        threads.dedup();
+        assert_eq!(threads.len(), 1);
         while writer.work.lock().threads > 0 {
-            std::thread::yield_now();
+            std::thread::sleep(IDLE_MAX / 10);
         }
     }
 }
