@@ -6,6 +6,7 @@
 //! - [`Fill`]: a file that is read while it grows, with one writer and many readers.
 //! - [`Fetches`]: which files are being filled: each by one thread, however many ask for it.
 //! - [`Background`]: threads that are started on demand, and the jobs that wait for one.
+//! - [`FileAt`]: reads a file whose position others use.
 //! - [`Permits`]: how many may do something at a time, with a share for each client.
 //! - [`Work`]: how far long work is, and whether it shall stop.
 
@@ -13,6 +14,7 @@
 
 mod background;
 mod fetches;
+mod file_at;
 mod fill;
 mod kept;
 mod permits;
@@ -21,6 +23,7 @@ mod work;
 
 pub use background::{Background, Job};
 pub use fetches::{Fetcher, Fetches, FetchesLocked};
+pub use file_at::FileAt;
 pub use fill::{ABANDONED_AFTER, Fill, FillEnd, Progress, Start, Waits};
 pub use kept::Kept;
 pub use permits::{Permit, Permits, WorksFor, served_client, work_for};

@@ -1,8 +1,29 @@
 //! Computes the hashes of a NAR while it is streamed: the NAR hash, and for a content-addressed path that of the
 //! contents.
 
+use std::io::{self, ErrorKind, Read};
+
 use narval_nix::hash::Sha256Hasher;
 use narval_nix::{ContentsCheck, ContentsHasher, Hash, PathInfo, Sha256, StoreDir};
+
+/// Bytes that are read at once.
+const BUFFER_LEN: usize = 256 * 1024;
+
+/// The SHA-256 of all that is read.
+///
+/// # Errors
+/// Those of the reader.
+pub fn hash_of(reader: &mut dyn Read) -> io::Result<Sha256> {
+    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(hasher.finish()),
+            Ok(len) => hasher.update(buffer.get(..len).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
 
 /// Computes the hashes of one NAR.
 #[derive(Debug)]

@@ -52,7 +52,7 @@ pub use daemon::read_anything;
 pub use daemon::{Collected, Daemon, DaemonError, TemporaryRoots, Trust, WireError};
 pub use database::{Database, ListedPath, Registered, Stamp};
 pub use error::StoreError;
-pub use hashes::{Hashed, Hashes};
+pub use hashes::{Hashed, Hashes, hash_of};
 pub use local::{
     Garbage, GarbageCollector, GarbageOptions, Incoming, LeftOut, LocalRoots, LocalStore, LocalStoreError, PathLock,
     Prepared, Root, Unregistered, describe, disk_usage, find_garbage, lock_file,

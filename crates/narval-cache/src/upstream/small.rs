@@ -4,12 +4,11 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_client::HttpError;
-use narval_files::TemporaryFile;
+use narval_files::{FileAt, TemporaryFile};
 use narval_nix::realisation::{BuildTraceKey, DrvOutput};
 use narval_nix::{HashPart, StorePath};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
@@ -86,7 +85,7 @@ impl Small {
         match self {
             Self::Log(_) | Self::DebugInfo(_) => Ok(()),
             Self::Listing(_) | Self::BuildTrace(_) | Self::Realisation(_) => {
-                let json = BufReader::with_capacity(BUFFER_LEN, FromStart { file, position: 0 });
+                let json = BufReader::with_capacity(BUFFER_LEN, FileAt::new(file, 0));
                 serde_json::from_reader(json).map(|AnyObject| ())
             }
         }
@@ -123,20 +122,6 @@ impl<'de> Visitor<'de> for AnyObject {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(self)
-    }
-}
-
-/// Reads a file from its start, without using its own position.
-struct FromStart<'a> {
-    file: &'a File,
-    position: u64,
-}
-
-impl Read for FromStart<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(out, self.position)?;
-        self.position += read as u64;
-        Ok(read)
     }
 }
 

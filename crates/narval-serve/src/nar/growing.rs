@@ -1,5 +1,6 @@
 //! NARs that are sent while they are fetched.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -50,6 +51,20 @@ impl BodySource for Nothing {
     }
 }
 
+/// Adds what is there of a growing file, as far as there is room for it in memory: large pieces stay in the file. Returns the length.
+pub(super) fn push_piece(file: &Arc<File>, offset: u64, there: u64, out: &mut SegmentBuf) -> io::Result<u64> {
+    if there >= SENDFILE_BYTES_MIN {
+        out.push_file(FileRange { file: Arc::clone(file), offset, length: there });
+        return Ok(there);
+    }
+    let length = usize::try_from(there).unwrap_or(0).min(out.room().max(1));
+    let memory = out.memory();
+    let from = memory.len();
+    memory.resize(from + length, 0);
+    file.read_exact_at(memory.get_mut(from..).unwrap_or_default(), offset)?;
+    Ok(length as u64)
+}
+
 /// Follows the thread that fetches.
 pub(crate) struct Follower {
     growing: Arc<Growing>,
@@ -90,17 +105,7 @@ impl BodySource for Follower {
                 None => Ok(Fill::Wait),
             };
         }
-        let length = if there >= SENDFILE_BYTES_MIN {
-            let file = Arc::clone(self.growing.file());
-            out.push_file(FileRange { file, offset: self.sent, length: there });
-            there
-        } else {
-            let memory = out.memory();
-            let from = memory.len();
-            memory.resize(from + usize::try_from(there).unwrap_or_default(), 0);
-            self.growing.file().read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
-            there
-        };
+        let length = push_piece(self.growing.file(), self.sent, there, out)?;
         self.bytes.inc_by(length);
         self.sent += length;
         Ok(if self.to == Some(self.sent) { Fill::Done } else { Fill::More })

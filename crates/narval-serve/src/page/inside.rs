@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use narval_codec::decode::{Decoder, FrameIndex, INPUT_LEN};
+use narval_files::FileAt;
 use narval_http::{Body, BodySource, FileRange, Fill, Response, SegmentBuf};
 use narval_keep::{Cache, NarFile, SmallKind};
 use narval_nix::listing::{LISTING_LEN_MAX, Listing};
@@ -226,7 +226,7 @@ impl Reader {
                 Step::More => {}
                 Step::Done => return Ok(()),
                 Step::File(part) => {
-                    let mut left = FileAt { file: part.file, offset: part.offset }.take(part.length);
+                    let mut left = FileAt::new(part.file, part.offset).take(part.length);
                     while left.limit() > 0 {
                         piece.clear();
                         if left.by_ref().take(PIECE_LEN as u64).read_to_end(&mut piece)? == 0 {
@@ -267,7 +267,7 @@ pub(super) struct Stored {
     file: Arc<File>,
     compression: Compression,
     index: Option<Arc<FrameIndex>>,
-    decoder: Option<Decoder<BufReader<FileAt>>>,
+    decoder: Option<Decoder<BufReader<FileAt<Arc<File>>>>>,
     /// Where the decoder is in the NAR.
     position: u64,
     /// The range.
@@ -293,7 +293,7 @@ impl Stored {
             (None, _) => (0, 0),
         };
         if self.decoder.is_none() || contents > self.position {
-            let source = FileAt { file: Arc::clone(&self.file), offset: file_offset };
+            let source = FileAt::new(Arc::clone(&self.file), file_offset);
             let decoder = Decoder::new(&self.compression, BufReader::with_capacity(INPUT_LEN, source), 1);
             self.decoder = Some(decoder.map_err(io::Error::other)?);
             self.position = contents;
@@ -325,19 +325,5 @@ impl Stored {
         }
         self.position += got;
         Ok(if self.position == self.end { Fill::Done } else { Fill::More })
-    }
-}
-
-/// Reads a shared file from an offset, without using the file's own position.
-struct FileAt {
-    file: Arc<File>,
-    offset: u64,
-}
-
-impl Read for FileAt {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(out, self.offset)?;
-        self.offset += read as u64;
-        Ok(read)
     }
 }

@@ -1,7 +1,7 @@
 //! A path that is being added to the store.
 
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -16,6 +16,7 @@ use super::error::LocalStoreError;
 use super::identity::Identity;
 use super::path_locks::PathLock;
 use super::roots::temporary_roots::is_owned;
+use crate::hashes::hash_of;
 use crate::nar::NarReader;
 use crate::remove::{NotRemoved, list, remove_deep_leftovers, remove_tree};
 use crate::unpack::{Unpack, Unpacked};
@@ -24,9 +25,6 @@ use crate::unpack::{Unpack, Unpacked};
 /// A temporary name is deliberately a valid store path name: the temporary root that protects a hash part from
 /// collection then protects this name as well, from every version of Nix.
 const TEMPORARY: &str = "narval-tmp-";
-
-/// The size of the pieces that are hashed.
-const BUFFER_LEN: usize = 256 * 1024;
 
 /// What must be done for a path.
 #[derive(Debug)]
@@ -168,16 +166,8 @@ impl LocalStore {
             Ok(_) => {}
         }
         // Contents that cannot be a NAR are not this path's, and are removed.
-        let Ok(mut nar) = NarReader::open(&path) else { return Ok(false) };
-        let mut hasher = Sha256Hasher::new();
-        let mut buffer = vec![0; BUFFER_LEN];
-        loop {
-            match nar.read(&mut buffer) {
-                Ok(0) => return Ok(hasher.finish() == info.nar_hash),
-                Ok(read) => hasher.update(buffer.get(..read).unwrap_or_default()),
-                Err(_) => return Ok(false),
-            }
-        }
+        let hash = NarReader::open(&path).ok().and_then(|mut nar| hash_of(&mut nar).ok());
+        Ok(hash == Some(info.nar_hash))
     }
 
     /// Removes the temporary files of processes that have ended.

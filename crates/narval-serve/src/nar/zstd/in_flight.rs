@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use narval_codec::encode::{EncodeError, FRAMES_AT_ONCE_MAX, FrameEncoder};
 use narval_files::{Background, TemporaryFile};
-use narval_http::{BodySource, FileRange, Fill, SegmentBuf};
+use narval_http::{BodySource, Fill, SegmentBuf};
 use narval_nix::Sha256Hasher;
 use narval_store::{NarReader, ReadAhead};
 use parking_lot::{Condvar, Mutex};
@@ -16,11 +16,9 @@ use parking_lot::{Condvar, Mutex};
 use super::folder::Folder;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
+use crate::nar::growing::push_piece;
 use crate::nar::plan::Planned;
 use crate::watch::Begun;
-
-/// Pieces of at least this size are sent from the file with `sendfile(2)`.
-const SENDFILE_BYTES_MIN: u64 = 128 * 1024;
 
 /// See the module's description.
 pub(crate) struct InFlight {
@@ -282,26 +280,6 @@ impl InFlightSource {
         Self { in_flight, sent: 0, alone: None, metrics }
     }
 
-    /// Sends what has been produced.
-    fn take(&mut self, out: &mut SegmentBuf, produced: u64) -> io::Result<()> {
-        // Without a file, nothing is ever produced.
-        let Some(file) = &self.in_flight.file else { return Ok(()) };
-        let there = produced - self.sent;
-        let room = out.room() as u64;
-        if there >= SENDFILE_BYTES_MIN {
-            out.push_file(FileRange { file: Arc::clone(file), offset: self.sent, length: there });
-            self.sent = produced;
-            return Ok(());
-        }
-        let length = usize::try_from(there.min(room.max(1))).unwrap_or(0);
-        let memory = out.memory();
-        let from = memory.len();
-        memory.resize(from + length, 0);
-        file.read_exact_at(memory.get_mut(from..).unwrap_or_default(), self.sent)?;
-        self.sent += length as u64;
-        Ok(())
-    }
-
     fn fill_alone(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         if self.alone.is_none() {
             let (planned, size) = (&self.in_flight.planned, self.in_flight.planned.layout.size_bytes());
@@ -347,10 +325,11 @@ impl BodySource for InFlightSource {
             // In this order: once it has ended, nothing more is produced.
             let outcome = self.in_flight.outcome.get().cloned();
             let produced = self.in_flight.produced.load(Ordering::Acquire);
-            if produced > self.sent {
-                let before = self.sent;
-                self.take(out, produced)?;
-                self.metrics.nar_bytes_zstd.inc_by(self.sent - before);
+            // Without a file, nothing is ever produced.
+            if let Some(file) = self.in_flight.file.as_ref().filter(|_| produced > self.sent) {
+                let length = push_piece(file, self.sent, produced - self.sent, out)?;
+                self.sent += length;
+                self.metrics.nar_bytes_zstd.inc_by(length);
                 return Ok(Fill::More);
             }
             match outcome {

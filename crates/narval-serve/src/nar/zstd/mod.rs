@@ -10,14 +10,13 @@ mod in_flight;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use narval_files::Background;
-use narval_nix::{NarHash, Sha256, Sha256Hasher};
-use narval_store::ReadAhead;
+use narval_files::{Background, FileAt};
+use narval_nix::{NarHash, Sha256};
+use narval_store::{ReadAhead, hash_of};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
@@ -41,8 +40,6 @@ const CHECK_FIRST_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const THREADS_MAX: usize = 4;
 /// The most files that wait for a thread; each is open.
 const WAITING_MAX: usize = 64;
-/// Bytes that are read at once for verification.
-const PIECE_BYTES: usize = 256 * 1024;
 
 /// Where compressed NARs are kept, and their total size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,21 +228,8 @@ pub(crate) fn etag(nar_hash: &str, encoding: &str) -> String {
 
 /// Whether a file's contents match its name.
 pub(crate) fn is_as_named(file: &File, stored: &Stored) -> bool {
-    let mut hasher = Sha256Hasher::new();
-    let mut piece = vec![0; PIECE_BYTES];
-    let mut at = 0;
-    loop {
-        match file.read_at(&mut piece, at) {
-            Ok(0) => return hasher.finish() == stored.file_hash,
-            Ok(got) => {
-                hasher.update(piece.get(..got).unwrap_or_default());
-                at += got as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Unreadable data cannot be sent.
-            Err(_) => return false,
-        }
-    }
+    // Unreadable data cannot be sent.
+    hash_of(&mut FileAt::new(file, 0)).is_ok_and(|hash| hash == stored.file_hash)
 }
 
 /// Compresses a NAR for one client alone, without a folder: clients remember URLs of compressed NARs for longer than a server keeps its

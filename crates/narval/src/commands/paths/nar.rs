@@ -9,8 +9,8 @@ use clap::{Subcommand, ValueEnum};
 use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 use narval_nix::listing::{ListingBuilder, Node};
 use narval_nix::nar::Decoder;
-use narval_nix::{Hash, Sha256Hasher, hash::Encoding};
-use narval_store::{NarReader, Unpack};
+use narval_nix::{Hash, hash::Encoding};
+use narval_store::{NarReader, Unpack, hash_of};
 
 use crate::Failure;
 use crate::ui::signals::Interrupt;
@@ -201,17 +201,13 @@ fn list(node: &Node, path: &mut Vec<u8>, out: &mut impl Write) -> io::Result<()>
 
 fn hash(path: &Path, form: Form) -> Result<(), Failure> {
     let mut nar = NarReader::open(path).map_err(Failure::usage)?;
-    let mut hasher = Sha256Hasher::new();
-    each_piece(&mut nar, |piece| {
-        hasher.update(piece);
-        Ok(())
-    })?;
+    let hash = hash_of(&mut nar).map_err(|error| failed("cannot read the NAR", &error))?;
     let encoding = match form {
         Form::Nix32 => Encoding::Nix32,
         Form::Hex => Encoding::Hex,
         Form::Sri => Encoding::Sri,
     };
-    let text = Hash::from(hasher.finish()).render(encoding);
+    let text = Hash::from(hash).render(encoding);
     writeln!(io::stdout().lock(), "{text}").map_err(|error| failed("cannot write the hash", &error))
 }
 
