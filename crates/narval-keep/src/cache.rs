@@ -268,7 +268,7 @@ impl Cache {
                 }
                 return Ok(Some((NarHead::new(&nar), opened)));
             }
-            self.lost(&own, Finder::Read)?;
+            self.lost(&own, &nar, Finder::Read)?;
         }
         Ok(None)
     }

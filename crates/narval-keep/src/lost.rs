@@ -63,13 +63,17 @@ impl Data {
 }
 
 impl Cache {
+    /// Whether the NAR of this name has a row. Nobody is told that it is here: whoever only looks does not keep it from being collected.
+    pub(super) fn has_row(&self, name: &str, nar: &NarRecord) -> Result<bool, Refusal> {
+        Ok(self.index().files_of(self.id(), &nar.nar_hash)?.iter().any(|(own, _)| own == name))
+    }
+
     /// Checks again, under the exclusive lock, whether a file below `nar/` is lost. If it is, removes it from the index, with its paths.
-    pub(super) fn lost(&self, name: &str, finder: Finder) -> Result<(), Refusal> {
+    pub(super) fn lost(&self, name: &str, nar: &NarRecord, finder: Finder) -> Result<(), Refusal> {
         let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
         let _alone = self.alone()?;
-        let Some((own, nar)) = self.index().file(self.id(), name)? else { return Ok(()) };
         let is_damaged = finder == Finder::Fsck { is_damaged: true };
-        if own != name || (self.files().check_nar(name, &nar).map_err(fail)? && !is_damaged) {
+        if !self.has_row(name, nar)? || (!is_damaged && self.files().check_nar(name, nar).map_err(fail)?) {
             return Ok(());
         }
         if finder == Finder::Read && !self.shared().losses.may_be_more() {

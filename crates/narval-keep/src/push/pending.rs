@@ -180,7 +180,7 @@ impl Cache {
         Ok(left.is_empty() || !shared.index.present(self.id(), &left)?.contains(&false))
     }
 
-    /// Writes the narinfo of a path in a bucket again, as the index has it, or removes it.
+    /// Writes the narinfo of a path again, as the index has it, or removes it: while nobody else has the lock, in a folder.
     pub(crate) fn publish_again(&self, part: HashPart) -> Result<(), DataError> {
         let until = clock::instant() + VALID_FOR;
         let number = self.index().note_pending(self.id(), part)?;

@@ -63,12 +63,17 @@ impl Cache {
     pub(crate) fn remove_strays(&self, names: &[String]) -> Result<usize, Refusal> {
         let mut removed = 0;
         for step in names.chunks(STEP) {
-            let known = self.index().have_rows(self.id(), &step.iter().map(String::as_str).collect::<Vec<_>>())?;
-            let strays: Vec<&str> = step.iter().filter(|name| !known.contains(*name)).map(String::as_str).collect();
+            let strays = self.without_row(step)?;
             removed += strays.len();
             self.remove_bytes(strays.into_iter())?;
         }
         Ok(removed)
+    }
+
+    fn without_row<'a>(&self, names: &'a [String]) -> Result<Vec<&'a str>, Refusal> {
+        let names = names.iter().map(String::as_str);
+        let known = self.index().have_rows(self.id(), &names.clone().collect::<Vec<_>>())?;
+        Ok(names.filter(|name| !known.contains(*name)).collect())
     }
 
     /// Removes all files without a row. Nobody else has the data open.
@@ -80,22 +85,21 @@ impl Cache {
         self.remove_strays(&found).map(drop)
     }
 
-    /// Of files without a row, which were listed before, those that no server is about to record.
+    /// Of files that were listed before, those that have no row, and that no server is about to record.
     pub(crate) fn strays_of_nobody(
         &self,
         mut strays: Vec<(String, Option<SystemTime>)>,
     ) -> Result<Vec<String>, Refusal> {
-        if strays.is_empty() {
-            return Ok(Vec::new());
-        }
         let own = self.state().writing.idle();
         if self.index().writers(self.id())?.iter().any(|(number, _)| Some(*number) != own) {
             let old = self.time_ago(NOBODYS_AFTER);
             strays.retain(|(_, modified)| modified.is_some_and(|time| time < old));
         }
-        let names: Vec<&str> = strays.iter().map(|(name, _)| name.as_str()).collect();
-        let known = self.index().have_rows(self.id(), &names)?;
-        Ok(strays.into_iter().map(|(name, _)| name).filter(|name| !known.contains(name)).collect())
+        let (names, mut found) = (strays.into_iter().map(|(name, _)| name).collect::<Vec<_>>(), Vec::new());
+        for step in names.chunks(STEP) {
+            found.extend(self.without_row(step)?.into_iter().map(str::to_owned));
+        }
+        Ok(found)
     }
 
     /// The time so long ago, by the clock of the index: the object store's is the same within a minute, whatever that of this machine says.

@@ -305,15 +305,13 @@ impl State {
             self.pairs(NARINFOS).into_iter().map(|(part, text)| (format!("{part}.narinfo"), text)).collect();
         let names = self.pairs(concat!("select ", object!("name"), ", name from nars t"));
         let names: HashSet<String> = names.into_iter().map(|(name, _)| name).collect();
-        let settled = concat!("select ", object!("name"), ", name from nars t where t.orphaned is null");
-        let settled: HashSet<String> = self.pairs(settled).into_iter().map(|(name, _)| name).collect();
         let is_stored = |key: &String| key.ends_with(".narinfo") || is_nar(key);
         let differs = |key: &&String| match self.objects.get(*key) {
             Some(text) if key.ends_with(".narinfo") => rows.get(*key).map(String::as_bytes) != Some(text),
             Some(_) => !names.contains(*key),
             None => true,
         };
-        let all = self.objects.keys().filter(|key| is_stored(key)).chain(rows.keys()).chain(&settled);
+        let all = self.objects.keys().filter(|key| is_stored(key)).chain(rows.keys()).chain(&names);
         let wrong: HashSet<&String> = all.filter(differs).filter(|key| cache_of(key) == cache).collect();
         let is_named = |key: &&String| problems.iter().any(|problem| problem.contains(&format!("/{key}'")));
         let count = wrong.len();

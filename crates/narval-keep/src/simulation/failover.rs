@@ -113,10 +113,12 @@ impl State {
         let history = &mut self.history;
         for (part, file) in &visible {
             let was_deleted = history.deleted.get(part).is_some_and(|at| *at >= standby.at);
+            // One that had come back from an earlier moment, and that a reader has found to be without its NAR in this one.
+            let was_lost = history.lost.contains(part) && history.removed.get(part).is_some_and(|at| *at >= standby.at);
             if history.visible.contains_key(part) {
                 continue;
             }
-            if was_deleted {
+            if was_deleted || was_lost {
                 history.failovers.returned.insert(part.clone());
             } else if !self.objects.contains_key(file) {
                 wrong.push(format!(

@@ -8,9 +8,8 @@ use narval_nix::HashPart;
 use crate::index::PathRecord;
 use crate::lost::Finder;
 use crate::retention::nar_of;
-use crate::storage::{Below, StoredFile, VALID_FOR, hash_of};
+use crate::storage::{Below, StoredFile, hash_of};
 use crate::{Cache, Data, DataError, Refusal, RefusalKind};
-use narval_client::clock;
 use narval_files::Work;
 
 /// Options of a check.
@@ -97,7 +96,8 @@ impl Cache {
             let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
             work.check().map_err(fail)?;
             let has_length = stored.get(&stored_name) == Some(&nar.file_size);
-            let is_fine = match has_length && options.contents {
+            let is_read = has_length && options.contents;
+            let is_fine = match is_read {
                 true => match self.files().read(&stored_name).map_err(fail)? {
                     Some(file) => hash_of(&mut work.reading(file)).map_err(fail)? == nar.file_hash,
                     None => false,
@@ -107,20 +107,15 @@ impl Cache {
             if is_fine {
                 continue;
             }
-            // It may have been removed.
-            let alone = self.alone()?;
-            if self.index().file(self.id(), &name)?.is_none_or(|(own, _)| own != name) {
-                continue;
-            }
             let is_there = self.files().check_nar(&name, &nar).map_err(fail)?;
-            if is_there && !options.contents {
+            // One that was stored after the files were listed was not read. And it may have been removed: the row goes first.
+            if (is_there && !is_read) || !self.has_row(&name, &nar)? {
                 continue;
             }
             let problem = if is_there { "damaged" } else { "missing or truncated" };
             report.problems.push(format!("'{named}' is {problem}"));
             if options.repair {
-                drop(alone);
-                self.lost(&name, Finder::Fsck { is_damaged: is_there })?;
+                self.lost(&name, &nar, Finder::Fsck { is_damaged: is_there })?;
             }
         }
         Ok(())
@@ -139,21 +134,19 @@ impl Cache {
                 return Ok(());
             }
             let _alone = self.alone()?;
-            let until = clock::instant() + VALID_FOR;
             if let Some(record) = self.index().path(self.id(), &listed.hash_part)?.filter(|record| !is_same(record)) {
                 report.problems.push(format!("'{}' does not match the index", self.named(&name)));
                 if options.repair {
-                    // A bucket has no lock: others may publish the same narinfo.
-                    match self.storage().publishes_later() {
-                        true => self.publish_again(record.hash_part).map_err(|error| {
-                            Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", self.named(&name)))
-                        })?,
-                        false => self.files().publish(&record, None, until).map_err(fail)?,
-                    }
+                    self.repair_narinfo(record.hash_part, &name)?;
                 }
             }
             Ok(())
         })
+    }
+
+    fn repair_narinfo(&self, part: HashPart, name: &str) -> Result<(), Refusal> {
+        let failed = |error| Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", self.named(name)));
+        self.publish_again(part).map_err(failed)
     }
 
     /// The contents of a small file; empty if there is none.
@@ -181,11 +174,9 @@ impl Cache {
         for StoredFile { name, modified, .. } in files {
             work.count(1);
             work.check().map_err(|error| Refusal::of_file("look at", self.named(&name), &error))?;
-            // A server may have stored it, and record it soon. A listing belongs to the NAR before its extension.
+            // Whether they have rows is asked for many at once. A listing belongs to the NAR before its extension.
             if let Some(nar) = nar_of(&name) {
-                if self.index().file(self.id(), nar)?.is_none_or(|(own, _)| own != nar) {
-                    stray_nars.push((nar.to_owned(), modified));
-                }
+                stray_nars.push((nar.to_owned(), modified));
                 continue;
             }
             let part = name.strip_suffix(".narinfo").or_else(|| name.strip_suffix(".ls"));
@@ -195,12 +186,12 @@ impl Cache {
             if !is_stray()? {
                 continue;
             }
-            let fail = |error: io::Error| Refusal::of_file("remove", self.named(&name), &error);
             let _alone = self.alone()?;
             if is_stray()? {
                 report.problems.push(format!("'{}' is a file that the index does not have", self.named(&name)));
                 if options.repair {
-                    self.files().remove(&name).map_err(fail)?;
+                    // Somebody may push the path, and publish its narinfo.
+                    self.repair_narinfo(part, &name)?;
                 }
             }
         }

@@ -70,6 +70,29 @@ fn damage_is_found_and_repaired() {
     assert_eq!(problems(&fixture.data, LOOK), 0);
 }
 
+/// As a database has the row of one that has lost its last transactions, and in them the end of that NAR.
+#[test]
+fn a_nar_without_a_path_whose_bytes_are_gone_is_named_and_not_used() {
+    let fixture = Fixture::new();
+    let (there, gone) = (TestPath::new("there", &[]), TestPath::new("gone", &[]));
+    for path in [&there, &gone] {
+        path.send(&fixture.cache, Compression::Zstd).unwrap();
+    }
+    fixture.folder.sql("update nars set orphaned = orphaned - 3600, used = used - 3600");
+    let unused = || fixture.folder.rows("nars where used = orphaned");
+    assert_eq!((problems(&fixture.data, LOOK), unused()), (0, 2));
+    let object = object_of(&fixture.cache, &gone.file_name(Compression::Zstd));
+    fs::remove_file(&object).unwrap();
+    let report = fixture.data.fsck(LOOK, Work::unwatched()).unwrap();
+    let name = object.file_name().unwrap().to_str().unwrap();
+    assert!(report.problems.len() == 1 && report.problems[0].contains(name), "{:?}", report.problems);
+    assert_eq!(unused(), 2, "who only looks keeps nothing from being collected");
+    problems(&fixture.data, REPAIR);
+    assert_eq!((problems(&fixture.data, LOOK), unused()), (0, 1));
+    gone.push(&fixture.cache).unwrap();
+    assert_eq!(problems(&fixture.data, LOOK), 0);
+}
+
 fn flip(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
