@@ -127,6 +127,7 @@ impl Data {
             makes_keys: AtomicBool::new(true),
             destinations: RwLock::default(),
             reconciled: AtomicI64::new(0),
+            looked_at: AtomicI64::new(0),
             caches: RwLock::new(BTreeMap::new()),
             _stop: stop,
         });
@@ -210,8 +211,8 @@ fn keep_house(shared: &Weak<Shared>, stopped: &Receiver<()>, collect_every: Opti
             tracing::debug!("{error}");
         }
         if settled.elapsed() >= SETTLE_EVERY {
-            shared.settle();
             let data = Data::of(Arc::clone(&shared));
+            data.settle().unwrap_or_else(|error| tracing::warn!("{error}"));
             data.make_room_again();
             data.restore_lost();
             settled = Instant::now();

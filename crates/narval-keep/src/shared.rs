@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use narval_nix::{NarHash, SecretKey};
 
-use super::error::{DataError, io_error};
 use super::figures::growth::Growth;
 use super::figures::survey::{Collections, Surveys};
 use super::in_use::InUse;
@@ -55,6 +54,8 @@ pub(super) struct Shared {
     pub(super) destinations: RwLock<Arc<BTreeMap<String, Destination>>>,
     /// The last change up to which files are consistent with the index.
     pub(super) reconciled: AtomicI64,
+    /// The last change that [`settle`](crate::Data::settle) has looked at.
+    pub(super) looked_at: AtomicI64,
     /// In one order, in which a simulation always does the same.
     pub(super) caches: RwLock<BTreeMap<CacheName, Arc<CacheState>>>,
     /// Ends the maintenance thread.
@@ -118,28 +119,6 @@ impl Shared {
         }
     }
 
-    /// Makes pending changes durable, so that they need not be checked again.
-    pub(super) fn settle(&self) {
-        // Their entries are removed one by one.
-        if self.storage.publishes_later() {
-            return;
-        }
-        let settle = || -> Result<(), DataError> {
-            // Those alone: others add some meanwhile, and numbers are given out before transactions end.
-            let seen: Vec<i64> = self.index.pending()?.into_iter().map(|(number, ..)| number).collect();
-            if seen.is_empty() {
-                return Ok(());
-            }
-            self.storage.sync().map_err(|source| io_error("synchronise", self.storage.place(), source))?;
-            Ok(self.index.settle(seen)?)
-        };
-        if let Err(error) = settle() {
-            tracing::warn!("{error}");
-        }
-    }
-}
-
-impl Shared {
     /// Writes what waits, because the process ends.
     pub(super) fn end(&self) {
         self.record();

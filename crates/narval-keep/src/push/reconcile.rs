@@ -46,20 +46,69 @@ impl Data {
         Ok(())
     }
 
+    /// Makes changes of narinfos in a folder durable, so that nobody has to look at them again. Those that are not written stay: their process is
+    /// about to do it. If they are not a while later, it was killed beside this one.
+    pub(crate) fn settle(&self) -> Result<(), DataError> {
+        let shared = self.shared();
+        // In a bucket, entries are removed one by one.
+        if shared.storage.publishes_later() {
+            return Ok(());
+        }
+        let (path, caches) = (shared.storage.place(), self.caches()?);
+        let (mut settled, mut after, before) = (Vec::new(), 0, shared.looked_at.load(Ordering::Acquire));
+        loop {
+            let some = shared.index.pending_after(after, STEP)?;
+            let Some((last, ..)) = some.last() else { break };
+            after = *last;
+            let records = self.records_of(&caches, &some)?;
+            for (number, id, part) in some {
+                let cache = caches.iter().find(|cache| cache.id() == id);
+                if let (Some(cache), Some(record)) = (cache, records.get(&(id, part))) {
+                    let text =
+                        cache.text(&format!("{part}.narinfo")).map_err(|source| io_error("read", path, source))?;
+                    if record.as_ref().map_or(&[][..], |record| &record.narinfo) != text {
+                        if number > before {
+                            continue;
+                        }
+                        let alone = shared.storage.lock_exclusive();
+                        let _alone = alone.map_err(|source| io_error("lock", path, source))?;
+                        cache.reconcile(&part, clock::instant() + VALID_FOR)?;
+                    }
+                }
+                settled.push(number);
+            }
+        }
+        shared.looked_at.store(after, Ordering::Release);
+        if settled.is_empty() {
+            return Ok(());
+        }
+        shared.storage.sync().map_err(|source| io_error("synchronise", path, source))?;
+        Ok(shared.index.settle(settled)?)
+    }
+
+    /// What the index has of the paths of pending entries: one question for all of a cache, after a commit of many.
+    fn records_of(
+        &self,
+        caches: &[Cache],
+        some: &[(i64, CacheId, HashPart)],
+    ) -> Result<HashMap<(CacheId, HashPart), Option<PathRecord>>, DataError> {
+        let mut records = HashMap::new();
+        for cache in caches {
+            let of_cache = some.iter().filter(|(_, id, _)| *id == cache.id());
+            let parts = of_cache.map(|(.., part)| *part).collect::<Vec<_>>();
+            let found = self.shared().index.paths(cache.id(), &parts)?;
+            records.extend(parts.into_iter().zip(found).map(|(part, record)| ((cache.id(), part), record)));
+        }
+        Ok(records)
+    }
+
     /// Carries out the next entries, with the exclusive lock held. Returns whether there may be more.
     fn reconcile_some(&self) -> Result<bool, DataError> {
         let caches = self.caches()?;
         let cache_of = |id: CacheId| caches.iter().find(|cache| cache.id() == id);
         let done = &self.shared().reconciled;
         let some = self.shared().index.pending_after(done.load(Ordering::Acquire), STEP)?;
-        // One question for all paths, after a commit of many.
-        let mut records = HashMap::new();
-        for cache in &caches {
-            let of_cache = some.iter().filter(|(_, id, _)| *id == cache.id());
-            let parts = of_cache.map(|(.., part)| *part).collect::<Vec<_>>();
-            let found = self.shared().index.paths(cache.id(), &parts)?;
-            records.extend(parts.into_iter().zip(found).map(|(part, record)| ((cache.id(), part), record)));
-        }
+        let mut records = self.records_of(&caches, &some)?;
         for (number, id, part) in &some {
             let until = clock::instant() + VALID_FOR;
             // One that changed twice has been looked at.

@@ -93,6 +93,31 @@ fn a_nar_without_a_path_whose_bytes_are_gone_is_named_and_not_used() {
     assert_eq!(problems(&fixture.data, LOOK), 0);
 }
 
+/// A command that is killed beside a server, between its transaction and the narinfos.
+#[test]
+fn narinfos_that_a_killed_process_has_not_written_are_written_by_another_one() {
+    let fixture = Fixture::new();
+    if fixture.folder.is_in_bucket() {
+        return;
+    }
+    let (cache, path) = (&fixture.cache, TestPath::new("a", &[]));
+    path.push(cache).unwrap();
+    fixture.data.settle().unwrap();
+    assert_eq!(cache.index().pending().unwrap(), []);
+    let narinfo = folder_of(cache).join(format!("{}.narinfo", path.part()));
+    let stray = folder_of(cache).join(format!("{}.narinfo", store_path("x").hash_part()));
+    fs::rename(&narinfo, &stray).unwrap();
+    for part in [path.part(), store_path("x").hash_part()] {
+        cache.index().note_pending(cache.id(), part).unwrap();
+    }
+    fixture.data.settle().unwrap();
+    assert_eq!(cache.index().pending().unwrap().len(), 2, "its process may be about to write them");
+    fixture.data.settle().unwrap();
+    assert_eq!(cache.index().pending().unwrap(), []);
+    assert_eq!(fs::read(&narinfo).unwrap(), *cache.narinfo(&path.part()).unwrap().unwrap());
+    assert!(!stray.exists());
+}
+
 fn flip(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
