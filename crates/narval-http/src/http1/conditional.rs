@@ -128,13 +128,10 @@ pub fn evaluate(head: &HeadRef<'_>, current: Option<&Validators<'_>>) -> Outcome
 /// section 13.1.5: strong comparison, or the exact date). A date in the current second is not a strong validator
 /// (section 8.8.2.2): there may be another change in that second.
 pub fn range_applies(head: &HeadRef<'_>, current: &Validators<'_>) -> bool {
-    let mut values = head.header_all(IF_RANGE.as_str());
-    let Some(value) = values.next() else {
+    if head.header_bytes(IF_RANGE.as_str()).is_none() {
         return true;
-    };
-    if values.next().is_some() {
-        return false;
     }
+    let Some(value) = head.header_once(IF_RANGE.as_str()) else { return false };
     match EntityTag::parse(value) {
         Some(tag) => current.tag().is_some_and(|have| have.strong_eq(tag)),
         None => date::parse(value)
@@ -179,12 +176,7 @@ fn skip_separators(text: &[u8]) -> &[u8] {
 
 /// A date field's value in seconds; `None` if it is missing, repeated or malformed (such a field is ignored).
 fn single_date(head: &HeadRef<'_>, name: &str) -> Option<u64> {
-    let mut values = head.header_all(name);
-    let value = values.next()?;
-    if values.next().is_some() {
-        return None;
-    }
-    date::parse(value).map(second)
+    date::parse(head.header_once(name)?).map(second)
 }
 
 fn second(time: SystemTime) -> u64 {

@@ -165,6 +165,12 @@ impl<'a> HeadRef<'a> {
         named.map(move |(_, value)| value.of(buf))
     }
 
+    /// The value of a field that must not be repeated; `None` if it is.
+    pub(crate) fn header_once(&self, name: &str) -> Option<&'a [u8]> {
+        let mut values = self.header_all(name);
+        values.next().filter(|_| values.next().is_none())
+    }
+
     /// Whether any field's name starts like those of conditional requests; few requests have one.
     pub(crate) fn may_have_conditions(&self) -> bool {
         self.parts.fields.iter().any(|(name, _)| matches!(name.of(self.buf), [b'i' | b'I', b'f' | b'F', b'-', ..]))
@@ -192,4 +198,9 @@ impl<'a> HeadRef<'a> {
     fn text(&self, span: Span) -> &'a str {
         std::str::from_utf8(span.of(self.buf)).unwrap_or_default()
     }
+}
+
+/// Whether a list of tokens has this one, in any case.
+pub(crate) fn lists(list: &[u8], token: &str) -> bool {
+    list.split(|&byte| byte == b',').any(|have| have.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
 }

@@ -10,6 +10,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, StatusCode, Version};
 
 use crate::http1::date;
+use crate::http1::head_parts::lists;
 
 /// The properties of the request that determine how its response is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +21,6 @@ pub(crate) struct AnswerTo {
     pub is_head: bool,
     /// Whether client and server both want to keep the connection.
     pub keep_alive: bool,
-}
-
-/// The length of a response body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BodyLength {
-    /// This many bytes.
-    Known(u64),
-    /// Not known in advance.
-    Unknown,
 }
 
 /// How the body is to be sent after the head.
@@ -57,13 +49,13 @@ pub(crate) struct EncodedHead {
 ///
 /// The encoder sets `Date`, `Connection`, `Content-Length` and `Transfer-Encoding`. Of the given fields, a `Date`
 /// replaces the encoder's, and `Connection` only counts for its `close` (on a 101 it is sent as given).
-/// `Transfer-Encoding` and `Content-Length` are omitted, except that `Content-Length` is kept in response to a HEAD and
+/// `length` is that of the body, if it is known in advance. `Transfer-Encoding` and `Content-Length` are omitted, except that `Content-Length` is kept in response to a HEAD and
 /// on 304, which have no body.
 pub(crate) fn encode_head(
     out: &mut Vec<u8>,
     status: StatusCode,
     fields: &[(HeaderName, HeaderValue)],
-    length: BodyLength,
+    length: Option<u64>,
     to: AnswerTo,
 ) -> EncodedHead {
     let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS;
@@ -78,14 +70,13 @@ pub(crate) fn encode_head(
         } else if *name == TRANSFER_ENCODING {
             continue;
         } else if *name == CONNECTION && !is_upgrade {
-            close |= has_token(value, "close");
+            close |= lists(value.as_bytes(), "close");
             continue;
         }
         field_line(out, name.as_str(), value.as_bytes());
     }
     let framing = framing_of(status, length, to);
-    let kept_length =
-        given_length.filter(|_| status == StatusCode::NOT_MODIFIED || to.is_head && length == BodyLength::Known(0));
+    let kept_length = given_length.filter(|_| status == StatusCode::NOT_MODIFIED || to.is_head && length == Some(0));
     match kept_length {
         Some(value) if status != StatusCode::NO_CONTENT => field_line(out, CONTENT_LENGTH.as_str(), value.as_bytes()),
         _ => length_fields(out, status, length, to),
@@ -102,12 +93,12 @@ pub(crate) fn encode_head(
 }
 
 /// Appends the fields for the length of the body, or of the body that a GET would get.
-fn length_fields(out: &mut Vec<u8>, status: StatusCode, length: BodyLength, to: AnswerTo) {
+fn length_fields(out: &mut Vec<u8>, status: StatusCode, length: Option<u64>, to: AnswerTo) {
     match length {
         _ if !has_content(status) => {}
-        BodyLength::Known(bytes) => content_length(out, bytes),
-        BodyLength::Unknown if to.version == Version::HTTP_10 => {}
-        BodyLength::Unknown => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+        Some(bytes) => content_length(out, bytes),
+        None if to.version == Version::HTTP_10 => {}
+        None => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
     }
 }
 
@@ -151,13 +142,13 @@ pub(crate) fn has_content(status: StatusCode) -> bool {
     !status.is_informational() && status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED
 }
 
-fn framing_of(status: StatusCode, length: BodyLength, to: AnswerTo) -> BodyFraming {
+fn framing_of(status: StatusCode, length: Option<u64>, to: AnswerTo) -> BodyFraming {
     match length {
         _ if to.is_head || !has_content(status) => BodyFraming::None,
-        BodyLength::Known(0) => BodyFraming::None,
-        BodyLength::Known(bytes) => BodyFraming::Length(bytes),
-        BodyLength::Unknown if to.version == Version::HTTP_10 => BodyFraming::UntilClose,
-        BodyLength::Unknown => BodyFraming::Chunked,
+        Some(0) => BodyFraming::None,
+        Some(bytes) => BodyFraming::Length(bytes),
+        None if to.version == Version::HTTP_10 => BodyFraming::UntilClose,
+        None => BodyFraming::Chunked,
     }
 }
 
@@ -182,10 +173,6 @@ fn connection_line(out: &mut Vec<u8>, version: Version, keep_alive: bool) {
         (true, Version::HTTP_10) => out.extend_from_slice(b"connection: keep-alive\r\n"),
         (true, _) => {}
     }
-}
-
-fn has_token(value: &HeaderValue, token: &str) -> bool {
-    value.as_bytes().split(|&byte| byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
 }
 
 /// A response encoded once and sent many times: status line, field lines and body as bytes, to which the engine adds
@@ -264,7 +251,7 @@ mod tests {
     fn encode(
         status: u16,
         fields: &[(HeaderName, HeaderValue)],
-        length: BodyLength,
+        length: Option<u64>,
         to: AnswerTo,
     ) -> (String, BodyFraming, bool) {
         let mut out = Vec::new();
@@ -285,24 +272,21 @@ mod tests {
     fn known_length() {
         let fields = [field(CONTENT_TYPE, "text/plain")];
         let expected = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\ndate: NOW\r\n\r\n";
-        assert_eq!(encode(200, &fields, BodyLength::Known(5), GET), (expected.into(), BodyFraming::Length(5), true));
+        assert_eq!(encode(200, &fields, Some(5), GET), (expected.into(), BodyFraming::Length(5), true));
     }
 
     #[test]
     fn unknown_length_is_chunked_on_1_1_and_ended_by_close_on_1_0() {
         let expected = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ndate: NOW\r\n\r\n";
-        assert_eq!(encode(200, &[], BodyLength::Unknown, GET), (expected.into(), BodyFraming::Chunked, true));
+        assert_eq!(encode(200, &[], None, GET), (expected.into(), BodyFraming::Chunked, true));
         let expected = "HTTP/1.1 200 OK\r\ndate: NOW\r\nconnection: close\r\n\r\n";
         let keep_alive = AnswerTo { keep_alive: true, ..GET_1_0 };
-        assert_eq!(
-            encode(200, &[], BodyLength::Unknown, keep_alive),
-            (expected.into(), BodyFraming::UntilClose, false)
-        );
+        assert_eq!(encode(200, &[], None, keep_alive), (expected.into(), BodyFraming::UntilClose, false));
     }
 
     #[test]
     fn connection_says_what_the_version_does_not_imply() {
-        let connection = |to| encode(200, &[], BodyLength::Known(0), to).0;
+        let connection = |to| encode(200, &[], Some(0), to).0;
         assert!(!connection(GET).contains("connection"));
         assert!(connection(AnswerTo { keep_alive: false, ..GET }).contains("connection: close\r\n"));
         assert!(connection(GET_1_0).contains("connection: close\r\n"));
@@ -312,35 +296,35 @@ mod tests {
     #[test]
     fn head_has_the_fields_of_get_and_no_body() {
         let expected = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ndate: NOW\r\n\r\n";
-        assert_eq!(encode(200, &[], BodyLength::Known(5), HEAD), (expected.into(), BodyFraming::None, true));
+        assert_eq!(encode(200, &[], Some(5), HEAD), (expected.into(), BodyFraming::None, true));
         let expected = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ndate: NOW\r\n\r\n";
-        assert_eq!(encode(200, &[], BodyLength::Unknown, HEAD), (expected.into(), BodyFraming::None, true));
+        assert_eq!(encode(200, &[], None, HEAD), (expected.into(), BodyFraming::None, true));
         let expected = "HTTP/1.1 200 OK\r\ncontent-length: 77\r\ndate: NOW\r\n\r\n";
         let fields = [field(CONTENT_LENGTH, "77")];
-        assert_eq!(encode(200, &fields, BodyLength::Known(0), HEAD), (expected.into(), BodyFraming::None, true));
+        assert_eq!(encode(200, &fields, Some(0), HEAD), (expected.into(), BodyFraming::None, true));
     }
 
     #[test]
     fn no_content_and_not_modified_have_no_body() {
         for status in [204, 304] {
-            let (head, framing, keep_alive) = encode(status, &[], BodyLength::Known(9), GET);
+            let (head, framing, keep_alive) = encode(status, &[], Some(9), GET);
             assert_eq!((framing, keep_alive), (BodyFraming::None, true));
             assert!(!head.contains("content-length") && !head.contains("transfer-encoding"), "{head}");
-            let (_, framing, _) = encode(status, &[], BodyLength::Unknown, GET);
+            let (_, framing, _) = encode(status, &[], None, GET);
             assert_eq!(framing, BodyFraming::None);
         }
         let fields = [field(ETAG, "\"x\""), field(CONTENT_LENGTH, "77")];
         let expected = "HTTP/1.1 304 Not Modified\r\netag: \"x\"\r\ncontent-length: 77\r\ndate: NOW\r\n\r\n";
-        assert_eq!(encode(304, &fields, BodyLength::Known(0), GET).0, expected);
+        assert_eq!(encode(304, &fields, Some(0), GET).0, expected);
         for to in [GET, HEAD] {
-            assert!(!encode(204, &fields, BodyLength::Known(0), to).0.contains("content-length"));
+            assert!(!encode(204, &fields, Some(0), to).0.contains("content-length"));
         }
     }
 
     #[test]
     fn an_empty_body_has_a_length_all_the_same() {
         for status in [200, 205, 302, 404, 500] {
-            let (head, framing, _) = encode(status, &[], BodyLength::Known(0), GET);
+            let (head, framing, _) = encode(status, &[], Some(0), GET);
             assert!(head.contains("content-length: 0\r\n"), "{head}");
             assert_eq!(framing, BodyFraming::None);
         }
@@ -356,7 +340,7 @@ mod tests {
             field(LOCATION, "/x"),
         ];
         let mut out = Vec::new();
-        let encoded = encode_head(&mut out, StatusCode::OK, &fields, BodyLength::Known(5), GET);
+        let encoded = encode_head(&mut out, StatusCode::OK, &fields, Some(5), GET);
         let expected = "HTTP/1.1 200 OK\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\nlocation: /x\r\ncontent-length: 5\r\nconnection: close\r\n\r\n";
         assert_eq!(String::from_utf8_lossy(&out), expected);
         assert_eq!(encoded, EncodedHead { framing: BodyFraming::Length(5), keep_alive: false });
@@ -367,7 +351,7 @@ mod tests {
         let fields = [field(CONNECTION, "Upgrade"), field(UPGRADE, "websocket")];
         let expected =
             "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\ndate: NOW\r\n\r\n";
-        assert_eq!(encode(101, &fields, BodyLength::Known(0), GET), (expected.into(), BodyFraming::None, true));
+        assert_eq!(encode(101, &fields, Some(0), GET), (expected.into(), BodyFraming::None, true));
     }
 
     #[test]
@@ -383,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_status_without_a_known_reason_keeps_the_space() {
-        assert!(encode(299, &[], BodyLength::Known(0), GET).0.starts_with("HTTP/1.1 299 \r\n"));
+        assert!(encode(299, &[], Some(0), GET).0.starts_with("HTTP/1.1 299 \r\n"));
     }
 
     #[test]

@@ -9,14 +9,14 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::hpack::{encode_field, encode_status};
 use crate::http1::date;
-use crate::http1::response_head::{BodyLength, Prepared, has_content};
+use crate::http1::response_head::{Prepared, has_content};
 
 /// The header block of a response, like [`encode_head`](crate::http1::response_head::encode_head) for HTTP/1, but
 /// without the fields of HTTP/1 connections.
 pub(crate) fn block(
     status: StatusCode,
     fields: &[(HeaderName, HeaderValue)],
-    length: BodyLength,
+    length: Option<u64>,
     is_head: bool,
 ) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
@@ -30,13 +30,12 @@ pub(crate) fn block(
             encode_field(name.as_str().as_bytes(), value.as_bytes(), &mut out);
         }
     }
-    let kept_length =
-        given_length.filter(|_| status == StatusCode::NOT_MODIFIED || is_head && length == BodyLength::Known(0));
+    let kept_length = given_length.filter(|_| status == StatusCode::NOT_MODIFIED || is_head && length == Some(0));
     match (kept_length, length) {
         (Some(value), _) if status != StatusCode::NO_CONTENT => {
             encode_field(CONTENT_LENGTH.as_str().as_bytes(), value.as_bytes(), &mut out);
         }
-        (_, BodyLength::Known(bytes)) if has_content(status) => {
+        (_, Some(bytes)) if has_content(status) => {
             encode_field(CONTENT_LENGTH.as_str().as_bytes(), itoa::Buffer::new().format(bytes).as_bytes(), &mut out);
         }
         _ => {}
@@ -154,17 +153,14 @@ mod tests {
             field(TRANSFER_ENCODING, "chunked"),
             field(CONTENT_LENGTH, "99"),
         ];
-        let known = BodyLength::Known(5);
+        let known = Some(5);
         let expected = [(":status", "200"), ("content-type", "text/plain"), ("content-length", "5")];
         expect(&block(StatusCode::OK, &given, known, false), &expected);
-        expect(&block(StatusCode::OK, &given, BodyLength::Unknown, false), &expected[..2]);
+        expect(&block(StatusCode::OK, &given, None, false), &expected[..2]);
         let expected = [expected[0], expected[1], ("content-length", "99")];
-        expect(&block(StatusCode::OK, &given, BodyLength::Known(0), true), &expected);
+        expect(&block(StatusCode::OK, &given, Some(0), true), &expected);
         expect(&block(StatusCode::NO_CONTENT, &given[..1], known, false), &[(":status", "204"), expected[1]]);
-        expect(
-            &block(StatusCode::OK, &[], BodyLength::Known(0), false),
-            &[(":status", "200"), ("content-length", "0")],
-        );
+        expect(&block(StatusCode::OK, &[], Some(0), false), &[(":status", "200"), ("content-length", "0")]);
     }
 
     #[test]
@@ -184,8 +180,8 @@ mod tests {
             Decoder::new(0, 1 << 16).decode(block, |field| count += usize::from(field.name == b"date")).unwrap();
             count
         };
-        assert_eq!(count(&block(StatusCode::OK, &[], BodyLength::Known(0), false)), 1);
+        assert_eq!(count(&block(StatusCode::OK, &[], Some(0), false)), 1);
         let given = [field(DATE, "Sun, 06 Nov 1994 08:49:37 GMT")];
-        assert_eq!(count(&block(StatusCode::OK, &given, BodyLength::Known(0), false)), 1);
+        assert_eq!(count(&block(StatusCode::OK, &given, Some(0), false)), 1);
     }
 }

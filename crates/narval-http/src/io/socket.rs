@@ -19,9 +19,6 @@ pub(crate) enum Socket {
     /// A socket of the simulated kernel.
     #[cfg(any(test, feature = "sim"))]
     Sim(SimSocket),
-    /// The simulated listener.
-    #[cfg(any(test, feature = "sim"))]
-    Nowhere,
 }
 
 impl Socket {
@@ -30,7 +27,7 @@ impl Socket {
         match self {
             Self::Os(fd) => Some(fd.as_fd()),
             #[cfg(any(test, feature = "sim"))]
-            Self::Sim(_) | Self::Nowhere => None,
+            Self::Sim(_) => None,
         }
     }
 
@@ -45,8 +42,6 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(socket) => socket.receive(buffer),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => Ok(0),
             Self::Os(fd) => loop {
                 match rustix::net::recv(fd, &mut *buffer, rustix::net::RecvFlags::DONTWAIT) {
                     Ok((n, _)) => return Ok(n),
@@ -63,8 +58,6 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(socket) => socket.send(bytes),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => Err(io::ErrorKind::BrokenPipe.into()),
             Self::Os(fd) => loop {
                 match rustix::net::send(fd, bytes, send_flags(more)) {
                     Err(rustix::io::Errno::INTR) => {}
@@ -78,9 +71,7 @@ impl Socket {
     pub(crate) fn send_slices(&self, slices: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         match self {
             #[cfg(any(test, feature = "sim"))]
-            Self::Sim(_) | Self::Nowhere => {
-                self.send(slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice), more)
-            }
+            Self::Sim(_) => self.send(slices.iter().find(|slice| !slice.is_empty()).map_or(&[], |slice| slice), more),
             Self::Os(fd) => loop {
                 match rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), send_flags(more)) {
                     Err(rustix::io::Errno::INTR) => {}
@@ -107,8 +98,6 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(socket) => socket.send_file(file, offset, count),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => Err(io::ErrorKind::BrokenPipe.into()),
             Self::Os(fd) => loop {
                 let mut at = offset;
                 match rustix::fs::sendfile(fd, file, Some(&mut at), count) {
@@ -124,8 +113,6 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(socket) => socket.has_unread(),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => false,
             Self::Os(fd) => rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0),
         }
     }
@@ -134,12 +121,8 @@ impl Socket {
     pub(crate) fn is_broken(&self) -> bool {
         match self {
             #[cfg(any(test, feature = "sim"))]
-            Self::Sim(_) | Self::Nowhere => false,
-            Self::Os(fd) => {
-                let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-                let mut polled = [PollFd::new(fd, PollFlags::empty())];
-                rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|events| events > 0)
-            }
+            Self::Sim(_) => false,
+            Self::Os(fd) => poll(fd.as_fd(), PollFlags::empty(), Duration::ZERO),
         }
     }
 
@@ -147,7 +130,7 @@ impl Socket {
     pub(crate) fn has_in_flight(&self) -> bool {
         match self {
             #[cfg(any(test, feature = "sim"))]
-            Self::Sim(_) | Self::Nowhere => false,
+            Self::Sim(_) => false,
             Self::Os(fd) => bytes_in_flight(fd.as_fd()).is_ok_and(|bytes| bytes > 0),
         }
     }
@@ -160,15 +143,13 @@ impl Socket {
                 crate::io::sim::yield_now();
                 socket.is_readable()
             }
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => false,
-            Self::Os(fd) => {
-                let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(at_most.subsec_nanos()) };
-                let timeout = Timespec { tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX), ..timeout };
-                // An error (a signal, no memory) ends the wait like a timeout: the caller checks again.
-                rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
-            }
+            Self::Os(fd) => poll(fd.as_fd(), PollFlags::IN, at_most),
         }
+    }
+
+    /// Whether there is room for more to send, or sending fails.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.fd().is_none_or(|fd| poll(fd, PollFlags::OUT, Duration::ZERO))
     }
 
     /// Accepts a connection from a listening socket.
@@ -176,7 +157,7 @@ impl Socket {
         use rustix::net::{SocketFlags, acceptfrom_with};
         match self {
             #[cfg(any(test, feature = "sim"))]
-            Self::Sim(_) | Self::Nowhere => Err(io::ErrorKind::WouldBlock.into()),
+            Self::Sim(_) => Err(io::ErrorKind::WouldBlock.into()),
             Self::Os(fd) => {
                 let (socket, address) = acceptfrom_with(fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
                 Ok((Self::Os(socket), peer(address)?))
@@ -215,8 +196,6 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(socket) => socket.end_output(),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => {}
             Self::Os(fd) => {
                 let _ = rustix::net::shutdown(fd, Shutdown::Write);
             }
@@ -228,8 +207,6 @@ impl Socket {
         match self {
             #[cfg(any(test, feature = "sim"))]
             Self::Sim(socket) => socket.abort(),
-            #[cfg(any(test, feature = "sim"))]
-            Self::Nowhere => {}
             Self::Os(fd) => {
                 // Errors do not matter: they mean that the connection is already gone. A job that still holds the
                 // descriptor finds it shut down; the reset is sent with the last close.
@@ -238,6 +215,15 @@ impl Socket {
             }
         }
     }
+}
+
+/// Waits for one of these events, at most this long. An error (a signal, no memory) ends the wait like a timeout: the caller checks
+/// again, or waits for the next event.
+fn poll(fd: BorrowedFd<'_>, events: PollFlags, at_most: Duration) -> bool {
+    let tv_sec = i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX);
+    let timeout = Timespec { tv_sec, tv_nsec: i64::from(at_most.subsec_nanos()) };
+    let mut polled = [PollFd::from_borrowed_fd(fd, events)];
+    rustix::event::poll(&mut polled, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
 fn send_flags(more: bool) -> SendFlags {

@@ -57,23 +57,18 @@ impl<M> WakeQueue<M> {
     /// A queue that wakes through an eventfd.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self {
-            queue: SegQueue::new(),
-            doorbell: Doorbell::new(),
-            waker: Waker::Eventfd(fd),
-            closed: AtomicBool::new(false),
-        }))
+        Ok(Self::woken_by(Waker::Eventfd(fd)))
+    }
+
+    fn woken_by(waker: Waker) -> Arc<Self> {
+        let (queue, doorbell) = (SegQueue::new(), Doorbell::new());
+        Arc::new(Self { queue, doorbell, waker, closed: AtomicBool::new(false) })
     }
 
     /// A queue of the simulated server.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn simulated() -> Arc<Self> {
-        Arc::new(Self {
-            queue: SegQueue::new(),
-            doorbell: Doorbell::new(),
-            waker: Waker::Nobody,
-            closed: AtomicBool::new(false),
-        })
+        Self::woken_by(Waker::Nobody)
     }
 
     pub(crate) fn waker(&self) -> &Waker {

@@ -2,6 +2,7 @@
 //! multiplexes a shard's connections, and wherever a response is dropped; a panic there would end that thread, and with
 //! it all its connections.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,6 +38,12 @@ impl std::error::Error for Panicked {}
 /// Whether a response was aborted because its source panicked.
 pub(crate) fn is_panic(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Panicked>())
+}
+
+/// The message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 impl<S: BodySource> Guarded<S> {

@@ -11,7 +11,8 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::Response;
 use crate::io::sync::Mutex;
-use crate::message::informational::Informational;
+use crate::message::departure::Departure;
+use crate::message::informational::{Informational, Informer};
 use crate::message::late_answer::{Changes, LateAnswer};
 
 /// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. If it is
@@ -137,20 +138,23 @@ enum Meeting {
 
 #[derive(Debug)]
 struct Waiting {
-    request: Box<dyn AwaitsAnswer>,
+    request: Awaiting,
     changes: Changes,
 }
 
-/// A request whose handler has returned without an answer, with the right to be answered.
-pub(crate) trait AwaitsAnswer: Send + std::fmt::Debug {
-    /// Has a worker send the answer.
-    fn answer(self: Box<Self>, answer: LateAnswer);
+/// A request whose handler has returned without an answer.
+pub(crate) struct Awaiting {
+    /// Has a worker send the answer, or says when it is dropped that there is none.
+    pub(crate) answer: Box<dyn FnOnce(LateAnswer) + Send>,
+    pub(crate) departure: Departure,
+    /// `None` for clients that do not know informational responses.
+    pub(crate) informer: Option<Informer>,
+}
 
-    /// Whether the client has left.
-    fn is_gone(&self) -> bool;
-
-    /// Sends an informational response before the answer, if the client supports it and it does not block.
-    fn inform(&self, message: &Informational<'_>) -> io::Result<bool>;
+impl std::fmt::Debug for Awaiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Awaiting").field("departure", &self.departure).finish_non_exhaustive()
+    }
 }
 
 impl Late {
@@ -163,7 +167,7 @@ impl Late {
             Meeting::Waiting(waiting) => {
                 drop(meeting);
                 let Waiting { request, changes } = *waiting;
-                request.answer(LateAnswer { response, changes });
+                (request.answer)(LateAnswer { response, changes });
             }
             Meeting::Answer(_) | Meeting::Over => {}
         }
@@ -172,7 +176,7 @@ impl Late {
     fn is_open(&self) -> bool {
         match &*self.meeting.lock() {
             Meeting::Nobody => true,
-            Meeting::Waiting(waiting) => !waiting.request.is_gone(),
+            Meeting::Waiting(waiting) => !waiting.request.departure.is_gone(),
             Meeting::Answer(_) | Meeting::Over => false,
         }
     }
@@ -181,19 +185,22 @@ impl Late {
         let mut meeting = self.meeting.lock();
         let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
         // After an error the request is dropped, which aborts its connection: part of the message may have been sent.
-        waiting.request.inform(message).inspect_err(|_| *meeting = Meeting::Over)
+        let Awaiting { informer, departure, .. } = &waiting.request;
+        let informed = informer.as_ref().map_or(Ok(false), |informer| informer.send(message, departure));
+        informed.inspect_err(|_| *meeting = Meeting::Over)
     }
 }
 
 impl Later {
     /// Leaves the right to be answered with the pending answer; gives it back with the answer if that is there already.
-    pub(crate) fn wait<R: AwaitsAnswer + 'static>(self, request: R) -> Option<(LateAnswer, R)> {
+    /// `awaiting` makes of a request what is left.
+    pub(crate) fn wait<R>(self, request: R, awaiting: impl FnOnce(R) -> Awaiting) -> Option<(LateAnswer, R)> {
         let Self { late, changes } = self;
         let mut meeting = late.meeting.lock();
         match mem::replace(&mut *meeting, Meeting::Over) {
             Meeting::Answer(response) => Some((LateAnswer { response: *response, changes }, request)),
             _ => {
-                *meeting = Meeting::Waiting(Box::new(Waiting { request: Box::new(request), changes }));
+                *meeting = Meeting::Waiting(Box::new(Waiting { request: awaiting(request), changes }));
                 None
             }
         }

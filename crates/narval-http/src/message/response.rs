@@ -162,17 +162,16 @@ impl Response {
 
     /// Sets the status. The response for an error keeps its own.
     #[must_use]
-    pub fn with_status(mut self, new: StatusCode) -> Self {
-        if self.late.is_some() {
-            return self.map(move |answer| answer.with_status(new));
-        }
-        if self.failure.is_none() {
-            self.plain();
-            if let ResponseKind::Plain { status, .. } = &mut self.kind {
-                *status = new;
+    pub fn with_status(self, new: StatusCode) -> Self {
+        self.map(move |mut answer| {
+            if answer.failure.is_none() {
+                answer.plain();
+                if let ResponseKind::Plain { status, .. } = &mut answer.kind {
+                    *status = new;
+                }
             }
-        }
-        self
+            answer
+        })
     }
 
     /// All field lines, without those that the engine adds.
@@ -196,39 +195,34 @@ impl Response {
 
     /// Sets the body.
     #[must_use]
-    pub fn body(mut self, new: Body) -> Self {
-        if self.late.is_some() {
-            return self.map(|answer| answer.body(new));
-        }
-        if self.is_being_failed() {
-            return self;
-        }
-        *self.plain().1 = new;
-        self
+    pub fn body(self, new: Body) -> Self {
+        self.map(|mut answer| {
+            if !answer.is_being_failed() {
+                *answer.plain().1 = new;
+            }
+            answer
+        })
     }
 
     /// Keeps a value until the body has been sent or is discarded; see [`Body::keep`].
     #[must_use]
-    pub fn keep(mut self, value: impl Send + 'static) -> Self {
-        if self.late.is_some() {
-            return self.map(|answer| answer.keep(value));
-        }
-        if let ResponseKind::Plain { body, .. } = &mut self.kind {
-            body.kept = Some(Kept::new(value));
-        }
-        self
+    pub fn keep(self, value: impl Send + 'static) -> Self {
+        self.keeping(Kept::new(value))
     }
 
     /// The same, and says how much has been sent; see [`Body::keep_counted`].
     #[must_use]
-    pub fn keep_counted(mut self, value: impl Send + 'static, sent: Arc<AtomicU64>) -> Self {
-        if self.late.is_some() {
-            return self.map(|answer| answer.keep_counted(value, sent));
-        }
-        if let ResponseKind::Plain { body, .. } = &mut self.kind {
-            body.kept = Some(Kept::counted(value, sent));
-        }
-        self
+    pub fn keep_counted(self, value: impl Send + 'static, sent: Arc<AtomicU64>) -> Self {
+        self.keeping(Kept::counted(value, sent))
+    }
+
+    fn keeping(self, kept: Kept) -> Self {
+        self.map(|mut answer| {
+            if let ResponseKind::Plain { body, .. } = &mut answer.kind {
+                body.kept = Some(kept);
+            }
+            answer
+        })
     }
 
     /// Mutable field lines and body; a [`Prepared`] response is taken apart for that.

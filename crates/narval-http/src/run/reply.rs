@@ -1,12 +1,11 @@
 //! What jobs hold of a connection. It says so when it is dropped, so that no connection waits for nothing.
 
-use std::io;
 use std::sync::Arc;
 
 use crate::io::clock::Millis;
 use crate::io::output_memory::Share;
 use crate::io::over::Close;
-use crate::message::informational::{Informational, Informs};
+use crate::message::informational::Informer;
 use crate::run::connection::Connection;
 use crate::run::http2::Answer;
 use crate::run::lease::{Finish, Holder};
@@ -91,12 +90,9 @@ impl Reply {
         self.connection.take()
     }
 
-    /// Sends an informational response before the answer, if that does not block.
-    ///
-    /// # Errors
-    /// The connection is broken; drop the right to answer.
-    pub(crate) fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
-        self.connection.as_ref().map_or(Ok(false), |connection| connection.inform(self.stream, message, &|| true))
+    /// For informational responses before the answer.
+    pub(crate) fn informer(&self) -> Option<Informer> {
+        self.connection.as_ref().map(|connection| connection.informer(self.stream))
     }
 
     /// Returns an unused right. Only on the shard's own thread.

@@ -5,7 +5,7 @@ use crate::message::panic_guard;
 use crate::observe::counters::ThreadCounters;
 use crate::run::connection::Connection;
 use crate::run::server::state::ServerState;
-use crate::run::transmit::{Outgoing, Step};
+use crate::run::transmit::Outgoing;
 
 /// Sends up to `budget` bytes of `outgoing` on `connection`, whose lease the caller holds. Records the response once it
 /// is over.
@@ -16,18 +16,16 @@ pub(crate) fn send_piece(
     server: &ServerState,
     counters: &ThreadCounters,
 ) -> Next {
-    let step = outgoing.drive(connection, budget);
-    if !matches!(step, Ok(Step::Complete)) {
+    let driven = outgoing.drive(connection, budget);
+    if !matches!(driven, Ok(None)) {
         outgoing.count_held(connection.holding());
     }
-    match step {
-        Ok(Step::Complete) => {
+    match driven {
+        Ok(None) => {
             server.record_outgoing(counters, outgoing, false);
             Next::Over(Over::complete(outgoing.keep_alive, outgoing.sent()))
         }
-        Ok(Step::Blocked) => Next::AtRoom,
-        Ok(Step::Waiting) => Next::AtSource,
-        Ok(Step::Yield) => Next::AtOnce,
+        Ok(Some(next)) => next,
         Err(error) => {
             tracing::debug!(%error, sent = outgoing.sent(), "a response was aborted");
             counters.panics.add(u64::from(panic_guard::is_panic(&error)));

@@ -1,6 +1,7 @@
 //! What a shard provides to its connections: inline answers, buffers, limits, the time.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +15,6 @@ use crate::http2::head::HeadBuilder;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits, RECEIVE_BUFFER, RECEIVE_TIGHT};
-use crate::message::body::memory::Buffered;
 use crate::message::response::Held;
 use crate::observe::access_log::Entry;
 use crate::observe::counters::ThreadCounters;
@@ -31,7 +31,7 @@ const INLINE_SAMPLE: u64 = 64;
 const INLINE_SLOW: Duration = Duration::from_micros(200);
 
 /// What all connections of a shard share.
-pub(in crate::run) struct Local {
+pub(crate) struct Local {
     pub(in crate::run) server: Arc<ServerState>,
     pub(in crate::run) counters: Arc<CachePadded<ThreadCounters>>,
     pub(in crate::run) now: Millis,
@@ -57,13 +57,23 @@ pub(in crate::run) struct Local {
 /// What a connection needs from its server. None of it blocks: inline responses are gathered in `out`, and sent before its next action.
 /// `http1/service.rs` and `http2/service.rs` have what only one version of HTTP needs.
 pub(crate) struct Service<'a> {
-    pub(in crate::run) local: &'a mut Local,
+    local: &'a mut Local,
     pub(in crate::run) connection: &'a Arc<Connection>,
 }
 
-impl<'a> Service<'a> {
-    pub(in crate::run) fn connection(&self) -> &'a Arc<Connection> {
-        self.connection
+impl Deref for Service<'_> {
+    type Target = Local;
+
+    #[inline(always)]
+    fn deref(&self) -> &Local {
+        self.local
+    }
+}
+
+impl DerefMut for Service<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Local {
+        self.local
     }
 }
 
@@ -159,12 +169,6 @@ impl Local {
 }
 
 impl Service<'_> {
-    /// The current time.
-    #[inline(always)]
-    pub(in crate::run) fn now(&self) -> Millis {
-        self.local.now
-    }
-
     /// The limits of the server.
     #[inline(always)]
     pub(in crate::run) fn limits(&self) -> &Limits {
@@ -175,26 +179,6 @@ impl Service<'_> {
     #[inline(always)]
     pub(in crate::run) fn is_stopping(&self) -> bool {
         self.local.server.is_stopping()
-    }
-
-    /// The memory for a request body.
-    pub(in crate::run) fn buffer(&self) -> Buffered {
-        Buffered::new(&self.local.server.body_memory)
-    }
-
-    /// Whether a handler may start before any of its body has arrived.
-    pub(in crate::run) fn has_spare_streams(&self) -> bool {
-        self.local.server.has_spare_streams()
-    }
-
-    /// Whether threads or memory are short, so that slow bodies delay others.
-    pub(in crate::run) fn is_short_for_bodies(&self) -> bool {
-        self.local.server.is_short_for_bodies()
-    }
-
-    /// A deadline was missed.
-    pub(in crate::run) fn count_timeout(&self) {
-        self.local.counters.timeouts.add(1);
     }
 }
 

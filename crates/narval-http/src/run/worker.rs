@@ -222,6 +222,7 @@ impl Worker {
             // Nobody works for it any longer.
             context.here = None;
         }
+        let mut is_blocked = false;
         let mut outgoing = match encoded.rest {
             Rest::None => {
                 let length = self.out.len() as u64;
@@ -233,6 +234,7 @@ impl Worker {
                         self.server.record(&self.counters, status, length, false, context.watch);
                         return self.end(lease, Over::complete(encoded.keep_alive, length));
                     }
+                    is_blocked = true;
                     Outgoing::sealed(std::mem::take(&mut self.out), length)
                 } else {
                     self.server.record(&self.counters, status, 0, true, context.watch);
@@ -256,7 +258,7 @@ impl Worker {
         outgoing.kept = encoded.kept;
         outgoing.here = context.here;
         outgoing.held = held;
-        if outgoing.is_blocked() {
+        if is_blocked {
             if let Some(connection) = lease.connection() {
                 outgoing.count_held(connection.holding());
             }

@@ -368,7 +368,7 @@ mod tests {
     use crate::message::body::feed::Feed;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
-    use crate::run::transmit::{Outgoing, Rest, Step};
+    use crate::run::transmit::{Outgoing, Rest};
     use crate::tls::{PemPair, TlsConfig};
     use crate::{BodySource, Fill, Peer, SegmentBuf};
 
@@ -403,7 +403,7 @@ mod tests {
         let feed = Feed::new(Box::new(Words(3000)), None);
         let mut outgoing = Outgoing::new(OutBuf::default(), Rest::Feed { feed, is_chunked: true });
         let mut drained = [0; 64 * 1024];
-        while outgoing.drive(&connection, 8 << 20).unwrap() != Step::Complete {
+        while outgoing.drive(&connection, 8 << 20).unwrap().is_some() {
             assert!(io::Read::read(&mut &client, &mut drained).unwrap() > 0);
         }
         let tls = connection.tls.as_ref().unwrap();

@@ -22,56 +22,29 @@ impl Acceptor {
 #[derive(Debug)]
 pub(crate) enum TlsChannel {}
 
+/// Methods of a type without values.
+macro_rules! never {
+    ($(fn $name:ident($($of:ty),*) $(-> $result:ty)?;)*) => {
+        $(pub(crate) fn $name(&self $(, _: $of)*) $(-> $result)? {
+            match *self {}
+        })*
+    };
+}
+
 impl TlsChannel {
-    pub(crate) fn is_handshaking(&self) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn speaks_http2(&self) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn peer_certificates(&self) -> Vec<Bytes> {
-        match *self {}
-    }
-
-    pub(crate) fn rest_is_cheap(&self) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn open(&self, _: &[u8], _: &mut Vec<u8>) -> io::Result<Opened> {
-        match *self {}
-    }
-
-    pub(crate) fn seal(&self, _: &Socket, _: &mut OutBuf) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub(crate) fn seals_in_place(&self, _: u64) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn seal_in_place(&self, _: &Socket, _: &mut Vec<u8>) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub(crate) fn is_kernels(&self) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn will_send(&self, _: &Socket, _: u64) -> io::Result<()> {
-        match *self {}
-    }
-
-    pub(crate) fn has_sent(&self, _: u64) {
-        match *self {}
-    }
-
-    pub(crate) fn offload(&self, _: &Socket, _: u64) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn end_output(&self, _: &Socket) {
-        match *self {}
+    never! {
+        fn is_handshaking() -> bool;
+        fn speaks_http2() -> bool;
+        fn peer_certificates() -> Vec<Bytes>;
+        fn rest_is_cheap() -> bool;
+        fn open(&[u8], &mut Vec<u8>) -> io::Result<Opened>;
+        fn seal(&Socket, &mut OutBuf) -> io::Result<()>;
+        fn seals_in_place(u64) -> bool;
+        fn seal_in_place(&Socket, &mut Vec<u8>) -> io::Result<()>;
+        fn is_kernels() -> bool;
+        fn will_send(&Socket, u64) -> io::Result<()>;
+        fn has_sent(u64);
+        fn offload(&Socket, u64) -> bool;
+        fn end_output(&Socket);
     }
 }

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderValue, Method, StatusCode, Version, header};
 
 use super::codec::extension::{self, Agreement, MalformedExtensions};
-use crate::http1::head_parts::HeadRef;
+use crate::http1::head_parts::{HeadRef, lists};
 use crate::message::reject::Reject;
 use crate::message::response::Response;
 
@@ -84,7 +84,8 @@ pub(crate) struct Handshake {
 impl Handshake {
     /// Checks the request (RFC 6455 section 4.2.1). The engine gives an extended CONNECT the fields that HTTP/1.1 has for it.
     pub(crate) fn check(head: &HeadRef<'_>) -> Result<Self, UpgradeError> {
-        if !lists_token(head, "upgrade", "websocket") || !lists_token(head, "connection", "upgrade") {
+        let has = |name, token| head.header_all(name).any(|value| lists(value, token));
+        if !has("upgrade", "websocket") || !has("connection", "upgrade") {
             return Err(UpgradeError::NotAnUpgrade);
         }
         let has_body = head.header_bytes("transfer-encoding").is_some()
@@ -93,13 +94,13 @@ impl Handshake {
         if *head.method() != Method::GET || !(is_stream || head.version() == Version::HTTP_11) || has_body {
             return Err(UpgradeError::NotAGet);
         }
-        if only(head, "sec-websocket-version") != Some(VERSION) {
+        if head.header_once("sec-websocket-version") != Some(VERSION) {
             return Err(UpgradeError::Version);
         }
         if is_stream {
             return Ok(Self { accept: None, protocol: None });
         }
-        let accept = only(head, "sec-websocket-key").and_then(accept).ok_or(UpgradeError::Key)?;
+        let accept = head.header_once("sec-websocket-key").and_then(accept).ok_or(UpgradeError::Key)?;
         Ok(Self { accept: Some(accept), protocol: None })
     }
 
@@ -172,19 +173,6 @@ fn accept(key: &[u8]) -> Option<HeaderValue> {
     hash.update(key);
     hash.update(GUID);
     HeaderValue::try_from(STANDARD.encode(hash.digest().bytes())).ok()
-}
-
-fn lists_token(head: &HeadRef<'_>, name: &str, token: &str) -> bool {
-    head.header_all(name)
-        .flat_map(|value| value.split(|&byte| byte == b','))
-        .any(|have| have.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
-}
-
-/// The value of a field that must not be repeated.
-fn only<'a>(head: &HeadRef<'a>, name: &str) -> Option<&'a [u8]> {
-    let mut values = head.header_all(name);
-    let value = values.next()?;
-    if values.next().is_none() { Some(value) } else { None }
 }
 
 #[cfg(test)]

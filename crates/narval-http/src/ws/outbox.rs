@@ -71,7 +71,7 @@ struct Turn {
 }
 
 #[derive(Debug, Default)]
-struct Sending {
+pub(super) struct Sending {
     phase: Phase,
     /// The connection: from when the handshake's response goes out until it is closed.
     carrier: Option<Carrier>,
@@ -80,7 +80,7 @@ struct Sending {
     /// Bytes that wait for the socket, or the stream.
     queue: VecDeque<Bytes>,
     /// Bytes in both.
-    queued_bytes: usize,
+    pub(super) queued_bytes: usize,
     /// Bytes of the first run of `queue` that were sent: it is freed as a whole.
     sent_of_first: usize,
     /// Bytes the socket, or the stream, has taken from the queue.
@@ -135,26 +135,26 @@ impl Outbox {
         drop(self.end(turn, state));
     }
 
-    /// Called when the head of the response is sent: from now on the shard [takes](Self::take) what is queued.
-    pub(super) fn start_on_stream(&self, stream: Carrier, holding: &Arc<Holding>) {
-        self.state.lock().attach(stream, holding);
-    }
-
-    /// Shard: takes queued bytes to send them on a stream; returns how many.
-    pub(super) fn take(&self, into: &mut [u8]) -> usize {
-        self.state.lock().take(into)
+    /// What is queued, and how far it is.
+    pub(super) fn state(&self) -> MutexGuard<'_, Sending> {
+        self.state.lock()
     }
 
     /// Sends a message.
     pub(super) fn send(&self, frame: Encoded, options: &Options) -> SendStatus {
+        self.in_turn(options, |state| {
+            state.admit(frame.len(), options)?;
+            state.push(frame);
+            Ok(())
+        })
+    }
+
+    fn in_turn(&self, options: &Options, queue: impl FnOnce(&mut Sending) -> Result<(), SendStatus>) -> SendStatus {
         let turn = self.turn.lock();
         let mut state = self.state.lock();
-        let admitted = state.admit(frame.len(), options);
-        if admitted.is_ok() {
-            state.push(frame);
-        }
+        let queued = queue(&mut state);
         let mut state = self.end(turn, state);
-        admitted.map_or_else(|refused| refused, |()| state.status(options))
+        queued.map_or_else(|refused| refused, |()| state.status(options))
     }
 
     /// Compresses and sends a message that may refer to earlier ones.
@@ -187,11 +187,7 @@ impl Outbox {
 
     /// Sends a Ping or Pong, unless the queue is above the soft limit.
     pub(super) fn control(&self, frame: Frame, options: &Options) -> SendStatus {
-        let turn = self.turn.lock();
-        let mut state = self.state.lock();
-        let queued = state.control(frame.bytes().clone(), options);
-        let mut state = self.end(turn, state);
-        queued.map_or_else(|refused| refused, |()| state.status(options))
+        self.in_turn(options, |state| state.control(frame.bytes().clone(), options))
     }
 
     /// Shard: the same for several consecutive frames. If they are skipped, the next one is as good.
@@ -202,13 +198,12 @@ impl Outbox {
         }
     }
 
-    /// Queues a Close frame after all messages. Returns `false` if there is one already.
-    pub(super) fn close(&self, frame: Frame) -> bool {
+    /// Queues a Close frame after all messages, unless there is one already.
+    pub(super) fn close(&self, frame: Frame) {
         let turn = self.turn.lock();
         let mut state = self.state.lock();
-        let is_first = state.close(frame);
+        state.close(frame);
         drop(self.end(turn, state));
-        is_first
     }
 
     /// Shard: the same.
@@ -224,14 +219,7 @@ impl Outbox {
             Some(code) => close::encode(code, ""),
             None => Frame::control(Opcode::Close, &[]),
         });
-        self.finish();
-    }
-
-    /// Lets the connection end when everything is sent.
-    pub(super) fn finish(&self) {
-        let mut state = self.state.lock();
-        state.finishing = true;
-        state.tell();
+        self.state().finish();
     }
 
     /// Drops the connection.
@@ -241,36 +229,6 @@ impl Outbox {
         if let Some(mut turn) = self.turn.try_lock() {
             turn.deflater = None;
         }
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.state.lock().is_open()
-    }
-
-    /// Bytes that are not sent.
-    pub(super) fn queued_bytes(&self) -> usize {
-        self.state.lock().queued_bytes
-    }
-
-    /// Shard: bytes that it can [take](Self::take).
-    pub(super) fn ready(&self) -> usize {
-        let state = self.state.lock();
-        if state.plain.is_empty() { state.queued_bytes } else { 0 }
-    }
-
-    /// Shard: returns the state. `writable`: the socket is writable again.
-    pub(super) fn look(&self, writable: bool, options: &Options) -> State {
-        self.state.lock().look(writable, options)
-    }
-
-    /// Any thread: notifies the shard.
-    pub(super) fn tell(&self) {
-        self.state.lock().tell();
-    }
-
-    /// Fails the connection: it is broken, or about to be closed without a Close frame.
-    pub(super) fn fail(&self) {
-        self.state.lock().fail();
     }
 
     /// Shard: seals what it has queued, unless somebody has the turn and will do that.
@@ -311,8 +269,19 @@ impl Outbox {
 }
 
 impl Sending {
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.phase == Phase::Open && !self.broken
+    }
+
+    /// Shard: bytes that it can [take](Self::take).
+    pub(super) fn ready(&self) -> usize {
+        if self.plain.is_empty() { self.queued_bytes } else { 0 }
+    }
+
+    /// Lets the connection end when everything is sent.
+    pub(super) fn finish(&mut self) {
+        self.finishing = true;
+        self.tell();
     }
 
     /// The connection, if any thread may send on it. On a stream, only the shard does.
@@ -320,7 +289,8 @@ impl Sending {
         self.carrier.as_ref()?.link.as_ref()
     }
 
-    fn attach(&mut self, carrier: Carrier, holding: &Arc<Holding>) {
+    /// The head of the response is being sent. On a stream, the shard [takes](Self::take) what is queued from now on.
+    pub(super) fn attach(&mut self, carrier: Carrier, holding: &Arc<Holding>) {
         if self.phase == Phase::Closed {
             return;
         }
@@ -356,14 +326,12 @@ impl Sending {
         Ok(())
     }
 
-    fn close(&mut self, frame: Frame) -> bool {
-        if self.phase != Phase::Open {
-            return false;
+    fn close(&mut self, frame: Frame) {
+        if self.phase == Phase::Open {
+            self.push(frame.into());
+            self.phase = Phase::Closing;
+            self.tell();
         }
-        self.push(frame.into());
-        self.phase = Phase::Closing;
-        self.tell();
-        true
     }
 
     /// The result of a send.
@@ -378,7 +346,8 @@ impl Sending {
         }
     }
 
-    fn look(&mut self, writable: bool, options: &Options) -> State {
+    /// Shard: returns the state. `writable`: the socket is writable again.
+    pub(super) fn look(&mut self, writable: bool, options: &Options) -> State {
         self.told = false;
         if writable {
             self.flush();
@@ -397,7 +366,8 @@ impl Sending {
         }
     }
 
-    fn tell(&mut self) {
+    /// Any thread: notifies the shard.
+    pub(super) fn tell(&mut self) {
         if let Some(carrier) = &self.carrier
             && !self.told
         {
@@ -472,8 +442,8 @@ impl Sending {
         self.count();
     }
 
-    /// Takes queued bytes to send them on a stream; returns how many.
-    fn take(&mut self, into: &mut [u8]) -> usize {
+    /// Shard: takes queued bytes to send them on a stream; returns how many.
+    pub(super) fn take(&mut self, into: &mut [u8]) -> usize {
         let mut rest = into;
         let mut taken = 0;
         for run in &self.queue {
@@ -525,7 +495,8 @@ impl Sending {
         }
     }
 
-    fn fail(&mut self) {
+    /// Fails the connection: it is broken, or about to be closed without a Close frame.
+    pub(super) fn fail(&mut self) {
         self.broken = true;
         (self.plain, self.queue) = Default::default();
         self.queued_bytes = 0;

@@ -30,7 +30,7 @@ impl Shared {
         for _ in 0..EVENTS_PER_TURN {
             let (event, resumes) = self.inbox.lock().pop(self.options.receive_queue_bytes);
             if resumes {
-                self.out().tell();
+                self.out.state().tell();
             }
             let Some(event) = event else { return Turn::Done };
             let was_last = event.is_last();
@@ -62,13 +62,13 @@ impl Shared {
             Pending::Pong(payload) => handler.pong(socket, payload),
             Pending::Drained => handler.drained(socket),
             Pending::Closed(frame) => {
-                self.out().answer_close(frame.as_ref().map(|frame| frame.code));
+                self.out.answer_close(frame.as_ref().map(|frame| frame.code));
                 handler.close(socket, CloseReason::clean(frame));
             }
             Pending::Failed(error) => return Err(error.into()),
             Pending::Lost(error) => {
                 // The shard may not have dropped the connection yet; nothing is sent any more in any case.
-                self.out().fail();
+                self.out.state().fail();
                 handler.error(socket, error);
                 handler.close(socket, CloseReason::failed(None, error));
             }
@@ -112,8 +112,8 @@ impl Shared {
             WsError::Protocol(error) => error.to_string(),
             _ => String::new(),
         };
-        self.out().close(close::encode(code, &reason));
-        self.out().finish();
+        self.out.close(close::encode(code, &reason));
+        self.out.state().finish();
         let told = catch_unwind(AssertUnwindSafe(|| {
             self.handler.error(socket, error);
             self.handler.close(socket, CloseReason::failed(Some(code), error));

@@ -63,15 +63,15 @@ impl WebSocket {
         let opcode = message.opcode();
         let payload = message.into_bytes();
         let Some(deflate) = self.shared.deflate.filter(|deflate| payload.len() >= deflate.bytes_min) else {
-            return self.shared.out().send(Encoded::data(opcode, false, payload), &self.shared.options);
+            return self.shared.out.send(Encoded::data(opcode, false, payload), &self.shared.options);
         };
         if !deflate.by_itself {
-            return self.shared.out().send_compressed(opcode, &payload, deflate.settings, &self.shared.options);
+            return self.shared.out.send_compressed(opcode, &payload, deflate.settings, &self.shared.options);
         }
         let compressed = deflate::compress(deflate.settings, &payload);
         let is_smaller = compressed.len() < payload.len();
         let frame = Encoded::data(opcode, is_smaller, if is_smaller { compressed } else { payload });
-        self.shared.out().send(frame, &self.shared.options)
+        self.shared.out.send(frame, &self.shared.options)
     }
 
     /// Sends a message to one of many sockets; it is encoded, and compressed, only once.
@@ -83,7 +83,7 @@ impl WebSocket {
             }
             _ => None,
         };
-        self.shared.out().send(frame.unwrap_or(&message.plain).clone().into(), &self.shared.options)
+        self.shared.out.send(frame.unwrap_or(&message.plain).clone().into(), &self.shared.options)
     }
 
     /// Sends a Ping. The payload is truncated to 125 bytes.
@@ -101,17 +101,17 @@ impl WebSocket {
     /// answered, or [`Options::close_timeout`](super::Options::close_timeout) has passed. The reason is truncated to
     /// 123 bytes.
     pub fn close(&self, code: CloseCode, reason: &str) {
-        self.shared.out().close(close::encode(code, reason));
+        self.shared.out.close(close::encode(code, reason));
     }
 
     /// Whether messages can be sent.
     pub fn is_open(&self) -> bool {
-        self.shared.out().is_open()
+        self.shared.out.state().is_open()
     }
 
     /// The number of bytes queued for the client.
     pub fn queued_bytes(&self) -> usize {
-        self.shared.out().queued_bytes()
+        self.shared.out.state().queued_bytes
     }
 
     /// The client's address.
@@ -126,7 +126,7 @@ impl WebSocket {
 
     fn control(&self, opcode: Opcode, payload: &[u8]) -> SendStatus {
         let payload = payload.get(..payload.len().min(CONTROL_PAYLOAD_MAX)).unwrap_or_default();
-        self.shared.out().control(Frame::control(opcode, payload), &self.shared.options)
+        self.shared.out.control(Frame::control(opcode, payload), &self.shared.options)
     }
 }
 
@@ -227,7 +227,7 @@ pub(crate) struct Shared {
     pub(super) options: Options,
     pub(super) handler: Box<dyn WsHandler>,
     pub(super) deflate: Option<Deflate>,
-    out: Outbox,
+    pub(super) out: Outbox,
     pub(super) inbox: Mutex<Inbox>,
 }
 
@@ -243,10 +243,6 @@ impl Shared {
         let takeover = deflate.is_some_and(|deflate| !deflate.client_by_itself);
         let inbox = Inbox::new(takeover.then(Box::default));
         Arc::new(Self { id, peer, options, handler, deflate, out: Outbox::default(), inbox: Mutex::new(inbox) })
-    }
-
-    pub(super) fn out(&self) -> &Outbox {
-        &self.out
     }
 
     /// A share of the memory of its connection.

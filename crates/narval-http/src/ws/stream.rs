@@ -87,12 +87,12 @@ impl Stream {
 
     /// The number of queued bytes, for a stream of an HTTP/2 connection, whose shard sends them.
     pub(crate) fn ready(&self) -> usize {
-        self.shared.out().ready()
+        self.shared.out.state().ready()
     }
 
     /// Takes some of these bytes, and returns how many.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
-        self.shared.out().take(into)
+        self.shared.out.state().take(into)
     }
 
     /// Handles what has happened, and checks everything that may have changed.
@@ -103,7 +103,7 @@ impl Stream {
                 self.input_ended = true;
                 self.push(Pending::Lost(WsError::Lost), pool);
             }
-            Told::Stop => self.shared.out().close_by_shard(close::encode(CloseCode::GOING_AWAY, "")),
+            Told::Stop => self.shared.out.close_by_shard(close::encode(CloseCode::GOING_AWAY, "")),
             Told::Writable | Told::Look => {}
         }
         self.look(matches!(told, Told::Writable), now, pool)
@@ -149,7 +149,7 @@ impl Stream {
                 pongs.extend_from_slice(payload);
             }
             // Skipped if much is queued: only the latest Ping needs an answer (RFC 6455 section 5.5.3).
-            self.shared.out().controls_of_shard(pongs.into(), &self.shared.options);
+            self.shared.out.controls_of_shard(pongs.into(), &self.shared.options);
         }
         for payload in pings.drain(..) {
             self.push(Pending::Ping(payload), pool);
@@ -159,7 +159,7 @@ impl Stream {
     /// `writable`: the socket is writable again.
     fn look(&mut self, writable: bool, now: Millis, pool: &impl Runs) -> Wants {
         let options = self.shared.options;
-        let state = self.shared.out().look(writable, &options);
+        let state = self.shared.out.state().look(writable, &options);
         if state.drained {
             self.push(Pending::Drained, pool);
         }
@@ -204,7 +204,7 @@ impl Stream {
     /// Drops the connection, which is gone or about to be closed.
     pub(crate) fn release(self, pool: &impl Runs) {
         self.push(Pending::Lost(WsError::Lost), pool);
-        self.shared.out().detach();
+        self.shared.out.detach();
     }
 
     fn push(&self, event: Pending, pool: &impl Runs) {
@@ -231,7 +231,7 @@ impl Stream {
                 if !self.pinged && self.heard_at + interval <= now {
                     // If it cannot be sent, the deadline of the queue decides.
                     let ping = Frame::control(Opcode::Ping, &[]).bytes().clone();
-                    self.shared.out().controls_of_shard(ping, &options);
+                    self.shared.out.controls_of_shard(ping, &options);
                     self.pinged = true;
                 }
                 None
@@ -268,8 +268,8 @@ pub(crate) fn start(
     shared.inbox.lock().attach(holding);
     let needs_worker = shared.inbox.lock().push(Pending::Open, shared.options.receive_queue_bytes);
     match head {
-        Some(head) => shared.out().start(carrier, holding, head),
-        None => shared.out().start_on_stream(carrier, holding),
+        Some(head) => shared.out.start(carrier, holding, head),
+        None => shared.out.state().attach(carrier, holding),
     }
     if needs_worker {
         pool.run(shared.clone());

@@ -119,7 +119,7 @@ impl Accepted {
 impl Drop for Accepted {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.take() {
-            shared.out().detach();
+            shared.out.detach();
         }
     }
 }

@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use super::table::Table;
@@ -345,7 +345,7 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
                 }
                 // The edge may have occurred before the request. poll(2) finds out, and arms the next edge if the
                 // socket is full.
-                if is_writable(entry.connection.socket()) {
+                if entry.connection.socket().is_writable() {
                     self.writable.push(token);
                 } else {
                     entry.writable_wanted = true;
@@ -420,14 +420,6 @@ impl<C: HasSocket, M> Driver<C> for EpollDriver<C, M> {
             self.scratch.push(buffer.bytes);
         }
     }
-}
-
-fn is_writable(socket: &Socket) -> bool {
-    let Some(fd) = socket.fd() else { return true };
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A descriptor that cannot be polled counts as writable: the send will return the error.
-    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

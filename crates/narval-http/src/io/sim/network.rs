@@ -67,6 +67,13 @@ pub(crate) struct Wire {
     pub(crate) server_aborts: bool,
 }
 
+impl Socket {
+    /// What the simulated driver listens on. It never looks at it.
+    pub(crate) fn simulated_listener() -> Self {
+        Self::Sim(SimSocket { network: Network::new(0), wire: usize::MAX })
+    }
+}
+
 /// The server's end of a connection.
 #[derive(Debug)]
 pub(crate) struct SimSocket {

@@ -10,9 +10,9 @@ use crate::message::body::produced::{Produced, Rest};
 use crate::message::body::source::{BodyWaker, SegmentBuf};
 use crate::message::body::{Body, BodyKind};
 use crate::message::carrier::Bell;
-use crate::message::informational::Informational;
+use crate::message::departure::Departure;
 use crate::message::late_answer::LateAnswer;
-use crate::message::responder::AwaitsAnswer;
+use crate::message::responder::Awaiting;
 use crate::message::response::{Response, ResponseKind};
 
 impl Response {
@@ -50,30 +50,13 @@ impl Response {
     pub(crate) fn when_answered(mut self) -> Self {
         let Some(later) = self.late.take() else { return self };
         let (sender, receiver) = mpsc::channel();
-        let answer = match later.wait(Waiting(sender)) {
-            Some((answer, _)) => answer,
-            None => receiver.recv().unwrap_or_else(|_| LateAnswer::failed()),
-        };
-        answer.take()
-    }
-}
-
-/// Waits for an answer that follows later.
-#[derive(Debug)]
-struct Waiting(mpsc::Sender<LateAnswer>);
-
-impl AwaitsAnswer for Waiting {
-    fn answer(self: Box<Self>, answer: LateAnswer) {
-        // Who waits is gone only if its thread has panicked.
-        let _ = self.0.send(answer);
-    }
-
-    fn is_gone(&self) -> bool {
-        false
-    }
-
-    fn inform(&self, _: &Informational<'_>) -> io::Result<bool> {
-        Ok(false)
+        let waited = later.wait(sender, |sender| {
+            // Who waits is gone only if its thread has panicked.
+            let answer = Box::new(move |answer| drop(sender.send(answer)));
+            Awaiting { answer, departure: Departure::default(), informer: None }
+        });
+        let answer = waited.map(|(answer, _)| answer).or_else(|| receiver.recv().ok());
+        answer.unwrap_or_else(LateAnswer::failed).take()
     }
 }
 

@@ -333,6 +333,11 @@ impl RequestBody {
         Self { buffered: body.bytes.into(), _share: Some(body.share), trailers, ..Self::default() }
     }
 
+    /// Where it is received while it is read, if it is.
+    pub(crate) fn pipe(&self) -> Option<&Arc<BodyPipe>> {
+        self.pipe.as_ref()
+    }
+
     /// The trailer fields of a chunked body (RFC 9110 section 6.5); empty until the body has been read to its end. They
     /// are sent by the client, and never merged into the fields of the head.
     pub fn trailers(&self) -> HeaderMap {

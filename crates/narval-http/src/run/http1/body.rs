@@ -37,7 +37,7 @@ impl Conn {
             Begun::Stream(request) => self.stream(request, is_awaited, input, service),
             Begun::Receive(request) => {
                 if request.expects_continue() {
-                    service.send_continue();
+                    service.connection.send_continue();
                 }
                 self.deadline = request.first_look(service);
                 self.state = State::Body(Box::new(request));
@@ -56,7 +56,7 @@ impl Conn {
     fn stream(&mut self, request: InMemory, is_first: bool, input: &mut Input<'_>, service: &Service<'_>) -> Act {
         let continue_due = is_first && request.expects_continue();
         let (request, incoming, pipe) = request.streamed(|body, rest| service.pipe(body, rest, continue_due));
-        let check = incoming.next_check(service.now(), service.limits());
+        let check = incoming.next_check(service.now, service.limits());
         self.run(BodyLeft::Streamed { incoming, pipe }, service);
         self.deadline = check;
         self.feed_left(input, service);
@@ -156,10 +156,10 @@ impl Conn {
                 left.catch_up();
                 match left {
                     BodyLeft::Streamed { incoming, pipe } => look_at_piped(incoming, pipe, service),
-                    BodyLeft::Nothing => Look::Again(service.now() + service.keep_alive()),
+                    BodyLeft::Nothing => Look::Again(service.now + service.keep_alive),
                 }
             }
-            State::Head(_) => Look::Again(service.now() + service.keep_alive()),
+            State::Head(_) => Look::Again(service.now + service.keep_alive),
         };
         match looked {
             Look::Again(at) => {
@@ -167,18 +167,19 @@ impl Conn {
                 return Act::Wait;
             }
             Look::Stream => return self.stream_rest(input, service),
-            Look::TooSlow => service.count_timeout(),
+            Look::TooSlow => service.counters.timeouts.add(1),
         }
         match &mut self.state {
             State::Body(request) => {
                 let is_head = request.head.parts.method == Method::HEAD;
-                service.time_out(too_slow(), is_head);
+                let response = service.server.reject(too_slow());
+                service.answer_last(response, is_head);
                 self.give_up_input()
             }
             State::Answering(left) => {
                 drop(left.abort(io::ErrorKind::TimedOut));
                 self.read_no_more();
-                self.deadline = service.now() + service.keep_alive();
+                self.deadline = service.now + service.keep_alive;
                 Act::Wait
             }
             State::Head(_) => Act::Wait,

@@ -15,14 +15,14 @@ impl Conn {
     /// Called when the deadline may have passed.
     pub(super) fn tick(&mut self, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
         match &self.state {
-            _ if self.deadline > service.now() => Act::Wait,
+            _ if self.deadline > service.now => Act::Wait,
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),
             State::Head(_) => {
-                service.count_timeout();
+                service.counters.timeouts.add(1);
                 Act::Drop
             }
             State::Answering(BodyLeft::Nothing) => {
-                self.deadline = service.now() + service.keep_alive();
+                self.deadline = service.now + service.keep_alive;
                 Act::Wait
             }
             State::Answering(_) | State::Body(_) => self.check_body(input, service),
@@ -31,7 +31,7 @@ impl Conn {
 
     /// Ends a connection whose last response is sent, or whose client has ended its input.
     pub(super) fn end_cleanly(&self, service: &Service<'_>) -> Act {
-        self.end(Close::Clean { large: service.last_was_large() }, None)
+        self.end(Close::Clean { large: service.connection.last_was_large() }, None)
     }
 
     /// Ends a connection.
@@ -43,7 +43,7 @@ impl Conn {
     pub(super) fn stop(&mut self, input: &Input<'_>, service: &mut Service<'_>) -> Act {
         match self.state {
             State::Head(_) if self.is_new && self.reading == Reading::Open && input.rest().is_empty() => {
-                self.deadline = self.deadline.min(service.now() + millis(FIRST_REQUEST_GRACE));
+                self.deadline = self.deadline.min(service.now + millis(FIRST_REQUEST_GRACE));
                 Act::Wait
             }
             State::Head(_) if input.rest().is_empty() => self.end_cleanly(service),

@@ -36,7 +36,7 @@ use crate::io::over::Close;
 use crate::limits::Limits;
 use crate::run::closing::Unread;
 use crate::run::event::Event;
-use crate::run::intake::{Body, Request};
+use crate::run::intake::Request;
 use crate::run::service::Service;
 
 /// An HTTP/1 connection. An idle one holds no buffer.
@@ -143,7 +143,7 @@ impl Conn {
             Event::Unsent => {
                 // Nothing else is answered until everything is sent.
                 self.state = State::Answering(BodyLeft::Nothing);
-                self.deadline = service.now() + millis(service.limits().write_stall_timeout);
+                self.deadline = service.now + millis(service.limits().write_stall_timeout);
                 Act::Wait
             }
             Event::Ready => self.go_on(input, service),
@@ -184,8 +184,8 @@ impl Conn {
             if rest.is_empty() {
                 break;
             }
-            let (last, limits) = service.heads();
-            let limits = &limits.head;
+            let local = &mut **service;
+            let (last, limits) = (&mut local.last_head, &local.server.limits.head);
             let mut for_engine = false;
             let known = if scan.scan.is_fresh() { last.read(rest, limits) } else { None };
             let mut head = match known {
@@ -242,7 +242,7 @@ impl Conn {
     /// head is there.
     #[inline(always)]
     fn await_head(&mut self, has_answered: bool, has_begun: bool, service: &Service<'_>) {
-        let idle_until = service.now() + service.keep_alive();
+        let idle_until = service.now + service.keep_alive;
         let State::Head(scan) = &mut self.state else { return };
         if !has_begun {
             self.deadline = idle_until;
@@ -250,19 +250,19 @@ impl Conn {
             // Absolute: trickling bytes do not postpone it.
             scan.has_begun = true;
             let until = if has_answered { idle_until } else { self.deadline };
-            self.deadline = until.min(service.now() + millis(service.limits().head_timeout));
+            self.deadline = until.min(service.now + millis(service.limits().head_timeout));
         }
     }
 
     /// A request that is not answered inline: the responses before it are sent first, and then its head is read again.
     fn at_job(&mut self, head: Box<ParsedHead>, input: &mut Input<'_>, service: &mut Service<'_>) -> Act {
-        if service.has_output() {
+        if !service.out.is_empty() {
             return Act::Again;
         }
         let bytes = Bytes::copy_from_slice(input.rest().get(..head.head_len).unwrap_or_default());
         input.used += head.head_len;
         match head.framing {
-            Framing::None => self.job(Request { bytes, head, body: Body::None }, service),
+            Framing::None => self.job(Request { bytes, head, body: None }, service),
             _ => self.begin_body(bytes, head, input, service),
         }
     }
@@ -286,7 +286,7 @@ impl Conn {
     /// The last request is being answered from now on. Whether its job has ended without a message is checked periodically.
     fn run(&mut self, left: BodyLeft, service: &Service<'_>) {
         self.state = State::Answering(left);
-        self.deadline = service.now() + service.keep_alive();
+        self.deadline = service.now + service.keep_alive;
     }
 
     /// The last request is answered, and the connection is kept unless it has to `close`.
@@ -294,9 +294,9 @@ impl Conn {
         let unread = self.take_unread();
         match close {
             Some(close) => self.end(close, unread),
-            None if unread.is_some() => self.end(Close::Clean { large: service.last_was_large() }, unread),
+            None if unread.is_some() => self.end(Close::Clean { large: service.connection.last_was_large() }, unread),
             None => {
-                self.wait_for_head(service.now(), service);
+                self.wait_for_head(service.now, service);
                 self.go_on(input, service)
             }
         }
@@ -304,7 +304,7 @@ impl Conn {
 
     fn wait_for_head(&mut self, since: Millis, service: &Service<'_>) {
         self.state = State::Head(Scan::default());
-        self.deadline = since + service.keep_alive();
+        self.deadline = since + service.keep_alive;
     }
 
     /// Takes the part of the request body that nobody has read.

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use crate::http1::ProtoError;
-use crate::http1::head::{LastHead, ParsedHead};
-use crate::io::clock::Millis;
+use crate::http1::head::ParsedHead;
 use crate::io::out_buf::OutBuf;
 use crate::io::over::Close;
-use crate::limits::{INLINE_BATCH_MAX, Limits};
+use crate::limits::INLINE_BATCH_MAX;
 use crate::message::body::memory::Buffered;
 use crate::message::body::pipe::BodyPipe;
 use crate::observe::access_log::{Entry, Watch};
@@ -35,24 +34,13 @@ pub(super) enum Inline {
 }
 
 impl Service<'_> {
-    /// How long a connection may be idle.
-    #[inline(always)]
-    pub(super) fn keep_alive(&self) -> Millis {
-        self.local.keep_alive
-    }
-
-    /// The last head, in case the next one repeats it, and the limits of heads.
-    #[inline(always)]
-    pub(super) fn heads(&mut self) -> (&mut LastHead, &Limits) {
-        (&mut self.local.last_head, &self.local.server.limits)
-    }
-
     /// Answers a request without a body inline, if possible. `for_engine`: it is `OPTIONS *`, which is about the server
     /// as a whole.
     #[inline(always)]
     pub(super) fn inline(&mut self, head: Box<ParsedHead>, bytes: &[u8], for_engine: bool) -> Inline {
-        let local = &mut *self.local;
-        let view = HeadRef::new(bytes, &head.parts, self.connection.remote());
+        let connection = self.connection;
+        let local = &mut **self;
+        let view = HeadRef::new(bytes, &head.parts, connection.remote());
         let answer = if for_engine { Some(Response::new(StatusCode::NO_CONTENT)) } else { local.call_inline(&view) };
         let Some(response) = answer else { return Inline::Job(head) };
         let entry = local.entry(&view);
@@ -80,49 +68,27 @@ impl Service<'_> {
         if !local.out.tail.is_empty() || local.out.len() > INLINE_BATCH_MAX { Inline::Enough } else { Inline::Answered }
     }
 
-    /// Whether there are gathered responses that are not sent yet.
-    #[inline(always)]
-    pub(super) fn has_output(&self) -> bool {
-        !self.local.out.is_empty()
-    }
-
     /// Answers a malformed request.
     pub(super) fn reject(&mut self, error: ProtoError, is_head: bool) {
-        self.local.counters.rejected.add(1);
-        let response = self.local.server.reject(error);
-        self.local.answer_last(response, is_head);
-    }
-
-    /// Answers 408 to a request whose body arrived too slowly.
-    pub(super) fn time_out(&mut self, error: ProtoError, is_head: bool) {
-        let response = self.local.server.reject(error);
-        self.local.answer_last(response, is_head);
+        self.counters.rejected.add(1);
+        let response = self.server.reject(error);
+        self.answer_last(response, is_head);
     }
 
     /// Answers 503 because there is no memory for the request's body.
     pub(super) fn refuse(&mut self, is_head: bool) {
-        self.local.counters.overloaded.add(1);
-        let overloaded = self.local.server.overloaded.clone();
-        self.local.answer_last(overloaded.into(), is_head);
+        self.counters.overloaded.add(1);
+        let overloaded = self.server.overloaded.clone();
+        self.answer_last(overloaded.into(), is_head);
     }
 
     /// A pipe that starts with the received bytes. `rest`: bytes still to come, if the body's length was announced;
     /// `continue_due`: the client waits for `100 Continue`.
     pub(super) fn pipe(&self, begun: Buffered, rest: Option<u64>, continue_due: bool) -> Arc<BodyPipe> {
-        let window = self.local.server.limits.body_window;
+        let window = self.server.limits.body_window;
         // On a TLS connection only the shard may receive: other records may arrive between those of the body.
         let rest = rest.filter(|_| self.connection.tls.is_none());
         Arc::new(BodyPipe::new(self.connection.carrier(), window, continue_due, begun).with_rest(rest))
-    }
-
-    /// Sends `100 Continue`.
-    pub(super) fn send_continue(&self) {
-        self.connection.send_continue();
-    }
-
-    /// Whether much of the last response may still be in flight.
-    pub(super) fn last_was_large(&self) -> bool {
-        self.connection.last_was_large()
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::http1::response_head::{BodyLength, has_content};
+use crate::http1::response_head::has_content;
 use crate::http2::response::{block, prepared_block};
 use crate::message::body::produced::Produced;
 use crate::message::response::ResponseKind;
@@ -28,7 +28,7 @@ pub(crate) fn encode(mut response: Response, is_head: bool, note: Option<Box<Wat
         }
         ResponseKind::Plain { status, headers, body } => {
             // What follows the head of an accepted WebSocket is no body.
-            let length = body.length().filter(|_| accepted.is_none()).map_or(BodyLength::Unknown, BodyLength::Known);
+            let length = body.length().filter(|_| accepted.is_none());
             let block = block(status, &headers, length, is_head);
             let has_body = !is_head && has_content(status) && body.length() != Some(0);
             let body = has_body.then(|| Produced::new(body));

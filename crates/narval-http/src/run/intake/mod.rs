@@ -10,7 +10,8 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use self::incoming_body::IncomingBody;
-pub(crate) use self::request::{Body, Request};
+pub(crate) use self::request::Request;
+use crate::RequestBody;
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::io::clock::{Millis, millis};
@@ -66,7 +67,8 @@ impl InMemory {
         {
             return Begun::Rejected(ProtoError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large"));
         }
-        let (incoming, mut body) = (Box::new(IncomingBody::new(framing, host.now())), host.buffer());
+        let (incoming, mut body) =
+            (Box::new(IncomingBody::new(framing, host.now)), Buffered::new(&host.server.body_memory));
         if let Some(length) = incoming.length() {
             body.share.announce(length);
         }
@@ -76,7 +78,7 @@ impl InMemory {
         let is_streamed = body.share.is_full();
         let request = Self { incoming, body, bytes, head, is_awaited };
         // The client gets `100 Continue` only when the handler wants the body.
-        if is_streamed || (request.expects_continue() && host.has_spare_streams()) {
+        if is_streamed || (request.expects_continue() && host.server.has_spare_streams()) {
             return Begun::Stream(request);
         }
         Begun::Receive(request)
@@ -89,8 +91,8 @@ impl InMemory {
 
     /// When to look at it for the first time.
     pub(crate) fn first_look(&self, host: &Service<'_>) -> Millis {
-        let check = self.incoming.next_check(host.now(), host.limits());
-        if self.is_awaited { check.min(host.now() + millis(BODY_AWAITED)) } else { check }
+        let check = self.incoming.next_check(host.now, host.limits());
+        if self.is_awaited { check.min(host.now + millis(BODY_AWAITED)) } else { check }
     }
 
     /// Takes in what has come; returns how much of that belongs to the body, and what is next. `shows_end`: the body itself says where
@@ -113,19 +115,19 @@ impl InMemory {
 
     /// Looks whether the client is fast enough, and whether the body may stay in memory.
     pub(crate) fn look(&mut self, host: &Service<'_>) -> Look {
-        let (now, limits) = (host.now(), host.limits());
+        let (now, limits) = (host.now, host.limits());
         // It waits for a thread from now on, and is not received meanwhile.
         if !self.body.share.is_fair() {
             return Look::Stream;
         }
         if self.is_awaited {
-            if !self.incoming.has_begun() && host.has_spare_streams() {
+            if !self.incoming.has_begun() && host.server.has_spare_streams() {
                 return Look::Stream;
             }
             self.is_awaited = false;
             return Look::Again(self.incoming.next_check(now, limits));
         }
-        let is_in_demand = host.is_short_for_bodies() && self.body.bytes.len() > BODY_SMALL;
+        let is_in_demand = host.server.is_short_for_bodies() && self.body.bytes.len() > BODY_SMALL;
         let next = self.incoming.look(now, limits, false, is_in_demand);
         next.map_or(Look::TooSlow, Look::Again)
     }
@@ -133,7 +135,7 @@ impl InMemory {
     /// The request with its whole body.
     pub(crate) fn whole(self, trailers: HeaderMap) -> Request {
         let Self { body, bytes, head, .. } = self;
-        Request { bytes, head, body: Body::Buffered(Box::new((body, trailers))) }
+        Request { bytes, head, body: Some(Box::new(RequestBody::buffered(body, trailers))) }
     }
 
     /// The request with a pipe, which `pipe` makes of what has come and how much follows, and what is received into that.
@@ -143,13 +145,14 @@ impl InMemory {
     ) -> (Request, Box<IncomingBody>, Arc<BodyPipe>) {
         let Self { incoming, body, bytes, head, .. } = self;
         let pipe = pipe(body, incoming.rest());
-        (Request { bytes, head, body: Body::Streamed(pipe.clone()) }, incoming, pipe)
+        let body = Some(Box::new(RequestBody::streamed(pipe.clone())));
+        (Request { bytes, head, body }, incoming, pipe)
     }
 }
 
 /// Looks whether the client sends a streamed body fast enough.
 pub(crate) fn look_at_piped(incoming: &mut IncomingBody, pipe: &BodyPipe, host: &Service<'_>) -> Look {
-    let next = incoming.look(host.now(), host.limits(), pipe.is_paused(), host.is_short_for_bodies());
+    let next = incoming.look(host.now, host.limits(), pipe.is_paused(), host.server.is_short_for_bodies());
     next.map_or(Look::TooSlow, Look::Again)
 }
 

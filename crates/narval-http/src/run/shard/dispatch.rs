@@ -11,7 +11,7 @@ use crate::observe::access_log::Watch;
 use crate::peer::network;
 use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::connection::Connection;
-use crate::run::intake::{self, Body};
+use crate::run::intake;
 use crate::run::job::{Call, Job};
 use crate::run::reply::Reply;
 use crate::run::{late, worker};
@@ -62,11 +62,8 @@ impl<D: Driver<Connection>> Shard<D> {
         departure: Departure,
     ) -> (Request, Option<Arc<BodyPipe>>) {
         let intake::Request { bytes, head, body } = request;
-        let (body, pipe) = match body {
-            Body::None => (RequestBody::default(), None),
-            Body::Buffered(body) => (RequestBody::buffered(body.0, body.1), None),
-            Body::Streamed(pipe) => (RequestBody::streamed(pipe.clone()), Some(pipe)),
-        };
+        let pipe = body.as_ref().and_then(|body| body.pipe().cloned());
+        let body = body.map_or_else(RequestBody::default, |body| *body);
         let mut request = Request::new(bytes, head.parts, connection.remote().clone(), body);
         request.departure = departure;
         request.informer = Some(connection.informer(stream));

@@ -38,7 +38,6 @@ mod slots;
 mod tests;
 mod timers;
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,6 +48,7 @@ use self::timers::wheel::TimerWheel;
 use crate::io::clock::Millis;
 use crate::io::driver::{Completion, Driver, Token};
 use crate::io::socket::Socket;
+use crate::message::panic_guard::panic_message;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
 use crate::run::server::state::ServerState;
@@ -133,7 +133,7 @@ impl<D: Driver<Connection>> Shard<D> {
             Ok(())
         }));
         let left = catch_unwind(AssertUnwindSafe(|| self.leave()));
-        let result = ran.unwrap_or_else(|panic| Err(io::Error::other(format!("a panic: {}", message_of(&*panic)))));
+        let result = ran.unwrap_or_else(|panic| Err(io::Error::other(format!("a panic: {}", panic_message(&*panic)))));
         if left.is_err() {
             tracing::error!("a shard panicked when it closed its connections");
         }
@@ -165,10 +165,4 @@ impl<D: Driver<Connection>> Shard<D> {
         }
         slots.join("; ")
     }
-}
-
-/// The message of a panic.
-fn message_of(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use http::StatusCode;
 
-use crate::http1::response_head::{AnswerTo, BodyFraming, BodyLength, encode_head, encode_prepared};
+use crate::http1::response_head::{AnswerTo, BodyFraming, encode_head, encode_prepared};
 use crate::io::out_buf::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;
@@ -51,13 +51,7 @@ pub(crate) fn encode(response: Response, to: AnswerTo, out: &mut OutBuf) -> Enco
         }
         ResponseKind::Plain { status, headers, body } => (status, headers, body),
     };
-    let length = match &body.kind {
-        BodyKind::Empty => BodyLength::Known(0),
-        BodyKind::Bytes(bytes) => BodyLength::Known(bytes.len() as u64),
-        BodyKind::File(range) => BodyLength::Known(range.length),
-        BodyKind::Source { length, .. } => length.map_or(BodyLength::Unknown, BodyLength::Known),
-    };
-    let head = encode_head(&mut out.memory, status, &fields, length, to);
+    let head = encode_head(&mut out.memory, status, &fields, body.length(), to);
     let rest = match body.kind {
         _ if head.framing == BodyFraming::None => Rest::None,
         BodyKind::Empty => Rest::None,

@@ -8,5 +8,5 @@ mod outgoing;
 mod probes;
 
 pub(crate) use encode::{Encoded, Rest, encode};
-pub(crate) use outgoing::{Outgoing, Step};
+pub(crate) use outgoing::Outgoing;
 pub(crate) use probes::Probes;

@@ -8,6 +8,7 @@ use crate::http1::chunked::{CHUNK_END, encode_end, encode_size};
 use crate::io::clock::Millis;
 use crate::io::out_buf::OutBuf;
 use crate::io::output_memory::{Holding, Share};
+use crate::io::over::Next;
 use crate::io::progress::Progress;
 use crate::io::socket::Socket;
 use crate::limits::{
@@ -63,7 +64,6 @@ pub(crate) struct Outgoing {
     progress: Option<Progress>,
     /// When its shard looks at it again, while it waits.
     pub(crate) until: Millis,
-    is_blocked: bool,
     /// Everything available is sent, and the source has no data now.
     is_waiting: bool,
     /// How files are sent, once determined.
@@ -80,19 +80,6 @@ enum Pace {
     Near,
 }
 
-/// The result of [`Outgoing::drive`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Everything is sent.
-    Complete,
-    /// The socket is full.
-    Blocked,
-    /// The budget is used up, or the source works for bytes that come later.
-    Yield,
-    /// Everything there was is sent, and the source has no more for now.
-    Waiting,
-}
-
 impl Outgoing {
     /// The contents of `out`, then `rest`.
     pub(crate) fn new(out: OutBuf, rest: Rest) -> Self {
@@ -107,17 +94,12 @@ impl Outgoing {
 
     /// The part of `length` bytes (sealed if TLS is used) that the socket did not take.
     pub(crate) fn sealed(out: OutBuf, length: u64) -> Self {
-        Self { is_blocked: true, has_begun: true, wire: out, made: length, ..Self::default() }
+        Self { has_begun: true, wire: out, made: length, ..Self::default() }
     }
 
     /// Whether its client has left.
     pub(crate) fn is_for_nobody(&self) -> bool {
         self.here.as_ref().is_some_and(|here| here.departure().is_gone())
-    }
-
-    /// Whether the last send was partial.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.is_blocked
     }
 
     /// The buffers of a response that is sent, for reuse: one for heads, one for sealed records.
@@ -180,12 +162,12 @@ impl Outgoing {
     }
 
     /// Produces and sends until everything is sent, the socket is full, the source has produced nothing, or `budget` bytes
-    /// were sent.
+    /// were sent. Returns what the next piece waits for; `None` if everything is sent.
     ///
     /// # Errors
     /// The response cannot be completed (the connection broke, a file ended early, a source failed or produced
     /// another length): abort the connection.
-    pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
+    pub(crate) fn drive(&mut self, connection: &Connection, budget: u64) -> io::Result<Option<Next>> {
         let step = self.drive_on(connection, budget);
         if let Some(kept) = &self.kept {
             kept.has_sent(self.sent());
@@ -193,7 +175,7 @@ impl Outgoing {
         step
     }
 
-    fn drive_on(&mut self, connection: &Connection, budget: u64) -> io::Result<Step> {
+    fn drive_on(&mut self, connection: &Connection, budget: u64) -> io::Result<Option<Next>> {
         let stop_at = self.sent().saturating_add(budget);
         self.is_waiting = false;
         let mut waits = false;
@@ -207,22 +189,22 @@ impl Outgoing {
             if is_more && self.segments_sent() && self.wire.is_empty() {
                 // It works for bytes that come later: whoever waits for this thread has its turn, and the client may
                 // leave meanwhile. The head is sent with the first bytes, or when there is none for a while.
-                return Ok(Step::Yield);
+                return Ok(Some(Next::AtOnce));
             }
-            if self.send_pieces(connection, stop_at)? == Step::Blocked {
-                return Ok(Step::Blocked);
+            if !self.send_pieces(connection, stop_at)? {
+                return Ok(Some(Next::AtRoom));
             }
             if self.feed.is_none() && self.is_empty() {
                 self.uncork(connection);
-                return Ok(Step::Complete);
+                return Ok(None);
             }
             if waits && self.is_empty() {
                 self.uncork(connection);
                 self.is_waiting = true;
-                return Ok(Step::Waiting);
+                return Ok(Some(Next::AtSource));
             }
             if self.sent() >= stop_at {
-                return Ok(Step::Yield);
+                return Ok(Some(Next::AtOnce));
             }
         }
     }
@@ -263,8 +245,8 @@ impl Outgoing {
         self.wire.is_empty() && self.lead.is_empty() && self.segments_sent()
     }
 
-    /// Sends what is available.
-    fn send_pieces(&mut self, connection: &Connection, stop_at: u64) -> io::Result<Step> {
+    /// Sends what is available. Returns `false` if the socket is full.
+    fn send_pieces(&mut self, connection: &Connection, stop_at: u64) -> io::Result<bool> {
         let socket = &connection.socket;
         if !std::mem::replace(&mut self.has_begun, true) {
             connection.begin();
@@ -281,11 +263,11 @@ impl Outgoing {
             };
             match result {
                 Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Blocked),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
-        Ok(Step::Complete)
+        Ok(true)
     }
 
     /// The memory before the next file.

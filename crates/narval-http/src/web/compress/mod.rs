@@ -11,6 +11,7 @@ use http::header::{
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::http1::accept::{Coding, negotiate_coding};
+use crate::http1::head_parts::lists;
 use crate::http1::response_head::has_content;
 use crate::message::body::BodyKind;
 use crate::web::files::is_compressible;
@@ -83,7 +84,7 @@ fn may_be_compressed(response: &Response) -> bool {
         && header(CONTENT_ENCODING).is_none()
         && header(CONTENT_RANGE).is_none()
         && header(CONTENT_TYPE).is_some_and(|value| value.to_str().is_ok_and(is_compressible))
-        && !header(CACHE_CONTROL).is_some_and(|value| has_token(value.as_bytes(), b"no-transform"))
+        && !header(CACHE_CONTROL).is_some_and(|value| lists(value.as_bytes(), "no-transform"))
 }
 
 /// A response that is not compressed. A 304 has the `Vary` of the 200 (RFC 9110 section 15.4.5), whose size is not
@@ -160,13 +161,9 @@ fn mark(mut response: Response, coding: Coding) -> Response {
 /// Adds `Accept-Encoding` to `Vary`.
 fn add_vary(response: Response) -> Response {
     match response.header_value(&VARY) {
-        Some(value) if has_token(value.as_bytes(), b"*") || has_token(value.as_bytes(), b"accept-encoding") => response,
+        Some(value) if lists(value.as_bytes(), "*") || lists(value.as_bytes(), "accept-encoding") => response,
         _ => response.header(VARY, HeaderValue::from(ACCEPT_ENCODING)),
     }
-}
-
-fn has_token(list: &[u8], token: &[u8]) -> bool {
-    list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
 }
 
 /// A body of unknown length that is never sent, for answers to HEAD.

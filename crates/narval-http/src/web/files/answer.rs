@@ -1,15 +1,14 @@
 use std::io;
-use std::sync::Arc;
 
 use http::header::{CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, ETAG};
 use http::{HeaderValue, Method, StatusCode};
 
 use super::dictionary::delta_etag_named;
-use super::resource::{Content, Resource, Variant};
+use super::resource::{Content, Resource, Variant, bounds, file_range};
 use crate::http1::accept::{Coding, negotiate_coding};
 use crate::http1::conditional::{self, Outcome, Validators};
 use crate::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
-use crate::{Body, BodySource, FileRange, Fill, HeadRef, Response, SegmentBuf};
+use crate::{Body, BodySource, Fill, HeadRef, Response, SegmentBuf};
 
 /// Answers a GET or HEAD from a resource and the delta from the version that the client has: chooses the encoding,
 /// evaluates conditions, selects ranges. Does not access the disk.
@@ -73,10 +72,7 @@ fn not_modified(variant: &Variant, etag: &HeaderValue) -> Response {
 fn whole(variant: &Variant) -> Response {
     match &variant.content {
         Content::Memory(_, prepared) => prepared.clone().into(),
-        Content::File(file) => {
-            let range = FileRange { file: file.clone(), offset: 0, length: variant.stamp.size };
-            with_headers(StatusCode::OK, variant).body(Body::file(range))
-        }
+        Content::File(_) => with_headers(StatusCode::OK, variant).body(variant.body()),
     }
 }
 
@@ -87,46 +83,24 @@ fn with_headers(status: StatusCode, variant: &Variant) -> Response {
 fn single(variant: &Variant, range: ByteRange) -> Response {
     with_headers(StatusCode::PARTIAL_CONTENT, variant)
         .header(CONTENT_RANGE, range.content_range(variant.stamp.size))
-        .body(part(variant, range))
-}
-
-fn part(variant: &Variant, range: ByteRange) -> Body {
-    match &variant.content {
-        Content::Memory(bytes, _) => Body::bytes(bytes.slice(bounds(range, bytes.len()))),
-        Content::File(file) => Body::file(FileRange { file: file.clone(), offset: range.start, length: range.length }),
-    }
-}
-
-/// The range as indices; it was selected for this length.
-fn bounds(range: ByteRange, length: usize) -> std::ops::Range<usize> {
-    let clamp = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
-    clamp(range.start)..clamp(range.start.saturating_add(range.length))
+        .body(variant.content.part(range))
 }
 
 fn several(variant: &Variant, ranges: Vec<ByteRange>) -> Response {
     let framing = MultipartRanges::new(ranges, variant.stamp.size, Some(variant.content_type()));
     let length = framing.content_length();
     let content_type = framing.content_type();
-    let content = match &variant.content {
-        Content::Memory(bytes, _) => PartContent::Memory(bytes.clone()),
-        Content::File(file) => PartContent::File(file.clone()),
-    };
     let headers = variant.headers.iter().filter(|(name, _)| name != CONTENT_TYPE).cloned();
     headers
         .fold(Response::new(StatusCode::PARTIAL_CONTENT), |response, (name, value)| response.header(name, value))
         .header(CONTENT_TYPE, content_type)
-        .body(Body::source(Parts { framing, content, next: 0 }, Some(length)))
-}
-
-enum PartContent {
-    Memory(bytes::Bytes),
-    File(Arc<std::fs::File>),
+        .body(Body::source(Parts { framing, content: variant.content.clone(), next: 0 }, Some(length)))
 }
 
 /// The body of a `multipart/byteranges` answer.
 struct Parts {
     framing: MultipartRanges,
-    content: PartContent,
+    content: Content,
     next: usize,
 }
 
@@ -139,13 +113,11 @@ impl BodySource for Parts {
         self.framing.part_head(self.next, out.memory());
         self.next += 1;
         match &self.content {
-            PartContent::Memory(bytes) => {
+            Content::Memory(bytes, _) => {
                 let slice = bytes.get(bounds(range, bytes.len())).unwrap_or_default();
                 out.memory().extend_from_slice(slice);
             }
-            PartContent::File(file) => {
-                out.push_file(FileRange { file: file.clone(), offset: range.start, length: range.length });
-            }
+            Content::File(file) => out.push_file(file_range(file, range)),
         }
         Ok(Fill::More)
     }

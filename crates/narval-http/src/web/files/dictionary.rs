@@ -77,12 +77,8 @@ pub(super) fn delta_etag_named(head: &HeadRef<'_>, source: &Stamp) -> Option<Hea
 
 /// The dictionary that the client has, if an answer may be a delta from it.
 pub(super) fn dictionary_asked(head: &HeadRef<'_>, is_secure: bool) -> Option<DictionaryHash> {
-    let mut values = head.header_all("available-dictionary");
-    let value = values.next()?;
     // A second field would make it a list, which it is not.
-    if values.next().is_some() || head.header_bytes("range").is_some() {
-        return None;
-    }
+    let value = head.header_once("available-dictionary").filter(|_| head.header_bytes("range").is_none())?;
     let hash = parse_available_dictionary(value)?;
     ((is_secure || is_local(head.peer())) && is_readable(head)).then_some(hash)
 }

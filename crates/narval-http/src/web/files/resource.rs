@@ -16,9 +16,10 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use super::dictionary::{DCZ_HEADER_LEN, DictionaryHash, dcz_header, delta_ending, delta_etag, use_as_dictionary};
 use super::folder::{Folder, Found, Stamp, read_whole};
 use super::{SiteOptions, content_type};
-use crate::Prepared;
 use crate::http1::accept::Coding;
 use crate::http1::date;
+use crate::http1::range::ByteRange;
+use crate::{Body, FileRange, Prepared};
 
 /// Files up to this size are kept in memory and sent together with their head: copying 32 KiB costs about as much as
 /// the system calls that would avoid it.
@@ -55,7 +56,7 @@ pub(super) struct Variant {
     pub(super) content: Content,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Content {
     /// A small file: its bytes, and the encoded response.
     Memory(Bytes, Arc<Prepared>),
@@ -205,6 +206,11 @@ impl Variant {
         let field = self.headers.iter().find(|(name, _)| name == CONTENT_TYPE);
         field.map_or(HeaderValue::from_static("application/octet-stream"), |(_, value)| value.clone())
     }
+
+    /// All of it.
+    pub(super) fn body(&self) -> Body {
+        self.content.part(ByteRange { start: 0, length: self.stamp.size })
+    }
 }
 
 impl Content {
@@ -219,6 +225,24 @@ impl Content {
         }
         Ok(Self::File(Arc::new(file)))
     }
+
+    /// A part of it.
+    pub(super) fn part(&self, range: ByteRange) -> Body {
+        match self {
+            Self::Memory(bytes, _) => Body::bytes(bytes.slice(bounds(range, bytes.len()))),
+            Self::File(file) => Body::file(file_range(file, range)),
+        }
+    }
+}
+
+pub(super) fn file_range(file: &Arc<File>, range: ByteRange) -> FileRange {
+    FileRange { file: file.clone(), offset: range.start, length: range.length }
+}
+
+/// The range as indices; it was selected for this length.
+pub(super) fn bounds(range: ByteRange, length: usize) -> std::ops::Range<usize> {
+    let clamp = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
+    clamp(range.start)..clamp(range.start.saturating_add(range.length))
 }
 
 /// The file name extension of an encoding; `None` for those that are never looked for.

@@ -15,9 +15,9 @@ use super::cache::ResourceCache;
 use super::dictionary::{DictionaryHash, dictionary_asked};
 use super::folder::{Folder, Found, Stamp};
 use super::listing;
-use super::resource::{Content, Resource, Variant};
+use super::resource::{Resource, Variant};
 use crate::http1::path::FilePath;
-use crate::{Body, FileRange, Handler, HeadRef, Request, Response};
+use crate::{Handler, HeadRef, Request, Response};
 
 /// How often reading a file is retried if it changes meanwhile.
 const CHANGED_RETRIES_MAX: usize = 5;
@@ -276,14 +276,10 @@ fn wants_page(head: &HeadRef<'_>, path: &Path) -> bool {
 
 /// Not cacheable: the requested file may be created.
 fn page_with_status(status: StatusCode, page: &Variant) -> Response {
-    let body = match &page.content {
-        Content::Memory(bytes, _) => Body::bytes(bytes.clone()),
-        Content::File(file) => Body::file(FileRange { file: file.clone(), offset: 0, length: page.stamp.size }),
-    };
     Response::new(status)
         .header(CONTENT_TYPE, page.content_type())
         .header(CACHE_CONTROL, HeaderValue::from_static("no-cache"))
-        .body(body)
+        .body(page.body())
 }
 
 /// 301 to the same path with a slash; the links of a listing are relative to it.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 
+use crate::message::panic_guard::panic_message;
 use crate::message::reject::Reject;
 use crate::{HeadRef, Middleware, Next, Request, Response};
 
@@ -132,12 +133,4 @@ impl fmt::Debug for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Errors").finish_non_exhaustive()
     }
-}
-
-fn panic_message(payload: &(dyn std::any::Any + Send)) -> &str {
-    payload
-        .downcast_ref::<&'static str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }

@@ -43,6 +43,12 @@ use table::{Dispatch, Route, Scope};
 /// Its handlers may share a value: see [`with`](Router::with).
 pub struct Router<S = ()> {
     state: Arc<S>,
+    parts: Parts,
+}
+
+/// What does not depend on the state.
+#[derive(Default)]
+struct Parts {
     routes: Vec<Route>,
     layers: Vec<Arc<dyn Middleware>>,
     not_found: Option<Box<dyn Handler>>,
@@ -55,16 +61,7 @@ pub struct Router<S = ()> {
 
 impl Default for Router {
     fn default() -> Self {
-        Self {
-            state: Arc::new(()),
-            routes: Vec::new(),
-            layers: Vec::new(),
-            not_found: None,
-            errors: None,
-            scopes: Vec::new(),
-            redirects_slashes: false,
-            error: None,
-        }
+        Self { state: Arc::new(()), parts: Parts::default() }
     }
 }
 
@@ -127,16 +124,7 @@ impl Router {
     /// ```
     #[must_use]
     pub fn with<S>(self, state: Arc<S>) -> Router<S> {
-        Router {
-            state,
-            routes: self.routes,
-            layers: self.layers,
-            not_found: self.not_found,
-            errors: self.errors,
-            scopes: self.scopes,
-            redirects_slashes: self.redirects_slashes,
-            error: self.error,
-        }
+        Router { state, parts: self.parts }
     }
 }
 
@@ -203,7 +191,7 @@ impl<S: Send + Sync + 'static> Router<S> {
     /// of its routes, whether they were added before or after, and what is not found below its prefix.
     #[must_use]
     pub fn layer(mut self, middleware: impl Middleware) -> Self {
-        self.layers.push(Arc::new(middleware));
+        self.parts.layers.push(Arc::new(middleware));
         self
     }
 
@@ -212,11 +200,11 @@ impl<S: Send + Sync + 'static> Router<S> {
     #[must_use]
     pub fn nest<T: Send + Sync + 'static>(mut self, prefix: &str, inner: Router<T>) -> Self {
         if prefix.ends_with('/') {
-            self.error.get_or_insert(RouteError::PrefixSlash { prefix: prefix.to_owned() });
+            self.parts.error.get_or_insert(RouteError::PrefixSlash { prefix: prefix.to_owned() });
         }
-        let layers = inner.all_layers();
+        let (layers, inner) = (inner.all_layers(), inner.parts);
         if let Some(error) = inner.error {
-            self.error.get_or_insert(error);
+            self.parts.error.get_or_insert(error);
         }
         let within = |outer: &[Arc<dyn Middleware>]| layers.iter().chain(outer).cloned().collect::<Vec<_>>();
         for route in inner.routes {
@@ -226,10 +214,10 @@ impl<S: Send + Sync + 'static> Router<S> {
         }
         for scope in inner.scopes {
             let wrapped = within(&scope.layers);
-            self.scopes.push(Scope::new(format!("{prefix}{}", scope.prefix), wrapped, scope.not_found));
+            self.parts.scopes.push(Scope::new(format!("{prefix}{}", scope.prefix), wrapped, scope.not_found));
         }
-        self.scopes.push(Scope::new(prefix.to_owned(), layers, inner.not_found));
-        self.redirects_slashes |= inner.redirects_slashes;
+        self.parts.scopes.push(Scope::new(prefix.to_owned(), layers, inner.not_found));
+        self.parts.redirects_slashes |= inner.redirects_slashes;
         self
     }
 
@@ -237,7 +225,7 @@ impl<S: Send + Sync + 'static> Router<S> {
     /// Default: 404.
     #[must_use]
     pub fn not_found<Form>(mut self, handler: impl IntoHandler<Form, S>) -> Self {
-        self.not_found = Some(Box::new(handler.into_handler(self.state.clone())));
+        self.parts.not_found = Some(Box::new(handler.into_handler(self.state.clone())));
         self
     }
 
@@ -264,7 +252,7 @@ impl<S: Send + Sync + 'static> Router<S> {
     /// ```
     #[must_use]
     pub fn errors(mut self, answer: impl Fn(&Failure<'_>) -> Response + Send + Sync + 'static) -> Self {
-        self.errors = Some(Errors::new(answer));
+        self.parts.errors = Some(Errors::new(answer));
         self
     }
 
@@ -272,7 +260,7 @@ impl<S: Send + Sync + 'static> Router<S> {
     /// keeps method and body.
     #[must_use]
     pub fn redirect_slashes(mut self) -> Self {
-        self.redirects_slashes = true;
+        self.parts.redirects_slashes = true;
         self
     }
 
@@ -282,7 +270,7 @@ impl<S: Send + Sync + 'static> Router<S> {
     /// The first invalid route, or two routes that match the same paths.
     pub fn build(self) -> Result<RoutingTable, RouteError> {
         let layers = self.all_layers();
-        let Self { mut routes, not_found, errors, mut scopes, redirects_slashes, error, .. } = self;
+        let Parts { mut routes, not_found, errors, mut scopes, redirects_slashes, error, .. } = self.parts;
         if let Some(error) = error {
             return Err(error);
         }
@@ -302,9 +290,9 @@ impl<S: Send + Sync + 'static> Router<S> {
     /// Its middlewares, within and around which its errors are answered: middlewares may change these answers, and fail
     /// themselves.
     fn all_layers(&self) -> Vec<Arc<dyn Middleware>> {
-        let errors = || self.errors.iter().map(|errors| Arc::new(errors.clone()) as Arc<dyn Middleware>);
-        let outer = errors().filter(|_| !self.layers.is_empty());
-        outer.chain(self.layers.iter().cloned()).chain(errors()).collect()
+        let errors = || self.parts.errors.iter().map(|errors| Arc::new(errors.clone()) as Arc<dyn Middleware>);
+        let outer = errors().filter(|_| !self.parts.layers.is_empty());
+        outer.chain(self.parts.layers.iter().cloned()).chain(errors()).collect()
     }
 
     fn push(
@@ -316,9 +304,9 @@ impl<S: Send + Sync + 'static> Router<S> {
         layers: Vec<Arc<dyn Middleware>>,
     ) {
         match Pattern::parse(&text) {
-            Ok(pattern) => self.routes.push(Route { method, pattern, text, handler, layers, inline }),
+            Ok(pattern) => self.parts.routes.push(Route { method, pattern, text, handler, layers, inline }),
             Err(error) => {
-                self.error.get_or_insert(RouteError::Pattern { pattern: text, error });
+                self.parts.error.get_or_insert(RouteError::Pattern { pattern: text, error });
             }
         }
     }
@@ -326,7 +314,7 @@ impl<S: Send + Sync + 'static> Router<S> {
 
 impl<S> fmt::Debug for Router<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let routes = self.routes.iter().map(|route| format!("{} {}", route.method, route.text));
+        let routes = self.parts.routes.iter().map(|route| format!("{} {}", route.method, route.text));
         f.debug_list().entries(routes).finish()
     }
 }

@@ -18,6 +18,10 @@ use std::time::Duration;
 
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use nix::libc::{
+    EAGAIN, EBUSY, EINTR, ENOBUFS, ETIME, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLIN, POLLOUT, SOCK_CLOEXEC,
+    SOCK_NONBLOCK,
+};
 
 use self::buffers::{BUFFER_GROUP, ProvidedBuffers};
 use super::table::Table;
@@ -30,19 +34,8 @@ use crate::limits::{RECEIVE_BUFFER, URING_ENTRIES, URING_PAUSE};
 
 /// Completions of cancellations are ignored.
 const IGNORED: u64 = u64::MAX;
-/// Constants of <poll.h> and <linux/io_uring.h> that the bindings lack.
-const POLLIN: u32 = 1;
-const POLLOUT: u32 = 4;
+/// A constant of <linux/io_uring.h> that the bindings lack.
 const POLL_FIRST: u16 = 1;
-const MSG_DONTWAIT: i32 = 0x40;
-const MSG_NOSIGNAL: i32 = 0x4000;
-const MSG_MORE: i32 = 0x8000;
-const SOCK_NONBLOCK_CLOEXEC: i32 = 0o4000 | 0o2_000_000;
-const EINTR: i32 = 4;
-const EAGAIN: i32 = 11;
-const EBUSY: i32 = 16;
-const ETIME: i32 = 62;
-const ENOBUFS: i32 = 105;
 
 /// The io_uring driver.
 pub(crate) struct UringDriver<C, M> {
@@ -192,13 +185,13 @@ impl<C: HasSocket, M> UringDriver<C, M> {
     fn await_wake(&mut self) {
         if let Some(fd) = self.mailbox.waker().fd().map(|fd| Fd(fd.as_raw_fd())) {
             // Multishot: each wake-up is a completion, and the counter is never read.
-            self.start(InFlight::Wake, opcode::PollAdd::new(fd, POLLIN).multi(true).build());
+            self.start(InFlight::Wake, opcode::PollAdd::new(fd, POLLIN as u32).multi(true).build());
         }
     }
 
     fn accept_from(&mut self, listener: usize, socket: Arc<Socket>, family: Family) {
         if let Some(fd) = socket.fd().map(|fd| Fd(fd.as_raw_fd())) {
-            let accept = opcode::AcceptMulti::new(fd).flags(SOCK_NONBLOCK_CLOEXEC).build();
+            let accept = opcode::AcceptMulti::new(fd).flags(SOCK_NONBLOCK | SOCK_CLOEXEC).build();
             let place = self.start(InFlight::Accept { listener, socket, family }, accept);
             if let Some(slot) = self.accepts.get_mut(listener) {
                 *slot = Some(place);
@@ -398,7 +391,7 @@ impl<C: HasSocket, M> Driver<C> for UringDriver<C, M> {
             Op::AwaitWritable(token) if self.connections.get_mut(token).is_some_and(|entry| entry.ops[2].is_some()) => {
             }
             Op::AwaitWritable(token) => self.start_on(token, 2, |connection, fd| {
-                let poll = opcode::PollAdd::new(fd, POLLOUT).build();
+                let poll = opcode::PollAdd::new(fd, POLLOUT as u32).build();
                 (InFlight::Writable { token, _connection: connection }, poll)
             }),
         }

@@ -40,7 +40,7 @@ impl Conn {
                 }
                 if *left == 0 {
                     *left = limits.linger_bytes_max;
-                    *until = service.now() + millis(limits.body_stall_timeout);
+                    *until = service.now + millis(limits.body_stall_timeout);
                 }
                 self.credit_stream(id, data.len());
                 return;
@@ -70,7 +70,7 @@ impl Conn {
             Ok((_, NextStep::Receive | NextStep::Answer, true)) => {
                 let withheld = self.streams.get_mut(&id).map_or(0, |stream| std::mem::take(&mut stream.withheld));
                 if withheld == 0 {
-                    self.credit_and_grow(id, data.len(), service.now());
+                    self.credit_and_grow(id, data.len(), service.now);
                 } else {
                     self.credit_stream(id, data.len() + withheld);
                 }
@@ -136,7 +136,7 @@ impl Conn {
 
     /// A body does not have the announced length: the request is malformed (RFC 9113 section 8.1.1).
     fn break_body(&mut self, id: u32, service: &mut Service<'_>) {
-        service.count_malformed();
+        service.counters.rejected.add(1);
         if let Err(error) = self.reset(id, ErrorCode::ProtocolError, service) {
             self.fail(error.0, error.1, service);
         }
@@ -167,7 +167,7 @@ impl Conn {
         let Some(request) = stream.take_memory() else { return };
         if request.is_awaited {
             // That was no check of its progress.
-            stream.body_check = request.incoming.next_check(service.now(), service.limits());
+            stream.body_check = request.incoming.next_check(service.now, service.limits());
         }
         self.stream(id, request, false, service);
     }
@@ -240,7 +240,7 @@ impl Conn {
 
     /// Checks the progress of a body; returns when to do so again.
     pub(super) fn check_body(&mut self, id: u32, service: &mut Service<'_>) -> Option<Millis> {
-        let now = service.now();
+        let now = service.now;
         let stream = self.streams.get_mut(&id)?;
         // The connection ticks for other streams, too. What a client must send between two checks is for the time between them.
         let is_due = stream.body_check <= now;
@@ -265,7 +265,7 @@ impl Conn {
                 self.credit_if_room(id, 0);
                 return self.streams.get(&id).map(|stream| stream.body_check.max(now + 1));
             }
-            Look::TooSlow => service.count_timeout(),
+            Look::TooSlow => service.counters.timeouts.add(1),
         }
         match std::mem::replace(&mut stream.receiving, Receiving::Unread) {
             Receiving::Piped { pipe, .. } => pipe.abort(io::ErrorKind::TimedOut),

@@ -24,7 +24,7 @@ impl Conn {
     }
 
     pub(super) fn spend_reset(&mut self, service: &Service<'_>) -> Result<(), ConnError> {
-        if self.resets.spend(service.now()) {
+        if self.resets.spend(service.now) {
             return Ok(());
         }
         service.count_abuse("streams that are reset");
@@ -47,7 +47,7 @@ impl Conn {
             Sending::Body(_) | Sending::Waiting(..) => {
                 service.over(stream.status, stream.sent, stream.note.take(), ending);
             }
-            Sending::WebSocket(socket) => socket.release(service.websocket_workers()),
+            Sending::WebSocket(socket) => socket.release(&service.server.pool),
             Sending::Nothing | Sending::Done => {}
         }
         self.closed.push(id, how, stream.receive.open());
@@ -65,7 +65,7 @@ impl Conn {
             }
         }
         if self.streams.is_empty() {
-            self.idle_since = service.now();
+            self.idle_since = service.now;
             self.look_at(self.idle_since + millis(service.limits().keep_alive_timeout));
             self.look_for_end();
         }
@@ -87,7 +87,7 @@ impl Conn {
         frame::push_go_away(&mut self.out, self.last, code);
         self.end = Some(Close::Clean { large: false });
         self.abandon_all(service);
-        self.look_at(service.now() + millis(service.limits().linger_timeout));
+        self.look_at(service.now + millis(service.limits().linger_timeout));
     }
 
     fn abandon_all(&mut self, service: &mut Service<'_>) {
@@ -106,22 +106,24 @@ impl Conn {
         }
         frame::push_go_away(&mut self.out, STREAM_MAX, ErrorCode::NoError);
         frame::push_ping(&mut self.out, false, *b"goodbye.");
-        let until = service.now() + millis(HTTP2_GOAWAY_GRACE);
+        let until = service.now + millis(HTTP2_GOAWAY_GRACE);
         self.going = Going::Warned { until };
         self.look_at(until);
-        let waiting: Vec<u32> =
-            self.streams.iter().filter(|(_, s)| matches!(s.sending, Sending::Waiting(..))).map(|(id, _)| *id).collect();
-        for stream in waiting {
-            self.hang_up(stream);
-        }
+        self.hang_up_all();
         self.stop_websockets(service);
     }
 
     /// Tells the client which stream is the last one.
-    pub(super) fn tell_last(&mut self, _: &Service<'_>) {
+    pub(super) fn tell_last(&mut self) {
         self.going = Going::Told;
         frame::push_go_away(&mut self.out, self.last, ErrorCode::NoError);
         self.look_for_end();
+    }
+
+    /// Ends all endless bodies whose sources have no data.
+    pub(super) fn hang_up_all(&mut self) {
+        let ids: Vec<u32> = self.streams.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.hang_up(id));
     }
 
     /// Ends an endless body after the data it still has.
@@ -136,7 +138,7 @@ impl Conn {
 
     /// The deadline has passed.
     pub(super) fn tick(&mut self, service: &mut Service<'_>) {
-        let (now, limits) = (service.now(), service.limits().clone());
+        let (now, limits) = (service.now, service.limits().clone());
         // The next deadline is determined below. If only a job is waited for, it is checked periodically.
         self.deadline = now + millis(limits.keep_alive_timeout);
         if self.end.is_some() {
@@ -148,14 +150,14 @@ impl Conn {
         }
         if self.frame_until != 0 {
             if self.frame_until <= now {
-                service.count_timeout();
+                service.counters.timeouts.add(1);
                 return self.fail(ErrorCode::SettingsTimeout, "a frame was not complete in time", service);
             }
             self.look_at(self.frame_until);
         }
         if let Going::Warned { until } = self.going {
             if until <= now {
-                self.tell_last(service);
+                self.tell_last();
             } else {
                 self.look_at(until);
             }
@@ -163,7 +165,7 @@ impl Conn {
         if self.streams.is_empty() && self.end.is_none() {
             let until = self.idle_since + millis(limits.keep_alive_timeout);
             if until <= now {
-                return self.leave_idle(service);
+                return self.leave_idle();
             }
             self.look_at(until);
         }
@@ -172,9 +174,9 @@ impl Conn {
     }
 
     /// Ends the connection, which has no request.
-    pub(super) fn leave_idle(&mut self, service: &Service<'_>) {
+    pub(super) fn leave_idle(&mut self) {
         if self.end.is_none() {
-            self.tell_last(service);
+            self.tell_last();
         }
     }
 
@@ -195,7 +197,7 @@ impl Conn {
                     if let Some(next) = stream.progress.check(now, stream.sent, least, stall) {
                         self.look_at(next);
                     } else {
-                        service.count_timeout();
+                        service.counters.timeouts.add(1);
                         frame::push_reset(&mut self.out, id, ErrorCode::Cancel);
                         self.drop_stream(id, How::ByUs, Ending::Aborted, service);
                     }
@@ -221,7 +223,7 @@ impl Conn {
         } else if let Some(next) = self.progress.check(now, self.gathered, limits.write_progress_min, stall) {
             self.look_at(next);
         } else {
-            service.count_timeout();
+            service.counters.timeouts.add(1);
             self.abandon_all(service);
             self.end = Some(Close::Abort);
         }

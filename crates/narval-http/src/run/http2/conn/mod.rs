@@ -204,11 +204,11 @@ impl Conn {
             Event::Stop => self.stop(service),
             Event::Noted(stream, note) => self.noted(stream, note, service),
             Event::Refused(stream) => self.refused(stream, service),
-            Event::GivenUp => self.leave_idle(service),
+            Event::GivenUp => self.leave_idle(),
             Event::Unsent => {
                 self.is_blocked = true;
-                self.progress = Progress::new(service.now(), self.gathered);
-                self.look_at(service.now() + millis(service.limits().write_stall_timeout));
+                self.progress = Progress::new(service.now, self.gathered);
+                self.look_at(service.now + millis(service.limits().write_stall_timeout));
             }
             Event::Ready => self.is_blocked = false,
             // Those are for whoever writes, and for connections that have one request at a time.

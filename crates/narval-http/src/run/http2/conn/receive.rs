@@ -1,6 +1,6 @@
 //! Handles received frames.
 
-use super::stream::{How, Sending};
+use super::stream::How;
 use super::{Block, Conn, ConnError, DataLeft, Going, Phase};
 use crate::http2::flow::SendWindow;
 use crate::http2::frame::{self, ErrorCode, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE, flag};
@@ -46,7 +46,7 @@ impl Conn {
             self.frame_until = 0;
         } else if self.frame_until == 0 {
             // Absolute: trickling bytes do not postpone it.
-            self.frame_until = service.now() + millis(service.limits().head_timeout);
+            self.frame_until = service.now + millis(service.limits().head_timeout);
             self.look_at(self.frame_until);
         }
         self.input = rest;
@@ -155,7 +155,7 @@ impl Conn {
 
     /// A frame that does nothing for a request.
     pub(super) fn spend_frame(&mut self, what: &'static str, service: &Service<'_>) -> Taken {
-        if self.idle_frames.spend(service.now()) {
+        if self.idle_frames.spend(service.now) {
             return Ok(());
         }
         service.count_abuse(what);
@@ -258,7 +258,7 @@ impl Conn {
         Ok(())
     }
 
-    fn ping(&mut self, header: &FrameHeader, payload: &[u8], service: &mut Service<'_>) -> Taken {
+    fn ping(&mut self, header: &FrameHeader, payload: &[u8], service: &Service<'_>) -> Taken {
         let Ok(payload) = <[u8; 8]>::try_from(payload) else {
             return Err(ConnError(ErrorCode::FrameSizeError, "a PING frame is not 8 bytes long"));
         };
@@ -267,7 +267,7 @@ impl Conn {
             frame::push_ping(&mut self.out, true, payload);
         } else if matches!(self.going, Going::Warned { .. }) {
             // Everything that the client sent before it knew has arrived.
-            self.tell_last(service);
+            self.tell_last();
         }
         Ok(())
     }
@@ -395,11 +395,7 @@ impl Conn {
         for stream in cut {
             self.drop_stream(stream, How::ByClient, Ending::Aborted, service);
         }
-        let waiting: Vec<u32> =
-            self.streams.iter().filter(|(_, s)| matches!(s.sending, Sending::Waiting(..))).map(|(id, _)| *id).collect();
-        for stream in waiting {
-            self.hang_up(stream);
-        }
+        self.hang_up_all();
         if !is_broken && self.is_busy() {
             // TCP tells only when something is sent whether the client has closed the connection or still reads.
             frame::push_ping(&mut self.out, false, *b"still-on");

@@ -17,7 +17,7 @@ use crate::io::progress::Progress;
 use crate::limits::{HTTP2_STREAM_WINDOW, HTTP2_STREAMS_MAX};
 use crate::message::departure::Departure;
 use crate::run::http2::service::Inline;
-use crate::run::intake::{Begun, Body, InMemory, Request};
+use crate::run::intake::{Begun, InMemory, Request};
 use crate::run::job::Work;
 use crate::run::service::Service;
 
@@ -29,11 +29,11 @@ impl Conn {
         if id <= self.last {
             return self.trailers(id, block, is_last, service);
         }
-        let mut head = service.head();
+        let mut head = std::mem::take(&mut service.head);
         head.begin(&service.limits().head);
         let decoded = self.decoder.decode(block, |field| head.field(field));
         let taken = self.open(id, decoded, &mut head, is_last, service);
-        service.give_head_back(head);
+        service.head = head;
         taken
     }
 
@@ -72,13 +72,13 @@ impl Conn {
         } else if !is_last {
             stream.receiving = Receiving::Unread;
         }
-        stream.progress = Progress::new(service.now(), 0);
-        stream.credited = service.now();
+        stream.progress = Progress::new(service.now, 0);
+        stream.credited = service.now;
         match finished {
             Ok(parsed) => self.begin(id, stream, parsed, head, service),
             Err(HeadError::Malformed(reason)) => {
                 tracing::debug!(reason, "a malformed request was reset");
-                service.count_malformed();
+                service.counters.rejected.add(1);
                 self.streams.insert(id, stream);
                 self.reset(id, ErrorCode::ProtocolError, service)
             }
@@ -117,11 +117,11 @@ impl Conn {
             Inline::Later(later) => {
                 head.give_back(parsed);
                 let departure = self.set_away(id);
-                service.hand_out(Work::Later { stream: id, later, departure });
+                service.work.push_back(Work::Later { stream: id, later, departure });
             }
             Inline::Job => {
                 let bytes = Bytes::copy_from_slice(head.bytes());
-                self.ask(id, Request { bytes, head: Box::new(parsed), body: Body::None }, service);
+                self.ask(id, Request { bytes, head: Box::new(parsed), body: None }, service);
             }
         }
         Ok(())
@@ -130,7 +130,7 @@ impl Conn {
     /// Has a worker answer a request.
     pub(super) fn ask(&mut self, id: u32, request: Request, service: &mut Service<'_>) {
         let departure = self.set_away(id);
-        service.hand_out(Work::Request { stream: id, request, departure });
+        service.work.push_back(Work::Request { stream: id, request, departure });
     }
 
     fn set_away(&mut self, id: u32) -> Departure {
@@ -158,7 +158,7 @@ impl Conn {
                 self.answer(id, answer, service);
             }
             Begun::Stream(request) => {
-                self.check_body_at(id, request.incoming.next_check(service.now(), service.limits()));
+                self.check_body_at(id, request.incoming.next_check(service.now, service.limits()));
                 let continue_due = request.expects_continue();
                 self.stream(id, request, continue_due, service);
             }
@@ -217,7 +217,7 @@ impl Conn {
                 Ok(())
             }
             _ => {
-                service.count_malformed();
+                service.counters.rejected.add(1);
                 self.reset(id, ErrorCode::ProtocolError, service)
             }
         }

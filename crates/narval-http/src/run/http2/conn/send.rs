@@ -6,6 +6,7 @@ use http::StatusCode;
 
 use super::stream::{How, Receiving, Sending};
 use super::{Conn, Wants};
+use crate::BodyWaker;
 use crate::http1::ProtoError;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
@@ -48,7 +49,7 @@ impl Conn {
         }
         (stream.status, stream.note) = (answer.status, answer.note);
         stream.sent = (HEADER_LENGTH + answer.block.len()) as u64;
-        stream.progress = Progress::new(service.now(), stream.sent);
+        stream.progress = Progress::new(service.now, stream.sent);
         if !stream.is_received() {
             // The unread rest of the request body is received and discarded. The client must learn that before the
             // response ends: some clients then stop reading until everything is sent (curl 7.88).
@@ -83,7 +84,7 @@ impl Conn {
             self.out = out;
         } else {
             // A stream whose window is closed has no turn: without this, its deadline would be noticed with the next one of the connection.
-            self.look_at(service.now() + millis(service.limits().write_stall_timeout));
+            self.look_at(service.now + millis(service.limits().write_stall_timeout));
             self.queue(id);
         }
     }
@@ -273,8 +274,8 @@ impl Conn {
         let window = stream.window.open().min(self.window.open());
         if window == 0 {
             // A WINDOW_UPDATE of the stream queues it again; for one of the connection it is queued now.
-            stream.progress = Progress::new(service.now(), stream.sent);
-            self.look_at(service.now() + millis(service.limits().write_stall_timeout));
+            stream.progress = Progress::new(service.now, stream.sent);
+            self.look_at(service.now + millis(service.limits().write_stall_timeout));
             return self.queue(id);
         }
         let room = quantum.saturating_sub(into.gathered()).max(HTTP2_QUANTUM_MIN);
@@ -296,7 +297,7 @@ impl Conn {
             return self.feed_hungry(service);
         }
         self.feed_hungry(service);
-        if runs_low && taken > 0 && !is_closed && !service.holding().is_tight() {
+        if runs_low && taken > 0 && !is_closed && !service.connection.holding().is_tight() {
             self.make(id, service);
         }
         self.queue(id);
@@ -333,7 +334,7 @@ impl Conn {
             return None;
         }
         let window = stream.window.open().min(self.window.open());
-        Some(window.clamp(HTTP2_QUANTUM_MIN, service.holding().at_once(HTTP2_QUANTUM)))
+        Some(window.clamp(HTTP2_QUANTUM_MIN, service.connection.holding().at_once(HTTP2_QUANTUM)))
     }
 
     /// Produces the next piece of a body that does not block.
@@ -359,15 +360,15 @@ impl Conn {
         (stream.is_away, stream.making) = (true, quantum);
         let departure = stream.departure();
         self.turns.making(quantum);
-        service.hand_out(Work::Make { stream: id, maker, quantum, departure });
+        service.work.push_back(Work::Make { stream: id, maker, quantum, departure });
     }
 
     /// Makes a body wait for its source.
     fn wait(&mut self, id: u32, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::Body(mut body) = std::mem::replace(&mut stream.sending, Sending::Done) else { return };
-        let at_most = service.wait(id, &mut body);
-        let until = service.now() + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
+        let at_most = body.wait(BodyWaker(service.connection.address(id)));
+        let until = service.now + millis(at_most.min(SOURCE_WAIT_MAX)).max(1);
         stream.sending = Sending::Waiting(body, until);
         self.look_at(until);
         if service.is_stopping() || self.has_ended {
@@ -408,7 +409,7 @@ impl Conn {
                 // 8.1); curl 7.88 waits for ever. So the rest is received, as with HTTP/1.
                 let limits = service.limits();
                 let until = if service.is_stopping() { limits.linger_timeout } else { limits.body_stall_timeout };
-                let until = service.now() + millis(until);
+                let until = service.now + millis(until);
                 stream.receiving = Receiving::Discarded { total: 0, left: limits.linger_bytes_max, until };
                 self.look_at(until);
             }

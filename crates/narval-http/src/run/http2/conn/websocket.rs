@@ -26,10 +26,10 @@ impl Conn {
         };
         service.over(answer.status, answer.block.len() as u64, answer.note, Ending::Complete);
         self.push_block(id, answer.block, false);
-        ws::start(&shared, service.carrier(id), service.holding(), None, service.websocket_workers());
-        let mut socket = ws::Stream::new(shared, service.now());
+        ws::start(&shared, service.carrier(id), service.connection.holding(), None, &service.server.pool);
+        let mut socket = ws::Stream::new(shared, service.now);
         if service.is_stopping() {
-            socket.on(Told::Stop, service.now(), service.websocket_workers());
+            socket.on(Told::Stop, service.now, &service.server.pool);
         }
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.sending = Sending::WebSocket(Box::new(socket));
@@ -75,7 +75,7 @@ impl Conn {
     pub(super) fn websocket(&mut self, id: u32, told: Told<'_>, service: &mut Service<'_>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Sending::WebSocket(socket) = &mut stream.sending else { return };
-        let wants = socket.on(told, service.now(), service.websocket_workers());
+        let wants = socket.on(told, service.now, &service.server.pool);
         match wants.end {
             None => {
                 let used = if wants.read { std::mem::take(&mut stream.withheld) } else { 0 };
@@ -86,7 +86,7 @@ impl Conn {
             Some(Close::Clean { .. }) => {
                 self.out.extend_from_slice(&frame::data_header(id, 0, true));
                 if let Sending::WebSocket(socket) = std::mem::replace(&mut stream.sending, Sending::Done) {
-                    socket.release(service.websocket_workers());
+                    socket.release(&service.server.pool);
                 }
                 self.all_sent(id, service);
             }

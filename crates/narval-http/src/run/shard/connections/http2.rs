@@ -221,7 +221,7 @@ impl<D: Driver<Connection>> Shard<D> {
 
 /// Produces the next records, of no more than about `most` bytes. Each holds one full DATA frame if there is enough data.
 fn gather(conn: &mut Conn, wire: &mut OutBuf, most: usize, at: &mut Service<'_>) -> io::Result<Wants> {
-    let connection = at.connection();
+    let connection = at.connection;
     let expected = conn.output_hint();
     let most = most.min(connection.holding().at_once(SEAL_IN_PLACE_QUANTUM));
     match &connection.tls {
