@@ -66,7 +66,7 @@ pub use message::coding::{Codings, DecoderOf};
 pub use message::head::Head;
 pub use message::request::{Extra, Method, Request, Response, Valid};
 pub use message::upload::{Answer, Payload, Upload};
-pub use message::url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError};
+pub use message::url::{Origin, Scheme, URL_LEN_MAX, Url, UrlError, escaped};
 pub use retrying::breaker::Breaker;
 pub use retrying::budget::{BUDGET_MAX, Budget};
 pub use retrying::policy::{RetryPolicy, random_fraction};

@@ -4,12 +4,12 @@ use narval_cache::{CacheError, Caches, signature_advice};
 use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 
-use crate::fetch::{Cores, FromCaches};
-use crate::push::send;
+use crate::fetch::FromCaches;
 use crate::resolve::closure;
-use crate::transfer::transfer;
 use crate::unpack::ToStore;
-use crate::{Destination, Error, Progress, PushOptions, Target, UPLOADS_MAX, Wanted};
+use crate::{Destination, Error, Progress, Wanted};
+use narval_push::{PushOptions, Target, UPLOADS_MAX, send};
+use narval_transfer::{Cores, transfer};
 
 /// The zstd level.
 const LEVEL: i32 = 3;

@@ -11,13 +11,13 @@ use narval_store::Daemon;
 use parking_lot::Mutex;
 
 use crate::delta::{DeltaUse, Deltas};
-use crate::destination::Destination;
-use crate::fetch::{Cores, FromCaches};
+use crate::fetch::FromCaches;
 use crate::resolve::{Walk, check_cycles, closure};
 use crate::space::Space;
-use crate::transfer::{Transfer, transfer};
 use crate::unpack::{DOWNLOADS_MAX, ToStore};
 use crate::{Error, Progress, Wanted};
+use narval_transfer::Destination;
+use narval_transfer::{Cores, Transfer, transfer};
 
 /// Options of an install.
 pub struct Options {

@@ -2,13 +2,13 @@
 //! NAR, unpacks it under a temporary name in the store, renames it once every check has passed, and registers all paths
 //! at the end.
 //!
-//! Installing, copying and pushing are a source, a sink, and the walk between them in `transfer/`. `fetch/` has the
-//! source that reads from caches, `unpack/` the sink that writes to a local store, and `push/` the sinks that write to
-//! caches; `resolve/` finds closures. `profile/` and `run/` use installed paths. The files beside them are the
+//! Installing and copying are a source, a sink, and the walk between them in `narval-transfer`. `fetch/` has the
+//! source that reads from caches, and `unpack/` the sink that writes to a local store; `narval-push` has the sinks that
+//! write to caches. `resolve/` finds closures. `profile/` and `run/` use installed paths. The files beside them are the
 //! operations.
 //!
 //! - [`install`] and [`plan`]: closures from caches into a [`Destination`]. [`copy_from_caches`], [`copy_from_store`],
-//!   [`copy_between_stores`] and [`push()`]: between other places. [`watch`]: pushes what is built.
+//!   [`copy_between_stores`]: between other places.
 //! - [`listing`], [`cat`], [`Closure`]: what a cache has, without installing it. [`verify()`] and [`repair`]: whether a
 //!   store has what it should.
 //! - [`Profile`]: generations of installed packages. [`run`]: programs from a store that is not in `/nix/store`.
@@ -57,48 +57,31 @@
 
 mod copy;
 mod delta;
-mod destination;
-mod error;
 mod fetch;
 pub mod follow;
 mod inspect;
 mod install;
 pub mod names;
 mod profile;
-mod progress;
-mod push;
 pub mod releases;
 mod remembered;
 mod repair;
 mod resolve;
 pub mod run;
 pub mod settings;
-mod size;
 mod space;
-mod transfer;
 mod unpack;
 mod verify;
-pub mod watch;
 
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
 pub use delta::{DeltaBases, DeltaUse};
-pub use destination::Destination;
-pub use error::Error;
 pub use inspect::{cat, check, listing};
 pub use install::{Options, Planned, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
 pub(crate) use narval_client::clock::now;
+pub use narval_transfer::{Destination, Error, Progress, Snapshot, TIMELINE, human_bytes};
 pub use profile::{Added, Addition, Chosen, Element, Manifest, Origin, Profile, Removed};
-pub use progress::{Progress, Snapshot};
-pub use push::{
-    Administered, Elsewhere, Exchanged, Excluded, Filter, Missing, PushOptions, Pushed, Selection, Target, UPLOADS_MAX,
-    push,
-};
 pub use repair::repair;
 pub use resolve::{CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX, Closure, LOOKUPS_MAX, Node};
-pub use size::human_bytes;
 pub use unpack::DOWNLOADS_MAX;
 pub use verify::{Fault, Faulty, verify};
-
-/// The target of the spans that make a timeline: `path` around all that a path needs, `fetch`, `decompress`, `hash`, `write`, and `wait for a core`.
-pub const TIMELINE: &str = "narval_install::timeline";

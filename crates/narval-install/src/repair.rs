@@ -7,10 +7,10 @@ use narval_client::Client;
 use narval_nix::PathInfo;
 use narval_store::TransferError;
 
-use crate::fetch::{Cores, FromCaches, mismatch};
-use crate::transfer::Watched;
+use crate::fetch::{FromCaches, mismatch};
 use crate::unpack::ToStore;
 use crate::{Destination, Error, Options, Progress, Wanted};
+use narval_transfer::{Cores, Watched};
 
 /// Replaces the files of valid paths. A replacement must have the registered hash: a cache with another NAR for the
 /// path cannot be used.

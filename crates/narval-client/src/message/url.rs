@@ -7,7 +7,7 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use url::Host;
 
 /// The type of a URL.
@@ -131,6 +131,17 @@ pub enum UrlError {
 
 /// The maximum length of a URL: presigned object-storage links stay below 2 KiB.
 pub const URL_LEN_MAX: usize = 8 * 1024;
+
+const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A text as one segment of a URL's path, or as a value in its query.
+///
+/// ```
+/// assert_eq!(narval_client::escaped("gtk+3 ä&x"), "gtk%2B3%20%C3%A4%26x");
+/// ```
+pub fn escaped(text: &str) -> String {
+    percent_encode(text.as_bytes(), NOT_UNRESERVED).to_string()
+}
 
 /// The characters that are encoded in the path of a folder.
 const FOLDER_PATH: &AsciiSet = &CONTROLS.add(b' ').add(b'#').add(b'%').add(b'?');

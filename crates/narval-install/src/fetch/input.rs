@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
-use super::cores::Core;
 use crate::delta::Download;
 use crate::{Error, Progress, TIMELINE};
 use narval_cache::{CacheFile, Found};
 use narval_client::HttpError;
 use narval_codec::decode::INPUT_LEN;
+use narval_transfer::Core;
 use tracing::trace_span;
 
 /// How many bytes of a file are read beyond twice the size of its NAR. No compression doubles its input, and an endless

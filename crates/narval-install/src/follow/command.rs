@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-use crate::watch::Stop;
+use narval_push::watch::Stop;
 
 /// Time between two looks at a process.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -31,8 +31,8 @@ pub use self::state::{Failed, Running};
 use self::state::{Interrupted, State};
 pub use self::window::Window;
 use crate::releases::FoundRelease;
-use crate::watch::Stop;
 use crate::{Destination, Error, Options, Wanted, install, now, plan};
+use narval_push::watch::Stop;
 
 /// How long another process with the same profile is waited for: one that is stopping takes a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);

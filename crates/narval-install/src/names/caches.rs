@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use narval_cache::CacheError;
-use narval_client::{Client, HttpError, Request, Scheme, Url};
+use narval_client::{Client, HttpError, Request, Scheme, Url, escaped};
 use narval_nix::{PackageName, StorePath, compare_versions};
 use serde_json::Value;
 
@@ -228,13 +228,6 @@ fn newest<'a>(old: &StorePath, candidates: &'a [Candidate]) -> Option<&'a Candid
     })
 }
 
-/// A text in a query or a path of a URL.
-pub fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(escape).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,10 +285,5 @@ mod tests {
         assert_eq!(newest_of("a-1.10"), None);
         assert_eq!(newest_of("a-1.9-dev"), Some(("a-2-dev".to_owned(), 3)));
         assert_eq!(newest_of("a"), None);
-    }
-
-    #[test]
-    fn texts_in_urls() {
-        assert_eq!(escaped("gtk+3 ä&x"), "gtk%2B3%20%C3%A4%26x");
     }
 }

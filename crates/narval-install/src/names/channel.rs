@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use narval_cache::{CacheError, CacheFile, read_small};
-use narval_client::{Client, Extra, HttpError, OwnCodings, REDIRECTS_MAX, Request, Scheme, Url};
+use narval_client::{Client, Extra, HttpError, OwnCodings, REDIRECTS_MAX, Request, Scheme, Url, escaped};
 use narval_codec::decode::{Decoder, INPUT_LEN};
 use narval_files::{TemporaryFile, Work, is_temporary_name};
 use narval_names::{Builder, Index, NamesError, PackedIndex, read_packages, read_store_paths};
 use narval_nix::Compression;
 use narval_store::lock_file;
 
-use super::caches::escaped;
 use super::learnt::Learnt;
 use super::pieces::pieces;
 use crate::Error;

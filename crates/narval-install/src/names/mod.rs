@@ -15,7 +15,6 @@ mod programs;
 mod records;
 mod resolve;
 
-pub use caches::escaped;
 pub use caches::{Candidate, Found, Query, Upgrade, Upgrades, find, named, query_for, search, sort, upgrades};
 pub use channel::{CHANNEL_DEFAULT, Channel, NamesFolder, Refreshed};
 pub use exact::prepare_exact;

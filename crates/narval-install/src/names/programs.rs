@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::CacheFile;
-use narval_client::{Client, OwnCodings, Url};
+use narval_client::{Client, OwnCodings, Url, escaped};
 use narval_files::{TemporaryFile, Work};
 use narval_names::{Index, NamesError};
 use narval_nix::Compression;
 use narval_store::lock_file;
 use rusqlite::{Connection, OpenFlags};
 
-use super::caches::escaped;
 use super::channel::{Channel, NamesFolder, TEMPORARY, decoded, fetch_error, file_name, names_error};
 use crate::Error;
 

@@ -1,10 +1,9 @@
 //! The build records of a release: the evaluation that its `src-url` names knows which path each attribute has.
 
-use narval_client::{Client, HttpError, Request, Url};
+use narval_client::{Client, HttpError, Request, Url, escaped};
 use narval_nix::{StoreDir, StorePath};
 use serde_json::Value;
 
-use super::caches::escaped;
 use super::channel::ACCEPTS_JSON;
 
 /// The largest record.

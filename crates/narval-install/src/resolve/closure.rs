@@ -88,6 +88,11 @@ impl Closure {
         Ok(())
     }
 
+    /// The metadata of its paths.
+    pub fn infos(&self) -> BTreeMap<StorePath, PathInfo> {
+        self.nodes.iter().map(|(path, node)| (path.clone(), node.info.clone())).collect()
+    }
+
     /// The total size of its NARs in bytes.
     pub fn size(&self) -> u64 {
         self.nodes.values().map(|node| node.info.nar_size).sum()

@@ -1,10 +1,8 @@
 //! Resolving: finds the closure of requested paths, from the narinfos of caches or from a store.
 
 mod closure;
-mod order;
 mod walk;
 
 pub use closure::{Closure, Node};
-pub(crate) use order::{find_cycle, in_order};
 pub use walk::{CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX, LOOKUPS_MAX};
 pub(crate) use walk::{Walk, check_cycles, closure};

@@ -9,8 +9,8 @@ use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
 use narval_nix::{HashPart, StorePath};
 use parking_lot::{Condvar, Mutex};
 
-use super::find_cycle;
 use crate::Error;
+use narval_transfer::find_cycle;
 
 /// The maximum number of concurrent narinfo requests: half of the connections to an origin; the other half is for NARs.
 pub const LOOKUPS_MAX: usize = 32;

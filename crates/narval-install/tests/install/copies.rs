@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use narval_cache::Caches;
 use narval_client::{ClientOptions, Credentials, Netrc, Proxies, Url};
-use narval_install::{Error, Target, Wanted, copy_from_caches};
+use narval_install::{Error, Wanted, copy_from_caches};
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
+use narval_push::Target;
 
 use crate::support::{Act, Server, client, file_nar, install_from};
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use narval_client::{Client, Url};
 use narval_http::Method;
+use narval_install::Error;
 use narval_install::names::{self, Candidate};
-use narval_install::{Administered, Error};
 use narval_keep::{Cache, CacheName, Data, RefusalKind};
 use narval_nix::{HashPart, StoreDir, StorePath};
+use narval_push::Administered;
 use narval_serve::{ApiRequest, ask_api};
 use serde_json::Value;
 
@@ -19,7 +20,7 @@ use crate::args::logins::Logins;
 use crate::args::names::{may_be_name, only_one};
 use crate::args::paths::hash_part;
 use crate::args::push::TokenArgs;
-pub(crate) use narval_install::names::escaped;
+pub(crate) use narval_client::escaped;
 
 /// A server at a URL.
 #[derive(Clone, Debug, clap::Args)]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use narval_client::clock;
 use narval_files::TemporaryFile;
-use narval_install::{Administered, Exchanged};
 use narval_oidc::{SignIn, SignedIn};
+use narval_push::{Administered, Exchanged};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;

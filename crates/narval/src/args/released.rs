@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use narval_client::{Client, Url};
+use narval_install::Error;
 use narval_install::names::machine_system;
-use narval_install::{Administered, Error};
 use narval_nix::release::{ReleaseName, ReleaseSystem, ReleaseVersion, check_notes};
 use narval_nix::{PackageName, Release, StoreDir, StorePath};
+use narval_push::Administered;
 use serde_json::{Value, json};
 
 use crate::Failure;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_client::{ClientOptions, RetryPolicy, Url};
-use narval_install::{Elsewhere, Excluded, Filter, Selection};
 use narval_nix::StoreDir;
+use narval_push::{Elsewhere, Excluded, Filter, Selection};
 
 use crate::Failure;
 use crate::args::client::{CacheArgs, RequestArgs};

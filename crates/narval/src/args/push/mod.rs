@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use narval_client::{Client, Url};
 use narval_codec::encode::Encoding;
-use narval_install::{PushOptions, UPLOADS_MAX};
+use narval_push::{PushOptions, UPLOADS_MAX};
 use narval_store::{Environment, StoreConfig};
 use zeroize::Zeroizing;
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use narval_cache::Caches;
 use narval_client::Scheme;
 use narval_install::{
-    Destination, Options, Progress, Target, Wanted, copy_between_stores, copy_from_caches, copy_from_store, install,
+    Destination, Options, Progress, Wanted, copy_between_stores, copy_from_caches, copy_from_store, install,
 };
 use narval_nix::{PathInfo, StoreDir};
+use narval_push::Target;
 use serde_json::json;
 
 use crate::Failure;

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::net::UnixDatagram;
 
-use narval_install::watch::Queue;
 use narval_nix::StorePath;
 use narval_nix::derivation::parse_outputs;
+use narval_push::watch::Queue;
 use narval_store::{Environment, StoreConfig};
 
 use crate::Failure;

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use narval_client::Url;
-use narval_install::{Closure, Destination, Error, Missing, Progress, Pushed, Selection, Target, Wanted};
+use narval_install::{Closure, Destination, Error, Progress, Wanted};
 use narval_nix::{PathInfo, Release, StorePath};
+use narval_push::{Missing, Pushed, Selection, Target};
 use serde_json::json;
 
 use crate::Failure;
@@ -93,7 +94,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let mut selection = args.filter.selection(&urls, requests, from.store_dir())?;
     // Those that are named, and what these refer to.
     selection.filter.derivations = true;
-    let mut infos = selection.of_closure(&closure);
+    let mut infos = selection.of_closure(&closure.roots, closure.infos());
     infos.extend(always.iter().filter_map(|path| Some((path.clone(), closure.nodes.get(path)?.info.clone()))));
     if args.filter.dry_run {
         return say_what_is_missing(&args, &urls, &from, &selection, &infos, &always);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narval_install::watch::{Stop, WatchOptions, WatchReport, watch};
+use narval_push::watch::{Stop, WatchOptions, WatchReport, watch};
 use sd_notify::NotifyState;
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-use narval_install::names::escaped;
+use narval_client::escaped;
 use narval_oidc::{TOKEN_LEN_MAX, identity_token, token_of_runner};
 use zeroize::Zeroizing;
 

@@ -6,9 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use narval_client::{Client, Url};
-use narval_install::{Destination, Error, Filter, Progress, Selection, Target};
+use narval_install::{Destination, Error, Progress};
 use narval_nix::Release;
 use narval_nix::release::check_notes;
+use narval_push::{Filter, Selection, Target};
 use narval_store::StoreConfig;
 
 use super::options::Args;
@@ -92,7 +93,7 @@ fn prepare(
     // Whoever gets the release needs all of it.
     let filter = Filter { derivations: true, ..Filter::default() };
     let selection = Selection { filter, no_closure: false, ..selection };
-    let (infos, options) = (selection.of_closure(&closure), args.how.options()?);
+    let (infos, options) = (selection.of_closure(&closure.roots, closure.infos()), args.how.options()?);
     let (to, client) = (to.clone(), Arc::clone(client));
     Ok(move || {
         let target = Target::open(&to, &client, from.store_dir())?;

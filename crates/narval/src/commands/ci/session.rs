@@ -6,11 +6,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_client::{Bearer, Client, ClientOptions, Url};
+use narval_install::Error;
 use narval_install::settings::{UserTrust, user_trust};
-use narval_install::watch::{Stop, WatchOptions, WatchReport, watch};
-use narval_install::{Administered, Error, PushOptions};
 use narval_nix::StorePath;
 use narval_oidc::is_safe;
+use narval_push::watch::{Stop, WatchOptions, WatchReport, watch};
+use narval_push::{Administered, PushOptions};
 use narval_store::{CacheSettings, Store, StoreConfig};
 use parking_lot::Mutex;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use narval_install::human_bytes;
-use narval_install::watch::WatchReport;
 use narval_nix::{HashPart, Release};
+use narval_push::watch::WatchReport;
 use serde_json::{Value, json};
 
 use super::platform::Platform;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use narval_client::{Method, Url};
-use narval_install::{Administered, Error};
+use narval_install::Error;
+use narval_push::Administered;
 
 use crate::Failure;
 use crate::args::client::{RequestArgs, parse_cache};

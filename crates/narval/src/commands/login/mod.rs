@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use narval_client::{Client, Url};
-use narval_install::Administered;
 use narval_oidc::{Device, SignIn, SignedIn, is_safe};
+use narval_push::Administered;
 use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;

@@ -9,10 +9,10 @@ use narval_client::{Client, Url, clock};
 use narval_install::follow::{FollowOptions, Follower, Patience, Round, Window, state_folder};
 use narval_install::names::machine_system;
 use narval_install::releases::{Expected, SeenReleases, find_in};
-use narval_install::watch::Stop;
 use narval_install::{Error, Options, human_bytes};
 use narval_keep::MachineName;
 use narval_nix::release::{ReleaseSystem, Selector, share_of};
+use narval_push::watch::Stop;
 use sd_notify::NotifyState;
 use serde_json::{Value, json};
 

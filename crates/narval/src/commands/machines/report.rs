@@ -5,9 +5,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use narval_client::Url;
+use narval_install::Error;
 use narval_install::follow::{Follower, Running};
-use narval_install::{Administered, Error};
 use narval_keep::{MachineName, MachineReport, MachineState};
+use narval_push::Administered;
 
 use crate::Failure;
 use crate::args::data::now;

@@ -8,9 +8,10 @@ use std::time::SystemTime;
 
 use clap::Subcommand;
 use narval_files::TemporaryFile;
+use narval_install::Progress;
 use narval_install::names::prepare_exact;
-use narval_install::{Progress, Target, push};
 use narval_names::{Builder, NamesError, read_evaluation};
+use narval_push::{Target, push};
 
 use crate::Failure;
 use crate::args::client::OutputArgs;

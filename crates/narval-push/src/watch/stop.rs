@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::wake::Waker;
-use crate::Progress;
+use narval_transfer::Progress;
 
 /// Stops a watcher from another thread. Undelivered paths stay recorded.
 #[derive(Clone, Default)]
@@ -67,7 +67,8 @@ impl Stop {
         self.0.waker.get_or_init(|| waker)
     }
 
-    pub(crate) fn progress(&self) -> &Progress {
+    /// What interrupts what it waits for.
+    pub fn progress(&self) -> &Progress {
         &self.0.progress
     }
 

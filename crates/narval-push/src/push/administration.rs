@@ -4,15 +4,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_client::{Client, HttpError, Method, Payload, Url};
+use narval_client::{Client, HttpError, Method, Payload, Url, escaped};
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use narval_nix::{Release, StoreDir};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
-use crate::Error;
-use crate::names::escaped;
+use narval_transfer::Error;
 
 /// The path of these requests.
 const PROTOCOL: &str = "_narval/v1";

@@ -9,7 +9,7 @@ use narval_nix::cache_info::CACHE_INFO_LEN_MAX;
 use narval_nix::{CacheInfo, Sha256, StoreDir};
 use narval_s3::{PutError, put_object};
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// The key in `nix-cache-info` with which a cache offers the protocol of `docs/push-protocol.md`.
 const PROTOCOL_KEY: &str = "NarvalPush";

@@ -20,33 +20,43 @@ struct State {
     came: u64,
 }
 
+/// The memory of a decoder for a large NAR.
+const DICTIONARY_LEN: u64 = 8 * 1024 * 1024;
+
+/// The memory that a NAR's decoder may use.
+pub fn decoder_memory(nar_size: u64) -> u64 {
+    nar_size.min(DICTIONARY_LEN)
+}
+
 /// The cores.
-pub(crate) struct Cores {
+pub struct Cores {
     total: usize,
     state: Mutex<State>,
     freed: Condvar,
     /// Notified when a thread gets the core that it waited for: one more download may start. The pipeline waits on it.
-    pub(crate) relaxed: Condvar,
+    pub relaxed: Condvar,
 }
 
 impl Cores {
-    pub(crate) fn new(total: usize) -> Self {
+    /// This many, at least one.
+    pub fn new(total: usize) -> Self {
         let total = total.max(1);
         let state = Mutex::new(State { free: total, waiting: BTreeSet::new(), came: 0 });
         Self { total, state, freed: Condvar::new(), relaxed: Condvar::new() }
     }
 
-    pub(crate) const fn total(&self) -> usize {
+    /// How many there are.
+    pub const fn total(&self) -> usize {
         self.total
     }
 
     /// The number of threads with data but without a core.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
     /// Waits for a core; larger NARs go first.
-    pub(crate) fn take(&self, size: u64) -> Core<'_> {
+    pub fn take(&self, size: u64) -> Core<'_> {
         let _waiting = trace_span!(target: TIMELINE, "wait for a core").entered();
         self.wait_for_one(size);
         Core { cores: self, size }
@@ -79,14 +89,14 @@ impl Cores {
 }
 
 /// A core, returned when dropped.
-pub(crate) struct Core<'a> {
+pub struct Core<'a> {
     cores: &'a Cores,
     size: u64,
 }
 
 impl Core<'_> {
     /// Runs something that waits, and returns the core meanwhile.
-    pub(crate) fn lend<T>(&self, wait: impl FnOnce() -> T) -> T {
+    pub fn lend<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.cores.give_back();
         let waited = wait();
         self.cores.wait_for_one(self.size);

@@ -11,7 +11,9 @@ use narval_store::{
 };
 use parking_lot::Mutex;
 
-use crate::{Error, Wanted};
+use narval_cache::Wanted;
+
+use crate::Error;
 
 /// A local store. Kept and installed paths are not garbage-collected while this value lives.
 pub struct Destination {
@@ -50,7 +52,7 @@ impl Destination {
 
     /// Waits until what is valid now is on disk: the files, and what the database says of them. SQLite's log does not last by itself in the
     /// way that Nix opens the database, so that a power failure could leave a profile that leads to a path the store does not know.
-    pub(crate) fn make_last(&self) -> Result<(), Error> {
+    pub fn make_last(&self) -> Result<(), Error> {
         for folder in [&self.config.real_store_dir, &self.config.state_dir.join("db")] {
             File::open(folder)
                 .and_then(|opened| rustix::fs::syncfs(opened).map_err(io::Error::from))

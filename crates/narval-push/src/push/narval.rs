@@ -14,7 +14,7 @@ use narval_store::{Sink, Source, TransferError, Visible};
 
 use super::server::{ANSWER_LEN_MAX, Sent, Server};
 use super::small::{Batch, SMALL_LEN_MAX, SmallNars};
-use crate::{Error, Progress};
+use narval_transfer::{Error, Progress};
 
 /// Bytes in one part: less than the 32 MiB that the protocol allows, because each upload holds two parts in memory.
 const PART_LEN: usize = 16 * 1024 * 1024;

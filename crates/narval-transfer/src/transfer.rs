@@ -1,19 +1,12 @@
 //! The walk between a source and a sink: the largest NAR first, on several threads, in bounded memory, and each path
 //! visible after its references. Installing, copying and pushing are this walk between different ends.
 
-mod in_order;
-mod visible;
-mod walk;
-mod watched;
-
 use narval_store::{Sink, Source, Visible};
 
-pub(crate) use walk::Transfer;
-pub(crate) use watched::Watched;
-
-use crate::fetch::Cores;
+use crate::cores::Cores;
+use crate::in_order::put_in_order;
+use crate::walk::Transfer;
 use crate::{Error, Progress};
-use in_order::put_in_order;
 
 /// Transfers those paths that the sink does not have, on up to `threads` threads. Every reference of a path must be
 /// among them, or in the sink. Returns how many the sink did not have.
@@ -21,7 +14,7 @@ use in_order::put_in_order;
 /// # Errors
 /// The first failure, with the number of others. Paths that were put before are visible if their references
 /// are.
-pub(crate) fn transfer<S: Source, K: Sink>(
+pub fn transfer<S: Source, K: Sink>(
     source: &S,
     entries: Vec<S::Entry>,
     sink: &K,

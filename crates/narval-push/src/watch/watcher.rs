@@ -17,7 +17,8 @@ use super::queue::Queue;
 use super::state::{DestinationId, Position, State};
 use super::stop::Stop;
 use super::wake::Waker;
-use crate::{Error, now};
+use narval_client::clock::now;
+use narval_transfer::Error;
 
 /// The maximum number of caches of one watcher.
 const TARGETS_MAX: usize = 16;

@@ -16,7 +16,7 @@ use narval_nix::StorePath;
 use rustix::fs::{Mode, OFlags, fstat, mkdirat, openat};
 use rustix::io::Errno;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// How folders are opened.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);

@@ -11,7 +11,8 @@ use narval_store::lock_file;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use crate::{Error, now};
+use narval_client::clock::now;
+use narval_transfer::Error;
 
 /// How long to wait for another watcher with the same state: one that is stopping takes a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);

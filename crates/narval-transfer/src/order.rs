@@ -26,7 +26,7 @@ pub(crate) fn in_order<T>(all: Vec<T>, names: impl Fn(&T) -> (StorePath, Vec<Sto
 }
 
 /// Finds a path and one that it refers to, which also refers to it, directly or through others. References to itself do not count.
-pub(crate) fn find_cycle<'a>(
+pub fn find_cycle<'a>(
     references: &HashMap<&'a StorePath, &'a Vec<StorePath>>,
 ) -> Option<(&'a StorePath, &'a StorePath)> {
     let (mut done, mut below) = (HashSet::new(), HashSet::new());

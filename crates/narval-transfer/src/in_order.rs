@@ -2,8 +2,8 @@
 
 use narval_store::{InOrderError, Sink, Source, TransferError};
 
-use super::watched::Watched;
-use crate::resolve::in_order;
+use crate::order::in_order;
+use crate::watched::Watched;
 use crate::{Error, Progress};
 
 /// Puts paths, each after its references. If a source fails, the path is taken from elsewhere; paths that other

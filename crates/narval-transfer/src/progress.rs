@@ -57,35 +57,41 @@ impl Progress {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn found(&self, nar_size: u64, file_size: Option<u64>) {
+    /// Counts a path to transfer.
+    pub fn found(&self, nar_size: u64, file_size: Option<u64>) {
         self.paths_found.fetch_add(1, Ordering::Relaxed);
         self.nar_bytes_found.fetch_add(nar_size, Ordering::Relaxed);
         self.file_bytes_found.fetch_add(file_size.unwrap_or(nar_size), Ordering::Relaxed);
     }
 
-    pub(crate) fn walk_done(&self) {
+    /// The whole closure is known.
+    pub fn walk_done(&self) {
         self.walk_done.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn downloaded(&self, len: u64) {
+    /// Counts bytes of a file, as a cache has it.
+    pub fn downloaded(&self, len: u64) {
         self.file_bytes_done.fetch_add(len, Ordering::Relaxed);
     }
 
     /// Counts a delta of this length, in place of a file.
-    pub(crate) fn saved(&self, file_size: u64, delta_len: u64) {
+    pub fn saved(&self, file_size: u64, delta_len: u64) {
         self.deltas_done.fetch_add(1, Ordering::Relaxed);
         self.file_bytes_saved.fetch_add(file_size.saturating_sub(delta_len), Ordering::Relaxed);
     }
 
-    pub(crate) fn unpacked(&self, len: u64) {
+    /// Counts bytes of a NAR.
+    pub fn unpacked(&self, len: u64) {
         self.nar_bytes_done.fetch_add(len, Ordering::Relaxed);
     }
 
-    pub(crate) fn started(&self, path: &StorePath) {
+    /// Work on a path starts.
+    pub fn started(&self, path: &StorePath) {
         self.active.lock().push(path.clone());
     }
 
-    pub(crate) fn ended(&self, path: &StorePath, nar_size: Option<u64>) {
+    /// It has ended; with its NAR size if it is done.
+    pub fn ended(&self, path: &StorePath, nar_size: Option<u64>) {
         self.active.lock().retain(|other| other != path);
         if let Some(nar_size) = nar_size {
             self.paths_done.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +100,7 @@ impl Progress {
     }
 
     /// A NAR continues where an earlier run was interrupted.
-    pub(crate) fn resumed(&self, path: &StorePath, offset: u64) {
+    pub fn resumed(&self, path: &StorePath, offset: u64) {
         self.resumed.lock().push((path.clone(), offset));
     }
 

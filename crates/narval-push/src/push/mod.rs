@@ -26,9 +26,8 @@ use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, StoreDir, StorePath};
 use narval_store::{Sink, Source};
 
-use crate::transfer::transfer;
-use crate::{Destination, Error, Progress};
 use narval::{BuildSeconds, NarvalCache};
+use narval_transfer::{Destination, Error, Progress, transfer};
 use plain::PlainCache;
 use server::{Protocol, Server};
 use small::SmallNars;
@@ -131,7 +130,7 @@ impl Target {
     }
 
     /// Whether it is a folder.
-    pub(crate) const fn is_folder(&self) -> bool {
+    pub const fn is_folder(&self) -> bool {
         matches!(self.kind, Kind::Folder(_) | Kind::NoFolder)
     }
 
@@ -202,7 +201,7 @@ pub fn push(
 }
 
 /// Sends the paths that a cache does not have. Returns their number.
-pub(crate) fn send<S: Source>(
+pub fn send<S: Source>(
     source: &S,
     entries: Vec<S::Entry>,
     to: &Target,

@@ -198,7 +198,7 @@ pub enum Error {
 
 impl Error {
     /// Whether no server answered, as far as this machine can tell.
-    pub(crate) const fn is_network(&self) -> bool {
+    pub const fn is_network(&self) -> bool {
         use HttpError::{Broken, Connect, Proxy, Resolve, Slow, Stalled, Tls, Truncated};
         matches!(
             self,
@@ -257,11 +257,12 @@ impl Error {
     }
 
     /// Whether another cache may succeed.
-    pub(crate) const fn is_the_caches_fault(&self) -> bool {
+    pub const fn is_the_caches_fault(&self) -> bool {
         matches!(self, Self::Cache(error) if error.is_the_caches_fault())
     }
 
-    pub(crate) fn file(action: &'static str, path: &std::path::Path, source: io::Error) -> Self {
+    /// A file that an operation failed on.
+    pub fn file(action: &'static str, path: &std::path::Path, source: io::Error) -> Self {
         Self::File { action, path: path.to_owned(), source }
     }
 }

@@ -9,7 +9,7 @@ use narval_store::{Hashed, NarInput, NarOptions, Source};
 use crate::Progress;
 
 /// A source that counts.
-pub(crate) struct Watched<'a, S> {
+pub struct Watched<'a, S> {
     source: &'a S,
     progress: &'a Progress,
     /// Whether a path is shown as started when its NAR is opened, and as done when it is verified.
@@ -19,17 +19,17 @@ pub(crate) struct Watched<'a, S> {
 
 impl<'a, S: Source> Watched<'a, S> {
     /// Counts bytes.
-    pub(crate) const fn new(source: &'a S, progress: &'a Progress) -> Self {
+    pub const fn new(source: &'a S, progress: &'a Progress) -> Self {
         Self { source, progress, shows: false, counted: AtomicU64::new(0) }
     }
 
     /// Counts bytes and paths.
-    pub(crate) const fn shown(source: &'a S, progress: &'a Progress) -> Self {
+    pub const fn shown(source: &'a S, progress: &'a Progress) -> Self {
         Self { shows: true, ..Self::new(source, progress) }
     }
 
     /// Counts the unread rest of a path that is done: a sink does not read NARs that it has.
-    pub(crate) fn complete(&self, nar_size: u64) {
+    pub fn complete(&self, nar_size: u64) {
         self.progress.unpacked(nar_size.saturating_sub(self.counted.load(Ordering::Relaxed)));
     }
 }

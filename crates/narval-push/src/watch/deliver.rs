@@ -10,7 +10,9 @@ use narval_nix::{PathInfo, StorePath};
 use super::options::{DELIVERED_MAX, WatchOptions};
 use super::state::{DestinationId, State};
 use super::stop::Stop;
-use crate::{Destination, Error, Missing, Target};
+use narval_transfer::{Destination, Error};
+
+use crate::{Missing, Target};
 
 /// The maximum number of paths per push.
 const BATCH_MAX: u32 = 256;

@@ -7,7 +7,7 @@ use narval_nix::{PathInfo, StorePath};
 use super::elsewhere::Elsewhere;
 use super::filter::Filter;
 use super::{PushOptions, Pushed, Target, push};
-use crate::{Closure, Destination, Error, Progress};
+use narval_transfer::{Destination, Error, Progress};
 
 /// What is pushed, of what there is.
 #[derive(Default)]
@@ -32,23 +32,26 @@ pub struct Missing {
 }
 
 impl Selection {
-    /// What a command pushes that names these paths: what the filter takes of their closures, or with `no_closure`, of themselves, and what that
-    /// refers to.
-    pub fn of_closure(&self, closure: &Closure) -> BTreeMap<StorePath, PathInfo> {
-        let roots: BTreeSet<&StorePath> = closure.roots.iter().collect();
+    /// What a command pushes that names these paths, whose closures are `infos`: what the filter takes of the closures, or with `no_closure`, of
+    /// the paths themselves, and what that refers to.
+    pub fn of_closure(
+        &self,
+        roots: &[StorePath],
+        mut infos: BTreeMap<StorePath, PathInfo>,
+    ) -> BTreeMap<StorePath, PathInfo> {
         let takes = |info: &PathInfo| {
             let is_candidate = !self.no_closure || roots.contains(&info.path);
             is_candidate && self.filter.takes(&info.path, info.nar_size, info.ultimate)
         };
-        let taken = closure.nodes.values().map(|node| &node.info).filter(|info| takes(info));
-        let mut wanted: BTreeSet<StorePath> = taken.map(|info| info.path.clone()).collect();
+        let mut wanted: BTreeSet<StorePath> =
+            infos.values().filter(|info| takes(info)).map(|info| info.path.clone()).collect();
         let mut next: Vec<StorePath> = if self.no_closure { Vec::new() } else { wanted.iter().cloned().collect() };
         while let Some(path) = next.pop() {
-            let references = closure.nodes.get(&path).into_iter().flat_map(|node| &node.info.references);
+            let references = infos.get(&path).into_iter().flat_map(|info| &info.references);
             next.extend(references.filter(|reference| wanted.insert((*reference).clone())).cloned());
         }
-        let nodes = closure.nodes.iter().filter(|(path, _)| wanted.contains(path));
-        nodes.map(|(path, node)| (path.clone(), node.info.clone())).collect()
+        infos.retain(|path, _| wanted.contains(path));
+        infos
     }
 
     /// What a cache lacks of these paths, less what other caches have. Of `always`, the latter is not asked.

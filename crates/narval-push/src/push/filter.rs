@@ -7,7 +7,7 @@ use narval_nix::{PathInfo, StorePath};
 use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// The maximum memory of the compiled patterns in bytes.
 const PATTERNS_LEN_MAX: usize = 4 << 20;

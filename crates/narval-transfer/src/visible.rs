@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use narval_nix::{PathInfo, StorePath};
 
-use crate::resolve::in_order;
+use crate::order::in_order;
 
 /// Paths that become visible one by one, each as soon as its references are.
 pub(super) struct Waiting<P> {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::server::Server;
 use super::spool::Spool;
-use crate::{Error, Progress};
+use narval_transfer::{Error, Progress};
 
 /// The maximum number of concurrent narinfo requests.
 const LOOKUPS_MAX: usize = 32;

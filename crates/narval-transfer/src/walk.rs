@@ -11,10 +11,10 @@ use narval_store::{LocalStoreError, Sink, Source, TransferError, Visible};
 use parking_lot::Mutex;
 use tracing::trace_span;
 
-use super::in_order::put_in_order;
-use super::visible::{Waiting, closed_subset};
-use super::watched::Watched;
-use crate::fetch::{Cores, decoder_memory};
+use crate::cores::{Cores, decoder_memory};
+use crate::in_order::put_in_order;
+use crate::visible::{Waiting, closed_subset};
+use crate::watched::Watched;
 use crate::{Error, Progress, TIMELINE};
 
 /// The maximum memory of active decoders, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
@@ -92,7 +92,7 @@ struct State<E, P> {
 }
 
 /// Transfers paths from a source to a sink.
-pub(crate) struct Transfer<'a, S: Source, K: Sink> {
+pub struct Transfer<'a, S: Source, K: Sink> {
     source: &'a S,
     sink: &'a K,
     cores: &'a Cores,
@@ -107,12 +107,7 @@ where
     K::Error: Into<Error>,
 {
     /// A transfer on these cores, with at most this many NARs at the same time.
-    pub(crate) fn new(
-        source: &'a S,
-        sink: &'a K,
-        (cores, threads_max): (&'a Cores, usize),
-        progress: &'a Progress,
-    ) -> Self {
+    pub fn new(source: &'a S, sink: &'a K, (cores, threads_max): (&'a Cores, usize), progress: &'a Progress) -> Self {
         let state = State {
             heap: BinaryHeap::new(),
             queued_bytes: 0,
@@ -134,7 +129,7 @@ where
 
     /// Adds a path that the sink does not have, and a thread for it if the limit allows. Only for sinks where paths
     /// become [visible at the end](Visible::AtTheEnd): others must know all paths first.
-    pub(crate) fn add<'scope>(&'scope self, entry: S::Entry, scope: &'scope Scope<'scope, '_>) {
+    pub fn add<'scope>(&'scope self, entry: S::Entry, scope: &'scope Scope<'scope, '_>) {
         let mut state = self.state.lock();
         self.queue(&mut state, entry);
         self.start_threads(&mut state, scope);
@@ -143,7 +138,7 @@ where
     }
 
     /// Adds all paths at once.
-    pub(crate) fn add_all<'scope>(&'scope self, entries: Vec<S::Entry>, scope: &'scope Scope<'scope, '_>) {
+    pub fn add_all<'scope>(&'scope self, entries: Vec<S::Entry>, scope: &'scope Scope<'scope, '_>) {
         let mut state = self.state.lock();
         entries.into_iter().for_each(|entry| self.queue(&mut state, entry));
         state.closed = true;
@@ -169,13 +164,13 @@ where
     }
 
     /// Declares that no more paths will be added.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.state.lock().closed = true;
         self.cores.relaxed.notify_all();
     }
 
     /// Drops paths that have not started. Added paths may refer to paths that were not added.
-    pub(crate) fn abandon(&self) {
+    pub fn abandon(&self) {
         let mut state = self.state.lock();
         state.stop();
         state.is_open = true;
@@ -317,7 +312,7 @@ where
     ///
     /// # Errors
     /// The first failure, with the number of others.
-    pub(crate) fn finish(self, error: Option<Error>) -> Result<(), Error> {
+    pub fn finish(self, error: Option<Error>) -> Result<(), Error> {
         let state = self.state.into_inner();
         let State { mut errors, put, given, is_open, .. } = state;
         if let Some(error) = error {
