@@ -16,6 +16,7 @@ use super::neighbours::nearby::Nearby;
 use super::options::{NamePattern, UpstreamOptions};
 use super::said::Said;
 use super::standing::counts::{Asked, Counts};
+use super::standing::failures::Failures;
 use super::standing::health::{Health, Standing};
 use super::standing::listed::Listed;
 use super::standing::presence::{Asking, Check, Presence, Says};
@@ -37,6 +38,7 @@ pub(super) struct Remote {
     deltas: OnceLock<bool>,
     pub(super) counts: Counts,
     pub(super) health: Health,
+    failures: Failures,
     pub(super) presence: Presence,
     pub(super) listed: Listed,
     /// For threads that wait for it.
@@ -99,6 +101,7 @@ impl Remote {
             deltas: OnceLock::new(),
             counts: Counts::default(),
             health: Health::default(),
+            failures: Failures::default(),
             presence: Presence::default(),
             listed: Listed::at(store_paths),
             asked: Permits::new(ASKED_MAX),
@@ -206,7 +209,13 @@ impl Remote {
                 Said::Absent
             }
             Err(error) => {
-                tracing::warn!("upstream {error}");
+                // Anything but a failed request is about one path, and is always logged.
+                let is_request = matches!(error, CacheError::Fetch { .. });
+                match if is_request { self.failures.add(clock::instant()) } else { Some(0) } {
+                    Some(0) => tracing::warn!("upstream {error}"),
+                    Some(others) => tracing::warn!("upstream {error}; {others} more failures since the last message"),
+                    None => tracing::debug!("upstream {error}"),
+                }
                 match &error {
                     // It leads elsewhere, which does not become better by asking again.
                     CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. } => {

@@ -1,6 +1,7 @@
 //! What is known of how an upstream answers, and what is counted of it.
 
 pub(in crate::upstream) mod counts;
+pub(in crate::upstream) mod failures;
 pub(in crate::upstream) mod health;
 pub(in crate::upstream) mod listed;
 pub(in crate::upstream) mod presence;
