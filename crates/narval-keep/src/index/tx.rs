@@ -103,7 +103,8 @@ const LOCKS: [(&str, &str); 5] = [
     ("{remove_free}", " for update skip locked"),
 ];
 
-/// A statement.
+/// A statement. Where a column stands as `+column`, no index is to be used for it: SQLite, which knows nothing of what tables hold, would take one by
+/// the cache alone, and read all of that.
 pub(crate) struct Sql {
     text: &'static str,
     pub(crate) args: &'static [Kind],

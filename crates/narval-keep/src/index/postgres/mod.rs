@@ -4,7 +4,6 @@
 //! they are about, in one order: paths, NARs, names of NARs, caches. Locks end with their transactions, so poolers of connections do no harm. What others change is noticed within [`watch::LOOK_EVERY`].
 
 mod address;
-mod connect;
 mod failed;
 mod history;
 mod node;

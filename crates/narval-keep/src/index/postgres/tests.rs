@@ -399,8 +399,7 @@ fn nodes_behind_a_transaction_pooler() {
 fn prepared(index: &Postgres) -> i64 {
     let (mut connection, _) = index.database.pool.take().unwrap();
     let count = "select count(*) from pg_prepared_statements";
-    let count =
-        connection.run(DEADLINE, async |client| get(&sql::query(client, count, &[]).await?[0], 0)).unwrap();
+    let count = connection.run(DEADLINE, async |client| get(&sql::query(client, count, &[]).await?[0], 0)).unwrap();
     index.database.pool.give_back(connection);
     count
 }

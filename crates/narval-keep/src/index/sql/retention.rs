@@ -26,17 +26,18 @@ statements! {
          and p.hash_part = r.part and p.used <= r.used order by p.hash_part{remove_free}";
     LOCK_FREE_FILES(Int) { name: Text } = "select n.name from narval.nars n where n.cache = $1 \
          and n.name in (select r.name from {rows}) order by n.name{lock_free}";
-    HELD(Int, Int) { part: Text } = "select l.hash_part from {rows} join narval.leases l on l.cache = $1 and l.hash_part = r.part \
-           where l.until > $2 union select i.hash_part from {rows} join narval.pins i on i.cache = $1 and i.hash_part = r.part \
-           where i.until is null or i.until > $2";
+    HELD(Int, Int) { part: Text } = "select l.hash_part from narval.leases l where l.cache = $1 and l.until > $2 \
+           and l.hash_part in (select r.part from {rows}) \
+         union select i.hash_part from narval.pins i where i.cache = $1 and (i.until is null or i.until > $2) \
+           and i.hash_part in (select r.part from {rows})";
     LOCK(Int) { part: Text } = "select p.hash_part, p.file from narval.paths p where p.cache = $1 and p.hash_part in (select r.part from {rows}) \
          order by p.hash_part{remove}";
     /// Every form of their NARs: what leaked is in each.
-    LOCK_FORMS(Int) { part: Text } = "select n.name from narval.nars n where n.cache = $1 and n.nar_hash in (select m.nar_hash from {rows} \
-         join narval.paths p on p.cache = $1 and p.hash_part = r.part join narval.nars m on m.cache = $1 and m.name = p.file) \
+    LOCK_FORMS(Int) { part: Text } = "select n.name from narval.nars n where +n.cache = $1 and n.nar_hash in (select m.nar_hash from narval.nars m \
+         where m.cache = $1 and m.name in (select p.file from narval.paths p where p.cache = $1 and p.hash_part in (select r.part from {rows}))) \
          order by n.name{lock}";
-    REFERRERS(Int) { part: Text } = "select r.part, p.hash_part from {rows} join narval.refs f on f.reference = r.part \
-         join narval.paths p on p.id = f.referrer where p.cache = $1 and p.hash_part <> r.part";
+    REFERRERS(Int) { part: Text } = "select f.reference, p.hash_part from narval.refs f join narval.paths p on p.id = f.referrer \
+         where f.reference in (select r.part from {rows}) and +p.cache = $1 and p.hash_part <> f.reference";
     UNPIN(Int) { part: Text } = "delete from narval.pins where cache = $1 and hash_part in (select r.part from {rows})";
     UNLEASE(Int) { part: Text } = "delete from narval.leases where cache = $1 and hash_part in (select r.part from {rows})";
     DELETE(Int) { part: Text } = "delete from narval.paths where cache = $1 and hash_part in (select r.part from {rows}) \

@@ -73,8 +73,8 @@ statements! {
          on conflict (cache, file_hash) do update set nar_hash = excluded.nar_hash, at = excluded.at";
     FORMER_OF(Int, Bytes) = "select file_hash from narval.former where cache = $1 and nar_hash = $2 order by file_hash";
     /// The latest one stays: its narinfo may follow soon.
-    LIMIT_FORMER(Int, Bytes, Bytes, Int) = "delete from narval.former where cache = $1 and nar_hash = $2 and file_hash <> $3 \
-         and file_hash not in (select o.file_hash from narval.former o where o.cache = $1 and o.nar_hash = $2 \
+    LIMIT_FORMER(Int, Bytes, Bytes, Int) = "delete from narval.former where +cache = $1 and nar_hash = $2 and file_hash <> $3 \
+         and file_hash not in (select o.file_hash from narval.former o where +o.cache = $1 and o.nar_hash = $2 \
          order by o.at desc, o.file_hash limit $4)";
     FORGET_FORMER(Int, Int) = "delete from narval.former where cache = $1 and at < $2";
     LOCK_NAME(Int, Text) = "select 1 from narval.nars n where n.cache = $1 and n.name = $2{lock}";

@@ -46,7 +46,7 @@ statements! {
     );
     PARTS(Int, Text, Int) = "select hash_part from narval.paths where cache = $1 and hash_part > $2 order by hash_part limit $3";
     LAST() = "select coalesce(max(id), 0) from narval.paths";
-    SINCE(Int, Int, Int, Int) = "select hash_part from narval.paths where id > $2 and id <= $3 and cache = $1 order by id limit $4";
+    SINCE(Int, Int, Int, Int) = "select hash_part from narval.paths where id > $2 and id <= $3 and +cache = $1 order by id limit $4";
     REFERRERS(Int, Text) = "select p.hash_part from narval.refs r join narval.paths p on p.id = r.referrer \
          where r.reference = $2 and p.cache = $1 and p.hash_part <> $2 order by p.path";
 }

@@ -7,8 +7,8 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::failed::{Failed, describe};
-use super::sql::{get, query_opt};
+use super::super::failed::{Failed, describe};
+use super::super::sql::{get, query_opt};
 
 /// What is asked first. A standby answers, too, and what it says is old.
 const FIRST: &str = "select current_setting('transaction_read_only') = 'on', inet_client_port()";

@@ -3,6 +3,8 @@
 //! Nothing here depends on a session: each transaction sets what it needs for itself. So `pgbouncer` may hand out connections by transaction.
 //! Statements are prepared where nothing stands between this process and the server.
 
+mod connect;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::pin::{Pin, pin};
@@ -15,7 +17,6 @@ use tokio_postgres::{Client, Config, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::Address;
-use super::connect::connect;
 use super::failed::Failed;
 use crate::index::IndexError;
 use crate::index::tx::Sql;
@@ -60,7 +61,7 @@ impl Connection {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|error| Failed::Row(format!("no resources for a connection: {error}")))?;
         let connected = runtime.block_on(async {
-            let connected = tokio::time::timeout(timeout, connect(host, tls.clone())).await;
+            let connected = tokio::time::timeout(timeout, connect::connect(host, tls.clone())).await;
             connected.map_err(|_| Failed::Deadline(timeout))?
         });
         match connected {
