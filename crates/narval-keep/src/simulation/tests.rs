@@ -144,16 +144,16 @@ macro_rules! absence_is_found {
 }
 
 absence_is_found! {
-    two_collections_at_a_time_are_found: [Fence] in (15, 12),
-    a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (37, 12),
+    two_collections_at_a_time_are_found: [Fence] in (4, 12),
+    a_narinfo_that_others_publish_too_early_is_found: [Takeover] in (2, 12),
     an_absence_in_another_bucket_is_found: [Control] in (2, 12),
     a_collection_by_a_clock_that_nobody_has_set_is_found: [DatabaseTime] in (2, 12),
     a_request_for_a_release_that_records_two_is_found: [Requested] in (3, 12),
     a_release_that_keeps_nothing_is_found: [Held] in (19, 12),
     a_row_before_its_bytes_is_found: [Follows] in (1, 12),
     a_name_that_is_used_again_is_found: [Unique] in (1, 12),
-    a_narinfo_that_others_change_is_found: [SettleAlone] in (18, 12),
-    a_path_that_was_pushed_again_and_is_collected_is_found: [Unchanged] in (54, 12),
+    a_narinfo_that_others_change_is_found: [SettleAlone] in (27, 12),
+    a_path_that_was_pushed_again_and_is_collected_is_found: [Unchanged] in (24, 12),
 }
 
 /// Seeds that find the absence of a rule in PostgreSQL, and whether clients use one path in them. Nothing goes wrong in them otherwise.
