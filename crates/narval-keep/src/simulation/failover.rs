@@ -115,7 +115,8 @@ impl State {
             let was_deleted = history.deleted.get(part).is_some_and(|at| *at >= standby.at);
             // One that had come back from an earlier moment, and that a reader has found to be without its NAR in this one.
             let was_lost = history.lost.contains(part) && history.removed.get(part).is_some_and(|at| *at >= standby.at);
-            if history.visible.contains_key(part) {
+            // Not one that was deleted and pushed again in that moment, with another file.
+            if history.visible.get(part) == Some(file) {
                 continue;
             }
             if was_deleted || was_lost {
