@@ -54,9 +54,15 @@ async fn reach(host: &Config) -> Result<Option<(TcpStream, String)>, Failed> {
         None => String::new(),
     };
     let port = host.get_ports().first().copied().unwrap_or(5432);
-    let stream = match host.get_hostaddrs().first() {
-        Some(address) => TcpStream::connect((*address, port)).await?,
-        None => TcpStream::connect((&*name, port)).await?,
+    let connect = async {
+        match host.get_hostaddrs().first() {
+            Some(address) => TcpStream::connect((*address, port)).await,
+            None => TcpStream::connect((&*name, port)).await,
+        }
+    };
+    let stream = match host.get_connect_timeout() {
+        Some(timeout) => tokio::time::timeout(*timeout, connect).await.map_err(|_| Failed::Deadline(*timeout))??,
+        None => connect.await?,
     };
     stream.set_nodelay(true)?;
     if let Some(timeout) = host.get_tcp_user_timeout() {
