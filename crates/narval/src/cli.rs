@@ -102,8 +102,8 @@ type Define = fn(clap::Command) -> clap::Command;
 
 /// The commands that scripts and builds start often.
 const OFTEN: [(&str, Define); 12] = [
-    ("__enter", enter::Args::augment_args),
-    ("__follow", follow::Args::augment_args),
+    ("internal-enter", enter::Args::augment_args),
+    ("internal-follow", follow::Args::augment_args),
     ("cat", cat::Args::augment_args),
     ("copy", copy::Args::augment_args),
     ("env", env::Args::augment_args),
@@ -118,6 +118,7 @@ const OFTEN: [(&str, Define); 12] = [
 
 /// The definition with only this command, if it is one of [`OFTEN`]: defining all of them takes a third of the time that these need.
 fn definition_of(name: &str) -> Option<clap::Command> {
+    let name = if name == enter::FORMER_NAME { "internal-enter" } else { name };
     let (name, with_arguments) = OFTEN.iter().find(|(often, _)| *often == name)?;
     let program = clap::Command::new("narval").version(env!("CARGO_PKG_VERSION")).propagate_version(true);
     Some(program.subcommand_required(true).subcommand(with_arguments(clap::Command::new(*name))))
@@ -169,10 +170,10 @@ enum Command {
     WhySlow(why_slow::Args),
     Completions(completions::Args),
     Man(man::Args),
-    #[command(name = "__enter", hide = true)]
-    Enter(enter::Args),
-    #[command(name = "__follow", hide = true)]
-    FollowStore(follow::Args),
+    #[command(hide = true)]
+    InternalEnter(enter::Args),
+    #[command(hide = true)]
+    InternalFollow(follow::Args),
     Serve(serve::Args),
     Config(config::Args),
     Warm(warm::Args),
@@ -279,8 +280,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::WhySlow(args) => why_slow::run(args),
         Command::Completions(args) => completions::run(&args, definition()),
         Command::Man(args) => man::run(&args, &definition()),
-        Command::Enter(args) => enter::run(args),
-        Command::FollowStore(args) => follow::run(args),
+        Command::InternalEnter(args) => enter::run(args),
+        Command::InternalFollow(args) => follow::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Config(args) => config::run(args),
         Command::Warm(args) => warm::run(args),

@@ -97,8 +97,9 @@ fn both_nixes_read_what_was_written_and_undo_removes_it() {
     let again = home.use_cache(&["--yes"]);
     assert!(error(&again).contains("Nothing to change"), "{}", error(&again));
     assert_eq!(std::fs::read_to_string(home.conf()).unwrap(), written);
-    stdout(home.use_cache(&["--undo", "--yes"]));
+    stdout(home.use_cache(&["--remove", "--yes"]));
     assert_eq!(std::fs::read_to_string(home.conf()).unwrap(), own);
+    // The option's name in earlier versions.
     assert!(error(&home.use_cache(&["--undo", "--yes"])).contains("Nothing to change"));
 }
 
@@ -145,12 +146,12 @@ fn a_token_goes_into_a_netrc_that_nix_reads_and_nobody_else() {
     let args = ["use", &other.url(), "--yes", "--token-file", token.to_str().unwrap()];
     let shown = stdout(home.narval(&args, ""));
     assert!(shown.contains("- machine 127.0.0.1 login narval password …\n+ machine 127.0.0.1"), "{shown}");
-    stdout(home.use_cache(&["--undo", "--yes"]));
+    stdout(home.use_cache(&["--remove", "--yes"]));
     assert!(std::fs::read_to_string(&netrc).unwrap().contains("nv1_id_newer"));
     for nix in Nix::BOTH {
         assert_eq!(home.setting(nix, "netrc-file"), netrc.to_str().unwrap(), "{nix:?}");
     }
-    stdout(home.narval(&["use", &other.url(), "--undo", "--yes"], ""));
+    stdout(home.narval(&["use", &other.url(), "--remove", "--yes"], ""));
     assert_eq!(std::fs::read_to_string(&netrc).unwrap(), "machine a login b password c\n");
     assert!(!std::fs::read_to_string(home.conf()).unwrap().contains("netrc-file"));
 }
@@ -415,7 +416,7 @@ fn a_near_cache_has_what_was_fetched_once() {
         assert!(home.store.path("second").join(&path[1..]).join("bin/run").exists());
         assert!(Command::new("kill").args(["-CONT", &upstream]).status().unwrap().success());
         drop(running);
-        let undone = narval(&["use", "--near", "--user", "--no-start", "--undo", "--yes"]);
+        let undone = narval(&["use", "--near", "--user", "--no-start", "--remove", "--yes"]);
         assert!(undone.status.success(), "{}", error(&undone));
         assert_eq!(files(&home.store.path("config")), before, "byte for byte");
         assert!(!cache.join("narval/near").exists(), "what it kept is gone");
@@ -451,8 +452,11 @@ fn a_near_cache_of_a_machine_is_written_into_an_image() {
     }
     // A file of somebody else is not overwritten.
     std::fs::write(&units[0], "[Socket]\n").unwrap();
-    assert!(error(&narval(&["--undo"])).contains("move it out of the way"));
+    assert!(error(&narval(&["--remove"])).contains("move it out of the way"));
     std::fs::remove_file(&units[0]).unwrap();
-    stdout(narval(&["--undo"]));
+    // One that an earlier version made is.
+    let made = std::fs::read_to_string(&units[1]).unwrap();
+    std::fs::write(&units[1], made.replacen("--remove", "--undo", 1)).unwrap();
+    stdout(narval(&["--remove"]));
     assert_eq!(files(&root), before, "byte for byte");
 }

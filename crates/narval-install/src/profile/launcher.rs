@@ -97,7 +97,7 @@ impl<'a> Launchers<'a> {
         }
         text.extend(b"\n[ -x \"$program\" ] && exec \"$program\" \"$@\"\nnarval=");
         quote(&mut text, &self.narval);
-        text.extend(b"\n[ -x \"$narval\" ] || narval=narval\nexec \"$narval\" __enter");
+        text.extend(b"\n[ -x \"$narval\" ] || narval=narval\nexec \"$narval\" internal-enter");
         for argument in [&*config.real_store_dir, store_dir, &config.state_dir.join("narval-root")] {
             text.push(b' ');
             quote(&mut text, argument);

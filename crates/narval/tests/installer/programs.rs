@@ -123,6 +123,15 @@ fn programs_of_a_profile_start_by_their_names() {
     assert_eq!(stdout(start("bin", "hello", &["'"])), format!("hello ' from {}/bin/hello", lab.hello));
     let output = start("bin", "hello; exec app", &[]);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
+    // A launcher that an earlier version wrote.
+    let launcher = format!("{profile}/bin/app");
+    let text = std::fs::read_to_string(&launcher).unwrap();
+    let before = lab.folder("before");
+    std::fs::create_dir_all(&before).unwrap();
+    let former = format!("{before}/app");
+    std::fs::copy(&launcher, &former).unwrap();
+    std::fs::write(&former, text.replace(" internal-enter ", " __enter ")).unwrap();
+    assert_eq!(Command::new(&former).output().unwrap().status.code(), Some(7));
     // What is no program stays a link.
     assert_eq!(std::fs::read_to_string(format!("{profile}/bin/notes.txt")).unwrap(), "no program\n");
     // A profile is a name for its paths.
@@ -239,7 +248,7 @@ fn a_program_has_no_children_that_it_did_not_start() {
     let others = || {
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         let command = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("cmdline")).ok();
-        processes.filter_map(command).filter(|line| line.contains("__follow\0/nix/store")).count()
+        processes.filter_map(command).filter(|line| line.contains("internal-follow\0/nix/store")).count()
     };
     let script = "read -r children < /proc/$$/task/$$/children; echo \"$children.\"; ls -l /proc/$$/fd | grep -c -e pidfd -e inotify";
     let output = lab.run(&["run", "--store", &root, &lab.hello, "--", "sh", "-c", script]);

@@ -40,14 +40,14 @@ pub struct Args {
     #[arg(long, value_name = "NAME:KEY", conflicts_with = "near")]
     public_key: Vec<String>,
     /// File with a token for the cache; `-` for standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["undo", "near"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["remove", "near"])]
     token_file: Option<PathBuf>,
     /// Replace the token of the host, although caches in nix.conf would no longer work with the new one
     #[arg(long, requires = "token_file")]
     replace_token: bool,
     /// Remove the cache from the files again
-    #[arg(long, conflicts_with = "public_key")]
-    undo: bool,
+    #[arg(long, alias = "undo", conflicts_with = "public_key")]
+    remove: bool,
     /// Make the change without asking
     #[arg(long, short)]
     yes: bool,
@@ -62,12 +62,12 @@ const EXAMPLES: &str = "\
 Examples:
   narval use http://cache:5000
   narval use https://cache.example.org --token-file token --yes
-  narval use --undo http://cache:5000
+  narval use --remove http://cache:5000
 
   A cache of your own in front of those that you use:
   narval use --near
   narval use --near --neighbours-on 192.168.1.1
-  narval use --near --undo";
+  narval use --near --remove";
 
 /// The files to change, and notes for the user.
 struct Plan {
@@ -84,7 +84,7 @@ struct Plan {
 pub fn run(args: Args) -> Result<(), Failure> {
     OutputArgs { quiet: false, json: false }.start_log();
     let Some(given) = &args.url else {
-        return use_near::run(&args.near, args.undo, || {
+        return use_near::run(&args.near, args.remove, || {
             if !args.dry_run && !args.yes {
                 agree()?;
             }
@@ -92,12 +92,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
         });
     };
     let (url, parsed) = address(given)?;
-    let plan = if args.undo { plan_undo(&url, &parsed)? } else { plan_use(&args, &url, &parsed)? };
+    let plan = if args.remove { plan_remove(&url, &parsed)? } else { plan_use(&args, &url, &parsed)? };
     let changes: Vec<&Change> = [&plan.netrc, &plan.conf].into_iter().filter(|change| change.is_one()).collect();
     changes.iter().for_each(|change| change.print());
     plan.notes.iter().for_each(|text| note!("Note: {text}"));
     if changes.is_empty() {
-        note!("Nothing to change: {url} is {}", if args.undo { "not in your settings" } else { "in your settings" });
+        note!("Nothing to change: {url} is {}", if args.remove { "not in your settings" } else { "in your settings" });
     } else if args.dry_run {
         note!("Nothing was changed (--dry-run)");
     } else {
@@ -107,7 +107,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         for change in changes {
             change.make()?;
         }
-        note!("{} {url}", if args.undo { "No longer uses" } else { "Uses" });
+        note!("{} {url}", if args.remove { "No longer uses" } else { "Uses" });
     }
     if let Some(block) = &plan.block {
         advise(block)?;
@@ -244,7 +244,7 @@ fn may_less(url: &Url, settings: &CacheSettings, (before, after): (&str, &str)) 
     Ok(old.iter().zip(new).any(|(old, new)| *old && !new))
 }
 
-fn plan_undo(url: &str, parsed: &Url) -> Result<Plan, Failure> {
+fn plan_remove(url: &str, parsed: &Url) -> Result<Plan, Failure> {
     let (conf, settings) = (nix_conf()?, CacheSettings::of_process());
     let text = CacheBlock::take_from(&conf.text, url).map_err(|error| in_file(&conf, error))?;
     let place = netrc_place(&own_netrc(&conf), &settings, &mut Vec::new());

@@ -1,7 +1,7 @@
 //! `narval use --near`: a near cache of this user, or of this machine, in front of the caches that Nix uses so far.
 //!
 //! Three files make it: the configuration of `narval serve`, and a socket and a service of systemd. A block in `nix.conf` replaces the caches by the near
-//! one, which asks them. `--undo` removes all of it.
+//! one, which asks them. `--remove` removes all of it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -23,7 +23,9 @@ use crate::ui::output::note;
 use crate::values::size::parse_size;
 
 /// The first line of each file that is made here. Others are not overwritten.
-const MADE_HERE: &str = "# Made by 'narval use --near', and removed by 'narval use --near --undo'.\n";
+const MADE_HERE: &str = "# Made by 'narval use --near', and removed by 'narval use --near --remove'.\n";
+/// What they all begin with, also those of earlier versions.
+const MADE_BY: &str = "# Made by 'narval use --near',";
 /// The port of the near cache, or one of the next ones if it is taken.
 const PORT: u16 = 5037;
 const PORTS: u16 = 20;
@@ -42,7 +44,7 @@ const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
 pub(super) struct NearArgs {
     /// Set up a near cache on this machine, as the only cache that Nix asks: it asks those that are used so far, and keeps what they have
     ///
-    /// For root, of the machine; otherwise of this user. Works offline with what was fetched before. With --undo, everything is as it was before.
+    /// For root, of the machine; otherwise of this user. Works offline with what was fetched before. With --remove, everything is as it was before.
     #[arg(long)]
     pub(super) near: bool,
     /// Maximum size of the files that it keeps; the least recently used are removed first [default: 10 GB, or 5 % of the disk if that is less]
@@ -50,7 +52,7 @@ pub(super) struct NearArgs {
     size: Option<u64>,
     /// Take paths from near caches on this network, and give them: the address of its gateway, the name of an interface, or `any`. Repeatable;
     /// see docs/near.md#neighbours
-    #[arg(long, value_name = "NETWORK", requires = "near", conflicts_with = "undo")]
+    #[arg(long, value_name = "NETWORK", requires = "near", conflicts_with = "remove")]
     neighbours_on: Vec<String>,
     /// Only on mains power, not on battery (`ac`), on a network that NetworkManager says is not metered (`unmetered`), or both
     #[arg(long, value_name = "WHEN", value_parser = ["any", "ac", "unmetered", "ac-unmetered"], requires = "neighbours_on")]
@@ -133,18 +135,22 @@ impl Place {
     }
 }
 
-/// Runs `narval use --near`: with `undo`, removes the near cache.
+/// Runs `narval use --near`: with `remove`, removes the near cache.
 ///
 /// # Errors
 /// If the files cannot be written, the near cache does not start, or the user does not agree.
-pub(super) fn run(args: &NearArgs, undo: bool, agreed: impl FnOnce() -> Result<bool, Failure>) -> Result<(), Failure> {
+pub(super) fn run(
+    args: &NearArgs,
+    remove: bool,
+    agreed: impl FnOnce() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
     let place = Place::of(args)?;
-    let (files, mut conf, notes) = if undo { plan_undo(&place)? } else { plan(args, &place)? };
+    let (files, mut conf, notes) = if remove { plan_remove(&place)? } else { plan(args, &place)? };
     let changes: Vec<_> = files.iter().chain([&conf]).filter(|change| change.is_one()).collect();
     changes.iter().for_each(|change| change.print());
     notes.iter().for_each(|text| note!("Note: {text}"));
     if changes.is_empty() {
-        note!("Nothing to change: the near cache is {}", if undo { "not set up" } else { "set up" });
+        note!("Nothing to change: the near cache is {}", if remove { "not set up" } else { "set up" });
         return Ok(());
     }
     if !agreed()? {
@@ -153,7 +159,7 @@ pub(super) fn run(args: &NearArgs, undo: bool, agreed: impl FnOnce() -> Result<b
     }
     conf.is_changeable()?;
     let starts = !args.no_start && place.root.is_none();
-    if undo {
+    if remove {
         // Nix must not ask what is going.
         finish(&mut conf)?;
         if starts {
@@ -238,14 +244,14 @@ fn change(file: Settled, after: String) -> Change {
 
 fn made_here(path: &Path) -> Result<Settled, Failure> {
     let file = Settled::read(path)?;
-    if file.exists && !file.text.starts_with(MADE_HERE) {
+    if file.exists && !file.text.starts_with(MADE_BY) {
         let path = path.display();
         return Err(Failure::usage(format!("'{path}' was not made by 'narval use --near': move it out of the way")));
     }
     Ok(file)
 }
 
-fn plan_undo(place: &Place) -> Result<Plan, Failure> {
+fn plan_remove(place: &Place) -> Result<Plan, Failure> {
     let conf = Settled::read(&place.file(&place.conf))?;
     let after = NearBlock::take_from(&conf.text).map_err(|error| in_file(&conf, error))?;
     let mut files = Vec::new();

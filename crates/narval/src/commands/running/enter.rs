@@ -1,4 +1,4 @@
-//! `narval __enter`: the second half of `narval run`, in a single-threaded process.
+//! `narval internal-enter`: the second half of `narval run`, in a single-threaded process.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,8 +13,12 @@ use crate::commands::running::follow::{enter_and_follow, warn_of_hidden};
 use crate::commands::running::run::not_started;
 use crate::ui::output::note;
 
+/// What launchers of earlier versions call this command.
+pub(crate) const FORMER_NAME: &str = "__enter";
+
 /// Run by `narval run` in a single-threaded process. Not for users.
 #[derive(Debug, clap::Args)]
+#[command(alias = FORMER_NAME)]
 pub struct Args {
     /// Where the store is.
     real_store: PathBuf,
@@ -59,7 +63,7 @@ pub(crate) fn try_to_enter(store_dir: &str) -> Result<(), String> {
         std::fs::create_dir(&root)?;
         let mut probe = Command::new("/proc/self/exe");
         // A program that is there in the emptiest system.
-        probe.arg("__enter").arg(store).arg(store_dir).arg(root).args(["--", "/proc/self/exe", "--version"]);
+        probe.arg("internal-enter").arg(store).arg(store_dir).arg(root).args(["--", "/proc/self/exe", "--version"]);
         let output = probe.output()?;
         let said = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("narval: ").to_owned();
         Ok(if output.status.success() { Ok(()) } else { Err(said) })

@@ -1,4 +1,4 @@
-//! `narval __follow`: the process beside a program of `narval run`, which shows it what the host adds to its store.
+//! `narval internal-follow`: the process beside a program of `narval run`, which shows it what the host adds to its store.
 
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::ui::output::note;
 
 /// Starts the process and ends: a child that a program has not started could keep it waiting. This program would take 2 ms for that.
-const APART: &str = r#"{ "$0" __follow "$1" <&3 3<&- & } 3<&0"#;
+const APART: &str = r#"{ "$0" internal-follow "$1" <&3 3<&- & } 3<&0"#;
 
 /// Run by `narval run`. Not for users.
 ///

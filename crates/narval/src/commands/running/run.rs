@@ -185,7 +185,7 @@ pub(crate) fn become_program(
         // The second process tries it again, with programs that may do it, or reports why it cannot. Without /proc, there is none.
         Err(error) => {
             let mut process = Command::new("/proc/self/exe");
-            process.arg("__enter").arg(&config.real_store_dir).arg(config.store_dir.as_str());
+            process.arg("internal-enter").arg(&config.real_store_dir).arg(config.store_dir.as_str());
             let again = process.arg(scratch).arg("--").args(command).envs(variables).exec();
             Err(Failure::runtime(format!("{error} (and the second attempt: {again})")))
         }
