@@ -392,6 +392,12 @@ fn start_echo(work: &Path, sizes: &echo::Sizes) -> Result<Server> {
 }
 
 fn measure(common: &Common, servers: &[Server], rows: impl FnOnce(&mut Run<'_>) -> Result<()>) -> Result<()> {
+    // It sends by timers, at rates that it estimates: of the same bytes over loopback, a sample takes 0.5 to 2 times the median.
+    if fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").is_ok_and(|name| name.trim() == "bbr") {
+        eprintln!(
+            "narval-bench: TCP's congestion control is bbr: for rows of large bodies, run this in a network namespace with cubic (docs/performance.md)"
+        );
+    }
     let Common { repetitions, only, server_cpu, client_cpu, .. } = common;
     if *repetitions == 0 {
         return Err(failure!("--repetitions 0: nothing would be measured"));

@@ -32,7 +32,8 @@ pub struct Measured {
     pub server: String,
     /// Median time of one pass of the row's requests, in milliseconds.
     pub wall_ms: f64,
-    /// `wall_ms` relative to the first server of the row.
+    /// The median of the samples' times relative to those of the row's first server, each to the one of the same repetition: what the machine
+    /// does meanwhile is then in both.
     pub wall_ratio_to_first: f64,
     /// Median processor time of the server per request, in microseconds.
     pub cpu_us_per_request: Option<f64>,
@@ -82,7 +83,8 @@ pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
 
 /// Summarizes the samples of one row. Ratios are relative to the first server.
 pub fn sum_up(row: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) -> Vec<Measured> {
-    let mut first = None;
+    let first =
+        samples.iter().find(|(_, samples)| !samples.is_empty()).map_or_else(Vec::new, |(_, samples)| samples.clone());
     let summed = samples.into_iter().filter(|(_, samples)| !samples.is_empty()).map(|(server, samples)| {
         let of = |value: fn(&Sample) -> f64| median(samples.iter().map(value));
         let per_cpu = |value: fn(f64, f64) -> f64| {
@@ -91,12 +93,11 @@ pub fn sum_up(row: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) -> 
             (!with_cpu.is_empty()).then(|| median(with_cpu))
         };
         let p50s = samples.iter().filter_map(|s| Some(s.p50_ns? as f64 / 1e3)).collect::<Vec<_>>();
-        let wall_ms = of(|s| s.wall_ns as f64 / 1e6) / passes as f64;
         Measured {
             row: row.to_owned(),
             server,
-            wall_ms,
-            wall_ratio_to_first: wall_ms / *first.get_or_insert(wall_ms),
+            wall_ms: of(|s| s.wall_ns as f64 / 1e6) / passes as f64,
+            wall_ratio_to_first: median(ratios(&samples, &first)),
             cpu_us_per_request: per_cpu(|requests, cpu| cpu / 1e3 / requests),
             p50_us: (!p50s.is_empty()).then(|| median(p50s)),
             requests_per_s: of(|s| s.requests as f64 / (s.wall_ns as f64 / 1e9)),
@@ -108,23 +109,30 @@ pub fn sum_up(row: &str, passes: usize, samples: Vec<(String, Vec<Sample>)>) -> 
     summed.collect()
 }
 
+/// The times of samples relative to those of another server in the same repetitions, ascending.
+fn ratios(samples: &[Sample], of: &[Sample]) -> Vec<f64> {
+    let mut ratios = samples.iter().zip(of).map(|(a, b)| a.wall_ns as f64 / b.wall_ns as f64).collect::<Vec<_>>();
+    ratios.sort_by(f64::total_cmp);
+    ratios
+}
+
+/// Formats such ratios: the median, and between what half of them are.
+fn relative(samples: &[Sample], of: &Measured) -> String {
+    let ratios = ratios(samples, &of.samples);
+    let at = |quarter: usize| ratios.get(ratios.len() * quarter / 4).copied().unwrap_or(f64::NAN);
+    format!("  {:>5.2} ({:.2} to {:.2})× {}", median(ratios.iter().copied()), at(1), at(3), of.server)
+}
+
 /// Formats one row as a block of lines.
 pub fn block(measured: &[Measured]) -> String {
     let Some(first) = measured.first() else { return String::new() };
     let mut out = format!("{}\n", first.row);
-    let nginx = measured.iter().find(|m| m.server == "nginx").map(|m| m.wall_ms);
+    let nginx = measured.iter().find(|m| m.server == "nginx").filter(|_| first.server != "nginx");
     for m in measured {
         // writing to a String cannot fail
-        let _ = write!(
-            out,
-            "  {:<16} {:>10}  {:>6.2}× {}",
-            m.server,
-            time(m.wall_ms * 1e6),
-            m.wall_ratio_to_first,
-            first.server
-        );
-        if let Some(nginx) = nginx.filter(|_| first.server != "nginx") {
-            let _ = write!(out, "  {:>6.2}× nginx", m.wall_ms / nginx);
+        let _ = write!(out, "  {:<16} {:>10}{}", m.server, time(m.wall_ms * 1e6), relative(&m.samples, first));
+        if let Some(nginx) = nginx {
+            out.push_str(&relative(&m.samples, nginx));
         }
         if let Some(p50) = m.p50_us {
             let _ = write!(out, "  p50 {:>9}", time(p50 * 1e3));
@@ -178,6 +186,15 @@ mod tests {
         let rows = sum_up("row", 2, vec![("a".into(), vec![sample(2_000_000)]), ("b".into(), vec![sample(6_000_000)])]);
         assert_eq!((rows[0].wall_ms, rows[1].wall_ratio_to_first), (1.0, 3.0));
         assert_eq!(rows[0].cpu_us_per_request, Some(0.1));
-        assert!(block(&rows).contains("3.00× a"));
+        assert!(block(&rows).contains("3.00 (3.00 to 3.00)× a"));
+    }
+
+    #[test]
+    fn a_repetition_is_compared_with_that_of_the_other_server() {
+        let sample = |wall_ns| Sample { wall_ns, cpu_ns: None, requests: 1, bytes: 1, p50_ns: None };
+        // the machine was slower in the second repetition, and more so in the third
+        let of = |times: [u64; 3]| times.map(sample).to_vec();
+        let rows = sum_up("row", 1, vec![("a".into(), of([10, 20, 40])), ("b".into(), of([11, 22, 40]))]);
+        assert_eq!(rows[1].wall_ratio_to_first, 1.1);
     }
 }

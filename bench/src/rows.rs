@@ -81,7 +81,7 @@ impl Run<'_> {
         }
         let mut samples = self.servers.iter().map(|server| (server.name.clone(), Vec::new())).collect::<Vec<_>>();
         for repetition in 0..self.settings.repetitions {
-            for (server, (_, samples)) in self.servers.iter().zip(&mut samples) {
+            for (server, (_, samples)) in in_turn(repetition, self.servers.iter().zip(&mut samples)) {
                 let requests = (row.requests)(server, repetition);
                 if !requests.is_empty() {
                     let sample =
@@ -112,8 +112,8 @@ impl Run<'_> {
             return Ok(());
         }
         let mut samples = self.servers.iter().map(|server| (server.name.clone(), Vec::new())).collect::<Vec<_>>();
-        for _ in 0..self.settings.repetitions {
-            for (server, (_, samples)) in self.servers.iter().zip(&mut samples) {
+        for repetition in 0..self.settings.repetitions {
+            for (server, (_, samples)) in in_turn(repetition, self.servers.iter().zip(&mut samples)) {
                 let sample = self.sample(Placement::Apart, server, |ready| work(server, ready));
                 samples.push(sample.map_err(|e| at(&server.name, e))?);
             }
@@ -187,6 +187,14 @@ impl Run<'_> {
             });
         }
     }
+}
+
+/// Each repetition begins with another server, so that none always comes after the same one.
+fn in_turn<T>(repetition: usize, servers: impl Iterator<Item = T>) -> Vec<T> {
+    let mut servers = servers.collect::<Vec<_>>();
+    let first = repetition % servers.len().max(1);
+    servers.rotate_left(first);
+    servers
 }
 
 fn at(server: &str, failure: crate::Failure) -> crate::Failure {
