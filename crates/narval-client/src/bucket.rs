@@ -29,7 +29,7 @@ impl Client {
             return Ok(Response { head, body: Body::empty() });
         }
         let document = body.read_all(ERROR_LEN_MAX).unwrap_or_default();
-        Ok(Response { head: Head::local(self.bucket_refusal(request.url, &head, &document)?), body: Body::empty() })
+        Ok(Response { head: Head::local(self.interpret_bucket_error(request.url, &head, &document)?), body: Body::empty() })
     }
 
     /// The signed address of a request for an `s3` address.
@@ -57,9 +57,9 @@ impl Client {
         Ok(format!("{}{}", signed.origin(), signed.target()))
     }
 
-    pub(crate) fn bucket_refusal(&self, url: &Url, head: &Head, document: &[u8]) -> Result<u16, HttpError> {
+    pub(crate) fn interpret_bucket_error(&self, url: &Url, head: &Head, document: &[u8]) -> Result<u16, HttpError> {
         match &self.options().buckets {
-            Some(buckets) => buckets.refusal(url, head, document),
+            Some(buckets) => buckets.interpret_error(url, head, document),
             None => Ok(head.status),
         }
     }

@@ -93,7 +93,7 @@ pub trait Buckets: Send + Sync {
     ///
     /// # Errors
     /// Why the request failed, if it was not answered.
-    fn refusal(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError>;
+    fn interpret_error(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError>;
 }
 
 /// A client. Shared between threads behind an `Arc`.

@@ -15,7 +15,7 @@ use super::retention::RESOLUTION_SECONDS;
 use super::shared::{CacheState, Shared};
 use super::small::bytes::SmallBytes;
 use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage, StorageLock};
-use super::{CacheName, CacheSettings, Grant, NarFileName, Refusal};
+use super::{CacheName, CacheSettings, Grant, NarFileName, Rejection};
 
 /// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;
@@ -159,8 +159,8 @@ impl Cache {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn check_writable(&self) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("write to", "incoming", &error);
+    pub fn check_writable(&self) -> Result<(), Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("write to", "incoming", &error);
         self.storage().check_writable().map_err(fail)
     }
 
@@ -229,7 +229,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails.
-    pub fn nar_head(&self, name: &str) -> Result<Option<NarHead>, Refusal> {
+    pub fn nar_head(&self, name: &str) -> Result<Option<NarHead>, Rejection> {
         Ok(self.stored(name)?.map(|(_, nar)| NarHead::new(&nar)))
     }
 
@@ -238,7 +238,7 @@ impl Cache {
     ///
     /// # Errors
     /// See [`nar_file`](Self::nar_file).
-    pub fn nar(&self, name: &str, redirect: Redirect) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
+    pub fn nar(&self, name: &str, redirect: Redirect) -> Result<Option<(NarHead, NarBytes)>, Rejection> {
         self.find_nar(name, |name, nar| match self.files().elsewhere(name, nar, redirect) {
             Some(address) => Ok(Some(NarBytes::Elsewhere(address))),
             None => self.files().nar(name, nar, Asker::Client),
@@ -250,7 +250,7 @@ impl Cache {
     ///
     /// # Errors
     /// See [`nar_file`](Self::nar_file).
-    pub fn nar_for_peer(&self, name: &str) -> Result<Option<(NarHead, NarBytes)>, Refusal> {
+    pub fn nar_for_peer(&self, name: &str) -> Result<Option<(NarHead, NarBytes)>, Rejection> {
         self.find_nar(name, |name, nar| self.files().nar(name, nar, Asker::Peer))
     }
 
@@ -258,11 +258,11 @@ impl Cache {
         &self,
         name: &str,
         open: impl Fn(&str, &NarRecord) -> io::Result<Option<T>>,
-    ) -> Result<Option<(NarHead, T)>, Refusal> {
+    ) -> Result<Option<(NarHead, T)>, Rejection> {
         // One that is lost is removed from the index, and there may be another file of the NAR.
         for _ in 0..FOUND_MAX {
             let Some((own, nar)) = self.index().file(self.id(), name)? else { return Ok(None) };
-            if let Some(opened) = open(&own, &nar).map_err(|error| Refusal::of_file("open", &own, &error))? {
+            if let Some(opened) = open(&own, &nar).map_err(|error| Rejection::of_file("open", &own, &error))? {
                 if let Ok(own) = NarFileName::parse(&own) {
                     self.note_nar_used(&own);
                 }
@@ -278,14 +278,14 @@ impl Cache {
     ///
     /// # Errors
     /// If the index or the file cannot be read.
-    pub fn nar_file(&self, name: &str) -> Result<Option<NarFile>, Refusal> {
+    pub fn nar_file(&self, name: &str) -> Result<Option<NarFile>, Rejection> {
         let found = self.find_nar(name, |name, nar| self.files().open_nar(name, nar))?;
         Ok(found.map(|(NarHead { len, compression, nar_hash, .. }, file)| NarFile { file, len, compression, nar_hash }))
     }
 
     /// Reads a NAR, as far as the simulation does.
     #[cfg(test)]
-    pub(super) fn read_simulated(&self, name: &str) -> Result<Option<()>, Refusal> {
+    pub(super) fn read_simulated(&self, name: &str) -> Result<Option<()>, Rejection> {
         let is_there = |name: &str, nar: &NarRecord| Ok(self.files().check_nar(name, nar)?.then_some(()));
         Ok(self.find_nar(name, is_there)?.map(|(_, is_there)| is_there))
     }
@@ -295,15 +295,15 @@ impl Cache {
     ///
     /// # Errors
     /// If the index or a file cannot be read, or there are too many hash parts.
-    pub fn missing(&self, hash_parts: &[HashPart], lease_seconds: Option<u64>) -> Result<Vec<HashPart>, Refusal> {
+    pub fn missing(&self, hash_parts: &[HashPart], lease_seconds: Option<u64>) -> Result<Vec<HashPart>, Rejection> {
         if hash_parts.len() > QUESTION_MAX {
             let message = format!("more than {QUESTION_MAX} paths in one query");
-            return Err(Refusal::new(super::RefusalKind::TooLarge, message));
+            return Err(Rejection::new(super::RejectionKind::TooLarge, message));
         }
         let mut present = HashSet::new();
         for (part, located) in hash_parts.iter().zip(self.index().located(self.id(), hash_parts)?) {
             if let Some((name, size)) = located
-                && self.files().has_nar(&name, size).map_err(|error| Refusal::of_file("look at", &name, &error))?
+                && self.files().has_nar(&name, size).map_err(|error| Rejection::of_file("look at", &name, &error))?
             {
                 present.insert(*part);
             }
@@ -413,7 +413,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails, or the small files cannot be listed.
-    pub fn usage(&self) -> Result<Usage, Refusal> {
+    pub fn usage(&self) -> Result<Usage, Rejection> {
         Ok(Usage { small_bytes: self.bytes_of_small_files()?, ..self.index().usage(self.id())? })
     }
 
@@ -499,13 +499,13 @@ impl Cache {
     }
 
     /// In a folder: no process removes files until this is dropped.
-    pub(super) fn no_collection(&self) -> Result<StorageLock, Refusal> {
-        self.storage().lock_shared().map_err(|error| Refusal::of_file("lock", "the data folder", &error))
+    pub(super) fn no_collection(&self) -> Result<StorageLock, Rejection> {
+        self.storage().lock_shared().map_err(|error| Rejection::of_file("lock", "the data folder", &error))
     }
 
     /// In a folder: no other process adds or removes files until this is dropped.
-    pub(super) fn alone(&self) -> Result<StorageLock, Refusal> {
-        self.storage().lock_exclusive().map_err(|error| Refusal::of_file("lock", "the data folder", &error))
+    pub(super) fn alone(&self) -> Result<StorageLock, Rejection> {
+        self.storage().lock_exclusive().map_err(|error| Rejection::of_file("lock", "the data folder", &error))
     }
 
     pub(super) fn write_cache_info(&self) -> io::Result<()> {

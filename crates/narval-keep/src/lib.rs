@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of HTTP. [`Data`] is an open folder or bucket, [`Cache`] one of its caches: [`Cache::begin_nar`] and
 //! [`Cache::commit_narinfos`] write, [`Cache::narinfo`] and [`Cache::nar_file`] read. [`Tokens`] turns what a client presents
-//! into a [`Grant`]; every write needs one. Errors are a [`Refusal`], with a message for the client.
+//! into a [`Grant`]; every write needs one. Errors are a [`Rejection`], with a message for the client.
 //!
 //! It promises: a narinfo is visible only when its NAR is durable and verified and its references are visible. What was
 //! answered with success stays until it is deleted or collected, also if processes are killed at any moment. The files are the
@@ -69,7 +69,7 @@ mod open;
 mod place;
 mod push;
 mod receive;
-mod refusal;
+mod rejection;
 mod releases;
 mod retention;
 mod rule;
@@ -98,7 +98,7 @@ pub use push::{COMMIT_MAX, Committed, Elsewhere, NARS_MAX, Outcome, read_commit,
 #[doc(hidden)]
 pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};
-pub use refusal::{MESSAGE_LEN_MAX, REFUSAL_REASONS, Refusal, RefusalKind};
+pub use rejection::{MESSAGE_LEN_MAX, REJECTION_REASONS, Rejection, RejectionKind};
 pub use releases::{
     KEEP_RELEASES, KeptRelease, MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor,
     MachineName, MachinePage, MachineReport, MachineState, NewRelease, Promotion, RELEASE_KEY_LEN_MAX,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use narval_nix::HashPart;
 
 use super::index::{LostPath, NarRecord};
-use super::{Cache, Data, Grant, Refusal, RefusalKind, Scope, Scopes};
+use super::{Cache, Data, Grant, Rejection, RejectionKind, Scope, Scopes};
 use narval_client::clock;
 
 /// The most NARs that readers can have removed within [`LOSSES_WITHIN`].
@@ -54,7 +54,7 @@ impl Losses {
 impl Data {
     /// As [`Cache::restore_lost`], in all caches. What fails is tried again later.
     pub(super) fn restore_lost(&self) {
-        let restore = |cache: &Cache| cache.restore_lost().unwrap_or_else(|refusal| tracing::debug!("{refusal}"));
+        let restore = |cache: &Cache| cache.restore_lost().unwrap_or_else(|rejection| tracing::debug!("{rejection}"));
         match self.caches() {
             Ok(caches) => caches.iter().for_each(restore),
             Err(error) => tracing::debug!("{error}"),
@@ -64,13 +64,13 @@ impl Data {
 
 impl Cache {
     /// Whether the NAR of this name has a row. Nobody is told that it is here: whoever only looks does not keep it from being collected.
-    pub(super) fn has_row(&self, name: &str, nar: &NarRecord) -> Result<bool, Refusal> {
+    pub(super) fn has_row(&self, name: &str, nar: &NarRecord) -> Result<bool, Rejection> {
         Ok(self.index().files_of(self.id(), &nar.nar_hash)?.iter().any(|(own, _)| own == name))
     }
 
     /// Checks again, under the exclusive lock, whether a file below `nar/` is lost. If it is, removes it from the index, with its paths.
-    pub(super) fn lost(&self, name: &str, nar: &NarRecord, finder: Finder) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("look at", name, &error);
+    pub(super) fn lost(&self, name: &str, nar: &NarRecord, finder: Finder) -> Result<(), Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("look at", name, &error);
         let _alone = self.alone()?;
         let is_damaged = finder == Finder::Fsck { is_damaged: true };
         if !self.has_row(name, nar)? || (!is_damaged && self.files().check_nar(name, nar).map_err(fail)?) {
@@ -83,7 +83,7 @@ impl Cache {
                 self.name()
             );
             let message = "the cache's storage lacks several NARs; its operator has to look after it";
-            return Err(Refusal::new(RefusalKind::Away, message));
+            return Err(Rejection::new(RejectionKind::Unavailable, message));
         }
         // What a folder lacks does not come back.
         let is_doubted = self.storage().publishes_later() && !is_damaged;
@@ -99,7 +99,7 @@ impl Cache {
 
     /// Brings back paths that were removed because their NARs were not there, if they are there now and everything that the paths refer to
     /// is. Only in a bucket: in a folder, what was removed is gone.
-    pub(super) fn restore_lost(&self) -> Result<(), Refusal> {
+    pub(super) fn restore_lost(&self) -> Result<(), Rejection> {
         if !self.storage().publishes_later() {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Cache {
                 paths.into_iter().zip(present).partition(|(_, is_present)| *is_present);
             done.extend(again.into_iter().map(|(path, _)| path.hash_part));
             let Some((LostPath { nar, .. }, _)) = gone.first() else { continue };
-            let fail = |error: io::Error| Refusal::of_file("look at", &file, &error);
+            let fail = |error: io::Error| Rejection::of_file("look at", &file, &error);
             if self.files().check_nar(&file, nar).map_err(fail)? && self.is_recorded_again(&file, nar)? {
                 found.extend(gone.into_iter().map(|(path, _)| path));
             }
@@ -144,13 +144,14 @@ impl Cache {
     }
 
     /// Records a NAR whose object is there again. Returns `false` if it is not any more.
-    fn is_recorded_again(&self, file: &str, nar: &NarRecord) -> Result<bool, Refusal> {
+    fn is_recorded_again(&self, file: &str, nar: &NarRecord) -> Result<bool, Rejection> {
         if self.index().file(self.id(), file)?.is_some_and(|(own, _)| own == file) {
             return Ok(true);
         }
         self.index().record_all(self.id(), vec![(file.to_owned(), nar.clone())], (self.now(), u64::MAX))?;
         // Nobody knew whose it was: it may have been removed before.
-        let is_there = self.files().check_nar(file, nar).map_err(|error| Refusal::of_file("look at", file, &error))?;
+        let is_there =
+            self.files().check_nar(file, nar).map_err(|error| Rejection::of_file("look at", file, &error))?;
         if !is_there {
             self.index().remove_file(self.id(), file, false, self.now())?;
         }

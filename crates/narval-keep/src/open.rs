@@ -140,7 +140,7 @@ impl Data {
                 // The next collection tries again.
                 cache
                     .remove_garbage(cache.now())
-                    .inspect_err(|refusal| tracing::error!("cache '{}': {refusal}", cache.name()))
+                    .inspect_err(|rejection| tracing::error!("cache '{}': {rejection}", cache.name()))
                     .ok();
             }
         }

@@ -107,13 +107,13 @@ impl Shared {
         match if uses.is_empty() { Ok(()) } else { self.index.used(&uses) } {
             Ok(()) => {}
             // Later, so that nothing is collected that was used meanwhile.
-            Err(error) if error.is_away() => self.uses.put_back(uses),
+            Err(error) if error.is_unavailable() => self.uses.put_back(uses),
             Err(error) => tracing::warn!("{error}"),
         }
         let used = self.tokens_used.take();
         if !used.is_empty()
             && let Err(error) = self.index.tokens_used(used)
-            && !error.is_away()
+            && !error.is_unavailable()
         {
             tracing::warn!("{error}");
         }

@@ -10,12 +10,12 @@
 mod checksums;
 mod client;
 pub mod credentials;
+mod error_response;
 mod list;
 mod objects;
 mod place;
 mod put;
 mod put_error;
-mod refusal;
 mod signer;
 mod writer;
 mod xml;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rusty_s3::{Bucket, UrlStyle};
 
 use super::credentials::{CredentialsError, Environment, Provider};
-use super::refusal::Refusal;
+use super::error_response::ErrorResponse;
 use super::{AddressingStyle, Place};
 
 /// The validity of a signed address: long enough for a request to wait for its turn, and for a slow upload to start.
@@ -78,20 +78,20 @@ impl Buckets for BucketSigner {
         Ok(Url::parse(signed.as_str())?)
     }
 
-    fn refusal(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError> {
+    fn interpret_error(&self, url: &Url, head: &Head, body: &[u8]) -> Result<u16, HttpError> {
         let place = place_of(url)?;
-        let (refusal, provider) = (Refusal::read(head, body), self.provider(&place));
-        if let Some(status) = refusal.status() {
+        let (error_response, provider) = (ErrorResponse::read(head, body), self.provider(&place));
+        if let Some(status) = error_response.status() {
             if status == 403 && !self.warned.swap(true, Ordering::Relaxed) {
-                let meant = refusal.into_error(&place, provider.is_anonymous());
+                let meant = error_response.into_error(&place, provider.is_anonymous());
                 tracing::warn!("{meant} (denied objects count as absent)");
             }
             return Ok(status);
         }
-        if refusal.is_expired() {
+        if error_response.is_expired() {
             provider.forget();
         }
-        Err(refusal.into_error(&place, provider.is_anonymous()))
+        Err(error_response.into_error(&place, provider.is_anonymous()))
     }
 }
 

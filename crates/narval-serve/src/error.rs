@@ -5,7 +5,7 @@ use std::io;
 
 use narval_cache::upstream::Unavailable;
 use narval_http::{HeaderValue, Response, StatusCode, header};
-use narval_keep::{IndexError, Refusal, RefusalKind};
+use narval_keep::{IndexError, Rejection, RejectionKind};
 use narval_nix::{SignError, StorePath};
 use narval_store::StoreError;
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 const NO_UPSTREAM: &str = "This cache does not have it, and no upstream cache is available at the moment. To push, use this URL followed by /push/.\n";
 
 /// Seconds after which a client may ask again while the database of the cache cannot be reached.
-const AWAY_RETRY_AFTER: &str = "2";
+const UNAVAILABLE_RETRY_AFTER: &str = "2";
 
 /// Why a request fails.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub(crate) enum ServeError {
     Store(#[from] StoreError),
     /// The writable cache refuses something, or fails.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Rejected(#[from] Rejection),
     /// No upstream can be asked at the moment.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
@@ -83,13 +83,13 @@ pub(crate) enum ServeError {
 
 impl From<SignError> for ServeError {
     fn from(error: SignError) -> Self {
-        Self::Refused(error.into())
+        Self::Rejected(error.into())
     }
 }
 
 impl From<IndexError> for ServeError {
     fn from(error: IndexError) -> Self {
-        Self::Refused(error.into())
+        Self::Rejected(error.into())
     }
 }
 
@@ -137,7 +137,7 @@ impl ServeError {
                     .header(header::RETRY_AFTER, HeaderValue::from_static("1"))
                     .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
             }
-            Self::Refused(refusal) => refused(&refusal, metrics),
+            Self::Rejected(rejection) => refused(&rejection, metrics),
             Self::Unavailable(unavailable) => {
                 tracing::debug!("{unavailable}");
                 let seconds = unavailable.retry_after.as_secs().max(1);
@@ -178,19 +178,19 @@ impl ServeError {
     }
 }
 
-/// A refusal with its message, which says what to do: Nix shows it to the user.
-fn refused(refusal: &Refusal, metrics: &Metrics) -> Response {
-    let status = StatusCode::from_u16(refusal.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    if !matches!(refusal.kind, RefusalKind::Unauthorized | RefusalKind::NotFound) {
-        metrics.upload_refused(refusal.reason);
+/// A rejection with its message, which says what to do: Nix shows it to the user.
+fn refused(rejection: &Rejection, metrics: &Metrics) -> Response {
+    let status = StatusCode::from_u16(rejection.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if !matches!(rejection.kind, RejectionKind::Unauthorized | RejectionKind::NotFound) {
+        metrics.upload_refused(rejection.reason);
     }
-    let answer = Response::text(status, format!("{}\n", refusal.message)).header(header::CACHE_CONTROL, "no-store");
-    match refusal.kind {
-        RefusalKind::Unauthorized => {
+    let answer = Response::text(status, format!("{}\n", rejection.message)).header(header::CACHE_CONTROL, "no-store");
+    match rejection.kind {
+        RejectionKind::Unauthorized => {
             answer.header(header::WWW_AUTHENTICATE, "Basic realm=\"narval\", charset=\"UTF-8\"")
         }
-        RefusalKind::Away => answer.header(header::RETRY_AFTER, AWAY_RETRY_AFTER),
-        RefusalKind::NotAllowed => answer.header(header::ALLOW, "GET, HEAD"),
+        RejectionKind::Unavailable => answer.header(header::RETRY_AFTER, UNAVAILABLE_RETRY_AFTER),
+        RejectionKind::NotAllowed => answer.header(header::ALLOW, "GET, HEAD"),
         _ => answer,
     }
 }

@@ -1,9 +1,9 @@
-//! Access control of one cache. It runs before anything of the cache is read, so that refusals reveal nothing about its contents.
+//! Access control of one cache. It runs before anything of the cache is read, so that rejections reveal nothing about its contents.
 
 use std::sync::Arc;
 
 use narval_http::{HeadRef, Method, Request};
-use narval_keep::{CacheName, Grant, Refusal, RefusalKind, Scope};
+use narval_keep::{CacheName, Grant, Rejection, RejectionKind, Scope};
 use narval_nix::release::ReleaseName;
 
 use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
@@ -69,11 +69,12 @@ impl<'a> Administration<'a> {
 
     /// # Errors
     /// If the token does not allow it, or the name is not that of a release or machine.
-    fn require(self, cache: &CacheName, grant: &Grant) -> Result<(), Refusal> {
+    fn require(self, cache: &CacheName, grant: &Grant) -> Result<(), Rejection> {
         match self {
             Self::Report(name) => grant.require_report(cache, &name.parse()?),
             Self::Release(name) => {
-                let name: ReleaseName = name.parse().map_err(|error| Refusal::new(RefusalKind::Malformed, error))?;
+                let name: ReleaseName =
+                    name.parse().map_err(|error| Rejection::new(RejectionKind::Malformed, error))?;
                 grant.require_release(cache, &name)
             }
         }
@@ -144,7 +145,7 @@ impl Gate<'_> {
     /// The session of a form. Browsers would ask for a password if it were answered 401.
     fn form_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
         let message = "you are not signed in any more: go back, reload the page and sign in";
-        let session = self.auth.session(head)?.ok_or_else(|| Refusal::new(RefusalKind::Forbidden, message))?;
+        let session = self.auth.session(head)?.ok_or_else(|| Rejection::new(RejectionKind::Forbidden, message))?;
         from_own_page(head)?;
         // Others are refused alike whether the cache exists or not; what each form needs is asked for when it is read.
         if ![Scope::Admin, Scope::Delete].into_iter().any(|scope| session.grant.allows(self.cache, scope)) {
@@ -163,9 +164,11 @@ impl Gate<'_> {
         let session = self.any_session(head)?;
         from_own_page(head)?;
         if !session.is_proved_by(head.header_bytes(PROOF_FIELD).unwrap_or_default()) {
-            return Err(
-                Refusal::new(RefusalKind::Forbidden, "the request lacks the session's proof: reload the page").into()
-            );
+            return Err(Rejection::new(
+                RejectionKind::Forbidden,
+                "the request lacks the session's proof: reload the page",
+            )
+            .into());
         }
         Ok(session)
     }
@@ -226,7 +229,7 @@ impl Gate<'_> {
 fn from_own_page(head: &HeadRef<'_>) -> Result<(), ServeError> {
     match is_own_page(head) {
         true => Ok(()),
-        false => Err(Refusal::new(RefusalKind::Forbidden, "only the page of this server may do this").into()),
+        false => Err(Rejection::new(RejectionKind::Forbidden, "only the page of this server may do this").into()),
     }
 }
 

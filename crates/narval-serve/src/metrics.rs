@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use narval_client::trace::Times;
-use narval_keep::{CacheName, REFUSAL_REASONS};
+use narval_keep::{CacheName, REJECTION_REASONS};
 
 use crate::families::{Families, Named};
 pub(crate) use crate::sharded::Counter;
@@ -63,7 +63,7 @@ macro_rules! metrics {
             pub(crate) nar_bytes_compressed: Counter,
             /// Bytes of NARs sent while they were fetched from an upstream.
             pub(crate) nar_bytes_upstream: Counter,
-            uploads_refused: [Counter; REFUSAL_REASONS.len()],
+            uploads_refused: [Counter; REJECTION_REASONS.len()],
             /// NARs of [`LARGE_BYTES_MIN`] and more.
             pub(crate) downloads: Transfers,
             pub(crate) uploads: Transfers,
@@ -159,7 +159,7 @@ impl Metrics {
             families.add(nar_bytes, &[cache, ("encoding", encoding)], counter.get());
         }
         let refused = Named::counter("narval_uploads_refused", "Uploads that were refused, by reason");
-        for (reason, counter) in std::iter::zip(REFUSAL_REASONS, &self.uploads_refused) {
+        for (reason, counter) in std::iter::zip(REJECTION_REASONS, &self.uploads_refused) {
             families.add(refused, &[cache, ("reason", reason)], counter.get());
         }
         for (name, help, count) in [
@@ -198,7 +198,7 @@ impl Metrics {
 
     /// Counts an upload that was refused.
     pub(crate) fn upload_refused(&self, reason: &str) {
-        let at = REFUSAL_REASONS.iter().position(|known| *known == reason);
+        let at = REJECTION_REASONS.iter().position(|known| *known == reason);
         if let Some(counter) = at.and_then(|at| self.uploads_refused.get(at)) {
             counter.inc();
         }
@@ -228,7 +228,7 @@ impl Metrics {
             *of += counter.get();
         }
         let refused = |reason: &str| {
-            let at = REFUSAL_REASONS.iter().position(|known| *known == reason);
+            let at = REJECTION_REASONS.iter().position(|known| *known == reason);
             at.and_then(|at| self.uploads_refused.get(at)).map_or(0, Counter::get)
         };
         let micros = |at: usize| SECONDS.get(at).map_or(10_000_000, |seconds| (seconds * 1e6) as u32);

@@ -99,7 +99,7 @@ impl Client {
         let extra = Extra { is_signed: true, ..upload.extra };
         let mut answer = self.upload_once(&Upload { url: &url, extra, ..*upload })?;
         if !matches!(answer.head.status, 200..=299) {
-            answer.head = Head::local(self.bucket_refusal(upload.url, &answer.head, &answer.body)?);
+            answer.head = Head::local(self.interpret_bucket_error(upload.url, &answer.head, &answer.body)?);
         }
         Ok(answer)
     }

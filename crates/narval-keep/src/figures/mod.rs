@@ -5,7 +5,7 @@ pub(crate) mod survey;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cache, Refusal};
+use super::{Cache, Rejection};
 
 pub use growth::SizeOfDay;
 pub use survey::{CollectionFigures, Fullness, Survey, TokenEnd};
@@ -43,7 +43,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails, or the small files cannot be listed.
-    pub fn figures(&self) -> Result<CacheFigures, Refusal> {
+    pub fn figures(&self) -> Result<CacheFigures, Rejection> {
         let (full, settings) = (self.fullness()?, self.settings());
         Ok(CacheFigures {
             cache: self.name().to_string(),

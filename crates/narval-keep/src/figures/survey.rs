@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use narval_nix::SecretKey;
 
 use crate::index::{Counted, Index, IndexError};
-use crate::{Cache, CacheName, Data, Refusal};
+use crate::{Cache, CacheName, Data, Rejection};
 
 /// The shortest time between two counts.
 const COUNT_EVERY: Duration = Duration::from_secs(30);
@@ -160,10 +160,10 @@ impl Data {
         state.last.as_ref().map(|(survey, ..)| Arc::clone(survey))
     }
 
-    fn count(&self) -> Result<Survey, Refusal> {
-        let caches = self.caches().map_err(|error| Refusal::new(crate::RefusalKind::Failed, error))?;
+    fn count(&self) -> Result<Survey, Rejection> {
+        let caches = self.caches().map_err(|error| Rejection::new(crate::RejectionKind::Failed, error))?;
         let caches = caches.iter().map(|cache| Ok((cache.name().clone(), cache.fullness()?)));
-        let caches = caches.collect::<Result<_, Refusal>>()?;
+        let caches = caches.collect::<Result<_, Rejection>>()?;
         let ends = |token: crate::index::TokenRecord| {
             let lasts = token.expires?.saturating_sub(token.created);
             let is_shown = token.revoked.is_none() && lasts >= LASTS_MIN;
@@ -183,8 +183,8 @@ fn count(data: &Data) {
     state.is_counting = false;
     let survey = match counted {
         Ok(survey) => Arc::new(survey),
-        Err(refusal) => {
-            tracing::warn!("caches cannot be counted: {refusal}");
+        Err(rejection) => {
+            tracing::warn!("caches cannot be counted: {rejection}");
             // The next attempt is not made at once.
             let last = state.last.take().map(|(survey, ..)| survey);
             last.unwrap_or_default()
@@ -198,7 +198,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails, or the small files cannot be listed.
-    pub fn fullness(&self) -> Result<Fullness, Refusal> {
+    pub fn fullness(&self) -> Result<Fullness, Rejection> {
         let usage = self.usage()?;
         let logs = self.bytes_of_logs()?;
         let keys = self.sign_keys();

@@ -19,7 +19,7 @@ pub enum IndexError {
     },
     /// The database cannot be reached, or does not respond at the moment. Its contents are not in doubt.
     #[error("the index '{index}' cannot be reached: {reason}")]
-    Away {
+    Unavailable {
         /// Its address without the password.
         index: String,
         /// The reason.
@@ -79,7 +79,7 @@ impl IndexError {
     }
 
     /// Whether it cannot be reached or used at the moment, but may be later.
-    pub const fn is_away(&self) -> bool {
-        matches!(self, Self::Away { .. } | Self::Busy { .. })
+    pub const fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Busy { .. })
     }
 }

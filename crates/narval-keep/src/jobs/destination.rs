@@ -7,7 +7,7 @@ use narval_client::Url;
 use serde_json::Value;
 
 use super::{JobKind, TO};
-use crate::{Data, DataError, DataOptions, Database, Place, Refusal, RefusalKind};
+use crate::{Data, DataError, DataOptions, Database, Place, Rejection, RejectionKind};
 
 /// A place that jobs may copy caches to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Data {
     }
 
     /// The destination that a job of this kind names in its options.
-    pub(super) fn destination(&self, kind: JobKind, options: &Value) -> Result<Destination, Refusal> {
+    pub(super) fn destination(&self, kind: JobKind, options: &Value) -> Result<Destination, Rejection> {
         let all = Arc::clone(&self.shared().destinations.read().unwrap_or_else(PoisonError::into_inner));
         let name = options.get(TO).and_then(Value::as_str).unwrap_or_default();
         if let Some(found) = all.get(name).filter(|destination| destination.kind() == kind) {
@@ -55,6 +55,6 @@ impl Data {
         let message = format!(
             "there is no destination '{name}' for a job '{kind}' in the settings of this server ('[[destination]]'); there are: {there}"
         );
-        Err(Refusal::new(RefusalKind::Malformed, message))
+        Err(Rejection::new(RejectionKind::Malformed, message))
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 pub use self::destination::Destination;
 pub(crate) use self::run::run;
-use crate::{Cache, CacheName, Data, Grant, IndexError, Refusal, RefusalKind, Scope};
+use crate::{Cache, CacheName, Data, Grant, IndexError, Rejection, RejectionKind, Scope};
 
 /// How long a server may be silent about a job before another one goes on with it.
 pub(crate) const JOB_LEASE_SECONDS: u64 = 15;
@@ -234,7 +234,7 @@ impl Cache {
         options: &Value,
         key: Option<&str>,
         grant: &Grant,
-    ) -> Result<(Job, bool), Refusal> {
+    ) -> Result<(Job, bool), Rejection> {
         grant.require(self.name(), Scope::Admin)?;
         self.check_options(kind, options, grant)?;
         // A rotation makes a key that is newer than itself: not the one of another rotation in the same second.
@@ -270,13 +270,13 @@ impl Cache {
                     "the job '{}' ({kind}) of the cache '{}' is under way: wait for it, or cancel it",
                     before.id, before.cache
                 );
-                Err(Refusal::new(RefusalKind::Conflict, message))
+                Err(Rejection::new(RejectionKind::Conflict, message))
             }
         }
     }
 
-    fn check_options(&self, kind: JobKind, options: &Value, grant: &Grant) -> Result<(), Refusal> {
-        let malformed = |message: String| Refusal::new(RefusalKind::Malformed, message);
+    fn check_options(&self, kind: JobKind, options: &Value, grant: &Grant) -> Result<(), Rejection> {
+        let malformed = |message: String| Rejection::new(RejectionKind::Malformed, message);
         for (name, value) in options.as_object().into_iter().flatten() {
             if !kind.options().iter().any(|(known, of)| known == name && of.is(value)) {
                 let known: Vec<_> =
@@ -287,7 +287,7 @@ impl Cache {
         }
         if kind == JobKind::Migrate && !grant.caches.cover("*") {
             let message = "only those who administer all caches can copy one to other servers, with its tokens";
-            return Err(Refusal::new(RefusalKind::Forbidden, message));
+            return Err(Rejection::new(RejectionKind::Forbidden, message));
         }
         if kind.options().iter().any(|(name, _)| *name == TO) {
             self.data().destination(kind, options)?;
@@ -317,10 +317,10 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not administer the cache, or the job has ended.
-    pub fn cancel_job(&self, job: &Job, grant: &Grant) -> Result<(), Refusal> {
+    pub fn cancel_job(&self, job: &Job, grant: &Grant) -> Result<(), Rejection> {
         grant.require(self.name(), Scope::Admin)?;
         if !self.index().cancel_job(&job.id)? {
-            return Err(Refusal::new(RefusalKind::Conflict, format!("the job '{}' has ended", job.id)));
+            return Err(Rejection::new(RejectionKind::Conflict, format!("the job '{}' has ended", job.id)));
         }
         self.audit(grant, "cancel job", job.kind.name(), &Ok(job.id.clone()));
         Ok(())
@@ -338,7 +338,7 @@ impl Data {
 }
 
 /// Random, or that of a request's key: one that is sent again asks for the same job.
-fn new_id(of: Option<[&str; 2]>) -> Result<String, Refusal> {
+fn new_id(of: Option<[&str; 2]>) -> Result<String, Rejection> {
     let mut bytes = [0; 10];
     match of {
         Some(parts) => {
@@ -351,7 +351,7 @@ fn new_id(of: Option<[&str; 2]>) -> Result<String, Refusal> {
         }
         None => getrandom::fill(&mut bytes).map_err(|error| {
             tracing::error!("no random numbers from the system: {error}");
-            Refusal::new(RefusalKind::Failed, "the system provides no random numbers")
+            Rejection::new(RejectionKind::Failed, "the system provides no random numbers")
         })?,
     }
     Ok(nix32::encode(&bytes))

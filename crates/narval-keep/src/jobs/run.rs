@@ -11,7 +11,7 @@ use super::{Destination, JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES
 use crate::shared::Shared;
 use crate::{
     COLLECT_GRACE, Cache, CollectOptions, Collected, Data, DataError, FsckOptions, FsckReport, Grant, MigrateError,
-    Migrated, OVERLAP_SECONDS, Recompressed, Refusal, RefusalKind, UNFINISHED_GRACE,
+    Migrated, OVERLAP_SECONDS, Recompressed, Rejection, RejectionKind, UNFINISHED_GRACE,
 };
 
 /// How often a server looks for a job.
@@ -37,7 +37,7 @@ pub(crate) fn run(shared: &Weak<Shared>) {
                 Ok(Some(job)) => job,
                 Ok(None) => break,
                 Err(error) => {
-                    if !error.is_away() {
+                    if !error.is_unavailable() {
                         tracing::warn!("cannot look for jobs: {error}");
                     }
                     break;
@@ -105,13 +105,13 @@ fn execute(data: &Data, job: &Job, claimed: Duration) {
     let (state, value) = match result {
         _ if is_cancelled.load(Ordering::Acquire) => (JobState::Cancelled, Value::Null),
         Ok(value) => (JobState::Done, value),
-        Err(refusal) if refusal.kind == RefusalKind::Away => {
+        Err(rejection) if rejection.kind == RejectionKind::Unavailable => {
             // Later, or at another server.
-            tracing::warn!("the job '{}': {refusal}", job.id);
+            tracing::warn!("the job '{}': {rejection}", job.id);
             data.shared().index.release_job(&job.id, job.fence).unwrap_or_else(|error| tracing::debug!("{error}"));
             return;
         }
-        Err(refusal) => (JobState::Failed, json!({"error": refusal.message})),
+        Err(rejection) => (JobState::Failed, json!({"error": rejection.message})),
     };
     let outcome = if state == JobState::Failed { Err(value.to_string()) } else { Ok(state.name().to_owned()) };
     match data.shared().index.end_job(&job.id, job.fence, (state, value.to_string())) {
@@ -126,8 +126,8 @@ fn grant_of(job: &Job) -> Grant {
     Grant { token: job.token.clone(), ..Grant::administrator(&job.label) }
 }
 
-fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Refusal> {
-    let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no cache '{}' any more", job.cache));
+fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Rejection> {
+    let gone = || Rejection::new(RejectionKind::NotFound, format!("there is no cache '{}' any more", job.cache));
     // With the settings of now: it may have been deleted, or created again, a moment ago.
     let caches = data.refreshed().map_err(of_data)?;
     let cache = caches.into_iter().find(|cache| *cache.name() == job.cache).ok_or_else(gone)?;
@@ -153,12 +153,12 @@ fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Refusal> {
             Destination::Migrate { place, database } => {
                 let failed = |error: &dyn std::fmt::Display| {
                     tracing::error!("the job '{}': {error}", job.id);
-                    Refusal::new(RefusalKind::Failed, "the destination cannot be used; see the server's log")
+                    Rejection::new(RejectionKind::Failed, "the destination cannot be used; see the server's log")
                 };
                 let to = Destination::open(&place, database).map_err(|error| failed(&error))?;
                 match data.migrate_to(&to, Some(&job.cache), &grant_of(job), work) {
                     Ok(migrated) => Ok(migrated.to_value()),
-                    Err(MigrateError::Refused { refusal, .. }) => Err(refusal),
+                    Err(MigrateError::Rejected { rejection, .. }) => Err(rejection),
                     Err(MigrateError::Data(error)) => Err(of_data(error)),
                 }
             }
@@ -167,20 +167,20 @@ fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Refusal> {
 }
 
 /// An index that is away comes back: then the job is done later.
-fn of_data(error: DataError) -> Refusal {
+fn of_data(error: DataError) -> Rejection {
     match error {
         DataError::Index(error) => error.into(),
         error => {
             tracing::error!("a job: {error}");
-            Refusal::new(RefusalKind::Failed, "the data cannot be read or written; see the server's log")
+            Rejection::new(RejectionKind::Failed, "the data cannot be read or written; see the server's log")
         }
     }
 }
 
 /// Removes what is in a cache that was deleted: nothing keeps it any more, at a time when all of it is old.
-fn empty(cache: &Cache, work: &Work, grant: &Grant) -> Result<Value, Refusal> {
+fn empty(cache: &Cache, work: &Work, grant: &Grant) -> Result<Value, Rejection> {
     if !cache.settings().deleted {
-        return Err(Refusal::new(RefusalKind::Conflict, "the cache was created again"));
+        return Err(Rejection::new(RejectionKind::Conflict, "the cache was created again"));
     }
     cache.forget_keys()?;
     while let Some(release) = cache.releases(None, None)?.releases.first() {
@@ -196,15 +196,15 @@ fn empty(cache: &Cache, work: &Work, grant: &Grant) -> Result<Value, Refusal> {
     Ok(collect(cache, &options, grant)?.to_value(false, 0))
 }
 
-fn stopped(work: &Work) -> Result<(), Refusal> {
-    work.check().map_err(|_| Refusal::interrupted("job"))
+fn stopped(work: &Work) -> Result<(), Rejection> {
+    work.check().map_err(|_| Rejection::interrupted("job"))
 }
 
 /// Collects as soon as no other process does.
-fn collect(cache: &Cache, options: &CollectOptions<'_>, grant: &Grant) -> Result<Collected, Refusal> {
+fn collect(cache: &Cache, options: &CollectOptions<'_>, grant: &Grant) -> Result<Collected, Rejection> {
     loop {
         match cache.collect(options, grant) {
-            Err(refusal) if refusal.kind == RefusalKind::Busy && !options.work.is_stopped() => {
+            Err(rejection) if rejection.kind == RejectionKind::Busy && !options.work.is_stopped() => {
                 std::thread::sleep(COLLECTION_EVERY);
             }
             result => return result,

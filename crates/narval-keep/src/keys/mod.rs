@@ -13,7 +13,7 @@ use narval_nix::{PublicKey, SecretKey, TrustedKeys};
 use serde_json::{Value, json};
 
 use crate::index::SignKeyRecord;
-use crate::{Cache, CacheName, Data, Grant, IndexError, Refusal, RefusalKind, Scope, SignReport};
+use crate::{Cache, CacheName, Data, Grant, IndexError, Rejection, RejectionKind, Scope, SignReport};
 
 /// How often paths are signed again that were committed meanwhile by servers that did not know the new key yet.
 const PASSES_MAX: usize = 3;
@@ -63,15 +63,15 @@ impl Rotated {
     }
 }
 
-fn secret(record: &SignKeyRecord) -> Result<SecretKey, Refusal> {
+fn secret(record: &SignKeyRecord) -> Result<SecretKey, Rejection> {
     SecretKey::parse_file(&record.secret).map_err(|_| {
         tracing::error!("the key '{}' in the index cannot be read", record.name);
         unreadable()
     })
 }
 
-fn unreadable() -> Refusal {
-    Refusal::new(RefusalKind::Failed, "a key in the index cannot be read; see the server's log")
+fn unreadable() -> Rejection {
+    Rejection::new(RejectionKind::Failed, "a key in the index cannot be read; see the server's log")
 }
 
 impl Cache {
@@ -79,7 +79,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails.
-    pub fn keys(&self) -> Result<Vec<CacheKey>, Refusal> {
+    pub fn keys(&self) -> Result<Vec<CacheKey>, Rejection> {
         let records = self.index().sign_keys_of(self.id())?;
         let key = |record: &SignKeyRecord| {
             Ok(CacheKey { public_key: secret(record)?.public_key(), created: record.created, ends: record.ends })
@@ -91,7 +91,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not administer the cache, or it has too many keys.
-    pub fn rotate_key(&self, overlap_seconds: u64, grant: &Grant) -> Result<CacheKey, Refusal> {
+    pub fn rotate_key(&self, overlap_seconds: u64, grant: &Grant) -> Result<CacheKey, Rejection> {
         self.make_key(overlap_seconds, self.now(), grant)
     }
 
@@ -100,13 +100,15 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not administer the cache, it has too many keys, or the index fails.
-    pub fn rotate(&self, overlap_seconds: u64, asked: u64, grant: &Grant, work: &Work) -> Result<Rotated, Refusal> {
+    pub fn rotate(&self, overlap_seconds: u64, asked: u64, grant: &Grant, work: &Work) -> Result<Rotated, Rejection> {
         let is_made = |keys: Vec<CacheKey>| keys.into_iter().rev().find(|key| key.created > asked);
         let key = match is_made(self.keys()?) {
             Some(key) => key,
             // One who rotates at the same time may be faster.
             None => match self.make_key(overlap_seconds, self.now().max(asked.saturating_add(1)), grant) {
-                Err(refusal) if refusal.kind == RefusalKind::Conflict => is_made(self.keys()?).ok_or(refusal)?,
+                Err(rejection) if rejection.kind == RejectionKind::Conflict => {
+                    is_made(self.keys()?).ok_or(rejection)?
+                }
                 made => made?,
             },
         };
@@ -138,22 +140,22 @@ impl Cache {
         Ok(Rotated { key, signed })
     }
 
-    fn make_key(&self, overlap_seconds: u64, created: u64, grant: &Grant) -> Result<CacheKey, Refusal> {
+    fn make_key(&self, overlap_seconds: u64, created: u64, grant: &Grant) -> Result<CacheKey, Rejection> {
         grant.require(self.name(), Scope::Admin)?;
         if self.settings().managed && !self.data().makes_keys() {
             let message = format!(
                 "the cache '{}' signs with keys of the servers' configuration files ('managed-sign-keys'): replace them there",
                 self.name()
             );
-            return Err(Refusal::new(RefusalKind::Conflict, message));
+            return Err(Rejection::new(RejectionKind::Conflict, message));
         }
         let before = self.index().sign_keys_of(self.id())?;
         if before.len() >= KEYS_MAX {
             let message = format!("the cache '{}' has {KEYS_MAX} keys, which is as many as it may have", self.name());
-            return Err(Refusal::new(RefusalKind::Conflict, message));
+            return Err(Rejection::new(RejectionKind::Conflict, message));
         }
         let name = format!("{}-{}", self.name(), before.len() + 1);
-        let key = SecretKey::generate(&name).map_err(|error| Refusal::new(RefusalKind::Failed, error))?;
+        let key = SecretKey::generate(&name).map_err(|error| Rejection::new(RejectionKind::Failed, error))?;
         let now = self.now();
         let record = SignKeyRecord {
             cache: self.name().to_string(),
@@ -164,7 +166,10 @@ impl Cache {
         };
         // Two at the same time: the later one finds the name taken.
         if !self.index().add_sign_key(self.id(), record, now.saturating_add(overlap_seconds))? {
-            return Err(Refusal::new(RefusalKind::Conflict, "another rotation has just made a key: look at it first"));
+            return Err(Rejection::new(
+                RejectionKind::Conflict,
+                "another rotation has just made a key: look at it first",
+            ));
         }
         let made = CacheKey { public_key: key.public_key(), created, ends: None };
         self.audit(
@@ -197,7 +202,7 @@ impl Data {
     ///
     /// # Errors
     /// If the index fails.
-    pub fn signing_keys(&self) -> Result<HashMap<CacheName, Vec<SecretKey>>, Refusal> {
+    pub fn signing_keys(&self) -> Result<HashMap<CacheName, Vec<SecretKey>>, Rejection> {
         let index = &self.shared().index;
         let (mut keys, now) = (HashMap::<CacheName, Vec<SecretKey>>::new(), index.now());
         for record in index.sign_keys()?.iter().filter(|record| record.ends.is_none_or(|ends| now < ends)) {

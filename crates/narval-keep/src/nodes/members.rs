@@ -149,7 +149,7 @@ impl Member {
     }
 
     /// It cannot be reached.
-    pub(super) fn is_away(&self) {
+    pub(super) fn set_unavailable(&self) {
         self.gone_until.fetch_max(after(now_ms(), GONE_FOR), Ordering::AcqRel);
     }
 
@@ -213,7 +213,7 @@ mod tests {
         let node = members("a", &["a", "b"]);
         let nar = (0..).find(|nar| held_by(&node, *nar) == "b").unwrap();
         let Holder::Other { member, .. } = node.holder(&Sha256::of(&u32::to_le_bytes(nar))) else { unreachable!() };
-        member.is_away();
+        member.set_unavailable();
         assert_eq!(held_by(&node, nar), "a");
         // Rows that are read again change nothing.
         node.set_others(&rows(&["a", "b"]));
@@ -226,7 +226,7 @@ mod tests {
         member.answered();
         assert_eq!(held_by(&node, nar), "b");
         // At another address, it is tried at once.
-        member.is_away();
+        member.set_unavailable();
         node.set_others(&[row("b", "http://10.0.0.9:5000", WEIGHT)]);
         assert_eq!(held_by(&node, nar), "b");
     }
@@ -255,7 +255,7 @@ mod tests {
         assert!((220..280).contains(&count), "b keeps {count} of 300, not 10 of 12 parts");
         // It is the same node as before.
         let Holder::Other { member, .. } = known else { unreachable!() };
-        member.is_away();
+        member.set_unavailable();
         assert_ne!(held_by(&node, of_b), "b");
         // All agree.
         let b = Members::new("b".to_owned(), 10 * WEIGHT);

@@ -100,7 +100,7 @@ impl Peers {
             }
             _ => {
                 tracing::warn!("'{name}' comes from the bucket, not from the node at {}: {error}", member.url);
-                member.is_away();
+                member.set_unavailable();
             }
         }
     }

@@ -3,7 +3,7 @@
 use narval_nix::HashPart;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 
-use crate::{Refusal, RefusalKind};
+use crate::{Rejection, RejectionKind};
 
 /// The maximum number of narinfos in one body.
 const NARINFOS_MAX: usize = 65_536;
@@ -16,10 +16,11 @@ pub const NARS_MAX: usize = 1024;
 ///
 /// # Errors
 /// If the body does not have this format, or has too many narinfos or one that is too long.
-pub fn read_commit(body: &[u8]) -> Result<Vec<(HashPart, &[u8])>, Refusal> {
+pub fn read_commit(body: &[u8]) -> Result<Vec<(HashPart, &[u8])>, Rejection> {
     let form = "a commit is '<hash part> <length>', the narinfo, … and 'end <number of narinfos>'";
     let pieces = pieces(body, form, (NARINFOS_MAX, NARINFO_LEN_MAX))?;
-    let part = |word: &str| HashPart::parse(word.as_bytes()).map_err(|_| Refusal::new(RefusalKind::Malformed, form));
+    let part =
+        |word: &str| HashPart::parse(word.as_bytes()).map_err(|_| Rejection::new(RejectionKind::Malformed, form));
     pieces.into_iter().map(|(word, narinfo)| Ok((part(word)?, narinfo))).collect()
 }
 
@@ -27,7 +28,7 @@ pub fn read_commit(body: &[u8]) -> Result<Vec<(HashPart, &[u8])>, Refusal> {
 ///
 /// # Errors
 /// If the body does not have this format, or has too many NARs.
-pub fn read_nars(body: &[u8]) -> Result<Vec<(&str, &[u8])>, Refusal> {
+pub fn read_nars(body: &[u8]) -> Result<Vec<(&str, &[u8])>, Rejection> {
     let form = "NARs are '<NAR hash>.nar… <length>', the file, … and 'end <number of NARs>'";
     pieces(body, form, (NARS_MAX, usize::MAX))
 }
@@ -36,8 +37,8 @@ fn pieces<'a>(
     mut body: &'a [u8],
     form: &'static str,
     (number_max, len_max): (usize, usize),
-) -> Result<Vec<(&'a str, &'a [u8])>, Refusal> {
-    let wrong = || Refusal::new(RefusalKind::Malformed, form);
+) -> Result<Vec<(&'a str, &'a [u8])>, Rejection> {
+    let wrong = || Rejection::new(RejectionKind::Malformed, form);
     let mut all = Vec::new();
     loop {
         let end = body.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
@@ -50,7 +51,7 @@ fn pieces<'a>(
         }
         if all.len() >= number_max || number > len_max {
             let message = format!("a body has at most {number_max} of them, and narinfos of {NARINFO_LEN_MAX} bytes");
-            return Err(Refusal::new(RefusalKind::TooLarge, message));
+            return Err(Rejection::new(RejectionKind::TooLarge, message));
         }
         let (piece, rest) = rest.split_at_checked(number).ok_or_else(wrong)?;
         all.push((word, piece));

@@ -10,7 +10,7 @@ use crate::index::{Commit, NamedNar, NarRecord, PathRecord, Used};
 use crate::receive::contents::Checked;
 use crate::rule::holds;
 use crate::upkeep::sign::is_signed;
-use crate::{Cache, CacheSettings, Grant, NarFileName, Refusal, RefusalKind, Scope};
+use crate::{Cache, CacheSettings, Grant, NarFileName, Rejection, RejectionKind, Scope};
 use narval_client::clock;
 
 /// The maximum number of narinfos in one commit.
@@ -95,7 +95,7 @@ impl Cache {
         &self,
         narinfos: &[(HashPart, T)],
         grant: &Grant,
-    ) -> Result<Vec<Committed>, Refusal> {
+    ) -> Result<Vec<Committed>, Rejection> {
         let result = grant.require(self.name(), Scope::Push).and_then(|()| self.try_commit(narinfos, grant));
         match &result {
             Ok(committed) => {
@@ -115,19 +115,23 @@ impl Cache {
                     committed.iter().map(|done| (done.path.base_name(), done.outcome.name())),
                 );
             }
-            Err(refusal) => {
+            Err(rejection) => {
                 let first = narinfos.first().map(|(part, _)| part.to_string()).unwrap_or_default();
-                self.audit(grant, "narinfo", &first, &Err(refusal.to_string()));
-                self.notice_shortage(refusal);
+                self.audit(grant, "narinfo", &first, &Err(rejection.to_string()));
+                self.notice_shortage(rejection);
             }
         }
         result
     }
 
-    fn try_commit<T: AsRef<[u8]>>(&self, narinfos: &[(HashPart, T)], grant: &Grant) -> Result<Vec<Committed>, Refusal> {
+    fn try_commit<T: AsRef<[u8]>>(
+        &self,
+        narinfos: &[(HashPart, T)],
+        grant: &Grant,
+    ) -> Result<Vec<Committed>, Rejection> {
         if narinfos.len() > COMMIT_MAX {
-            return Err(Refusal::new(
-                RefusalKind::TooLarge,
+            return Err(Rejection::new(
+                RejectionKind::TooLarge,
                 format_args!("more than {COMMIT_MAX} narinfos in one commit"),
             ));
         }
@@ -136,7 +140,7 @@ impl Cache {
         for (part, text) in narinfos {
             let info = parse(part, text.as_ref(), &settings)?;
             if batch.insert(*part, info).is_some() {
-                return Err(Refusal::new(RefusalKind::Malformed, format_args!("'{part}' is in the commit twice")));
+                return Err(Rejection::new(RejectionKind::Malformed, format_args!("'{part}' is in the commit twice")));
             }
         }
         self.check_room_for_commit()?;
@@ -171,11 +175,11 @@ impl Cache {
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
             }
         }
-        Err(Refusal::new(RefusalKind::Conflict, "other clients are committing the same paths; try again"))
+        Err(Rejection::new(RejectionKind::Conflict, "other clients are committing the same paths; try again"))
     }
 
     /// Paths that existed also count as pushed: once that is recorded, no collection hides them. Returns `false` if one was hidden before.
-    fn use_again(&self, prepared: &[Prepared]) -> Result<bool, Refusal> {
+    fn use_again(&self, prepared: &[Prepared]) -> Result<bool, Rejection> {
         let unchanged = prepared.iter().filter(|prepared| prepared.committed.outcome == Outcome::Unchanged);
         let parts: Vec<HashPart> = unchanged.map(|prepared| prepared.record.hash_part).collect();
         if parts.is_empty() {
@@ -192,8 +196,8 @@ impl Cache {
     }
 
     /// Files are written before the commit in the index, and renamed after it.
-    pub(crate) fn publish_all(&self, changed: &[PathRecord], needed: &[HashPart]) -> Result<Commit, Refusal> {
-        let failed = |error: io::Error| Refusal::of_file("write", "a narinfo", &error);
+    pub(crate) fn publish_all(&self, changed: &[PathRecord], needed: &[HashPart]) -> Result<Commit, Rejection> {
+        let failed = |error: io::Error| Rejection::of_file("write", "a narinfo", &error);
         // The files of a large commit are written after it, because each stays open until it is renamed.
         let early = if changed.len() <= WRITTEN_EARLY_MAX { changed } else { &[] };
         let mut written = Vec::with_capacity(early.len());
@@ -216,7 +220,7 @@ impl Cache {
         &self,
         batch: &HashMap<HashPart, NarInfo>,
         settings: &CacheSettings,
-    ) -> Result<Vec<HashPart>, Refusal> {
+    ) -> Result<Vec<HashPart>, Rejection> {
         let wanted: BTreeSet<&StorePath> = batch
             .values()
             .flat_map(|info| &info.references)
@@ -250,7 +254,7 @@ impl Cache {
              already, use 'nix copy --refresh'",
             named.join(", ")
         );
-        Err(Refusal::new(RefusalKind::Conflict, message).because("reference"))
+        Err(Rejection::new(RejectionKind::Conflict, message).because("reference"))
     }
 
     /// For each path, what the upstreams have of it if this cache does not have it, nor vouches for it: clients that trust an upstream
@@ -284,7 +288,7 @@ impl Cache {
         Signed { fingerprint, signatures: &claimed.signatures, may_sign: grant.allows(self.name(), Scope::Sign) }
     }
 
-    fn prepare(&self, claimed: Claimed<'_>, known: &mut Known<'_>, grant: &Grant) -> Result<Prepared, Refusal> {
+    fn prepare(&self, claimed: Claimed<'_>, known: &mut Known<'_>, grant: &Grant) -> Result<Prepared, Rejection> {
         let Claimed { info: claimed, file, nar, old, hidden } = claimed;
         let (part, settings) = (claimed.path.hash_part(), known.settings);
         let undeclared = undeclared(claimed, &nar, &known.mentioned);
@@ -296,7 +300,7 @@ impl Cache {
                 claimed.path,
                 undeclared.len() - 1
             );
-            return Err(Refusal::new(RefusalKind::Unprocessable, message).because("reference"));
+            return Err(Rejection::new(RejectionKind::Unprocessable, message).because("reference"));
         }
         let before = old.as_ref().and_then(|old| NarInfo::parse(&old.narinfo, &settings.store_dir).ok());
         if before.as_ref().is_none_or(|before| before.ca != claimed.ca || before.nar_hash != claimed.nar_hash) {
@@ -371,12 +375,12 @@ impl Cache {
     }
 
     /// Whether the NAR of a path of this cache exists.
-    fn has_nar_of(&self, part: &HashPart) -> Result<bool, Refusal> {
+    fn has_nar_of(&self, part: &HashPart) -> Result<bool, Rejection> {
         Ok(self.missing(&[*part], None)?.is_empty())
     }
 
     /// The NARs of narinfos. They must be in this cache and match their narinfos.
-    fn nars_of(&self, claimed: &[&NarInfo]) -> Result<Vec<NamedNar>, Refusal> {
+    fn nars_of(&self, claimed: &[&NarInfo]) -> Result<Vec<NamedNar>, Rejection> {
         let names = claimed.iter().map(|info| nar_name(info)).collect::<Result<Vec<String>, _>>()?;
         let found = self.index().files_named(self.id(), &names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let mut nars = Vec::with_capacity(claimed.len());
@@ -391,7 +395,7 @@ impl Cache {
                 let message = format!(
                     "'{path}': its NAR 'nar/{name}' is missing; push the path again (with 'nix copy --refresh')"
                 );
-                Refusal::new(RefusalKind::Conflict, message)
+                Rejection::new(RejectionKind::Conflict, message)
             })?;
             check_nar_hash(info, &found.1)?;
             nars.push(found);
@@ -406,7 +410,7 @@ impl Cache {
         claimed: &[&NarInfo],
         nars: &[(String, NarRecord)],
         batch: &HashMap<HashPart, NarInfo>,
-    ) -> Result<HashSet<HashPart>, Refusal> {
+    ) -> Result<HashSet<HashPart>, Rejection> {
         let mentioning = claimed.iter().zip(nars).filter(|(info, _)| !info.path.is_derivation());
         let found: BTreeSet<HashPart> = mentioning.flat_map(|(_, (_, nar))| &nar.found).copied().collect();
         let mut known = HashSet::new();
@@ -421,20 +425,20 @@ impl Cache {
 }
 
 /// The name below `nar/` that a narinfo gives to its NAR.
-pub(crate) fn nar_name(info: &NarInfo) -> Result<String, Refusal> {
+pub(crate) fn nar_name(info: &NarInfo) -> Result<String, Rejection> {
     let name = info.url.strip_prefix("nar/").map(|name| name.split('?').next().unwrap_or(name));
     let name = name.and_then(|name| NarFileName::parse(name).ok()).ok_or_else(|| {
         let message = format!(
             "'{}': its URL '{}' is not 'nar/<FileHash>.nar' with the extension of a compression",
             info.path, info.url
         );
-        Refusal::new(RefusalKind::Unprocessable, message).because("malformed")
+        Rejection::new(RejectionKind::Unprocessable, message).because("malformed")
     })?;
     Ok(name.to_string())
 }
 
 /// Whether a narinfo says of its NAR what was found when that was received.
-fn check_nar_hash(info: &NarInfo, nar: &NarRecord) -> Result<(), Refusal> {
+fn check_nar_hash(info: &NarInfo, nar: &NarRecord) -> Result<(), Rejection> {
     if (info.nar_hash, info.nar_size) == (nar.nar_hash, nar.nar_size) {
         return Ok(());
     }
@@ -443,7 +447,7 @@ fn check_nar_hash(info: &NarInfo, nar: &NarRecord) -> Result<(), Refusal> {
          ('nix-store --verify-path' says so)",
         info.path, nar.nar_hash, nar.nar_size, info.nar_hash, info.nar_size
     );
-    Err(Refusal::new(RefusalKind::Unprocessable, message))
+    Err(Rejection::new(RejectionKind::Unprocessable, message))
 }
 
 /// The number of mentioned hash parts that are looked up at a time.
@@ -462,9 +466,9 @@ fn undeclared(info: &NarInfo, nar: &NarRecord, known: &HashSet<HashPart>) -> Vec
 /// The maximum number of files that are written, and open, before their commit.
 const WRITTEN_EARLY_MAX: usize = 128;
 
-fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarInfo, Refusal> {
+fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarInfo, Rejection> {
     let invalid = |reason: &dyn std::fmt::Display| {
-        Refusal::new(RefusalKind::Unprocessable, format_args!("'{part}.narinfo' is refused: {reason}"))
+        Rejection::new(RejectionKind::Unprocessable, format_args!("'{part}.narinfo' is refused: {reason}"))
             .because("malformed")
     };
     let info = NarInfo::parse(text, &settings.store_dir).map_err(|error| invalid(&error))?;
@@ -486,10 +490,10 @@ pub(crate) fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
         && one.reference_set() == other.reference_set()
 }
 
-fn differs(there: NarHash, info: &NarInfo, is_there: &str, advice: &str) -> Refusal {
+fn differs(there: NarHash, info: &NarInfo, is_there: &str, advice: &str) -> Rejection {
     let what = if there == info.nar_hash { "other references" } else { "other contents" };
     let path = &info.path;
     let message =
         format!("'{path}' {is_there} with {what} ({there}): it was built twice with different results; {advice}");
-    Refusal::new(RefusalKind::Conflict, message)
+    Rejection::new(RejectionKind::Conflict, message)
 }

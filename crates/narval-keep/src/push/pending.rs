@@ -19,7 +19,7 @@ use narval_nix::HashPart;
 use crate::index::CacheId;
 use crate::rule::holds;
 use crate::storage::{TAKEOVER, VALID_FOR};
-use crate::{Cache, Data, DataError, Refusal};
+use crate::{Cache, Data, DataError, Rejection};
 use narval_client::clock;
 
 /// The most entries that are taken over in one transaction. Their requests have to be sent within [`VALID_FOR`].
@@ -161,7 +161,7 @@ impl Data {
 impl Cache {
     /// Removes the narinfos of removed paths from the bucket. Returns whether all of them are gone: another process may have removed a path
     /// without learning so, or the object store may be away.
-    pub(crate) fn withdraw_removed(&self) -> Result<bool, Refusal> {
+    pub(crate) fn withdraw_removed(&self) -> Result<bool, Rejection> {
         let shared = self.shared();
         if !shared.storage.publishes_later() || !holds!(Hidden) {
             return Ok(true);

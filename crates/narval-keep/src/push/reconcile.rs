@@ -11,7 +11,7 @@ use crate::data::Data;
 use crate::error::{DataError, io_error};
 use crate::index::{CacheId, PathRecord};
 use crate::storage::VALID_FOR;
-use crate::{Cache, Refusal, RefusalKind};
+use crate::{Cache, Rejection, RejectionKind};
 use narval_client::clock;
 
 /// Pending entries that are carried out while others wait.
@@ -124,13 +124,13 @@ impl Data {
 
 impl Cache {
     /// Makes files consistent with the index, with the exclusive lock held.
-    pub(crate) fn reconcile_now(&self) -> Result<(), Refusal> {
+    pub(crate) fn reconcile_now(&self) -> Result<(), Rejection> {
         self.data().reconcile_locked().map_err(|error| match error {
             DataError::Index(error) => error.into(),
-            DataError::Io { action, path, source } => Refusal::of_file(action, path.display(), &source),
+            DataError::Io { action, path, source } => Rejection::of_file(action, path.display(), &source),
             error => {
                 tracing::error!("{error}");
-                Refusal::new(RefusalKind::Failed, "the cache cannot repair its files; see its log")
+                Rejection::new(RejectionKind::Failed, "the cache cannot repair its files; see its log")
             }
         })
     }

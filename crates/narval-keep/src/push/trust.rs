@@ -6,7 +6,7 @@ use std::sync::Arc;
 use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{NarInfo, PublicKey, SecretKey, SignError, Signature, TrustedKeys};
 
-use crate::{CacheSettings, Refusal, RefusalKind};
+use crate::{CacheSettings, Rejection, RejectionKind};
 
 /// The maximum number of signatures of unknown keys that tokens without the scope `sign` can add to a path.
 pub(crate) const UNKNOWN_SIGNATURES_MAX: usize = 16;
@@ -39,7 +39,7 @@ impl<'a> Trust<'a> {
 
     /// Refuses an upload without a signature that the cache requires. Only signatures in this upload count: earlier ones say nothing
     /// about it.
-    pub(crate) fn check_required(&self, info: &NarInfo, signed: &Signed<'_>) -> Result<(), Refusal> {
+    pub(crate) fn check_required(&self, info: &NarInfo, signed: &Signed<'_>) -> Result<(), Rejection> {
         let required = &self.settings.required_keys;
         if required.is_empty() || is_signed_by(required, signed) {
             return Ok(());
@@ -50,7 +50,7 @@ impl<'a> Trust<'a> {
             info.path,
             names.join(" or ")
         );
-        Err(Refusal::new(RefusalKind::Unprocessable, message).because("signature"))
+        Err(Rejection::new(RejectionKind::Unprocessable, message).because("signature"))
     }
 
     /// The text that signatures of a path sign.

@@ -12,7 +12,7 @@ use quick_cache::sync::Cache as Memory;
 
 use super::no_window;
 use crate::index::{CacheId, NarRecord};
-use crate::{Cache, CacheSettings, Refusal, RefusalKind};
+use crate::{Cache, CacheSettings, Rejection, RejectionKind};
 use narval_codec::decode::{DecodeError, Decoder, INPUT_LEN, is_no_window};
 
 /// The number of NARs whose file's hash is remembered.
@@ -49,7 +49,7 @@ impl Cache {
         (name, nar): (&str, &NarRecord),
         settings: &CacheSettings,
         checked: &mut Checked,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         // A content address that belongs to another path was refused before, and one with BLAKE3 cannot be checked.
         let ContentsClaim::Check(check) = info.path_info(0).contents_claim(&settings.store_dir) else { return Ok(()) };
         let is_right = match checked.are_right.get(&(nar.nar_hash, check)) {
@@ -69,7 +69,7 @@ impl Cache {
              ('nix-store --verify-path' says so)",
             info.path
         );
-        Err(Refusal::new(RefusalKind::Unprocessable, message))
+        Err(Rejection::new(RejectionKind::Unprocessable, message))
     }
 
     fn are_contents(
@@ -77,7 +77,7 @@ impl Cache {
         check: &ContentsCheck,
         (name, nar): (&str, &NarRecord),
         checked: &mut Checked,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, Rejection> {
         let (expected, of) = match check {
             ContentsCheck::Nar => return Ok(true),
             ContentsCheck::Hash { expected, of } => (expected, of),
@@ -98,10 +98,10 @@ impl Cache {
             let message = format!(
                 "NARs of more than {READ_AGAIN_MAX} bytes must be read again to check this commit; commit fewer at once"
             );
-            return Err(Refusal::new(RefusalKind::TooLarge, message));
+            return Err(Rejection::new(RejectionKind::TooLarge, message));
         }
         checked.read = checked.read.saturating_add(nar.nar_size);
-        let failed = |error: io::Error| Refusal::of_file("read", name, &error);
+        let failed = |error: io::Error| Rejection::of_file("read", name, &error);
         let file = self.files().read(&format!("nar/{name}")).map_err(failed)?;
         let file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         let input = BufReader::with_capacity(INPUT_LEN, file);

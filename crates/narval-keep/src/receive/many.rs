@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::super::index::{NamedNar, NarRecord};
-use super::super::{Cache, Grant, NarTarget, Refusal};
+use super::super::{Cache, Grant, NarTarget, Rejection};
 use super::pass::Verified;
 use super::{Begin, Stored, Upload};
 
@@ -26,7 +26,7 @@ impl Cache {
     ///
     /// # Errors
     /// For the first that is refused. Others may be stored.
-    pub fn receive_nars(&self, nars: &[(NarTarget, &[u8])], grant: &Grant) -> Result<Vec<Stored>, Refusal> {
+    pub fn receive_nars(&self, nars: &[(NarTarget, &[u8])], grant: &Grant) -> Result<Vec<Stored>, Rejection> {
         let mut stored: Vec<Option<Stored>> = Vec::with_capacity(nars.len());
         let (mut new, mut seen) = (Vec::new(), HashSet::new());
         for (at, (target, file)) in nars.iter().enumerate() {
@@ -65,7 +65,7 @@ impl Cache {
     }
 
     /// Stores and records NARs in one step. Returns those that the cache has in the meantime, or that are there twice.
-    fn store_many<'a>(&self, new: Vec<New<'a>>, stored: &mut [Option<Stored>]) -> Result<Vec<New<'a>>, Refusal> {
+    fn store_many<'a>(&self, new: Vec<New<'a>>, stored: &mut [Option<Stored>]) -> Result<Vec<New<'a>>, Rejection> {
         let (mut first, mut rest, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         for new in new {
             let is_new = seen.insert((new.nar.nar_hash, new.nar.compression)) && self.same(&new.nar)?.is_none();
@@ -92,10 +92,10 @@ impl Cache {
 
 impl Upload {
     /// Verifies a file, which is not written anywhere.
-    fn examine(self: Box<Self>, at: usize, file: &[u8]) -> Result<New<'_>, Refusal> {
+    fn examine(self: Box<Self>, at: usize, file: &[u8]) -> Result<New<'_>, Rejection> {
         let verified = self.verify(&mut &*file, None);
-        if let Err(refusal) = &verified {
-            self.note(Err(refusal.clone()))?;
+        if let Err(rejection) = &verified {
+            self.note(Err(rejection.clone()))?;
         }
         let (Verified { nar, .. }, _) = verified?;
         Ok(New { at, upload: self, nar, file })

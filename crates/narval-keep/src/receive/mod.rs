@@ -23,7 +23,7 @@ use self::pass::{Claims, Verified, file_size_max, verify};
 use self::writing::RECORDED_WITHIN;
 use super::index::{NamedNar, NarRecord};
 use super::storage::Incoming;
-use super::{Cache, Grant, NarFileName, NarTarget, Refusal, RefusalKind, Scope};
+use super::{Cache, Grant, NarFileName, NarTarget, Rejection, RejectionKind, Scope};
 use crate::rule::holds;
 use narval_client::clock;
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
@@ -85,11 +85,11 @@ impl Cache {
     ///
     /// # Errors
     /// If the name is invalid, the token may not push, or the file is too large or does not fit on the disk.
-    pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
+    pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Rejection> {
         grant.require(self.name(), Scope::Push)?;
         let parsed = NarFileName::parse(name);
         let malformed =
-            |why: &dyn std::fmt::Display| Refusal::new(RefusalKind::Malformed, format_args!("'{name}': {why}"));
+            |why: &dyn std::fmt::Display| Rejection::new(RejectionKind::Malformed, format_args!("'{name}': {why}"));
         let name = parsed.map_err(|error| malformed(&error))?;
         if name.is_unique() {
             return Err(malformed(&"the cache chooses such names; an upload has the hash of its file alone"));
@@ -101,13 +101,13 @@ impl Cache {
     ///
     /// # Errors
     /// See [`Cache::begin_nar`].
-    pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Refusal> {
+    pub fn begin(&self, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Begin, Rejection> {
         grant.require(self.name(), Scope::Push)?;
         let settings = self.settings();
         if length.is_some_and(|length| length > settings.nar_size_max) {
             let max = settings.nar_size_max;
             let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache accepts");
-            return Err(Refusal::new(RefusalKind::TooLarge, message));
+            return Err(Rejection::new(RejectionKind::TooLarge, message));
         }
         if let Some(stored) = self.known(&target)? {
             // Its narinfo may follow soon.
@@ -118,15 +118,15 @@ impl Cache {
         }
         let more = length.unwrap_or(0);
         let check = || self.check_room(more).and_then(|()| self.check_quota(more));
-        if let Err(refusal) = check() {
-            self.notice_shortage(&refusal);
+        if let Err(rejection) = check() {
+            self.notice_shortage(&rejection);
             check()?;
         }
         Ok(Begin::Receive(Box::new(Upload::new(self, target, length, grant)?)))
     }
 
     /// Checks that this many more bytes are within the quota.
-    pub(super) fn check_quota(&self, more: u64) -> Result<(), Refusal> {
+    pub(super) fn check_quota(&self, more: u64) -> Result<(), Rejection> {
         if let Some(quota) = self.settings().quota {
             let usage = self.usage()?;
             let bytes = usage.bytes.saturating_add(usage.small_bytes);
@@ -135,14 +135,14 @@ impl Cache {
                 let message = format!(
                     "the cache '{cache}' is full: {bytes} of {quota} bytes are used; delete paths or raise its quota"
                 );
-                return Err(Refusal::new(RefusalKind::NoSpace, message).because("quota"));
+                return Err(Rejection::new(RejectionKind::NoSpace, message).because("quota"));
             }
         }
         Ok(())
     }
 
     /// The NAR of an upload, if this cache already has its file.
-    fn known(&self, target: &NarTarget) -> Result<Option<Stored>, Refusal> {
+    fn known(&self, target: &NarTarget) -> Result<Option<Stored>, Rejection> {
         if let NarTarget::File(name) = target {
             return Ok(self.stored(&name.to_string())?.and_then(|nar| Stored::of(&nar)));
         }
@@ -156,7 +156,7 @@ impl Cache {
     }
 
     /// The NAR that a name below `nar/` means, with its own name, if its file is there, as far as that can be told without asking a bucket.
-    pub(super) fn stored(&self, name: &str) -> Result<Option<NamedNar>, Refusal> {
+    pub(super) fn stored(&self, name: &str) -> Result<Option<NamedNar>, Rejection> {
         // Whoever is told so may rely on it: what is remembered does not count, because another server may have removed it since.
         let known = |name: &str| self.index().file_now(self.id(), name);
         let Some((own, nar)) = known(name)? else { return Ok(None) };
@@ -174,12 +174,12 @@ impl Cache {
     }
 
     /// Whether the file of a NAR is there; a bucket is not asked.
-    pub(super) fn has_nar(&self, (name, nar): (&str, &NarRecord)) -> Result<bool, Refusal> {
-        self.files().has_nar(name, nar.file_size).map_err(|error| Refusal::of_file("look at", name, &error))
+    pub(super) fn has_nar(&self, (name, nar): (&str, &NarRecord)) -> Result<bool, Rejection> {
+        self.files().has_nar(name, nar.file_size).map_err(|error| Rejection::of_file("look at", name, &error))
     }
 
     /// The file of a NAR in this compression.
-    fn same(&self, nar: &NarRecord) -> Result<Option<NamedNar>, Refusal> {
+    fn same(&self, nar: &NarRecord) -> Result<Option<NamedNar>, Rejection> {
         let all = self.index().files_of(self.id(), &nar.nar_hash)?;
         match all.into_iter().find(|(_, other)| other.compression == nar.compression) {
             Some((name, _)) => self.stored(&name),
@@ -187,16 +187,16 @@ impl Cache {
         }
     }
 
-    fn listing_file(&self) -> Result<Option<TemporaryFile>, Refusal> {
-        self.files().listing().map_err(|error| Refusal::of_file("create", "a listing", &error))
+    fn listing_file(&self) -> Result<Option<TemporaryFile>, Rejection> {
+        self.files().listing().map_err(|error| Rejection::of_file("create", "a listing", &error))
     }
 
     /// A temporary file in the data folder for [`Upload::adopt`]. It is removed when dropped.
     ///
     /// # Errors
     /// If it cannot be created.
-    pub fn incoming_file(&self) -> Result<TemporaryFile, Refusal> {
-        self.storage().incoming().map_err(|error| Refusal::of_file("create", "incoming/", &error))
+    pub fn incoming_file(&self) -> Result<TemporaryFile, Rejection> {
+        self.storage().incoming().map_err(|error| Rejection::of_file("create", "incoming/", &error))
     }
 }
 
@@ -224,12 +224,12 @@ impl Write for Roomy<'_> {
 
 impl Upload {
     /// An upload, regardless of files of the same NAR in other compressions.
-    pub(super) fn new(cache: &Cache, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Self, Refusal> {
+    pub(super) fn new(cache: &Cache, target: NarTarget, length: Option<u64>, grant: &Grant) -> Result<Self, Rejection> {
         let named = match target {
             NarTarget::File(name) => name,
             NarTarget::Nar { nar_hash, compression } => NarFileName::new(nar_hash, compression),
         };
-        let name = named.unique().map_err(|error| Refusal::new(RefusalKind::Failed, error))?;
+        let name = named.unique().map_err(|error| Rejection::new(RejectionKind::Failed, error))?;
         Ok(Self { cache: cache.clone(), target, name, length, grant: grant.clone(), begun: cache.now() })
     }
 
@@ -238,10 +238,10 @@ impl Upload {
     /// # Errors
     /// If the body ends early, does not match its name and length, is not a NAR, or does not fit on the disk.
     /// Nothing is left then.
-    pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Refusal> {
+    pub fn receive(self, body: &mut dyn Read) -> Result<Stored, Rejection> {
         let len_max = self.length.unwrap_or_else(|| file_size_max(self.cache.settings().nar_size_max));
         let received = self.cache.files().receive(&self.name.to_string(), len_max);
-        let received = received.map_err(|error| Refusal::of_file("create", self.target, &error));
+        let received = received.map_err(|error| Rejection::of_file("create", self.target, &error));
         let result = received.and_then(|mut received| {
             let verified = self.verify(body, Some(&mut Roomy { cache: &self.cache, to: &mut received }))?;
             self.store(verified.0, received, verified.1)
@@ -254,24 +254,24 @@ impl Upload {
     ///
     /// # Errors
     /// See [`Upload::receive`].
-    pub fn adopt(self, file: TemporaryFile) -> Result<Stored, Refusal> {
-        let rewind = || file.file().rewind().map_err(|error| Refusal::of_file("read", self.target, &error));
+    pub fn adopt(self, file: TemporaryFile) -> Result<Stored, Rejection> {
+        let rewind = || file.file().rewind().map_err(|error| Rejection::of_file("read", self.target, &error));
         let verified = rewind().and_then(|()| self.verify(&mut file.file(), None));
         let result = verified.and_then(|verified| self.store(verified.0, Incoming::File(file), verified.1));
         self.note(result)
     }
 
-    fn note(&self, result: Result<Stored, Refusal>) -> Result<Stored, Refusal> {
+    fn note(&self, result: Result<Stored, Rejection>) -> Result<Stored, Rejection> {
         let outcome = result.as_ref().map(|stored| stored.nar_hash.to_string()).map_err(ToString::to_string);
         self.cache.audit(&self.grant, "nar", &self.target.to_string(), &outcome);
-        result.inspect_err(|refusal| self.cache.notice_shortage(refusal))
+        result.inspect_err(|rejection| self.cache.notice_shortage(rejection))
     }
 
     fn verify<'a>(
         &self,
         body: &'a mut dyn Read,
         file: Option<&'a mut dyn Write>,
-    ) -> Result<(Verified, Option<TemporaryFile>), Refusal> {
+    ) -> Result<(Verified, Option<TemporaryFile>), Rejection> {
         let listing = self.cache.listing_file()?;
         let nar_size_max = self.cache.settings().nar_size_max;
         let (is_unverified, is_alias) = (self.cache.is_unverified(), false);
@@ -284,9 +284,14 @@ impl Upload {
         Ok((verified, listing))
     }
 
-    fn store(&self, verified: Verified, received: Incoming, listing: Option<TemporaryFile>) -> Result<Stored, Refusal> {
+    fn store(
+        &self,
+        verified: Verified,
+        received: Incoming,
+        listing: Option<TemporaryFile>,
+    ) -> Result<Stored, Rejection> {
         let cache = &self.cache;
-        let (nar, failed) = (verified.nar, |error: io::Error| Refusal::of_file("store", self.target, &error));
+        let (nar, failed) = (verified.nar, |error: io::Error| Rejection::of_file("store", self.target, &error));
         if let Incoming::File(file) = &received
             && cache.is_local()
             && !cache.is_unverified()
@@ -300,7 +305,7 @@ impl Upload {
                 // The client names what it has uploaded.
                 cache.index().remember_former(cache.id(), nar.file_hash, nar.nar_hash)?;
             }
-            let name = NarFileName::parse(&name).map_err(|error| Refusal::new(RefusalKind::Failed, error))?;
+            let name = NarFileName::parse(&name).map_err(|error| Rejection::new(RejectionKind::Failed, error))?;
             return Ok(Stored::new(name, &kept));
         }
         // Others may have used the quota meanwhile.
@@ -323,14 +328,14 @@ impl Upload {
 
 impl Cache {
     /// Records a file below `nar/` that the index does not have, if it is a NAR.
-    pub(super) fn import_nar(&self, name: &NarFileName, file: &mut dyn Read) -> Result<(), Refusal> {
+    pub(super) fn import_nar(&self, name: &NarFileName, file: &mut dyn Read) -> Result<(), Rejection> {
         let (target, listing) = (NarTarget::File(*name), self.listing_file()?);
         let nar_size_max = self.settings().nar_size_max;
         let claims = Claims { target: &target, length: None, nar_size_max, is_unverified: false, is_alias: true };
         let Verified { nar, .. } = verify(&claims, None, file, None, listing.as_ref().map(TemporaryFile::file))?;
         let name = name.to_string();
         if let Some(listing) = listing.filter(|_| nar.listing_size.is_some()) {
-            let failed = |error: io::Error| Refusal::of_file("import", &name, &error);
+            let failed = |error: io::Error| Rejection::of_file("import", &name, &error);
             self.files().keep_listing(&name, listing).map_err(failed)?;
         }
         Ok(self.index().record(self.id(), (name, nar), (self.now(), u64::MAX))?)
@@ -339,8 +344,8 @@ impl Cache {
 
 /// Verifies an upload of these bytes under a name with this compression or none, for fuzzing. Nothing is stored.
 #[doc(hidden)]
-pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result<(NarHash, u64), Refusal> {
-    let failed = |error: io::Error| Refusal::of_file("create", "a file", &error);
+pub fn verify_anything(bytes: &[u8], compression: Option<Compression>) -> Result<(NarHash, u64), Rejection> {
+    let failed = |error: io::Error| Rejection::of_file("create", "a file", &error);
     let extension = compression.unwrap_or(Compression::None);
     let target = NarTarget::File(NarFileName::new(Sha256::of(bytes), extension));
     let listing = TemporaryFile::create(&std::env::temp_dir(), ".fuzz-", 0o600).map_err(failed)?;

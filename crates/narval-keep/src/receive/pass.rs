@@ -10,7 +10,7 @@ use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
 use crate::index::NarRecord;
-use crate::{NarTarget, Refusal, RefusalKind};
+use crate::{NarTarget, Rejection, RejectionKind};
 use narval_codec::decode::{DecodeError, Decoder, Window, is_no_window};
 
 /// Size of the pieces of a NAR that are decoded, hashed and scanned. They fit into the inner CPU caches, and are small
@@ -46,7 +46,7 @@ pub(super) fn verify<'a>(
     body: &'a mut dyn Read,
     file: Option<&'a mut dyn Write>,
     listing: Option<&File>,
-) -> Result<Verified, Refusal> {
+) -> Result<Verified, Rejection> {
     let len_max = claims.length.unwrap_or_else(|| file_size_max(claims.nar_size_max));
     if claims.is_unverified
         && let NarTarget::File(name) = claims.target
@@ -69,7 +69,7 @@ pub(super) fn verify<'a>(
             "'{}' has {file_size} bytes for a NAR of {}: it has padding, which would be sent to every client; compress the NAR again",
             claims.target, decoded.nar_size
         );
-        return Err(Refusal::new(RefusalKind::Unprocessable, message));
+        return Err(Rejection::new(RejectionKind::Unprocessable, message));
     }
     let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
     let (claimed, found) = match claims.target {
@@ -79,7 +79,7 @@ pub(super) fn verify<'a>(
     if claimed != found && !claims.is_alias {
         let message =
             format!("'{}' has the SHA-256 {}: it was damaged in transit; push again", claims.target, found.to_nix32());
-        return Err(Refusal::new(RefusalKind::Unprocessable, message));
+        return Err(Rejection::new(RejectionKind::Unprocessable, message));
     }
     let Decoded { nar_size, compression, listing_size, found, file, .. } = decoded;
     let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
@@ -92,13 +92,13 @@ pub(super) const fn file_size_max(nar_size: u64) -> u64 {
 }
 
 /// Reports the cause of a failure before the decoder, which only sees that reading failed.
-fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Refusal> {
+fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Rejection> {
     match tee.take_failure() {
         Some(TeeError::Body(error)) => {
             let message = format!("the upload of '{}' ended early: {error}", claims.target);
-            Err(Refusal::new(RefusalKind::Malformed, message))
+            Err(Rejection::new(RejectionKind::Malformed, message))
         }
-        Some(TeeError::File(error)) => Err(Refusal::of_file("write", claims.target, &error)),
+        Some(TeeError::File(error)) => Err(Rejection::of_file("write", claims.target, &error)),
         Some(TeeError::TooLong) if claims.length.is_none() => Err(too_large(claims)),
         Some(TeeError::TooLong) => Err(wrong_length(claims)),
         None => Ok(()),
@@ -106,7 +106,7 @@ fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Refusal> {
 }
 
 /// Trusts an uncompressed file, to measure the cost of verification.
-fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verified, Refusal> {
+fn believe(claims: &Claims<'_>, hash: Sha256, mut tee: Tee<'_>) -> Result<Verified, Rejection> {
     while let Ok(piece @ [_, ..]) = tee.fill_buf() {
         let len = piece.len();
         tee.consume(len);
@@ -140,9 +140,9 @@ fn decode(
     window: Option<Window>,
     tee: &mut Tee<'_>,
     listing: Option<&File>,
-) -> Result<Decoded, Refusal> {
+) -> Result<Decoded, Rejection> {
     let invalid = |reason: &dyn std::fmt::Display| {
-        Refusal::new(RefusalKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.target))
+        Rejection::new(RejectionKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.target))
     };
     let first = tee.fill_buf().map_err(|error| invalid(&error))?;
     let compression = match claims.target.compression() {
@@ -218,8 +218,8 @@ impl Contents<'_> {
         &mut self,
         piece: &[u8],
         claims: &Claims<'_>,
-        invalid: &dyn Fn(&dyn std::fmt::Display) -> Refusal,
-    ) -> Result<(), Refusal> {
+        invalid: &dyn Fn(&dyn std::fmt::Display) -> Rejection,
+    ) -> Result<(), Rejection> {
         self.size += piece.len() as u64;
         if self.size > claims.nar_size_max {
             return Err(too_large(claims));
@@ -228,7 +228,7 @@ impl Contents<'_> {
         self.parse(piece, invalid)
     }
 
-    fn parse(&mut self, piece: &[u8], invalid: &dyn Fn(&dyn std::fmt::Display) -> Refusal) -> Result<(), Refusal> {
+    fn parse(&mut self, piece: &[u8], invalid: &dyn Fn(&dyn std::fmt::Display) -> Rejection) -> Result<(), Rejection> {
         let mut rest = piece;
         while let (used, Some(event)) = self.nar.next(rest).map_err(|error| invalid(&error))? {
             match event {
@@ -255,7 +255,7 @@ impl Contents<'_> {
 struct Listing<'a>(Option<ListingWriter<&'a File>>);
 
 impl<'a> Listing<'a> {
-    fn begin(file: Option<&'a File>) -> Result<Self, Refusal> {
+    fn begin(file: Option<&'a File>) -> Result<Self, Rejection> {
         let Some(file) = file else { return Ok(Self(None)) };
         match ListingWriter::new(file) {
             Ok(writer) => Ok(Self(Some(writer))),
@@ -263,7 +263,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    fn push(&mut self, event: &Event<'_>, offset: u64) -> Result<(), Refusal> {
+    fn push(&mut self, event: &Event<'_>, offset: u64) -> Result<(), Rejection> {
         if let Some(writer) = &mut self.0
             && let Err(error) = writer.push(event, offset)
         {
@@ -272,7 +272,7 @@ impl<'a> Listing<'a> {
         Ok(())
     }
 
-    fn finish(self) -> Result<Option<u64>, Refusal> {
+    fn finish(self) -> Result<Option<u64>, Rejection> {
         match self.0.map(ListingWriter::finish) {
             None => Ok(None),
             Some(Ok(len)) => Ok(Some(len)),
@@ -281,10 +281,10 @@ impl<'a> Listing<'a> {
     }
 
     /// Without a listing, if JSON cannot express it; Nix has none then either.
-    fn without(self, error: NoListing) -> Result<Self, Refusal> {
+    fn without(self, error: NoListing) -> Result<Self, Rejection> {
         match error {
             NoListing::Inexpressible => Ok(self),
-            NoListing::Io(error) => Err(Refusal::of_file("write", "a listing", &error)),
+            NoListing::Io(error) => Err(Rejection::of_file("write", "a listing", &error)),
         }
     }
 }
@@ -302,23 +302,23 @@ fn sniff(first: &[u8]) -> Option<Compression> {
 }
 
 /// A temporary refusal: others hold the memory.
-pub(crate) fn no_window() -> Refusal {
+pub(crate) fn no_window() -> Rejection {
     let message = "too many NARs with large windows are being received at the moment: nothing was stored, try again";
-    Refusal::new(RefusalKind::Away, message)
+    Rejection::new(RejectionKind::Unavailable, message)
 }
 
-fn too_large(claims: &Claims<'_>) -> Refusal {
+fn too_large(claims: &Claims<'_>) -> Rejection {
     let message = format!(
         "'{}' is larger than {} bytes, the largest NAR that this cache accepts",
         claims.target, claims.nar_size_max
     );
-    Refusal::new(RefusalKind::TooLarge, message)
+    Rejection::new(RejectionKind::TooLarge, message)
 }
 
-fn wrong_length(claims: &Claims<'_>) -> Refusal {
+fn wrong_length(claims: &Claims<'_>) -> Rejection {
     let length = claims.length.unwrap_or_default();
-    Refusal::new(
-        RefusalKind::Malformed,
+    Rejection::new(
+        RejectionKind::Malformed,
         format_args!("the upload of '{}' does not have the announced {length} bytes", claims.target),
     )
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use super::writing::{RENEW_EVERY, Written};
 use crate::index::IndexError;
 use crate::shared::{CacheState, Shared};
-use crate::{Cache, Refusal};
+use crate::{Cache, Rejection};
 use narval_client::clock;
 
 /// A NAR is being stored. Unless it is [recorded](Self::recorded), its bytes may stay without a row.
@@ -33,7 +33,7 @@ impl Drop for Storing {
 
 impl Cache {
     /// To be called before something is stored.
-    pub(crate) fn begin_storing(&self) -> Result<Storing, Refusal> {
+    pub(crate) fn begin_storing(&self) -> Result<Storing, Rejection> {
         let (index, state) = (self.index(), self.state());
         let mut writing = clock::lock(&state.writing.0);
         let now = clock::instant();
@@ -57,7 +57,7 @@ impl Shared {
             self.caches.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         for state in states {
             if let Err(error) = self.keep_writer(&state, is_end)
-                && !error.is_away()
+                && !error.is_unavailable()
             {
                 tracing::warn!("{error}");
             }

@@ -7,7 +7,7 @@ use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem};
 
 use super::{KeptRelease, kept};
 use crate::index::ReleaseRecord;
-use crate::{Cache, Refusal};
+use crate::{Cache, Rejection};
 
 /// The most rows of a page: a release has one for each of its systems.
 pub const RELEASES_LISTED_MAX: u32 = 200;
@@ -85,7 +85,11 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails.
-    pub fn releases(&self, name: Option<&ReleaseName>, after: Option<&ReleaseCursor>) -> Result<ReleasePage, Refusal> {
+    pub fn releases(
+        &self,
+        name: Option<&ReleaseName>,
+        after: Option<&ReleaseCursor>,
+    ) -> Result<ReleasePage, Rejection> {
         // A cursor of another name would be before or after all of them.
         let after = after.filter(|after| name.is_none_or(|name| *name == after.name));
         let listed = name.map_or(Listed::Newest, |name| Listed::Of(name.as_str()));

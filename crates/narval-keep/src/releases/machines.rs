@@ -10,7 +10,7 @@ use std::str::FromStr;
 use narval_nix::release::Selector;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
+use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
 
 /// How many machines a cache remembers. One that follows several releases counts as several.
 pub const MACHINES_MAX: u64 = 10_000;
@@ -50,9 +50,9 @@ impl fmt::Display for MachineName {
 }
 
 impl FromStr for MachineName {
-    type Err = Refusal;
+    type Err = Rejection;
 
-    fn from_str(text: &str) -> Result<Self, Refusal> {
+    fn from_str(text: &str) -> Result<Self, Rejection> {
         let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if begins && text.len() <= NAME_LEN_MAX && text.bytes().all(is_legal) {
@@ -61,7 +61,7 @@ impl FromStr for MachineName {
         let message = format!(
             "not the name of a machine: it begins with a letter or digit and has 1 to {NAME_LEN_MAX} letters, digits, and . _ -"
         );
-        Err(Refusal::new(RefusalKind::Malformed, message))
+        Err(Rejection::new(RejectionKind::Malformed, message))
     }
 }
 
@@ -133,8 +133,9 @@ impl MachineReport {
     ///
     /// # Errors
     /// If it is malformed, too long, or has control characters.
-    pub fn parse(json: &[u8]) -> Result<Self, Refusal> {
-        let malformed = |why: String| Refusal::new(RefusalKind::Malformed, format!("not a report of a machine: {why}"));
+    pub fn parse(json: &[u8]) -> Result<Self, Rejection> {
+        let malformed =
+            |why: String| Rejection::new(RejectionKind::Malformed, format!("not a report of a machine: {why}"));
         let report: Self = serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))?;
         let _: Selector = report.release.parse().map_err(|_| malformed("'release' is not that of a cache".into()))?;
         let texts = [
@@ -199,10 +200,10 @@ impl fmt::Display for MachineCursor {
 }
 
 impl FromStr for MachineCursor {
-    type Err = Refusal;
+    type Err = Rejection;
 
-    fn from_str(text: &str) -> Result<Self, Refusal> {
-        let malformed = || Refusal::new(RefusalKind::Malformed, "'after' is what the page before has as 'next'");
+    fn from_str(text: &str) -> Result<Self, Rejection> {
+        let malformed = || Rejection::new(RejectionKind::Malformed, "'after' is what the page before has as 'next'");
         let (name, release) = text.split_at(text.find('@').ok_or_else(malformed)?);
         let _: MachineName = name.parse().map_err(|_| malformed())?;
         let _: Selector = release.parse().map_err(|_| malformed())?;
@@ -225,7 +226,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not report for it, or the cache has too many machines.
-    pub fn report(&self, name: &MachineName, report: &MachineReport, grant: &Grant) -> Result<(), Refusal> {
+    pub fn report(&self, name: &MachineName, report: &MachineReport, grant: &Grant) -> Result<(), Rejection> {
         grant.require_report(self.name(), name)?;
         let json = serde_json::to_string(report).unwrap_or_default();
         let key = MachineCursor { name: name.to_string(), release: report.release.clone() };
@@ -240,14 +241,14 @@ impl Cache {
             )),
         };
         self.audit(grant, "new machine", name.as_str(), &outcome);
-        outcome.map(drop).map_err(|message| Refusal::new(RefusalKind::NoSpace, message).because("quota"))
+        outcome.map(drop).map_err(|message| Rejection::new(RejectionKind::NoSpace, message).because("quota"))
     }
 
     /// A page of the machines that have reported. They are for those who administer the cache.
     ///
     /// # Errors
     /// If the index fails.
-    pub fn machines(&self, after: Option<&MachineCursor>) -> Result<MachinePage, Refusal> {
+    pub fn machines(&self, after: Option<&MachineCursor>) -> Result<MachinePage, Rejection> {
         let mut machines = self.index().machines(self.id(), after, MACHINES_LISTED_MAX + 1)?;
         let is_more = machines.len() > MACHINES_LISTED_MAX as usize;
         machines.truncate(MACHINES_LISTED_MAX as usize);
@@ -259,14 +260,14 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not administer, or the index fails.
-    pub fn forget_machine(&self, name: &MachineName, grant: &Grant) -> Result<bool, Refusal> {
+    pub fn forget_machine(&self, name: &MachineName, grant: &Grant) -> Result<bool, Rejection> {
         let forgotten = grant
             .require(self.name(), Scope::Admin)
             .and_then(|()| Ok(self.index().forget_machine(self.id(), name.to_string())?));
         let outcome = match &forgotten {
             Ok(true) => Ok("forgotten".to_owned()),
             Ok(false) => return forgotten,
-            Err(refusal) => Err(refusal.to_string()),
+            Err(rejection) => Err(rejection.to_string()),
         };
         self.audit(grant, "forget machine", name.as_str(), &outcome);
         forgotten

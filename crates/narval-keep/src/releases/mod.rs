@@ -24,7 +24,7 @@ pub use self::machines::{
 };
 pub(crate) use self::machines::{Noted, SILENT_FOR};
 use crate::index::{IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
-use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
+use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
 
 /// How many releases of a name and a system keep their paths, if nothing else is said.
 pub const KEEP_RELEASES: u32 = 10;
@@ -60,7 +60,7 @@ pub struct Promotion {
     pub key: Option<String>,
 }
 
-fn check_key(key: Option<&str>) -> Result<(), Refusal> {
+fn check_key(key: Option<&str>) -> Result<(), Rejection> {
     let is_legal = |key: &str| {
         (1..=RELEASE_KEY_LEN_MAX).contains(&key.len())
             && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -84,16 +84,16 @@ pub struct KeptRelease {
     pub is_kept: bool,
 }
 
-fn malformed(error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::new(RefusalKind::Malformed, error)
+fn malformed(error: &dyn std::fmt::Display) -> Rejection {
+    Rejection::new(RejectionKind::Malformed, error)
 }
 
-fn unreadable(record: &ReleaseRecord) -> Refusal {
+fn unreadable(record: &ReleaseRecord) -> Rejection {
     tracing::error!("release @{}@{} in the index cannot be read", record.name, record.revision);
-    Refusal::new(RefusalKind::Failed, "the release cannot be read; see the server's log")
+    Rejection::new(RejectionKind::Failed, "the release cannot be read; see the server's log")
 }
 
-fn kept(record: ReleaseRecord) -> Result<KeptRelease, Refusal> {
+fn kept(record: ReleaseRecord) -> Result<KeptRelease, Rejection> {
     let release = Release::parse(record.json.as_bytes()).map_err(|_| unreadable(&record))?;
     Ok(KeptRelease { release, system: record.system, is_pinned: record.is_pinned, is_kept: record.is_kept })
 }
@@ -122,7 +122,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not release this name, the cache has no key to sign it with, or a path is not there.
-    pub fn release(&self, new: &NewRelease, grant: &Grant) -> Result<Release, Refusal> {
+    pub fn release(&self, new: &NewRelease, grant: &Grant) -> Result<Release, Rejection> {
         self.audited("release", &new.name, grant, || self.try_release(new, (None, None), grant))
     }
 
@@ -137,7 +137,7 @@ impl Cache {
         to: &ReleaseName,
         how: &Promotion,
         grant: &Grant,
-    ) -> Result<Release, Refusal> {
+    ) -> Result<Release, Rejection> {
         self.audited("promote", to, grant, || {
             grant.require_release(self.name(), to)?;
             let found = self.find_release(from, which, None)?.ok_or_else(|| self.no_release(from, which))?.release;
@@ -156,8 +156,8 @@ impl Cache {
         action: &str,
         name: &ReleaseName,
         grant: &Grant,
-        act: impl FnOnce() -> Result<Release, Refusal>,
-    ) -> Result<Release, Refusal> {
+        act: impl FnOnce() -> Result<Release, Rejection>,
+    ) -> Result<Release, Rejection> {
         let result = act();
         let done = |release: &Release| match &release.promoted_from {
             Some((from, revision)) => {
@@ -176,7 +176,7 @@ impl Cache {
         new: &NewRelease,
         (promoted_from, percent): (Option<(ReleaseName, u64)>, Option<u8>),
         grant: &Grant,
-    ) -> Result<Release, Refusal> {
+    ) -> Result<Release, Rejection> {
         grant.require_release(self.name(), &new.name)?;
         check_paths(&new.paths).map_err(|error| malformed(&error))?;
         check_notes(&new.notes).map_err(|error| malformed(&error))?;
@@ -191,7 +191,7 @@ impl Cache {
                 "the cache '{}' has no key, and releases are signed: its operator gives it one with 'sign-keys' in the configuration file",
                 self.name()
             );
-            return Err(Refusal::new(RefusalKind::Conflict, message));
+            return Err(Rejection::new(RejectionKind::Conflict, message));
         }
         let _no_collection = self.no_collection()?;
         let settings = self.settings();
@@ -261,39 +261,39 @@ impl Cache {
             return match recorded {
                 Ok(Recorded::New(release)) => Ok(release),
                 Ok(Recorded::Again(json)) => Release::parse(json.as_bytes()).map_err(|_| {
-                    Refusal::new(RefusalKind::Failed, "the release that was recorded before cannot be read")
+                    Rejection::new(RejectionKind::Failed, "the release that was recorded before cannot be read")
                 }),
                 Err(refused) => Err(self.not_recorded(&name, refused)),
             };
         }
         let message = "other releases of this name were recorded while this one was signed; try again";
-        Err(Refusal::new(RefusalKind::Conflict, message))
+        Err(Rejection::new(RejectionKind::Conflict, message))
     }
 
-    fn not_recorded(&self, name: &ReleaseName, refused: ReleaseRefused) -> Refusal {
+    fn not_recorded(&self, name: &ReleaseName, refused: ReleaseRefused) -> Rejection {
         let cache = self.name();
         let (kind, message) = match refused {
             ReleaseRefused::Absent(absent) => {
                 let what = absent.map_or_else(|| "a path of this name".to_owned(), |part| format!("'{part}'"));
                 let message = format!("{what} is not in the cache '{cache}', so it cannot be released: push it first");
-                return Refusal::new(RefusalKind::NotFound, message);
+                return Rejection::new(RejectionKind::NotFound, message);
             }
             ReleaseRefused::Names => (
-                RefusalKind::NoSpace,
+                RejectionKind::NoSpace,
                 format!(
                     "'{name}' would be one name more than the {RELEASE_NAMES_MAX} that the cache '{cache}' may have for releases: forget names that \
                      nobody uses with 'narval release forget NAME --all', or use another cache"
                 ),
             ),
             ReleaseRefused::Systems => (
-                RefusalKind::NoSpace,
+                RejectionKind::NoSpace,
                 format!(
                     "releases '{name}' of the cache '{cache}' would be for more than {RELEASE_SYSTEMS_MAX} systems: use another name, or forget this \
                      one with 'narval release forget {name} --all'"
                 ),
             ),
         };
-        Refusal::new(kind, message).because("quota")
+        Rejection::new(kind, message).because("quota")
     }
 
     /// A release; with a system, one that has paths for it. The newest one is that for all machines.
@@ -305,7 +305,7 @@ impl Cache {
         name: &ReleaseName,
         which: &Which,
         system: Option<&ReleaseSystem>,
-    ) -> Result<Option<KeptRelease>, Refusal> {
+    ) -> Result<Option<KeptRelease>, Rejection> {
         self.find_release_for(SHARE_OF_ALL, name, which, system)
     }
 
@@ -319,7 +319,7 @@ impl Cache {
         name: &ReleaseName,
         which: &Which,
         system: Option<&ReleaseSystem>,
-    ) -> Result<Option<KeptRelease>, Refusal> {
+    ) -> Result<Option<KeptRelease>, Rejection> {
         // One that is named is meant, whomever it is for.
         let share = if *which == Which::Latest { share } else { 0 };
         let by = match which {
@@ -341,7 +341,7 @@ impl Cache {
         which: &Which,
         is_pinned: bool,
         grant: &Grant,
-    ) -> Result<Release, Refusal> {
+    ) -> Result<Release, Rejection> {
         let action = if is_pinned { "pin release" } else { "unpin release" };
         self.audited(action, name, grant, || {
             grant.require(self.name(), Scope::Pin)?;
@@ -351,7 +351,7 @@ impl Cache {
             pinned.map(|()| found).map_err(|absent| {
                 let message =
                     format!("'{absent}' of the release @{name}@{which} is not in the cache '{}' any more", self.name());
-                Refusal::new(RefusalKind::Conflict, message)
+                Rejection::new(RejectionKind::Conflict, message)
             })
         })
     }
@@ -360,7 +360,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not delete, there is no such release, or it is the newest one of a system: clients would see the name go back.
-    pub fn forget_release(&self, name: &ReleaseName, revision: Option<u64>, grant: &Grant) -> Result<(), Refusal> {
+    pub fn forget_release(&self, name: &ReleaseName, revision: Option<u64>, grant: &Grant) -> Result<(), Rejection> {
         let which = revision.map_or(Which::Latest, Which::Revision);
         let result = grant.require(self.name(), Scope::Delete).and_then(|()| {
             match self.index().forget_release(self.id(), name.as_str(), revision)? {
@@ -371,7 +371,7 @@ impl Cache {
                         "@{name}@{which} is the newest release of a system for some machines: to go back, promote an older one as '{name}' first; without a \
                          revision, the whole name is forgotten"
                     );
-                    Err(Refusal::new(RefusalKind::Conflict, message))
+                    Err(Rejection::new(RejectionKind::Conflict, message))
                 }
             }
         });
@@ -380,16 +380,16 @@ impl Cache {
         result
     }
 
-    fn no_release(&self, name: &ReleaseName, which: &Which) -> Refusal {
+    fn no_release(&self, name: &ReleaseName, which: &Which) -> Rejection {
         let message = format!("the cache '{}' has no release @{name}@{which}", self.name());
-        Refusal::new(RefusalKind::NotFound, message)
+        Rejection::new(RejectionKind::NotFound, message)
     }
 
     /// Refuses pins whose names are those of releases.
-    pub(super) fn check_pin_name(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn check_pin_name(&self, name: &str) -> Result<(), Rejection> {
         if name.starts_with('@') && self.is_hold(name)? {
             let message = "this pin is that of a release: 'narval release pin' and 'narval release forget' change it";
-            return Err(Refusal::new(RefusalKind::Conflict, message));
+            return Err(Rejection::new(RejectionKind::Conflict, message));
         }
         Ok(())
     }
@@ -400,11 +400,11 @@ impl Cache {
 }
 
 /// A new id for a cache.
-fn new_uid() -> Result<String, Refusal> {
+fn new_uid() -> Result<String, Rejection> {
     let mut bytes = [0; 10];
     getrandom::fill(&mut bytes).map_err(|error| {
         tracing::error!("no random numbers from the system: {error}");
-        Refusal::new(RefusalKind::Failed, "the system provides no random numbers")
+        Rejection::new(RejectionKind::Failed, "the system provides no random numbers")
     })?;
     Ok(narval_nix::nix32::encode(&bytes))
 }

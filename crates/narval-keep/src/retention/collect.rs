@@ -14,7 +14,7 @@ use super::steps::Steps;
 use crate::index::{Listed, Snapshot};
 use crate::small::{JSON_LEN_MAX, SMALL_FOLDERS};
 use crate::storage::{Below, StoredFile};
-use crate::{Cache, EXCHANGED_FOR, Grant, Refusal, RefusalKind};
+use crate::{Cache, EXCHANGED_FOR, Grant, Rejection, RejectionKind};
 
 /// The most paths hidden in one step; uploads wait meanwhile: with four times as many, one in a hundred of them waits for a quarter of a second.
 const STEP: usize = 64;
@@ -69,22 +69,22 @@ pub struct Collected {
     pub bytes: u64,
 }
 
-fn busy() -> Refusal {
+fn busy() -> Rejection {
     let message = "another process is collecting, or was killed less than two minutes ago; try again";
-    Refusal::new(RefusalKind::Busy, message)
+    Rejection::new(RejectionKind::Busy, message)
 }
 
 /// An error if the work shall stop.
-pub(super) fn stopped(work: &Work) -> Result<(), Refusal> {
-    work.check().map_err(|_| Refusal::interrupted("collection"))
+pub(super) fn stopped(work: &Work) -> Result<(), Rejection> {
+    work.check().map_err(|_| Rejection::interrupted("collection"))
 }
 
 impl Cache {
     /// Removes what nothing keeps. Uploads and reads continue meanwhile.
     ///
     /// # Errors
-    /// If the index or a file fails, or another process is collecting ([`RefusalKind::Busy`]). The state is consistent then.
-    pub fn collect(&self, options: &CollectOptions<'_>, grant: &Grant) -> Result<Collected, Refusal> {
+    /// If the index or a file fails, or another process is collecting ([`RejectionKind::Busy`]). The state is consistent then.
+    pub fn collect(&self, options: &CollectOptions<'_>, grant: &Grant) -> Result<Collected, Rejection> {
         let work = options.work;
         let (now, began) = (options.now.unwrap_or_else(|| self.now()), Instant::now());
         self.record_uses();
@@ -154,13 +154,13 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails.
-    pub fn collector(&self) -> Result<Option<String>, Refusal> {
+    pub fn collector(&self) -> Result<Option<String>, Rejection> {
         Ok(self.index().collector()?)
     }
 
     /// How many paths a collection at this time keeps, and how many it removes, without doing so.
     #[cfg(test)]
-    pub(crate) fn mark_only(&self, now: u64) -> Result<(usize, usize), Refusal> {
+    pub(crate) fn mark_only(&self, now: u64) -> Result<(usize, usize), Rejection> {
         let snapshot = self.index().snapshot(self.id(), None)?;
         let forgotten = self.marks(&snapshot, now)?.forgotten(&snapshot).len();
         Ok((snapshot.len() - forgotten, forgotten))
@@ -187,10 +187,10 @@ impl Cache {
                 collected.files,
                 collected.bytes
             ),
-            Err(refusal) if matches!(refusal.kind, RefusalKind::Conflict | RefusalKind::Busy) => {
-                tracing::debug!("cache '{}': {refusal}", self.name());
+            Err(rejection) if matches!(rejection.kind, RejectionKind::Conflict | RejectionKind::Busy) => {
+                tracing::debug!("cache '{}': {rejection}", self.name());
             }
-            Err(refusal) => tracing::error!("cache '{}': the collection stopped: {refusal}", self.name()),
+            Err(rejection) => tracing::error!("cache '{}': the collection stopped: {rejection}", self.name()),
         }
     }
 
@@ -198,7 +198,7 @@ impl Cache {
     ///
     /// # Errors
     /// When the index fails.
-    pub fn why(&self, hash_part: &HashPart) -> Result<Option<Why>, Refusal> {
+    pub fn why(&self, hash_part: &HashPart) -> Result<Option<Why>, Rejection> {
         self.record_uses();
         let (snapshot, now) = (self.index().snapshot(self.id(), Some(hash_part))?, self.now());
         let Some((hold, chain)) = chain(&snapshot, now) else { return Ok(None) };
@@ -212,7 +212,7 @@ impl Cache {
         kept.map(|kept| Some(Why { hold, chain, kept }))
     }
 
-    fn marks(&self, snapshot: &Snapshot, now: u64) -> Result<Marks, Refusal> {
+    fn marks(&self, snapshot: &Snapshot, now: u64) -> Result<Marks, Rejection> {
         let mut marks = mark(snapshot, now, self.cutoff(now));
         if let Some(size_max) = self.settings().size_max {
             // If the size of other files is unknown, more is kept.
@@ -233,7 +233,7 @@ impl Cache {
         paths: &[(HashPart, u64)],
         now: u64,
         steps: &mut Steps,
-    ) -> Result<Vec<HashPart>, Refusal> {
+    ) -> Result<Vec<HashPart>, Rejection> {
         let _alone = self.alone()?;
         steps.time(|_| {
             let hidden = collection.step(|fence| self.index().hide(fence, self.id(), paths, now))?;
@@ -244,8 +244,8 @@ impl Cache {
 
     /// Removes logs, realisations, debug information and files of unknown kinds that were written before `before`, and then the
     /// oldest ones that exceed their share of the cache's maximum size. Those of outputs that the cache has are kept.
-    fn sweep_small(&self, before: u64) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
+    fn sweep_small(&self, before: u64) -> Result<(), Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("look at", "small files", &error);
         let mut kept = Vec::new();
         for folder in SMALL_FOLDERS {
             for StoredFile { name, len, modified } in self.files().list(Below::Folder(folder)).map_err(fail)? {
@@ -265,7 +265,7 @@ impl Cache {
                 break;
             }
             if !self.is_of_a_path(&name)? {
-                let fail = |error: io::Error| Refusal::of_file("remove", &name, &error);
+                let fail = |error: io::Error| Rejection::of_file("remove", &name, &error);
                 self.files().remove(&name).map_err(fail)?;
                 bytes -= len;
             }
@@ -275,11 +275,11 @@ impl Cache {
     }
 
     /// Whether a realisation or debug information belongs to a path in this cache. Logs belong to derivations, which nobody pushes.
-    fn is_of_a_path(&self, name: &str) -> Result<bool, Refusal> {
+    fn is_of_a_path(&self, name: &str) -> Result<bool, Rejection> {
         if name.starts_with("log/") {
             return Ok(false);
         }
-        let fail = |error: io::Error| Refusal::of_file("read", name, &error);
+        let fail = |error: io::Error| Rejection::of_file("read", name, &error);
         let Some((file, _)) = self.files().open(name).map_err(fail)? else { return Ok(false) };
         let mut text = Vec::new();
         file.take(JSON_LEN_MAX).read_to_end(&mut text).map_err(fail)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use narval_nix::HashPart;
 
-use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
+use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
 
 /// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;
@@ -29,7 +29,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the path is not in the cache or other paths refer to it, or the token may not delete.
-    pub fn delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Refusal> {
+    pub fn delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Rejection> {
         let result = self.try_delete(hash_part, referrers, grant);
         let outcome =
             result.as_ref().map(|deleted| format!("{} paths", deleted.paths.len())).map_err(ToString::to_string);
@@ -37,12 +37,12 @@ impl Cache {
         result
     }
 
-    fn try_delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Refusal> {
+    fn try_delete(&self, hash_part: &HashPart, referrers: bool, grant: &Grant) -> Result<Deleted, Rejection> {
         grant.require(self.name(), Scope::Delete)?;
         let alone = self.alone()?;
         if self.index().path(self.id(), hash_part)?.is_none() {
             let message = format!("'{hash_part}' is not in the cache '{}'", self.name());
-            return Err(Refusal::new(RefusalKind::NotFound, message));
+            return Err(Rejection::new(RejectionKind::NotFound, message));
         }
         let mut paths = self.with_referrers(hash_part, referrers)?;
         // On another server somebody may push one that refers to them.
@@ -52,8 +52,8 @@ impl Cache {
                 break gone;
             }
             if attempts == ATTEMPTS_MAX {
-                return Err(Refusal::new(
-                    RefusalKind::Conflict,
+                return Err(Rejection::new(
+                    RejectionKind::Conflict,
                     "other clients are pushing paths that refer to it; try again",
                 ));
             }
@@ -68,7 +68,7 @@ impl Cache {
     }
 
     /// A path and all that lead to it; refused if there are any and they are not to be deleted.
-    fn with_referrers(&self, hash_part: &HashPart, referrers: bool) -> Result<Vec<HashPart>, Refusal> {
+    fn with_referrers(&self, hash_part: &HashPart, referrers: bool) -> Result<Vec<HashPart>, Rejection> {
         let (mut all, mut open) = (BTreeSet::from([*hash_part]), vec![*hash_part]);
         while let Some(part) = open.pop() {
             let new: Vec<HashPart> = self
@@ -91,7 +91,7 @@ impl Cache {
                 named.join(", "),
                 if others.len() > NAMED_MAX { ", …" } else { "" }
             );
-            return Err(Refusal::new(RefusalKind::Conflict, message));
+            return Err(Rejection::new(RejectionKind::Conflict, message));
         }
         Ok(all.into_iter().collect())
     }

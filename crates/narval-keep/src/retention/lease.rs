@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::index::{CacheId, Fence, Index, IndexError, collection_lease};
-use crate::{Cache, Refusal};
+use crate::{Cache, Rejection};
 use narval_client::clock;
 use narval_files::renewed;
 
@@ -42,8 +42,8 @@ impl<'a> Collection<'a> {
 /// Does something that may take longer than a lease, and renews the lease meanwhile.
 pub(super) fn keep_while<T>(
     collection: Option<&Collection<'_>>,
-    work: impl FnOnce() -> Result<T, Refusal>,
-) -> Result<T, Refusal> {
+    work: impl FnOnce() -> Result<T, Rejection>,
+) -> Result<T, Rejection> {
     let Some(Collection { index, fence, .. }) = collection.filter(|_| clock::has_threads()) else { return work() };
     let (index, fence) = (*index, *fence);
     let renew = move || {

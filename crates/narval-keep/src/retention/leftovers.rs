@@ -9,7 +9,7 @@ use super::lease::{Collection, keep_while};
 use crate::receive::writing::RECORDED_WITHIN;
 use crate::rule::holds;
 use crate::storage::StoredFile;
-use crate::{Cache, Refusal};
+use crate::{Cache, Rejection};
 
 /// The age from which a file without a row is nobody's, by the clock of the store. A store may date an upload in parts by its beginning.
 const NOBODYS_AFTER: Duration = Duration::from_secs(RECORDED_WITHIN + 24 * 60 * 60);
@@ -25,7 +25,7 @@ const LOOKED_AT_MAX: usize = 1 << 20;
 
 impl Cache {
     /// Removes what dead servers have stored and not recorded.
-    pub(super) fn remove_leftovers(&self, collection: &Collection<'_>) -> Result<(), Refusal> {
+    pub(super) fn remove_leftovers(&self, collection: &Collection<'_>) -> Result<(), Rejection> {
         let mut dead = self.index().writers(self.id())?;
         dead.retain(|(_, silent)| *silent >= GONE_AFTER);
         if dead.is_empty() {
@@ -40,10 +40,10 @@ impl Cache {
                 found.push(name.to_owned());
             }
         };
-        let failed = |error: std::io::Error| Refusal::of_file("list", self.files().place().display(), &error);
-        if let Err(refusal) = keep_while(Some(collection), || self.files().each_nar(&mut visit).map_err(failed)) {
+        let failed = |error: std::io::Error| Rejection::of_file("list", self.files().place().display(), &error);
+        if let Err(rejection) = keep_while(Some(collection), || self.files().each_nar(&mut visit).map_err(failed)) {
             // Without the permission to list, everything else is collected all the same. The next collection tries again.
-            tracing::error!("cache '{}': NARs of servers that were killed stay: {refusal}", self.name());
+            tracing::error!("cache '{}': NARs of servers that were killed stay: {rejection}", self.name());
             return Ok(());
         }
         let is_all = found.len() < LOOKED_AT_MAX;
@@ -60,7 +60,7 @@ impl Cache {
     }
 
     /// Removes those of these files that have no row. Returns their number.
-    pub(crate) fn remove_strays(&self, names: &[String]) -> Result<usize, Refusal> {
+    pub(crate) fn remove_strays(&self, names: &[String]) -> Result<usize, Rejection> {
         let mut removed = 0;
         for step in names.chunks(STEP) {
             let strays = self.without_row(step)?;
@@ -70,17 +70,17 @@ impl Cache {
         Ok(removed)
     }
 
-    fn without_row<'a>(&self, names: &'a [String]) -> Result<Vec<&'a str>, Refusal> {
+    fn without_row<'a>(&self, names: &'a [String]) -> Result<Vec<&'a str>, Rejection> {
         let names = names.iter().map(String::as_str);
         let known = self.index().have_rows(self.id(), &names.clone().collect::<Vec<_>>())?;
         Ok(names.filter(|name| !known.contains(*name)).collect())
     }
 
     /// Removes all files without a row. Nobody else has the data open.
-    pub(crate) fn remove_all_strays(&self) -> Result<(), Refusal> {
+    pub(crate) fn remove_all_strays(&self) -> Result<(), Rejection> {
         let mut found = Vec::new();
         let mut visit = |file: StoredFile| found.extend(nar_of(&file.name).map(str::to_owned));
-        let failed = |error: std::io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+        let failed = |error: std::io::Error| Rejection::of_file("list", self.files().place().display(), &error);
         self.files().each_nar(&mut visit).map_err(failed)?;
         self.remove_strays(&found).map(drop)
     }
@@ -89,7 +89,7 @@ impl Cache {
     pub(crate) fn strays_of_nobody(
         &self,
         mut strays: Vec<(String, Option<SystemTime>)>,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, Rejection> {
         let own = self.state().writing.idle();
         if self.index().writers(self.id())?.iter().any(|(number, _)| Some(*number) != own) {
             let old = self.time_ago(NOBODYS_AFTER);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mark::closure_size;
 use crate::index::IndexError;
-use crate::{Cache, Grant, Refusal, RefusalKind, Scope};
+use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
 
 /// The maximum length of a pin's name in bytes.
 const NAME_LEN_MAX: usize = 128;
@@ -62,32 +62,32 @@ impl Cache {
     ///
     /// # Errors
     /// If the path is not in the cache, the name is invalid, or the token may not pin.
-    pub fn pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Refusal> {
+    pub fn pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Rejection> {
         let result = self.try_pin(name, hash_part, holds, grant);
         let outcome = result.as_ref().map(|pin| pin.path.clone()).map_err(ToString::to_string);
         self.audit(grant, "pin", name, &outcome);
         result
     }
 
-    fn try_pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Refusal> {
+    fn try_pin(&self, name: &str, hash_part: &HashPart, holds: PinFor, grant: &Grant) -> Result<Pin, Rejection> {
         grant.require(self.name(), Scope::Pin)?;
         if name.is_empty() || name.len() > NAME_LEN_MAX || name.chars().any(char::is_control) {
             let message = format!("the name of a pin must have 1 to {NAME_LEN_MAX} bytes and no control characters");
-            return Err(Refusal::new(RefusalKind::Malformed, message));
+            return Err(Rejection::new(RejectionKind::Malformed, message));
         }
         if name.starts_with('@') {
-            return Err(Refusal::new(
-                RefusalKind::Malformed,
+            return Err(Rejection::new(
+                RejectionKind::Malformed,
                 "names of pins that begin with '@' are those of releases",
             ));
         }
         if holds.keep == Some(0) {
-            return Err(Refusal::new(RefusalKind::Malformed, "a pin must keep at least one revision"));
+            return Err(Rejection::new(RejectionKind::Malformed, "a pin must keep at least one revision"));
         }
         let _no_collection = self.no_collection()?;
         let absent = || {
-            Refusal::new(
-                RefusalKind::NotFound,
+            Rejection::new(
+                RejectionKind::NotFound,
                 format_args!("'{hash_part}' is not in the cache '{}': push it first", self.name()),
             )
         };
@@ -104,7 +104,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not pin, or the index fails.
-    pub fn unpin(&self, name: &str, path: Option<&StorePath>, grant: &Grant) -> Result<usize, Refusal> {
+    pub fn unpin(&self, name: &str, path: Option<&StorePath>, grant: &Grant) -> Result<usize, Rejection> {
         grant.require(self.name(), Scope::Pin)?;
         self.check_pin_name(name)?;
         let removed = self.index().unpin(self.id(), name, path.map(StorePath::hash_part))?;

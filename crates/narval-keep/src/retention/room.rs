@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::grace::UNFINISHED_GRACE;
 use crate::data::Data;
 use crate::storage::Room;
-use crate::{Cache, Refusal, RefusalKind};
+use crate::{Cache, Rejection, RejectionKind};
 
 impl Data {
     /// Whether a disk or a quota was full recently: optional files should not be stored then.
@@ -34,7 +34,7 @@ impl Data {
                     "cache '{}': out of space: deleted {files} NARs without a path ({bytes} bytes)",
                     cache.name()
                 ),
-                Err(refusal) => tracing::error!("cache '{}': cannot free space: {refusal}", cache.name()),
+                Err(rejection) => tracing::error!("cache '{}': cannot free space: {rejection}", cache.name()),
             }
         }
     }
@@ -49,15 +49,15 @@ impl Data {
 
 impl Cache {
     /// Refuses an upload of this many bytes for which the disk has no room.
-    pub(crate) fn check_room(&self, bytes: u64) -> Result<(), Refusal> {
+    pub(crate) fn check_room(&self, bytes: u64) -> Result<(), Rejection> {
         let has_room = self.storage().room().is_none_or(|room| room.has_for_upload(bytes));
-        if has_room { Ok(()) } else { Err(Refusal::no_space()) }
+        if has_room { Ok(()) } else { Err(Rejection::no_space()) }
     }
 
     /// Refuses a commit if nothing could be deleted afterwards.
-    pub(crate) fn check_room_for_commit(&self) -> Result<(), Refusal> {
+    pub(crate) fn check_room_for_commit(&self) -> Result<(), Rejection> {
         let has_room = self.storage().room().is_none_or(Room::has_for_commit);
-        if has_room { Ok(()) } else { Err(Refusal::no_space()) }
+        if has_room { Ok(()) } else { Err(Rejection::no_space()) }
     }
 
     /// Frees so much space on the local disk of a server over a bucket, by removing what is in its disk cache.
@@ -66,10 +66,10 @@ impl Cache {
     }
 
     /// Frees space after something failed for lack of it.
-    pub(crate) fn notice_shortage(&self, refusal: &Refusal) {
+    pub(crate) fn notice_shortage(&self, rejection: &Rejection) {
         // Objects of a bucket take no space on this disk.
-        let is_elsewhere = self.storage().publishes_later() && *refusal == Refusal::no_space();
-        if refusal.kind == RefusalKind::NoSpace && !is_elsewhere {
+        let is_elsewhere = self.storage().publishes_later() && *rejection == Rejection::no_space();
+        if rejection.kind == RejectionKind::NoSpace && !is_elsewhere {
             let data = self.data();
             data.shared().shortage.noticed.store(self.now(), Ordering::Relaxed);
             data.make_room();

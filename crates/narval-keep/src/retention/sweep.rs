@@ -12,7 +12,7 @@ use super::steps::Steps;
 use crate::index::Cutoff;
 use crate::rule::holds;
 use crate::storage::VALID_FOR;
-use crate::{Cache, Refusal, RefusalKind};
+use crate::{Cache, Rejection, RejectionKind};
 use narval_client::clock;
 
 /// The most names in one step.
@@ -26,7 +26,7 @@ const FORMER_FOR: u64 = 30 * 24 * 60 * 60;
 
 impl Cache {
     /// Removes the NARs that have had no narinfo for this many seconds. Returns the number of files, and their bytes.
-    pub(crate) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Refusal> {
+    pub(crate) fn sweep(&self, grace: u64, now: u64) -> Result<(usize, u64), Rejection> {
         match Collection::begin(self)? {
             Some(collection) => self.sweep_in(&collection, grace, now, Work::unwatched()),
             // Another process is doing the same.
@@ -40,7 +40,7 @@ impl Cache {
         grace: u64,
         now: u64,
         work: &Work,
-    ) -> Result<(usize, u64), Refusal> {
+    ) -> Result<(usize, u64), Rejection> {
         let cutoff = self.nar_cutoff(grace, now)?;
         work.begin("deleting", "NARs", 0, 0);
         let (mut files, mut bytes, mut steps) = (0, 0, Steps::of(STEP));
@@ -67,7 +67,7 @@ impl Cache {
     }
 
     /// Which NARs without a path are removed: not those that a backup needs.
-    pub(super) fn nar_cutoff(&self, grace: u64, now: u64) -> Result<Cutoff, Refusal> {
+    pub(super) fn nar_cutoff(&self, grace: u64, now: u64) -> Result<Cutoff, Rejection> {
         let mut cutoff = cutoff(grace, now);
         if let Some(since) = self.index().held_since()? {
             cutoff.orphaned = cutoff.orphaned.min(since.saturating_sub(1));
@@ -76,7 +76,7 @@ impl Cache {
     }
 
     /// Removes the bytes of NARs whose rows went at this time or before. Others may do the same.
-    pub(crate) fn remove_garbage(&self, before: u64) -> Result<(), Refusal> {
+    pub(crate) fn remove_garbage(&self, before: u64) -> Result<(), Rejection> {
         loop {
             let garbage = self.index().garbage(self.id(), before, STEP)?;
             if garbage.is_empty() || !self.remove_now(garbage)? {
@@ -86,7 +86,7 @@ impl Cache {
     }
 
     /// Removes the bytes of garbage. Returns `false` if that has to be done later.
-    pub(super) fn remove_now(&self, garbage: Vec<String>) -> Result<bool, Refusal> {
+    pub(super) fn remove_now(&self, garbage: Vec<String>) -> Result<bool, Rejection> {
         // Narinfos go before their NARs.
         if !self.withdraw_removed()? {
             tracing::warn!("cache '{}': NARs are removed later, because narinfos cannot be removed now", self.name());
@@ -98,11 +98,11 @@ impl Cache {
     }
 
     /// Removes files below `nar/` that have no row.
-    pub(super) fn remove_bytes<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
+    pub(super) fn remove_bytes<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<(), Rejection> {
         for name in names {
             self.files().unlink_nar(name, clock::instant() + VALID_FOR).map_err(|error| {
                 tracing::error!("'nar/{name}': {error}");
-                Refusal::new(RefusalKind::Failed, "the collection cannot remove a file; see the log")
+                Rejection::new(RejectionKind::Failed, "the collection cannot remove a file; see the log")
             })?;
         }
         Ok(())

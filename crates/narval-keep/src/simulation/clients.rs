@@ -260,8 +260,8 @@ impl Task {
         self.sim.state.lock().unwrap().are_pushed(self.cache.get(), &parts);
         let committed = cache.commit_narinfos(narinfos, &pusher());
         let mut state = self.sim.state.lock().unwrap();
-        if let Err(refusal) = committed {
-            state.was_refused(told, &refusal.to_string());
+        if let Err(rejection) = committed {
+            state.was_refused(told, &rejection.to_string());
         } else {
             state.note("committed", || parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
             state.were_pushed(self.cache.get(), &parts, begun);

@@ -10,7 +10,7 @@ use narval_nix::{HashPart, Release, SecretKey, StorePath};
 use super::clients::PATHS;
 use super::state::{By, Op, State};
 use super::task::Task;
-use crate::{Cache, Grant, NewRelease, Promotion, Refusal};
+use crate::{Cache, Grant, NewRelease, Promotion, Rejection};
 
 /// The names of releases. Nobody forgets one of the first name; single ones of the second are forgotten, and all of the third.
 const NAMES: [&str; 3] = ["kept", "single", "dropped"];
@@ -105,7 +105,7 @@ impl Task {
     /// Sends a request. Its revision is newer than this one, unless it was sent before.
     fn sends(&self, cache: &Cache, asked: &Asked, newest: u64) {
         let Asked { name: of, key, what, .. } = asked.clone();
-        let recorded: Result<Release, Refusal> = match what {
+        let recorded: Result<Release, Rejection> = match what {
             What::Paths(paths) => {
                 let output = |at: &usize| (["out", "dev", "doc"][*at % 3].parse().unwrap(), PATHS[*at].path.clone());
                 let outputs: BTreeMap<_, StorePath> = paths.iter().map(output).collect();

@@ -327,12 +327,12 @@ impl State {
     }
 
     /// Whether the database is away for a node, which notices that.
-    pub(super) fn is_away(&mut self, node: usize) -> bool {
-        let is_away = self.phase == Phase::Running && self.now() < self.away_until;
-        if is_away {
+    pub(super) fn is_unavailable(&mut self, node: usize) -> bool {
+        let is_unavailable = self.phase == Phase::Running && self.now() < self.away_until;
+        if is_unavailable {
             self.nodes[node].noticed = self.history.failovers.at.len();
         }
-        is_away
+        is_unavailable
     }
 
     /// Whether a node looks for changes of others now.

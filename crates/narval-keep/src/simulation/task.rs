@@ -59,7 +59,7 @@ pub(crate) struct Task {
 }
 
 fn away() -> IndexError {
-    IndexError::Away { index: "simulated".to_owned(), reason: "simulated".to_owned() }
+    IndexError::Unavailable { index: "simulated".to_owned(), reason: "simulated".to_owned() }
 }
 
 impl From<Dead> for IndexError {
@@ -117,7 +117,7 @@ impl Task {
         self.step()?;
         let mut state = self.sim.state.lock().unwrap();
         let chaos = state.chaos;
-        if state.is_away(self.node) || (state.phase == Phase::Running && state.rng.below(400) < chaos) {
+        if state.is_unavailable(self.node) || (state.phase == Phase::Running && state.rng.below(400) < chaos) {
             return Err(away());
         }
         ask(&state.database);
@@ -137,7 +137,7 @@ impl Task {
             state.transact(transaction, by);
             return Ok(());
         }
-        if state.is_away(self.node) {
+        if state.is_unavailable(self.node) {
             return Err(away());
         }
         let chaos = state.chaos;

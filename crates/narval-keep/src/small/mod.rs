@@ -12,7 +12,7 @@ use narval_nix::{HashPart, Sha256, StorePath};
 
 use self::traces::Rights;
 use super::storage::Below;
-use super::{Cache, Grant, Refusal, RefusalKind, Scope};
+use super::{Cache, Grant, Rejection, RejectionKind, Scope};
 
 /// The maximum size of a build log, in bytes.
 const LOG_LEN_MAX: u64 = 256 << 20;
@@ -107,9 +107,9 @@ impl Cache {
     ///
     /// # Errors
     /// If it exists and cannot be read.
-    pub fn small_file(&self, kind: SmallKind, name: &str) -> Result<Option<(File, u64)>, Refusal> {
+    pub fn small_file(&self, kind: SmallKind, name: &str) -> Result<Option<(File, u64)>, Rejection> {
         let Some(path) = kind.path(name) else { return Ok(None) };
-        let fail = |error: io::Error| Refusal::of_file("open", &path, &error);
+        let fail = |error: io::Error| Rejection::of_file("open", &path, &error);
         let Some((file, len)) = self.files().open(&path).map_err(fail)? else { return Ok(None) };
         if kind == SmallKind::Listing {
             // A loss of power may have left it empty: it is not synchronised, since nothing depends on it.
@@ -127,10 +127,10 @@ impl Cache {
     ///
     /// # Errors
     /// If the name is invalid, the token may not push, the file is too large, or there is no room.
-    pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
+    pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Rejection> {
         let result = match self.try_put(kind, name, body, grant) {
             // What a later Nix uploads must not fail its copy.
-            Err(Refusal { kind: RefusalKind::NotFound | RefusalKind::TooLarge, message, .. })
+            Err(Rejection { kind: RejectionKind::NotFound | RejectionKind::TooLarge, message, .. })
                 if kind == SmallKind::Other =>
             {
                 tracing::warn!("cache '{}': a file of an unknown type is dropped: {message}", self.name());
@@ -138,7 +138,7 @@ impl Cache {
                 io::copy(body, &mut io::sink()).ok();
                 Ok(Put::Dropped)
             }
-            result => result.inspect_err(|refusal| self.notice_shortage(refusal)),
+            result => result.inspect_err(|rejection| self.notice_shortage(rejection)),
         };
         if !kind.is_made_here() || result.is_err() {
             let outcome = result.as_ref().map(|put| format!("{put:?}").to_lowercase()).map_err(ToString::to_string);
@@ -147,18 +147,18 @@ impl Cache {
         result
     }
 
-    fn try_put(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Refusal> {
+    fn try_put(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Rejection> {
         grant.require(self.name(), Scope::Push)?;
         let path = kind.path(name).ok_or_else(|| {
-            Refusal::new(RefusalKind::NotFound, format_args!("'{name}' is not the name of such a file"))
+            Rejection::new(RejectionKind::NotFound, format_args!("'{name}' is not the name of such a file"))
         })?;
         let mut body = body.take(kind.len_max() + 1);
         let ended = |error: io::Error| {
-            Refusal::new(RefusalKind::Malformed, format_args!("the upload of '{path}' ended early: {error}"))
+            Rejection::new(RejectionKind::Malformed, format_args!("the upload of '{path}' ended early: {error}"))
         };
         let too_large = || {
             let message = format!("'{path}' is larger than {} bytes", kind.len_max());
-            Refusal::new(RefusalKind::TooLarge, message)
+            Rejection::new(RejectionKind::TooLarge, message)
         };
         if kind.is_made_here() {
             let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
@@ -167,7 +167,7 @@ impl Cache {
         // A cache that is already full refuses before the body is read.
         self.check_room(1)?;
         self.check_quota(1)?;
-        let fail = |error: io::Error| Refusal::of_file("write", &path, &error);
+        let fail = |error: io::Error| Rejection::of_file("write", &path, &error);
         let file = self.storage().incoming().map_err(fail)?;
         let (mut buffer, mut len) = (vec![0; 64 * 1024], 0);
         loop {
@@ -215,25 +215,25 @@ impl Cache {
 
 impl Cache {
     /// Checks the limits on files of unknown kinds.
-    fn check_others(&self, path: &str, more: u64) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("look at", OTHER_FOLDER, &error);
+    fn check_others(&self, path: &str, more: u64) -> Result<(), Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("look at", OTHER_FOLDER, &error);
         let bytes = self.bytes_below(OTHER_FOLDER).map_err(fail)?;
         if bytes.saturating_add(more) <= OTHER_BYTES_MAX {
             return Ok(());
         }
         let message = format!("with '{path}', there would be more than {OTHER_BYTES_MAX} bytes of such files");
-        Err(Refusal::new(RefusalKind::TooLarge, message))
+        Err(Rejection::new(RejectionKind::TooLarge, message))
     }
 
     /// Bytes of logs, realisations, debug information and files of unknown kinds. They count towards the quota.
-    pub(super) fn bytes_of_small_files(&self) -> Result<u64, Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("look at", "small files", &error);
+    pub(super) fn bytes_of_small_files(&self) -> Result<u64, Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("look at", "small files", &error);
         self.small_bytes().get(|| self.count_small_files()).map_err(fail)
     }
 
     /// Bytes of build logs, which are among them.
-    pub(super) fn bytes_of_logs(&self) -> Result<u64, Refusal> {
-        self.bytes_below("log").map_err(|error| Refusal::of_file("look at", "log", &error))
+    pub(super) fn bytes_of_logs(&self) -> Result<u64, Rejection> {
+        self.bytes_below("log").map_err(|error| Rejection::of_file("look at", "log", &error))
     }
 
     fn count_small_files(&self) -> io::Result<u64> {
@@ -258,14 +258,14 @@ impl Cache {
 pub(super) const SMALL_FOLDERS: [&str; 5] = ["log", "realisations", "build-trace-v2", "debuginfo", OTHER_FOLDER];
 
 /// The refusal for a small file that cannot be written.
-fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Refusal {
+fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Rejection {
     move |error| match (kind, error.kind()) {
         // A file is where this one needs a folder, or the reverse.
         (
             SmallKind::Other,
             io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists,
-        ) => Refusal::new(RefusalKind::NotFound, format_args!("'{path}' conflicts with another file's folder")),
-        _ => Refusal::of_file("write", path, &error),
+        ) => Rejection::new(RejectionKind::NotFound, format_args!("'{path}' conflicts with another file's folder")),
+        _ => Rejection::of_file("write", path, &error),
     }
 }
 

@@ -20,7 +20,7 @@ use narval_nix::{HashPart, Sha256, Sha256Hasher};
 
 use super::index::{NarRecord, PathRecord};
 use super::nodes::Peers;
-use super::{CacheName, NarFileName, Refusal};
+use super::{CacheName, NarFileName, Rejection};
 
 use narval_files::Fill;
 use narval_s3::ObjectWriter;
@@ -199,8 +199,8 @@ pub(crate) trait CacheStorage: Send + Sync {
     /// Stores a verified NAR under this name. The index does not know it yet.
     fn store(&self, received: Incoming, name: &str, nar: &NarRecord, listing: Option<TemporaryFile>) -> io::Result<()>;
     /// As [`store`](Self::store), for several NARs that are in memory. Only in a bucket.
-    fn store_all(&self, _nars: &[(&str, &NarRecord, &[u8])]) -> Result<(), Refusal> {
-        Err(Refusal::of_file("store", "NARs", &io::ErrorKind::Unsupported.into()))
+    fn store_all(&self, _nars: &[(&str, &NarRecord, &[u8])]) -> Result<(), Rejection> {
+        Err(Rejection::of_file("store", "NARs", &io::ErrorKind::Unsupported.into()))
     }
     /// Visits the files below `nar/` one by one, in the order of their names if it is a bucket.
     fn each_nar(&self, visit: &mut dyn FnMut(StoredFile)) -> io::Result<()> {

@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::{Refusal, RefusalKind};
+use crate::{Rejection, RejectionKind};
 use narval_client::clock;
 
 /// Does something with each of these, on at most so many threads. After the first failure, no other one is begun.
 pub(crate) fn several<T: Sync, R: Send>(
     threads_max: usize,
     items: &[T],
-    each: impl Fn(&T) -> Result<R, Refusal> + Sync,
-) -> Result<Vec<R>, Refusal> {
+    each: impl Fn(&T) -> Result<R, Rejection> + Sync,
+) -> Result<Vec<R>, Rejection> {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-    let fail = |refusal| {
+    let fail = |rejection| {
         next.store(items.len(), Ordering::Relaxed);
-        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
+        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(rejection);
     };
     let work = || {
         let mut done = Vec::new();
@@ -24,7 +24,7 @@ pub(crate) fn several<T: Sync, R: Send>(
             let Some(item) = items.get(number) else { return done };
             match each(item) {
                 Ok(result) => done.push((number, result)),
-                Err(refusal) => fail(refusal),
+                Err(rejection) => fail(rejection),
             }
         }
     };
@@ -35,13 +35,13 @@ pub(crate) fn several<T: Sync, R: Send>(
         for thread in threads {
             match thread.join() {
                 Ok(more) => done.extend(more),
-                Err(_) => fail(Refusal::new(RefusalKind::Failed, "a thread has died")),
+                Err(_) => fail(Rejection::new(RejectionKind::Failed, "a thread has died")),
             }
         }
         done
     });
-    if let Some(refusal) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(refusal);
+    if let Some(rejection) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(rejection);
     }
     done.sort_unstable_by_key(|(number, _)| *number);
     Ok(done.into_iter().map(|(_, result)| result).collect())

@@ -69,7 +69,7 @@ fn a_damaged_object_is_never_served() {
     // It is fetched once more, and then not for a minute.
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while cache.nar_file(&name).unwrap_err().message.is_empty() && std::time::Instant::now() < until {}
-    assert_eq!(cache.nar_file(&name).unwrap_err().kind, RefusalKind::Failed);
+    assert_eq!(cache.nar_file(&name).unwrap_err().kind, RejectionKind::Failed);
     assert!(cache.narinfo(&path.part()).unwrap().is_some(), "it is repaired by fsck, or by another push");
     let look = FsckOptions { contents: true, repair: false };
     let repair = FsckOptions { contents: true, repair: true };

@@ -10,7 +10,7 @@ fn admin() -> Grant {
     Grant::administrator("test")
 }
 
-fn start(fixture: &Fixture, kind: JobKind, options: &serde_json::Value) -> Result<Job, Refusal> {
+fn start(fixture: &Fixture, kind: JobKind, options: &serde_json::Value) -> Result<Job, Rejection> {
     fixture.cache.start_job(kind, options, None, &admin()).map(|(job, _)| job)
 }
 
@@ -26,17 +26,17 @@ fn a_job_that_was_taken_over_changes_nothing() {
     fixture.folder.sql("update jobs set until = 0");
     let other = index.claim_job().unwrap().unwrap();
     let refused = index.as_job(&paused.id, paused.fence, || cache.rotate_key(0, &admin()));
-    assert_eq!(refused.unwrap_err().kind, RefusalKind::Conflict);
+    assert_eq!(refused.unwrap_err().kind, RejectionKind::Conflict);
     let path = TestPath::new("a", &[]);
     let refused = index.as_job(&paused.id, paused.fence, || path.push(cache));
-    assert_eq!(refused.unwrap_err().kind, RefusalKind::Conflict);
+    assert_eq!(refused.unwrap_err().kind, RejectionKind::Conflict);
     assert!(cache.list().unwrap().is_empty() && cache.keys().unwrap().len() == 1);
     // Another thread is no job, and nor is this one any more.
     path.push(cache).unwrap();
     assert!(index.as_job(&other.id, other.fence, || cache.rotate_key(0, &admin())).is_ok());
     assert!(index.end_job(&other.id, other.fence, (JobState::Done, "{}".to_owned())).unwrap());
     let refused = index.as_job(&other.id, other.fence, || cache.rotate_key(0, &admin()));
-    assert_eq!(refused.unwrap_err().kind, RefusalKind::Conflict, "it has ended");
+    assert_eq!(refused.unwrap_err().kind, RejectionKind::Conflict, "it has ended");
 }
 
 /// One that was killed goes on with the key that it has made, and signs nothing that no key of the cache has signed.
@@ -77,7 +77,7 @@ fn a_rotation_makes_one_key_and_signs_what_the_old_ones_have() {
     assert!(names(unsigned).is_empty(), "nobody has vouched for it");
     // The next one in the same second makes another key.
     let next = start(&fixture, JobKind::Rotate, &json!({})).unwrap_err();
-    assert_eq!(next.kind, RefusalKind::Conflict, "one of a kind");
+    assert_eq!(next.kind, RejectionKind::Conflict, "one of a kind");
     fixture.folder.sql("delete from jobs");
     let next = start(&fixture, JobKind::Rotate, &json!({})).unwrap();
     let done = cache.rotate(60, next.created, &admin(), Work::unwatched()).unwrap();
@@ -102,11 +102,11 @@ fn options_and_destinations() {
         (JobKind::Gc, json!({"dryRun": 1})),
     ];
     for (kind, options) in malformed {
-        assert_eq!(start(&fixture, kind, &options).unwrap_err().kind, RefusalKind::Malformed, "{kind} {options}");
+        assert_eq!(start(&fixture, kind, &options).unwrap_err().kind, RejectionKind::Malformed, "{kind} {options}");
     }
     let some = Grant { caches: CachePatterns::new(&["default"]).unwrap(), ..admin() };
     let may = |kind, to: &str| fixture.cache.start_job(kind, &json!({"to": to}), None, &some);
-    assert_eq!(may(JobKind::Migrate, "new").unwrap_err().kind, RefusalKind::Forbidden);
+    assert_eq!(may(JobKind::Migrate, "new").unwrap_err().kind, RejectionKind::Forbidden);
     assert!(may(JobKind::Export, "mirror").unwrap().1);
     assert!(start(&fixture, JobKind::Migrate, &json!({"to": "new"})).is_ok());
 }

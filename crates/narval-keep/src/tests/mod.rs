@@ -193,7 +193,7 @@ impl TestPath {
     }
 
     /// Uploads the NAR.
-    pub(super) fn send(&self, cache: &Cache, compression: Compression) -> Result<Option<Stored>, Refusal> {
+    pub(super) fn send(&self, cache: &Cache, compression: Compression) -> Result<Option<Stored>, Rejection> {
         let file = self.file(compression);
         match cache.begin_nar(&self.file_name(compression), Some(file.len() as u64), &pusher())? {
             Begin::Known(_) => Ok(None),
@@ -202,11 +202,11 @@ impl TestPath {
     }
 
     /// Uploads the NAR and commits the narinfo.
-    pub(super) fn push(&self, cache: &Cache) -> Result<Committed, Refusal> {
+    pub(super) fn push(&self, cache: &Cache) -> Result<Committed, Rejection> {
         self.push_as(cache, &pusher())
     }
 
-    pub(super) fn push_as(&self, cache: &Cache, grant: &Grant) -> Result<Committed, Refusal> {
+    pub(super) fn push_as(&self, cache: &Cache, grant: &Grant) -> Result<Committed, Rejection> {
         self.send(cache, Compression::Zstd)?;
         Ok(cache.commit_narinfos(&[self.narinfo(Compression::Zstd)], grant)?.remove(0))
     }

@@ -197,7 +197,7 @@ impl Audit {
             }
             match index.add_audit(&lines) {
                 Ok(()) => {}
-                Err(error) if error.is_away() => {
+                Err(error) if error.is_unavailable() => {
                     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
                     lines.into_iter().rev().for_each(|line| waiting.lines.push_front(line));
                     return;

@@ -9,7 +9,7 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use narval_nix::release::ReleaseName;
 use thiserror::Error;
 
-use crate::{CacheName, MachineName, Refusal, RefusalKind};
+use crate::{CacheName, MachineName, Rejection, RejectionKind};
 
 /// The maximum number of caches or patterns of one token.
 pub const PATTERNS_MAX: usize = 64;
@@ -334,8 +334,8 @@ impl Grant {
     /// Like [`Grant::allows`]; the refusal names the missing scope.
     ///
     /// # Errors
-    /// [`RefusalKind::Forbidden`].
-    pub fn require(&self, cache: &CacheName, scope: Scope) -> Result<(), Refusal> {
+    /// [`RejectionKind::Forbidden`].
+    pub fn require(&self, cache: &CacheName, scope: Scope) -> Result<(), Rejection> {
         if self.allows(cache, scope) {
             return Ok(());
         }
@@ -353,14 +353,14 @@ impl Grant {
             "token '{id}' {lacks}: it allows {scopes} in {caches}; the cache's operator changes that with 'narval token change {id} \
              {change}'"
         );
-        Err(Refusal::new(RefusalKind::Forbidden, message))
+        Err(Rejection::new(RejectionKind::Forbidden, message))
     }
 
     /// Whether releases of a name may be recorded in a cache.
     ///
     /// # Errors
-    /// [`RefusalKind::Forbidden`].
-    pub fn require_release(&self, cache: &CacheName, name: &ReleaseName) -> Result<(), Refusal> {
+    /// [`RejectionKind::Forbidden`].
+    pub fn require_release(&self, cache: &CacheName, name: &ReleaseName) -> Result<(), Rejection> {
         let is_allowed = self.scopes.may_release(name.as_str());
         self.require_named(cache, is_allowed, "record releases", (RELEASE, name.as_str()))
     }
@@ -368,8 +368,8 @@ impl Grant {
     /// Whether a cache takes reports about a machine.
     ///
     /// # Errors
-    /// [`RefusalKind::Forbidden`].
-    pub fn require_report(&self, cache: &CacheName, name: &MachineName) -> Result<(), Refusal> {
+    /// [`RejectionKind::Forbidden`].
+    pub fn require_report(&self, cache: &CacheName, name: &MachineName) -> Result<(), Rejection> {
         let is_allowed = self.scopes.may_report(name.as_str());
         self.require_named(cache, is_allowed, "report for the machine", (REPORT, name.as_str()))
     }
@@ -380,7 +380,7 @@ impl Grant {
         is_allowed: bool,
         what: &str,
         (scope, name): (&str, &str),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         if is_allowed && self.caches.matches(cache) {
             return Ok(());
         }
@@ -395,7 +395,7 @@ impl Grant {
              with 'narval token change {id} {change}'",
             self.scopes
         );
-        Err(Refusal::new(RefusalKind::Forbidden, message))
+        Err(Rejection::new(RejectionKind::Forbidden, message))
     }
 }
 
@@ -454,7 +454,7 @@ mod tests {
         let name = |text: &str| text.parse::<CacheName>().unwrap();
         assert!(grant.allows(&name("team-a"), Scope::Push) && grant.allows(&name("default"), Scope::Push));
         assert!(!grant.allows(&name("other"), Scope::Push) && !grant.allows(&name("team-a"), Scope::Pull));
-        assert_eq!(grant.require(&name("other"), Scope::Push).unwrap_err().kind, RefusalKind::Forbidden);
+        assert_eq!(grant.require(&name("other"), Scope::Push).unwrap_err().kind, RejectionKind::Forbidden);
         assert!(Grant::administrator("test").allows(&name("other"), Scope::Replace));
         assert!(CachePatterns::new(&["[a"]).is_err() && CachePatterns::new(&["a b"]).is_err());
         assert!(CachePatterns::new(&vec!["a"; PATTERNS_MAX + 1]).is_err());

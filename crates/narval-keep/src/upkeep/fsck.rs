@@ -9,7 +9,7 @@ use crate::index::PathRecord;
 use crate::lost::Finder;
 use crate::retention::nar_of;
 use crate::storage::{Below, StoredFile, hash_of};
-use crate::{Cache, Data, DataError, Refusal, RefusalKind};
+use crate::{Cache, Data, DataError, Rejection, RejectionKind};
 use narval_files::Work;
 
 /// Options of a check.
@@ -39,7 +39,7 @@ impl Data {
     ///
     /// # Errors
     /// If the index or a folder cannot be read.
-    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Refusal> {
+    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Rejection> {
         let mut report = FsckReport::default();
         match self.fsck_all(options, work, &mut report) {
             Err(_) if work.is_stopped() => report.is_stopped = true,
@@ -48,7 +48,7 @@ impl Data {
         Ok(report)
     }
 
-    fn fsck_all(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_all(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Rejection> {
         self.caches().map_err(failed)?.iter().try_for_each(|cache| cache.fsck_into(options, work, report))
     }
 }
@@ -58,7 +58,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index or a folder cannot be read.
-    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Refusal> {
+    pub fn fsck(&self, options: FsckOptions, work: &Work) -> Result<FsckReport, Rejection> {
         let mut report = FsckReport::default();
         match self.fsck_into(options, work, &mut report) {
             Err(_) if work.is_stopped() => report.is_stopped = true,
@@ -67,7 +67,7 @@ impl Cache {
         Ok(report)
     }
 
-    fn fsck_into(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_into(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Rejection> {
         if options.repair {
             self.restore_lost()?;
         }
@@ -81,8 +81,8 @@ impl Cache {
         self.files().place().join(name).display().to_string()
     }
 
-    fn fsck_nars(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+    fn fsck_nars(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("list", self.files().place().display(), &error);
         let stored = self.files().list(Below::Folder("nar")).map_err(fail)?;
         let stored: HashMap<String, u64> = stored.into_iter().map(|file| (file.name, file.len)).collect();
         let files = self.index().files(self.id())?;
@@ -93,7 +93,7 @@ impl Cache {
             work.count(1);
             let stored_name = format!("nar/{name}");
             let named = self.named(&stored_name);
-            let fail = |error: io::Error| Refusal::of_file("read", &named, &error);
+            let fail = |error: io::Error| Rejection::of_file("read", &named, &error);
             work.check().map_err(fail)?;
             let has_length = stored.get(&stored_name) == Some(&nar.file_size);
             let is_read = has_length && options.contents;
@@ -121,13 +121,13 @@ impl Cache {
         Ok(())
     }
 
-    fn fsck_paths(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_paths(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Rejection> {
         work.begin("checking", "narinfos", self.index().usage(self.id())?.paths, 0);
         self.each_path(|listed| {
             report.paths += 1;
             work.count(1);
             let name = format!("{}.narinfo", listed.hash_part);
-            let fail = |error: io::Error| Refusal::of_file("write", self.named(&name), &error);
+            let fail = |error: io::Error| Rejection::of_file("write", self.named(&name), &error);
             work.check().map_err(fail)?;
             let is_same = |record: &PathRecord| self.text(&name).is_ok_and(|text| text == record.narinfo);
             if self.index().path(self.id(), &listed.hash_part)?.is_none_or(|record| is_same(&record)) {
@@ -144,8 +144,8 @@ impl Cache {
         })
     }
 
-    fn repair_narinfo(&self, part: HashPart, name: &str) -> Result<(), Refusal> {
-        let failed = |error| Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", self.named(name)));
+    fn repair_narinfo(&self, part: HashPart, name: &str) -> Result<(), Rejection> {
+        let failed = |error| Rejection::new(RejectionKind::Failed, format_args!("'{}': {error}", self.named(name)));
         self.publish_again(part).map_err(failed)
     }
 
@@ -159,21 +159,21 @@ impl Cache {
     }
 
     /// The cache's narinfos and listings, and its NARs.
-    pub(crate) fn named_files(&self) -> Result<Vec<StoredFile>, Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("list", self.files().place().display(), &error);
+    pub(crate) fn named_files(&self) -> Result<Vec<StoredFile>, Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("list", self.files().place().display(), &error);
         let mut files = self.files().list(Below::Root).map_err(fail)?;
         files.extend(self.files().list(Below::Folder("nar")).map_err(fail)?);
         Ok(files)
     }
 
     /// Narinfos, listings and NARs among the cache's files that the index does not have.
-    fn fsck_strays(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Refusal> {
+    fn fsck_strays(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Rejection> {
         let mut stray_nars = Vec::new();
         let files = self.named_files()?;
         work.begin("looking for strays among", "files", files.len() as u64, 0);
         for StoredFile { name, modified, .. } in files {
             work.count(1);
-            work.check().map_err(|error| Refusal::of_file("look at", self.named(&name), &error))?;
+            work.check().map_err(|error| Rejection::of_file("look at", self.named(&name), &error))?;
             // Whether they have rows is asked for many at once. A listing belongs to the NAR before its extension.
             if let Some(nar) = nar_of(&name) {
                 stray_nars.push((nar.to_owned(), modified));
@@ -208,6 +208,6 @@ impl Cache {
     }
 }
 
-fn failed(error: DataError) -> Refusal {
-    Refusal::new(RefusalKind::Failed, error)
+fn failed(error: DataError) -> Rejection {
+    Rejection::new(RejectionKind::Failed, error)
 }

@@ -17,8 +17,8 @@ use crate::index::{Commit, PathRecord};
 use crate::open::{Local, open_parts};
 use crate::storage::StoredFile;
 use crate::{
-    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Place, Refusal,
-    RefusalKind,
+    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Place, Rejection,
+    RejectionKind,
 };
 
 /// Paths that are recorded in one transaction.
@@ -112,13 +112,13 @@ impl Data {
 
 impl Cache {
     /// Imports the files: valid NARs, then the narinfos that match them.
-    fn import_files(&self, report: &mut FsckReport, work: &Work) -> Result<(), Refusal> {
+    fn import_files(&self, report: &mut FsckReport, work: &Work) -> Result<(), Rejection> {
         let files = self.named_files()?;
         let nars: Vec<_> = files
             .iter()
             .filter_map(|file| Some((NarFileName::parse(file.name.strip_prefix("nar/")?).ok()?, file.len)))
             .collect();
-        let stopped = |error: io::Error| Refusal::of_file("read", self.files().place().display(), &error);
+        let stopped = |error: io::Error| Rejection::of_file("read", self.files().place().display(), &error);
         work.begin("verifying", "NARs", nars.len() as u64, nars.iter().map(|(_, len)| len).sum());
         for (nar, _) in nars {
             report.files += 1;
@@ -126,8 +126,8 @@ impl Cache {
             // One that was not read to its end is not skipped.
             work.check().map_err(stopped)?;
             work.count(1);
-            if let Err(refusal) = imported {
-                report.problems.push(format!("'{}' is skipped: {refusal}", self.named(&format!("nar/{nar}"))));
+            if let Err(rejection) = imported {
+                report.problems.push(format!("'{}' is skipped: {rejection}", self.named(&format!("nar/{nar}"))));
             }
         }
         let mut records = Vec::new();
@@ -155,16 +155,16 @@ impl Cache {
         Ok(())
     }
 
-    fn import_nar_file(&self, name: &NarFileName, work: &Work) -> Result<(), Refusal> {
-        let fail = |error: io::Error| Refusal::of_file("read", name, &error);
+    fn import_nar_file(&self, name: &NarFileName, work: &Work) -> Result<(), Rejection> {
+        let fail = |error: io::Error| Rejection::of_file("read", name, &error);
         match self.files().read(&format!("nar/{name}")).map_err(fail)? {
             Some(file) => self.import_nar(name, &mut work.reading(file)),
-            None => Err(Refusal::new(RefusalKind::NotFound, "it is not a regular file")),
+            None => Err(Rejection::new(RejectionKind::NotFound, "it is not a regular file")),
         }
     }
 
-    fn import_narinfo(&self, part: &HashPart, name: &str) -> Result<Result<PathRecord, String>, Refusal> {
-        let text = self.text(name).map_err(|error| Refusal::of_file("read", name, &error))?;
+    fn import_narinfo(&self, part: &HashPart, name: &str) -> Result<Result<PathRecord, String>, Rejection> {
+        let text = self.text(name).map_err(|error| Rejection::of_file("read", name, &error))?;
         let info = match NarInfo::parse(&text, &self.settings().store_dir) {
             Ok(info) if info.path.hash_part() == *part => info,
             Ok(info) => return Ok(Err(format!("it is one of '{}'", info.path))),
@@ -192,6 +192,6 @@ impl Cache {
     }
 }
 
-fn refused(path: &Path, refusal: &Refusal) -> DataError {
-    io_error("rebuild the index from", path, io::Error::other(refusal.message.clone()))
+fn refused(path: &Path, rejection: &Rejection) -> DataError {
+    io_error("rebuild the index from", path, io::Error::other(rejection.message.clone()))
 }

@@ -15,7 +15,7 @@ use crate::data::Data;
 use crate::index::{Commit, NarRecord, PathRecord};
 use crate::receive::{Stored, Upload};
 use crate::shared::Shared;
-use crate::{Cache, Grant, NarTarget, Refusal, RefusalKind};
+use crate::{Cache, Grant, NarTarget, Rejection, RejectionKind};
 use narval_client::clock;
 use narval_codec::decode::Decoder;
 use narval_codec::encode::FrameEncoder;
@@ -56,7 +56,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails, or the disk is full.
-    pub fn recompress(&self, work: &Work) -> Result<Recompressed, Refusal> {
+    pub fn recompress(&self, work: &Work) -> Result<Recompressed, Rejection> {
         let (mut after, mut all) = (String::new(), 0);
         loop {
             let names = self.index().not_zstd(self.id(), &after, COUNT_STEP)?;
@@ -76,7 +76,7 @@ impl Cache {
     }
 
     /// Like [`Cache::recompress`], while `goes_on` returns `true`, and without NARs that have failed before.
-    fn recompress_but(&self, failed: &mut HashSet<String>, goes_on: &dyn Fn() -> bool) -> Result<usize, Refusal> {
+    fn recompress_but(&self, failed: &mut HashSet<String>, goes_on: &dyn Fn() -> bool) -> Result<usize, Rejection> {
         let (mut after, mut done) = (String::new(), 0);
         loop {
             let names = self.index().not_zstd(self.id(), &after, STEP)?;
@@ -91,11 +91,11 @@ impl Cache {
                 }
                 match self.recompress_one(&name) {
                     Ok(()) => done += 1,
-                    Err(refusal) if matches!(refusal.kind, RefusalKind::NoSpace | RefusalKind::Away) => {
-                        return Err(refusal);
+                    Err(rejection) if matches!(rejection.kind, RejectionKind::NoSpace | RejectionKind::Unavailable) => {
+                        return Err(rejection);
                     }
-                    Err(refusal) => {
-                        tracing::warn!("cache '{}': 'nar/{name}' stays as it is: {refusal}", self.name());
+                    Err(rejection) => {
+                        tracing::warn!("cache '{}': 'nar/{name}' stays as it is: {rejection}", self.name());
                         if failed.len() < FAILED_MAX {
                             failed.insert(name);
                         }
@@ -105,7 +105,7 @@ impl Cache {
         }
     }
 
-    fn recompress_one(&self, name: &str) -> Result<(), Refusal> {
+    fn recompress_one(&self, name: &str) -> Result<(), Rejection> {
         let Some((_, old)) = self.index().file(self.id(), name)? else { return Ok(()) };
         let mut known = None;
         for (name, nar) in self.index().files_of(self.id(), &old.nar_hash)? {
@@ -123,17 +123,17 @@ impl Cache {
                 return Ok(());
             }
         }
-        Err(Refusal::new(RefusalKind::Conflict, "other clients are committing its paths"))
+        Err(Rejection::new(RejectionKind::Conflict, "other clients are committing its paths"))
     }
 
     /// Stores a NAR again as zstd.
-    fn make_zstd(&self, name: &str, old: &NarRecord) -> Result<(String, NarRecord), Refusal> {
+    fn make_zstd(&self, name: &str, old: &NarRecord) -> Result<(String, NarRecord), Rejection> {
         let (nar_hash, compression) = (old.nar_hash, Compression::Zstd);
-        let fail = |error: std::io::Error| Refusal::of_file("recompress", nar_hash, &error);
+        let fail = |error: std::io::Error| Rejection::of_file("recompress", nar_hash, &error);
         let stored = self.files().open_nar(name, old).map_err(fail)?;
         let stored = stored.ok_or_else(|| fail(ErrorKind::NotFound.into()))?;
         let mut nar = Decoder::new(&old.compression, BufReader::new(stored), 1)
-            .map_err(|error| Refusal::new(RefusalKind::Unprocessable, error))?;
+            .map_err(|error| Rejection::new(RejectionKind::Unprocessable, error))?;
         let file = self.incoming_file()?;
         let mut length = 0;
         let mut encoder = FrameEncoder::new(LEVEL, old.nar_size, nar_hash, 1).map_err(fail)?;
@@ -152,15 +152,15 @@ impl Cache {
     }
 
     /// Changes all paths with this file to another file of the same NAR.
-    fn rename_in_paths(&self, old: &str, (name, nar): &(String, NarRecord)) -> Result<Commit, Refusal> {
-        let fail = |error: std::io::Error| Refusal::of_file("write", "a narinfo", &error);
+    fn rename_in_paths(&self, old: &str, (name, nar): &(String, NarRecord)) -> Result<Commit, Rejection> {
+        let fail = |error: std::io::Error| Rejection::of_file("write", "a narinfo", &error);
         let _no_collection = self.no_collection()?;
         let settings = self.settings();
         let mut records = Vec::new();
         for part in self.index().paths_of_file(self.id(), old)? {
             let Some(record) = self.index().path(self.id(), &part)? else { continue };
             let mut info = NarInfo::parse(&record.narinfo, &settings.store_dir)
-                .map_err(|error| Refusal::new(RefusalKind::Failed, format_args!("'{part}.narinfo': {error}")))?;
+                .map_err(|error| Rejection::new(RejectionKind::Failed, format_args!("'{part}.narinfo': {error}")))?;
             if (info.nar_hash, record.file.as_str()) != (nar.nar_hash, old) {
                 return Ok(Commit::Changed);
             }
@@ -199,7 +199,7 @@ pub(crate) fn run(shared: &Weak<Shared>) {
             match cache.recompress_but(&mut failed, &|| cache.settings().recompress) {
                 Ok(0) => {}
                 Ok(done) => tracing::info!("cache '{}': recompressed {done} NARs", cache.name()),
-                Err(refusal) => tracing::warn!("cache '{}': recompressing stopped: {refusal}", cache.name()),
+                Err(rejection) => tracing::warn!("cache '{}': recompressing stopped: {rejection}", cache.name()),
             }
         }
     }

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use narval_nix::{HashPart, NarInfo, SecretKey, TrustedKeys};
 
-use crate::{Cache, Grant, Refusal, RefusalKind};
+use crate::{Cache, Grant, Rejection, RejectionKind};
 
 /// The number of paths that are read, and signed in one commit.
 const STEP: usize = 512;
@@ -38,7 +38,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails.
-    pub fn unsigned(&self, hash_parts: &[HashPart]) -> Result<Vec<HashPart>, Refusal> {
+    pub fn unsigned(&self, hash_parts: &[HashPart]) -> Result<Vec<HashPart>, Rejection> {
         Ok(self.unsigned_narinfos(hash_parts, None)?.into_iter().map(|(part, _)| part).collect())
     }
 
@@ -47,7 +47,7 @@ impl Cache {
         &self,
         hash_parts: &[HashPart],
         vouching: Option<&TrustedKeys>,
-    ) -> Result<Vec<(HashPart, Vec<u8>)>, Refusal> {
+    ) -> Result<Vec<(HashPart, Vec<u8>)>, Rejection> {
         let (keys, settings) = (self.sign_keys(), self.settings());
         if keys.is_empty() || hash_parts.is_empty() {
             return Ok(Vec::new());
@@ -76,7 +76,7 @@ impl Cache {
         dry_run: bool,
         grant: &Grant,
         progress: impl FnMut(&SignReport) -> ControlFlow<()>,
-    ) -> Result<SignReport, Refusal> {
+    ) -> Result<SignReport, Rejection> {
         self.sign_if(hash_parts, None, dry_run, grant, progress)
     }
 
@@ -88,13 +88,13 @@ impl Cache {
         dry_run: bool,
         grant: &Grant,
         mut progress: impl FnMut(&SignReport) -> ControlFlow<()>,
-    ) -> Result<SignReport, Refusal> {
+    ) -> Result<SignReport, Rejection> {
         if self.sign_keys().is_empty() {
             let message = format!("the cache '{}' has no key to sign with", self.name());
-            return Err(Refusal::new(RefusalKind::Malformed, message));
+            return Err(Rejection::new(RejectionKind::Malformed, message));
         }
         let mut report = SignReport::default();
-        let mut step = |parts: &[HashPart]| -> Result<ControlFlow<()>, Refusal> {
+        let mut step = |parts: &[HashPart]| -> Result<ControlFlow<()>, Rejection> {
             let unsigned = self.unsigned_narinfos(parts, vouching)?;
             report.paths += parts.len();
             report.unsigned += unsigned.len();
@@ -139,8 +139,8 @@ impl Cache {
         for narinfo in narinfos {
             match self.commit_narinfos(std::slice::from_ref(narinfo), grant) {
                 Ok(_) => report.signed += 1,
-                Err(refusal) => {
-                    tracing::warn!("cache '{}': '{}' is not signed: {refusal}", self.name(), narinfo.0);
+                Err(rejection) => {
+                    tracing::warn!("cache '{}': '{}' is not signed: {rejection}", self.name(), narinfo.0);
                     report.failed += 1;
                 }
             }

@@ -318,7 +318,7 @@ impl NarvalCache<'_> {
             // The answer to an earlier attempt was lost.
             (409, Some(expected)) if expected == offset + part.len() as u64 => Ok(()),
             (409, _) => Err(Outcome::StartOver),
-            (status, _) => Err(Outcome::Failed(self.server.refusal(&url.target(), status, &answer.body))),
+            (status, _) => Err(Outcome::Failed(self.server.rejected(&url.target(), status, &answer.body))),
         }
     }
 }

@@ -142,12 +142,12 @@ impl Server {
     pub(super) fn accepted(&self, url: &Url, answer: Answer) -> Result<Vec<u8>, Error> {
         match answer.head.status {
             200..=299 | 304 => Ok(answer.body),
-            status => Err(self.refusal(&url.target(), status, &answer.body)),
+            status => Err(self.rejected(&url.target(), status, &answer.body)),
         }
     }
 
     /// The error for a refusal, on one line.
-    pub(super) fn refusal(&self, what: &str, status: u16, body: &[u8]) -> Error {
+    pub(super) fn rejected(&self, what: &str, status: u16, body: &[u8]) -> Error {
         // RFC 9457.
         let problem: Option<serde_json::Value> = serde_json::from_slice(body).ok();
         let detail = problem.as_ref().and_then(|problem| problem.get("detail")?.as_str());
@@ -173,7 +173,7 @@ impl Server {
     /// The error for a failed request. If credentials were refused, it names the options for them.
     pub(super) fn failed(&self, what: &str, source: HttpError) -> Error {
         match source {
-            HttpError::Status { status: status @ (401 | 407), .. } => self.refusal(what, status, b""),
+            HttpError::Status { status: status @ (401 | 407), .. } => self.rejected(what, status, b""),
             source => self.fetch_error(what, source).into(),
         }
     }

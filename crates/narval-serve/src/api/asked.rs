@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use narval_http::{Method, Response};
-use narval_keep::{Cache, CacheName, Data, Grant, Refusal, RefusalKind};
+use narval_keep::{Cache, CacheName, Data, Grant, Rejection, RejectionKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ impl Answered {
     pub(super) fn new(status: u16, body: &impl Serialize) -> Result<Self, ServeError> {
         let body = serde_json::to_value(body).map_err(|error| {
             tracing::error!("cannot render an answer of the API: {error}");
-            Refusal::new(RefusalKind::Failed, "the answer cannot be rendered; see the server's log")
+            Rejection::new(RejectionKind::Failed, "the answer cannot be rendered; see the server's log")
         })?;
         Ok(Self { status, body: Some(body), events: None })
     }
@@ -87,11 +87,11 @@ impl Answered {
 
 /// A request that is not of the form that it should have.
 pub(super) fn malformed(error: impl std::fmt::Display) -> ServeError {
-    Refusal::new(RefusalKind::Malformed, error).into()
+    Rejection::new(RejectionKind::Malformed, error).into()
 }
 
 pub(super) fn not_found(what: impl std::fmt::Display) -> ServeError {
-    Refusal::new(RefusalKind::NotFound, what).into()
+    Rejection::new(RejectionKind::NotFound, what).into()
 }
 
 impl<'a> Asked<'a> {
@@ -171,7 +171,7 @@ impl<'a> Asked<'a> {
 
 pub(super) fn of_data(error: narval_keep::DataError) -> ServeError {
     tracing::error!("{error}");
-    Refusal::new(RefusalKind::Failed, "the data cannot be read or written; see the server's log").into()
+    Rejection::new(RejectionKind::Failed, "the data cannot be read or written; see the server's log").into()
 }
 
 pub(super) fn decoded(text: &str) -> Option<Cow<'_, str>> {
@@ -189,5 +189,5 @@ pub(super) fn require_all(grant: &Grant, what: &str) -> Result<(), ServeError> {
     }
     let caches = grant.caches.texts().join(", ");
     let message = format!("only those who administer all caches can {what}: your token is for {caches}");
-    Err(Refusal::new(RefusalKind::Forbidden, message).into())
+    Err(Rejection::new(RejectionKind::Forbidden, message).into())
 }

@@ -1,6 +1,6 @@
 //! Caches and their settings.
 
-use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Refusal, RefusalKind, Scope};
+use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Rejection, RejectionKind, Scope};
 use serde_json::{Map, Value, json};
 
 use super::asked::{Answered, Asked, malformed, of_data, require_all};
@@ -67,7 +67,7 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         && deleted.jobs(None)?.0.iter().any(|job| job.kind == JobKind::Delete && job.ended.is_none())
     {
         let message = format!("the cache '{name}' was deleted, and its contents are being removed: wait for that job");
-        return Err(Refusal::new(RefusalKind::Conflict, message).into());
+        return Err(Rejection::new(RejectionKind::Conflict, message).into());
     }
     let mut changes: Map<String, Value> = asked.json()?;
     let store_dir = match changes.remove(STORE_DIR) {
@@ -87,7 +87,7 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         }
         None if asked.data.caches().map_err(of_data)?.len() >= CACHES_MAX => {
             let message = format!("there are {CACHES_MAX} caches, which is the limit: delete one first");
-            return Err(Refusal::new(RefusalKind::NoSpace, message).into());
+            return Err(Rejection::new(RejectionKind::NoSpace, message).into());
         }
         None => asked.data.create_cache(&name, &settings).map_err(of_data)?,
     };
@@ -119,7 +119,7 @@ pub(super) fn delete(asked: &Asked<'_>) -> Result<Answered, ServeError> {
             "the cache '{}' is in the configuration file of a server, or was: remove it there first",
             cache.name()
         );
-        return Err(Refusal::new(RefusalKind::Conflict, message).into());
+        return Err(Rejection::new(RejectionKind::Conflict, message).into());
     }
     // From now on no server has it. What is on its way finds no room.
     let settings = CacheSettings {

@@ -110,7 +110,7 @@ fn with_json(response: Response, content_type: &'static str, body: &serde_json::
 /// The answer to a request that fails.
 fn problem(error: ServeError, metrics: &Metrics) -> Response {
     let detail = match &error {
-        ServeError::Refused(refusal) => refusal.message.clone(),
+        ServeError::Rejected(rejection) => rejection.message.clone(),
         ServeError::Method(_) => "there is no such method here".to_owned(),
         error => error.to_string(),
     };

@@ -16,7 +16,7 @@ mod table;
 mod tokens;
 
 use narval_http::Method;
-use narval_keep::{CacheName, Data, Grant, Refusal, RefusalKind, Scope};
+use narval_keep::{CacheName, Data, Grant, Rejection, RejectionKind, Scope};
 use serde_json::Value;
 
 use crate::caches::no_cache;
@@ -51,10 +51,10 @@ pub fn openapi() -> Value {
 /// assert_eq!(ask_api(&data, &grant, &asked)?["name"], "team");
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-pub fn ask_api(data: &Data, grant: &Grant, request: &ApiRequest<'_>) -> Result<Value, Refusal> {
+pub fn ask_api(data: &Data, grant: &Grant, request: &ApiRequest<'_>) -> Result<Value, Rejection> {
     ask(data, grant, request).map_err(|error| match error {
-        ServeError::Refused(refusal) => refusal,
-        error => Refusal::new(RefusalKind::Failed, error),
+        ServeError::Rejected(rejection) => rejection,
+        error => Rejection::new(RejectionKind::Failed, error),
     })
 }
 
@@ -127,7 +127,7 @@ fn authorize(row: &Row, parts: &Parts<'_>, grant: &Grant) -> Result<(), ServeErr
         Needs::SomeAdmin if grant.scopes.has(Scope::Admin) => Ok(()),
         Needs::SomeAdmin => {
             let message = format!("token '{}' lacks the scope 'admin': it allows {}", grant.token, grant.scopes);
-            Err(Refusal::new(RefusalKind::Forbidden, message).into())
+            Err(Rejection::new(RejectionKind::Forbidden, message).into())
         }
     }
 }

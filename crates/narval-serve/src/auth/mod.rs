@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use narval_client::clock;
 use narval_http::{HeadRef, network};
-use narval_keep::{CacheName, Data, Grant, Refusal, RefusalKind, Scope, Scopes, Stamp, TokenError, Tokens};
+use narval_keep::{CacheName, Data, Grant, Rejection, RejectionKind, Scope, Scopes, Stamp, TokenError, Tokens};
 use narval_nix::Sha256;
 use quick_cache::sync::Cache as Remembered;
 
@@ -144,7 +144,7 @@ impl Auth {
             return Ok(Caller::Bearer(grant));
         }
         let verified = match self.tokens.verify(&presented) {
-            Err(TokenError::Index(error)) if error.is_away() => {
+            Err(TokenError::Index(error)) if error.is_unavailable() => {
                 let grant = self.recall_for(TRUSTED_WHILE_AWAY, stamp, &hash);
                 return grant.map(Caller::Bearer).ok_or_else(|| Denied::Failed(error.into()));
             }
@@ -179,7 +179,7 @@ impl Auth {
             return Ok(Some(session));
         }
         match self.tokens.verify_again(&open.grant) {
-            Err(TokenError::Index(error)) if error.is_away() => {
+            Err(TokenError::Index(error)) if error.is_unavailable() => {
                 let is_trusted = is_valid(&open.grant, open.verified, stamp, TRUSTED_WHILE_AWAY);
                 if is_trusted { Ok(Some(session)) } else { Err(error.into()) }
             }
@@ -219,7 +219,7 @@ impl Auth {
             }
             Ok(Caller::Bearer(grant)) => {
                 note(&grant, Err("the token is for other caches".into()));
-                Err(Refusal::new(RefusalKind::Forbidden, "this token is for other caches").into())
+                Err(Rejection::new(RejectionKind::Forbidden, "this token is for other caches").into())
             }
             Ok(Caller::Anonymous) => Err(unauthorized("signing in needs a token, sent as Bearer")),
             Err(denied) => {
@@ -238,7 +238,7 @@ impl Auth {
     pub(crate) fn open_session(&self, grant: Arc<Grant>) -> Result<String, ServeError> {
         self.sessions.open(grant, self.data.stamp()).map_err(|error| {
             tracing::error!("the system provides no random numbers: {error}");
-            Refusal::new(RefusalKind::Failed, "no session can be opened; see the server's log").into()
+            Rejection::new(RejectionKind::Failed, "no session can be opened; see the server's log").into()
         })
     }
 
@@ -258,7 +258,7 @@ fn is_valid(grant: &Grant, verified: (Stamp, Instant), stamp: Stamp, valid_for: 
 fn unreadable(error: TokenError) -> Denied {
     tracing::error!("{error}");
     let message = "the tokens cannot be read; see the server's log";
-    Denied::Failed(Refusal::new(RefusalKind::Failed, message).into())
+    Denied::Failed(Rejection::new(RejectionKind::Failed, message).into())
 }
 
 /// The client's address, for logs.
@@ -272,5 +272,5 @@ pub(crate) fn client(head: &HeadRef<'_>) -> Option<IpAddr> {
 }
 
 pub(crate) fn unauthorized(message: &str) -> ServeError {
-    Refusal::new(RefusalKind::Unauthorized, message).into()
+    Rejection::new(RejectionKind::Unauthorized, message).into()
 }

@@ -13,7 +13,7 @@ use narval_client::request_id;
 use narval_files::{Background, Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
 use narval_keep::{
-    CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Refusal, RefusalKind, Scopes, TokenError, UnknownScope,
+    CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Rejection, RejectionKind, Scopes, TokenError, UnknownScope,
 };
 use narval_oidc::{Issuer, OidcError, SignIn, TOKEN_LEN_MAX, Verified, Verifier};
 use serde::Deserialize;
@@ -98,7 +98,7 @@ struct Asker {
 enum Failed {
     /// The platform's token is refused.
     Token(OidcError),
-    Server(Refusal),
+    Server(Rejection),
 }
 
 impl fmt::Debug for Exchange {
@@ -121,7 +121,7 @@ impl OidcExchange {
 
     /// How people sign in.
     fn describe(&self) -> Result<Response, ServeError> {
-        let absent = || Refusal::new(RefusalKind::NotFound, "people do not sign in here: use a token");
+        let absent = || Rejection::new(RejectionKind::NotFound, "people do not sign in here: use a token");
         let how = self.0.sign_in.as_ref().ok_or_else(absent)?;
         let response = Response::json(StatusCode::OK, &how.to_json());
         Ok(response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store")))
@@ -168,7 +168,7 @@ impl Exchange {
     ) -> Result<Response, ServeError> {
         match verified.map_err(Failed::Token).and_then(|verified| self.issue(&verified, asker)) {
             Ok(response) => Ok(response),
-            Err(Failed::Server(refusal)) => Err(refusal.into()),
+            Err(Failed::Server(rejection)) => Err(rejection.into()),
             Err(Failed::Token(error @ OidcError::Unavailable { .. })) => Ok(later(&error.to_string())),
             Err(Failed::Token(error)) => {
                 if asker.auth.has_failed(asker.client, &asker.metrics) {
@@ -176,7 +176,7 @@ impl Exchange {
                 }
                 tracing::info!("OpenID Connect: a token from {} was refused: {error}", asker.text);
                 Err(match error {
-                    OidcError::NoRule(_) => Refusal::new(RefusalKind::Forbidden, error).into(),
+                    OidcError::NoRule(_) => Rejection::new(RejectionKind::Forbidden, error).into(),
                     error => unauthorized(&error.to_string()),
                 })
             }
@@ -192,11 +192,11 @@ impl Exchange {
             _ => scopes,
         };
         if scopes.is_empty() {
-            let refusal = Refusal::new(
-                RefusalKind::Forbidden,
+            let rejection = Rejection::new(
+                RejectionKind::Forbidden,
                 "the rule for this token grants none of the scopes that were asked for",
             );
-            return Err(Failed::Server(refusal));
+            return Err(Failed::Server(rejection));
         }
         let now = clock::now();
         let expires = now.saturating_add(lifetime.as_secs());
@@ -208,7 +208,7 @@ impl Exchange {
         };
         let failed = |error: TokenError| {
             tracing::error!("{error}");
-            Failed::Server(Refusal::new(RefusalKind::Failed, "a token cannot be created; see the server's log"))
+            Failed::Server(Rejection::new(RejectionKind::Failed, "a token cannot be created; see the server's log"))
         };
         let tokens = self.data.tokens();
         let created = match verified.id() {

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use narval_http::Method;
 use narval_http::semantics::path::query_pairs;
-use narval_keep::{Cache, CacheName, Data, Grant, JobKind, Refusal, RefusalKind, Scopes};
+use narval_keep::{Cache, CacheName, Data, Grant, JobKind, Rejection, RejectionKind, Scopes};
 use narval_nix::HashPart;
 use serde_json::{Value, json};
 
@@ -179,7 +179,7 @@ fn escaped(text: &str) -> String {
 }
 
 fn malformed(error: &dyn std::fmt::Display) -> ServeError {
-    Refusal::new(RefusalKind::Malformed, error).into()
+    Rejection::new(RejectionKind::Malformed, error).into()
 }
 
 /// Deletes paths that may refer to each other: what is refused because of a referrer is tried again after that one.
@@ -187,7 +187,7 @@ fn delete(form: &Form, asker: &Asker<'_>) -> Result<Done, ServeError> {
     let (mut left, with_referrers) = (form.paths()?, form.value("referrers").is_some());
     let (mut paths, mut bytes) = (0_u64, 0);
     loop {
-        let mut refused: Vec<(HashPart, Refusal)> = Vec::new();
+        let mut refused: Vec<(HashPart, Rejection)> = Vec::new();
         for path in &left {
             let query = format!("referrers={with_referrers}");
             match asker.ask_cache(&Method::DELETE, &format!("paths/{path}"), Some(&query), &Value::Null) {
@@ -196,9 +196,9 @@ fn delete(form: &Form, asker: &Asker<'_>) -> Result<Done, ServeError> {
                     (paths, bytes) = (paths + number("paths"), bytes + number("bytes"));
                 }
                 // One that referred to another one of these is gone with it.
-                Err(ServeError::Refused(refusal))
-                    if with_referrers && paths > 0 && refusal.kind == RefusalKind::NotFound => {}
-                Err(ServeError::Refused(refusal)) => refused.push((*path, refusal)),
+                Err(ServeError::Rejected(rejection))
+                    if with_referrers && paths > 0 && rejection.kind == RejectionKind::NotFound => {}
+                Err(ServeError::Rejected(rejection)) => refused.push((*path, rejection)),
                 Err(error) => return Err(error),
             }
         }
@@ -206,11 +206,11 @@ fn delete(form: &Form, asker: &Asker<'_>) -> Result<Done, ServeError> {
         if refused.len() == left.len() {
             let deleted = if paths == 0 { String::new() } else { format!("Deleted {}. ", many(paths)) };
             let why = match first.kind {
-                RefusalKind::Conflict => "other paths refer to them, which have to be deleted, too",
+                RejectionKind::Conflict => "other paths refer to them, which have to be deleted, too",
                 _ => &first.message,
             };
             let message = format!("{deleted}Left {}: {why}", many(refused.len() as u64));
-            return Err(Refusal::new(first.kind, message).into());
+            return Err(Rejection::new(first.kind, message).into());
         }
         left = refused.into_iter().map(|(path, _)| path).collect();
     }

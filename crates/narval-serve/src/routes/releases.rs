@@ -1,7 +1,7 @@
 //! `/releases`: the names that the cache has given to paths (`docs/releases.md`). The same addresses are views for browsers.
 
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, KeptRelease, Refusal, RefusalKind, ReleaseCursor, ReleasePage};
+use narval_keep::{Cache, KeptRelease, Rejection, RejectionKind, ReleaseCursor, ReleasePage};
 use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem, SHARE_OF_ALL, Which};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ impl<'a> ReleaseRoute<'a> {
 }
 
 fn malformed(error: &ReleaseError) -> ServeError {
-    Refusal::new(RefusalKind::Malformed, error).into()
+    Rejection::new(RejectionKind::Malformed, error).into()
 }
 
 /// Where a page of a list begins: what a page has said is its `next`.
@@ -48,7 +48,7 @@ pub(crate) fn cursor(query: Option<&str>) -> Result<Option<ReleaseCursor>, Serve
     let after = parameter(query, AFTER).map(|after| after.parse());
     after
         .transpose()
-        .map_err(|_| Refusal::new(RefusalKind::Malformed, "'after' is what the page before has as 'next'").into())
+        .map_err(|_| Rejection::new(RejectionKind::Malformed, "'after' is what the page before has as 'next'").into())
 }
 
 /// The query of the page after a cursor.
@@ -81,12 +81,12 @@ pub(crate) fn find(
     let which: Which = which.parse().map_err(|error| malformed(&error))?;
     let parsed = system.map(str::parse::<ReleaseSystem>).transpose().map_err(|error| malformed(&error))?;
     let share = share.map(|share| share.parse().ok().filter(|share| *share <= SHARE_OF_ALL));
-    let wrong = || Refusal::new(RefusalKind::Malformed, format!("'share' is a number from 0 to {SHARE_OF_ALL}"));
+    let wrong = || Rejection::new(RejectionKind::Malformed, format!("'share' is a number from 0 to {SHARE_OF_ALL}"));
     let share = share.map_or(Some(SHARE_OF_ALL), |share| share).ok_or_else(wrong)?;
     cache.find_release_for(share, &name, &which, parsed.as_ref())?.ok_or_else(|| {
         let of = system.map(|system| format!(" for {system}")).unwrap_or_default();
         let message = format!("the cache '{}' has no release @{name}@{which}{of}", cache.name());
-        Refusal::new(RefusalKind::NotFound, message).into()
+        Rejection::new(RejectionKind::NotFound, message).into()
     })
 }
 
@@ -116,14 +116,14 @@ pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>
             let (system, outputs) = of_system.ok_or_else(|| {
                 let systems: Vec<&str> = release.paths.keys().map(ReleaseSystem::as_str).collect();
                 let message = format!("{selector} is for {}: name one with ?system=", systems.join(", "));
-                Refusal::new(RefusalKind::Malformed, message)
+                Rejection::new(RejectionKind::Malformed, message)
             })?;
             let released = match parameter("output") {
                 Some(output) => outputs.iter().find(|(name, _)| name.as_str() == output).map(|(_, path)| path),
                 None => release.main_path(system),
             };
             let released = released.ok_or_else(|| {
-                Refusal::new(RefusalKind::NotFound, format!("{selector} has no such output for {system}"))
+                Rejection::new(RejectionKind::NotFound, format!("{selector} has no such output for {system}"))
             })?;
             Ok(text(format!("{}\n", release.store_dir.display(&released.path)), "text/plain; charset=utf-8"))
         }
@@ -156,7 +156,7 @@ fn listed(cache: &Cache, name: Option<&ReleaseName>, head: &HeadRef<'_>) -> Resu
     let ReleasePage { releases, next } = cache.releases(name, after.as_ref())?;
     if let Some(name) = name.filter(|_| releases.is_empty() && after.is_none()) {
         let message = format!("the cache '{}' has no release @{name}", cache.name());
-        return Err(Refusal::new(RefusalKind::NotFound, message).into());
+        return Err(Rejection::new(RejectionKind::NotFound, message).into());
     }
     let list = List { releases: releases.iter().map(row).collect(), next: next.map(|next| next.to_string()) };
     let json = serde_json::to_string(&list).map_err(|error| ServeError::Upload(error.to_string()))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narval_cache::upstream::Small;
 use narval_http::{HeadRef, Request, Response};
-use narval_keep::{RefusalKind, SmallKind};
+use narval_keep::{RejectionKind, SmallKind};
 
 use super::origins::{Live, Written};
 use super::{Shared, measured};
@@ -141,7 +141,7 @@ impl Shared {
     fn small_of_upstreams(&self, error: ServeError, small: &Small) -> Result<Response, ServeError> {
         match (&error, &self.origins.upstream) {
             (ServeError::NoPath, Some(upstreams)) => upstream::small::answer(upstreams, small),
-            (ServeError::Refused(refusal), Some(upstreams)) if refusal.kind == RefusalKind::NotFound => {
+            (ServeError::Rejected(rejection), Some(upstreams)) if rejection.kind == RejectionKind::NotFound => {
                 upstream::small::answer(upstreams, small)
             }
             _ => Err(error),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use narval_http::{Request, Response, StatusCode};
 use narval_keep::{
-    Begin, Grant, MachineName, MachineReport, NarFileName, Put, REPORT_LEN_MAX, Refusal, RefusalKind, SmallKind,
+    Begin, Grant, MachineName, MachineReport, NarFileName, Put, REPORT_LEN_MAX, Rejection, RejectionKind, SmallKind,
     UNFINISHED_GRACE,
 };
 use narval_nix::narinfo::NARINFO_LEN_MAX;
@@ -196,7 +196,7 @@ impl Uploads {
         let ours = &self.cache.settings().store_dir;
         if info.store_dir != *ours {
             let message = format!("this cache is for the store directory '{ours}', not for '{}'", info.store_dir);
-            return Err(Refusal::new(RefusalKind::Conflict, message).into());
+            return Err(Rejection::new(RejectionKind::Conflict, message).into());
         }
         Ok(Response::new(StatusCode::OK))
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use narval_files::TemporaryFile;
-use narval_keep::Refusal;
+use narval_keep::Rejection;
 use parking_lot::{Mutex, MutexGuard};
 
 /// The largest part, in bytes. Proxies limit the size of bodies; most of them accept 32 MiB.
@@ -71,7 +71,7 @@ pub(super) enum PartError {
     /// The file cannot be written.
     File(io::Error),
     /// The file cannot be created.
-    Refused(Refusal),
+    Rejected(Rejection),
 }
 
 impl Parts {
@@ -86,7 +86,7 @@ impl Parts {
         key: &Key,
         offset: u64,
         body: &mut dyn Read,
-        create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
+        create: impl FnOnce() -> Result<TemporaryFile, Rejection>,
     ) -> Result<u64, PartError> {
         self.drop_idle(DROP_AFTER);
         let upload = match offset {
@@ -115,12 +115,12 @@ impl Parts {
     fn start(
         &self,
         key: &Key,
-        create: impl FnOnce() -> Result<TemporaryFile, Refusal>,
+        create: impl FnOnce() -> Result<TemporaryFile, Rejection>,
     ) -> Result<Arc<Upload>, PartError> {
         if !has_room(&self.lock(), key) {
             return Err(PartError::TooMany);
         }
-        let file = Some(create().map_err(PartError::Refused)?);
+        let file = Some(create().map_err(PartError::Rejected)?);
         let writing = Mutex::new(Writing { file, part: 0, last_used: Instant::now() });
         let upload = Arc::new(Upload { length: AtomicU64::new(0), writing });
         let mut uploads = self.lock();
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    fn create(folder: &tempfile::TempDir) -> Result<TemporaryFile, Refusal> {
+    fn create(folder: &tempfile::TempDir) -> Result<TemporaryFile, Rejection> {
         Ok(TemporaryFile::create(folder.path(), "part", 0o600).unwrap())
     }
 
@@ -297,7 +297,7 @@ mod tests {
         let trickling = {
             let (parts, key) = (Arc::clone(&parts), key.clone());
             std::thread::spawn(move || {
-                let none = || -> Result<TemporaryFile, Refusal> { panic!("it exists") };
+                let none = || -> Result<TemporaryFile, Rejection> { panic!("it exists") };
                 parts.append(&key, 5, &mut Trickling(receive), none)
             })
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use narval_http::{BodySource, Fill, Request, Response, SegmentBuf, StatusCode};
 use narval_keep::{
-    Begin, Committed, Grant, NarTarget, Outcome, Refusal, RefusalKind, Scope, Stored, read_commit, read_nars,
+    Begin, Committed, Grant, NarTarget, Outcome, Rejection, RejectionKind, Scope, Stored, read_commit, read_nars,
 };
 use narval_nix::{HashPart, Sha256};
 
@@ -70,7 +70,7 @@ struct Lacking {
 
 impl Lacking {
     /// Looks up the next ones.
-    fn look_up(&mut self) -> Result<(), Refusal> {
+    fn look_up(&mut self) -> Result<(), Rejection> {
         let end = (self.known + LOOKED_UP_AT_ONCE).min(self.asked.len());
         let asked = self.asked.get(self.known..end).unwrap_or_default();
         self.missing = self.uploads.cache.missing(asked, Some(LEASE_SECONDS))?;
@@ -260,22 +260,23 @@ impl Uploads {
         match error {
             PartError::Offset(_) => malformed("the part does not continue what was received"),
             PartError::TooMany => {
-                Refusal::new(RefusalKind::Conflict, "too many uploads in parts at the same time: finish some first")
+                Rejection::new(RejectionKind::Conflict, "too many uploads in parts at the same time: finish some first")
                     .into()
             }
             PartError::TooLarge => too_large(),
             PartError::Replaced => malformed("another request is writing to this upload"),
             PartError::Body(error) => ended_early(&error),
-            PartError::Refused(refusal) => refusal.into(),
+            PartError::Rejected(rejection) => rejection.into(),
             PartError::File(error) => {
                 tracing::error!("cannot write to '{}': {error}", self.data.path().join("incoming").display());
                 match error.kind() {
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Refusal::new(
-                        RefusalKind::NoSpace,
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Rejection::new(
+                        RejectionKind::NoSpace,
                         "the cache's disk is full: free space there, then push again",
                     )
                     .into(),
-                    _ => Refusal::new(RefusalKind::Failed, "the upload cannot be written; see the server's log").into(),
+                    _ => Rejection::new(RejectionKind::Failed, "the upload cannot be written; see the server's log")
+                        .into(),
                 }
             }
         }
@@ -292,7 +293,7 @@ fn malformed(message: &str) -> ServeError {
 }
 
 fn too_large() -> ServeError {
-    Refusal::new(RefusalKind::TooLarge, format!("a part has at most {PART_BYTES_MAX} bytes")).into()
+    Rejection::new(RejectionKind::TooLarge, format!("a part has at most {PART_BYTES_MAX} bytes")).into()
 }
 
 fn offset_conflict(expected: u64) -> Response {

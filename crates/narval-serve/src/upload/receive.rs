@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use narval_files::{Background, served_client, work_for};
 use narval_http::{HeadRef, Request, Response, StatusCode, header};
-use narval_keep::{Cache, Data, Refusal, RefusalKind, Stored};
+use narval_keep::{Cache, Data, Rejection, RejectionKind, Stored};
 use narval_nix::Compression;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 
@@ -147,8 +147,8 @@ pub(super) fn repeats_uploads(head: &HeadRef<'_>) -> bool {
 /// Replaces a temporary error with a permanent one for clients that cannot repeat uploads.
 pub(super) fn for_client(error: ServeError, repeats: bool) -> ServeError {
     match error {
-        ServeError::Refused(refusal) if refusal.kind == RefusalKind::NoSpace && !repeats => {
-            Refusal { kind: RefusalKind::TooLarge, ..refusal }.into()
+        ServeError::Rejected(rejection) if rejection.kind == RejectionKind::NoSpace && !repeats => {
+            Rejection { kind: RejectionKind::TooLarge, ..rejection }.into()
         }
         error => error,
     }
@@ -168,7 +168,7 @@ pub(crate) fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, Serve
 }
 
 fn too_large(bytes_max: u64) -> ServeError {
-    Refusal::new(RefusalKind::TooLarge, format!("the upload is larger than {bytes_max} bytes")).into()
+    Rejection::new(RejectionKind::TooLarge, format!("the upload is larger than {bytes_max} bytes")).into()
 }
 
 /// The length of a body, if the client has announced it.
@@ -239,7 +239,7 @@ mod tests {
         let status = |agent: &str| {
             let head = format!("PUT /x HTTP/1.1\r\nHost: h\r\nUser-Agent: {agent}\r\n\r\n");
             let request = Request::parse(head, "").unwrap();
-            let error = Refusal::new(RefusalKind::NoSpace, "the disk is full").into();
+            let error = Rejection::new(RejectionKind::NoSpace, "the disk is full").into();
             for_client(error, repeats_uploads(&request.head()))
                 .into_response(&Metrics::new(&narval_keep::CacheName::default()))
                 .status()

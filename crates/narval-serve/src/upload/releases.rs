@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use narval_http::{HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, Grant, NewRelease, Promotion, Refusal, RefusalKind};
+use narval_keep::{Cache, Grant, NewRelease, Promotion, Rejection, RejectionKind};
 use narval_nix::Release;
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use serde::Deserialize;
@@ -39,7 +39,7 @@ struct From {
 }
 
 fn malformed(error: impl std::fmt::Display) -> ServeError {
-    Refusal::new(RefusalKind::Malformed, error).into()
+    Rejection::new(RejectionKind::Malformed, error).into()
 }
 
 /// Reads the body, and records.

@@ -116,7 +116,7 @@ fn delta(
 
 /// Decodes a NAR, and verifies it.
 fn read(cache: &Cache, name: &str, nar: &NarHead) -> Result<Vec<u8>, String> {
-    let file = cache.nar_file(name).map_err(|refusal| refusal.to_string())?.ok_or("it is gone")?;
+    let file = cache.nar_file(name).map_err(|rejection| rejection.to_string())?.ok_or("it is gone")?;
     let source = BufReader::with_capacity(INPUT_LEN, file.file);
     let decoder = Decoder::new(&file.compression, source, 1).map_err(|error| error.to_string())?;
     let mut bytes = Vec::with_capacity(usize::try_from(nar.nar_size).unwrap_or(0));

@@ -58,7 +58,7 @@ impl WrittenNarinfos {
                 Answer::Present(Arc::new(Present { until, ..present(Face::Narval, text.to_vec()) }))
             }
             // Without the index, nobody collects either.
-            Err(error) if error.is_away() => match self.memo.get(stamp, &hash_part) {
+            Err(error) if error.is_unavailable() => match self.memo.get(stamp, &hash_part) {
                 Some(remembered) => {
                     self.cache.note_used(&hash_part);
                     return Ok(remembered);

@@ -7,7 +7,7 @@ use narval_client::{Client, Url};
 use narval_http::Method;
 use narval_install::Error;
 use narval_install::names::{self, Candidate};
-use narval_keep::{Cache, CacheName, Data, RefusalKind};
+use narval_keep::{Cache, CacheName, Data, RejectionKind};
 use narval_nix::{HashPart, StoreDir, StorePath};
 use narval_push::Administered;
 use narval_serve::{ApiRequest, ask_api};
@@ -159,9 +159,9 @@ impl Place {
                 let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
                 let body = body.map(ToString::to_string).unwrap_or_default();
                 let request = ApiRequest { method, path, query, body: body.as_bytes(), key: None };
-                let answer = ask_api(data, &administrator(), &request).map_err(|refusal| match refusal.kind {
-                    RefusalKind::Malformed | RefusalKind::NotFound => Failure::usage(refusal),
-                    _ => Failure::runtime(refusal),
+                let answer = ask_api(data, &administrator(), &request).map_err(|rejection| match rejection.kind {
+                    RejectionKind::Malformed | RejectionKind::NotFound => Failure::usage(rejection),
+                    _ => Failure::runtime(rejection),
                 })?;
                 if *method != Method::GET {
                     data.wait_until_noticed();

@@ -169,7 +169,7 @@ mod tests {
     fn after_a_failure_each_is_told() {
         let together = Together::default();
         let busy = || IndexError::Busy { index: String::new() };
-        assert!(together.add(addition(1, "a"), |_| Err(busy())).unwrap_err().is_away());
+        assert!(together.add(addition(1, "a"), |_| Err(busy())).unwrap_err().is_unavailable());
         assert!(
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| together.add(addition(1, "b"), |_| panic!())))
                 .is_err()

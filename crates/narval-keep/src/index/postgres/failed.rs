@@ -162,7 +162,7 @@ impl Failed {
             return IndexError::Busy { index };
         }
         if self.is_temporary() {
-            return IndexError::Away { index, reason };
+            return IndexError::Unavailable { index, reason };
         }
         IndexError::Database { index, reason, full: self.state() == Some(&SqlState::DISK_FULL) }
     }

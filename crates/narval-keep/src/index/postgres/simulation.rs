@@ -144,7 +144,7 @@ pub(crate) struct SimulatedPostgres {
 }
 
 fn dead() -> IndexError {
-    IndexError::Away { index: "simulated".to_owned(), reason: "the node is dead".to_owned() }
+    IndexError::Unavailable { index: "simulated".to_owned(), reason: "the node is dead".to_owned() }
 }
 
 impl SimulatedPostgres {

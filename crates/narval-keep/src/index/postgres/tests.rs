@@ -233,8 +233,8 @@ fn the_index_recovers_when_the_database_is_restarted() {
     let begun = Instant::now();
     // If each of them waited for a quarter of a second, it would take four minutes.
     for _ in 0..500 {
-        assert!(index.narinfos(cache, &[path("a", "file").hash_part]).unwrap_err().is_away());
-        assert!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap_err().is_away());
+        assert!(index.narinfos(cache, &[path("a", "file").hash_part]).unwrap_err().is_unavailable());
+        assert!(index.commit(cache, vec![path("b", "file")], &[], 1).unwrap_err().is_unavailable());
     }
     assert!(begun.elapsed() < PATIENCE, "nobody waits for it: {:?}", begun.elapsed());
     assert!(index.file(cache, "file").unwrap().is_some(), "what is known is known on");
@@ -263,7 +263,7 @@ fn nobody_waits_for_a_database_that_does_not_answer() {
     let begun = Instant::now();
     soon(|| index.database.pool.is_known_to_be_away());
     let asked = Instant::now();
-    assert!(index.caches().unwrap_err().is_away());
+    assert!(index.caches().unwrap_err().is_unavailable());
     assert!(asked.elapsed() < address::CONNECT_TIMEOUT, "{:?}", asked.elapsed());
     server.freeze(false);
     soon(|| index.caches().is_ok());

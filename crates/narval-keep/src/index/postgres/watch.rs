@@ -150,7 +150,7 @@ pub(super) fn run(
             Err(error) => {
                 // The database that comes back may be another, with transactions lost: nothing that was seen counts.
                 seen = None;
-                pool.is_away(&error);
+                pool.set_unavailable(&error);
             }
         }
         if pruned.elapsed() >= PRUNE_EVERY

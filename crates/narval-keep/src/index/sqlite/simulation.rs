@@ -27,7 +27,7 @@ create trigger gone after delete on nars begin update meta set value = value + 1
 pub(crate) struct Simulated;
 
 fn dead() -> IndexError {
-    IndexError::Away { index: "simulated".to_owned(), reason: "the node is dead".to_owned() }
+    IndexError::Unavailable { index: "simulated".to_owned(), reason: "the node is dead".to_owned() }
 }
 
 fn failed(error: rusqlite::Error) -> IndexError {

@@ -17,7 +17,7 @@ use crate::storage::{
     Asker, Below, CacheStorage, Incoming, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
     VALID_FOR, WrittenNarinfo, several,
 };
-use crate::{CacheName, Refusal};
+use crate::{CacheName, Rejection};
 use narval_client::clock;
 use narval_s3::{Object, ObjectWriter};
 
@@ -65,10 +65,10 @@ impl CacheInBucket {
         self.shared.objects.list(prefix, is_flat, &mut visit).map_err(io::Error::other).map(drop)
     }
 
-    fn store_bytes(&self, name: &str, nar: &NarRecord, file: &[u8]) -> Result<(), Refusal> {
+    fn store_bytes(&self, name: &str, nar: &NarRecord, file: &[u8]) -> Result<(), Rejection> {
         let payload = Payload::Bytes(file);
         let put = self.shared.objects.put(&self.nar_key(name), "application/x-nix-nar", payload, nar.file_hash);
-        put.map_err(|error| Refusal::of_file("store", name, &error))
+        put.map_err(|error| Rejection::of_file("store", name, &error))
     }
 }
 
@@ -179,7 +179,7 @@ impl CacheStorage for CacheInBucket {
         }
     }
 
-    fn store_all(&self, nars: &[(&str, &NarRecord, &[u8])]) -> Result<(), Refusal> {
+    fn store_all(&self, nars: &[(&str, &NarRecord, &[u8])]) -> Result<(), Rejection> {
         several(THREADS_MAX, nars, |(name, nar, file)| self.store_bytes(name, nar, file)).map(drop)
     }
 

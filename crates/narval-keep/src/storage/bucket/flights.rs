@@ -151,13 +151,13 @@ impl Flights {
                 self.begin(asked, name, &mut fetches)?
             }
         };
-        let busy = || away("too many requests are already waiting for the bucket".to_owned());
+        let busy = || unavailable("too many requests are already waiting for the bucket".to_owned());
         let start = fill.start(PATIENCE, || self.waiting.take().ok_or_else(busy))?;
         match start {
             Some(Start::Comes(_)) => Ok(Some(NarBytes::Growing(fill))),
             Some(Start::Absent) => Ok(None),
-            Some(Start::Unavailable(reason)) => Err(away(reason)),
-            None => Err(away("the bucket takes too long".to_owned())),
+            Some(Start::Unavailable(reason)) => Err(unavailable(reason)),
+            None => Err(unavailable("the bucket takes too long".to_owned())),
         }
     }
 
@@ -177,7 +177,7 @@ impl Flights {
         match self.nar(asked)? {
             None => Ok(None),
             Some(NarBytes::File(file)) => Ok(Some(file)),
-            Some(NarBytes::Elsewhere(_)) => Err(away("it is elsewhere".to_owned())),
+            Some(NarBytes::Elsewhere(_)) => Err(unavailable("it is elsewhere".to_owned())),
             Some(NarBytes::Growing(fill)) => {
                 fill.wait_for_end(WHOLE_PATIENCE);
                 match fill.progress().end {
@@ -187,7 +187,7 @@ impl Flights {
                         Ok(Some(opened))
                     }
                     Some(FillEnd::Failed(reason)) => Err(io::Error::other(reason.to_string())),
-                    None => Err(away("the bucket takes too long".to_owned())),
+                    None => Err(unavailable("the bucket takes too long".to_owned())),
                 }
             }
         }
@@ -217,7 +217,7 @@ impl Flights {
         }
         let fetch = self.plan(asked, name);
         let permits = if fetch.peer.is_some() { &self.peer_fetches } else { &self.fetches };
-        let permit = permits.take().ok_or_else(|| away("too many NARs are being fetched".to_owned()))?;
+        let permit = permits.take().ok_or_else(|| unavailable("too many NARs are being fetched".to_owned()))?;
         // The request id is that of the first request: others may wait for the same NAR.
         let (this, id, name) = (Arc::clone(self), request_id::current(), fetch.name.clone());
         let run = move |fetcher: Fetcher, file: TemporaryFile| {
@@ -381,6 +381,6 @@ fn kept_name(cache: &CacheName, name: &str) -> String {
 }
 
 /// A temporary error.
-pub(super) fn away(message: String) -> io::Error {
+pub(super) fn unavailable(message: String) -> io::Error {
     io::Error::other(HttpError::Bucket { status: 503, message, retry_after: None, is_retryable: true })
 }

@@ -102,10 +102,10 @@ fn push_patiently(path: &TestPath, cache: &Cache) {
     loop {
         match path.push(cache) {
             Ok(_) => return,
-            Err(refusal) if refusal.kind == RefusalKind::Away && Instant::now() < until => {
+            Err(rejection) if rejection.kind == RejectionKind::Unavailable && Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(200));
             }
-            Err(refusal) => panic!("{refusal}"),
+            Err(rejection) => panic!("{rejection}"),
         }
     }
 }
@@ -161,9 +161,9 @@ fn pushes_until_the_disk_is_full() {
     for number in 0..60 {
         match push(number) {
             Ok(_) => pushed.push(number),
-            Err(refusal) => {
-                assert_eq!(refusal.kind, RefusalKind::NoSpace, "{refusal}");
-                assert!(refusal.message.contains("disk is full"), "{refusal}");
+            Err(rejection) => {
+                assert_eq!(rejection.kind, RejectionKind::NoSpace, "{rejection}");
+                assert!(rejection.message.contains("disk is full"), "{rejection}");
                 refused += 1;
             }
         }
@@ -175,8 +175,8 @@ fn pushes_until_the_disk_is_full() {
         let sent = small.send(&cache, Compression::None);
         match sent.and_then(|_| cache.commit_narinfos(&[small.narinfo(Compression::None)], &pusher())) {
             Ok(_) => pushed.push(number),
-            Err(refusal) => {
-                assert_eq!(refusal.kind, RefusalKind::NoSpace, "{refusal}");
+            Err(rejection) => {
+                assert_eq!(rejection.kind, RejectionKind::NoSpace, "{rejection}");
                 break;
             }
         }

@@ -69,8 +69,8 @@ fn an_answer_404_that_does_not_name_the_object_removes_nothing() {
         let (_local, data, cache) = behind(&proxy, &fixture);
         proxy.set(move |_, _| Fault::NotFound(body));
         for path in &paths {
-            let refusal = cache.nar_file(&path.file_name(Compression::Zstd)).unwrap_err();
-            assert_eq!(refusal.kind, RefusalKind::Away, "{body}: {refusal}");
+            let rejection = cache.nar_file(&path.file_name(Compression::Zstd)).unwrap_err();
+            assert_eq!(rejection.kind, RejectionKind::Unavailable, "{body}: {rejection}");
         }
         // After three failures, nobody is asked for a while.
         proxy.take_requests();
@@ -112,8 +112,8 @@ fn an_empty_bucket_removes_nothing() {
     fs::rename(&place, &aside).unwrap();
     fs::create_dir(&place).unwrap();
     for path in &paths {
-        let refusal = fixture.cache.nar_file(&path.file_name(Compression::Zstd)).unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::Away, "{refusal}");
+        let rejection = fixture.cache.nar_file(&path.file_name(Compression::Zstd)).unwrap_err();
+        assert_eq!(rejection.kind, RejectionKind::Unavailable, "{rejection}");
     }
     fs::remove_dir_all(&place).unwrap();
     fs::rename(&aside, &place).unwrap();
@@ -138,8 +138,9 @@ fn paths_whose_nars_come_back_are_restored() {
     let read = |path: &TestPath| fixture.cache.nar_file(&path.file_name(Compression::Zstd));
     let outcomes: Vec<_> = paths.iter().rev().map(|path| read(path).map(|file| file.is_some())).collect();
     let removed = outcomes.iter().filter(|outcome| matches!(outcome, Ok(false))).count();
-    let refused =
-        outcomes.iter().filter(|outcome| matches!(outcome, Err(refusal) if refusal.kind == RefusalKind::Away));
+    let refused = outcomes
+        .iter()
+        .filter(|outcome| matches!(outcome, Err(rejection) if rejection.kind == RejectionKind::Unavailable));
     assert_eq!((removed, refused.count()), (5, 3), "{outcomes:?}");
     assert_eq!(fixture.cache.list().unwrap().len(), 3);
     fixture.data.restore_lost();

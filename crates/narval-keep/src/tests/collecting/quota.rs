@@ -19,15 +19,15 @@ fn the_size_limit_and_the_quota() {
     assert!(collected.forgotten.len() == 1 && collected.forgotten[0].for_size);
     assert!(!is_there(cache, &paths[0]) && is_there(cache, &paths[1]));
     cache.set_settings(&CacheSettings { quota: Some(bytes), ..CacheSettings::default() }).unwrap();
-    let refusal = TestPath::with_contents("large", &[], &[7; 5000]).send(cache, Compression::None).unwrap_err();
-    assert!(refusal.kind == RefusalKind::NoSpace && refusal.message.contains("quota"));
+    let rejection = TestPath::with_contents("large", &[], &[7; 5000]).send(cache, Compression::None).unwrap_err();
+    assert!(rejection.kind == RejectionKind::NoSpace && rejection.message.contains("quota"));
     // Nor when its size is not known beforehand.
     let large = TestPath::with_contents("large", &[], &[8; 5000]);
     cache.set_settings(&CacheSettings { quota: Some(bytes + 1000), ..CacheSettings::default() }).unwrap();
     let Begin::Receive(upload) = cache.begin_nar(&large.file_name(Compression::None), None, &pusher()).unwrap() else {
         panic!()
     };
-    assert_eq!(upload.receive(&mut &large.nar[..]).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(upload.receive(&mut &large.nar[..]).unwrap_err().kind, RejectionKind::NoSpace);
     assert!(fixture.files("incoming").is_empty());
 }
 
@@ -40,12 +40,12 @@ fn a_full_quota_removes_the_nars_of_abandoned_pushes() {
     let cache = &fixture.cache;
     first.send(cache, Compression::None).unwrap();
     // Its narinfo may be on its way.
-    assert_eq!(second.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(second.send(cache, Compression::None).unwrap_err().kind, RejectionKind::NoSpace);
     age(&fixture, UNFINISHED_GRACE);
     // A client that is told that it is here counts as one that has sent it.
     assert!(first.send(cache, Compression::None).unwrap().is_none());
     fixture.cache.shared().shortage.forget_sweep();
-    assert_eq!(second.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(second.send(cache, Compression::None).unwrap_err().kind, RejectionKind::NoSpace);
     age(&fixture, UNFINISHED_GRACE + 60);
     fixture.cache.shared().shortage.forget_sweep();
     assert!(second.send(cache, Compression::None).unwrap().is_some());
@@ -54,7 +54,7 @@ fn a_full_quota_removes_the_nars_of_abandoned_pushes() {
     cache.commit_narinfos(&[second.narinfo(Compression::None)], &pusher()).unwrap();
     age(&fixture, UNFINISHED_GRACE);
     fixture.cache.shared().shortage.forget_sweep();
-    assert_eq!(first.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(first.send(cache, Compression::None).unwrap_err().kind, RejectionKind::NoSpace);
     assert!(is_there(cache, &second));
 }
 
@@ -77,11 +77,11 @@ fn logs_and_listings_count_towards_the_quota() {
         cache.put_small(SmallKind::Log, name.base_name(), &mut &vec![b'x'; len][..], &pusher())
     };
     log("one", 5_000).unwrap();
-    assert_eq!(log("two", 5_000).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(log("two", 5_000).unwrap_err().kind, RejectionKind::NoSpace);
     assert_eq!(cache.usage().unwrap().small_bytes, 5_000);
     // NARs have no more room either.
     let large = TestPath::with_contents("b", &[], &[2; 3_000]);
-    assert_eq!(large.send(cache, Compression::None).unwrap_err().kind, RefusalKind::NoSpace);
+    assert_eq!(large.send(cache, Compression::None).unwrap_err().kind, RejectionKind::NoSpace);
     // It is counted again from the files.
     let fixture = fixture.reopen();
     assert_eq!(fixture.cache.usage().unwrap().small_bytes, 5_000);
@@ -102,7 +102,7 @@ fn all_servers_share_one_quota() {
     for (at, path) in paths.iter().enumerate() {
         match path.send(&caches[at % 2], Compression::None) {
             Ok(_) => stored += 1,
-            Err(refusal) => assert_eq!(refusal.kind, RefusalKind::NoSpace, "{refusal}"),
+            Err(rejection) => assert_eq!(rejection.kind, RejectionKind::NoSpace, "{rejection}"),
         }
     }
     assert_eq!((stored, caches[0].usage().unwrap()), (3, caches[1].usage().unwrap()));

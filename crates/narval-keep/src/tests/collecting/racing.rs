@@ -77,15 +77,17 @@ fn push_and_pin(cache: &Cache, round: usize, pusher_number: usize) -> Option<Tes
         match path.push(cache) {
             Ok(_) => {}
             // What is collected in between is refused, with the advice to push it again.
-            Err(refusal) if matches!(refusal.kind, RefusalKind::Conflict | RefusalKind::Away) => return None,
-            Err(refusal) => panic!("{refusal}"),
+            Err(rejection) if matches!(rejection.kind, RejectionKind::Conflict | RejectionKind::Unavailable) => {
+                return None;
+            }
+            Err(rejection) => panic!("{rejection}"),
         }
     }
     let name = format!("pin-{pusher_number}-{round}");
     match cache.pin(&name, &program.part(), PinFor::default(), &with_scopes("pin")) {
         Ok(_) => Some(program),
-        Err(refusal) if matches!(refusal.kind, RefusalKind::NotFound | RefusalKind::Away) => None,
-        Err(refusal) => panic!("{refusal}"),
+        Err(rejection) if matches!(rejection.kind, RejectionKind::NotFound | RejectionKind::Unavailable) => None,
+        Err(rejection) => panic!("{rejection}"),
     }
 }
 

@@ -100,7 +100,7 @@ fn revisions_grow_and_the_newest_releases_keep_their_closures() {
     collect(cache);
     assert!(!is_there(cache, &paths[0]) && is_there(cache, &paths[2]));
     let gone = cache.pin_release(&name("api"), &Which::Revision(1), true, &with_scopes("pin")).unwrap_err();
-    assert!(gone.kind == RefusalKind::Conflict && gone.message.contains("any more"), "{gone}");
+    assert!(gone.kind == RejectionKind::Conflict && gone.message.contains("any more"), "{gone}");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn what_is_promoted_is_a_release_of_the_other_name() {
     // Back, by a newer revision.
     assert_eq!(promote("3", "api").unwrap().revision, 5);
     assert!(promote("2", "prod").unwrap_err().message.contains("push it first"), "its path is gone");
-    assert_eq!(promote("7", "prod").unwrap_err().kind, RefusalKind::NotFound);
+    assert_eq!(promote("7", "prod").unwrap_err().kind, RejectionKind::NotFound);
 }
 
 /// A release for some machines is the newest one for them alone, and the one for all keeps its paths meanwhile.
@@ -174,7 +174,7 @@ fn a_release_for_some_machines() {
     assert_eq!(listed, ["@api@4", "@prod@5", "@prod@4", "@prod@2"]);
     let forget = |revision| cache.forget_release(&name("prod"), Some(revision), &with_scopes("delete"));
     for revision in [2, 4, 5] {
-        assert_eq!(forget(revision).unwrap_err().kind, RefusalKind::Conflict, "some machines run {revision}");
+        assert_eq!(forget(revision).unwrap_err().kind, RejectionKind::Conflict, "some machines run {revision}");
     }
     forget(3).unwrap();
     // By its revision it is found whomever it is for.
@@ -182,7 +182,7 @@ fn a_release_for_some_machines() {
     assert_eq!(promote(4, 100).unwrap().revision, 6);
     assert_eq!((newest(0), newest(99)), (Some(6), Some(6)));
     for bad in [0, 101, 255] {
-        assert_eq!(promote(4, bad).unwrap_err().kind, RefusalKind::Malformed);
+        assert_eq!(promote(4, bad).unwrap_err().kind, RejectionKind::Malformed);
     }
 }
 
@@ -207,7 +207,7 @@ fn a_request_that_is_sent_again_records_nothing_more() {
         assert_eq!(promoted.unwrap().revision, 1);
     }
     for bad in ["", "a b", &"a".repeat(65)] {
-        assert_eq!(with("api", bad).unwrap_err().kind, RefusalKind::Malformed);
+        assert_eq!(with("api", bad).unwrap_err().kind, RejectionKind::Malformed);
     }
     cache.forget_release(&name("api"), None, &with_scopes("delete")).unwrap();
     assert_eq!(with("api", "a-1").unwrap().revision, 3, "what was forgotten is recorded again");
@@ -221,9 +221,9 @@ fn revisions_are_not_used_again() {
     path.push(cache).unwrap();
     (0..3).for_each(|_| drop(released(cache, "api", &path)));
     let forget = |revision| cache.forget_release(&name("api"), revision, &with_scopes("delete"));
-    assert_eq!(forget(Some(3)).unwrap_err().kind, RefusalKind::Conflict);
+    assert_eq!(forget(Some(3)).unwrap_err().kind, RejectionKind::Conflict);
     forget(Some(2)).unwrap();
-    assert_eq!(forget(Some(2)).unwrap_err().kind, RefusalKind::NotFound);
+    assert_eq!(forget(Some(2)).unwrap_err().kind, RejectionKind::NotFound);
     forget(None).unwrap();
     assert!(cache.releases(None, None).unwrap().releases.is_empty() && forget(None).is_err());
     assert!(cache.pins().unwrap().is_empty(), "nothing is kept for it");
@@ -240,25 +240,25 @@ fn who_may_record_what() {
     assert!(refused("api", "release:*").message.contains("push it first"), "only what is visible is released");
     path.push(cache).unwrap();
     for scopes in ["pull,push,sign,pin,delete,replace", "release:web,release:ap?-*"] {
-        let refusal = refused("api", scopes);
-        assert_eq!(refusal.kind, RefusalKind::Forbidden);
-        assert!(refusal.message.contains("--add-scope release:api"), "{refusal}");
+        let rejection = refused("api", scopes);
+        assert_eq!(rejection.kind, RejectionKind::Forbidden);
+        assert!(rejection.message.contains("--add-scope release:api"), "{rejection}");
     }
     let release = cache.release(&new("api", "x86_64-linux", &path), &with_scopes("release:api")).unwrap();
     // Another name is moved by whoever may release that one.
     let promoted =
         cache.promote(&name("api"), &Which::Latest, &name("prod"), &Promotion::default(), &with_scopes("release:api"));
-    assert_eq!(promoted.unwrap_err().kind, RefusalKind::Forbidden);
+    assert_eq!(promoted.unwrap_err().kind, RejectionKind::Forbidden);
     let which = Which::Revision(release.revision);
     for refused in [
         cache.pin_release(&name("api"), &which, true, &with_scopes("push,release:*")).map(drop),
         cache.forget_release(&name("api"), None, &with_scopes("push,pin,release:*")),
     ] {
-        assert_eq!(refused.unwrap_err().kind, RefusalKind::Forbidden);
+        assert_eq!(refused.unwrap_err().kind, RejectionKind::Forbidden);
     }
     cache.set_sign_keys(Vec::new());
-    let refusal = refused("api", "release:*");
-    assert!(refusal.message.contains("has no key") && refusal.message.contains("sign-keys"), "{refusal}");
+    let rejection = refused("api", "release:*");
+    assert!(rejection.message.contains("has no key") && rejection.message.contains("sign-keys"), "{rejection}");
     assert!(cache.pin("@api", &path.part(), PinFor::default(), &with_scopes("pin")).is_err());
 }
 

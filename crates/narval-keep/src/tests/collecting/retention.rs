@@ -22,8 +22,8 @@ fn a_collection_that_is_interrupted_is_continued_by_the_next_one() {
     let work = Work::new();
     work.stop();
     let options = CollectOptions { now: Some(now() + 1000 * DAY), grace: 0, dry_run: false, work: &work };
-    let refusal = fixture.cache.collect(&options, &Grant::administrator("test")).unwrap_err();
-    assert!(refusal.to_string().contains("interrupted") && is_there(&fixture.cache, &path), "{refusal}");
+    let rejection = fixture.cache.collect(&options, &Grant::administrator("test")).unwrap_err();
+    assert!(rejection.to_string().contains("interrupted") && is_there(&fixture.cache, &path), "{rejection}");
     assert_eq!(collect_after(&fixture.cache, 1000).forgotten.len(), 1);
     assert!(!is_there(&fixture.cache, &path));
 }
@@ -177,9 +177,9 @@ fn pins_expire() {
     collect_after(cache, 201);
     assert!(is_there(cache, &revisions[3]) && !is_there(cache, &days));
     let absent = cache.pin("x", &store_path("absent").hash_part(), PinFor::default(), &with_scopes("pin"));
-    assert_eq!(absent.unwrap_err().kind, RefusalKind::NotFound);
+    assert_eq!(absent.unwrap_err().kind, RejectionKind::NotFound);
     let forbidden = cache.pin("x", &revisions[3].part(), PinFor::default(), &pusher());
-    assert_eq!(forbidden.unwrap_err().kind, RefusalKind::Forbidden);
+    assert_eq!(forbidden.unwrap_err().kind, RejectionKind::Forbidden);
 }
 
 /// A client that was told that a path exists may push what refers to it a while later.
@@ -232,14 +232,14 @@ fn attic_265_a_leaked_path_is_deleted_at_once() {
     program.push(cache).unwrap();
     pin(cache, "release", &secret, PinFor::default());
     let grant = with_scopes("delete");
-    assert_eq!(cache.delete(&secret.part(), false, &pusher()).unwrap_err().kind, RefusalKind::Forbidden);
-    let refusal = cache.delete(&secret.part(), false, &grant).unwrap_err();
-    assert!(refusal.kind == RefusalKind::Conflict && refusal.message.contains(program.info.path.base_name()));
+    assert_eq!(cache.delete(&secret.part(), false, &pusher()).unwrap_err().kind, RejectionKind::Forbidden);
+    let rejection = cache.delete(&secret.part(), false, &grant).unwrap_err();
+    assert!(rejection.kind == RejectionKind::Conflict && rejection.message.contains(program.info.path.base_name()));
     let deleted = cache.delete(&secret.part(), true, &grant).unwrap();
     assert_eq!((deleted.paths.len(), deleted.files), (2, 3));
     assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
     assert_eq!(fixture.files("caches/default"), ["nix-cache-info"]);
-    assert_eq!(cache.delete(&secret.part(), true, &grant).unwrap_err().kind, RefusalKind::NotFound);
+    assert_eq!(cache.delete(&secret.part(), true, &grant).unwrap_err().kind, RejectionKind::NotFound);
     // And pushed again, it is there again.
     secret.push(cache).unwrap();
     assert!(is_there(cache, &secret));
@@ -315,8 +315,8 @@ fn concurrent_pushes_and_collections() {
                         let library = TestPath::new(&format!("library-{round}"), &[]);
                         let program = TestPath::new(&format!("program-{pusher}-{round}"), &[&library]);
                         // What is collected in between is refused, with the advice to push it again.
-                        if let Err(refusal) = library.push(cache).and_then(|_| program.push(cache)) {
-                            assert_eq!(refusal.kind, RefusalKind::Conflict, "{refusal}");
+                        if let Err(rejection) = library.push(cache).and_then(|_| program.push(cache)) {
+                            assert_eq!(rejection.kind, RejectionKind::Conflict, "{rejection}");
                         }
                     }
                 })

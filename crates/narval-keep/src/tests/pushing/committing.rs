@@ -46,9 +46,9 @@ fn a_closure_becomes_visible() {
 fn ncps_50_no_narinfo_without_its_nar() {
     let fixture = Fixture::new();
     let path = TestPath::new("a", &[]);
-    let refusal = fixture.cache.commit_narinfos(&[path.narinfo(Compression::Xz)], &pusher()).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::Conflict);
-    assert!(refusal.message.contains("--refresh"), "{refusal}");
+    let rejection = fixture.cache.commit_narinfos(&[path.narinfo(Compression::Xz)], &pusher()).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::Conflict);
+    assert!(rejection.message.contains("--refresh"), "{rejection}");
     assert_eq!(fixture.cache.narinfo(&path.part()).unwrap(), None);
     assert!(!folder_of(&fixture.cache).join(format!("{}.narinfo", path.part())).exists());
 }
@@ -93,9 +93,11 @@ fn nix_2035_an_incomplete_closure_is_refused_with_advice() {
     let fixture = Fixture::new();
     let library = TestPath::new("library", &[]);
     let program = TestPath::new("program", &[&library]);
-    let refusal = program.push(&fixture.cache).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::Conflict);
-    assert!(refusal.message.contains(library.info.path.base_name()) && refusal.message.contains("nix copy --refresh"));
+    let rejection = program.push(&fixture.cache).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::Conflict);
+    assert!(
+        rejection.message.contains(library.info.path.base_name()) && rejection.message.contains("nix copy --refresh")
+    );
     assert_eq!(fixture.cache.narinfo(&program.part()).unwrap(), None);
 }
 
@@ -147,10 +149,10 @@ fn references_may_be_in_the_same_commit_or_in_an_upstream() {
         path.send(cache, Compression::None).unwrap();
     }
     let batch = [good.narinfo(Compression::None), bad.narinfo(Compression::None)];
-    assert_eq!(cache.commit_narinfos(&batch, &pusher()).unwrap_err().kind, RefusalKind::Conflict);
+    assert_eq!(cache.commit_narinfos(&batch, &pusher()).unwrap_err().kind, RejectionKind::Conflict);
     assert_eq!(cache.narinfo(&good.part()).unwrap(), None);
     let twice = [good.narinfo(Compression::None), good.narinfo(Compression::None)];
-    assert_eq!(cache.commit_narinfos(&twice, &pusher()).unwrap_err().kind, RefusalKind::Malformed);
+    assert_eq!(cache.commit_narinfos(&twice, &pusher()).unwrap_err().kind, RejectionKind::Malformed);
 }
 
 #[test]
@@ -176,8 +178,8 @@ fn narinfos_that_contradict_their_nar_are_refused() {
         "x".repeat(2 << 20),
     ];
     for case in cases {
-        let refusal = cache.commit_narinfos(&[(part, case.clone().into_bytes())], &pusher()).unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::Unprocessable, "{case}: {refusal}");
+        let rejection = cache.commit_narinfos(&[(part, case.clone().into_bytes())], &pusher()).unwrap_err();
+        assert_eq!(rejection.kind, RejectionKind::Unprocessable, "{case}: {rejection}");
     }
     // What signatures do not cover is made right.
     let wrong = text.replace("FileSize: ", "FileSize: 7").replace("Compression: none", "Compression: xz");
@@ -218,7 +220,7 @@ fn pushing_a_path_again_adds_signatures_and_needs_a_scope_to_replace_it() {
     let mut linked = path.clone();
     linked.info.references = [library.info.path.clone()].into();
     for changed in [&other, &linked] {
-        assert_eq!(changed.push(cache).unwrap_err().kind, RefusalKind::Conflict);
+        assert_eq!(changed.push(cache).unwrap_err().kind, RejectionKind::Conflict);
         assert_eq!(served(cache, &path).nar_hash, path.info.nar_hash);
     }
     let replaced = other.push_as(cache, &with_scopes("push,replace")).unwrap();
@@ -259,8 +261,8 @@ fn only_trusted_paths_are_signed_with_the_caches_keys() {
     let strict = fixture.data.create_cache(&"strict".parse().unwrap(), &required).unwrap();
     assert!(signed.push(&strict).is_ok());
     for path in [&anybody, &forged] {
-        let refusal = path.push_as(&strict, &with_scopes("push,sign")).unwrap_err();
-        assert!(refusal.kind == RefusalKind::Unprocessable && refusal.message.contains("ci-1"), "{refusal}");
+        let rejection = path.push_as(&strict, &with_scopes("push,sign")).unwrap_err();
+        assert!(rejection.kind == RejectionKind::Unprocessable && rejection.message.contains("ci-1"), "{rejection}");
     }
 }
 
@@ -278,7 +280,7 @@ fn undeclared_references_are_reported_or_refused() {
     let mut other = TestPath::new("other", &[&library]);
     assert!(other.push(cache).unwrap().undeclared.is_empty());
     other = TestPath::with_contents("other-2", &[], &other.nar);
-    assert_eq!(other.push(cache).unwrap_err().kind, RefusalKind::Unprocessable);
+    assert_eq!(other.push(cache).unwrap_err().kind, RejectionKind::Unprocessable);
     let derivation = TestPath::with_contents("library.drv", &[], &other.nar);
     assert!(derivation.push(cache).unwrap().undeclared.is_empty());
 }

@@ -25,7 +25,7 @@ impl Read for Pieces<'_> {
     }
 }
 
-fn receive(cache: &Cache, name: &str, body: &mut dyn Read) -> Result<Stored, Refusal> {
+fn receive(cache: &Cache, name: &str, body: &mut dyn Read) -> Result<Stored, Rejection> {
     match cache.begin_nar(name, None, &pusher())? {
         Begin::Known(stored) => Ok(stored),
         Begin::Receive(upload) => upload.receive(body),
@@ -67,8 +67,8 @@ proptest! {
                 prop_assert_eq!((Sha256::of(&nar), nar.len() as u64), (stored.nar_hash, stored.nar_size));
                 prop_assert!(narval_nix::Listing::of_nar(&nar).is_ok());
             }
-            Err(refusal) => {
-                prop_assert!(matches!(refusal.kind, RefusalKind::Unprocessable | RefusalKind::Malformed), "{}", refusal);
+            Err(rejection) => {
+                prop_assert!(matches!(rejection.kind, RejectionKind::Unprocessable | RejectionKind::Malformed), "{}", rejection);
                 prop_assert_eq!(fixture.files("caches/default/nar").len() + fixture.files("incoming").len(), 0);
             }
         }
@@ -136,7 +136,7 @@ fn an_upload_that_never_ends_is_bounded() {
     let mut nar = head[..96].to_vec();
     nar[88..96].copy_from_slice(&(1_u64 << 40).to_le_bytes());
     let name = format!("{}.nar", Sha256::of(b"x").to_nix32());
-    let refusal = receive(&fixture.cache, &name, &mut (&nar[..]).chain(Endless(0))).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::TooLarge);
+    let rejection = receive(&fixture.cache, &name, &mut (&nar[..]).chain(Endless(0))).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::TooLarge);
     assert!(fixture.files("incoming").is_empty());
 }

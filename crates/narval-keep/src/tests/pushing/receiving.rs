@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use super::super::*;
 
-fn send(cache: &Cache, name: &str, bytes: &[u8]) -> Result<Stored, Refusal> {
+fn send(cache: &Cache, name: &str, bytes: &[u8]) -> Result<Stored, Rejection> {
     match cache.begin_nar(name, Some(bytes.len() as u64), &pusher())? {
         Begin::Known(_) => panic!("'{name}' is known"),
         Begin::Receive(upload) => upload.receive(&mut &bytes[..]),
@@ -66,8 +66,8 @@ fn cachix_251_damaged_uploads_are_refused_and_leave_nothing() {
         (named(&nar, ".zst"), &nar),
     ];
     for (name, bytes) in cases {
-        let refusal = send(&fixture.cache, &name, bytes).unwrap_err();
-        assert_eq!(refusal.kind, RefusalKind::Unprocessable, "{name}: {refusal}");
+        let rejection = send(&fixture.cache, &name, bytes).unwrap_err();
+        assert_eq!(rejection.kind, RejectionKind::Unprocessable, "{name}: {rejection}");
         assert!(fixture.cache.nar_file(&name).unwrap().is_none());
     }
     for (announced, sent) in [(nar.len() + 1, nar.len()), (nar.len() - 1, nar.len())] {
@@ -76,7 +76,7 @@ fn cachix_251_damaged_uploads_are_refused_and_leave_nothing() {
         else {
             panic!()
         };
-        assert_eq!(upload.receive(&mut &nar[..sent]).unwrap_err().kind, RefusalKind::Malformed);
+        assert_eq!(upload.receive(&mut &nar[..sent]).unwrap_err().kind, RejectionKind::Malformed);
     }
     let empty: Vec<String> = Vec::new();
     assert_eq!((fixture.files("incoming"), fixture.files("caches/default/nar")), (empty.clone(), empty));
@@ -92,13 +92,13 @@ fn decompression_bombs_stop_at_the_limit() {
         let bomb = compress(&nar, compression);
         assert!(bomb.len() < 1 << 20);
         let name = NarFileName::new(Sha256::of(&bomb), compression).to_string();
-        assert_eq!(send(&fixture.cache, &name, &bomb).unwrap_err().kind, RefusalKind::TooLarge, "{compression}");
+        assert_eq!(send(&fixture.cache, &name, &bomb).unwrap_err().kind, RejectionKind::TooLarge, "{compression}");
     }
     // What is announced as too large is refused before it is sent.
-    let refusal = fixture.cache.begin_nar(&named(&nar, ""), Some(nar.len() as u64), &pusher()).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::TooLarge);
+    let rejection = fixture.cache.begin_nar(&named(&nar, ""), Some(nar.len() as u64), &pusher()).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::TooLarge);
     let Begin::Receive(upload) = fixture.cache.begin_nar(&named(&nar, ""), None, &pusher()).unwrap() else { panic!() };
-    assert_eq!(upload.receive(&mut &nar[..]).unwrap_err().kind, RefusalKind::TooLarge);
+    assert_eq!(upload.receive(&mut &nar[..]).unwrap_err().kind, RejectionKind::TooLarge);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn names_and_links_that_leave_the_folder_are_refused() {
     {
         assert_eq!(
             fixture.cache.begin_nar(name, None, &pusher()).unwrap_err().kind,
-            RefusalKind::Malformed,
+            RejectionKind::Malformed,
             "{name:?}"
         );
         assert!(fixture.cache.nar_file(name).unwrap().is_none());
@@ -123,7 +123,7 @@ fn names_and_links_that_leave_the_folder_are_refused() {
     assert!(fixture.cache.small_file(SmallKind::Log, &name).unwrap().is_none());
     for name in ["", "../nix-cache-info", "..", "a"] {
         let put = fixture.cache.put_small(SmallKind::Log, name, &mut &b""[..], &pusher());
-        assert_eq!(put.unwrap_err().kind, RefusalKind::NotFound);
+        assert_eq!(put.unwrap_err().kind, RejectionKind::NotFound);
     }
 }
 
@@ -133,11 +133,11 @@ fn uploads_need_the_scope() {
     let path = TestPath::new("a", &[]);
     let grant = with_scopes("pull,sign,delete");
     let name = path.file_name(Compression::None);
-    assert_eq!(fixture.cache.begin_nar(&name, None, &grant).unwrap_err().kind, RefusalKind::Forbidden);
+    assert_eq!(fixture.cache.begin_nar(&name, None, &grant).unwrap_err().kind, RejectionKind::Forbidden);
     let narinfo = path.narinfo(Compression::None);
-    assert_eq!(fixture.cache.commit_narinfos(&[narinfo], &grant).unwrap_err().kind, RefusalKind::Forbidden);
+    assert_eq!(fixture.cache.commit_narinfos(&[narinfo], &grant).unwrap_err().kind, RejectionKind::Forbidden);
     let put = fixture.cache.put_small(SmallKind::CacheInfo, "", &mut &b"StoreDir: /nix/store\n"[..], &grant);
-    assert_eq!(put.unwrap_err().kind, RefusalKind::Forbidden);
+    assert_eq!(put.unwrap_err().kind, RejectionKind::Forbidden);
 }
 
 #[test]
@@ -161,8 +161,8 @@ fn small_files() {
     assert_eq!(put(SmallKind::CacheInfo, "", "StoreDir: /elsewhere\n"), Put::Kept);
     assert!(get(SmallKind::CacheInfo, "").unwrap().starts_with(b"StoreDir: /nix/store\n"));
     let huge = vec![b'x'; 2 << 20];
-    let refusal = cache.put_small(SmallKind::DebugInfo, &"cd".repeat(20), &mut &huge[..], &grant).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::TooLarge);
+    let rejection = cache.put_small(SmallKind::DebugInfo, &"cd".repeat(20), &mut &huge[..], &grant).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::TooLarge);
     assert!(fixture.files("incoming").is_empty());
 }
 
@@ -175,8 +175,8 @@ fn a_nar_can_be_named_by_its_nar_hash() {
     let target = |compression| NarTarget::Nar { nar_hash: path.info.nar_hash, compression };
     let begin = |compression| cache.begin(target(compression), None, &pusher()).unwrap();
     let Begin::Receive(upload) = begin(Compression::Zstd) else { panic!() };
-    let refusal = upload.receive(&mut &compress(&nar_of(b"other"), Compression::Zstd)[..]).unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::Unprocessable);
+    let rejection = upload.receive(&mut &compress(&nar_of(b"other"), Compression::Zstd)[..]).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::Unprocessable);
     let Begin::Receive(upload) = begin(Compression::Zstd) else { panic!() };
     // What was received before is taken as it is.
     let mut parts = cache.incoming_file().unwrap();
@@ -216,7 +216,7 @@ fn several_nars_are_received_together() {
     // Again: all are known. A damaged one is refused by name.
     assert_eq!(fixture.cache.receive_nars(&given, &pusher()).unwrap(), stored);
     let new = TestPath::with_contents("new", &[], b"new");
-    let refusal = fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], &pusher()).unwrap_err();
-    assert!(refusal.to_string().contains(&new.info.nar_hash.to_nix32()), "{refusal}");
+    let rejection = fixture.cache.receive_nars(&[nars[0], (target(&new), &files[1])], &pusher()).unwrap_err();
+    assert!(rejection.to_string().contains(&new.info.nar_hash.to_nix32()), "{rejection}");
     assert!(fixture.cache.receive_nars(&[], &pusher()).unwrap().is_empty());
 }

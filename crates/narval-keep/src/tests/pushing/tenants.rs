@@ -19,7 +19,7 @@ fn name_of(file: &[u8]) -> NarFileName {
     NarFileName::new(Sha256::of(file), Compression::Zstd)
 }
 
-fn send(cache: &Cache, target: NarTarget, file: &[u8]) -> Result<Stored, Refusal> {
+fn send(cache: &Cache, target: NarTarget, file: &[u8]) -> Result<Stored, Rejection> {
     match cache.begin(target, Some(file.len() as u64), &pusher())? {
         Begin::Known(stored) => Ok(stored),
         Begin::Receive(upload) => upload.receive(&mut &file[..]),
@@ -216,7 +216,7 @@ fn a_nar_of_another_cache_must_be_sent() {
     assert!(good.nar_file(&name.to_string()).unwrap().is_none());
     assert!(matches!(good.begin_nar(&name.to_string(), None, &pusher()).unwrap(), Begin::Receive(_)));
     let narinfo = path.narinfo(Compression::Zstd);
-    assert_eq!(good.commit_narinfos(&[narinfo], &pusher()).unwrap_err().kind, RefusalKind::Conflict);
+    assert_eq!(good.commit_narinfos(&[narinfo], &pusher()).unwrap_err().kind, RejectionKind::Conflict);
     // Another file of the same NAR gets another name of the first one, within a cache.
     let again = other_file(&path);
     let stored = send(&evil, NarTarget::File(name_of(&again)), &again).unwrap();

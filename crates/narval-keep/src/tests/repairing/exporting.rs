@@ -82,7 +82,7 @@ fn an_export_is_a_cache_at_every_moment_and_whole_at_its_end() {
                 assert_eq!((copied.paths + copied.present, there), (151, 151), "{copied:?}");
                 break;
             }
-            Err(refusal) => assert!(refusal.message.contains("interrupted"), "{refusal}"),
+            Err(rejection) => assert!(rejection.message.contains("interrupted"), "{rejection}"),
         }
         stops += 1;
     }
@@ -115,6 +115,6 @@ fn a_damaged_nar_is_not_exported() {
     assert!(read(&files).is_empty());
     for wrong in ["http://127.0.0.1:1", "https://cache.example.org"] {
         let error = fixture.cache.copy_to(&wrong.parse().unwrap(), Work::unwatched()).unwrap_err();
-        assert_eq!(error.kind, RefusalKind::Malformed);
+        assert_eq!(error.kind, RejectionKind::Malformed);
     }
 }

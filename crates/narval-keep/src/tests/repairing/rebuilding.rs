@@ -101,7 +101,7 @@ fn a_rebuild_that_is_killed_leaves_the_old_index_or_says_so() {
     let Fixture { mut folder, data, cache } = fixture;
     drop((data, cache));
     let is_in_database = folder.database().is_some();
-    let mut refusals = 0;
+    let mut rejections = 0;
     for round in 0..ROUNDS {
         if is_in_database && round % 4 == 0 {
             // Another empty one.
@@ -119,11 +119,11 @@ fn a_rebuild_that_is_killed_leaves_the_old_index_or_says_so() {
             }
             Err(error) => {
                 assert!(error.to_string().contains("run 'narval cache fsck --rebuild' again"), "{error}");
-                refusals += 1;
+                rejections += 1;
             }
         }
     }
-    assert!(refusals == 0 || is_in_database, "the index in the folder stays in force");
+    assert!(rejections == 0 || is_in_database, "the index in the folder stays in force");
     if is_in_database {
         folder.lose_index();
         let mut child = victim("rebuilding::rebuilds_until_it_is_killed", &folder).spawn().unwrap();

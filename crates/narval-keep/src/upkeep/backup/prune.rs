@@ -18,7 +18,7 @@ use super::place::{BACKUPS, REMOVED, ROWS, Shelf};
 use super::rows::PathRow;
 use super::{Manifest, Removed};
 use crate::storage::{object_name, several};
-use crate::{CacheName, MigrateError, Refusal};
+use crate::{CacheName, MigrateError, Rejection};
 
 /// How long a backup stays when enough newer ones are there, in seconds: a restore may be reading it.
 const GRACE: u64 = 24 * 60 * 60;
@@ -92,8 +92,8 @@ fn prune_nars(
     kept: &[Manifest],
     work: &Work,
 ) -> Result<(u64, u64), MigrateError> {
-    let refused = |refusal| MigrateError::Refused { cache: cache.clone(), refusal };
-    let failed = |error: io::Error| refused(Refusal::of_file("remove from", shelf.storage.place().display(), &error));
+    let refused = |rejection| MigrateError::Rejected { cache: cache.clone(), rejection };
+    let failed = |error: io::Error| refused(Rejection::of_file("remove from", shelf.storage.place().display(), &error));
     let files = shelf.storage.open_cache(cache).map_err(failed)?;
     let mut unneeded: HashMap<String, u64> = HashMap::new();
     let list = &mut |file: crate::storage::StoredFile| {
@@ -119,12 +119,12 @@ fn prune_nars(
         hold.renew()?;
         let remove = |(name, _): &(String, u64)| {
             let until = hold.until();
-            let late = || Refusal::of_file("remove", name, &io::Error::from(io::ErrorKind::TimedOut));
+            let late = || Rejection::of_file("remove", name, &io::Error::from(io::ErrorKind::TimedOut));
             // One that was paused must not remove what another one has found there meanwhile.
             if clock::instant() >= until {
                 return Err(late());
             }
-            files.unlink_nar(name, until).map_err(|error| Refusal::of_file("remove", name, &error))
+            files.unlink_nar(name, until).map_err(|error| Rejection::of_file("remove", name, &error))
         };
         several(THREADS, step, remove).map_err(refused)?;
         work.count(step.len() as u64);

@@ -105,7 +105,7 @@ impl Data {
                     if before.is_some() {
                         // What an interrupted restore has copied.
                         for cache in to.caches()? {
-                            let refused = |refusal| MigrateError::Refused { cache: cache.name().clone(), refusal };
+                            let refused = |rejection| MigrateError::Rejected { cache: cache.name().clone(), rejection };
                             cache.remove_all_strays().map_err(refused)?;
                         }
                     }
@@ -214,7 +214,7 @@ fn copy(
 /// Puts the rows of a cache into its index.
 fn fill(shelf: &Shelf, saved: &SavedCache, cache: &Cache, work: &Work) -> Result<(), MigrateError> {
     let absent: HashSet<&str> = saved.absent.iter().map(String::as_str).collect();
-    let refused = |refusal| MigrateError::Refused { cache: cache.name().clone(), refusal };
+    let refused = |rejection| MigrateError::Rejected { cache: cache.name().clone(), rejection };
     for name in &saved.rows {
         let mut rows: Vec<SavedPath> = Vec::new();
         let read = shelf.each_row(name, |row: PathRow| {
@@ -239,7 +239,10 @@ fn fill(shelf: &Shelf, saved: &SavedCache, cache: &Cache, work: &Work) -> Result
             let objects: Vec<_> = objects.into_iter().collect();
             index.record_all(id, objects, (now, u64::MAX))?;
             if index.commit(id, records, &[], now)? == Commit::Changed {
-                return Err(refused(crate::Refusal::new(crate::RefusalKind::Failed, "the backup has a path twice")));
+                return Err(refused(crate::Rejection::new(
+                    crate::RejectionKind::Failed,
+                    "the backup has a path twice",
+                )));
             }
         }
     }

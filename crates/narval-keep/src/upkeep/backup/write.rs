@@ -20,7 +20,7 @@ use crate::in_use::InUse;
 use crate::index::{CacheId, SavedPath};
 use crate::storage::{CacheStorage, Incoming, object_name, several};
 use crate::upkeep::migrate::copy_small_files;
-use crate::{AuditLine, Cache, Data, DataError, MigrateError, Place, Refusal};
+use crate::{AuditLine, Cache, Data, DataError, MigrateError, Place, Rejection};
 
 /// Rows of paths in one file: by their numbers, which are given out once, so that a file stays as it is when paths are removed from others.
 const PATHS_STEP: i64 = 1 << 14;
@@ -121,7 +121,7 @@ impl Data {
             work.begin("copying", "paths", paths, bytes);
             for (cache, saved) in caches.iter().zip(&mut saved) {
                 let copied = copy_cache(shelf, cache, saved, &mut done, work);
-                copied.map_err(|refusal| MigrateError::Refused { cache: cache.name().clone(), refusal })?;
+                copied.map_err(|rejection| MigrateError::Rejected { cache: cache.name().clone(), rejection })?;
             }
         }
         let manifest = Manifest {
@@ -229,8 +229,8 @@ fn copy_cache(
     saved: &mut SavedCache,
     done: &mut BackedUp,
     work: &Work,
-) -> Result<(), Refusal> {
-    let failed = |error: io::Error| Refusal::of_file("copy to", shelf.storage.place().display(), &error);
+) -> Result<(), Rejection> {
+    let failed = |error: io::Error| Rejection::of_file("copy to", shelf.storage.place().display(), &error);
     let to = shelf.storage.open_cache(cache.name()).map_err(failed)?;
     let mut there: HashMap<String, u64> = HashMap::new();
     let list = &mut |file: crate::storage::StoredFile| {
@@ -292,10 +292,10 @@ fn copy_cache(
 }
 
 /// Copies the file of a NAR, whose hash is verified.
-fn copy_nar(cache: &Cache, to: &dyn CacheStorage, path: &SavedPath, work: &Work) -> Result<Copied, Refusal> {
+fn copy_nar(cache: &Cache, to: &dyn CacheStorage, path: &SavedPath, work: &Work) -> Result<Copied, Rejection> {
     let nar = &path.nar;
     let name = object_name(nar);
-    let fail = |error: io::Error| Refusal::of_file("copy", &name, &error);
+    let fail = |error: io::Error| Rejection::of_file("copy", &name, &error);
     let Some(from) = cache.files().read(&format!("nar/{}", path.file)).map_err(fail)? else {
         return absent(cache, path, "lost");
     };
@@ -329,7 +329,7 @@ fn copy_nar(cache: &Cache, to: &dyn CacheStorage, path: &SavedPath, work: &Work)
 }
 
 /// Why the cache does not have a NAR as it was when the backup began.
-fn absent(cache: &Cache, path: &SavedPath, how: &'static str) -> Result<Copied, Refusal> {
+fn absent(cache: &Cache, path: &SavedPath, how: &'static str) -> Result<Copied, Rejection> {
     let now = cache.index().file(cache.id(), &path.file)?;
     let is_same = now.is_some_and(|(_, nar)| nar.file_hash == path.nar.file_hash);
     Ok(if is_same { Copied::Lost(how) } else { Copied::Deleted })

@@ -18,7 +18,7 @@ pub use self::walk::Migrated;
 use crate::index::{Commit, IndexError, PathRecord};
 use crate::push::commit::{ATTEMPTS_MAX, is_same};
 use crate::push::trust::merge;
-use crate::{Cache, CacheName, Data, DataError, Grant, Imported, Refusal, RefusalKind};
+use crate::{Cache, CacheName, Data, DataError, Grant, Imported, Rejection, RejectionKind};
 
 pub(super) use self::small::copy_small_files;
 use self::walk::{Tally, To, Walk};
@@ -33,12 +33,12 @@ pub enum MigrateError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// Something of a cache was refused.
-    #[error("cache '{cache}': {refusal}")]
-    Refused {
+    #[error("cache '{cache}': {rejection}")]
+    Rejected {
         /// The cache.
         cache: CacheName,
         /// Why.
-        refusal: Refusal,
+        rejection: Rejection,
     },
 }
 
@@ -94,7 +94,7 @@ impl Data {
                     Tally::add(&tally.files, 1);
                 })
             });
-            copied.map_err(|refusal| MigrateError::Refused { cache: from.name().clone(), refusal })?;
+            copied.map_err(|rejection| MigrateError::Rejected { cache: from.name().clone(), rejection })?;
         }
         let later = take_settings()?;
         let (tokens, pins) = ((tokens + later.tokens) as u64, later.pins as u64);
@@ -135,7 +135,7 @@ struct Copying<'a> {
 }
 
 impl To for Copying<'_> {
-    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Refusal> {
+    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Rejection> {
         let theirs = self.to.index().narinfos(self.to.id(), parts)?;
         let store_dir = &self.from.settings().store_dir;
         let is_there = |(ours, theirs): (&Option<Vec<u8>>, Option<Vec<u8>>)| {
@@ -144,11 +144,11 @@ impl To for Copying<'_> {
         Ok(ours.iter().zip(theirs).map(is_there).collect())
     }
 
-    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Refusal> {
+    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Rejection> {
         Ok(self.to.index().present(self.to.id(), parts)?)
     }
 
-    fn take(&self, mut batch: Vec<PathRecord>) -> Result<(), Refusal> {
+    fn take(&self, mut batch: Vec<PathRecord>) -> Result<(), Rejection> {
         let mut names = self.copy_nars(&batch)?.into_iter();
         // The name of the NAR here; a path that was removed meanwhile has none.
         batch.retain_mut(|record| match names.next().flatten() {
@@ -169,9 +169,9 @@ impl To for Copying<'_> {
 }
 
 impl Copying<'_> {
-    fn commit(&self, batch: &[PathRecord]) -> Result<(), Refusal> {
+    fn commit(&self, batch: &[PathRecord]) -> Result<(), Rejection> {
         // By now they may be older than what another server has committed.
-        self.how.work.check().map_err(|_| Refusal::interrupted("copy"))?;
+        self.how.work.check().map_err(|_| Rejection::interrupted("copy"))?;
         let to = self.to;
         let _no_collection = to.no_collection()?;
         let own: HashSet<&HashPart> = batch.iter().map(|record| &record.hash_part).collect();
@@ -186,21 +186,22 @@ impl Copying<'_> {
                 return Ok(());
             }
         }
-        Err(Refusal::new(RefusalKind::Conflict, "other clients are committing the same paths; try again"))
+        Err(Rejection::new(RejectionKind::Conflict, "other clients are committing the same paths; try again"))
     }
 
     /// The record of a path here, which differs from the source's in the file of its NAR.
-    fn prepare(&self, source: &PathRecord) -> Result<PathRecord, Refusal> {
+    fn prepare(&self, source: &PathRecord) -> Result<PathRecord, Rejection> {
         let (to, path) = (self.to, &source.path);
         let nar = to.index().file(to.id(), &source.file)?;
         let (file, nar) = nar.filter(|(_, nar)| nar.nar_hash == source.nar_hash).ok_or_else(|| {
             let message =
                 format_args!("the NAR of '{path}' was removed while it was copied; run the same command again");
-            Refusal::new(RefusalKind::Conflict, message)
+            Rejection::new(RejectionKind::Conflict, message)
         })?;
         let store_dir = &self.from.settings().store_dir;
         let parsed = NarInfo::parse(&source.narinfo, store_dir);
-        let mut info = parsed.map_err(|error| Refusal::new(RefusalKind::Failed, format_args!("'{path}': {error}")))?;
+        let mut info =
+            parsed.map_err(|error| Rejection::new(RejectionKind::Failed, format_args!("'{path}': {error}")))?;
         let old = to.index().path(to.id(), &source.hash_part)?;
         let before = old.as_ref().and_then(|old| NarInfo::parse(&old.narinfo, store_dir).ok());
         if let Some(before) = before.filter(|before| is_same(before, &info)) {

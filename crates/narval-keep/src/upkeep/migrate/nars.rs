@@ -7,18 +7,18 @@ use super::THREADS;
 use super::walk::Tally;
 use crate::index::PathRecord;
 use crate::storage::several;
-use crate::{Begin, Cache, NarFileName, Refusal, RefusalKind};
+use crate::{Begin, Cache, NarFileName, Rejection, RejectionKind};
 
 /// The name of a path's NAR in the destination; `None` if the path is gone.
 type Named = Option<String>;
 
 impl Copying<'_> {
     /// Copies the NARs of these paths.
-    pub(super) fn copy_nars(&self, records: &[PathRecord]) -> Result<Vec<Named>, Refusal> {
+    pub(super) fn copy_nars(&self, records: &[PathRecord]) -> Result<Vec<Named>, Rejection> {
         several(THREADS, records, |record| self.copy_nar(record))
     }
 
-    fn copy_nar(&self, record: &PathRecord) -> Result<Named, Refusal> {
+    fn copy_nar(&self, record: &PathRecord) -> Result<Named, Rejection> {
         let (from, to) = (self.from, self.to);
         let Some((_, nar)) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
         let name = NarFileName::new(nar.file_hash, nar.compression).to_string();
@@ -30,14 +30,14 @@ impl Copying<'_> {
                     return lost(from, record);
                 };
                 let stored =
-                    upload.receive(&mut self.how.work.reading(file) as &mut dyn Read).map_err(
-                        |refusal| match refusal.kind {
-                            RefusalKind::Unprocessable | RefusalKind::Malformed => {
-                                damaged(record, &format_args!("is damaged ({refusal})"))
+                    upload.receive(&mut self.how.work.reading(file) as &mut dyn Read).map_err(|rejection| {
+                        match rejection.kind {
+                            RejectionKind::Unprocessable | RejectionKind::Malformed => {
+                                damaged(record, &format_args!("is damaged ({rejection})"))
                             }
-                            _ => refusal,
-                        },
-                    )?;
+                            _ => rejection,
+                        }
+                    })?;
                 Tally::add(&self.tally.nars, 1);
                 Tally::add(&self.tally.bytes, nar.file_size);
                 stored
@@ -54,23 +54,23 @@ impl Copying<'_> {
 }
 
 /// The NAR of a path cannot be found.
-pub(super) fn lost<T>(from: &Cache, record: &PathRecord) -> Result<Option<T>, Refusal> {
+pub(super) fn lost<T>(from: &Cache, record: &PathRecord) -> Result<Option<T>, Rejection> {
     match from.index().path(from.id(), &record.hash_part)? {
         // A server has collected or replaced it meanwhile.
         None => Ok(None),
         Some(now) if now.version != record.version => {
             let message = format!("'{}' was changed while it was copied; run the same command again", record.path);
-            Err(Refusal::new(RefusalKind::Conflict, message))
+            Err(Rejection::new(RejectionKind::Conflict, message))
         }
         Some(_) => Err(damaged(record, &"is lost")),
     }
 }
 
-pub(super) fn damaged(record: &PathRecord, how: &dyn std::fmt::Display) -> Refusal {
+pub(super) fn damaged(record: &PathRecord, how: &dyn std::fmt::Display) -> Rejection {
     let message = format!(
         "the NAR of '{}' in the source {how}: 'narval cache fsck --contents --repair' on the source removes the path; then run the same \
          command again",
         record.path
     );
-    Refusal::new(RefusalKind::Unprocessable, message)
+    Rejection::new(RejectionKind::Unprocessable, message)
 }

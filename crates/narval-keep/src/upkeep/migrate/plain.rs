@@ -21,7 +21,7 @@ use super::walk::{Migrated, Tally, To, Walk};
 use crate::index::PathRecord;
 use crate::small::SMALL_FOLDERS;
 use crate::storage::{Below, TEMPORARY, hash_of, several};
-use crate::{Cache, Refusal, RefusalKind};
+use crate::{Cache, Rejection, RejectionKind};
 
 const CACHE_INFO: &str = "nix-cache-info";
 
@@ -43,7 +43,7 @@ impl Cache {
     /// assert!(mirror.join("default/nix-cache-info").exists());
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
-    pub fn copy_to(&self, url: &Url, work: &Work) -> Result<Migrated, Refusal> {
+    pub fn copy_to(&self, url: &Url, work: &Work) -> Result<Migrated, Rejection> {
         let to = Plain::open(url, self.name().as_str())?;
         let tally = Tally::default();
         work.begin("exporting", "paths", self.index().usage(self.id())?.paths, 0);
@@ -63,9 +63,9 @@ enum Plain {
 
 impl Plain {
     /// The cache with this name below an address.
-    fn open(url: &Url, name: &str) -> Result<Self, Refusal> {
+    fn open(url: &Url, name: &str) -> Result<Self, Rejection> {
         let wrong = |error: &dyn std::fmt::Display| {
-            Refusal::new(RefusalKind::Malformed, format_args!("the destination '{url}': {error}"))
+            Rejection::new(RejectionKind::Malformed, format_args!("the destination '{url}': {error}"))
         };
         let below = url.child(name).map_err(|error| wrong(&error))?;
         match url.scheme() {
@@ -164,7 +164,7 @@ fn narinfo_key(part: &HashPart) -> String {
 }
 
 impl To for ToPlain<'_> {
-    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Refusal> {
+    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Rejection> {
         let ours: Vec<_> = parts.iter().zip(ours).collect();
         several(THREADS, &ours, |(part, ours)| {
             let Some(ours) = ours else { return Ok(false) };
@@ -173,14 +173,14 @@ impl To for ToPlain<'_> {
         })
     }
 
-    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Refusal> {
+    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Rejection> {
         several(THREADS, parts, |part| {
             let key = narinfo_key(part);
             Ok(self.to.len(&key).map_err(|error| self.failed("look at", &key, &error))?.is_some())
         })
     }
 
-    fn take(&self, batch: Vec<PathRecord>) -> Result<(), Refusal> {
+    fn take(&self, batch: Vec<PathRecord>) -> Result<(), Rejection> {
         let copied = several(THREADS, &batch, |record| self.copy_nar(record))?;
         let (mut nars, mut records) = (Vec::new(), Vec::new());
         for (record, copied) in batch.into_iter().zip(copied) {
@@ -208,20 +208,20 @@ impl To for ToPlain<'_> {
 }
 
 impl ToPlain<'_> {
-    fn failed(&self, action: &str, key: &str, error: &io::Error) -> Refusal {
+    fn failed(&self, action: &str, key: &str, error: &io::Error) -> Rejection {
         match self.to {
-            Plain::Folder(folder) => Refusal::of_file(action, folder.join(key).display(), error),
-            Plain::Bucket(_) => Refusal::of_file(action, format_args!("'{key}' in the destination"), error),
+            Plain::Folder(folder) => Rejection::of_file(action, folder.join(key).display(), error),
+            Plain::Bucket(_) => Rejection::of_file(action, format_args!("'{key}' in the destination"), error),
         }
     }
 
-    fn name(&self, written: Vec<Written>) -> Result<(), Refusal> {
+    fn name(&self, written: Vec<Written>) -> Result<(), Rejection> {
         self.to.name(written).map_err(|error| self.failed("write", "", &error))
     }
 
-    fn write_narinfos(&self, records: &[&PathRecord]) -> Result<(), Refusal> {
+    fn write_narinfos(&self, records: &[&PathRecord]) -> Result<(), Rejection> {
         // By now they may be older than what another server has written.
-        self.work.check().map_err(|_| Refusal::interrupted("copy"))?;
+        self.work.check().map_err(|_| Rejection::interrupted("copy"))?;
         let written = several(THREADS, records, |record| {
             let key = narinfo_key(&record.hash_part);
             self.to.put_text(&key, &record.narinfo).map_err(|error| self.failed("write", &key, &error))
@@ -230,10 +230,10 @@ impl ToPlain<'_> {
     }
 
     /// Copies the NAR of a path, if it is not there. `None`: the path is gone.
-    fn copy_nar(&self, record: &PathRecord) -> Result<Option<Option<Written>>, Refusal> {
+    fn copy_nar(&self, record: &PathRecord) -> Result<Option<Option<Written>>, Rejection> {
         let from = self.from;
         let info = NarInfo::parse(&record.narinfo, &from.settings().store_dir)
-            .map_err(|error| Refusal::new(RefusalKind::Failed, format_args!("'{}': {error}", record.path)))?;
+            .map_err(|error| Rejection::new(RejectionKind::Failed, format_args!("'{}': {error}", record.path)))?;
         let Some((_, nar)) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
         if !is_below(&info.url, "nar") {
             return Err(damaged(record, &"has a name that is not below nar/"));
@@ -257,7 +257,7 @@ impl ToPlain<'_> {
         Ok(Some(written))
     }
 
-    fn copy_cache_info(&self) -> Result<(), Refusal> {
+    fn copy_cache_info(&self) -> Result<(), Rejection> {
         let text = self.from.settings().cache_info().to_string();
         let written = self.to.put_text(CACHE_INFO, text.as_bytes());
         let written = written.map_err(|error| self.failed("write", CACHE_INFO, &error))?;
@@ -265,12 +265,12 @@ impl ToPlain<'_> {
     }
 
     /// Copies logs and the like that the destination lacks, or has with another length.
-    fn copy_small_files(&self) -> Result<(), Refusal> {
+    fn copy_small_files(&self) -> Result<(), Rejection> {
         for folder in SMALL_FOLDERS {
-            let unlisted = |error: io::Error| Refusal::of_file("list", folder, &error);
+            let unlisted = |error: io::Error| Rejection::of_file("list", folder, &error);
             for file in self.from.files().list(Below::Folder(folder)).map_err(unlisted)? {
                 let failed = |error: io::Error| self.failed("copy", &file.name, &error);
-                self.work.check().map_err(|_| Refusal::interrupted("copy"))?;
+                self.work.check().map_err(|_| Rejection::interrupted("copy"))?;
                 // Whoever can write to a bucket chooses the names in it.
                 if !is_below(&file.name, folder) || self.to.len(&file.name).map_err(failed)? == Some(file.len) {
                     continue;

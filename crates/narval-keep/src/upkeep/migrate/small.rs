@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 
 use narval_files::Work;
 
-use crate::Refusal;
+use crate::Rejection;
 use crate::small::SMALL_FOLDERS;
 use crate::storage::{Below, CacheStorage, Storage};
 
@@ -16,9 +16,9 @@ pub(in crate::upkeep) fn copy_small_files(
     (storage, to): (&dyn Storage, &dyn CacheStorage),
     work: &Work,
     copied: &mut dyn FnMut(u64, u64),
-) -> Result<(), Refusal> {
+) -> Result<(), Rejection> {
     for folder in SMALL_FOLDERS {
-        let fail = |error: io::Error| Refusal::of_file("list", folder, &error);
+        let fail = |error: io::Error| Rejection::of_file("list", folder, &error);
         let there = to.list(Below::Folder(folder)).map_err(fail)?;
         let there: HashMap<String, u64> = there.into_iter().map(|file| (file.name, file.len)).collect();
         for file in from.list(Below::Folder(folder)).map_err(fail)? {
@@ -27,14 +27,14 @@ pub(in crate::upkeep) fn copy_small_files(
             if old == Some(file.len) || !is_below(&file.name, folder) {
                 continue;
             }
-            work.check().map_err(|_| Refusal::interrupted("copy"))?;
+            work.check().map_err(|_| Rejection::interrupted("copy"))?;
             let copy = || -> io::Result<Option<u64>> {
                 let Some(mut source) = from.read(&file.name)? else { return Ok(None) };
                 let received = storage.incoming()?;
                 let len = io::copy(&mut source, &mut received.file())?;
                 to.write(&file.name, received).map(|()| Some(len))
             };
-            if let Some(len) = copy().map_err(|error| Refusal::of_file("copy", &file.name, &error))? {
+            if let Some(len) = copy().map_err(|error| Rejection::of_file("copy", &file.name, &error))? {
                 copied(old.unwrap_or(0), len);
             }
         }

@@ -7,7 +7,7 @@ use narval_files::Work;
 use narval_nix::HashPart;
 
 use crate::index::PathRecord;
-use crate::{Cache, Refusal};
+use crate::{Cache, Rejection};
 
 /// Paths that are copied, and made visible, together.
 const BATCH: usize = 128;
@@ -59,11 +59,11 @@ impl Tally {
 /// Where paths are copied to.
 pub(super) trait To {
     /// Which of these paths, with their narinfos here, are there as they are here.
-    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Refusal>;
+    fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Rejection>;
     /// Which of these paths are there.
-    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Refusal>;
+    fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Rejection>;
     /// Copies the NARs of these paths, and makes the paths visible, in their order. Those that were removed here meanwhile are left out.
-    fn take(&self, batch: Vec<PathRecord>) -> Result<(), Refusal>;
+    fn take(&self, batch: Vec<PathRecord>) -> Result<(), Rejection>;
 }
 
 /// A cache that is being walked over.
@@ -90,7 +90,7 @@ impl<'a, T: To> Walk<'a, T> {
         Self { from, to, tally, work, batch: Vec::new(), planned: HashSet::new() }
     }
 
-    pub(super) fn run(mut self) -> Result<(), Refusal> {
+    pub(super) fn run(mut self) -> Result<(), Rejection> {
         let (mut page, from) = (Vec::new(), self.from);
         from.each_path(|path| {
             page.push(path.hash_part);
@@ -99,7 +99,7 @@ impl<'a, T: To> Walk<'a, T> {
         self.copy_page(&page)
     }
 
-    fn copy_page(&mut self, parts: &[HashPart]) -> Result<(), Refusal> {
+    fn copy_page(&mut self, parts: &[HashPart]) -> Result<(), Rejection> {
         let ours = self.from.index().narinfos(self.from.id(), parts)?;
         let has = self.to.has(parts, &ours)?;
         for ((part, ours), has) in parts.iter().zip(ours).zip(has) {
@@ -120,7 +120,7 @@ impl<'a, T: To> Walk<'a, T> {
     }
 
     /// Adds a path to the batch after its references. In a circle of references, one of them is first.
-    fn visit(&mut self, part: &HashPart) -> Result<(), Refusal> {
+    fn visit(&mut self, part: &HashPart) -> Result<(), Rejection> {
         let mut stack: Vec<Visited> = self.enter(part)?.into_iter().collect();
         while let Some(visited) = stack.last_mut() {
             if let Some(reference) = visited.lacking.pop() {
@@ -136,7 +136,7 @@ impl<'a, T: To> Walk<'a, T> {
     }
 
     /// A path that was not visited before.
-    fn enter(&mut self, part: &HashPart) -> Result<Option<Visited>, Refusal> {
+    fn enter(&mut self, part: &HashPart) -> Result<Option<Visited>, Rejection> {
         if !self.planned.insert(*part) {
             return Ok(None);
         }
@@ -149,12 +149,12 @@ impl<'a, T: To> Walk<'a, T> {
         Ok(Some(Visited { lacking: lacking.collect(), record }))
     }
 
-    fn flush(&mut self) -> Result<(), Refusal> {
+    fn flush(&mut self) -> Result<(), Rejection> {
         let batch = std::mem::take(&mut self.batch);
         if batch.is_empty() {
             return Ok(());
         }
-        self.work.check().map_err(|_| Refusal::interrupted("copy"))?;
+        self.work.check().map_err(|_| Rejection::interrupted("copy"))?;
         let count = batch.len() as u64;
         self.to.take(batch)?;
         self.work.count(count);

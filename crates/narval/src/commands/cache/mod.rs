@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Subcommand;
 use narval_http::Method;
 use narval_keep::{
-    COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Data, Hold, RefusalKind, UNFINISHED_GRACE,
+    COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Data, Hold, RejectionKind, UNFINISHED_GRACE,
 };
 use serde_json::{Value, json};
 
@@ -225,14 +225,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
 fn collect(cache: &Cache, options: &CollectOptions<'_>, wait: Duration) -> Result<Collected, Failure> {
     let (begun, mut told) = (Instant::now(), false);
     loop {
-        let refusal = match cache.collect(options, &administrator()) {
-            Err(refusal) if refusal.kind == RefusalKind::Busy => refusal,
+        let rejection = match cache.collect(options, &administrator()) {
+            Err(rejection) if rejection.kind == RejectionKind::Busy => rejection,
             result => return result.map_err(Failure::runtime),
         };
         // Nobody, if it has just ended.
         let collector = cache.collector().map_err(Failure::runtime)?;
         if begun.elapsed() >= wait {
-            let who = collector.map_or_else(|| refusal.to_string(), |who| format!("{who} is collecting"));
+            let who = collector.map_or_else(|| rejection.to_string(), |who| format!("{who} is collecting"));
             return Err(Failure::runtime(format!(
                 "{who}: nothing was removed; wait longer with '--wait 1h', or try again"
             )));

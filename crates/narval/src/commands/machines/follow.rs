@@ -146,7 +146,7 @@ impl Args {
 }
 
 fn parse_machine(text: &str) -> Result<MachineName, String> {
-    text.parse().map_err(|error: narval_keep::Refusal| error.to_string())
+    text.parse().map_err(|error: narval_keep::Rejection| error.to_string())
 }
 
 fn parse_jitter(text: &str) -> Result<Duration, String> {

@@ -163,12 +163,12 @@ struct State {
     /// How many connections led to the server itself. Ports can be the same by chance, so one is not enough, and none is believed after one that did not.
     direct: Option<u32>,
     /// Why the database cannot be reached. Nobody tries until [`Pool::is_back`].
-    away: Option<String>,
+    unavailable: Option<String>,
 }
 
 impl Pool {
     pub(super) fn new(address: Address, tls: MakeRustlsConnect) -> Self {
-        let state = State { idle: Vec::new(), out: 0, server: 0, direct: Some(0), away: None };
+        let state = State { idle: Vec::new(), out: 0, server: 0, direct: Some(0), unavailable: None };
         Self { address, host: AtomicUsize::new(0), tls, state: Mutex::new(state), returned: Condvar::new() }
     }
 
@@ -208,8 +208,8 @@ impl Pool {
         let until = Instant::now() + WAIT_MAX;
         let mut state = self.state();
         loop {
-            if let Some(reason) = &state.away {
-                return Err(IndexError::Away { index: self.name().to_owned(), reason: reason.clone() });
+            if let Some(reason) = &state.unavailable {
+                return Err(IndexError::Unavailable { index: self.name().to_owned(), reason: reason.clone() });
             }
             if let Some(connection) = state.idle.pop() {
                 state.out += 1;
@@ -228,7 +228,7 @@ impl Pool {
             let wait = until.saturating_duration_since(Instant::now());
             if wait.is_zero() {
                 let reason = format!("all {CONNECTIONS_MAX} connections are in use");
-                return Err(IndexError::Away { index: self.name().to_owned(), reason });
+                return Err(IndexError::Unavailable { index: self.name().to_owned(), reason });
             }
             state = self.returned.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -261,7 +261,7 @@ impl Pool {
     pub(super) fn lost(&self, error: &Failed) {
         self.outdated();
         if error.breaks_connection() {
-            self.is_away(error);
+            self.set_unavailable(error);
         }
     }
 
@@ -286,13 +286,13 @@ impl Pool {
     }
 
     /// Nobody is to wait for the database until it is back.
-    pub(super) fn is_away(&self, error: &Failed) {
+    pub(super) fn set_unavailable(&self, error: &Failed) {
         let reason = error.reason();
         let mut state = self.state();
-        if state.away.is_none() {
+        if state.unavailable.is_none() {
             tracing::error!("the index '{}' cannot be reached: {reason}. What is in memory is served on", self.name());
         }
-        if state.away.replace(reason).is_none() {
+        if state.unavailable.replace(reason).is_none() {
             state.server += 1;
         }
         drop(state);
@@ -306,7 +306,7 @@ impl Pool {
 
     /// The database answers.
     pub(super) fn is_back(&self) {
-        if self.state().away.take().is_some() {
+        if self.state().unavailable.take().is_some() {
             tracing::info!("the index '{}' is reached again", self.name());
         }
     }
@@ -314,7 +314,7 @@ impl Pool {
     /// Whether nobody waits for the database now.
     #[cfg(test)]
     pub(super) fn is_known_to_be_away(&self) -> bool {
-        self.state().away.is_some()
+        self.state().unavailable.is_some()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -55,7 +55,7 @@ fn of_several_hosts_the_primary_is_asked() {
     let index = Postgres::open(&hosts(&standby, &primary)).unwrap();
     let cache = index.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let Err(error) = Postgres::open(&at(&address, &primary, &standby)) else { panic!("it is a standby") };
-    assert!(error.is_away() && error.to_string().contains("takes no writes"), "{error}");
+    assert!(error.is_unavailable() && error.to_string().contains("takes no writes"), "{error}");
     primary.wait_for(&standby);
     primary.crash();
     standby.promote();

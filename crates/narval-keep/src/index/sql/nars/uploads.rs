@@ -18,7 +18,7 @@ impl dyn Index + '_ {
     pub(crate) fn file(&self, cache: CacheId, name: &str) -> Result<Option<NamedNar>, IndexError> {
         match self.files_named(cache, &[name]) {
             Ok(found) => Ok(found.into_iter().next().flatten()),
-            Err(error) if error.is_away() => {
+            Err(error) if error.is_unavailable() => {
                 let remembered = self.memory().and_then(|memory| memory.files.get(&(cache, name.to_owned())));
                 remembered.map(|(_, nar)| Some(nar)).ok_or(error)
             }

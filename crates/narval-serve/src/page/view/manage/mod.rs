@@ -63,9 +63,9 @@ pub(super) fn after(
 ) -> (Markup, StatusCode) {
     let (notice, status) = match done {
         Ok(done) => (said(visit, done), StatusCode::OK),
-        Err(ServeError::Refused(refusal)) => {
-            let status = StatusCode::from_u16(refusal.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            (html! { p.notice.bad role="alert" { "▲ " (super::words::plain(&refusal.message)) } }, status)
+        Err(ServeError::Rejected(rejection)) => {
+            let status = StatusCode::from_u16(rejection.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            (html! { p.notice.bad role="alert" { "▲ " (super::words::plain(&rejection.message)) } }, status)
         }
         Err(error) => {
             tracing::error!("{error}");

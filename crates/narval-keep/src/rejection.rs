@@ -15,9 +15,9 @@ use narval_s3::{PutError, is_failing};
 /// The maximum length of a message in bytes. Nix shows bodies of less than 1 KB to its user.
 pub const MESSAGE_LEN_MAX: usize = 1000;
 
-/// The type of a refusal: each has one HTTP status.
+/// The type of a rejection: each has one HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RefusalKind {
+pub enum RejectionKind {
     /// 400: the request is malformed.
     Malformed,
     /// 401: no token, or one that is unknown, expired or revoked.
@@ -39,12 +39,12 @@ pub enum RefusalKind {
     /// 507: no space. Must not be the response to a PUT of an old Nix: stop reading instead.
     NoSpace,
     /// 503: the index or the object store cannot be reached, or is busy; later it may not be.
-    Away,
+    Unavailable,
     /// 500: a file or the index failed.
     Failed,
 }
 
-impl RefusalKind {
+impl RejectionKind {
     /// Its HTTP status.
     pub const fn status(self) -> u16 {
         match self {
@@ -57,7 +57,7 @@ impl RefusalKind {
             Self::TooLarge => 413,
             Self::Unprocessable => 422,
             Self::Failed => 500,
-            Self::Away => 503,
+            Self::Unavailable => 503,
             Self::NoSpace => 507,
         }
     }
@@ -71,26 +71,26 @@ impl RefusalKind {
             Self::TooLarge => "too_large",
             Self::Unprocessable => "hash",
             Self::Failed => "failed",
-            Self::Away => "away",
+            Self::Unavailable => "away",
             Self::NoSpace => "no_space",
         }
     }
 }
 
-/// A refusal. The message is for the client: one line, what is wrong and what to do.
+/// A rejection. The message is for the client: one line, what is wrong and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
-pub struct Refusal {
+pub struct Rejection {
     /// The kind.
-    pub kind: RefusalKind,
+    pub kind: RejectionKind,
     /// At most [`MESSAGE_LEN_MAX`] bytes.
     pub message: String,
-    /// The reason, as metrics name it: one of [`REFUSAL_REASONS`].
+    /// The reason, as metrics name it: one of [`REJECTION_REASONS`].
     pub reason: &'static str,
 }
 
-/// The reasons of refusals, as metrics name them.
-pub const REFUSAL_REASONS: [&str; 11] = [
+/// The reasons of rejections, as metrics name them.
+pub const REJECTION_REASONS: [&str; 11] = [
     "away",
     "conflict",
     "failed",
@@ -104,9 +104,9 @@ pub const REFUSAL_REASONS: [&str; 11] = [
     "too_large",
 ];
 
-impl Refusal {
-    /// A refusal with this message, truncated if it is too long.
-    pub fn new(kind: RefusalKind, message: impl fmt::Display) -> Self {
+impl Rejection {
+    /// A rejection with this message, truncated if it is too long.
+    pub fn new(kind: RejectionKind, message: impl fmt::Display) -> Self {
         let mut message = message.to_string();
         if message.len() > MESSAGE_LEN_MAX {
             let end = (0..=MESSAGE_LEN_MAX - '…'.len_utf8()).rev().find(|at| message.is_char_boundary(*at));
@@ -119,34 +119,34 @@ impl Refusal {
     /// The same with this reason.
     #[must_use]
     pub(super) fn because(self, reason: &'static str) -> Self {
-        debug_assert!(REFUSAL_REASONS.contains(&reason), "{reason}");
+        debug_assert!(REJECTION_REASONS.contains(&reason), "{reason}");
         Self { reason, ..self }
     }
 
     /// A file of the cache failed: the details are only logged, not sent to the client.
     pub(super) fn of_file(action: &str, what: impl fmt::Display, error: &io::Error) -> Self {
-        if is_away(error) {
+        if is_unavailable(error) {
             tracing::warn!("cannot {action} '{what}': {error}");
             let message = "the cache's object store cannot be reached at the moment: nothing was done, try again";
-            return Self::new(RefusalKind::Away, message);
+            return Self::new(RejectionKind::Unavailable, message);
         }
         tracing::error!("cannot {action} '{what}': {error}");
         if is_full(error) {
             Self::no_space()
         } else {
-            Self::new(RefusalKind::Failed, format_args!("the cache cannot {action} a file"))
+            Self::new(RejectionKind::Failed, format_args!("the cache cannot {action} a file"))
         }
     }
 
     /// Long work was stopped by who asked for it.
     pub(super) fn interrupted(what: &str) -> Self {
-        Self::new(RefusalKind::Failed, format_args!("the {what} was interrupted"))
+        Self::new(RejectionKind::Failed, format_args!("the {what} was interrupted"))
     }
 
     /// There is no space left.
     pub(super) fn no_space() -> Self {
         Self::new(
-            RefusalKind::NoSpace,
+            RejectionKind::NoSpace,
             "the disk is full: free space there, then try again. NARs that a push has sent are kept for ten minutes, so that it \
              continues where it stopped",
         )
@@ -154,7 +154,7 @@ impl Refusal {
 }
 
 /// Whether an object store failed in a way that passes.
-pub(super) fn is_away(error: &io::Error) -> bool {
+pub(super) fn is_unavailable(error: &io::Error) -> bool {
     let cause = error.get_ref();
     let http = cause.and_then(|cause| match cause.downcast_ref::<PutError>() {
         Some(PutError::Http(error)) => Some(error),
@@ -170,46 +170,46 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 }
 
 /// Nothing is accepted or sent without a signature that was promised. The reason is for the log, every ten seconds: strangers can ask as often as they like.
-impl From<SignError> for Refusal {
+impl From<SignError> for Rejection {
     fn from(error: SignError) -> Self {
-        static TOLD: AtomicU64 = AtomicU64::new(0);
+        static LOGGED_AT: AtomicU64 = AtomicU64::new(0);
         let now = narval_client::clock::now() / 10;
-        if TOLD.swap(now, Ordering::Relaxed) == now {
+        if LOGGED_AT.swap(now, Ordering::Relaxed) == now {
             tracing::debug!("{error}");
         } else {
             tracing::error!("{error}");
         }
-        Self::new(RefusalKind::Away, "the key of this cache cannot sign now; try again")
+        Self::new(RejectionKind::Unavailable, "the key of this cache cannot sign now; try again")
     }
 }
 
-impl From<IndexError> for Refusal {
+impl From<IndexError> for Rejection {
     fn from(error: IndexError) -> Self {
         if matches!(error, IndexError::Busy { .. }) {
             tracing::debug!("{error}");
             let message = "the cache is busy: others commit or remove many paths at once; nothing was done, try again";
-            return Self::new(RefusalKind::Away, message);
+            return Self::new(RejectionKind::Unavailable, message);
         }
-        if error.is_away() {
+        if error.is_unavailable() {
             // The log has it already, once.
             tracing::debug!("{error}");
             let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
-            return Self::new(RefusalKind::Away, message);
+            return Self::new(RejectionKind::Unavailable, message);
         }
         if matches!(error, IndexError::Late { .. }) {
             return Self::new(
-                RefusalKind::Conflict,
+                RejectionKind::Conflict,
                 "the upload took days: the NAR is not recorded any more; push again",
             );
         }
         if matches!(error, IndexError::Superseded { .. }) {
-            return Self::new(RefusalKind::Conflict, "this took too long, and another process has taken over");
+            return Self::new(RejectionKind::Conflict, "this took too long, and another process has taken over");
         }
         tracing::error!("{error}");
         if error.is_full() {
             Self::no_space()
         } else {
-            Self::new(RefusalKind::Failed, "the cache's index failed; see the server's log")
+            Self::new(RejectionKind::Failed, "the cache's index failed; see the server's log")
         }
     }
 }
@@ -220,8 +220,8 @@ mod tests {
 
     #[test]
     fn long_messages_are_cut() {
-        let refusal = Refusal::new(RefusalKind::Conflict, "é".repeat(2000));
-        assert!(refusal.message.len() <= MESSAGE_LEN_MAX && refusal.message.ends_with("é…"));
-        assert_eq!(Refusal::new(RefusalKind::Conflict, "short").message, "short");
+        let rejection = Rejection::new(RejectionKind::Conflict, "é".repeat(2000));
+        assert!(rejection.message.len() <= MESSAGE_LEN_MAX && rejection.message.ends_with("é…"));
+        assert_eq!(Rejection::new(RejectionKind::Conflict, "short").message, "short");
     }
 }

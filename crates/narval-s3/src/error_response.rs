@@ -12,7 +12,7 @@ use super::xml::element;
 const MESSAGE_LEN_MAX: usize = 200;
 
 /// A parsed error response.
-pub(super) struct Refusal {
+pub(super) struct ErrorResponse {
     status: u16,
     /// S3's error code. Responses to HEAD have none.
     pub(super) code: String,
@@ -22,7 +22,7 @@ pub(super) struct Refusal {
     retry_after: Option<Duration>,
 }
 
-impl Refusal {
+impl ErrorResponse {
     pub(super) fn read(head: &Head, document: &[u8]) -> Self {
         let document = String::from_utf8_lossy(document);
         let region = element(&document, "Region").or_else(|| head.field("x-amz-bucket-region").map(str::to_owned));
