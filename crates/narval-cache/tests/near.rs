@@ -201,7 +201,7 @@ fn dead_upstreams_are_absent_until_they_come_back() {
     }
     // Two requests are late, and none after them.
     assert!(begun.elapsed() < 6 * ABSENT_AFTER, "{:?}", begun.elapsed());
-    assert!(upstreams.figures().counted_absent >= 100 && upstreams.available().0 == 0);
+    assert!(upstreams.stats().counted_absent >= 100 && upstreams.available().0 == 0);
     let back = Upstream::start_at(address, key);
     for path in &elsewhere {
         back.offer(path);
@@ -397,8 +397,8 @@ fn hedges_are_few() {
     for path in &all {
         name(&upstreams, path);
     }
-    let figures = upstreams.figures().upstreams;
-    let hedges: u64 = figures.iter().map(|one| one.hedges).sum();
-    assert!((1..=400 / 20 + 10).contains(&hedges), "{figures:?}");
-    assert_eq!(figures.iter().map(|one| one.used).sum::<u64>(), 400);
+    let stats = upstreams.stats().upstreams;
+    let hedges: u64 = stats.iter().map(|one| one.hedges).sum();
+    assert!((1..=400 / 20 + 10).contains(&hedges), "{stats:?}");
+    assert_eq!(stats.iter().map(|one| one.used).sum::<u64>(), 400);
 }

@@ -50,7 +50,7 @@ fn paths_of_an_upstream_are_served_and_kept_across_restarts() {
     upstream.stop();
     let upstreams = start(&upstream);
     for (path, name) in paths.iter().zip(&names) {
-        assert!(upstreams.remembered(&path.hash_part()).is_none() && upstreams.kept(&path.hash_part()).is_some());
+        assert!(upstreams.remembered(&path.hash_part()).is_none() && upstreams.stored(&path.hash_part()).is_some());
         assert!(read(upstreams.nar(name).unwrap().unwrap()).unwrap() == path.file);
     }
     assert_eq!(upstream.asked_in_all(), before);
@@ -179,7 +179,7 @@ fn narinfos_are_verified_against_the_keys_of_their_upstream() {
     drop(upstreams);
     // And what was kept then is not served once they are asked for.
     let upstreams = open(folder.path(), vec![one.options()]);
-    assert!(upstreams.kept(&path.hash_part()).is_none());
+    assert!(upstreams.stored(&path.hash_part()).is_none());
 }
 
 /// ncps#259, #298, #631: an upstream that is down stops nothing else. A timeout is no absence.
@@ -208,9 +208,9 @@ fn upstreams_that_are_unreachable_stalled_or_failing() {
     for _ in 0..2 {
         upstreams.narinfo(&missing.hash_part()).unwrap_err();
     }
-    let figures = upstreams.figures().upstreams;
-    let is_up = |upstream: &Upstream| figures.iter().find(|one| one.url == upstream.url().to_string()).unwrap().is_up;
-    assert!(!is_up(&stalling) && !is_up(&broken) && is_up(&working), "{figures:?}");
+    let stats = upstreams.stats().upstreams;
+    let is_up = |upstream: &Upstream| stats.iter().find(|one| one.url == upstream.url().to_string()).unwrap().is_up;
+    assert!(!is_up(&stalling) && !is_up(&broken) && is_up(&working), "{stats:?}");
     assert_eq!(read(upstreams.nar(&name).unwrap().unwrap()).unwrap(), there.file);
 }
 
@@ -267,7 +267,7 @@ fn reading_cached_paths_asks_no_upstream() {
     let path = TestPath::new("there", b"contents", false);
     upstream.offer(&path);
     let upstreams = open(folder.path(), vec![upstream.options()]);
-    assert!(upstreams.kept(&path.hash_part()).is_none() && upstreams.remembered(&path.hash_part()).is_none());
+    assert!(upstreams.stored(&path.hash_part()).is_none() && upstreams.remembered(&path.hash_part()).is_none());
     assert_eq!(upstream.asked_in_all(), 0);
 }
 
@@ -333,7 +333,7 @@ fn a_narinfo_without_its_nar_is_removed() {
     let name = name(&upstreams, &path);
     assert!(upstreams.nar(&name).unwrap().is_none());
     let until = Instant::now() + PATIENCE;
-    while upstreams.kept(&path.hash_part()).is_some() {
+    while upstreams.stored(&path.hash_part()).is_some() {
         assert!(Instant::now() < until);
         std::thread::sleep(Duration::from_millis(2));
     }

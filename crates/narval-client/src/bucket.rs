@@ -29,7 +29,10 @@ impl Client {
             return Ok(Response { head, body: Body::empty() });
         }
         let document = body.read_all(ERROR_LEN_MAX).unwrap_or_default();
-        Ok(Response { head: Head::local(self.interpret_bucket_error(request.url, &head, &document)?), body: Body::empty() })
+        Ok(Response {
+            head: Head::local(self.interpret_bucket_error(request.url, &head, &document)?),
+            body: Body::empty(),
+        })
     }
 
     /// The signed address of a request for an `s3` address.

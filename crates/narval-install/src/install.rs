@@ -56,7 +56,7 @@ impl Options {
 
 /// One path of a plan.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub struct InstallItem {
     /// The path.
     pub path: StorePath,
     /// Its NAR's size in bytes.
@@ -75,7 +75,7 @@ pub struct Report {
     /// The requested paths.
     pub roots: Vec<StorePath>,
     /// The paths that were missing.
-    pub planned: Vec<Planned>,
+    pub planned: Vec<InstallItem>,
     /// The number of requested paths that were already valid.
     pub already: usize,
     /// Bytes downloaded.
@@ -141,7 +141,7 @@ fn into_store(
     (source, sink): (&FromCaches<'_>, &ToStore<'_>),
     (missing, options): (&[Wanted], &Options),
     progress: &Progress,
-) -> Result<Vec<Planned>, Error> {
+) -> Result<Vec<InstallItem>, Error> {
     let space = Space::new(destination, Some(sink.store.free_bytes()?));
     let all = Mutex::new(Vec::new());
     let transfer = Transfer::new(source, sink, (source.cores, DOWNLOADS_MAX), progress);
@@ -188,7 +188,7 @@ fn through_daemon(
     (source, daemon): (&FromCaches<'_>, &Daemon),
     (missing, options): (&[Wanted], &Options),
     progress: &Progress,
-) -> Result<Vec<Planned>, Error> {
+) -> Result<Vec<InstallItem>, Error> {
     let found = closure(source.caches, missing, &|path| is_valid_and_kept(destination, path))?;
     found.iter().try_for_each(|one| options.check_hash(one))?;
     destination.keep(&found.iter().map(|one| one.info.path.clone()).collect::<Vec<_>>())?;
@@ -227,7 +227,7 @@ pub fn plan(
         let is_there = |path: &StorePath| destination.is_valid(path);
         let found = closure(&caches, &missing, &is_there)?;
         let deltas = deltas_of(destination, options);
-        let plan = |one: &Found| Planned { delta_base: deltas.base_for(one).map(|base| base.path), ..plan_of(one) };
+        let plan = |one: &Found| InstallItem { delta_base: deltas.base_for(one).map(|base| base.path), ..plan_of(one) };
         report.planned = found.iter().map(plan).collect();
         report.roots.extend(roots_of(&missing, &report.planned));
     }
@@ -264,9 +264,9 @@ fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client
     Ok(Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?)
 }
 
-fn plan_of(found: &Found) -> Planned {
+fn plan_of(found: &Found) -> InstallItem {
     let cache = found.cache.url().to_string();
-    Planned {
+    InstallItem {
         path: found.info.path.clone(),
         nar_size: found.info.nar_size,
         file_size: found.info.file_size,
@@ -275,7 +275,7 @@ fn plan_of(found: &Found) -> Planned {
     }
 }
 
-fn roots_of(missing: &[Wanted], planned: &[Planned]) -> Vec<StorePath> {
+fn roots_of(missing: &[Wanted], planned: &[InstallItem]) -> Vec<StorePath> {
     let by_hash: HashMap<_, _> = planned.iter().map(|one| (one.path.hash_part(), &one.path)).collect();
     missing.iter().filter_map(|one| by_hash.get(&one.hash_part()).map(|path| (*path).clone())).collect()
 }

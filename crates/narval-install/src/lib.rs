@@ -76,7 +76,7 @@ mod verify;
 pub use copy::{copy_between_stores, copy_from_caches, copy_from_store};
 pub use delta::{DeltaBases, DeltaUse};
 pub use inspect::{cat, check, listing};
-pub use install::{Options, Planned, Report, install, plan};
+pub use install::{InstallItem, Options, Report, install, plan};
 pub use narval_cache::{CacheError, Wanted};
 pub(crate) use narval_client::clock::now;
 pub use narval_transfer::{Destination, Error, Progress, Snapshot, TIMELINE, human_bytes};

@@ -10,7 +10,7 @@ use narval_nix::{HashPart, NarHash, SecretKey};
 use super::error::{DataError, io_error};
 use super::index::{CacheId, Index, IndexError, Listed, NarRecord, Usage, Used};
 use super::lost::Finder;
-use super::push::elsewhere::Elsewhere;
+use super::push::other_sources::OtherSources;
 use super::retention::RESOLUTION_SECONDS;
 use super::shared::{CacheState, Shared};
 use super::small::bytes::SmallBytes;
@@ -136,8 +136,8 @@ impl Cache {
     }
 
     /// Sets where references may also exist, besides this cache.
-    pub fn set_elsewhere(&self, elsewhere: Option<Arc<dyn Elsewhere>>) {
-        *self.state.elsewhere.write().unwrap_or_else(PoisonError::into_inner) = elsewhere;
+    pub fn set_other_sources(&self, other_sources: Option<Arc<dyn OtherSources>>) {
+        *self.state.other_sources.write().unwrap_or_else(PoisonError::into_inner) = other_sources;
     }
 
     /// Changes with every change that a reader can see, by whichever process: as [`Data::stamp`](super::Data::stamp).
@@ -239,8 +239,8 @@ impl Cache {
     /// # Errors
     /// See [`nar_file`](Self::nar_file).
     pub fn nar(&self, name: &str, redirect: Redirect) -> Result<Option<(NarHead, NarBytes)>, Rejection> {
-        self.find_nar(name, |name, nar| match self.files().elsewhere(name, nar, redirect) {
-            Some(address) => Ok(Some(NarBytes::Elsewhere(address))),
+        self.find_nar(name, |name, nar| match self.files().redirect_url(name, nar, redirect) {
+            Some(address) => Ok(Some(NarBytes::Redirect(address))),
             None => self.files().nar(name, nar, Asker::Client),
         })
     }
@@ -480,8 +480,8 @@ impl Cache {
         Arc::clone(&self.state.sign_keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn elsewhere(&self) -> Option<Arc<dyn Elsewhere>> {
-        self.state.elsewhere.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn other_sources(&self) -> Option<Arc<dyn OtherSources>> {
+        self.state.other_sources.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn audit(&self, grant: &Grant, action: &str, subject: &str, outcome: &Result<String, String>) {

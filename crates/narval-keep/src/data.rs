@@ -13,7 +13,7 @@ use super::releases::MACHINES_KEPT_FOR;
 use super::shared::{CacheState, Shared};
 use super::tokens::audit::AUDIT_KEPT_FOR;
 
-use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, PeerFigures, Stamp, Tokens};
+use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, PeerStats, Stamp, Tokens};
 use narval_codec::decode::WindowMemory;
 
 /// The longest line of an audit log that is read.
@@ -103,8 +103,8 @@ impl Data {
     }
 
     /// What this node has got from others, if it shares its disk cache with them.
-    pub fn peer_figures(&self) -> Option<PeerFigures> {
-        self.shared.storage.peers().map(|peers| peers.figures())
+    pub fn peer_stats(&self) -> Option<PeerStats> {
+        self.shared.storage.peers().map(|peers| peers.stats())
     }
 
     /// When this process collects the caches next, in seconds since 1970, if it does.

@@ -72,14 +72,14 @@ pub(super) fn open(folder: &Path, database: Option<&Database>, opening: Opening)
         // If it has both, a rebuild into a database was interrupted.
         None if folder.join(ID).exists() && !folder.join(SQLITE).exists() => {
             let reason = "its index is in a database: give the database ('--database')".to_owned();
-            Err(DataError::Elsewhere { folder: folder.to_owned(), reason })
+            Err(DataError::IndexMismatch { folder: folder.to_owned(), reason })
         }
         None => open_sqlite(folder, opening),
         Some(_) if folder.join(SQLITE).exists() && opening == Opening::Use => {
             let reason = "it has an index of its own, 'index.sqlite': 'narval cache backup --without-nars' saves it, and 'narval cache restore' with \
                  '--database' makes the index in the database from that and the files"
                 .to_owned();
-            Err(DataError::Elsewhere { folder: folder.to_owned(), reason })
+            Err(DataError::IndexMismatch { folder: folder.to_owned(), reason })
         }
         Some(database) => connect(folder, database, opening),
     }
@@ -93,7 +93,7 @@ fn open_sqlite(folder: &Path, opening: Opening) -> Result<Box<dyn Index>, DataEr
     }
     if rebuilt.exists() && !used.exists() {
         let reason = "a rebuild of its index was interrupted: run 'narval cache fsck --rebuild' again".to_owned();
-        return Err(DataError::Elsewhere { folder: folder.to_owned(), reason });
+        return Err(DataError::IndexMismatch { folder: folder.to_owned(), reason });
     }
     Ok(Box::new(Sqlite::open(&used)?))
 }
@@ -180,7 +180,7 @@ pub(super) fn open_of_bucket(
 ) -> Result<Box<dyn Index>, DataError> {
     let failed = |source: io::Error| io_error("read '_narval/index.id' in", bucket.place(), source);
     let elsewhere =
-        |reason: &str| DataError::Elsewhere { folder: bucket.place().to_owned(), reason: reason.to_owned() };
+        |reason: &str| DataError::IndexMismatch { folder: bucket.place().to_owned(), reason: reason.to_owned() };
     let found = bucket.id().map_err(failed)?;
     if must_exist && found.is_none() {
         return Err(elsewhere("there is no cache in it: 'narval serve --data' creates one"));
@@ -272,7 +272,7 @@ fn connect(folder: &Path, database: &Database, opening: Opening) -> Result<Box<d
     if index.folder(&id)? != id {
         let reason =
             "the database has the index of another data folder: name that folder, or another database".to_owned();
-        return Err(DataError::Elsewhere { folder: folder.to_owned(), reason });
+        return Err(DataError::IndexMismatch { folder: folder.to_owned(), reason });
     }
     Ok(Box::new(index))
 }

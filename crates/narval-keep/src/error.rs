@@ -26,7 +26,7 @@ pub enum DataError {
     Index(#[from] IndexError),
     /// The folder and the index do not belong together.
     #[error("the data folder '{}' cannot be used like this: {reason}", folder.display())]
-    Elsewhere {
+    IndexMismatch {
         /// The folder.
         folder: PathBuf,
         /// Why, and what to do.

@@ -58,7 +58,7 @@ impl InUse {
         match flock(&file, operation) {
             Ok(()) => Ok(Self { file }),
             Err(Errno::WOULDBLOCK) => {
-                Err(DataError::Elsewhere { folder: folder.to_owned(), reason: reason.to_owned() })
+                Err(DataError::IndexMismatch { folder: folder.to_owned(), reason: reason.to_owned() })
             }
             Err(error) => Err(io_error("lock", &path, io::Error::from(error))),
         }

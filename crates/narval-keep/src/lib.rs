@@ -20,7 +20,7 @@
 //! retention/         collect.rs, delete.rs hide paths and remove bytes; pins.rs, used.rs say what stays
 //! tokens/            who may do what, and the audit log
 //! nodes/             several servers over one bucket
-//! figures/           how large caches are
+//! stats/             how large caches are
 //! upkeep/            fsck, rebuild, backup, migrate, recompress, export
 //! jobs/              such work, done by one server at a time, whatever happens to it
 //! simulation/        tests: all of it from a seed, with killed nodes and late requests; rule.rs: what it takes out
@@ -57,7 +57,6 @@ mod cache;
 mod data;
 mod database;
 mod error;
-mod figures;
 mod in_use;
 mod index;
 mod jobs;
@@ -76,6 +75,7 @@ mod rule;
 mod settings;
 mod shared;
 mod small;
+mod stats;
 mod storage;
 mod tokens;
 mod upkeep;
@@ -84,17 +84,16 @@ pub use cache::{Cache, KeptNarinfo, NarFile, NarHead, Point, Stamp};
 pub use data::Data;
 pub use database::Database;
 pub use error::DataError;
-pub use figures::{CacheFigures, CollectionFigures, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use index::{IndexError, Listed, Usage};
 pub use jobs::{Destination, JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
 pub use keys::{CacheKey, OVERLAP_SECONDS, Rotated};
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
-pub use nodes::{PEER_PATH, PeerFigures};
+pub use nodes::{PEER_PATH, PeerStats};
 pub use open::DataOptions;
 pub use place::Place;
-pub use push::{COMMIT_MAX, Committed, Elsewhere, NARS_MAX, Outcome, read_commit, read_nars};
+pub use push::{COMMIT_MAX, Committed, NARS_MAX, OtherSources, Outcome, read_commit, read_nars};
 #[doc(hidden)]
 pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};
@@ -111,6 +110,7 @@ pub use retention::{
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use small::{Put, SmallKind};
+pub use stats::{CacheStats, CollectionStats, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use storage::{NarBytes, Redirect};
 pub use tokens::{
     Audit, AuditLine, CachePatterns, EXCHANGED_FOR, Grant, LABEL_LEN_MAX, NewToken, PATTERNS_MAX, PatternError, Scope,

@@ -13,8 +13,6 @@ use narval_client::Url;
 use super::data::Data;
 use super::database::{self, Database, Opening};
 use super::error::{DataError, io_error};
-use super::figures::growth::Growth;
-use super::figures::survey::Surveys;
 use super::in_use::InUse;
 use super::index::Index;
 use super::jobs;
@@ -25,6 +23,8 @@ use super::receive::contents::FileHashes;
 use super::retention::oversized::Oversized;
 use super::retention::{Shortage, Uses};
 use super::shared::Shared;
+use super::stats::growth::Growth;
+use super::stats::survey::Surveys;
 use super::storage::{Bucket, BucketOptions, Folder, Storage};
 use super::tokens::audit;
 use super::tokens::used::TokensUsed;
@@ -167,7 +167,7 @@ pub(super) fn open_parts(place: &Place, options: &DataOptions, opening: Opening)
         Place::Folder(path) => {
             if options.peer_url.is_some() {
                 let reason = "only servers over a bucket share disk caches ('--peer-url')".to_owned();
-                return Err(DataError::Elsewhere { folder: path.clone(), reason });
+                return Err(DataError::IndexMismatch { folder: path.clone(), reason });
             }
             if options.must_exist && !database::exists(path, database) {
                 return Err(absent(path));

@@ -1,4 +1,4 @@
-//! Where a written cache is: a folder, or a bucket with a local folder.
+//! Where a writable cache is: a folder, or a bucket with a local folder.
 
 use std::path::{Path, PathBuf};
 

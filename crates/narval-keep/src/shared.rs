@@ -8,17 +8,17 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use narval_nix::{NarHash, SecretKey};
 
-use super::figures::growth::Growth;
-use super::figures::survey::{Collections, Surveys};
 use super::in_use::InUse;
 use super::index::{CacheId, Index};
 use super::lost::Losses;
-use super::push::elsewhere::Elsewhere;
+use super::push::other_sources::OtherSources;
 use super::push::pending::SeenPending;
 use super::receive::contents::FileHashes;
 use super::receive::writing::Writing;
 use super::retention::{Shortage, Uses};
 use super::small::bytes::SmallBytes;
+use super::stats::growth::Growth;
+use super::stats::survey::{Collections, Surveys};
 use super::storage::{CacheStorage, Storage};
 use super::tokens::used::TokensUsed;
 use super::{Audit, CacheName, CacheSettings, Destination};
@@ -68,7 +68,7 @@ pub(super) struct CacheState {
     pub(super) name: CacheName,
     pub(super) settings: RwLock<Arc<CacheSettings>>,
     pub(super) sign_keys: RwLock<Arc<[SecretKey]>>,
-    pub(super) elsewhere: RwLock<Option<Arc<dyn Elsewhere>>>,
+    pub(super) other_sources: RwLock<Option<Arc<dyn OtherSources>>>,
     pub(super) files: Box<dyn CacheStorage>,
     pub(super) small_bytes: SmallBytes,
     pub(super) writing: Writing,
@@ -83,7 +83,7 @@ impl CacheState {
             name,
             settings: RwLock::new(Arc::new(settings)),
             sign_keys: RwLock::new(Arc::from([])),
-            elsewhere: RwLock::new(None),
+            other_sources: RwLock::new(None),
             files,
             small_bytes: SmallBytes::default(),
             writing: Writing::default(),

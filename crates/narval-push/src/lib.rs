@@ -3,7 +3,7 @@
 //!
 //! - [`Target`] is an open cache, and [`push()`] sends it what it lacks. A NAR that was interrupted continues where it
 //!   broke, if the server can do that; paths become visible after their references, or all at once.
-//! - [`Selection`] decides what is pushed: a [`Filter`], and what other caches ([`Elsewhere`]) have anyway.
+//! - [`Selection`] decides what is pushed: a [`Filter`], and what other caches ([`OtherCaches`]) have anyway.
 //! - [`Administered`] asks a Narval server for what is no upload: releases, reports, tokens.
 //! - [`watch`] pushes what a store builds. A post-build hook only writes to its [`Queue`](watch::Queue); whatever was
 //!   queued, or became valid while the watcher follows the database, is pushed or remains recorded: nothing is lost if
@@ -18,6 +18,6 @@ mod push;
 pub mod watch;
 
 pub use push::{
-    Administered, Elsewhere, Exchanged, Excluded, Filter, Missing, PushOptions, Pushed, Selection, Target, UPLOADS_MAX,
-    push, send,
+    Administered, Exchanged, Excluded, Filter, Missing, OtherCaches, PushOptions, Pushed, Selection, Target,
+    UPLOADS_MAX, push, send,
 };

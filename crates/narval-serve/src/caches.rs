@@ -156,7 +156,7 @@ mod tests {
     use narval_store::{LocalStore, Store, StoreConfig};
 
     use super::*;
-    use crate::{Config, Face};
+    use crate::{Config, Dialect};
 
     /// A request is resolved once: what answers it is what the shard found, though the caches were replaced since.
     #[test]
@@ -165,7 +165,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let config = StoreConfig::for_root(folder.path()).unwrap();
             LocalStore::open(config.clone()).unwrap();
-            (Service::new(Config::new(Face::Narval), Store::new(config)).unwrap(), folder)
+            (Service::new(Config::new(Dialect::Narval), Store::new(config)).unwrap(), folder)
         };
         let ((root, _root), (team, _team)) = (service(), service());
         let metrics = Arc::clone(&team.shared.origins.metrics);

@@ -7,14 +7,14 @@
 //!
 //! ```
 //! use narval_http::{Bytes, Handler, Request, StatusCode};
-//! use narval_serve::{Config, Face, Service};
+//! use narval_serve::{Config, Dialect, Service};
 //! use narval_store::{LocalStore, Store, StoreConfig};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
 //! let config = StoreConfig::for_root(folder)?;
 //! LocalStore::open(config.clone())?;
-//! let service = Service::new(Config::new(Face::Narval), Store::new(config))?;
+//! let service = Service::new(Config::new(Dialect::Narval), Store::new(config))?;
 //!
 //! // As a server would: Server::builder(service).listen(…).build()?.run()
 //! let get = |path: &str| Request::parse(format!("GET {path} HTTP/1.1\r\nHost: cache\r\n\r\n"), Bytes::new());
@@ -44,16 +44,16 @@ mod upload;
 mod upstream;
 mod warm;
 mod watch;
-mod written;
+mod writable;
 
 pub use api::{ApiRequest, ask_api, openapi};
 pub use auth::oidc::{OidcExchange, OidcGrant};
 pub use caches::{Caches, is_reserved_name};
-pub use config::{Config, Face, NARINFO_MEMO_BYTES_DEFAULT};
+pub use config::{Config, Dialect, NARINFO_MEMO_BYTES_DEFAULT};
 pub use nar::delta_mode::DeltaMode;
 pub use nar::zstd::NarCacheConfig;
 pub use service::open::ServiceError;
-pub use service::{Service, Sources, WrittenCache};
+pub use service::{Service, Sources, WritableCache};
 pub use state::ServerState;
 pub use upload::receive::SMALL_UPLOAD_BYTES;
 pub use upstream::neighbours::{ForNeighbours, NeighbourLimits};

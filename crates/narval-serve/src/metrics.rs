@@ -9,7 +9,7 @@ use narval_keep::{CacheName, REJECTION_REASONS};
 use crate::families::{Families, Named};
 pub(crate) use crate::sharded::Counter;
 use crate::watch::history::TIMES;
-use crate::watch::{History, Totals, Transfers, UnderWay};
+use crate::watch::{Gauge, History, Totals, Transfers};
 
 /// Statuses with a counter of their own; all others count as `other`.
 const STATUSES: [u16; 19] =
@@ -67,9 +67,9 @@ macro_rules! metrics {
             /// NARs of [`LARGE_BYTES_MIN`] and more.
             pub(crate) downloads: Transfers,
             pub(crate) uploads: Transfers,
-            pub(crate) compressions: UnderWay,
+            pub(crate) compressions: Gauge,
             /// Requests of the page that decode, walk or compare.
-            pub(crate) page_requests: UnderWay,
+            pub(crate) page_requests: Gauge,
             /// The last hour.
             pub(crate) history: History,
             $(pub(crate) $field: Counter,)*

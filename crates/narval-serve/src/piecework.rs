@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::growing::Nothing;
-use crate::watch::Begun;
+use crate::watch::GaugeGuard;
 
 /// The threads, at most: half of what a machine with few processors has is left to others.
 const THREADS_MAX: usize = 4;
@@ -148,7 +148,7 @@ impl Piecework {
 }
 
 /// What a request holds while it is answered: its permit, and its place in a gauge.
-type Held = (Permit, Option<Begun>);
+type Held = (Permit, Option<GaugeGuard>);
 
 /// An answer that is made in pieces.
 struct Answer {

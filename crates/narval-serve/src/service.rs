@@ -1,4 +1,4 @@
-//! The service: sources and a face, as a handler for the engine.
+//! The service: sources and a dialect, as a handler for the engine.
 
 mod answer;
 mod measured;
@@ -18,9 +18,9 @@ use narval_keep::{Cache, Data};
 use narval_nix::{PublicKey, SecretKey, StoreDir};
 use narval_store::Store;
 
-use self::origins::{Origins, Written};
-use self::other_sources::OtherSources;
-use crate::Face;
+use self::origins::{Origins, Writable};
+use self::other_sources::StoreAndUpstreams;
+use crate::Dialect;
 use crate::auth::oidc::OidcExchange;
 use crate::gate::{Gate, is_read};
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
@@ -48,15 +48,15 @@ pub struct Service {
 pub struct Sources {
     /// A live store.
     pub store: Option<Store>,
-    /// A cache that accepts uploads; only with [`Face::Narval`].
-    pub written: Option<WrittenCache>,
+    /// A cache that accepts uploads; only with [`Dialect::Narval`].
+    pub writable: Option<WritableCache>,
     /// The upstreams; only with a cache that accepts uploads.
     pub upstreams: Option<Upstreams>,
 }
 
 /// A cache that accepts uploads.
 #[derive(Debug)]
-pub struct WrittenCache {
+pub struct WritableCache {
     /// The data folder, which has the tokens.
     pub data: Data,
     /// The cache in the data folder.
@@ -70,7 +70,7 @@ pub struct WrittenCache {
 /// Shared by all requests.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    face: Face,
+    dialect: Dialect,
     prefix: Option<String>,
     store_dir: StoreDir,
     sign_keys: Vec<PublicKey>,
@@ -95,10 +95,10 @@ impl Service {
     pub fn take_effect(&self) {
         let shared = &*self.shared;
         shared.state.serves(&shared.origins);
-        if let Some(written) = &shared.origins.written {
+        if let Some(writable) = &shared.origins.writable {
             let store = shared.origins.live.as_ref().map(|live| Arc::clone(&live.store));
-            written.cache.set_sign_keys(shared.sign_secrets.clone());
-            written.cache.set_elsewhere(Some(Arc::new(OtherSources(store, shared.origins.upstream.clone()))));
+            writable.cache.set_sign_keys(shared.sign_secrets.clone());
+            writable.cache.set_other_sources(Some(Arc::new(StoreAndUpstreams(store, shared.origins.upstream.clone()))));
         }
         if let Some(upstreams) = &shared.origins.upstream {
             upstreams.set_sign_keys(shared.sign_secrets.clone());
@@ -119,7 +119,7 @@ impl Service {
 
     /// Whether reading needs no token.
     pub(crate) fn is_public(&self) -> bool {
-        self.shared.origins.written.as_ref().is_none_or(|written| written.is_public)
+        self.shared.origins.writable.as_ref().is_none_or(|writable| writable.is_public)
     }
 
     /// [`Handler::inline`] of a request. The cache's own path begins at byte `at` of the request's.
@@ -148,19 +148,19 @@ impl Service {
     #[inline]
     fn inline_untraced(&self, head: &HeadRef<'_>, at: usize) -> Option<Response> {
         let shared = &*self.shared;
-        if shared.face == Face::Narval && !is_read(head.method()) {
+        if shared.dialect == Dialect::Narval && !is_read(head.method()) {
             return None;
         }
         if shared
             .origins
-            .written
+            .writable
             .as_ref()
-            .is_some_and(|written| !written.gate(&shared.origins.metrics, at).may_read_inline(head))
+            .is_some_and(|writable| !writable.gate(&shared.origins.metrics, at).may_read_inline(head))
         {
             return None;
         }
         // A path with %XX is parsed on a worker: no route below has any.
-        let route = Route::frequent(shared.face, head.path().get(at..)?, head.query())?;
+        let route = Route::frequent(shared.dialect, head.path().get(at..)?, head.query())?;
         let response = match &route {
             Route::NarInfo(hash_part) => shared.narinfos.inline(head, hash_part),
             Route::Nar(route) => shared.origins.live.as_ref().and_then(|live| live.nars.inline(head, route)),
@@ -232,7 +232,7 @@ impl Shared {
     }
 }
 
-impl Written {
+impl Writable {
     /// The access control of this cache. The cache's own path begins at byte `at` of the request's.
     #[inline]
     pub(crate) fn gate<'a>(&'a self, metrics: &'a Metrics, at: usize) -> Gate<'a> {

@@ -15,7 +15,7 @@ use crate::piecework::Piecework;
 use crate::service::origins::Origins;
 use crate::upload::receive::UploadPool;
 use crate::watch::{History, Totals, history};
-use crate::written::narinfo::WrittenNarinfos;
+use crate::writable::narinfo::WritableNarinfos;
 
 /// State that the services of one server share, and that survives when one of them is replaced: counters, remembered narinfos, verified tokens,
 /// partial uploads, and the threads for small uploads.
@@ -43,7 +43,7 @@ struct State {
 struct CacheState {
     metrics: Arc<Metrics>,
     /// The narinfos, and their memory limit in bytes.
-    narinfos: Option<(u64, Arc<WrittenNarinfos>)>,
+    narinfos: Option<(u64, Arc<WritableNarinfos>)>,
 }
 
 /// See [`ServerState::show_engine`].
@@ -149,12 +149,12 @@ impl ServerState {
     }
 
     /// The narinfos of a cache, including those that are already remembered: they are valid until the cache's stamp changes.
-    pub(crate) fn narinfos(&self, cache: &Cache, memory_bytes: u64) -> Arc<WrittenNarinfos> {
+    pub(crate) fn narinfos(&self, cache: &Cache, memory_bytes: u64) -> Arc<WritableNarinfos> {
         self.of(cache.name(), |state| match &state.narinfos {
             Some((bytes, narinfos)) if *bytes == memory_bytes => Arc::clone(narinfos),
             _ => {
                 let metrics = Arc::clone(&state.metrics);
-                let narinfos = Arc::new(WrittenNarinfos::new(cache.clone(), memory_bytes, metrics));
+                let narinfos = Arc::new(WritableNarinfos::new(cache.clone(), memory_bytes, metrics));
                 state.narinfos = Some((memory_bytes, Arc::clone(&narinfos)));
                 narinfos
             }

@@ -60,12 +60,12 @@ fn warm_one(service: &Service, path: &StorePath) -> Warmed {
     let nars = &live.nars;
     let Some(cache) = &nars.compressed else { return Warmed::Failed("there is no NAR cache".to_owned()) };
     let hash_part = path.hash_part();
-    let planned = match nars.planner.plan(hash_part) {
-        Ok((planned, _)) => planned,
+    let path_nar = match nars.planner.plan(hash_part) {
+        Ok((path_nar, _)) => path_nar,
         Err(ServeError::NoPath) => return Warmed::Failed("it is not a valid path".to_owned()),
         Err(error) => return Warmed::Failed(error.to_string()),
     };
-    match cache.get(&planned, &nars.planner.ahead, || {}) {
+    match cache.get(&path_nar, &nars.planner.ahead, || {}) {
         Ok(Found::File(..)) => Warmed::Present,
         Ok(Found::InFlight(flight)) => match flight.finish_and_store() {
             Outcome::Finished => Warmed::Made,

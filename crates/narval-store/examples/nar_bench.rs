@@ -73,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let roots: Vec<_> = closure.iter().map(|path| store.real_path(path)).collect();
-    let layouts = || roots.iter().map(|path| NarLayout::plan(path).map(Arc::new)).collect::<Result<Vec<_>, _>>();
+    let layouts = || roots.iter().map(|path| NarLayout::scan(path).map(Arc::new)).collect::<Result<Vec<_>, _>>();
     let planned = layouts()?;
     let bytes: u64 = planned.iter().map(|layout| layout.size_bytes()).sum();
     let entries: usize = planned.iter().map(|layout| layout.entry_count()).sum();

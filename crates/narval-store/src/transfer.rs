@@ -47,12 +47,12 @@ pub trait Source: Sync {
     ) -> Result<Box<dyn NarInput<Error = Self::Error> + 'a>, Self::Error>;
 
     /// Whether this source bounds the memory that decoding this path takes: it waits for memory where it needs some.
-    fn bounds_memory(&self, _entry: &Self::Entry) -> bool {
+    fn limits_decoder_memory(&self, _entry: &Self::Entry) -> bool {
         false
     }
 
     /// The same path from elsewhere in this source, after `entry` failed; `None` if there is no other copy.
-    fn instead_of(&self, _entry: &Self::Entry, _error: &Self::Error) -> Option<Self::Entry> {
+    fn fallback(&self, _entry: &Self::Entry, _error: &Self::Error) -> Option<Self::Entry> {
         None
     }
 }

@@ -50,7 +50,7 @@ fn the_same_bytes_as_nix() {
     );
     for root in roots {
         let expected = dump(&root);
-        let layout = Arc::new(NarLayout::plan(&root).unwrap());
+        let layout = Arc::new(NarLayout::scan(&root).unwrap());
         assert_eq!(layout.size_bytes(), expected.len() as u64, "{}", root.display());
         for room in [1, 1000, 256 * 1024, usize::MAX] {
             assert!(collect(stream(&layout, &root, 0..layout.size_bytes()), room).unwrap() == expected);
@@ -70,7 +70,7 @@ fn every_range() {
     let tree = dir.path().join("tree");
     odd_tree(&tree);
     let expected = dump(&tree);
-    let layout = Arc::new(NarLayout::plan(&tree).unwrap());
+    let layout = Arc::new(NarLayout::scan(&tree).unwrap());
     let ahead = Arc::new(ReadAhead::start(2, 4 << 20).unwrap());
     let size = expected.len() as u64;
     // The beginnings and ends of entries, and steps that fall anywhere.
@@ -121,7 +121,7 @@ fn offsets_are_those_of_the_decoder() {
         }
         assert!(decoder.offset() > before || kind.is_some() || used > 0);
     }
-    let layout = NarLayout::plan(&tree).unwrap();
+    let layout = NarLayout::scan(&tree).unwrap();
     let planned: Vec<_> = layout
         .entries()
         .filter_map(|entry| match entry.node {
@@ -160,7 +160,7 @@ fn changes_are_errors_and_never_short_ends() {
     for (index, (name, change)) in changes.into_iter().enumerate() {
         let tree = dir.path().join(index.to_string()).join("tree");
         odd_tree(&tree);
-        let layout = Arc::new(NarLayout::plan(&tree).unwrap());
+        let layout = Arc::new(NarLayout::scan(&tree).unwrap());
         for ahead in [None, Some(ahead.clone())] {
             let stream = NarStream::open(layout.clone(), &tree, 0..layout.size_bytes(), ahead).unwrap();
             let untouched = collect(stream, 1 << 20).unwrap();
@@ -181,7 +181,7 @@ fn a_replaced_root_is_noticed_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     odd_tree(&tree);
-    let layout = Arc::new(NarLayout::plan(&tree).unwrap());
+    let layout = Arc::new(NarLayout::scan(&tree).unwrap());
     std::fs::rename(&tree, dir.path().join("old")).unwrap();
     odd_tree(&tree);
     let replaced = NarStream::open(layout.clone(), &tree, 0..1, None);
@@ -194,7 +194,7 @@ fn contents_that_cannot_be_in_a_nar() {
     let tree = dir.path().join("tree");
     std::fs::create_dir(&tree).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(tree.join("pipe")).status().unwrap().success());
-    assert!(matches!(NarLayout::plan(&tree), Err(NarIoError::Kind { path }) if path == tree.join("pipe")));
+    assert!(matches!(NarLayout::scan(&tree), Err(NarIoError::Kind { path }) if path == tree.join("pipe")));
     std::fs::remove_file(tree.join("pipe")).unwrap();
     // The root is at depth 0, and Nix takes nothing at depth 64.
     let mut deep = tree.clone();
@@ -202,10 +202,10 @@ fn contents_that_cannot_be_in_a_nar() {
         deep.push(level.to_string());
     }
     std::fs::create_dir_all(&deep).unwrap();
-    assert_eq!(NarLayout::plan(&tree).unwrap().entry_count(), 64);
-    assert_eq!(NarLayout::plan(&tree).unwrap().size_bytes(), dump(&tree).len() as u64);
+    assert_eq!(NarLayout::scan(&tree).unwrap().entry_count(), 64);
+    assert_eq!(NarLayout::scan(&tree).unwrap().size_bytes(), dump(&tree).len() as u64);
     std::fs::write(deep.join("one-more"), "").unwrap();
-    assert!(matches!(NarLayout::plan(&tree), Err(NarIoError::Limit { .. })));
+    assert!(matches!(NarLayout::scan(&tree), Err(NarIoError::Limit { .. })));
     std::fs::set_permissions(&tree, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
@@ -216,7 +216,7 @@ fn the_listing_is_that_of_the_nar() {
     odd_tree(&tree);
     for root in ["", "empty-dir", "empty", "rwx", "size-large", "link-outside", "many", "deep"] {
         let root = tree.join(root);
-        let listing = NarLayout::plan(&root).unwrap().listing().unwrap();
+        let listing = NarLayout::scan(&root).unwrap().listing().unwrap();
         assert_eq!(listing, Listing::of_nar(&dump(&root)).unwrap(), "{}", root.display());
     }
 }

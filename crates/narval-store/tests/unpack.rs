@@ -55,7 +55,7 @@ fn output_round_trips_and_is_canonical() {
 
 fn count(tree: &Path) -> Unpacked {
     let mut count = Unpacked::default();
-    for entry in NarLayout::plan(tree).unwrap().entries() {
+    for entry in NarLayout::scan(tree).unwrap().entries() {
         match entry.node {
             NarNode::Regular { size_bytes, .. } => {
                 count.files += 1;

@@ -31,7 +31,7 @@ where
             TransferError::Sink(error) => return Err(error.into()),
         };
         let Some(failed) = at.and_then(|at| left.get_mut(at)) else { return Err(error.into()) };
-        match source.instead_of(failed, &error) {
+        match source.fallback(failed, &error) {
             // Another build of it may have other references, which are unknown here.
             Some(other) if source.info(&other).references == source.info(failed).references => *failed = other,
             _ => return Err(error.into()),

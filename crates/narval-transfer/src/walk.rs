@@ -148,7 +148,7 @@ where
     fn queue(&self, state: &mut State<S::Entry, K::Put>, entry: S::Entry) {
         let info = self.source.info(&entry);
         let (nar_size, path) = (info.nar_size, info.path.clone());
-        let memory = if self.source.bounds_memory(&entry) { 0 } else { decoder_memory(nar_size) };
+        let memory = if self.source.limits_decoder_memory(&entry) { 0 } else { decoder_memory(nar_size) };
         state.given.insert(path.clone());
         if !state.stopped {
             state.queued_bytes = state.queued_bytes.saturating_add(nar_size);
@@ -275,7 +275,7 @@ where
                 Err(TransferError::Source(error)) => error,
                 Err(TransferError::Sink(error)) => return Err((error.into(), false)),
             };
-            let other = self.source.instead_of(&entry, &error).filter(|other| {
+            let other = self.source.fallback(&entry, &error).filter(|other| {
                 let is_same = self.source.info(other).references == info.references;
                 // Another build of it may have other references, which are unknown here.
                 self.state.lock().is_open |= !is_same;

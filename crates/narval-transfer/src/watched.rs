@@ -67,8 +67,8 @@ impl<S: Source> Source for Watched<'_, S> {
         Ok(Box::new(Counted { nar, info, watched: (self.progress, &self.counted, self.shows) }))
     }
 
-    fn instead_of(&self, entry: &S::Entry, error: &S::Error) -> Option<S::Entry> {
-        self.source.instead_of(entry, error)
+    fn fallback(&self, entry: &S::Entry, error: &S::Error) -> Option<S::Entry> {
+        self.source.fallback(entry, error)
     }
 }
 

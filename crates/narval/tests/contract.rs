@@ -1,4 +1,4 @@
-//! The contract of nix-serve, route by route, under both faces.
+//! The contract of nix-serve, route by route, under both dialects.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that fails may say so")]
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use narval_http::{Listen, ListenAddress};
-use narval_serve::{Config, Face, Service};
+use narval_serve::{Config, Dialect, Service};
 use narval_store::{Environment, StoreConfig};
 use support::{Answer, Nix, Server, Store, hash_part, value};
 
@@ -184,7 +184,7 @@ impl Kept {
 /// A server with several shards in this process; it ends with the process.
 fn sharded(store: &Store) -> impl Fn() -> Kept + Sync {
     let config = StoreConfig::parse(&store.uri(), &Environment::default()).unwrap();
-    let service = Service::new(Config::new(Face::Narval), narval_store::Store::new(config)).unwrap();
+    let service = Service::new(Config::new(Dialect::Narval), narval_store::Store::new(config)).unwrap();
     let listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
     let server = narval_http::Server::builder(service).listen(listen).shards(SHARDS).workers(8).build().unwrap();
     let handle = server.spawn().unwrap();

@@ -20,7 +20,7 @@ use super::question::{NoAnswer, Patience};
 use super::race::trace::{Trace, Traces};
 use super::remote::Remote;
 use super::shared::Shared;
-use super::standing::counts::UpstreamsFigures;
+use super::standing::counts::UpstreamsStats;
 use super::standing::health::Standing;
 use super::walk::Walks;
 use super::{
@@ -142,7 +142,7 @@ impl Upstreams {
     }
 
     /// The stored narinfo of a path. Never queries an upstream: for the presence check before a push.
-    pub fn kept(&self, hash_part: &HashPart) -> Option<Arc<[u8]>> {
+    pub fn stored(&self, hash_part: &HashPart) -> Option<Arc<[u8]>> {
         self.shared.known(hash_part).map(|known| Arc::clone(&known.text))
     }
 
@@ -208,18 +208,18 @@ impl Upstreams {
     }
 
     /// What the requests to them have come to, and what is kept.
-    pub fn figures(&self) -> UpstreamsFigures {
-        let figures = |remote: &Arc<Remote>| {
-            remote.counts.figures(remote.url().to_string(), remote.standing(), remote.health.usual())
+    pub fn stats(&self) -> UpstreamsStats {
+        let stats = |remote: &Arc<Remote>| {
+            remote.counts.stats(remote.url().to_string(), remote.standing(), remote.health.usual())
         };
-        UpstreamsFigures {
-            upstreams: self.shared.remotes().iter().map(figures).collect(),
+        UpstreamsStats {
+            upstreams: self.shared.remotes().iter().map(stats).collect(),
             counted_absent: self.shared.counted_absent.load(Ordering::Relaxed),
             kept_bytes: self.shared.kept.bytes(),
             kept_bytes_max: self.shared.kept.bytes_max(),
             kept_hits: self.shared.kept_hits.load(Ordering::Relaxed),
             kept_misses: self.shared.kept_misses.load(Ordering::Relaxed),
-            neighbours: self.shared.neighbours.figures(),
+            neighbours: self.shared.neighbours.stats(),
         }
     }
 

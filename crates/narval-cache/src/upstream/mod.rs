@@ -39,13 +39,13 @@ use std::time::Duration;
 
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
 pub use narval_files::{Fill, FillEnd, Progress, Waits};
-pub use neighbours::counts::{NeighbourCounts, NeighbourFigures};
+pub use neighbours::counts::{NeighbourCounts, NeighbourStats};
 pub use neighbours::list::NEIGHBOURS_MAX;
 pub use neighbours::offers::Offer;
 pub use options::{Deadline, NamePattern, UpstreamOptions, UpstreamsOptions, Waiting, WhenDown};
 pub use race::trace::{Event, Happened, Trace, TraceEnd};
 pub use small::Small;
-pub use standing::counts::{SECONDS, UpstreamFigures, UpstreamsFigures};
+pub use standing::counts::{SECONDS, UpstreamStats, UpstreamsStats};
 
 /// How long absences are remembered.
 pub const ABSENT_FOR: Duration = Duration::from_secs(60);

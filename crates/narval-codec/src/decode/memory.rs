@@ -48,7 +48,7 @@ struct Share {
 
 /// The state of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WindowFigures {
+pub struct WindowStats {
     /// Its size in bytes.
     pub total: u64,
     /// Reserved bytes.
@@ -81,10 +81,10 @@ impl WindowMemory {
     }
 
     /// Its state.
-    pub fn figures(&self) -> WindowFigures {
+    pub fn stats(&self) -> WindowStats {
         let state = self.state.lock();
         let used = state.ordinary.bytes + state.large.bytes;
-        WindowFigures { total: state.total, used, refused: state.refused }
+        WindowStats { total: state.total, used, refused: state.refused }
     }
 }
 
@@ -164,7 +164,7 @@ mod tests {
         large.grow_to(XZ_MEMORY_MAX).unwrap();
         let mut ordinary: Vec<Window> = (0..2).map(|_| memory.window()).collect();
         ordinary.iter_mut().for_each(|window| window.grow_to(ORDINARY_MAX).unwrap());
-        assert_eq!(memory.figures().used, XZ_MEMORY_MAX + 2 * ORDINARY_MAX);
+        assert_eq!(memory.stats().used, XZ_MEMORY_MAX + 2 * ORDINARY_MAX);
         let waits = |bytes| {
             let mut window = memory.window();
             std::thread::spawn(move || window.grow_to(bytes))
@@ -177,7 +177,7 @@ mod tests {
         drop(large);
         second.join().unwrap().unwrap();
         drop(ordinary);
-        assert_eq!(memory.figures(), WindowFigures { total: DECODE_MEMORY_MIN, used: 0, refused: 0 });
+        assert_eq!(memory.stats(), WindowStats { total: DECODE_MEMORY_MIN, used: 0, refused: 0 });
     }
 
     #[test]
@@ -187,8 +187,8 @@ mod tests {
         for bytes in [1, ORDINARY_MAX, ORDINARY_MAX + 1, XZ_MEMORY_MAX, 5] {
             window.grow_to(bytes).unwrap();
         }
-        assert_eq!(memory.figures().used, XZ_MEMORY_MAX);
+        assert_eq!(memory.stats().used, XZ_MEMORY_MAX);
         drop(window);
-        assert_eq!(memory.figures().used, 0);
+        assert_eq!(memory.stats().used, 0);
     }
 }

@@ -20,7 +20,7 @@ use narval_nix::Compression;
 
 pub use delta::DeltaDecoder;
 pub use frame_index::{FrameIndex, FrameStart};
-pub use memory::{DECODE_MEMORY, DECODE_MEMORY_MIN, NoWindow, Window, WindowFigures, WindowMemory, is_no_window};
+pub use memory::{DECODE_MEMORY, DECODE_MEMORY_MIN, NoWindow, Window, WindowMemory, WindowStats, is_no_window};
 pub use zstd_context::WINDOW_LOG_MAX;
 
 /// The decoder's input buffer.

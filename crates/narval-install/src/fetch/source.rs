@@ -48,22 +48,22 @@ pub(crate) struct CacheEntry {
     /// How often such a cache was asked again: it is waited for.
     again: u32,
     /// Whether the memory of its decoder counts as that of deltas: many are asked for at once, and wait for the server.
-    bounds_memory: AtomicBool,
+    limits_decoder_memory: AtomicBool,
 }
 
 impl From<Found> for CacheEntry {
     fn from(found: Found) -> Self {
         let (failed, whole, away, again) = (Vec::new(), false, None, 0);
-        let (was_delta, bounds_memory) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { info: found.info.path_info(now()), found, failed, was_delta, whole, away, again, bounds_memory }
+        let (was_delta, limits_decoder_memory) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { info: found.info.path_info(now()), found, failed, was_delta, whole, away, again, limits_decoder_memory }
     }
 }
 
 impl CacheEntry {
     /// The same path for another attempt, whose memory counts in the same way.
     fn again(&self, found: Found) -> Self {
-        let bounds_memory = AtomicBool::new(self.bounds_memory.load(Ordering::Relaxed));
-        Self { bounds_memory, ..found.into() }
+        let limits_decoder_memory = AtomicBool::new(self.limits_decoder_memory.load(Ordering::Relaxed));
+        Self { limits_decoder_memory, ..found.into() }
     }
 }
 
@@ -91,9 +91,9 @@ impl Source for FromCaches<'_> {
         Some(&entry.found.info)
     }
 
-    fn bounds_memory(&self, entry: &CacheEntry) -> bool {
+    fn limits_decoder_memory(&self, entry: &CacheEntry) -> bool {
         let bounds = self.deltas.is_some_and(|deltas| deltas.may_ask(&entry.found));
-        entry.bounds_memory.store(bounds, Ordering::Relaxed);
+        entry.limits_decoder_memory.store(bounds, Ordering::Relaxed);
         bounds
     }
 
@@ -128,7 +128,7 @@ impl Source for FromCaches<'_> {
     }
 
     /// The same path from the next cache.
-    fn instead_of(&self, entry: &CacheEntry, error: &Error) -> Option<CacheEntry> {
+    fn fallback(&self, entry: &CacheEntry, error: &Error) -> Option<CacheEntry> {
         if !error.is_the_caches_fault() || self.progress.is_interrupted() {
             return None;
         }
@@ -218,7 +218,7 @@ impl<'a> FromCaches<'a> {
 
     /// Waits for the memory of the decoder of a whole NAR, if nobody else has counted it.
     fn decoder_memory(&self, entry: &CacheEntry) -> Option<Reserved<'_>> {
-        let deltas = self.deltas.filter(|_| entry.bounds_memory.load(Ordering::Relaxed))?;
+        let deltas = self.deltas.filter(|_| entry.limits_decoder_memory.load(Ordering::Relaxed))?;
         deltas.decoder_memory(decoder_memory(entry.info.nar_size))
     }
 

@@ -84,7 +84,7 @@ pub enum Round {
     /// The new release failed, and what ran before runs again.
     WentBack(Failed),
     /// A round that is only shown would install this many paths, with so many bytes to download, and switch.
-    Planned {
+    InstallItem {
         /// The revision.
         revision: u64,
         /// The path.
@@ -238,7 +238,7 @@ impl<'a> Follower<'a> {
             Some(round) => Ok(round),
             None => {
                 let report = plan(self.destination, install, client, &[Wanted::Path(released.path.clone())])?;
-                Ok(Round::Planned {
+                Ok(Round::InstallItem {
                     revision: found.release.revision,
                     path: released.path.clone(),
                     missing: report.planned.len(),

@@ -114,5 +114,5 @@ pub(crate) trait Index: Send + Sync {
         lines: &[Vec<u8>],
         after: &str,
         max: usize,
-    ) -> Result<Option<(Counted, String)>, IndexError>;
+    ) -> Result<Option<(PathTotals, String)>, IndexError>;
 }

@@ -245,7 +245,7 @@ pub(crate) const LOST_MAX: u32 = 1000;
 
 /// Totals of some paths, as the index counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct PathTotals {
     pub(crate) paths: u64,
     /// Those whose narinfos lack one of the lines.
     pub(crate) unsigned: u64,

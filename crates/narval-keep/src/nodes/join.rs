@@ -21,7 +21,8 @@ const ID_LEN: usize = 20;
 
 /// Makes this process a member of the nodes of a bucket. `url` is its address for the others, `cache_size` the size of its disk cache.
 pub(crate) fn join(index: &dyn Index, folder: &Path, url: &Url, cache_size: u64) -> Result<Arc<Peers>, DataError> {
-    let unusable = |reason: &str| Err(DataError::Elsewhere { folder: folder.to_owned(), reason: reason.to_owned() });
+    let unusable =
+        |reason: &str| Err(DataError::IndexMismatch { folder: folder.to_owned(), reason: reason.to_owned() });
     if let Some(reason) = refused(url) {
         return unusable(&format!("the address for other nodes, {url}, {reason}"));
     }

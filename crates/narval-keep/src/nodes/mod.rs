@@ -19,7 +19,7 @@ pub(crate) use members::{Holder, Member, Members};
 #[cfg(feature = "postgres")]
 pub(crate) use members::{MEMBERS_MAX, NodeRow};
 pub(crate) use peers::Peers;
-pub use peers::{PEER_PATH, PeerFigures};
+pub use peers::{PEER_PATH, PeerStats};
 pub(crate) use secret::PeerSecret;
 
 /// Why other nodes cannot be asked at an address.

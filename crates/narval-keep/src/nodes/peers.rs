@@ -23,7 +23,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What this node has got from others, as totals since it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerFigures {
+pub struct PeerStats {
     /// The number of nodes, with this one.
     pub nodes: u64,
     /// Bytes of NARs that came from other nodes.
@@ -113,8 +113,8 @@ impl Peers {
     }
 
     /// The totals.
-    pub(crate) fn figures(&self) -> PeerFigures {
-        PeerFigures {
+    pub(crate) fn stats(&self) -> PeerStats {
+        PeerStats {
             nodes: self.members.count() as u64,
             received: self.received.load(Ordering::Relaxed),
             fallbacks: self.fallbacks.load(Ordering::Relaxed),

@@ -238,9 +238,9 @@ impl Cache {
         let needed = found.map(|(reference, _)| reference.hash_part()).collect();
         let mut missing = keep(wanted.into_iter().collect(), present);
         if !missing.is_empty()
-            && let Some(elsewhere) = self.elsewhere()
+            && let Some(other_sources) = self.other_sources()
         {
-            let have = elsewhere.have(self.name(), &missing.iter().collect::<Vec<_>>());
+            let have = other_sources.contain(self.name(), &missing.iter().collect::<Vec<_>>());
             missing = keep(missing.iter().collect(), have);
         }
         let Some(first) = missing.first() else { return Ok(needed) };
@@ -267,15 +267,15 @@ impl Cache {
         grant: &Grant,
     ) -> Vec<Option<NarInfo>> {
         let mut hidden = vec![None; claimed.len()];
-        let elsewhere = self.elsewhere().filter(|_| !grant.allows(self.name(), Scope::Replace));
-        let Some(elsewhere) = elsewhere else { return hidden };
+        let other_sources = self.other_sources().filter(|_| !grant.allows(self.name(), Scope::Replace));
+        let Some(other_sources) = other_sources else { return hidden };
         let is_asked = |(_, (info, old)): &(usize, (&&NarInfo, &Option<PathRecord>))| {
             old.is_none() && !trust.vouches_for(&self.signed(info, &trust.fingerprint(info), grant))
         };
         let asked: Vec<usize> = claimed.iter().zip(old).enumerate().filter(is_asked).map(|(at, _)| at).collect();
         let paths: Vec<&StorePath> = asked.iter().filter_map(|at| claimed.get(*at)).map(|info| &info.path).collect();
         if !paths.is_empty() {
-            for (at, found) in asked.into_iter().zip(elsewhere.behind(self.name(), &paths)) {
+            for (at, found) in asked.into_iter().zip(other_sources.shadowed(self.name(), &paths)) {
                 if let Some(hidden) = hidden.get_mut(at) {
                     *hidden = found;
                 }

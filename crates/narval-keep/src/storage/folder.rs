@@ -248,7 +248,7 @@ impl CacheStorage for CacheFolder {
         Ok(self.nar_len(name)? == Some(file_size))
     }
 
-    fn elsewhere(&self, _: &str, _: &NarRecord, _: Redirect) -> Option<String> {
+    fn redirect_url(&self, _: &str, _: &NarRecord, _: Redirect) -> Option<String> {
         None
     }
 

@@ -127,7 +127,7 @@ pub enum NarBytes {
     /// A file that is still being fetched. Its last byte is withheld until all of it is verified.
     Growing(Arc<Fill>),
     /// A presigned URL, which is a secret. It is valid for five minutes.
-    Elsewhere(String),
+    Redirect(String),
 }
 
 /// Who asks for a NAR.
@@ -187,7 +187,7 @@ pub(crate) trait CacheStorage: Send + Sync {
     /// Opens the file of a NAR; `None` if it does not exist as recorded.
     fn nar(&self, name: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>>;
     /// The address to redirect a client to, if it is to be redirected.
-    fn elsewhere(&self, name: &str, nar: &NarRecord, redirect: Redirect) -> Option<String>;
+    fn redirect_url(&self, name: &str, nar: &NarRecord, redirect: Redirect) -> Option<String>;
     /// Like [`nar`](Self::nar) for a client, but waits for the complete file.
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>>;
     /// Reads a file from the storage itself, bypassing the disk cache; `None` if there is none.

@@ -1,4 +1,4 @@
-//! Where tests have a written cache, and its index.
+//! Where tests have a writable cache, and its index.
 //!
 //! The tests are compiled four times: as `tests` in a folder with the index in SQLite, as `tests_on_postgres` with the index in a
 //! PostgreSQL that they start, and as `tests_in_bucket` and `tests_in_bucket_on_postgres` in a versitygw that they start.

@@ -64,7 +64,7 @@ impl Data {
             let (storage, index) = open_parts(place, options, Opening::Rebuild)?;
             if options.database.is_some() && !index.begin_rebuild().map_err(DataError::from)? {
                 let reason = "the database has an index already: name an empty one".to_owned();
-                return Err(DataError::Elsewhere { folder: path.to_owned(), reason }.into());
+                return Err(DataError::IndexMismatch { folder: path.to_owned(), reason }.into());
             }
             // Without threads: everything is written and closed at the end.
             let (data, _stopped) = Self::assemble(storage, index, Local { folder: path, lock: None }, false)?;

@@ -1,9 +1,9 @@
 //! Pushes paths of a store to a writable cache: over HTTP, in a folder or in a bucket.
 
 mod administration;
-mod elsewhere;
 mod filter;
 mod narval;
+mod other_caches;
 mod plain;
 mod select;
 mod server;
@@ -11,8 +11,8 @@ mod small;
 mod spool;
 
 pub use administration::{Administered, Exchanged};
-pub use elsewhere::Elsewhere;
 pub use filter::{Excluded, Filter};
+pub use other_caches::OtherCaches;
 pub use select::{Missing, Selection};
 
 use std::collections::HashSet;

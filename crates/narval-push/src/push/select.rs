@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use narval_nix::{PathInfo, StorePath};
 
-use super::elsewhere::Elsewhere;
 use super::filter::Filter;
+use super::other_caches::OtherCaches;
 use super::{PushOptions, Pushed, Target, push};
 use narval_transfer::{Destination, Error, Progress};
 
@@ -18,7 +18,7 @@ pub struct Selection {
     pub no_closure: bool,
     /// Caches that clients use anyway: what they have is not pushed. They are not asked for a folder, which others may read without them, nor for a
     /// cache that takes complete closures alone.
-    pub elsewhere: Option<Elsewhere>,
+    pub other_caches: Option<OtherCaches>,
 }
 
 /// What a cache lacks of what was selected.
@@ -67,8 +67,8 @@ impl Selection {
     ) -> Result<Missing, Error> {
         let missing = to.missing(&infos.keys().collect::<Vec<_>>(), progress)?;
         let already = infos.len() - missing.len();
-        let elsewhere = self.elsewhere.as_ref().filter(|_| !to.takes_closures_alone());
-        if elsewhere.is_none() && self.filter.signed_by.is_empty() {
+        let others = self.other_caches.as_ref().filter(|_| !to.takes_closures_alone());
+        if others.is_none() && self.filter.signed_by.is_empty() {
             let infos = infos.values().filter(|info| missing.contains(&info.path)).cloned().collect();
             return Ok(Missing { infos, already, elsewhere: 0 });
         }
@@ -83,7 +83,7 @@ impl Selection {
             let is_asked = |info: &&PathInfo| missing.contains(&info.path) && !always.contains(&info.path);
             let (asked, mut kept): (Vec<&PathInfo>, Vec<_>) = level.into_iter().partition(is_asked);
             let asked: Vec<_> = asked.into_iter().filter(|info| !self.filter.is_elsewhere(info)).collect();
-            let have = elsewhere.map_or_else(|| vec![false; asked.len()], |others| others.have(&asked));
+            let have = others.map_or_else(|| vec![false; asked.len()], |others| others.have(&asked));
             kept.extend(std::iter::zip(asked, have).filter(|(_, have)| !have).map(|(info, _)| info));
             lacking.extend(kept.iter().copied().filter(|info| missing.contains(&info.path)).cloned());
             level = kept.iter().flat_map(|info| &info.references).filter_map(|path| infos.get(path)).collect();
@@ -107,7 +107,7 @@ impl Selection {
         to: &Target,
         (options, progress): (&PushOptions, &Progress),
     ) -> Result<Pushed, Error> {
-        let asks = self.elsewhere.is_some() && !to.takes_closures_alone();
+        let asks = self.other_caches.is_some() && !to.takes_closures_alone();
         if !asks && self.filter.signed_by.is_empty() {
             return push(from, infos.values().cloned().collect(), to, options, progress);
         }

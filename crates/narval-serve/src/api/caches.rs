@@ -50,7 +50,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Answered, ServeError> {
 
 /// `GET caches/{cache}/stats`
 pub(super) fn stats(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    Answered::ok(&asked.cache()?.figures()?)
+    Answered::ok(&asked.cache()?.stats()?)
 }
 
 /// `PUT caches/{cache}`

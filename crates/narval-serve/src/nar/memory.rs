@@ -17,7 +17,7 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::packed::{PackedFile, PackedNars};
-use crate::nar::plan::Planned;
+use crate::nar::plan::PathNar;
 use crate::nar::representation::Representation;
 use crate::nar::zstd::NarCache;
 use crate::prepared::prepared;
@@ -138,12 +138,12 @@ impl NarMemory {
     pub(crate) fn insert_packed(
         &self,
         stamp: Stamp,
-        planned: &Planned,
+        path_nar: &PathNar,
         packed: &Arc<PackedFile>,
         representation: Representation,
     ) {
         let answer = Answer::Packed(Arc::downgrade(packed), representation);
-        self.insert(stamp, (planned.path.hash_part(), NarFormat::Identity), &planned.nar_hash, answer);
+        self.insert(stamp, (path_nar.path.hash_part(), NarFormat::Identity), &path_nar.nar_hash, answer);
     }
 
     /// Remembers that there is a compressed file of a NAR.
@@ -166,13 +166,13 @@ impl NarMemory {
     pub(crate) fn small_nar(
         &self,
         stamp: Option<Stamp>,
-        planned: &Planned,
+        path_nar: &PathNar,
         stream: NarStream,
         content_type: &'static str,
         damaged: &DamagedPaths,
     ) -> Result<Arc<Prepared>, ServeError> {
-        let nar = verified_nar(planned, stream, damaged)?;
-        let nar_hash = planned.nar_hash.to_nix32();
+        let nar = verified_nar(path_nar, stream, damaged)?;
+        let nar_hash = path_nar.nar_hash.to_nix32();
         let mut fields = vec![(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"))];
         if let Ok(etag) = HeaderValue::from_str(&format!("\"{nar_hash}\"")) {
             fields.push((header::ETAG, etag));
@@ -180,7 +180,7 @@ impl NarMemory {
         let response = Arc::new(prepared(StatusCode::OK, content_type, &fields, nar));
         if let Some(stamp) = stamp {
             let ready = Ready { nar_hash, answer: Answer::Memory(Arc::clone(&response)) };
-            self.entries.insert((planned.path.hash_part(), NarFormat::Identity), (stamp, Arc::new(ready)));
+            self.entries.insert((path_nar.path.hash_part(), NarFormat::Identity), (stamp, Arc::new(ready)));
         }
         Ok(response)
     }
@@ -195,15 +195,15 @@ pub(crate) fn is_plain(head: &HeadRef<'_>) -> bool {
 
 /// Generates a NAR in memory, and verifies it.
 pub(crate) fn verified_nar(
-    planned: &Planned,
+    path_nar: &PathNar,
     stream: NarStream,
     damaged: &DamagedPaths,
 ) -> Result<Vec<u8>, ServeError> {
-    let mut nar = Vec::with_capacity(usize::try_from(planned.layout.size_bytes()).unwrap_or(0));
-    NarReader::of(stream).read_to_end(&mut nar).map_err(|error| ServeError::of_files(&planned.path, &error))?;
-    if Sha256::of(&nar) != planned.nar_hash {
-        damaged.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
-        return Err(ServeError::damaged(&planned.path, NOT_AS_REGISTERED));
+    let mut nar = Vec::with_capacity(usize::try_from(path_nar.layout.size_bytes()).unwrap_or(0));
+    NarReader::of(stream).read_to_end(&mut nar).map_err(|error| ServeError::of_files(&path_nar.path, &error))?;
+    if Sha256::of(&nar) != path_nar.nar_hash {
+        damaged.add(path_nar.path.hash_part(), &path_nar.nar_hash, &path_nar.real_path);
+        return Err(ServeError::damaged(&path_nar.path, NOT_AS_REGISTERED));
     }
     Ok(nar)
 }

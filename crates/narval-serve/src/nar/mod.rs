@@ -1,4 +1,4 @@
-//! NARs: planned and sent from a store's files, or from memory, a packed file or a compressed file.
+//! NARs: path_nar and sent from a store's files, or from memory, a packed file or a compressed file.
 
 pub(crate) mod damaged;
 pub(crate) mod delta_mode;

@@ -24,7 +24,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
-use crate::nar::plan::Planned;
+use crate::nar::plan::PathNar;
 
 /// Disk space for all packed files, in bytes.
 const BYTES_MAX: u64 = 512 * 1024 * 1024;
@@ -69,7 +69,7 @@ pub(crate) struct PackedNars {
 #[derive(Debug, Default)]
 struct Work {
     /// NARs to pack. While there is a thread, it works on the first one.
-    wanted: VecDeque<Arc<Planned>>,
+    wanted: VecDeque<Arc<PathNar>>,
     has_thread: bool,
     /// Set after a write error.
     paused_until: Option<Instant>,
@@ -117,13 +117,13 @@ impl PackedNars {
     }
 
     /// Called when a NAR was sent: queues it for packing if that pays off.
-    pub(crate) fn was_sent(self: &Arc<Self>, planned: &Arc<Planned>) {
-        let times = planned.times_sent.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if !is_worth_it(&planned.layout, times) {
+    pub(crate) fn was_sent(self: &Arc<Self>, path_nar: &Arc<PathNar>) {
+        let times = path_nar.times_sent.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if !is_worth_it(&path_nar.layout, times) {
             return;
         }
-        let is_kept = self.kept.read().contains_key(&planned.nar_hash);
-        if is_kept || !self.has_room(packed_bytes(&planned.layout)) {
+        let is_kept = self.kept.read().contains_key(&path_nar.nar_hash);
+        if is_kept || !self.has_room(packed_bytes(&path_nar.layout)) {
             return;
         }
         let mut work = self.work.lock();
@@ -131,11 +131,11 @@ impl PackedNars {
         if work.paused_until.is_some_and(|until| Instant::now() < until)
             || work.wanted.len() >= QUEUE_LEN_MAX
             || memory > QUEUE_BYTES_MAX
-            || work.wanted.iter().any(|wanted| wanted.nar_hash == planned.nar_hash)
+            || work.wanted.iter().any(|wanted| wanted.nar_hash == path_nar.nar_hash)
         {
             return;
         }
-        work.wanted.push_back(Arc::clone(planned));
+        work.wanted.push_back(Arc::clone(path_nar));
         if !work.has_thread {
             let this = Arc::clone(self);
             let thread = std::thread::Builder::new().name("packed-nars".to_owned()).spawn(move || this.work());
@@ -158,15 +158,15 @@ impl PackedNars {
                 work.has_thread = next.is_some();
                 next
             };
-            let Some(planned) = next else { return };
-            match self.make(&planned) {
-                Ok(kept) => self.keep(planned.nar_hash, kept),
+            let Some(path_nar) = next else { return };
+            match self.make(&path_nar) {
+                Ok(kept) => self.keep(path_nar.nar_hash, kept),
                 Err(NotPacked::Folder(error)) => self.pause(&error),
                 // The next request for it reports the error.
-                Err(NotPacked::Nar(error)) => tracing::debug!("NAR of {} is not packed: {error}", planned.path),
+                Err(NotPacked::Nar(error)) => tracing::debug!("NAR of {} is not packed: {error}", path_nar.path),
                 Err(NotPacked::OtherHash) => {
-                    self.damaged.add(planned.path.hash_part(), &planned.nar_hash, &planned.real_path);
-                    tracing::error!("NAR of {}: {}", planned.path, crate::nar::damaged::NOT_AS_REGISTERED);
+                    self.damaged.add(path_nar.path.hash_part(), &path_nar.nar_hash, &path_nar.real_path);
+                    tracing::error!("NAR of {}: {}", path_nar.path, crate::nar::damaged::NOT_AS_REGISTERED);
                 }
             }
             self.work.lock().wanted.pop_front();
@@ -194,12 +194,12 @@ impl PackedNars {
         }
     }
 
-    fn make(&self, planned: &Planned) -> Result<PackedFile, NotPacked> {
+    fn make(&self, path_nar: &PathNar) -> Result<PackedFile, NotPacked> {
         let file = tempfile::tempfile_in(&self.folder).map_err(NotPacked::Folder)?;
-        let layout = Arc::clone(&planned.layout);
+        let layout = Arc::clone(&path_nar.layout);
         let (size, bytes) = (layout.size_bytes(), packed_bytes(&layout));
         let mut packed = PackedNar::new(&layout, file, size <= WHOLE_BYTES_MAX);
-        let stream = NarStream::open(layout, &planned.real_path, 0..size, None);
+        let stream = NarStream::open(layout, &path_nar.real_path, 0..size, None);
         let mut nar = NarReader::of(stream.map_err(|error| NotPacked::Nar(error.into()))?);
         let mut hasher = Sha256Hasher::new();
         let mut piece = vec![0; PIECE_BYTES];
@@ -214,7 +214,7 @@ impl PackedNars {
             packed.put(at, made).map_err(NotPacked::Folder)?;
             at += got as u64;
         }
-        if at != size || hasher.finish() != planned.nar_hash {
+        if at != size || hasher.finish() != path_nar.nar_hash {
             return Err(NotPacked::OtherHash);
         }
         Ok(PackedFile::new(packed, bytes))
@@ -306,12 +306,12 @@ mod tests {
         path
     }
 
-    fn planned(path: &Path) -> Arc<Planned> {
-        let layout = Arc::new(NarLayout::plan(path).unwrap());
+    fn path_nar(path: &Path) -> Arc<PathNar> {
+        let layout = Arc::new(NarLayout::scan(path).unwrap());
         let mut nar = Vec::new();
         NarReader::open(path).unwrap().read_to_end(&mut nar).unwrap();
         let (nar_hash, real_path) = (Sha256::of(&nar), path.to_owned());
-        Arc::new(Planned::new(StorePath::parse(NAME).unwrap(), real_path, nar_hash, layout))
+        Arc::new(PathNar::new(StorePath::parse(NAME).unwrap(), real_path, nar_hash, layout))
     }
 
     fn flat(folder: &Path) -> Arc<PackedNars> {
@@ -332,15 +332,15 @@ mod tests {
     fn a_sent_nar_is_packed_into_an_unnamed_file() {
         let dir = tempfile::tempdir().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let planned = planned(&tree(dir.path(), 200));
+        let path_nar = path_nar(&tree(dir.path(), 200));
         let flat = flat(folder.path());
-        assert!(flat.get(&planned.nar_hash).is_none());
-        flat.was_sent(&planned);
+        assert!(flat.get(&path_nar.nar_hash).is_none());
+        flat.was_sent(&path_nar);
         idle(&flat);
-        let mut nar = vec![0; usize::try_from(planned.layout.size_bytes()).unwrap()];
-        let kept = flat.get(&planned.nar_hash).unwrap();
+        let mut nar = vec![0; usize::try_from(path_nar.layout.size_bytes()).unwrap()];
+        let kept = flat.get(&path_nar.nar_hash).unwrap();
         kept.nar.whole().unwrap().read_exact_at(&mut nar, 0).unwrap();
-        assert_eq!(Sha256::of(&nar), planned.nar_hash);
+        assert_eq!(Sha256::of(&nar), path_nar.nar_hash);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
@@ -348,18 +348,18 @@ mod tests {
     fn a_nar_with_another_hash_is_not_packed() {
         let dir = tempfile::tempdir().unwrap();
         let path = tree(dir.path(), 200);
-        let planned = planned(&path);
+        let path_nar = path_nar(&path);
         std::fs::write(path.join("100"), vec![8; 100]).unwrap();
         let flat = flat(dir.path());
-        flat.was_sent(&planned);
+        flat.was_sent(&path_nar);
         idle(&flat);
-        assert!(flat.get(&planned.nar_hash).is_none());
+        assert!(flat.get(&path_nar.nar_hash).is_none());
         assert_eq!(flat.metrics.corrupt_paths.get(), 1);
         // A missing file does not make the path damaged.
         std::fs::remove_file(path.join("100")).unwrap();
-        flat.was_sent(&planned);
+        flat.was_sent(&path_nar);
         idle(&flat);
-        assert!(flat.get(&planned.nar_hash).is_none());
+        assert!(flat.get(&path_nar.nar_hash).is_none());
         assert_eq!(flat.metrics.corrupt_paths.get(), 1);
     }
 
@@ -368,27 +368,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = tree(dir.path(), 200);
         std::fs::write(path.join("large"), vec![1; 2 << 20]).unwrap();
-        let planned = planned(&path);
+        let path_nar = path_nar(&path);
         let flat = flat(dir.path());
-        flat.was_sent(&planned);
+        flat.was_sent(&path_nar);
         idle(&flat);
-        let kept = flat.get(&planned.nar_hash).unwrap();
+        let kept = flat.get(&path_nar.nar_hash).unwrap();
         assert!(kept.nar.whole().is_none());
-        assert_eq!(kept.bytes, planned.layout.size_bytes() - (2 << 20));
+        assert_eq!(kept.bytes, path_nar.layout.size_bytes() - (2 << 20));
     }
 
     #[test]
     fn few_files_are_packed_on_the_second_request() {
         let dir = tempfile::tempdir().unwrap();
         let flat = flat(dir.path());
-        let planned = planned(&tree(dir.path(), FILES_MIN));
+        let path_nar = path_nar(&tree(dir.path(), FILES_MIN));
         for is_kept in [false, true] {
-            flat.was_sent(&planned);
+            flat.was_sent(&path_nar);
             idle(&flat);
-            assert_eq!(flat.get(&planned.nar_hash).is_some(), is_kept);
+            assert_eq!(flat.get(&path_nar.nar_hash).is_some(), is_kept);
         }
-        std::fs::remove_dir_all(&planned.real_path).unwrap();
-        let one = self::planned(&tree(dir.path(), FILES_MIN - 1));
+        std::fs::remove_dir_all(&path_nar.real_path).unwrap();
+        let one = self::path_nar(&tree(dir.path(), FILES_MIN - 1));
         flat.was_sent(&one);
         flat.was_sent(&one);
         assert!(!flat.work.lock().has_thread);
@@ -398,11 +398,11 @@ mod tests {
     fn a_missing_folder_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("none");
-        let (flat, planned) = (flat(&folder), planned(&tree(dir.path(), 200)));
+        let (flat, path_nar) = (flat(&folder), path_nar(&tree(dir.path(), 200)));
         let send = || {
-            flat.was_sent(&planned);
+            flat.was_sent(&path_nar);
             idle(&flat);
-            flat.get(&planned.nar_hash).is_some()
+            flat.get(&path_nar.nar_hash).is_some()
         };
         assert!(!send());
         std::fs::create_dir(&folder).unwrap();
@@ -417,7 +417,7 @@ mod tests {
     fn packed_nars_are_evicted_if_the_system_has_no_room() {
         let dir = tempfile::tempdir().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
-        let layout = NarLayout::plan(file.path()).unwrap();
+        let layout = NarLayout::scan(file.path()).unwrap();
         for (error, left) in [
             (io::Error::from(io::ErrorKind::StorageFull), 4),
             (io::Error::from(io::ErrorKind::QuotaExceeded), 4),
@@ -439,7 +439,7 @@ mod tests {
     fn the_least_recently_used_is_evicted_first() {
         let (dir, file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
         let flat = flat(dir.path());
-        let layout = NarLayout::plan(file.path()).unwrap();
+        let layout = NarLayout::scan(file.path()).unwrap();
         for number in 0..5_u8 {
             assert!(flat.has_room(BYTES_MAX / 4));
             let packed = PackedNar::new(&layout, tempfile::tempfile().unwrap(), true);

@@ -1,7 +1,7 @@
-//! Planned NARs: the offset of every file in the NAR of a store path. Plans are cached.
+//! PathNar NARs: the offset of every file in the NAR of a store path. Plans are cached.
 //!
 //! As with narinfos, the path info is read again whenever the database has changed. A plan stays valid as long as the NAR hash is the
-//! same and the inode at the path's root is the one that was planned ([`NarStream::open`] checks that).
+//! same and the inode at the path's root is the one that was path_nar ([`NarStream::open`] checks that).
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ const LAYOUTS: usize = 4096;
 
 /// A store path and its NAR.
 #[derive(Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PathNar {
     /// The store path.
     pub(crate) path: StorePath,
     /// The location of its files.
@@ -38,7 +38,7 @@ pub(crate) struct Planned {
     pub(crate) times_sent: AtomicU32,
 }
 
-impl Planned {
+impl PathNar {
     pub(crate) fn new(path: StorePath, real_path: PathBuf, nar_hash: NarHash, layout: Arc<NarLayout>) -> Self {
         Self { path, real_path, nar_hash, layout, times_sent: AtomicU32::new(0) }
     }
@@ -54,15 +54,15 @@ impl Planned {
 /// The cached plans.
 #[derive(Debug)]
 pub(crate) struct Plans {
-    entries: Cache<HashPart, (Option<Stamp>, Arc<Planned>), ByBytes>,
+    entries: Cache<HashPart, (Option<Stamp>, Arc<PathNar>), ByBytes>,
 }
 
 #[derive(Clone, Debug)]
 struct ByBytes;
 
-impl Weighter<HashPart, (Option<Stamp>, Arc<Planned>)> for ByBytes {
-    fn weight(&self, _: &HashPart, (_, planned): &(Option<Stamp>, Arc<Planned>)) -> u64 {
-        300 + planned.layout.memory_bytes() as u64
+impl Weighter<HashPart, (Option<Stamp>, Arc<PathNar>)> for ByBytes {
+    fn weight(&self, _: &HashPart, (_, path_nar): &(Option<Stamp>, Arc<PathNar>)) -> u64 {
+        300 + path_nar.layout.memory_bytes() as u64
     }
 }
 
@@ -101,47 +101,47 @@ pub(crate) struct Planner {
 
 impl Planner {
     /// The plan of the valid path with this hash part, and the open stream of its whole NAR.
-    pub(crate) fn plan(&self, hash_part: HashPart) -> Result<(Arc<Planned>, NarStream), ServeError> {
+    pub(crate) fn plan(&self, hash_part: HashPart) -> Result<(Arc<PathNar>, NarStream), ServeError> {
         // Before the database is read: cached entries can only be newer than their stamp.
         let stamp = self.store.stamp();
         let known = self.plans.entries.get(&hash_part);
-        if let Some((of, planned)) = &known
+        if let Some((of, path_nar)) = &known
             && of.is_some()
             && *of == stamp
-            && let Ok(stream) = planned.stream(0..planned.layout.size_bytes(), &self.ahead)
+            && let Ok(stream) = path_nar.stream(0..path_nar.layout.size_bytes(), &self.ahead)
         {
             self.metrics.layout_hits.inc();
-            return Ok((Arc::clone(planned), stream));
+            return Ok((Arc::clone(path_nar), stream));
         }
         let info = self.store.path_info_by_hash_part(&hash_part)?.ok_or(ServeError::NoPath)?;
-        let same = |planned: &&Arc<Planned>| planned.nar_hash == info.nar_hash && planned.path == info.path;
-        let reused = known.as_ref().map(|(_, planned)| planned).filter(same).and_then(|planned| {
-            let stream = planned.stream(0..planned.layout.size_bytes(), &self.ahead).ok()?;
-            Some((Arc::clone(planned), stream))
+        let same = |path_nar: &&Arc<PathNar>| path_nar.nar_hash == info.nar_hash && path_nar.path == info.path;
+        let reused = known.as_ref().map(|(_, path_nar)| path_nar).filter(same).and_then(|path_nar| {
+            let stream = path_nar.stream(0..path_nar.layout.size_bytes(), &self.ahead).ok()?;
+            Some((Arc::clone(path_nar), stream))
         });
-        let (planned, stream) = match reused {
+        let (path_nar, stream) = match reused {
             Some(reused) => {
                 self.metrics.layout_hits.inc();
                 reused
             }
             None => self.plan_anew(&info)?,
         };
-        self.plans.entries.insert(hash_part, (stamp, Arc::clone(&planned)));
+        self.plans.entries.insert(hash_part, (stamp, Arc::clone(&path_nar)));
         // Another thread may have recorded the damage since it was looked for above; the plan would stay remembered.
-        if self.damaged.has(hash_part, &planned.nar_hash, &planned.real_path) {
+        if self.damaged.has(hash_part, &path_nar.nar_hash, &path_nar.real_path) {
             self.plans.forget(&hash_part);
-            return Err(not_as_registered(&planned.path));
+            return Err(not_as_registered(&path_nar.path));
         }
-        Ok((planned, stream))
+        Ok((path_nar, stream))
     }
 
-    fn plan_anew(&self, info: &PathInfo) -> Result<(Arc<Planned>, NarStream), ServeError> {
+    fn plan_anew(&self, info: &PathInfo) -> Result<(Arc<PathNar>, NarStream), ServeError> {
         self.metrics.layout_misses.inc();
         let real_path = self.store.real_path(&info.path);
         if self.damaged.has(info.path.hash_part(), &info.nar_hash, &real_path) {
             return Err(not_as_registered(&info.path));
         }
-        let layout = NarLayout::plan(&real_path).map_err(|error| {
+        let layout = NarLayout::scan(&real_path).map_err(|error| {
             if error.is_not_a_nar() {
                 // Its narinfo would promise what is never served.
                 self.damaged.add(info.path.hash_part(), &info.nar_hash, &real_path);
@@ -154,9 +154,9 @@ impl Planner {
             let reason = format!("its NAR has {size} bytes, the database says {}", info.nar_size);
             return Err(ServeError::damaged(&info.path, reason));
         }
-        let planned = Planned::new(info.path.clone(), real_path, info.nar_hash, layout.into());
-        let stream = planned.stream(0..size, &self.ahead).map_err(|error| ServeError::of_files(&info.path, &error))?;
-        Ok((Arc::new(planned), stream))
+        let path_nar = PathNar::new(info.path.clone(), real_path, info.nar_hash, layout.into());
+        let stream = path_nar.stream(0..size, &self.ahead).map_err(|error| ServeError::of_files(&info.path, &error))?;
+        Ok((Arc::new(path_nar), stream))
     }
 }
 

@@ -12,7 +12,7 @@ use narval_store::{NarReader, NarStream, PackedNar, ReadAhead, Step};
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::packed::PackedNars;
-use crate::nar::plan::Planned;
+use crate::nar::plan::PathNar;
 
 /// If at most this much of a NAR follows a large file, it is produced together with that file: little more than the
 /// closing tokens.
@@ -28,7 +28,7 @@ pub(crate) fn with_packed(stream: NarStream, packed: Option<&Arc<PackedNar>>) ->
 
 /// A NAR, or one range of it.
 pub(crate) struct NarSource {
-    pub(crate) planned: Arc<Planned>,
+    pub(crate) path_nar: Arc<PathNar>,
     pub(crate) stream: NarStream,
     pub(crate) metrics: Arc<Metrics>,
     /// Notified when the whole NAR was sent.
@@ -37,18 +37,18 @@ pub(crate) struct NarSource {
 
 impl BodySource for NarSource {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
-        let filled = fill(&mut self.stream, &self.planned, &self.metrics, out)?;
+        let filled = fill(&mut self.stream, &self.path_nar, &self.metrics, out)?;
         if filled == Fill::Done
             && let Some(packed_nars) = self.packed_nars.take()
         {
-            packed_nars.was_sent(&self.planned);
+            packed_nars.was_sent(&self.path_nar);
         }
         Ok(filled)
     }
 }
 
 /// Appends the next piece of a stream. An error aborts the response: a truncated NAR must not end cleanly.
-fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut SegmentBuf) -> io::Result<Fill> {
+fn fill(stream: &mut NarStream, path_nar: &PathNar, metrics: &Metrics, out: &mut SegmentBuf) -> io::Result<Fill> {
     let (room, before) = (out.room(), stream.remaining_bytes());
     let step = stream.fill(out.memory(), room);
     metrics.nar_bytes_identity.inc_by(before.saturating_sub(stream.remaining_bytes()));
@@ -61,11 +61,11 @@ fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut 
                 return Ok(Fill::More);
             }
             // The closing tokens are produced immediately: a few bytes are not worth another call.
-            fill(stream, planned, metrics, out)
+            fill(stream, path_nar, metrics, out)
         }
         Err(error) => {
             metrics.stream_aborts.inc();
-            tracing::error!("NAR of {} aborted: {error}", planned.path);
+            tracing::error!("NAR of {} aborted: {error}", path_nar.path);
             Err(error.into())
         }
     }
@@ -73,7 +73,7 @@ fn fill(stream: &mut NarStream, planned: &Planned, metrics: &Metrics, out: &mut 
 
 /// A NAR that is hashed as it is sent, and aborted before its last piece when the hash does not match.
 pub(crate) struct VerifiedSource {
-    planned: Arc<Planned>,
+    path_nar: Arc<PathNar>,
     nar: NarReader,
     left: u64,
     hasher: Sha256Hasher,
@@ -83,13 +83,13 @@ pub(crate) struct VerifiedSource {
 
 impl VerifiedSource {
     pub(crate) fn new(
-        planned: Arc<Planned>,
+        path_nar: Arc<PathNar>,
         stream: NarStream,
         damaged: Arc<DamagedPaths>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let left = planned.layout.size_bytes();
-        Self { planned, nar: NarReader::of(stream), left, hasher: Sha256Hasher::new(), damaged, metrics }
+        let left = path_nar.layout.size_bytes();
+        Self { path_nar, nar: NarReader::of(stream), left, hasher: Sha256Hasher::new(), damaged, metrics }
     }
 }
 
@@ -102,7 +102,7 @@ impl BodySource for VerifiedSource {
         let read = self.nar.read(memory.get_mut(from..).unwrap_or_default());
         let got = read.inspect_err(|error| {
             self.metrics.stream_aborts.inc();
-            tracing::error!("NAR of {} aborted: {error}", self.planned.path);
+            tracing::error!("NAR of {} aborted: {error}", self.path_nar.path);
         })?;
         memory.truncate(from + got);
         self.hasher.update(memory.get(from..).unwrap_or_default());
@@ -111,20 +111,20 @@ impl BodySource for VerifiedSource {
         if self.left > 0 && got > 0 {
             return Ok(Fill::More);
         }
-        if self.hasher.clone().finish() == self.planned.nar_hash {
+        if self.hasher.clone().finish() == self.path_nar.nar_hash {
             return Ok(Fill::Done);
         }
-        let hash_part = self.planned.path.hash_part();
-        self.damaged.add(hash_part, &self.planned.nar_hash, &self.planned.real_path);
+        let hash_part = self.path_nar.path.hash_part();
+        self.damaged.add(hash_part, &self.path_nar.nar_hash, &self.path_nar.real_path);
         self.metrics.stream_aborts.inc();
-        tracing::error!("NAR of {} aborted: {NOT_AS_REGISTERED}", self.planned.path);
+        tracing::error!("NAR of {} aborted: {NOT_AS_REGISTERED}", self.path_nar.path);
         Err(io::Error::new(io::ErrorKind::InvalidData, NOT_AS_REGISTERED))
     }
 }
 
 /// Several ranges of a NAR, as `multipart/byteranges`.
 pub(crate) struct RangesSource {
-    planned: Arc<Planned>,
+    path_nar: Arc<PathNar>,
     packed: Option<Arc<PackedNar>>,
     ahead: Arc<ReadAhead>,
     metrics: Arc<Metrics>,
@@ -135,20 +135,20 @@ pub(crate) struct RangesSource {
 
 impl RangesSource {
     pub(crate) fn new(
-        planned: Arc<Planned>,
+        path_nar: Arc<PathNar>,
         packed: Option<Arc<PackedNar>>,
         ahead: Arc<ReadAhead>,
         metrics: Arc<Metrics>,
         parts: MultipartRanges,
     ) -> Self {
-        Self { planned, packed, ahead, metrics, parts, next: 0, stream: None }
+        Self { path_nar, packed, ahead, metrics, parts, next: 0, stream: None }
     }
 }
 
 impl BodySource for RangesSource {
     fn fill(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         if let Some(stream) = &mut self.stream {
-            if fill(stream, &self.planned, &self.metrics, out)? == Fill::Done {
+            if fill(stream, &self.path_nar, &self.metrics, out)? == Fill::Done {
                 self.stream = None;
             }
             return Ok(Fill::More);
@@ -160,7 +160,7 @@ impl BodySource for RangesSource {
         self.parts.part_head(self.next, out.memory());
         self.next += 1;
         let range = range.start..range.start + range.length;
-        self.stream = Some(with_packed(self.planned.stream(range, &self.ahead)?, self.packed.as_ref()));
+        self.stream = Some(with_packed(self.path_nar.stream(range, &self.ahead)?, self.packed.as_ref()));
         Ok(Fill::More)
     }
 }

@@ -1,6 +1,6 @@
 //! Narinfos and absences that are remembered, and never served stale.
 //!
-//! An entry is valid for one state of the store's database (or of the written cache's index), which a stamp stands for. Each request takes the stamp anew (one
+//! An entry is valid for one state of the store's database (or of the writable cache's index), which a stamp stands for. Each request takes the stamp anew (one
 //! system call while nothing changes; it never waits), and only entries with that stamp are served. A change of the database makes all
 //! entries invalid at once; each is replaced when it is asked for, which costs a database query of about 20 µs.
 //!
@@ -28,7 +28,7 @@ pub(crate) enum Answer {
 pub(crate) struct Present {
     /// The answer.
     pub(crate) response: Prepared,
-    /// Its entity tag, where the face has one.
+    /// Its entity tag, where the dialect has one.
     pub(crate) etag: Option<HeaderValue>,
     /// The narinfo; shared with the answer.
     pub(crate) text: Bytes,

@@ -1,20 +1,20 @@
-//! The narinfo of a store path, as each face writes it.
+//! The narinfo of a store path, as each dialect writes it.
 
 use narval_http::{Bytes, HeaderValue, StatusCode, header};
 use narval_nix::narinfo::MIME_TYPE;
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, SecretKey, Sha256, SignError, StoreDir};
 
-use crate::Face;
+use crate::Dialect;
 use crate::narinfo::memo::Present;
 use crate::prepared::prepared;
 
-/// The narinfo of `info`, requested by `hash_part`, signed with `sign_keys`. [`Face::Narval`] names the compressed file (SHA-256 and
+/// The narinfo of `info`, requested by `hash_part`, signed with `sign_keys`. [`Dialect::Narval`] names the compressed file (SHA-256 and
 /// size in bytes) where there is one and it is smaller.
 ///
 /// # Errors
 /// A key does not sign.
 pub(crate) fn render(
-    face: Face,
+    dialect: Dialect,
     sign_keys: &[SecretKey],
     store_dir: &StoreDir,
     hash_part: HashPart,
@@ -27,15 +27,15 @@ pub(crate) fn render(
         let fingerprint = info.fingerprint(store_dir);
         sign_keys.iter().map(move |key| key.sign(fingerprint.as_bytes()))
     };
-    match face {
-        Face::NixServe => {
+    match dialect {
+        Dialect::NixServe => {
             narinfo.ca = None;
             narinfo.omit_empty_references = true;
             if let Some(signature) = own().next() {
                 narinfo.signatures = vec![signature?];
             }
         }
-        Face::Narval => {
+        Dialect::Narval => {
             narinfo.file_hash = Some(info.nar_hash.into());
             narinfo.file_size = Some(info.nar_size);
             if let Some((file_hash, file_size)) = compressed.filter(|(_, file_size)| *file_size < info.nar_size) {
@@ -56,11 +56,11 @@ pub(crate) fn render(
 }
 
 /// A narinfo as an answer, ready to be sent.
-pub(crate) fn present(face: Face, text: impl Into<Bytes>) -> Present {
+pub(crate) fn present(dialect: Dialect, text: impl Into<Bytes>) -> Present {
     let text = text.into();
-    let etag = match face {
-        Face::NixServe => None,
-        Face::Narval => etag(&text),
+    let etag = match dialect {
+        Dialect::NixServe => None,
+        Dialect::Narval => etag(&text),
     };
     let fields: Vec<_> = etag.iter().map(|etag| (header::ETAG, etag.clone())).collect();
     Present { response: prepared(StatusCode::OK, MIME_TYPE, &fields, text.clone()), etag, text, until: u64::MAX }
@@ -99,8 +99,8 @@ mod tests {
         }
     }
 
-    fn rendered(face: Face, keys: Vec<SecretKey>, info: &PathInfo) -> String {
-        render(face, &keys, &StoreDir::default(), info.path.hash_part(), info, None).unwrap()
+    fn rendered(dialect: Dialect, keys: Vec<SecretKey>, info: &PathInfo) -> String {
+        render(dialect, &keys, &StoreDir::default(), info.path.hash_part(), info, None).unwrap()
     }
 
     fn key(name: &str) -> SecretKey {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn nix_serve_without_a_key_shows_the_stored_signatures_sorted() {
-        let text = rendered(Face::NixServe, vec![], &info());
+        let text = rendered(Dialect::NixServe, vec![], &info());
         let signature = |byte: u8| Signature::new("x", [byte; 64]).unwrap().to_base64();
         let want = format!(
             "StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-net-tools\n\
@@ -131,7 +131,7 @@ mod tests {
     fn nix_serve_with_a_key_shows_its_signature_alone() {
         let secret = key("own-1");
         let trusted: TrustedKeys = [secret.public_key()].into_iter().collect();
-        let text = rendered(Face::NixServe, vec![secret], &info());
+        let text = rendered(Dialect::NixServe, vec![secret], &info());
         let parsed = NarInfo::parse(text.as_bytes(), &StoreDir::default()).unwrap();
         assert_eq!(parsed.signatures.len(), 1);
         let fingerprint = info().fingerprint(&StoreDir::default());
@@ -141,14 +141,14 @@ mod tests {
     #[test]
     fn nix_serve_leaves_out_lines_that_have_nothing_to_say() {
         let bare = PathInfo { references: BTreeSet::new(), deriver: None, signatures: vec![], ..info() };
-        let text = rendered(Face::NixServe, vec![], &bare);
+        let text = rendered(Dialect::NixServe, vec![], &bare);
         assert!(text.ends_with("NarSize: 464152\n"), "{text}");
     }
 
     #[test]
     fn the_richer_face_shows_all_it_knows() {
         let keys = vec![key("own-1"), key("own-2")];
-        let text = rendered(Face::Narval, keys, &info());
+        let text = rendered(Dialect::Narval, keys, &info());
         let parsed = NarInfo::parse(text.as_bytes(), &StoreDir::default()).unwrap();
         let names: Vec<_> = parsed.signatures.iter().map(Signature::key_name).collect();
         assert_eq!(names, ["a-1", "own-1", "own-2", "z-1"]);

@@ -1,4 +1,4 @@
-//! Where narinfos come from, in order: the live store, the cache that is written, the upstreams. All but what is remembered is read on a worker.
+//! Where narinfos come from, in order: the live store, the writable cache, the upstreams. All but what is remembered is read on a worker.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use narval_store::{Stamp, Store};
 
 use super::memo::{Answer, Memo};
 use super::render::{present, render};
-use crate::Face;
+use crate::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::zstd::NarCache;
 use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::written::narinfo::WrittenNarinfos;
+use crate::writable::narinfo::WritableNarinfos;
 
 /// The narinfos of all sources.
 #[derive(Debug)]
 pub(crate) struct Narinfos {
     pub(crate) live: Option<LiveNarinfos>,
-    pub(crate) written: Option<Arc<WrittenNarinfos>>,
+    pub(crate) writable: Option<Arc<WritableNarinfos>>,
     pub(crate) upstream: Option<UpstreamNarinfos>,
     /// The answer for absent paths.
     pub(crate) absent: Arc<Prepared>,
@@ -30,17 +30,17 @@ pub(crate) struct Narinfos {
 impl Narinfos {
     /// Looks up a narinfo that the shard did not find in memory.
     pub(crate) fn read(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        match (&self.live, &self.written, &self.upstream) {
+        match (&self.live, &self.writable, &self.upstream) {
             (Some(live), None, None) => live.read(hash_part),
-            (None, Some(written), None) => written.read(hash_part),
+            (None, Some(writable), None) => writable.read(hash_part),
             _ => self.look_up(hash_part),
         }
     }
 
     /// Looks up a narinfo in the writable cache alone.
-    pub(crate) fn of_written(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        match &self.written {
-            Some(written) => written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok),
+    pub(crate) fn of_writable(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        match &self.writable {
+            Some(writable) => writable.remembered(&hash_part).map_or_else(|| writable.read(hash_part), Ok),
             None => Ok(Answer::Absent),
         }
     }
@@ -57,41 +57,41 @@ impl Narinfos {
     }
 
     /// As [`look_up`](Self::look_up), for the page: viewing a path is no use of it, and does not prefetch its closure.
-    pub(crate) fn look_at(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        let answer = self.own(hash_part, |written| written.look_at(&hash_part))?;
+    pub(crate) fn look_up_without_prefetch(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+        let answer = self.own(hash_part, |writable| writable.look_up_without_prefetch(&hash_part))?;
         match (&answer, &self.upstream) {
             (Answer::Absent, Some(upstream)) => {
-                upstream.remembered(&hash_part).map_or_else(|| upstream.look_at(&hash_part), Ok)
+                upstream.remembered(&hash_part).map_or_else(|| upstream.look_up_without_prefetch(&hash_part), Ok)
             }
             _ => Ok(answer),
         }
     }
 
     /// As [`look_up`](Self::look_up), but only with what is kept of the upstreams: a presence check causes no fetches.
-    pub(crate) fn look_up_here(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
+    pub(crate) fn look_up_local(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         let answer = self.look_up_own(hash_part)?;
         Ok(match (&answer, &self.upstream) {
-            (Answer::Absent, Some(upstream)) => upstream.kept(&hash_part),
+            (Answer::Absent, Some(upstream)) => upstream.stored(&hash_part),
             _ => answer,
         })
     }
 
     /// Looks up the live store and the writable cache.
     fn look_up_own(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
-        self.own(hash_part, |written| written.remembered(&hash_part).map_or_else(|| written.read(hash_part), Ok))
+        self.own(hash_part, |writable| writable.remembered(&hash_part).map_or_else(|| writable.read(hash_part), Ok))
     }
 
     fn own(
         &self,
         hash_part: HashPart,
-        of_cache: impl FnOnce(&WrittenNarinfos) -> Result<Answer, ServeError>,
+        of_cache: impl FnOnce(&WritableNarinfos) -> Result<Answer, ServeError>,
     ) -> Result<Answer, ServeError> {
         let mut answer = Answer::Absent;
         if let Some(live) = &self.live {
             answer = live.remembered(&hash_part).map_or_else(|| live.read(hash_part), Ok)?;
         }
-        if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
-            answer = of_cache(written)?;
+        if let (Answer::Absent, Some(writable)) = (&answer, &self.writable) {
+            answer = of_cache(writable)?;
         }
         Ok(answer)
     }
@@ -100,7 +100,7 @@ impl Narinfos {
 /// The narinfos of a live store.
 #[derive(Debug)]
 pub(crate) struct LiveNarinfos {
-    pub(crate) face: Face,
+    pub(crate) dialect: Dialect,
     pub(crate) sign_keys: Vec<SecretKey>,
     pub(crate) store: Arc<Store>,
     pub(crate) memo: Arc<Memo<Stamp>>,
@@ -134,8 +134,8 @@ impl LiveNarinfos {
             Some(info) => {
                 let compressed = self.compressed.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
                 let compressed = compressed.map(|stored| (stored.file_hash, stored.file_size));
-                let text = render(self.face, &self.sign_keys, self.store.store_dir(), hash_part, info, compressed)?;
-                Answer::Present(Arc::new(present(self.face, text)))
+                let text = render(self.dialect, &self.sign_keys, self.store.store_dir(), hash_part, info, compressed)?;
+                Answer::Present(Arc::new(present(self.dialect, text)))
             }
         };
         if let Some(stamp) = stamp {

@@ -16,7 +16,7 @@ use quick_cache::Weighter;
 use super::paths;
 use super::places::Places;
 use crate::error::ServeError;
-use crate::nar::plan::Planned;
+use crate::nar::plan::PathNar;
 use crate::piecework::Answered;
 
 /// How much is decoded at a time before a file.
@@ -69,7 +69,7 @@ pub(super) struct Inside {
 }
 
 enum Place {
-    Live(Arc<Planned>, Arc<ReadAhead>),
+    Live(Arc<PathNar>, Arc<ReadAhead>),
     Stored(Arc<File>, Compression, Option<Arc<FrameIndex>>),
 }
 
@@ -80,12 +80,12 @@ impl Inside {
         if let (Some(planner), Some(store)) = (&places.planner, &places.store)
             && store.path_from_hash_part(&hash_part)?.is_some()
         {
-            let (planned, _) = planner.plan(hash_part)?;
-            let listing = planned.layout.listing().map_err(|error| ServeError::of_files(&planned.path, &error))?;
-            let (path, nar_hash) = (planned.path.clone(), planned.nar_hash);
-            return Ok(Self { path, nar_hash, listing, place: Place::Live(planned, Arc::clone(&planner.ahead)) });
+            let (path_nar, _) = planner.plan(hash_part)?;
+            let listing = path_nar.layout.listing().map_err(|error| ServeError::of_files(&path_nar.path, &error))?;
+            let (path, nar_hash) = (path_nar.path.clone(), path_nar.nar_hash);
+            return Ok(Self { path, nar_hash, listing, place: Place::Live(path_nar, Arc::clone(&planner.ahead)) });
         }
-        let cache = places.written.as_ref().ok_or(ServeError::NoPath)?;
+        let cache = places.writable.as_ref().ok_or(ServeError::NoPath)?;
         Self::stored(places, cache, frames, hash_part)
     }
 
@@ -97,10 +97,10 @@ impl Inside {
         if let (Some(planner), Some(store)) = (&places.planner, &places.store)
             && store.path_from_hash_part(&hash_part)?.is_some()
         {
-            let (planned, _) = planner.plan(hash_part)?;
-            return planned.layout.listing().map_err(|error| ServeError::of_files(&planned.path, &error));
+            let (path_nar, _) = planner.plan(hash_part)?;
+            return path_nar.layout.listing().map_err(|error| ServeError::of_files(&path_nar.path, &error));
         }
-        let cache = places.written.as_ref().ok_or(ServeError::NoPath)?;
+        let cache = places.writable.as_ref().ok_or(ServeError::NoPath)?;
         let info = paths::look_up(places, hash_part)?.ok_or(ServeError::NoPath)?;
         kept_listing(cache, hash_part, &info.path)
     }
@@ -153,8 +153,8 @@ impl Inside {
     /// A reader of files, in the order of the NAR.
     pub(super) fn reader(&self) -> Reader {
         match &self.place {
-            Place::Live(planned, ahead) => {
-                Reader::Live { planned: Arc::clone(planned), ahead: Arc::clone(ahead), stream: None }
+            Place::Live(path_nar, ahead) => {
+                Reader::Live { path_nar: Arc::clone(path_nar), ahead: Arc::clone(ahead), stream: None }
             }
             Place::Stored(file, compression, index) => Reader::Stored(Stored {
                 file: Arc::clone(file),
@@ -182,7 +182,7 @@ fn kept_listing(cache: &Cache, hash_part: HashPart, path: &StorePath) -> Result<
 
 /// Reads one range of the NAR after another.
 pub(super) enum Reader {
-    Live { planned: Arc<Planned>, ahead: Arc<ReadAhead>, stream: Option<NarStream> },
+    Live { path_nar: Arc<PathNar>, ahead: Arc<ReadAhead>, stream: Option<NarStream> },
     Stored(Stored),
 }
 
@@ -193,9 +193,9 @@ impl Reader {
     /// If the files cannot be opened, or the ranges are not in order.
     pub(super) fn begin(&mut self, offset: u64, size: u64) -> io::Result<()> {
         match self {
-            Self::Live { planned, ahead, stream } => {
+            Self::Live { path_nar, ahead, stream } => {
                 let end = offset.checked_add(size).ok_or(io::ErrorKind::InvalidData)?;
-                *stream = Some(planned.stream(offset..end, ahead)?);
+                *stream = Some(path_nar.stream(offset..end, ahead)?);
                 Ok(())
             }
             Self::Stored(stored) => stored.begin(offset, size),

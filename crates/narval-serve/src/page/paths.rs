@@ -103,7 +103,7 @@ fn named(places: &Places, paths: impl Iterator<Item = StorePath>) -> Result<Vec<
 
 /// The narinfo of a path, from whichever source has it.
 pub(super) fn look_up(places: &Places, hash_part: HashPart) -> Result<Option<NarInfo>, ServeError> {
-    match places.narinfos.look_at(hash_part)? {
+    match places.narinfos.look_up_without_prefetch(hash_part)? {
         Answer::Absent => Ok(None),
         Answer::Present(present) => match NarInfo::parse(&present.text, &places.store_dir) {
             Ok(info) => Ok(Some(info)),
@@ -119,7 +119,7 @@ pub(super) fn look_up(places: &Places, hash_part: HashPart) -> Result<Option<Nar
 fn has_log(places: &Places, deriver: &StorePath) -> bool {
     let in_store = || places.store.as_ref().is_some_and(|store| log::answer(store, deriver).is_ok());
     let in_cache = || {
-        let found = places.written.as_ref().map(|cache| cache.small_file(SmallKind::Log, deriver.base_name()));
+        let found = places.writable.as_ref().map(|cache| cache.small_file(SmallKind::Log, deriver.base_name()));
         found.is_some_and(|found| found.is_ok_and(|log| log.is_some()))
     };
     in_store() || in_cache()
@@ -132,7 +132,7 @@ fn source(places: &Places, path: &StorePath) -> Result<Source, ServeError> {
         return Ok(Source::Store);
     }
     let kept = |cache: &narval_keep::Cache| cache.missing(&[path.hash_part()], None);
-    match places.written.as_ref().map(kept).transpose()? {
+    match places.writable.as_ref().map(kept).transpose()? {
         Some(missing) if missing.is_empty() => Ok(Source::Cache),
         _ => Ok(Source::Upstream),
     }
@@ -144,7 +144,7 @@ fn referrers(places: &Places, path: &StorePath) -> Result<Vec<StorePath>, ServeE
     if let Some(store) = &places.store {
         found.extend(store.referrers(path)?.into_iter().filter(|referrer| referrer != path));
     }
-    if let Some(cache) = &places.written {
+    if let Some(cache) = &places.writable {
         for referrer in cache.referrers(&path.hash_part())?.into_iter().take(REFERRERS_MAX + 1) {
             let is_new = found.iter().all(|found: &StorePath| found.hash_part() != referrer);
             if is_new && let Some(info) = look_up(places, referrer)? {
@@ -157,7 +157,7 @@ fn referrers(places: &Places, path: &StorePath) -> Result<Vec<StorePath>, ServeE
 }
 
 fn pins(places: &Places, path: &StorePath) -> Result<Vec<Pin>, ServeError> {
-    let Some(cache) = &places.written else { return Ok(Vec::new()) };
+    let Some(cache) = &places.writable else { return Ok(Vec::new()) };
     Ok(cache.pins()?.into_iter().filter(|pin| pin.path == path.base_name()).collect())
 }
 

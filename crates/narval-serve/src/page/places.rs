@@ -19,7 +19,7 @@ pub(crate) struct Places {
     /// The live store, and the planner of its NARs.
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) planner: Option<Arc<Planner>>,
-    pub(crate) written: Option<Cache>,
+    pub(crate) writable: Option<Cache>,
     /// The folder of the cache, which has the tokens.
     pub(crate) data: Option<Data>,
     /// What its operator says about it.

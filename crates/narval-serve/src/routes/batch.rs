@@ -123,7 +123,7 @@ impl BodySource for Lookups {
 impl Lookups {
     fn look_up(&mut self, hash_part: HashPart, text: &mut Vec<u8>) -> io::Result<()> {
         let answer = match self.want {
-            Want::Presence => self.narinfos.look_up_here(hash_part),
+            Want::Presence => self.narinfos.look_up_local(hash_part),
             Want::NarInfos | Want::Closure => self.narinfos.look_up(hash_part),
         };
         let answer = answer.map_err(|error| {

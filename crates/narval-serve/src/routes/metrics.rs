@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use narval_cache::upstream::{SECONDS, UpstreamsFigures};
+use narval_cache::upstream::{SECONDS, UpstreamsStats};
 use narval_client::trace::{self, Work};
-use narval_codec::decode::WindowFigures;
+use narval_codec::decode::WindowStats;
 use narval_http::{Body, HeaderValue, Response, StatusCode, header};
 use narval_keep::{Cache, Data, Fullness, TokenEnd};
 use rustix::fs::statvfs;
@@ -16,8 +16,8 @@ use crate::nar::zstd::NarCache;
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The memory for the windows of uploads' decoders.
-pub(crate) fn add_windows(families: &mut Families, figures: &WindowFigures) {
-    let WindowFigures { total, used, refused } = *figures;
+pub(crate) fn add_windows(families: &mut Families, stats: &WindowStats) {
+    let WindowStats { total, used, refused } = *stats;
     let help = "Memory reserved for the windows of uploads' decoders";
     families.add(Named::gauge("narval_decode_memory_bytes", help), &[], used);
     let help = "The maximum of narval_decode_memory_bytes (limits.decode-memory)";
@@ -84,9 +84,9 @@ pub(crate) fn add_nar_cache(families: &mut Families, cache: &str, nars: &NarCach
 }
 
 /// The requests to upstreams, and what is kept of them.
-pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &UpstreamsFigures) {
+pub(crate) fn add_upstreams(families: &mut Families, cache: &str, stats: &UpstreamsStats) {
     let cache = ("cache", cache);
-    for upstream in &figures.upstreams {
+    for upstream in &stats.upstreams {
         let labels = [cache, ("upstream", &*upstream.url)];
         let requests = Named::counter("narval_upstream_requests", "Requests to upstreams for narinfos and NARs");
         for (result, count) in [("found", upstream.found), ("absent", upstream.absent), ("failed", upstream.failed)] {
@@ -123,14 +123,14 @@ pub(crate) fn add_upstreams(families: &mut Families, cache: &str, figures: &Upst
         families.add_times(named, &labels, SECONDS, &upstream.times);
     }
     let mut gauge = |name, help, value: u64| families.add(Named::gauge(name, help), &[cache], value);
-    gauge("narval_upstream_kept_bytes", "Bytes that are kept of upstreams", figures.kept_bytes);
-    gauge("narval_upstream_kept_limit_bytes", "The maximum of narval_upstream_kept_bytes", figures.kept_bytes_max);
+    gauge("narval_upstream_kept_bytes", "Bytes that are kept of upstreams", stats.kept_bytes);
+    gauge("narval_upstream_kept_limit_bytes", "The maximum of narval_upstream_kept_bytes", stats.kept_bytes_max);
     let mut counter = |name, help, value: u64| families.add(Named::counter(name, help), &[cache], value);
     let help = "Narinfos that were answered with 404 because upstreams did not answer in time";
-    counter("narval_upstream_counted_absent", help, figures.counted_absent);
-    counter("narval_upstream_kept_hits", "NARs of upstreams that were sent from what is kept", figures.kept_hits);
-    counter("narval_upstream_kept_misses", "NARs that were fetched from upstreams", figures.kept_misses);
-    let Some(near) = &figures.neighbours else { return };
+    counter("narval_upstream_counted_absent", help, stats.counted_absent);
+    counter("narval_upstream_kept_hits", "NARs of upstreams that were sent from what is kept", stats.kept_hits);
+    counter("narval_upstream_kept_misses", "NARs that were fetched from upstreams", stats.kept_misses);
+    let Some(near) = &stats.neighbours else { return };
     families.add(Named::gauge("narval_neighbours", "Near caches on the same network"), &[cache], near.neighbours);
     for (name, help, count) in [
         ("narval_neighbour_offered", "Questions of neighbours for a NAR that were answered with yes", near.offered),
@@ -202,10 +202,10 @@ pub(crate) fn add_data(families: &mut Families, data: &Data) {
         let help = "When this process collects its caches next";
         families.add(Named::gauge("narval_gc_next_run_timestamp_seconds", help), &[], next);
     }
-    if let Some(figures) = data.peer_figures() {
-        crate::written::peer::add_figures(families, &figures);
+    if let Some(stats) = data.peer_stats() {
+        crate::writable::peer::add_stats(families, &stats);
     }
-    add_windows(families, &data.window_memory().figures());
+    add_windows(families, &data.window_memory().stats());
     add_disk(families, "data", data.folder());
 }
 

@@ -8,14 +8,14 @@ use narval_nix::{NarHash, PathInfo};
 use narval_store::{NarStream, PackedNar, Stamp};
 
 use super::table::NarRoute;
-use crate::Face;
+use crate::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::deltas::{Asked, DeltaEnd, Deltas};
 use crate::nar::file::send_file;
 use crate::nar::memory::{NarFormat, NarMemory, SMALL_NAR_BYTES_MAX, is_plain, verified_nar};
 use crate::nar::packed::PackedNars;
-use crate::nar::plan::{Planned, Planner};
+use crate::nar::plan::{PathNar, Planner};
 use crate::nar::representation::{Representation, Selected};
 use crate::nar::sources::{NarSource, RangesSource, VerifiedSource, with_packed};
 use crate::nar::zstd::{Found, InFlightSource, NarCache, Stored, compress_alone, etag, etag_alone};
@@ -24,7 +24,7 @@ use crate::narinfo::memo::Memo;
 /// The NARs of a store.
 #[derive(Debug)]
 pub(crate) struct Nars {
-    pub(crate) face: Face,
+    pub(crate) dialect: Dialect,
     /// Whether every NAR is hashed while it is sent.
     pub(crate) verify: bool,
     pub(crate) planner: Arc<Planner>,
@@ -46,7 +46,7 @@ impl Nars {
             return None;
         }
         let format = match route.zstd {
-            true if self.face == Face::Narval => NarFormat::Zstd,
+            true if self.dialect == Dialect::Narval => NarFormat::Zstd,
             false if self.compressed.is_some() && asks_for_zstd(head) => NarFormat::Coded,
             false => NarFormat::Identity,
             true => return None,
@@ -68,16 +68,16 @@ impl Nars {
         if coded && let Some(response) = self.zstd(head, route, stamp)? {
             return Ok(response);
         }
-        let content_type = match self.face {
-            Face::NixServe => "text/plain",
-            Face::Narval => "application/x-nix-nar",
+        let content_type = match self.dialect {
+            Dialect::NixServe => "text/plain",
+            Dialect::Narval => "application/x-nix-nar",
         };
-        let (planned, stream) = self.planner.plan(route.hash_part)?;
-        let nar_hash = check_hash(route, &planned.nar_hash)?;
-        let size = planned.layout.size_bytes();
+        let (path_nar, stream) = self.planner.plan(route.hash_part)?;
+        let nar_hash = check_hash(route, &path_nar.nar_hash)?;
+        let size = path_nar.layout.size_bytes();
         if size <= SMALL_NAR_BYTES_MAX && is_plain(head) {
             self.metrics.nar_bytes_identity.inc_by(size);
-            return Ok(self.memory.small_nar(stamp, &planned, stream, content_type, &self.planner.damaged)?.into());
+            return Ok(self.memory.small_nar(stamp, &path_nar, stream, content_type, &self.planner.damaged)?.into());
         }
         let representation = Representation {
             content_type: HeaderValue::from_static(content_type),
@@ -86,18 +86,18 @@ impl Nars {
             varies: self.compressed.is_some() && size > SMALL_NAR_BYTES_MAX,
             size,
         };
-        let packed = self.packed.as_ref().and_then(|packed| packed.get(&planned.nar_hash));
+        let packed = self.packed.as_ref().and_then(|packed| packed.get(&path_nar.nar_hash));
         if let Some(packed) = &packed
             && let Some(file) = packed.nar.whole()
         {
             let response = send_file(&representation, head, file, &self.metrics.nar_bytes_identity)?;
             if let Some(stamp) = stamp {
-                self.memory.insert_packed(stamp, &planned, packed, representation);
+                self.memory.insert_packed(stamp, &path_nar, packed, representation);
             }
             return Ok(response);
         }
         let packed = packed.map(|packed| Arc::clone(&packed.nar));
-        representation.answer(head, |selected| self.body(head, selected, &planned, stream, packed))
+        representation.answer(head, |selected| self.body(head, selected, &path_nar, stream, packed))
     }
 
     /// Answers with the delta from the base that the client has, if this store has it, too.
@@ -123,11 +123,11 @@ impl Nars {
     pub(crate) fn delta_end(&self, info: &PathInfo) -> DeltaEnd {
         let (planner, hash_part, hash) = (Arc::clone(&self.planner), info.path.hash_part(), info.nar_hash);
         let read = move || {
-            let (planned, stream) = planner.plan(hash_part).map_err(|error| error.to_string())?;
-            if planned.nar_hash != hash {
+            let (path_nar, stream) = planner.plan(hash_part).map_err(|error| error.to_string())?;
+            if path_nar.nar_hash != hash {
                 return Err("it was rebuilt".to_owned());
             }
-            verified_nar(&planned, stream, &planner.damaged).map_err(|error| error.to_string())
+            verified_nar(&path_nar, stream, &planner.damaged).map_err(|error| error.to_string())
         };
         DeltaEnd { hash, size: info.nar_size, read: Box::new(read) }
     }
@@ -142,24 +142,24 @@ impl Nars {
         &self,
         head: &HeadRef<'_>,
         selected: Selected,
-        planned: &Arc<Planned>,
+        path_nar: &Arc<PathNar>,
         stream: NarStream,
         packed: Option<Arc<PackedNar>>,
     ) -> Result<Body, ServeError> {
-        let (size, metrics) = (planned.layout.size_bytes(), &self.metrics);
+        let (size, metrics) = (path_nar.layout.size_bytes(), &self.metrics);
         let source = |stream, packed_nars| {
-            let (planned, metrics) = (Arc::clone(planned), Arc::clone(metrics));
-            NarSource { planned, stream: with_packed(stream, packed.as_ref()), metrics, packed_nars }
+            let (path_nar, metrics) = (Arc::clone(path_nar), Arc::clone(metrics));
+            NarSource { path_nar, stream: with_packed(stream, packed.as_ref()), metrics, packed_nars }
         };
         Ok(match selected {
             // One piece is verified before the status line: a NAR that is wrong is answered 404.
             Selected::Whole if self.verify && size <= SegmentBuf::QUANTUM as u64 && *head.method() != Method::HEAD => {
                 metrics.nar_bytes_identity.inc_by(size);
-                Body::bytes(verified_nar(planned, stream, &self.planner.damaged)?)
+                Body::bytes(verified_nar(path_nar, stream, &self.planner.damaged)?)
             }
             Selected::Whole if self.verify => {
                 let damaged = Arc::clone(&self.planner.damaged);
-                let source = VerifiedSource::new(Arc::clone(planned), stream, damaged, Arc::clone(metrics));
+                let source = VerifiedSource::new(Arc::clone(path_nar), stream, damaged, Arc::clone(metrics));
                 Body::source(source, Some(size))
             }
             Selected::Whole => {
@@ -167,14 +167,14 @@ impl Nars {
                 Body::source(source(stream, to_pack), Some(size))
             }
             Selected::One(range) => {
-                let stream = planned.stream(range.start..range.start + range.length, &self.planner.ahead);
-                let stream = stream.map_err(|error| ServeError::of_files(&planned.path, &error))?;
+                let stream = path_nar.stream(range.start..range.start + range.length, &self.planner.ahead);
+                let stream = stream.map_err(|error| ServeError::of_files(&path_nar.path, &error))?;
                 Body::source(source(stream, None), Some(range.length))
             }
             Selected::Several(parts) => {
                 let length = parts.content_length();
                 let (ahead, metrics) = (Arc::clone(&self.planner.ahead), Arc::clone(metrics));
-                let source = RangesSource::new(Arc::clone(planned), packed.clone(), ahead, metrics, parts);
+                let source = RangesSource::new(Arc::clone(path_nar), packed.clone(), ahead, metrics, parts);
                 Body::source(source, Some(length))
             }
         })
@@ -230,16 +230,16 @@ impl Nars {
         if let Some(response) = unfinished.on_conditions(head) {
             return Ok(Some(response));
         }
-        let (planned, _) = self.planner.plan(route.hash_part)?;
+        let (path_nar, _) = self.planner.plan(route.hash_part)?;
         // The path may have been rebuilt since its hash was checked.
-        check_hash(route, &planned.nar_hash)?;
+        check_hash(route, &path_nar.nar_hash)?;
         let (narinfos, hash_part) = (Arc::clone(&self.narinfos), route.hash_part);
-        let found = cache.get(&planned, &self.planner.ahead, move || narinfos.forget(&hash_part));
-        match found.map_err(|error| ServeError::damaged(&planned.path, error.to_string()))? {
+        let found = cache.get(&path_nar, &self.planner.ahead, move || narinfos.forget(&hash_part));
+        match found.map_err(|error| ServeError::damaged(&path_nar.path, error.to_string()))? {
             Found::File(stored, file) => send_file(&of_file(&stored), head, &file, bytes).map(Some),
             Found::InFlight(in_flight) => {
                 let length = if *head.method() == Method::HEAD { Ok(None) } else { in_flight.begin_answer() };
-                let length = length.map_err(|reason| ServeError::damaged(&planned.path, reason))?;
+                let length = length.map_err(|reason| ServeError::damaged(&path_nar.path, reason))?;
                 if !route.zstd && in_flight.has_no_room() {
                     // Compressing it for each client alone would cost more than it saves.
                     return Ok(None);
@@ -256,10 +256,10 @@ impl Nars {
         if let Some(response) = representation.on_conditions(head) {
             return Ok(response);
         }
-        let (planned, _) = self.planner.plan(route.hash_part)?;
-        check_hash(route, &planned.nar_hash)?;
-        let in_flight = compress_alone(&planned, &self.planner.ahead, &self.planner.damaged);
-        let in_flight = in_flight.map_err(|error| ServeError::of_files(&planned.path, &error))?;
+        let (path_nar, _) = self.planner.plan(route.hash_part)?;
+        check_hash(route, &path_nar.nar_hash)?;
+        let in_flight = compress_alone(&path_nar, &self.planner.ahead, &self.planner.damaged);
+        let in_flight = in_flight.map_err(|error| ServeError::of_files(&path_nar.path, &error))?;
         let body = Body::source(InFlightSource::new(in_flight, Arc::clone(&self.metrics)), None);
         Ok(representation.fields(Response::new(StatusCode::OK), false).body(body))
     }

@@ -6,7 +6,7 @@ use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
 use narval_nix::HashPart;
 
-use crate::Face;
+use crate::Dialect;
 use crate::narinfo::memo::Answer;
 use crate::narinfo::sources::Narinfos;
 use crate::prepared::prepared;
@@ -19,8 +19,8 @@ impl Narinfos {
         if let Some(live) = &self.live {
             answer = live.remembered(hash_part)?;
         }
-        if let (Answer::Absent, Some(written)) = (&answer, &self.written) {
-            answer = written.remembered(hash_part)?;
+        if let (Answer::Absent, Some(writable)) = (&answer, &self.writable) {
+            answer = writable.remembered(hash_part)?;
         }
         if let (Answer::Absent, Some(upstream)) = (&answer, &self.upstream) {
             answer = upstream.remembered(hash_part)?;
@@ -50,10 +50,10 @@ impl Narinfos {
 }
 
 /// The answer for absent paths. Proxies must not cache it: the path may be built a moment later.
-pub(crate) fn absent(face: Face) -> Arc<Prepared> {
-    let content_type = match face {
-        Face::Narval => "text/plain; charset=utf-8",
-        Face::NixServe => "text/plain",
+pub(crate) fn absent(dialect: Dialect) -> Arc<Prepared> {
+    let content_type = match dialect {
+        Dialect::Narval => "text/plain; charset=utf-8",
+        Dialect::NixServe => "text/plain",
     };
     let no_store = (header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Arc::new(prepared(StatusCode::NOT_FOUND, content_type, &[no_store], "No such path.\n"))

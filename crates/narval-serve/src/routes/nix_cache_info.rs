@@ -9,7 +9,7 @@ use narval_nix::{CacheInfo, SecretKey, StoreDir};
 use super::table::PUSH_PATH;
 use super::{batch, presence};
 use crate::prepared::prepared;
-use crate::{Config, Face};
+use crate::{Config, Dialect};
 
 /// The key that announces the push protocol; its value is the protocol's path.
 const PUSH_KEY: &str = "NarvalPush";
@@ -25,12 +25,12 @@ const DELTAS: (&str, &str) = ("NarDeltas", "dcz");
 pub(crate) fn prepare(
     config: &Config,
     store_dir: &StoreDir,
-    written: Option<&Cache>,
+    writable: Option<&Cache>,
     has_filter: bool,
 ) -> Arc<Prepared> {
     // Clients ignore unknown keys.
     let mut unknown = Vec::new();
-    if config.face == Face::Narval {
+    if config.dialect == Dialect::Narval {
         unknown.push((batch::CACHE_INFO_KEY.to_owned(), batch::PATH.to_owned()));
         let public_key = |key: &SecretKey| (PUBLIC_KEY.to_owned(), key.public_key().to_string());
         unknown.extend(config.sign_keys.iter().map(public_key));
@@ -41,7 +41,7 @@ pub(crate) fn prepare(
     if has_filter {
         unknown.push((presence::CACHE_INFO_KEY.to_owned(), presence::PATH.to_owned()));
     }
-    if let Some(cache) = written {
+    if let Some(cache) = writable {
         unknown.push((PUSH_KEY.to_owned(), PUSH_PATH.to_owned()));
         if cache.takes_many_nars() {
             unknown.push((PUSH_NARS.0.to_owned(), PUSH_NARS.1.to_owned()));
@@ -53,9 +53,9 @@ pub(crate) fn prepare(
         priority: Some(config.priority.into()),
         unknown,
     };
-    let content_type = match config.face {
-        Face::NixServe => "text/plain",
-        Face::Narval => "text/x-nix-cache-info",
+    let content_type = match config.dialect {
+        Dialect::NixServe => "text/plain",
+        Dialect::Narval => "text/x-nix-cache-info",
     };
     Arc::new(prepared(StatusCode::OK, content_type, &[], info.to_string()))
 }

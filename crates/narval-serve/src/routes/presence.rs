@@ -10,7 +10,7 @@ use narval_nix::{SecretKey, StoreDir};
 use parking_lot::Mutex;
 
 use crate::error::ServeError;
-use crate::{Config, Face, Sources};
+use crate::{Config, Dialect, Sources};
 
 /// The key in `nix-cache-info` that tells clients where the filter is.
 pub(crate) const CACHE_INFO_KEY: &str = "PresenceFilter";
@@ -47,8 +47,8 @@ impl Presence {
     /// The filter of a service with these sources. One that has more than a writable cache publishes none: what is absent there may be in
     /// its live store or its upstreams.
     pub(crate) fn of(sources: &Sources, config: &Config, store_dir: &StoreDir) -> Option<Self> {
-        let alone = sources.store.is_none() && sources.upstreams.is_none() && config.face == Face::Narval;
-        let cache = &sources.written.as_ref().filter(|_| alone)?.cache;
+        let alone = sources.store.is_none() && sources.upstreams.is_none() && config.dialect == Dialect::Narval;
+        let cache = &sources.writable.as_ref().filter(|_| alone)?.cache;
         // Without random numbers there is no filter.
         let nonce = SecretKey::generate("instance").ok()?.sign(b"").ok()?;
         Some(Self {

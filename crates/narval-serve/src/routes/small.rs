@@ -22,9 +22,9 @@ const LEVEL: i32 = 1;
 
 /// Answers with the listing. As in Nix, a path with file names that are not UTF-8 has none.
 pub(crate) fn listing(planner: &Planner, hash_part: HashPart, head: &HeadRef<'_>) -> Result<Response, ServeError> {
-    let (planned, _) = planner.plan(hash_part)?;
-    let damaged = |reason: String| ServeError::Damaged { path: planned.path.base_name().to_owned(), reason };
-    let listing = planned.layout.listing().map_err(|error| damaged(error.to_string()))?;
+    let (path_nar, _) = planner.plan(hash_part)?;
+    let damaged = |reason: String| ServeError::Damaged { path: path_nar.path.base_name().to_owned(), reason };
+    let listing = path_nar.layout.listing().map_err(|error| damaged(error.to_string()))?;
     let text = listing.to_json().map_err(|error| damaged(error.to_string()))?;
     let vary = HeaderValue::from_static("accept-encoding");
     let zstd = text.len() >= COMPRESS_BYTES_MIN

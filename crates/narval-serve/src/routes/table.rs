@@ -9,7 +9,7 @@ use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 use super::pages::{PageRoute, View};
 use super::releases::ReleaseRoute;
 use super::{batch, pages, presence};
-use crate::Face;
+use crate::Dialect;
 use crate::metrics::RouteLabel;
 
 /// What a path asks for.
@@ -129,19 +129,19 @@ const PATH_LEN_MAX: usize = 2048;
 
 impl<'a> Route<'a> {
     /// Reads a decoded path and the query of a request.
-    pub(crate) fn parse(face: Face, path: &'a str, query: Option<&'a str>) -> Self {
-        if let Some(route) = Self::frequent(face, path, query) {
+    pub(crate) fn parse(dialect: Dialect, path: &'a str, query: Option<&'a str>) -> Self {
+        if let Some(route) = Self::frequent(dialect, path, query) {
             return route;
         }
         match path.strip_prefix('/') {
-            Some(path) if path.len() <= PATH_LEN_MAX => others(face, path),
+            Some(path) if path.len() <= PATH_LEN_MAX => others(dialect, path),
             _ => Self::Unknown,
         }
     }
 
     /// The same for the routes that shards look at.
     #[inline]
-    pub(crate) fn frequent(face: Face, path: &'a str, query: Option<&'a str>) -> Option<Self> {
+    pub(crate) fn frequent(dialect: Dialect, path: &'a str, query: Option<&'a str>) -> Option<Self> {
         let path = path.strip_prefix('/')?;
         if let Some(stem) = path.strip_suffix(NARINFO)
             && let Ok(hash_part) = HashPart::parse(stem.as_bytes())
@@ -149,7 +149,7 @@ impl<'a> Route<'a> {
             return Some(Self::NarInfo(hash_part));
         }
         if let Some(file) = path.strip_prefix("nar/") {
-            return Some(nar(face, file, query));
+            return Some(nar(dialect, file, query));
         }
         (path == "nix-cache-info").then_some(Self::CacheInfo)
     }
@@ -185,14 +185,14 @@ impl<'a> Route<'a> {
 }
 
 /// The routes that are never answered inline.
-fn others(face: Face, path: &str) -> Route<'_> {
+fn others(dialect: Dialect, path: &str) -> Route<'_> {
     if path.strip_suffix(NARINFO).is_some_and(|stem| !stem.contains('/')) {
         return Route::Invalid;
     }
     if let Some(name) = path.strip_prefix("log/") {
         return StorePath::parse(name).map_or(Route::Invalid, Route::Log);
     }
-    if face == Face::NixServe {
+    if dialect == Dialect::NixServe {
         return Route::Unknown;
     }
     match path {
@@ -259,22 +259,22 @@ fn others(face: Face, path: &str) -> Route<'_> {
 /// `<narhash>.nar?hash=<hash>` (harmonia); and our own `<hash>-<narhash>.nar.zst`, which a client may have from `narval serve`
 /// and ask `nix-serve` for. A file of the writable cache has the name that Nix gave it.
 #[inline]
-fn nar<'a>(face: Face, file: &'a str, query: Option<&str>) -> Route<'a> {
+fn nar<'a>(dialect: Dialect, file: &'a str, query: Option<&str>) -> Route<'a> {
     let (name, zstd) = match file.strip_suffix(".zst") {
         Some(name) => (name, true),
         None => (file, false),
     };
     let stem = match name.strip_suffix(".nar") {
         Some(stem)
-            if face == Face::NixServe
+            if dialect == Dialect::NixServe
                 || ![52, UNIQUE_LEN].contains(&stem.len())
                 || query.is_some_and(|query| !query.is_empty()) =>
         {
             stem
         }
-        _ if face == Face::Narval && is_file_name(file) => return Route::NarFile(file),
+        _ if dialect == Dialect::Narval && is_file_name(file) => return Route::NarFile(file),
         Some(stem) => stem,
-        None if face == Face::Narval && is_upstream_name(file) => return Route::UpstreamNar(file),
+        None if dialect == Dialect::Narval && is_upstream_name(file) => return Route::UpstreamNar(file),
         None => return Route::Unknown,
     };
     let parsed = match stem.len() {
@@ -332,21 +332,21 @@ mod tests {
     const HASH: &str = "0i4073ldk2aplbmaarmp5c8gf3wmbl84";
     const NAR_HASH: &str = "0mdqa9w1p6cmli6976v4wi0sw9r4p5prkj7lzfd1877wk11c9c73";
 
-    fn parse(face: Face, path: &str, query: Option<&str>) -> Route<'static> {
+    fn parse(dialect: Dialect, path: &str, query: Option<&str>) -> Route<'static> {
         let Some(path) = decode(path) else { return Route::Unknown };
         let query = query.map(|query| &*query.to_owned().leak());
-        Route::parse(face, path.into_owned().leak(), query)
+        Route::parse(dialect, path.into_owned().leak(), query)
     }
 
     fn both(path: &str, query: Option<&str>) -> Route<'static> {
-        let route = parse(Face::NixServe, path, query);
-        assert_eq!(route, parse(Face::Narval, path, query), "{path}");
+        let route = parse(Dialect::NixServe, path, query);
+        assert_eq!(route, parse(Dialect::Narval, path, query), "{path}");
         route
     }
 
     fn rich(path: &str) -> Route<'static> {
-        assert_eq!(parse(Face::NixServe, path, None), Route::Unknown, "{path}");
-        parse(Face::Narval, path, None)
+        assert_eq!(parse(Dialect::NixServe, path, None), Route::Unknown, "{path}");
+        parse(Dialect::Narval, path, None)
     }
 
     fn hash() -> HashPart {
@@ -378,11 +378,11 @@ mod tests {
         assert_eq!(rich("/metrics"), Route::Metrics);
         assert_eq!(rich(&format!("/{HASH}.ls")), Route::Listing(hash()));
         assert_eq!(rich("/zz.ls"), Route::Invalid);
-        assert_eq!(parse(Face::NixServe, &format!("/nar/{NAR_HASH}.nar"), None), Route::Invalid);
+        assert_eq!(parse(Dialect::NixServe, &format!("/nar/{NAR_HASH}.nar"), None), Route::Invalid);
         for extension in ["", ".xz", ".zst"] {
             for random in ["", "-0123456789abcdfg"] {
                 let name = format!("{NAR_HASH}{random}.nar{extension}").leak();
-                assert_eq!(parse(Face::Narval, &format!("/nar/{name}"), None), Route::NarFile(name));
+                assert_eq!(parse(Dialect::Narval, &format!("/nar/{name}"), None), Route::NarFile(name));
             }
         }
         assert_eq!(rich("/debuginfo/ab.debug"), Route::DebugInfo("ab.debug"));
@@ -450,9 +450,9 @@ mod tests {
             "/%ff",
             "/a/b.narinfo",
         ] {
-            assert_eq!(parse(Face::NixServe, path, None), Route::Unknown, "{path}");
+            assert_eq!(parse(Dialect::NixServe, path, None), Route::Unknown, "{path}");
             // Whether it can be the name of a file is for the cache to say.
-            let richer = parse(Face::Narval, path, None);
+            let richer = parse(Dialect::Narval, path, None);
             assert!(matches!(richer, Route::Unknown | Route::Other(_)), "{path}: {richer:?}");
         }
         assert_eq!(both(&format!("/{}", "x".repeat(PATH_LEN_MAX + 1)), None), Route::Unknown);
@@ -461,7 +461,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_path_panics(path in "\\PC{0,200}", query in "\\PC{0,60}") {
-            let _ = decode(&path).map(|path| Route::parse(Face::Narval, &path, Some(&query)).label());
+            let _ = decode(&path).map(|path| Route::parse(Dialect::Narval, &path, Some(&query)).label());
         }
     }
 }

@@ -9,9 +9,9 @@ use narval_files::work_for;
 use narval_http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use narval_keep::{CacheName, Scope};
 
-use super::origins::Written;
+use super::origins::Writable;
 use super::{Resolved, Service, Shared, TRACEPARENT};
-use crate::Face;
+use crate::Dialect;
 use crate::api;
 use crate::auth::client;
 use crate::auth::oidc::OidcExchange;
@@ -24,7 +24,7 @@ use crate::page::visit::Visit;
 use crate::page::{self, Page, session};
 use crate::routes::pages::View;
 use crate::routes::table::{self, PushRoute, Route};
-use crate::written::peer;
+use crate::writable::peer;
 
 /// The type of [`Response::text`].
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -70,8 +70,8 @@ impl Service {
     }
 
     fn answer_at(&self, request: Request, at: usize) -> Response {
-        self.count(request, Some(at), |shared, route, is_own, request| match &shared.origins.written {
-            Some(written) => shared.answer_with_tokens(written, route, is_own, at, request),
+        self.count(request, Some(at), |shared, route, is_own, request| match &shared.origins.writable {
+            Some(writable) => shared.answer_with_tokens(writable, route, is_own, at, request),
             None => shared.answer(route, at, request),
         })
     }
@@ -79,11 +79,11 @@ impl Service {
     /// Answers a request for a cache that does not exist as a private one would answer it.
     pub(crate) fn handle_nobody(&self, request: Request, name: &CacheName) -> Response {
         self.count(request, Some(1 + name.as_str().len()), |shared, route, _, request| {
-            let Some(written) = &shared.origins.written else { return Err(ServeError::NoRoute) };
+            let Some(writable) = &shared.origins.writable else { return Err(ServeError::NoRoute) };
             let gate =
-                Gate { cache: name, is_public: false, is_root: false, ..written.gate(&shared.origins.metrics, 0) };
+                Gate { cache: name, is_public: false, is_root: false, ..writable.gate(&shared.origins.metrics, 0) };
             if route == Route::Api {
-                return Ok(api::answer(&gate, &written.uploads, request, &shared.origins.metrics));
+                return Ok(api::answer(&gate, &writable.uploads, request, &shared.origins.metrics));
             }
             if let Some((page, view)) = shared.view_of(&route, &request) {
                 let visit = Visit::new(name.clone(), &request, 1 + name.as_str().len());
@@ -95,8 +95,8 @@ impl Service {
                     None => Ok(Page::sign_in(&request.head())),
                 };
             }
-            match written.exchange(&route, &request) {
-                Some(exchange) => exchange.answer(&written.auth, request, &shared.origins.metrics),
+            match writable.exchange(&route, &request) {
+                Some(exchange) => exchange.answer(&writable.auth, request, &shared.origins.metrics),
                 None => match gate.pass(route, &request)? {
                     Allowed::Read(_) => Err(ServeError::NoPath),
                     Allowed::SessionInfo { session, may_read } if shared.page.is_some() => {
@@ -121,10 +121,10 @@ impl Service {
         let path = path.map(|path| if path.is_empty() && at > Some(0) { "/".to_owned() } else { path });
         let path = path.as_deref().and_then(table::decode);
         let query = request.query().map(str::to_owned);
-        let base = |path| shared.origins.written.as_ref().and_then(|_| below_push(path));
+        let base = |path| shared.origins.writable.as_ref().and_then(|_| below_push(path));
         let own = path.as_deref().and_then(base);
         let path = own.or(path.as_deref());
-        let route = path.map_or(Route::Unknown, |path| Route::parse(shared.face, path, query.as_deref()));
+        let route = path.map_or(Route::Unknown, |path| Route::parse(shared.dialect, path, query.as_deref()));
         self.counted(route.label(), request, |shared, request| answer(shared, route, own.is_some(), request))
     }
 
@@ -138,7 +138,7 @@ impl Service {
         let shared = &*self.shared;
         let started = Instant::now();
         // What is asked of upstreams and of other nodes carries the request's id, as do lines of the log about what the bucket was asked.
-        let asks_others = shared.origins.upstream.is_some() || shared.origins.written.is_some();
+        let asks_others = shared.origins.upstream.is_some() || shared.origins.writable.is_some();
         let id = asks_others.then(|| request.id().to_string().into());
         let context = trace::accept(|| request.header_bytes(TRACEPARENT));
         let carries = id.is_some() || context.is_some();
@@ -150,12 +150,14 @@ impl Service {
         // What the access log has of every request.
         span.note("request_id", || request.id().to_string());
         span.note("narval.cache", || shared.origins.name().to_string());
-        let id = (shared.face == Face::Narval).then(|| request.id().clone());
+        let id = (shared.dialect == Dialect::Narval).then(|| request.id().clone());
         let is_of_page = request.header_bytes(page::FIELD).is_some();
         let nar = (label == RouteLabel::Nar).then(|| request.path().to_owned());
         let answer = answer(shared, request);
         let mut response = answer.unwrap_or_else(|error| error.into_response(&shared.origins.metrics));
-        if shared.face == Face::NixServe && response.header_value(&header::CONTENT_TYPE).is_some_and(|is| is == TEXT) {
+        if shared.dialect == Dialect::NixServe
+            && response.header_value(&header::CONTENT_TYPE).is_some_and(|is| is == TEXT)
+        {
             // The original has no charset.
             response = response.replace_header(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         }
@@ -187,7 +189,7 @@ impl Shared {
     /// Answers a request to a server that does not accept uploads.
     fn answer(&self, route: Route<'_>, at: usize, request: Request) -> Result<Response, ServeError> {
         // nix-serve and nix-serve-ng ignore the method.
-        if self.face == Face::Narval && route != Route::Batch && !is_read(request.method()) {
+        if self.dialect == Dialect::Narval && route != Route::Batch && !is_read(request.method()) {
             return Err(match *request.method() {
                 Method::PUT => ServeError::NotWritable,
                 _ => ServeError::Method("GET, HEAD"),
@@ -220,64 +222,64 @@ impl Shared {
     /// Answers a request to a server that accepts uploads. Access control comes first.
     fn answer_with_tokens(
         &self,
-        written: &Written,
+        writable: &Writable,
         route: Route<'_>,
         is_own: bool,
         at: usize,
         request: Request,
     ) -> Result<Response, ServeError> {
-        if let Some(exchange) = written.exchange(&route, &request) {
-            return exchange.answer(&written.auth, request, &self.origins.metrics);
+        if let Some(exchange) = writable.exchange(&route, &request) {
+            return exchange.answer(&writable.auth, request, &self.origins.metrics);
         }
         if let Some((page, view)) = self.view_of(&route, &request) {
-            let visit = Visit::new(written.cache.name().clone(), &request, at);
-            return match written.gate(&self.origins.metrics, at).visit(visit, &view, &request)? {
+            let visit = Visit::new(writable.cache.name().clone(), &request, at);
+            return match writable.gate(&self.origins.metrics, at).visit(visit, &view, &request)? {
                 Some(visit) => page.view(view, visit, request),
                 None => Ok(Page::sign_in(&request.head())),
             };
         }
         if route == Route::Api {
             return Ok(api::answer(
-                &written.gate(&self.origins.metrics, at),
-                &written.uploads,
+                &writable.gate(&self.origins.metrics, at),
+                &writable.uploads,
                 request,
                 &self.origins.metrics,
             ));
         }
         // Other nodes prove themselves in another way than clients.
         if let Route::Peer(asked) = route {
-            return peer::answer(&written.data, asked, &request.head(), &self.origins.metrics);
+            return peer::answer(&writable.data, asked, &request.head(), &self.origins.metrics);
         }
-        match written.gate(&self.origins.metrics, at).pass(route, &request)? {
-            Allowed::Put(route, grant) => written.uploads.put(route, grant, request),
-            Allowed::Post(push, grant) => written.uploads.post(push, grant, request),
-            Allowed::Progress(name, grant) => written.uploads.progress(name, &grant),
-            Allowed::Administer(asked, grant) => written.uploads.administer(asked, grant, request),
+        match writable.gate(&self.origins.metrics, at).pass(route, &request)? {
+            Allowed::Put(route, grant) => writable.uploads.put(route, grant, request),
+            Allowed::Post(push, grant) => writable.uploads.post(push, grant, request),
+            Allowed::Progress(name, grant) => writable.uploads.progress(name, &grant),
+            Allowed::Administer(asked, grant) => writable.uploads.administer(asked, grant, request),
             allowed @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo { .. } | Allowed::Form(..))
                 if self.page.is_none() =>
             {
                 drop(allowed);
                 Err(ServeError::NoRoute)
             }
-            Allowed::SignIn(grant) => session::sign_in(&written.auth, grant, &request, at),
-            Allowed::SignOut(of) => Ok(session::sign_out(&written.auth, &of, &request, at)),
+            Allowed::SignIn(grant) => session::sign_in(&writable.auth, grant, &request, at),
+            Allowed::SignOut(of) => Ok(session::sign_out(&writable.auth, &of, &request, at)),
             Allowed::SessionInfo { session, may_read } => {
-                session::info(written.cache.name(), session.as_ref(), may_read)
+                session::info(writable.cache.name(), session.as_ref(), may_read)
             }
             Allowed::Form(part, session) => {
                 let page = self.page.as_ref().ok_or(ServeError::NoRoute)?;
-                let visit = Visit::new(written.cache.name().clone(), &request, at);
-                let may_read = written.is_public || session.grant.allows(written.cache.name(), Scope::Pull);
-                let visit = visit.with_tokens(written.is_public, may_read, Some(&session));
-                page.submit(part, visit, session, &written.uploads, request)
+                let visit = Visit::new(writable.cache.name().clone(), &request, at);
+                let may_read = writable.is_public || session.grant.allows(writable.cache.name(), Scope::Pull);
+                let visit = visit.with_tokens(writable.is_public, may_read, Some(&session));
+                page.submit(part, visit, session, &writable.uploads, request)
             }
-            Allowed::Read(route) if is_own => self.read_own(written, route, request),
+            Allowed::Read(route) if is_own => self.read_own(writable, route, request),
             Allowed::Read(route) => self.read(route, request),
         }
     }
 }
 
-impl Written {
+impl Writable {
     /// Returns the OIDC exchange if this request is for it. Its callers have no token of this server yet.
     fn exchange(&self, route: &Route<'_>, request: &Request) -> Option<&OidcExchange> {
         let is_asked =

@@ -16,8 +16,8 @@ use crate::state::ServerState;
 pub(super) fn answer(origins: &Origins, state: &ServerState, head: &HeadRef<'_>) -> Result<Response, ServeError> {
     let mut families = Families::default();
     if origins.shows_engine {
-        let written = origins.written.as_ref();
-        let caller = written.map(|written| written.auth.caller(head, &origins.metrics)).transpose()?;
+        let writable = origins.writable.as_ref();
+        let caller = writable.map(|writable| writable.auth.caller(head, &origins.metrics)).transpose()?;
         origins.add_server(state, &mut families, matches!(caller, Some(Caller::Bearer(_))));
         origins.add_cache(&mut families);
         for other in state.services() {
@@ -33,12 +33,12 @@ pub(super) fn answer(origins: &Origins, state: &ServerState, head: &HeadRef<'_>)
 
 impl Origins {
     fn is_readable_by(&self, caller: Option<&Caller>) -> bool {
-        self.written.as_ref().is_none_or(|written| {
+        self.writable.as_ref().is_none_or(|writable| {
             let allows = |caller: &Caller| match caller {
                 Caller::Anonymous => false,
-                Caller::Bearer(grant) => grant.allows(written.cache.name(), Scope::Pull),
+                Caller::Bearer(grant) => grant.allows(writable.cache.name(), Scope::Pull),
             };
-            written.is_public || caller.is_some_and(allows)
+            writable.is_public || caller.is_some_and(allows)
         })
     }
 
@@ -51,9 +51,9 @@ impl Origins {
         if let Some(folder) = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()) {
             metrics::add_disk(families, "nar-cache", folder.root());
         }
-        if let Some(written) = &self.written {
-            metrics::add_data(families, &written.data);
-            if let Some(survey) = written.data.survey().filter(|_| knows_caller) {
+        if let Some(writable) = &self.writable {
+            metrics::add_data(families, &writable.data);
+            if let Some(survey) = writable.data.survey().filter(|_| knows_caller) {
                 metrics::add_tokens(families, &survey.tokens);
             }
         }
@@ -63,17 +63,17 @@ impl Origins {
     fn add_cache(&self, families: &mut Families) {
         self.metrics.add_to(families);
         let name = self.name();
-        if let Some(written) = &self.written {
-            metrics::add_limits(families, &written.cache);
-            if let Some(full) = written.data.survey().as_ref().and_then(|survey| survey.caches.get(&name)) {
-                metrics::add_fullness(families, &written.cache, full);
+        if let Some(writable) = &self.writable {
+            metrics::add_limits(families, &writable.cache);
+            if let Some(full) = writable.data.survey().as_ref().and_then(|survey| survey.caches.get(&name)) {
+                metrics::add_fullness(families, &writable.cache, full);
             }
         }
         if let Some(nars) = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()) {
             metrics::add_nar_cache(families, name.as_str(), nars);
         }
         if let Some(upstreams) = &self.upstream {
-            metrics::add_upstreams(families, name.as_str(), &upstreams.figures());
+            metrics::add_upstreams(families, name.as_str(), &upstreams.stats());
         }
     }
 }

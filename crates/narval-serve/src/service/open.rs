@@ -8,8 +8,8 @@ use narval_keep::CacheName;
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use narval_store::{ReadAhead, Store};
 
-use super::origins::{Live, Origins, Written};
-use super::{Service, Shared, Sources, WrittenCache};
+use super::origins::{Live, Origins, Writable};
+use super::{Service, Shared, Sources, WritableCache};
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::deltas::Deltas;
@@ -27,7 +27,7 @@ use crate::routes::{narinfo, nix_cache_info};
 use crate::state::ServerState;
 use crate::upload::receive::Uploads;
 use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::{Config, Face, NarCacheConfig};
+use crate::{Config, Dialect, NarCacheConfig};
 
 /// Memory for small files that are read ahead for all NARs, in bytes.
 const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -48,23 +48,23 @@ impl Service {
     /// There is no source, or they have different store directories; no thread can be started, or the folder of the NAR cache cannot be
     /// used.
     pub fn of(config: Config, sources: Sources, state: &ServerState) -> Result<Self, ServiceError> {
-        let name = sources.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default();
+        let name = sources.writable.as_ref().map(|writable| writable.cache.name().clone()).unwrap_or_default();
         let metrics = state.metrics(&name);
         let store_dir = store_dir_of(&sources)?;
         let presence = Presence::of(&sources, &config, &store_dir).map(Arc::new);
-        let written_cache = sources.written.as_ref().map(|written| &written.cache);
-        let cache_info = nix_cache_info::prepare(&config, &store_dir, written_cache, presence.is_some());
-        let (face, prefix) = (config.face, config.prefix.clone());
+        let writable_cache = sources.writable.as_ref().map(|writable| &writable.cache);
+        let cache_info = nix_cache_info::prepare(&config, &store_dir, writable_cache, presence.is_some());
+        let (dialect, prefix) = (config.dialect, config.prefix.clone());
         let sign_keys: Vec<_> = config.sign_keys.iter().map(SecretKey::public_key).collect();
-        let (wants_page, priority) = (config.page && face == Face::Narval, config.priority);
+        let (wants_page, priority) = (config.page && dialect == Dialect::Narval, config.priority);
         let description = config.description.clone();
         let (memo_bytes, sign_secrets) = (config.narinfo_memo_bytes, config.sign_keys.clone());
-        let mut written_narinfos = None;
-        let mut written = None;
+        let mut writable_narinfos = None;
+        let mut writable = None;
         let store = sources.store.map(Arc::new);
-        if let Some(WrittenCache { data, cache, public, oidc }) = sources.written {
-            written_narinfos = Some(state.narinfos(&cache, memo_bytes));
-            written = Some(Written {
+        if let Some(WritableCache { data, cache, public, oidc }) = sources.writable {
+            writable_narinfos = Some(state.narinfos(&cache, memo_bytes));
+            writable = Some(Writable {
                 is_public: public,
                 exchange: oidc,
                 redirect: config.redirect,
@@ -90,9 +90,9 @@ impl Service {
         });
         let narinfos = Narinfos {
             live: live_narinfos,
-            written: written_narinfos,
+            writable: writable_narinfos,
             upstream: upstream_narinfos,
-            absent: narinfo::absent(face),
+            absent: narinfo::absent(dialect),
         };
         let narinfos = Arc::new(narinfos);
         let page = wants_page.then(|| {
@@ -103,18 +103,18 @@ impl Service {
                 narinfos: Arc::clone(&narinfos),
                 store: live.as_ref().map(|live| Arc::clone(&live.store)),
                 planner: live.as_ref().map(|live| Arc::clone(&live.nars.planner)),
-                written: written.as_ref().map(|written: &Written| written.cache.clone()),
-                data: written.as_ref().map(|written| written.data.clone()),
+                writable: writable.as_ref().map(|writable: &Writable| writable.cache.clone()),
+                data: writable.as_ref().map(|writable| writable.data.clone()),
                 description,
                 has_upstreams: upstream.is_some(),
             };
             Page::new(places, state.clone(), Arc::clone(&metrics))
         });
         let shows_engine = name == CacheName::default();
-        let origins = Arc::new(Origins { live, written, upstream, metrics, shows_engine });
+        let origins = Arc::new(Origins { live, writable, upstream, metrics, shows_engine });
         Ok(Self {
             shared: Arc::new(Shared {
-                face,
+                dialect,
                 prefix,
                 store_dir,
                 sign_keys,
@@ -133,9 +133,9 @@ impl Service {
 
 fn store_dir_of(sources: &Sources) -> Result<StoreDir, ServiceError> {
     let live = sources.store.as_ref().map(|store| store.store_dir().clone());
-    let written = sources.written.as_ref().map(|written| written.cache.settings().store_dir.clone());
-    match (live, written) {
-        (Some(live), Some(written)) if live != written => Err(ServiceError::StoreDirs { live, written }),
+    let writable = sources.writable.as_ref().map(|writable| writable.cache.settings().store_dir.clone());
+    match (live, writable) {
+        (Some(live), Some(writable)) if live != writable => Err(ServiceError::StoreDirs { live, writable }),
         (Some(store_dir), _) | (None, Some(store_dir)) => Ok(store_dir),
         (None, None) => Err(ServiceError::NoSource),
     }
@@ -175,7 +175,7 @@ fn open_live(
         metrics: Arc::clone(metrics),
     });
     let nars = Nars {
-        face: config.face,
+        dialect: config.dialect,
         verify: config.verify_nars,
         planner,
         memory: NarMemory::new(packed.clone(), compressed.clone(), Arc::clone(metrics)),
@@ -189,8 +189,8 @@ fn open_live(
     if let Err(error) = store.path_from_hash_part(&HashPart::from_digest(&[0; 20])) {
         tracing::warn!("{error}; requests are answered 500 until the store can be read");
     }
-    let (face, sign_keys, metrics) = (config.face, config.sign_keys, Arc::clone(metrics));
-    Ok((nars, LiveNarinfos { face, sign_keys, store, memo, damaged, compressed, metrics }))
+    let (dialect, sign_keys, metrics) = (config.dialect, config.sign_keys, Arc::clone(metrics));
+    Ok((nars, LiveNarinfos { dialect, sign_keys, store, memo, damaged, compressed, metrics }))
 }
 
 fn open_deltas(
@@ -215,12 +215,12 @@ pub enum ServiceError {
     #[error("there is nothing to serve: neither a store nor a writable cache")]
     NoSource,
     /// The live store and the cache are for different store directories.
-    #[error("the store is for '{live}' and the cache for '{written}': serve them separately")]
+    #[error("the store is for '{live}' and the cache for '{writable}': serve them separately")]
     StoreDirs {
         /// The store's.
         live: StoreDir,
         /// The cache's.
-        written: StoreDir,
+        writable: StoreDir,
     },
     /// No thread can be started.
     #[error("cannot start threads: {0}")]

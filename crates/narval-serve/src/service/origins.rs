@@ -16,7 +16,7 @@ use crate::upload::receive::Uploads;
 #[derive(Debug)]
 pub(crate) struct Origins {
     pub(crate) live: Option<Live>,
-    pub(crate) written: Option<Written>,
+    pub(crate) writable: Option<Writable>,
     pub(crate) upstream: Option<Upstreams>,
     pub(crate) metrics: Arc<Metrics>,
     /// Whether it is the cache at `/`, whose `/metrics` shows the engine's counters, too.
@@ -32,7 +32,7 @@ pub(crate) struct Live {
 
 /// The writable cache.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct Writable {
     pub(crate) data: Data,
     pub(crate) cache: Cache,
     pub(crate) auth: Arc<Auth>,
@@ -45,13 +45,13 @@ pub(crate) struct Written {
 impl Origins {
     /// Begins to count what is in its data folder: that takes a while, and somebody will ask.
     pub(crate) fn begin_survey(&self) {
-        if let Some(written) = &self.written {
-            drop(written.data.survey());
+        if let Some(writable) = &self.writable {
+            drop(writable.data.survey());
         }
     }
 
     /// The name of the cache.
     pub(crate) fn name(&self) -> CacheName {
-        self.written.as_ref().map(|written| written.cache.name().clone()).unwrap_or_default()
+        self.writable.as_ref().map(|writable| writable.cache.name().clone()).unwrap_or_default()
     }
 }

@@ -1,16 +1,16 @@
 use std::sync::Arc;
 
 use narval_cache::upstream::Upstreams;
-use narval_keep::{CacheName, Elsewhere};
+use narval_keep::{CacheName, OtherSources};
 use narval_nix::{NarInfo, StorePath};
 use narval_store::Store;
 
 /// The paths of the live store and of the upstreams: uploads may refer to them, because clients of this cache can get
 /// them.
-pub(super) struct OtherSources(pub(super) Option<Arc<Store>>, pub(super) Option<Upstreams>);
+pub(super) struct StoreAndUpstreams(pub(super) Option<Arc<Store>>, pub(super) Option<Upstreams>);
 
-impl Elsewhere for OtherSources {
-    fn have(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
+impl OtherSources for StoreAndUpstreams {
+    fn contain(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
         let live = |store: &Store, path: &StorePath| match store.path_from_hash_part(&path.hash_part()) {
             Ok(path) => path.is_some(),
             Err(error) => {
@@ -30,7 +30,7 @@ impl Elsewhere for OtherSources {
     }
 
     /// The live store is asked before the cache.
-    fn behind(&self, _cache: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
+    fn shadowed(&self, _cache: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
         self.1.as_ref().map(|upstreams| upstreams.served(paths)).unwrap_or_default()
     }
 }

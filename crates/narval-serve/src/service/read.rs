@@ -6,26 +6,26 @@ use narval_cache::upstream::Small;
 use narval_http::{HeadRef, Request, Response};
 use narval_keep::{RejectionKind, SmallKind};
 
-use super::origins::{Live, Written};
+use super::origins::{Live, Writable};
 use super::{Shared, measured};
 use crate::error::ServeError;
 use crate::routes::table::{NarRoute, Route};
 use crate::routes::{self, batch, health, log, releases};
 use crate::upstream;
-use crate::written::{nar, small};
+use crate::writable::{nar, small};
 
 impl Shared {
     /// Answers only from the writable cache: below `/push`.
     pub(super) fn read_own(
         &self,
-        written: &Written,
+        writable: &Writable,
         route: Route<'_>,
         request: Request,
     ) -> Result<Response, ServeError> {
-        let small = |kind, name: &str| small::answer(&written.cache, kind, name);
+        let small = |kind, name: &str| small::answer(&writable.cache, kind, name);
         match route {
             Route::NarInfo(hash_part) => {
-                Ok(self.narinfos.respond(&request.head(), self.narinfos.of_written(hash_part)?))
+                Ok(self.narinfos.respond(&request.head(), self.narinfos.of_writable(hash_part)?))
             }
             Route::Listing(hash_part) => small(SmallKind::Listing, hash_part.as_str()),
             Route::Log(path) => small(SmallKind::Log, path.base_name()),
@@ -50,10 +50,10 @@ impl Shared {
                 &head,
                 &self.origins.metrics,
             ),
-            Route::NarFile(name) => match &self.origins.written {
-                Some(written) => {
-                    let how = (self.deltas.as_ref(), written.redirect);
-                    nar::answer(&written.cache, name, &head, how, &self.origins.metrics)
+            Route::NarFile(name) => match &self.origins.writable {
+                Some(writable) => {
+                    let how = (self.deltas.as_ref(), writable.redirect);
+                    nar::answer(&writable.cache, name, &head, how, &self.origins.metrics)
                 }
                 None if name.ends_with(".nar") || name.ends_with(".nar.zst") => Err(ServeError::Invalid),
                 None => Err(ServeError::NoRoute),
@@ -84,8 +84,8 @@ impl Shared {
                 )
                 .or_else(|error| self.small_of_upstreams(error, &Small::Realisation(id.clone()))),
             Route::DebugInfo(name) => {
-                let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
-                small::answer(&written.cache, SmallKind::DebugInfo, name).or_else(|error| {
+                let writable = self.origins.writable.as_ref().ok_or(ServeError::NoRoute)?;
+                small::answer(&writable.cache, SmallKind::DebugInfo, name).or_else(|error| {
                     match Small::debug_info(name) {
                         Some(small) => self.small_of_upstreams(error, &small),
                         None => Err(error),
@@ -93,15 +93,15 @@ impl Shared {
                 })
             }
             Route::Other(name) => {
-                let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
-                small::answer(&written.cache, SmallKind::Other, name).map_err(|error| match error {
+                let writable = self.origins.writable.as_ref().ok_or(ServeError::NoRoute)?;
+                small::answer(&writable.cache, SmallKind::Other, name).map_err(|error| match error {
                     ServeError::NoPath => ServeError::NoRoute,
                     error => error,
                 })
             }
             Route::Releases(route) => {
-                let written = self.origins.written.as_ref().ok_or(ServeError::NoRoute)?;
-                releases::answer(&written.cache, &route, &head)
+                let writable = self.origins.writable.as_ref().ok_or(ServeError::NoRoute)?;
+                releases::answer(&writable.cache, &route, &head)
             }
             Route::Batch => batch::answer(&self.narinfos, request),
             Route::Presence => self.presence.as_ref().ok_or(ServeError::NoRoute)?.answer(&head),
@@ -111,14 +111,14 @@ impl Shared {
             }
             Route::Health => Ok(health::answer(
                 self.origins.live.as_ref().map(|live| &*live.store),
-                self.origins.written.as_ref().map(|written| &written.cache),
+                self.origins.writable.as_ref().map(|writable| &writable.cache),
             )),
             Route::Ready => Ok(health::ready(
                 self.origins.live.as_ref().map(|live| &*live.store),
-                self.origins.written.as_ref().map(|written| &written.cache),
+                self.origins.writable.as_ref().map(|writable| &writable.cache),
             )),
             Route::Page(route) => self.page.as_ref().ok_or(ServeError::NoRoute)?.answer(route, request),
-            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.origins.written.is_some())),
+            Route::Index => Ok(health::index(&self.store_dir, &self.sign_keys, self.origins.writable.is_some())),
             Route::Invalid => Err(ServeError::Invalid),
             Route::Push(_) | Route::Api | Route::Peer(_) | Route::View(_) | Route::Unknown => Err(ServeError::NoRoute),
         }
@@ -156,8 +156,8 @@ impl Shared {
         name: impl FnOnce() -> String,
     ) -> Result<Response, ServeError> {
         let answer = self.origins.live.as_ref().map_or(Err(ServeError::NoPath), live);
-        match (answer, &self.origins.written) {
-            (Err(ServeError::NoPath), Some(written)) => small::answer(&written.cache, kind, &name()),
+        match (answer, &self.origins.writable) {
+            (Err(ServeError::NoPath), Some(writable)) => small::answer(&writable.cache, kind, &name()),
             (answer, _) => answer,
         }
     }

@@ -1,6 +1,6 @@
 //! What the page's Status is told of a cache and of the server: what is wrong, and how full they are.
 
-use narval_cache::upstream::{Upstreams, UpstreamsFigures};
+use narval_cache::upstream::{Upstreams, UpstreamsStats};
 use narval_client::clock;
 use narval_http::Snapshot;
 use narval_keep::{Cache, Data, Fullness};
@@ -28,7 +28,7 @@ impl Origins {
     pub(crate) fn problems(&self, state: &ServerState, of_server: bool) -> Vec<Problem> {
         self.metrics.history.check(|| {
             let store = self.live.as_ref().map(|live| &*live.store);
-            health::broken(store, self.written.as_ref().map(|written| &written.cache))
+            health::broken(store, self.writable.as_ref().map(|writable| &writable.cache))
         });
         self.begin_survey();
         self.known_problems(state, of_server)
@@ -53,9 +53,9 @@ impl Origins {
 
     fn cache_facts(&self) -> CacheFacts {
         let full = self.fullness();
-        let settings = self.written.as_ref().map(|written| written.cache.settings());
+        let settings = self.writable.as_ref().map(|writable| writable.cache.settings());
         let quota = settings.and_then(|settings| settings.quota);
-        let upstreams = self.upstream.as_ref().map(|upstreams| upstreams.figures().upstreams).unwrap_or_default();
+        let upstreams = self.upstream.as_ref().map(|upstreams| upstreams.stats().upstreams).unwrap_or_default();
         CacheFacts {
             broken: self.metrics.history.broken(),
             unsigned: full.as_ref().and_then(|full| Some((full.unsigned?, full.paths))),
@@ -66,7 +66,7 @@ impl Origins {
     }
 
     fn server_facts(&self, state: &ServerState) -> ServerFacts {
-        let survey = self.written.as_ref().and_then(|written| written.data.last_survey());
+        let survey = self.writable.as_ref().and_then(|writable| writable.data.last_survey());
         let tokens = survey.map(|survey| survey.tokens.clone()).unwrap_or_default();
         ServerFacts {
             disks: self.disks(state).into_iter().map(|disk| (disk.used_for.to_owned(), disk.full_in)).collect(),
@@ -77,12 +77,12 @@ impl Origins {
 
     /// How full the cache was when it was counted last.
     pub(crate) fn fullness(&self) -> Option<Fullness> {
-        self.written.as_ref()?.data.last_survey()?.caches.get(&self.name()).cloned()
+        self.writable.as_ref()?.data.last_survey()?.caches.get(&self.name()).cloned()
     }
 
     /// The file systems that the server uses.
     pub(crate) fn disks(&self, state: &ServerState) -> Vec<Disk> {
-        let data = self.written.as_ref().map(|written| ("data", written.data.folder().to_owned()));
+        let data = self.writable.as_ref().map(|writable| ("data", writable.data.folder().to_owned()));
         let nars = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref());
         let nars = nars.map(|nars| ("nar-cache", nars.root().to_owned()));
         let disk = |(used_for, folder): (&'static str, std::path::PathBuf)| {
@@ -97,17 +97,17 @@ impl Origins {
 
     /// The writable cache.
     pub(crate) fn cache(&self) -> Option<&Cache> {
-        self.written.as_ref().map(|written| &written.cache)
+        self.writable.as_ref().map(|writable| &writable.cache)
     }
 
     /// The data folder of the writable cache.
     pub(crate) fn data(&self) -> Option<&Data> {
-        self.written.as_ref().map(|written| &written.data)
+        self.writable.as_ref().map(|writable| &writable.data)
     }
 
     /// The upstreams, if there are any.
-    pub(crate) fn upstreams(&self) -> Option<UpstreamsFigures> {
-        self.upstream.as_ref().map(Upstreams::figures)
+    pub(crate) fn upstreams(&self) -> Option<UpstreamsStats> {
+        self.upstream.as_ref().map(Upstreams::stats)
     }
 
     /// Whether NARs of a store are compressed and kept.
@@ -118,7 +118,7 @@ impl Origins {
     /// Bytes that are kept besides the paths, and how many there may be.
     pub(crate) fn bounded(&self) -> Vec<(&'static str, u64, u64)> {
         let nars = self.live.as_ref().and_then(|live| live.nars.compressed.as_ref()).map(|nars| nars.bytes());
-        let kept = self.upstreams().map(|figures| (figures.kept_bytes, figures.kept_bytes_max));
+        let kept = self.upstreams().map(|stats| (stats.kept_bytes, stats.kept_bytes_max));
         let nars = nars.map(|(used, most)| ("Compressed NARs", used, most));
         nars.into_iter().chain(kept.map(|(used, most)| ("Kept of upstreams", used, most))).collect()
     }
@@ -127,11 +127,11 @@ impl Origins {
     pub(crate) fn name_of_nar(&self, file: &str) -> String {
         let hash = file.get(..32).and_then(|part| HashPart::parse(part.as_bytes()).ok());
         let stored = || self.live.as_ref()?.store.path_from_hash_part(&hash?).ok()?.map(|path| path.name().to_string());
-        let written = || {
-            let path = self.written.as_ref()?.cache.path_of_nar(file).ok()??;
+        let writable = || {
+            let path = self.writable.as_ref()?.cache.path_of_nar(file).ok()??;
             path.get(33..).map(str::to_owned)
         };
-        written().or_else(stored).unwrap_or_else(|| match file.split_once('.') {
+        writable().or_else(stored).unwrap_or_else(|| match file.split_once('.') {
             Some((hash, _)) if hash.len() > 12 => format!("NAR {}…", hash.get(..8).unwrap_or_default()),
             _ => file.to_owned(),
         })

@@ -25,12 +25,12 @@ use narval_nix::release::RELEASE_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart};
 
 use crate::caches::no_cache;
-use crate::config::Face;
+use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::gate::Administration;
 use crate::routes::table::{PushRoute, Route};
 use coding::{coding, decoded};
-use receive::{Counted, OTHER_BYTES_MAX, Uploads, for_client, read, repeats_uploads, text};
+use receive::{CountedBody, OTHER_BYTES_MAX, Uploads, for_client, read, repeats_uploads, text};
 
 /// The kind of an uploaded file.
 #[derive(Debug)]
@@ -165,7 +165,7 @@ impl Uploads {
         let (this, name) = (Arc::clone(self), name.to_owned());
         self.receive(request, move |body| {
             let mut body = decoded(coding, body)?;
-            let stored = upload.receive(&mut Counted::new(&mut *body, &this.metrics, (&name, length)))?;
+            let stored = upload.receive(&mut CountedBody::new(&mut *body, &this.metrics, (&name, length)))?;
             this.stored(&stored);
             Ok(Response::new(StatusCode::CREATED))
         })
@@ -205,7 +205,7 @@ impl Uploads {
 /// What is before the path of a NAR, a narinfo or `nix-cache-info`: the client means a cache, and not a file of an unknown kind in the one at
 /// `/`. So uploads to a cache that does not exist, or does not exist any more, are not taken.
 fn name_of_cache(path: &str) -> Option<&str> {
-    let is_of_cache = |rest: &str| match Route::parse(Face::Narval, rest, None) {
+    let is_of_cache = |rest: &str| match Route::parse(Dialect::Narval, rest, None) {
         Route::CacheInfo | Route::NarInfo(_) => true,
         Route::NarFile(name) => NarFileName::parse(name).is_ok(),
         _ => false,

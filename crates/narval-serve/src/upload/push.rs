@@ -12,7 +12,7 @@ use narval_nix::{HashPart, Sha256};
 
 use super::coding::{coding, decoded};
 use super::parts::{Key, PART_BYTES_MAX, PartError};
-use super::receive::{Counted, Uploads, announced, compression_of, ended_early, narinfo_lines, read, text};
+use super::receive::{CountedBody, Uploads, announced, compression_of, ended_early, narinfo_lines, read, text};
 use crate::error::ServeError;
 
 /// The most hash parts in one `POST missing`.
@@ -156,7 +156,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
     let (this, key, name) = (Arc::clone(uploads), key(uploads, name, &grant), name.to_owned());
     let Some(part) = part else {
         return uploads.receive(request, move |body| {
-            let stored = upload.receive(&mut Counted::new(body, &this.metrics, (&name, length)))?;
+            let stored = upload.receive(&mut CountedBody::new(body, &this.metrics, (&name, length)))?;
             Ok(this.created(&stored))
         });
     };
@@ -168,7 +168,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
         return Ok(offset_conflict(expected));
     }
     uploads.receive(request, move |body| {
-        let mut body = Counted::new(body, &this.metrics, (&name, length));
+        let mut body = CountedBody::new(body, &this.metrics, (&name, length));
         this.cache.make_disk_room(length.unwrap_or(PART_BYTES_MAX));
         let received = this.pool.parts.append(&key, part.offset, &mut body, || this.cache.incoming_file());
         match received {
@@ -191,7 +191,7 @@ pub(super) fn nar(uploads: &Arc<Uploads>, name: &str, grant: Grant, request: Req
 pub(super) fn nars(uploads: &Arc<Uploads>, grant: Grant, request: Request) -> Result<Response, ServeError> {
     let (this, length) = (Arc::clone(uploads), announced(&request));
     uploads.receive_at_most(NARS_BYTES_MAX, request, move |body| {
-        let body = read(&mut Counted::new(body, &this.metrics, ("small NARs", length)), NARS_BYTES_MAX)?;
+        let body = read(&mut CountedBody::new(body, &this.metrics, ("small NARs", length)), NARS_BYTES_MAX)?;
         let nars = read_nars(&body)?;
         let named = nars.iter().map(|(name, file)| Ok((target(name)?, *file)));
         let named = named.collect::<Result<Vec<_>, ServeError>>()?;

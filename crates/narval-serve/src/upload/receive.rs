@@ -181,20 +181,20 @@ pub(super) fn ended_early(error: &io::Error) -> ServeError {
 }
 
 /// A body that counts the bytes read.
-pub(super) struct Counted<'a> {
+pub(super) struct CountedBody<'a> {
     body: &'a mut dyn Read,
     metrics: &'a Metrics,
     transfer: Transferring,
 }
 
-impl<'a> Counted<'a> {
+impl<'a> CountedBody<'a> {
     /// `name`: of its file. `length`: in bytes, if the client has said it.
     pub(super) fn new(body: &'a mut dyn Read, metrics: &'a Metrics, (name, length): (&str, Option<u64>)) -> Self {
         Self { body, metrics, transfer: metrics.uploads.begin(name, length) }
     }
 }
 
-impl Read for Counted<'_> {
+impl Read for CountedBody<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let got = self.body.read(out)?;
         self.metrics.upload_bytes.inc_by(got as u64);

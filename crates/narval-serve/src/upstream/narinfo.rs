@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narval_cache::upstream::{Lookup, Upstreams};
 use narval_nix::HashPart;
 
-use crate::Face;
+use crate::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::narinfo::memo::{Answer, Memo};
@@ -33,16 +33,16 @@ impl UpstreamNarinfos {
     }
 
     /// The remembered or kept answer for a hash part. No upstream is asked.
-    pub(crate) fn kept(&self, hash_part: &HashPart) -> Answer {
+    pub(crate) fn stored(&self, hash_part: &HashPart) -> Answer {
         match self.remembered(hash_part) {
             Some(answer) => answer,
-            None => self.upstreams.kept(hash_part).map_or(Answer::Absent, |text| Self::found(&text)),
+            None => self.upstreams.stored(hash_part).map_or(Answer::Absent, |text| Self::found(&text)),
         }
     }
 
     /// As [`read`](Self::read), for the page: viewing a closure does not prefetch its NARs. The answer is not remembered here, so that the first
     /// client that asks is counted.
-    pub(crate) fn look_at(&self, hash_part: &HashPart) -> Result<Answer, ServeError> {
+    pub(crate) fn look_up_without_prefetch(&self, hash_part: &HashPart) -> Result<Answer, ServeError> {
         Ok(match self.upstreams.narinfo_to_look_at(hash_part)? {
             Lookup::Absent => Answer::Absent,
             Lookup::Found(text) => Self::found(&text),
@@ -50,7 +50,7 @@ impl UpstreamNarinfos {
     }
 
     fn found(text: &[u8]) -> Answer {
-        Answer::Present(Arc::new(present(Face::Narval, text.to_vec())))
+        Answer::Present(Arc::new(present(Dialect::Narval, text.to_vec())))
     }
 
     /// Reads what is kept, or asks the upstreams and waits for them.

@@ -5,4 +5,4 @@ pub(crate) mod problems;
 pub(crate) mod under_way;
 
 pub(crate) use history::{History, Totals};
-pub(crate) use under_way::{Begun, Transferring, Transfers, UnderWay};
+pub(crate) use under_way::{Gauge, GaugeGuard, Transferring, Transfers};

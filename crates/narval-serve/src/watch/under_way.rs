@@ -12,17 +12,17 @@ const LISTED_MAX: usize = 512;
 
 /// A gauge of what has begun and has not ended. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct UnderWay(Arc<AtomicU64>);
+pub(crate) struct Gauge(Arc<AtomicU64>);
 
 /// One that is under way until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Begun(Arc<AtomicU64>);
+pub(crate) struct GaugeGuard(Arc<AtomicU64>);
 
-impl UnderWay {
+impl Gauge {
     /// Counts one more.
-    pub(crate) fn begin(&self) -> Begun {
+    pub(crate) fn begin(&self) -> GaugeGuard {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Begun(Arc::clone(&self.0))
+        GaugeGuard(Arc::clone(&self.0))
     }
 
     /// How many there are now.
@@ -31,7 +31,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for Begun {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -40,7 +40,7 @@ impl Drop for Begun {
 /// Downloads or uploads that are under way, with what is known of each. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Transfers {
-    count: UnderWay,
+    count: Gauge,
     listed: Arc<Listed>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Transferring {
     listed: Arc<Listed>,
     /// Where its bytes are counted.
     pub(crate) done: Arc<AtomicU64>,
-    _begun: Begun,
+    _begun: GaugeGuard,
 }
 
 impl Transfers {

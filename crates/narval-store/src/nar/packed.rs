@@ -168,7 +168,7 @@ mod tests {
         }
         let mut nar = Vec::new();
         NarReader::open(&path).unwrap().read_to_end(&mut nar).unwrap();
-        let layout = Arc::new(NarLayout::plan(&path).unwrap());
+        let layout = Arc::new(NarLayout::scan(&path).unwrap());
         let size = layout.size_bytes();
         assert_eq!(layout.small_files(), (4, size - 3 * HOLE_MIN - 12));
         for whole in [false, true] {

@@ -30,7 +30,7 @@ impl NarLayout {
     ///
     /// # Errors
     /// [`NarIoError`] for files that cannot be read, or cannot be in a NAR.
-    pub fn plan(path: &Path) -> Result<Self, NarIoError> {
+    pub fn scan(path: &Path) -> Result<Self, NarIoError> {
         let stat = rustix::fs::lstat(path).map_err(|error| NarIoError::io("read", path, error))?;
         let mut plan =
             Plan { root: path, records: Vec::new(), text: Vec::new(), stack: Vec::new(), buffer: Vec::new() };

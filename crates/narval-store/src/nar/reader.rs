@@ -23,9 +23,9 @@ impl NarReader {
     /// Plans the NAR of the file, directory or symlink at this path.
     ///
     /// # Errors
-    /// See [`NarLayout::plan`].
+    /// See [`NarLayout::scan`].
     pub fn open(path: &Path) -> Result<Self, NarIoError> {
-        let layout = Arc::new(NarLayout::plan(path)?);
+        let layout = Arc::new(NarLayout::scan(path)?);
         let range = 0..layout.size_bytes();
         Ok(Self::of(NarStream::open(layout, path, range, None)?))
     }

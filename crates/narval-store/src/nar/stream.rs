@@ -50,7 +50,7 @@ pub enum Step {
 /// # use std::{path::Path, sync::Arc};
 /// use narval_store::{NarLayout, NarStream, Step};
 /// let path = Path::new("/nix/store/jgkkbkqm53rw4zyyjj1xhlmsvnvvm9p3-hello-2.10-3");
-/// let layout = Arc::new(NarLayout::plan(path)?);
+/// let layout = Arc::new(NarLayout::scan(path)?);
 /// let mut stream = NarStream::open(layout.clone(), path, 0..layout.size_bytes(), None)?;
 /// loop {
 ///     let mut bytes = Vec::new();

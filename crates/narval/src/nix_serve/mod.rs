@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use narval_http::tls::{self, TlsAcceptor, TlsConfig};
 use narval_http::{Limits, Server};
-use narval_serve::{Config, Face, Service};
+use narval_serve::{Config, Dialect, Service};
 use nix::unistd::{Gid, Group, Uid, User, daemon, initgroups, setgid, setuid};
 
 use crate::args::secret_key::read_secret_key;
@@ -86,8 +86,12 @@ fn serve(options: &Options) -> Result<(), Failure> {
     };
     let store = server::open_store(options.store.as_deref())?;
     let access_log = access_log(options)?;
-    let config =
-        Config { priority: options.priority, sign_keys, prefix: options.prefix.clone(), ..Config::new(Face::NixServe) };
+    let config = Config {
+        priority: options.priority,
+        sign_keys,
+        prefix: options.prefix.clone(),
+        ..Config::new(Dialect::NixServe)
+    };
     server::raise_descriptors();
     let service = Service::new(config, store).map_err(Failure::runtime)?;
     let limits = server::within_descriptors(limits(options), service.kept_files_max());

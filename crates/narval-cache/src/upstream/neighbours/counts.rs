@@ -16,7 +16,7 @@ pub struct NeighbourCounts {
 
 /// What NARs have passed between neighbours since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NeighbourFigures {
+pub struct NeighbourStats {
     /// How many neighbours there are now.
     pub neighbours: u64,
     /// Questions for a NAR that were answered with yes.
@@ -64,9 +64,9 @@ impl NeighbourCounts {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn figures(&self, neighbours: usize) -> NeighbourFigures {
+    pub(super) fn stats(&self, neighbours: usize) -> NeighbourStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        NeighbourFigures {
+        NeighbourStats {
             neighbours: neighbours as u64,
             offered: get(&self.offered),
             refused: get(&self.refused),

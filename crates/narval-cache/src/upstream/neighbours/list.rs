@@ -11,7 +11,7 @@ use narval_client::{Request, Url};
 use narval_nix::{Sha256Hasher, StoreDir};
 use parking_lot::{Mutex, RwLock};
 
-use super::counts::{NeighbourCounts, NeighbourFigures};
+use super::counts::{NeighbourCounts, NeighbourStats};
 use super::nearby::Nearby;
 use crate::upstream::options::UpstreamOptions;
 use crate::upstream::remote::Remote;
@@ -64,8 +64,8 @@ pub(in crate::upstream) enum Coming {
 
 impl Neighbours {
     /// What has passed between them; `None` if this machine has no neighbours.
-    pub(in crate::upstream) fn figures(&self) -> Option<NeighbourFigures> {
-        (self.id.load(Ordering::Acquire) != 0).then(|| self.counts.figures(self.all().len()))
+    pub(in crate::upstream) fn stats(&self) -> Option<NeighbourStats> {
+        (self.id.load(Ordering::Acquire) != 0).then(|| self.counts.stats(self.all().len()))
     }
 
     /// Those that may be asked now.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use narval_client::trace::{Times, TimesCounter};
 
 use super::health::Standing;
-use crate::upstream::neighbours::counts::NeighbourFigures;
+use crate::upstream::neighbours::counts::NeighbourStats;
 
 /// Upper bounds of the times to the first byte, in seconds.
 pub const SECONDS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
@@ -36,7 +36,7 @@ pub(in crate::upstream) enum Asked {
 
 /// What the requests to one upstream have come to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UpstreamFigures {
+pub struct UpstreamStats {
     /// Its address.
     pub url: String,
     /// Whether it responds, as far as the last requests have shown.
@@ -69,9 +69,9 @@ pub struct UpstreamFigures {
 
 /// What is kept of all upstreams of a cache.
 #[derive(Clone, Debug, PartialEq)]
-pub struct UpstreamsFigures {
+pub struct UpstreamsStats {
     /// The upstreams, by priority.
-    pub upstreams: Vec<UpstreamFigures>,
+    pub upstreams: Vec<UpstreamStats>,
     /// Narinfos that clients were told to be absent because upstreams did not answer in time.
     pub counted_absent: u64,
     /// Bytes of the files that are kept.
@@ -83,7 +83,7 @@ pub struct UpstreamsFigures {
     /// NARs that were fetched.
     pub kept_misses: u64,
     /// What has passed between neighbours, if this machine takes part.
-    pub neighbours: Option<NeighbourFigures>,
+    pub neighbours: Option<NeighbourStats>,
 }
 
 impl Counts {
@@ -136,14 +136,9 @@ impl Counts {
         self.saved_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(0), Ordering::Relaxed);
     }
 
-    pub(in crate::upstream) fn figures(
-        &self,
-        url: String,
-        standing: Standing,
-        usual: Option<Duration>,
-    ) -> UpstreamFigures {
+    pub(in crate::upstream) fn stats(&self, url: String, standing: Standing, usual: Option<Duration>) -> UpstreamStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        UpstreamFigures {
+        UpstreamStats {
             url,
             is_up: standing != Standing::Down,
             is_doubtful: standing != Standing::Good,

@@ -37,7 +37,7 @@ use self::sql::{get, int, maybe_number, number, p, query_opt};
 use self::transaction::Database;
 use super::memory::Memory;
 use super::tx::{DEADLINE, DEADLINE_LARGE, How, LARGE, NOTE, NOTE_LATER, Reading, Tx, TxError, Work};
-use super::{CacheId, Counted, Index, IndexError};
+use super::{CacheId, Index, IndexError, PathTotals};
 use crate::nodes::{Members, PeerSecret};
 
 #[cfg(test)]
@@ -193,7 +193,7 @@ impl Index for Postgres {
         lines: &[Vec<u8>],
         after: &str,
         max: usize,
-    ) -> Result<Option<(Counted, String)>, IndexError> {
+    ) -> Result<Option<(PathTotals, String)>, IndexError> {
         self.database.read(DEADLINE_LARGE, async |client| count(client, cache, lines, after, max).await)
     }
 }
@@ -204,7 +204,7 @@ async fn count(
     lines: &[Vec<u8>],
     after: &str,
     max: usize,
-) -> Result<Option<(Counted, String)>, Failed> {
+) -> Result<Option<(PathTotals, String)>, Failed> {
     let some = "select count(*), count(*) filter (where exists (select from unnest($4) as wanted (line) where position(wanted.line in narinfo) = 0)), \
          coalesce(sum(listing_size), 0)::bigint, min(used), max(hash_part) from \
          (select hash_part, narinfo, listing_size, used from narval.paths where cache = $1 and hash_part > $2 \
@@ -214,7 +214,7 @@ async fn count(
         return Ok(None);
     };
     let Some(last) = get::<Option<String>>(&row, 4)? else { return Ok(None) };
-    let counted = Counted {
+    let counted = PathTotals {
         paths: number(&row, 0)?,
         unsigned: number(&row, 1)?,
         listing_bytes: number(&row, 2)?,

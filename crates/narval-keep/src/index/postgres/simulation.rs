@@ -20,7 +20,7 @@ use super::transaction::Database;
 use super::{History, Node, Nodes, Postgres, count, schema, watch};
 use crate::index::memory::Memory;
 use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Reading, Tx, TxError, Work};
-use crate::index::{CacheId, Counted, Fence, Index, IndexError};
+use crate::index::{CacheId, Fence, Index, IndexError, PathTotals};
 use crate::simulation::rule::{Rule, holds};
 use crate::simulation::{Task, current};
 use crate::tests_on_postgres::postgres::PostgresServer;
@@ -250,7 +250,7 @@ impl Index for SimulatedPostgres {
         lines: &[Vec<u8>],
         after: &str,
         max: usize,
-    ) -> Result<Option<(Counted, String)>, IndexError> {
+    ) -> Result<Option<(PathTotals, String)>, IndexError> {
         self.by(false, || {
             let ask = async |client: &tokio_postgres::Client| count(client, cache, lines, after, max).await;
             self.postgres.database.read(DEADLINE_LARGE, ask)

@@ -21,7 +21,7 @@ use self::failed::{of_transaction, sql_error};
 use self::tx::SqliteTx;
 use self::writer::{Durability, Writer};
 use super::tx::{How, Reading, Tx, TxError, Work};
-use super::{CacheId, Counted, Index, IndexError};
+use super::{CacheId, Index, IndexError, PathTotals};
 
 #[cfg(test)]
 pub(crate) use self::simulation::Simulated;
@@ -165,7 +165,7 @@ impl Index for Sqlite {
         lines: &[Vec<u8>],
         after: &str,
         max: usize,
-    ) -> Result<Option<(Counted, String)>, IndexError> {
+    ) -> Result<Option<(PathTotals, String)>, IndexError> {
         self.read(|connection| count(connection, cache, lines, after, max))
     }
 }
@@ -176,7 +176,7 @@ fn count(
     lines: &[Vec<u8>],
     after: &str,
     max: usize,
-) -> rusqlite::Result<Option<(Counted, String)>> {
+) -> rusqlite::Result<Option<(PathTotals, String)>> {
     let lacks: Vec<_> = (0..lines.len()).map(|at| format!("instr(narinfo, ?{}) = 0", at + 4)).collect();
     let lacks = if lacks.is_empty() { "0".to_owned() } else { lacks.join(" or ") };
     let query = format!(
@@ -187,8 +187,12 @@ fn count(
     let mut params: Vec<&dyn ToSql> = vec![&cache.0, &after, &max];
     params.extend(lines.iter().map(|line| line as &dyn ToSql));
     connection.prepare_cached(&query)?.query_row(params.as_slice(), |row| {
-        let counted =
-            Counted { paths: row.get(0)?, unsigned: row.get(1)?, listing_bytes: row.get(2)?, oldest_use: row.get(3)? };
+        let counted = PathTotals {
+            paths: row.get(0)?,
+            unsigned: row.get(1)?,
+            listing_bytes: row.get(2)?,
+            oldest_use: row.get(3)?,
+        };
         Ok(row.get::<_, Option<String>>(4)?.map(|last| (counted, last)))
     })
 }

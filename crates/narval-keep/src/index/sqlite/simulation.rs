@@ -13,7 +13,7 @@ use super::tx::SqliteTx;
 use super::writer::in_savepoint;
 use super::{connect, count, schema};
 use crate::index::tx::{How, Reading, Tx, TxError, Work};
-use crate::index::{CacheId, Counted, Fence, Index, IndexError};
+use crate::index::{CacheId, Fence, Index, IndexError, PathTotals};
 use crate::simulation::rule::{Rule, holds};
 use crate::simulation::{Transaction, current};
 use narval_client::clock;
@@ -111,7 +111,7 @@ impl Index for Simulated {
         lines: &[Vec<u8>],
         after: &str,
         max: usize,
-    ) -> Result<Option<(Counted, String)>, IndexError> {
+    ) -> Result<Option<(PathTotals, String)>, IndexError> {
         self.read(|connection| count(connection, cache, lines, after, max))
     }
 }

@@ -139,7 +139,7 @@ impl CacheStorage for CacheInBucket {
     }
 
     /// Signing fails with the credentials: what is on the disk can be served without them.
-    fn elsewhere(&self, name: &str, nar: &NarRecord, redirect: Redirect) -> Option<String> {
+    fn redirect_url(&self, name: &str, nar: &NarRecord, redirect: Redirect) -> Option<String> {
         let redirects = match redirect {
             Redirect::Off => false,
             Redirect::Auto => self.shared.flights.is_first(&self.name, name, nar),

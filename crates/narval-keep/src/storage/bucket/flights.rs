@@ -177,7 +177,7 @@ impl Flights {
         match self.nar(asked)? {
             None => Ok(None),
             Some(NarBytes::File(file)) => Ok(Some(file)),
-            Some(NarBytes::Elsewhere(_)) => Err(unavailable("it is elsewhere".to_owned())),
+            Some(NarBytes::Redirect(_)) => Err(unavailable("the client is redirected".to_owned())),
             Some(NarBytes::Growing(fill)) => {
                 fill.wait_for_end(WHOLE_PATIENCE);
                 match fill.progress().end {

@@ -122,12 +122,12 @@ fn attic_110_a_lost_nar_can_be_pushed_in_another_compression() {
 #[test]
 fn references_may_be_in_the_same_commit_or_in_an_upstream() {
     struct Upstream(HashPart);
-    impl Elsewhere for Upstream {
-        fn have(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
+    impl OtherSources for Upstream {
+        fn contain(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
             paths.iter().map(|path| path.hash_part() == self.0).collect()
         }
 
-        fn behind(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
+        fn shadowed(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
             vec![None; paths.len()]
         }
     }
@@ -136,7 +136,7 @@ fn references_may_be_in_the_same_commit_or_in_an_upstream() {
     let base = TestPath::new("base", &[]);
     let library = TestPath::new("library", &[&base]);
     let program = TestPath::new("program", &[&library]);
-    cache.set_elsewhere(Some(Arc::new(Upstream(base.part()))));
+    cache.set_other_sources(Some(Arc::new(Upstream(base.part()))));
     for path in [&library, &program] {
         path.send(cache, Compression::None).unwrap();
     }

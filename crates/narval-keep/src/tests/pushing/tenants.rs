@@ -200,7 +200,7 @@ fn what_a_cache_has_in_the_disk_cache_another_has_not() {
     assert_eq!(read_all(evil.nar_file(&name).unwrap().unwrap().file), file);
     let redirected = |cache: &Cache| {
         let (_, bytes) = cache.nar(&name, Redirect::Auto).unwrap().unwrap();
-        matches!(bytes, NarBytes::Elsewhere(_))
+        matches!(bytes, NarBytes::Redirect(_))
     };
     assert_eq!((redirected(&evil), redirected(&good), redirected(&good)), (false, true, false));
 }

@@ -55,7 +55,7 @@ fn an_export_is_a_cache_at_every_moment_and_whole_at_its_end() {
     let Some((url, files, _kept)) = destination(&fixture, "exported") else { return };
     let cache = &fixture.cache;
     fill(cache);
-    cache.set_elsewhere(Some(std::sync::Arc::new(AnUpstream)));
+    cache.set_other_sources(Some(std::sync::Arc::new(AnUpstream)));
     TestPath::new("wrapper", &[&TestPath::new("glibc-of-an-upstream", &[])]).push(cache).unwrap();
     assert_eq!(cache.put_small(SmallKind::Other, "new/file", &mut &b"small"[..], &pusher()).unwrap(), Put::Written);
     // Stopped again and again.

@@ -80,12 +80,12 @@ pub(super) fn fill(cache: &Cache) -> Vec<TestPath> {
 
 pub(super) struct AnUpstream;
 
-impl Elsewhere for AnUpstream {
-    fn have(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
+impl OtherSources for AnUpstream {
+    fn contain(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<bool> {
         vec![true; paths.len()]
     }
 
-    fn behind(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
+    fn shadowed(&self, _: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>> {
         vec![None; paths.len()]
     }
 }
@@ -98,7 +98,7 @@ fn a_migration_copies_everything_there_and_back() {
     let Some((there, _server)) = other_kind(&fixture.folder, folders[0].path(), "all") else { return };
     let (data, cache) = (&fixture.data, &fixture.cache);
     let paths = fill(cache);
-    cache.set_elsewhere(Some(std::sync::Arc::new(AnUpstream)));
+    cache.set_other_sources(Some(std::sync::Arc::new(AnUpstream)));
     TestPath::new("wrapper", &[&TestPath::new("glibc-of-an-upstream", &[])]).push(cache).unwrap();
     // The same NAR in another encoding has two names.
     let twice = TestPath::with_contents("twice", &[], &b"twice".repeat(20_000));

@@ -39,7 +39,7 @@ impl<'a> Hold<'a> {
             }
             if clock::since(begun) > collection_lease() + KILLED_MORE {
                 let reason = "another backup is being made in it: wait until that has ended".to_owned();
-                return Err(DataError::Elsewhere { folder: to.to_string().into(), reason });
+                return Err(DataError::IndexMismatch { folder: to.to_string().into(), reason });
             }
             clock::sleep(LOOK_EVERY);
         }

@@ -51,7 +51,7 @@ impl Shelf {
         };
         if is_cache {
             let reason = "it has a cache: backups need a place of their own".to_owned();
-            return Err(DataError::Elsewhere { folder: place.to_string().into(), reason });
+            return Err(DataError::IndexMismatch { folder: place.to_string().into(), reason });
         }
         if let Place::Folder(path) = place {
             // Private NARs and hashes of tokens are in it.

@@ -52,7 +52,7 @@ pub struct Restored {
 pub(crate) fn refuse_unfinished(folder: &Path) -> Result<(), DataError> {
     if folder.join(UNFINISHED).exists() {
         let reason = "a restore into it was interrupted: run the same 'narval cache restore' again".to_owned();
-        return Err(DataError::Elsewhere { folder: folder.to_owned(), reason });
+        return Err(DataError::IndexMismatch { folder: folder.to_owned(), reason });
     }
     Ok(())
 }
@@ -121,7 +121,7 @@ impl Data {
             });
             if let Err(error) = filled {
                 // The place is as it was.
-                if before.is_none() && matches!(error, MigrateError::Data(DataError::Elsewhere { .. })) {
+                if before.is_none() && matches!(error, MigrateError::Data(DataError::IndexMismatch { .. })) {
                     fs::remove_file(&marker).map_err(fail)?;
                 }
                 return Err(error);
@@ -163,7 +163,7 @@ fn refuse_contents(place: &Place, database: Option<&Database>) -> Result<(), Dat
         return Ok(());
     }
     let reason = "it is not empty: a backup is restored into an empty place".to_owned();
-    Err(DataError::Elsewhere { folder: place.to_string().into(), reason })
+    Err(DataError::IndexMismatch { folder: place.to_string().into(), reason })
 }
 
 /// Completes a restore that has copied everything.

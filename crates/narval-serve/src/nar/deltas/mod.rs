@@ -233,9 +233,9 @@ impl Deltas {
         }
         // The result is smaller than the NAR.
         let (bytes, memory) = (base.size + nar.size + FILE_BYTES, base.size + 2 * nar.size + CONTEXT_BYTES);
-        let begun = Begun { deltas: Arc::clone(self), pair };
+        let guard = MakingGuard { deltas: Arc::clone(self), pair };
         let make = Box::new(move || {
-            let deltas = &begun.deltas;
+            let deltas = &guard.deltas;
             // Another process, or the last request for it, may have made it just now.
             if deltas.find(&pair).is_none()
                 && let Err(reason) = deltas.make(&base, &nar, compressed)
@@ -303,12 +303,12 @@ impl Deltas {
 }
 
 /// Removes the in-flight delta when dropped, also after a panic.
-struct Begun {
+struct MakingGuard {
     deltas: Arc<Deltas>,
     pair: Pair,
 }
 
-impl Drop for Begun {
+impl Drop for MakingGuard {
     fn drop(&mut self) {
         self.deltas.making.lock().remove(&self.pair);
     }

@@ -17,12 +17,12 @@ use super::folder::Folder;
 use crate::metrics::Metrics;
 use crate::nar::damaged::{DamagedPaths, NOT_AS_REGISTERED};
 use crate::nar::growing::push_piece;
-use crate::nar::plan::Planned;
-use crate::watch::Begun;
+use crate::nar::plan::PathNar;
+use crate::watch::GaugeGuard;
 
 /// See the module's description.
 pub(crate) struct InFlight {
-    planned: Arc<Planned>,
+    path_nar: Arc<PathNar>,
     ahead: Arc<ReadAhead>,
     level: i32,
     /// The file that is filled; `None` if each client compresses alone.
@@ -70,7 +70,7 @@ struct Producer {
     filling: TemporaryFile,
     folder: Arc<Folder>,
     writer: Arc<Background>,
-    _under_way: Begun,
+    _under_way: GaugeGuard,
 }
 
 /// Where the compressed NAR is written.
@@ -79,7 +79,7 @@ pub(super) struct Place {
     pub(super) filling: TemporaryFile,
     /// Syncs and renames it.
     pub(super) writer: Arc<Background>,
-    pub(super) under_way: Begun,
+    pub(super) under_way: GaugeGuard,
 }
 
 impl std::fmt::Debug for Producer {
@@ -91,19 +91,19 @@ impl std::fmt::Debug for Producer {
 impl InFlight {
     /// Starts to compress into a file; without a `place`, each client compresses alone.
     pub(super) fn begin(
-        planned: &Arc<Planned>,
+        path_nar: &Arc<PathNar>,
         ahead: &Arc<ReadAhead>,
         place: Option<Place>,
         level: i32,
         damaged: Arc<DamagedPaths>,
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let size = planned.layout.size_bytes();
+        let size = path_nar.layout.size_bytes();
         let file = place.as_ref().map(|place| place.filling.file().try_clone().map(Arc::new)).transpose()?;
         let producer = |Place { folder, filling, writer, under_way }| {
             Ok::<_, io::Error>(Producer {
-                nar: NarReader::of(planned.stream(0..size, ahead)?),
-                encoder: FrameEncoder::new(level, size, planned.nar_hash, FRAMES_AT_ONCE_MAX)?,
+                nar: NarReader::of(path_nar.stream(0..size, ahead)?),
+                encoder: FrameEncoder::new(level, size, path_nar.nar_hash, FRAMES_AT_ONCE_MAX)?,
                 file_hash: Sha256Hasher::new(),
                 filling,
                 folder,
@@ -114,7 +114,7 @@ impl InFlight {
         let producer = place.map(producer).transpose()?;
         let outcome = if producer.is_some() { OnceLock::new() } else { OnceLock::from(Outcome::NoRoom) };
         Ok(Self {
-            planned: Arc::clone(planned),
+            path_nar: Arc::clone(path_nar),
             ahead: Arc::clone(ahead),
             level,
             file,
@@ -196,10 +196,10 @@ impl InFlight {
     /// Logs and records what is wrong with the NAR, if that ended it.
     fn note(&self, outcome: &Outcome) {
         if let Some(reason) = outcome.trouble_with_nar() {
-            tracing::error!("compressing the NAR of {} was aborted: {reason}", self.planned.path);
+            tracing::error!("compressing the NAR of {} was aborted: {reason}", self.path_nar.path);
         }
         if *outcome == Outcome::Corrupt {
-            self.damaged.add(self.planned.path.hash_part(), &self.planned.nar_hash, &self.planned.real_path);
+            self.damaged.add(self.path_nar.path.hash_part(), &self.path_nar.nar_hash, &self.path_nar.real_path);
         }
     }
 
@@ -208,7 +208,7 @@ impl InFlight {
         let this = Arc::clone(self);
         let Producer { filling, folder, writer, file_hash, .. } = producer;
         let job = move || {
-            let finished = folder.finish(filling, &this.planned.nar_hash, &file_hash.finish());
+            let finished = folder.finish(filling, &this.path_nar.nar_hash, &file_hash.finish());
             match &finished {
                 Ok(_) => (this.stored)(),
                 Err(error) => folder.pause(error),
@@ -222,7 +222,7 @@ impl InFlight {
 
 impl std::fmt::Debug for InFlight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "InFlight({}, {:?})", self.planned.path, self.outcome.get())
+        write!(f, "InFlight({}, {:?})", self.path_nar.path, self.outcome.get())
     }
 }
 
@@ -271,7 +271,7 @@ struct Alone {
     nar: NarReader,
     encoder: FrameEncoder,
     skip: u64,
-    _under_way: Begun,
+    _under_way: GaugeGuard,
 }
 
 impl InFlightSource {
@@ -282,10 +282,10 @@ impl InFlightSource {
 
     fn fill_alone(&mut self, out: &mut SegmentBuf) -> io::Result<Fill> {
         if self.alone.is_none() {
-            let (planned, size) = (&self.in_flight.planned, self.in_flight.planned.layout.size_bytes());
+            let (path_nar, size) = (&self.in_flight.path_nar, self.in_flight.path_nar.layout.size_bytes());
             self.alone = Some(Alone {
-                nar: NarReader::of(planned.stream(0..size, &self.in_flight.ahead)?),
-                encoder: FrameEncoder::new(self.in_flight.level, size, planned.nar_hash, 1)?,
+                nar: NarReader::of(path_nar.stream(0..size, &self.in_flight.ahead)?),
+                encoder: FrameEncoder::new(self.in_flight.level, size, path_nar.nar_hash, 1)?,
                 skip: self.sent,
                 _under_way: self.metrics.compressions.begin(),
             });

@@ -23,7 +23,7 @@ use quick_cache::sync::Cache;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::delta_mode::DeltaMode;
-use crate::nar::plan::Planned;
+use crate::nar::plan::PathNar;
 use folder::encoding;
 pub(crate) use folder::{Folder, Stored};
 use in_flight::Place;
@@ -186,30 +186,30 @@ impl NarCache {
     /// The compressed NAR of a path: from the folder, or an in-flight compression. `stored` is called when the file is in the folder.
     pub(crate) fn get(
         &self,
-        planned: &Arc<Planned>,
+        path_nar: &Arc<PathNar>,
         ahead: &Arc<ReadAhead>,
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Found> {
-        if let Some((stored, file)) = self.find(&planned.nar_hash) {
+        if let Some((stored, file)) = self.find(&path_nar.nar_hash) {
             return Ok(Found::File(stored, file));
         }
         let mut flights = self.flights.lock();
-        let flying = flights.get(&planned.nar_hash).and_then(Weak::upgrade);
+        let flying = flights.get(&path_nar.nar_hash).and_then(Weak::upgrade);
         if let Some(flight) = flying.filter(|flight| !flight.has_failed()) {
             self.metrics.single_flight_waits.inc();
             return Ok(Found::InFlight(flight));
         }
         // Finished between the look above and the lock.
-        if let Some((stored, file)) = self.find(&planned.nar_hash) {
+        if let Some((stored, file)) = self.find(&path_nar.nar_hash) {
             return Ok(Found::File(stored, file));
         }
         self.metrics.nar_cache_misses.inc();
         let place = if self.folder.is_paused() { None } else { self.begin() };
         let has_place = place.is_some();
-        let flight = Arc::new(InFlight::begin(planned, ahead, place, self.level, Arc::clone(&self.damaged), stored)?);
+        let flight = Arc::new(InFlight::begin(path_nar, ahead, place, self.level, Arc::clone(&self.damaged), stored)?);
         flights.retain(|_, flight| flight.strong_count() > 0);
         if has_place {
-            flights.insert(planned.nar_hash, Arc::downgrade(&flight));
+            flights.insert(path_nar.nar_hash, Arc::downgrade(&flight));
         }
         Ok(Found::InFlight(flight))
     }
@@ -235,11 +235,11 @@ pub(crate) fn is_as_named(file: &File, stored: &Stored) -> bool {
 /// Compresses a NAR for one client alone, without a folder: clients remember URLs of compressed NARs for longer than a server keeps its
 /// options.
 pub(crate) fn compress_alone(
-    planned: &Arc<Planned>,
+    path_nar: &Arc<PathNar>,
     ahead: &Arc<ReadAhead>,
     damaged: &Arc<DamagedPaths>,
 ) -> io::Result<Arc<InFlight>> {
-    InFlight::begin(planned, ahead, None, LEVEL_ALONE, Arc::clone(damaged), || {}).map(Arc::new)
+    InFlight::begin(path_nar, ahead, None, LEVEL_ALONE, Arc::clone(damaged), || {}).map(Arc::new)
 }
 
 /// The level of [`compress_alone`].

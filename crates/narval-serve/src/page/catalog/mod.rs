@@ -39,7 +39,7 @@ struct Stamps(Option<Option<narval_store::Stamp>>, Option<narval_keep::Stamp>);
 
 impl Stamps {
     fn of(places: &Places) -> Self {
-        Self(places.store.as_ref().map(|store| store.stamp()), places.written.as_ref().map(|cache| cache.stamp()))
+        Self(places.store.as_ref().map(|store| store.stamp()), places.writable.as_ref().map(|cache| cache.stamp()))
     }
 }
 
@@ -249,7 +249,7 @@ fn drop_when_idle(catalog: &Weak<Catalog>) {
 
 /// The hash parts of pinned paths.
 fn pinned(places: &Places) -> Result<HashSet<String>, ServeError> {
-    let pins = places.written.as_ref().map(|cache| cache.pins()).transpose()?.unwrap_or_default();
+    let pins = places.writable.as_ref().map(|cache| cache.pins()).transpose()?.unwrap_or_default();
     Ok(pins.iter().filter_map(|pin| pin.path.split('-').next()).map(str::to_owned).collect())
 }
 

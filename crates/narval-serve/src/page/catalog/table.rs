@@ -117,7 +117,7 @@ impl Table {
             let valid = store.all_valid_paths()?;
             paths.extend(valid.into_iter().map(|path| (path.base_name().to_owned(), 0, 0, None)));
         }
-        if let Some(cache) = &places.written {
+        if let Some(cache) = &places.writable {
             paths
                 .extend(cache.list()?.into_iter().map(|path| (path.path, path.file_size, path.added, Some(path.used))));
         }

@@ -84,7 +84,7 @@ impl Frame<'_> {
                 @if visit.may_read {
                     (tab(root, "Overview", *view == View::Overview))
                     (tab(&visit.link("?q="), "Packages", matches!(view, View::Packages | View::Path(_) | View::Files(..) | View::Compare(..))))
-                    @if parts.places.written.is_some() { (tab(&visit.link("releases"), "Releases", matches!(view, View::Releases(_)))) }
+                    @if parts.places.writable.is_some() { (tab(&visit.link("releases"), "Releases", matches!(view, View::Releases(_)))) }
                     (tab(&visit.link("_narval/status"), "Status", *view == View::Status))
                 }
                 @if visit.who.is_some() {

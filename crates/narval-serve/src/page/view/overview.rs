@@ -18,7 +18,7 @@ const NEWEST_MAX: usize = 8;
 /// The view of the whole cache.
 pub(super) fn overview(parts: &Parts, visit: &Visit) -> Result<(String, Markup), ServeError> {
     let places = &parts.places;
-    let is_empty = match (&places.store, &places.written) {
+    let is_empty = match (&places.store, &places.writable) {
         (None, Some(cache)) => cache.usage()?.paths == 0,
         _ => false,
     };
@@ -30,17 +30,17 @@ pub(super) fn overview(parts: &Parts, visit: &Visit) -> Result<(String, Markup),
         @if is_empty { (steps(parts, visit)?) }
         @if places.sign_keys.is_empty() { @if !is_empty { (no_key(visit)) } } @else { (use_it(parts, visit)) }
         @if !is_empty { (newest(visit, groups.as_ref())) }
-        @if places.written.is_some() { (push(parts, visit, is_empty)) }
+        @if places.writable.is_some() { (push(parts, visit, is_empty)) }
     };
     Ok(("Overview".to_owned(), main))
 }
 
 fn sentence(parts: &Parts, visit: &Visit, groups: Option<&Groups>) -> Result<Markup, ServeError> {
     let places = &parts.places;
-    let usage = places.written.as_ref().map(Cache::usage).transpose()?;
+    let usage = places.writable.as_ref().map(Cache::usage).transpose()?;
     let newest = groups.and_then(|groups| groups.list.first()).map(|group| group.newest.time).filter(|time| *time > 0);
     let counted =
-        places.written.as_ref().and_then(|cache| cache.surveyed()).and_then(|full| Some((full.paths, full.unsigned?)));
+        places.writable.as_ref().and_then(|cache| cache.surveyed()).and_then(|full| Some((full.paths, full.unsigned?)));
     let keys = places.sign_keys.iter().map(PublicKey::name);
     Ok(html! {
         h1.lead {
@@ -60,7 +60,7 @@ fn sentence(parts: &Parts, visit: &Visit, groups: Option<&Groups>) -> Result<Mar
                 }
                 counted => {
                     @if !places.sign_keys.is_empty() {
-                        @if counted.is_some() || places.written.is_none() { " Everything is signed by " } @else { " It signs with " }
+                        @if counted.is_some() || places.writable.is_none() { " Everything is signed by " } @else { " It signs with " }
                         @for (at, key) in keys.enumerate() { @if at > 0 { " and " } code { (key) } } "."
                     }
                 }

@@ -219,7 +219,7 @@ fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&Found>, 
 
 /// How long a path is kept, and why.
 fn kept(parts: &Parts, pins: &[Pin], used: Option<u64>) -> Markup {
-    let days = parts.places.written.as_ref().and_then(|cache| cache.settings().retention_days);
+    let days = parts.places.writable.as_ref().and_then(|cache| cache.settings().retention_days);
     html! {
         @for pin in pins {
             div { "◆ pinned as " b { (name(&pin.name)) } @if let Some(until) = pin.holds.until { " until " (date(until)) } }

@@ -59,8 +59,8 @@ pub(super) fn packages(parts: &Parts, visit: &Visit, query: Option<&str>) -> Res
 /// Whether this server can know it.
 fn is_possible(parts: &Parts, filter: Filter) -> bool {
     match filter {
-        Filter::Pinned | Filter::Unused => parts.places.written.is_some(),
-        Filter::Unsigned => parts.places.written.is_some() && !parts.places.sign_keys.is_empty(),
+        Filter::Pinned | Filter::Unused => parts.places.writable.is_some(),
+        Filter::Unsigned => parts.places.writable.is_some() && !parts.places.sign_keys.is_empty(),
         Filter::Largest => true,
     }
 }
@@ -91,7 +91,7 @@ fn nothing(visit: &Visit, parts: &Parts, asked: &Asked, typed: &str, near: &[Str
             @if parts.places.has_upstreams {
                 p.soft { "This cache also fetches from its upstreams, whose packages cannot be searched here: clients that ask for a path get it." }
             }
-            @if parts.places.written.is_some() { p { a href=(visit.link("#push")) { "How to push" } } }
+            @if parts.places.writable.is_some() { p { a href=(visit.link("#push")) { "How to push" } } }
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn releases(
     view: &ReleasesView,
     query: Option<&str>,
 ) -> Result<(String, Markup), ServeError> {
-    let cache = parts.places.written.as_ref().ok_or(ServeError::NoPath)?;
+    let cache = parts.places.writable.as_ref().ok_or(ServeError::NoPath)?;
     // What is no cursor is no page.
     let after = || cursor(query).map_err(|_| ServeError::NoPath);
     match view {

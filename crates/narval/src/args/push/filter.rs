@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use narval_client::{ClientOptions, RetryPolicy, Url};
 use narval_nix::StoreDir;
-use narval_push::{Elsewhere, Excluded, Filter, Selection};
+use narval_push::{Excluded, Filter, OtherCaches, Selection};
 
 use crate::Failure;
 use crate::args::client::{CacheArgs, RequestArgs};
@@ -73,13 +73,13 @@ impl FilterArgs {
             sizes,
             signed_by: self.skip_signed_by.clone(),
         };
-        let elsewhere = if self.all { None } else { elsewhere(to, requests, store_dir)? };
-        Ok(Selection { filter, no_closure: self.no_closure, elsewhere })
+        let other_caches = if self.all { None } else { other_caches(to, requests, store_dir)? };
+        Ok(Selection { filter, no_closure: self.no_closure, other_caches })
     }
 }
 
 /// The caches of this machine that are not pushed to.
-fn elsewhere(to: &[Url], requests: &RequestArgs, store_dir: &StoreDir) -> Result<Option<Elsewhere>, Failure> {
+fn other_caches(to: &[Url], requests: &RequestArgs, store_dir: &StoreDir) -> Result<Option<OtherCaches>, Failure> {
     let upstreams = CacheArgs::of_environment(requests.clone());
     let same = |a: &Url, b: &Url| a.to_string().trim_end_matches('/') == b.to_string().trim_end_matches('/');
     let others: Vec<Url> =
@@ -88,7 +88,7 @@ fn elsewhere(to: &[Url], requests: &RequestArgs, store_dir: &StoreDir) -> Result
         return Ok(None);
     }
     let client = Arc::new(narval_s3::client(quick(requests.options(&others)?)));
-    Ok(Some(Elsewhere::new(others, client, upstreams.keys()?, store_dir.clone())))
+    Ok(Some(OtherCaches::new(others, client, upstreams.keys()?, store_dir.clone())))
 }
 
 /// For questions that something waits for: one attempt, and no long waits.

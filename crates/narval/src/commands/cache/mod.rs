@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Subcommand;
 use narval_http::Method;
 use narval_keep::{
-    COLLECT_GRACE, Cache, CacheFigures, CollectOptions, Collected, Data, Hold, RejectionKind, UNFINISHED_GRACE,
+    COLLECT_GRACE, Cache, CacheStats, CollectOptions, Collected, Data, Hold, RejectionKind, UNFINISHED_GRACE,
 };
 use serde_json::{Value, json};
 
@@ -308,11 +308,11 @@ fn stats(args: &PlaceArgs, json: bool) -> Result<(), Failure> {
         if let Place::Here(data) = &place {
             with_keys(args, data, name)?;
         }
-        let figures = place.ask(&Method::GET, &format!("caches/{}/stats", escaped(name)), None)?;
+        let stats = place.ask(&Method::GET, &format!("caches/{}/stats", escaped(name)), None)?;
         if json {
-            json::event("cache", figures);
+            json::event("cache", stats);
         } else {
-            show_figures(&serde_json::from_value(figures).map_err(Failure::runtime)?);
+            show_stats(&serde_json::from_value(stats).map_err(Failure::runtime)?);
         }
     }
     if json {
@@ -334,7 +334,7 @@ fn with_keys(args: &PlaceArgs, data: &Data, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show_figures(of: &CacheFigures) {
+fn show_stats(of: &CacheStats) {
     let retention = of.retention_days.map_or_else(|| "forever".to_owned(), |days| format!("for {days} days"));
     let unsigned = match of.unsigned {
         Some(unsigned @ 1..) => format!("; {unsigned} not signed by its keys ('narval cache sign --all' signs them)"),

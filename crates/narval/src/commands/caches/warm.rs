@@ -9,7 +9,7 @@ use std::time::Duration;
 use narval_codec::delta::delta_fits;
 use narval_install::{DeltaBases, Profile, Wanted};
 use narval_nix::{PathInfo, StorePath};
-use narval_serve::{Config, DeltaMode, Face, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};
+use narval_serve::{Config, DeltaMode, Dialect, NarCacheConfig, Service, Warmed, WarmedDelta, warm, warm_delta};
 use narval_store::Store;
 
 use super::warm_near::{self, ThroughArgs};
@@ -85,7 +85,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return Err(Failure::usage(format!("'{path}' is not a valid path of this store")));
     }
     let paths: Vec<PathInfo> = infos.into_iter().flatten().collect();
-    let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
+    let service = Service::new(Config { nar_cache, ..Config::new(Dialect::Narval) }, store).map_err(Failure::usage)?;
     let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let (mut made, mut present, mut failed) = (0, 0, 0);
     let ((), ended) = watched(OUTPUT, ("what was compressed is kept", "continues"), |work| {
@@ -122,7 +122,7 @@ fn warm_deltas(profile: &Path, store: Store, cache: Option<NarCacheConfig>) -> R
         pairs.extend(bases.best(&info.path, &store, fits).map_err(Failure::runtime)?.map(|base| (base, info)));
     }
     let nar_cache = Some(cache);
-    let service = Service::new(Config { nar_cache, ..Config::new(Face::Narval) }, store).map_err(Failure::usage)?;
+    let service = Service::new(Config { nar_cache, ..Config::new(Dialect::Narval) }, store).map_err(Failure::usage)?;
     let (mut made, mut present, mut large, mut failed) = (0, 0, 0, 0);
     let ((), ended) = watched(OUTPUT, ("the deltas that were made are kept", "continues"), |work| {
         work.begin("making", "deltas", pairs.len() as u64, pairs.iter().map(|(_, info)| info.nar_size).sum());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use narval_http::{Listen, ListenAddress, Server, ServerHandle};
 use narval_nix::{SecretKey, TrustedKeys};
-use narval_serve::{Config, Face, Service};
+use narval_serve::{Config, Dialect, Service};
 use narval_store::{LocalStore, Store, StoreConfig};
 
 use crate::args::client::human_bytes;
@@ -112,7 +112,7 @@ fn make_store(folder: &Folder, interrupt: &Interrupt) -> Result<Vec<Made>, Failu
 }
 
 fn serve(folder: &Folder, key: SecretKey, listen: SocketAddr) -> Result<ServerHandle, Failure> {
-    let config = Config { sign_keys: vec![key], ..Config::new(Face::Narval) };
+    let config = Config { sign_keys: vec![key], ..Config::new(Dialect::Narval) };
     let service = Service::new(config, Store::new(folder.store_config()?)).map_err(Failure::runtime)?;
     let server = Server::builder(service.clone()).listen(Listen::Tcp(listen)).build().map_err(Failure::usage)?;
     let handle = server.spawn().map_err(Failure::runtime)?;

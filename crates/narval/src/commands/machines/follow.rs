@@ -350,7 +350,7 @@ fn line(args: &Args, round: &Round) -> String {
             "revision {} of {release} failed before ({}), and is not tried again; --retry does that",
             failed.revision, failed.why
         ),
-        Round::Planned { revision, path, missing, download } => format!(
+        Round::InstallItem { revision, path, missing, download } => format!(
             "revision {revision} of {release} is new: {path}; {} to install, {} to download",
             paths(*missing),
             human_bytes(*download)
@@ -377,7 +377,7 @@ fn as_json(round: &Round) -> Value {
         }),
         Round::WentBack(failed) => json!({"outcome": "wentBack", "revision": failed.revision, "why": failed.why}),
         Round::Refused(failed) => json!({"outcome": "refused", "revision": failed.revision, "why": failed.why}),
-        Round::Planned { revision, path, missing, download } => json!({
+        Round::InstallItem { revision, path, missing, download } => json!({
             "outcome": "planned", "dryRun": true, "revision": revision, "path": path.base_name(), "missing": missing, "download": download,
         }),
     }

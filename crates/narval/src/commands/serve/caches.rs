@@ -8,7 +8,9 @@ use std::sync::Arc;
 use narval_cache::upstream::{Deadline, UpstreamOptions, Upstreams, UpstreamsOptions, Waiting};
 use narval_keep::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_nix::{SecretKey, StoreDir};
-use narval_serve::{Caches, Config, Face, OidcExchange, ServerState, Service, Sources, WrittenCache, is_reserved_name};
+use narval_serve::{
+    Caches, Config, Dialect, OidcExchange, ServerState, Service, Sources, WritableCache, is_reserved_name,
+};
 use narval_store::Store;
 
 use super::settings::{CacheToServe, ServerWide, Settings};
@@ -356,8 +358,8 @@ impl Served {
         if wants_store && store.is_none() {
             store = Some(open_store()?);
         }
-        let written_cache = WrittenCache { data, cache, public, oidc: exchange.cloned() };
-        let sources = Sources { store, written: Some(written_cache), upstreams };
+        let writable_cache = WritableCache { data, cache, public, oidc: exchange.cloned() };
+        let sources = Sources { store, writable: Some(writable_cache), upstreams };
         let service = Service::of(config(told, wide), sources, &opened.state).map_err(Failure::usage)?;
         Ok(Self { told: told.clone(), public, service, is_new: true, settings: written, upstreams: replaced })
     }
@@ -382,7 +384,7 @@ impl Served {
 }
 
 fn config(told: &CacheToServe, wide: &ServerWide) -> Config {
-    let defaults = Config::new(Face::Narval);
+    let defaults = Config::new(Dialect::Narval);
     let nar_cache = wide.nar_cache.as_ref();
     Config {
         priority: told.cache.priority.unwrap_or(defaults.priority),

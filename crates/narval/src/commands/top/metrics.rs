@@ -60,7 +60,7 @@ impl Totals {
 /// The figures between two readings: counts and bytes per second, unless stated otherwise. `None` if the server does not
 /// report it. The names are those in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Figures {
+pub(super) struct Stats {
     pub(super) requests: Option<f64>,
     pub(super) narinfos: Option<f64>,
     pub(super) nars: Option<f64>,
@@ -92,7 +92,7 @@ pub(super) struct Figures {
     pub(super) upstreams: Upstreams,
 }
 
-impl Figures {
+impl Stats {
     /// `None` if the server was restarted in between.
     pub(super) fn between(before: &Totals, now: &Totals, elapsed: Duration) -> Option<Self> {
         let seconds = elapsed.as_secs_f64().max(0.001);
@@ -205,22 +205,22 @@ narval_narinfo_memo_misses_total 10
             .replace("hits_total 10", "hits_total 13")
             .replace("misses_total 10", "misses_total 11")
             + "narval_http_responses_total{code=\"503\"} 2\n";
-        let figures = Figures::between(&before, &Totals::parse(&after).unwrap(), Duration::from_secs(2)).unwrap();
-        assert_eq!((figures.requests, figures.sent_bytes), (Some(10.0), Some(1000.0)));
-        assert_eq!((figures.connections, figures.queue, figures.busy_percent), (Some(3.0), Some(2.0), Some(25.0)));
-        assert_eq!((figures.nars, figures.narinfos, figures.absent), (Some(0.0), Some(2.0), Some(2.0)));
-        assert_eq!((figures.hits_percent, figures.failed), (Some(75.0), Some(1.0)));
-        assert_eq!((figures.median_seconds, figures.slowest_seconds), (Some(0.002), Some(0.002)));
-        assert_eq!(figures.upstream_bytes, None);
-        assert_eq!(figures.json()["requests"], 10.0);
-        assert!(figures.json()["upstream_bytes"].is_null());
+        let stats = Stats::between(&before, &Totals::parse(&after).unwrap(), Duration::from_secs(2)).unwrap();
+        assert_eq!((stats.requests, stats.sent_bytes), (Some(10.0), Some(1000.0)));
+        assert_eq!((stats.connections, stats.queue, stats.busy_percent), (Some(3.0), Some(2.0), Some(25.0)));
+        assert_eq!((stats.nars, stats.narinfos, stats.absent), (Some(0.0), Some(2.0), Some(2.0)));
+        assert_eq!((stats.hits_percent, stats.failed), (Some(75.0), Some(1.0)));
+        assert_eq!((stats.median_seconds, stats.slowest_seconds), (Some(0.002), Some(0.002)));
+        assert_eq!(stats.upstream_bytes, None);
+        assert_eq!(stats.json()["requests"], 10.0);
+        assert!(stats.json()["upstream_bytes"].is_null());
     }
 
     #[test]
     fn a_restart_and_other_servers_are_seen() {
         let totals = Totals::parse(BEFORE).unwrap();
         assert_eq!(
-            Figures::between(&totals, &Totals::parse("narval_http_requests_total 1").unwrap(), Duration::from_secs(1)),
+            Stats::between(&totals, &Totals::parse("narval_http_requests_total 1").unwrap(), Duration::from_secs(1)),
             None
         );
         assert_eq!(Totals::parse("node_load1 0.5\n<html>\n"), None);

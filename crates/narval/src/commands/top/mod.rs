@@ -78,14 +78,14 @@ fn print(args: &Args, readings: &Receiver<Reading>, interrupt: &Interrupt) -> Re
     let mut said = String::new();
     while interrupt.check().is_ok() && !output::has_failed() {
         match readings.recv_timeout(EVERY) {
-            Ok(Reading::Figures(figures)) => {
+            Ok(Reading::Stats(stats)) => {
                 said.clear();
                 if args.json && args.once {
-                    json::summary(figures.json());
+                    json::summary(stats.json());
                 } else if args.json {
-                    json::event("figures", figures.json());
+                    json::event("figures", stats.json());
                 } else {
-                    out!("{}", text::line(&figures));
+                    out!("{}", text::line(&stats));
                 }
                 if args.once {
                     return Ok(());

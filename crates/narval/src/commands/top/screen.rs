@@ -12,7 +12,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Sparkline};
 
-use super::metrics::Figures;
+use super::metrics::Stats;
 use super::source::Reading;
 use super::text;
 use crate::Failure;
@@ -28,7 +28,7 @@ const CELL_WIDTH: u16 = 20;
 const TWO_CHARTS_WIDTH: u16 = 70;
 
 /// An entry of the table: its name, its text, and whether it is a problem.
-type Cell = (&'static str, fn(&Figures) -> String, fn(&Figures) -> bool);
+type Cell = (&'static str, fn(&Stats) -> String, fn(&Stats) -> bool);
 
 const CELLS: [Cell; 20] = [
     ("requests/s", |now| text::count(now.requests), |_| false),
@@ -54,7 +54,7 @@ const CELLS: [Cell; 20] = [
 ];
 
 /// A chart: its name, what it shows, as a number in text, and the end of its scale if that is fixed.
-type Chart = (&'static str, fn(&Figures) -> Option<f64>, fn(Option<f64>) -> String, Option<f64>);
+type Chart = (&'static str, fn(&Stats) -> Option<f64>, fn(Option<f64>) -> String, Option<f64>);
 
 const CHARTS: [Chart; 4] = [
     ("Requests/s", |now| now.requests, text::count, None),
@@ -111,7 +111,7 @@ fn wants_end() -> io::Result<bool> {
 struct Screen<'a> {
     server: &'a str,
     /// The newest last.
-    history: VecDeque<Figures>,
+    history: VecDeque<Stats>,
     trouble: Option<String>,
 }
 
@@ -119,11 +119,11 @@ impl Screen<'_> {
     fn take(&mut self, reading: Reading) {
         self.trouble = None;
         match reading {
-            Reading::Figures(figures) => {
+            Reading::Stats(stats) => {
                 if self.history.len() == HISTORY_MAX {
                     self.history.pop_front();
                 }
-                self.history.push_back(*figures);
+                self.history.push_back(*stats);
             }
             Reading::First => {}
             Reading::Failed(trouble) => self.trouble = Some(trouble),
@@ -177,7 +177,7 @@ impl Screen<'_> {
 
     fn draw_chart(&self, frame: &mut Frame<'_>, area: Rect, (name, value, shown, scale): &Chart) {
         let [head, bars] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
-        let values: Vec<f64> = self.history.iter().map(|figures| value(figures).unwrap_or_default()).collect();
+        let values: Vec<f64> = self.history.iter().map(|stats| value(stats).unwrap_or_default()).collect();
         let from = values.len().saturating_sub(usize::from(bars.width));
         let values = values.get(from..).unwrap_or_default();
         let most = values.iter().copied().fold(0.0, f64::max);
@@ -238,8 +238,8 @@ mod tests {
     fn screen() -> Screen<'static> {
         let mut screen = Screen { server: "http://cache:5000", history: VecDeque::new(), trouble: None };
         for requests in 0..400 {
-            let figures = Figures { requests: Some(f64::from(requests)), failed: Some(0.5), ..Figures::default() };
-            screen.take(Reading::Figures(Box::new(figures)));
+            let stats = Stats { requests: Some(f64::from(requests)), failed: Some(0.5), ..Stats::default() };
+            screen.take(Reading::Stats(Box::new(stats)));
         }
         screen
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use narval_client::{Client, Url};
 
-use super::metrics::{Figures, Totals};
+use super::metrics::{Stats, Totals};
 
 /// The interval between readings.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ const TEXT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 #[derive(Clone, Debug)]
 pub(super) enum Reading {
     /// The figures since the previous reading.
-    Figures(Box<Figures>),
+    Stats(Box<Stats>),
     /// The first one, or the first after a restart: there is nothing to compare it with.
     First,
     /// The server could not be read. The next reading tries again.
@@ -42,10 +42,10 @@ pub(super) fn read_every_second(client: Arc<Client>, url: Url) -> std::io::Resul
                 }
                 Ok(totals) => {
                     let now = Instant::now();
-                    let figures =
-                        before.as_ref().and_then(|(old, at)| Figures::between(old, &totals, now.duration_since(*at)));
+                    let stats =
+                        before.as_ref().and_then(|(old, at)| Stats::between(old, &totals, now.duration_since(*at)));
                     before = Some((totals, now));
-                    figures.map_or(Reading::First, |figures| Reading::Figures(Box::new(figures)))
+                    stats.map_or(Reading::First, |stats| Reading::Stats(Box::new(stats)))
                 }
             };
             if readings.send(reading).is_err() {

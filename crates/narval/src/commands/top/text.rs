@@ -1,6 +1,6 @@
-//! Figures as text.
+//! Stats as text.
 
-use super::metrics::Figures;
+use super::metrics::Stats;
 use crate::args::client::human_bytes;
 
 /// Shown for what the server does not report.
@@ -35,19 +35,19 @@ pub(super) fn time(seconds: Option<f64>) -> String {
 }
 
 /// One line for logs and pipes.
-pub(super) fn line(figures: &Figures) -> String {
+pub(super) fn line(stats: &Stats) -> String {
     format!(
         "requests/s {}  sent/s {}  received/s {}  connections {}  queue {}  busy {}  hits {}  p99 {}  404/s {}  errors/s {}",
-        count(figures.requests),
-        bytes(figures.sent_bytes),
-        bytes(figures.received_bytes),
-        count(figures.connections),
-        count(figures.queue),
-        percent(figures.busy_percent),
-        percent(figures.hits_percent),
-        time(figures.slowest_seconds),
-        count(figures.absent),
-        count(figures.failed),
+        count(stats.requests),
+        bytes(stats.sent_bytes),
+        bytes(stats.received_bytes),
+        count(stats.connections),
+        count(stats.queue),
+        percent(stats.busy_percent),
+        percent(stats.hits_percent),
+        time(stats.slowest_seconds),
+        count(stats.absent),
+        count(stats.failed),
     )
 }
 

@@ -8,18 +8,18 @@ use crate::page::view::words::{ago, bytes, many, number, plain};
 impl Status<'_> {
     /// `None`: there are none.
     pub(super) fn upstreams(&self) -> Option<Markup> {
-        let figures = self.service.upstreams()?;
-        let down = figures.upstreams.iter().filter(|upstream| !upstream.is_up).count();
+        let stats = self.service.upstreams()?;
+        let down = stats.upstreams.iter().filter(|upstream| !upstream.is_up).count();
         let since = |url: &str| {
             let problem = self.problems.iter().find(|problem| problem.what.contains(url));
             problem.map(|problem| problem.since)
         };
-        let used: u64 = figures.upstreams.iter().map(|upstream| upstream.used).sum();
-        let asked = figures.kept_hits + figures.kept_misses;
+        let used: u64 = stats.upstreams.iter().map(|upstream| upstream.used).sum();
+        let asked = stats.kept_hits + stats.kept_misses;
         Some(html! {
             p.says {
-                @if down == 0 { b { (if figures.upstreams.len() == 1 { "It responds" } else { "All respond" }) } ", as far as the last requests show." }
-                @else { b { (number(down)) " of " (many(figures.upstreams.len(), "upstream")) } (if down == 1 { " does" } else { " do" }) " not respond." }
+                @if down == 0 { b { (if stats.upstreams.len() == 1 { "It responds" } else { "All respond" }) } ", as far as the last requests show." }
+                @else { b { (number(down)) " of " (many(stats.upstreams.len(), "upstream")) } (if down == 1 { " does" } else { " do" }) " not respond." }
             }
             div.scroll tabindex="0" role="region" aria-label="Upstreams" {
                 table aria-label="Upstreams" {
@@ -29,7 +29,7 @@ impl Status<'_> {
                         th.n.w scope="col" { "Failovers" } th.n.w scope="col" { "Saved" } th.n.w scope="col" { "Failed" }
                     } }
                     tbody {
-                        @for upstream in &figures.upstreams {
+                        @for upstream in &stats.upstreams {
                             tr {
                                 td.u { (plain(&upstream.url)) }
                                 td.s {
@@ -57,8 +57,8 @@ impl Status<'_> {
             }
             p.soft {
                 "Share: of the answers that were used. Hedges: requests although another one might still have answered. Failovers: because another one had used up its time. Saved: how much longer clients would have waited for it alone. "
-                "Of them, " (bytes(figures.kept_bytes)) " are kept"
-                @if asked > 0 { "; " (figures.kept_hits * 100 / asked) " % of " (many(asked, "NAR")) " came from what is kept" }
+                "Of them, " (bytes(stats.kept_bytes)) " are kept"
+                @if asked > 0 { "; " (stats.kept_hits * 100 / asked) " % of " (many(asked, "NAR")) " came from what is kept" }
                 "."
             }
         })

@@ -5,10 +5,10 @@ use narval_nix::{NarInfo, StorePath};
 use crate::CacheName;
 
 /// Where paths may exist that are not in the cache: sources that are asked before it or after it.
-pub trait Elsewhere: Send + Sync {
+pub trait OtherSources: Send + Sync {
     /// Whether a client of this cache can get each of these paths.
-    fn have(&self, cache: &CacheName, paths: &[&StorePath]) -> Vec<bool>;
+    fn contain(&self, cache: &CacheName, paths: &[&StorePath]) -> Vec<bool>;
 
     /// The verified narinfo of each path in a source that is asked after the cache, as served: a path of the cache hides it.
-    fn behind(&self, cache: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>>;
+    fn shadowed(&self, cache: &CacheName, paths: &[&StorePath]) -> Vec<Option<NarInfo>>;
 }

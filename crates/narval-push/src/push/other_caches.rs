@@ -21,7 +21,7 @@ const REST: Duration = Duration::from_secs(60);
 ///
 /// The caches are asked, by hash part. An answer is remembered for as long as this is: what a cache says that it has may be
 /// removed from it later, and what it does not have may come. Give them a client that does not wait for long.
-pub struct Elsewhere {
+pub struct OtherCaches {
     caches: Vec<One>,
     client: Arc<Client>,
     keys: TrustedKeys,
@@ -41,7 +41,7 @@ enum Opened {
     RestsUntil(Instant),
 }
 
-impl Elsewhere {
+impl OtherCaches {
     /// These caches. Nothing is asked yet.
     pub fn new(urls: Vec<Url>, client: Arc<Client>, keys: TrustedKeys, store_dir: StoreDir) -> Self {
         let caches = urls.into_iter().map(|url| One { url, state: Mutex::new(Opened::Not) }).collect();

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::{Cache, Rejection};
 
 pub use growth::SizeOfDay;
-pub use survey::{CollectionFigures, Fullness, Survey, TokenEnd};
+pub use survey::{CollectionStats, Fullness, Survey, TokenEnd};
 
 /// How large a cache is, and what its settings allow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CacheFigures {
+pub struct CacheStats {
     /// The cache's name.
     pub cache: String,
     /// Paths.
@@ -43,9 +43,9 @@ impl Cache {
     ///
     /// # Errors
     /// If the index fails, or the small files cannot be listed.
-    pub fn figures(&self) -> Result<CacheFigures, Rejection> {
+    pub fn stats(&self) -> Result<CacheStats, Rejection> {
         let (full, settings) = (self.fullness()?, self.settings());
-        Ok(CacheFigures {
+        Ok(CacheStats {
             cache: self.name().to_string(),
             paths: full.paths,
             unsigned: full.unsigned,

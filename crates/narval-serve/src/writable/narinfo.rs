@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narval_keep::{Cache, KeptNarinfo, Stamp};
 use narval_nix::HashPart;
 
-use crate::Face;
+use crate::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::narinfo::memo::{Answer, Memo, Present};
@@ -13,13 +13,13 @@ use crate::narinfo::render::present;
 
 /// The narinfos of one cache.
 #[derive(Debug)]
-pub(crate) struct WrittenNarinfos {
+pub(crate) struct WritableNarinfos {
     cache: Cache,
     memo: Memo<Stamp>,
     metrics: Arc<Metrics>,
 }
 
-impl WrittenNarinfos {
+impl WritableNarinfos {
     pub(crate) fn new(cache: Cache, memory_bytes: u64, metrics: Arc<Metrics>) -> Self {
         Self { cache, memo: Memo::new(memory_bytes), metrics }
     }
@@ -38,12 +38,12 @@ impl WrittenNarinfos {
     }
 
     /// A narinfo for somebody who only looks: it is no use of the path.
-    pub(crate) fn look_at(&self, hash_part: &HashPart) -> Result<Answer, ServeError> {
+    pub(crate) fn look_up_without_prefetch(&self, hash_part: &HashPart) -> Result<Answer, ServeError> {
         if let Some(remembered) = self.memo.get(self.cache.stamp(), hash_part) {
             return Ok(remembered);
         }
         let text = self.cache.narinfo_to_look_at(hash_part)?;
-        Ok(text.map_or(Answer::Absent, |text| Answer::Present(Arc::new(present(Face::Narval, text)))))
+        Ok(text.map_or(Answer::Absent, |text| Answer::Present(Arc::new(present(Dialect::Narval, text)))))
     }
 
     /// Reads a narinfo from the index, and remembers it.
@@ -55,7 +55,7 @@ impl WrittenNarinfos {
             Ok(None) => Answer::Absent,
             // Reading it has noted the use.
             Ok(Some(KeptNarinfo { text, until })) => {
-                Answer::Present(Arc::new(Present { until, ..present(Face::Narval, text.to_vec()) }))
+                Answer::Present(Arc::new(Present { until, ..present(Dialect::Narval, text.to_vec()) }))
             }
             // Without the index, nobody collects either.
             Err(error) if error.is_unavailable() => match self.memo.get(stamp, &hash_part) {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use narval_http::{HeadRef, Method, Response};
-use narval_keep::{CacheName, Data, DataError, NarBytes, PeerFigures};
+use narval_keep::{CacheName, Data, DataError, NarBytes, PeerStats};
 
 use super::nar::representation;
 use crate::auth::unauthorized;
@@ -47,13 +47,13 @@ pub(crate) fn answer(
     match bytes {
         NarBytes::File(file) => send_file(&representation, head, &Arc::new(file), counter),
         NarBytes::Growing(growing) => send_growing(&representation, head, growing, (counter, metrics)),
-        NarBytes::Elsewhere(_) => Err(ServeError::NoPath),
+        NarBytes::Redirect(_) => Err(ServeError::NoPath),
     }
 }
 
 /// What came from other nodes.
-pub(crate) fn add_figures(families: &mut Families, figures: &PeerFigures) {
-    let PeerFigures { nodes, received, fallbacks } = *figures;
+pub(crate) fn add_stats(families: &mut Families, stats: &PeerStats) {
+    let PeerStats { nodes, received, fallbacks } = *stats;
     let help = "Nodes that share their disk caches, with this one";
     families.add(Named::gauge("narval_peer_nodes", help), &[], nodes);
     let help = "Bytes of NARs that came from other nodes";

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use narval_nix::SecretKey;
 
-use crate::index::{Counted, Index, IndexError};
+use crate::index::{Index, IndexError, PathTotals};
 use crate::{Cache, CacheName, Data, Rejection};
 
 /// The shortest time between two counts.
@@ -73,9 +73,9 @@ impl Collections {
         self.last_micros.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub(crate) fn figures(&self) -> CollectionFigures {
+    pub(crate) fn stats(&self) -> CollectionStats {
         let last = self.last_micros.load(Ordering::Relaxed);
-        CollectionFigures {
+        CollectionStats {
             removed_bytes: self.removed_bytes.load(Ordering::Relaxed),
             last: (last > 0).then(|| Duration::from_micros(last)),
             last_removed: (
@@ -88,7 +88,7 @@ impl Collections {
 
 /// What collections of this process have done in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectionFigures {
+pub struct CollectionStats {
     /// Bytes of the NARs that they have removed.
     pub removed_bytes: u64,
     /// How long the last one took, if there was one.
@@ -226,14 +226,14 @@ impl Cache {
     }
 
     /// What collections of this process have done.
-    pub fn collections(&self) -> CollectionFigures {
-        self.state().collections.figures()
+    pub fn collections(&self) -> CollectionStats {
+        self.state().collections.stats()
     }
 
-    fn counted(&self, keys: &[SecretKey]) -> Result<Counted, IndexError> {
+    fn counted(&self, keys: &[SecretKey]) -> Result<PathTotals, IndexError> {
         // Signatures are only looked for, by the names of their keys: a commit has verified them.
         let lines: Vec<Vec<u8>> = keys.iter().map(|key| format!("\nSig: {}:", key.name()).into_bytes()).collect();
-        let (index, mut all, mut after): (&dyn Index, _, _) = (self.index(), Counted::default(), String::new());
+        let (index, mut all, mut after): (&dyn Index, _, _) = (self.index(), PathTotals::default(), String::new());
         loop {
             let Some((counted, last)) = index.count(self.id(), &lines, &after, STEP)? else { return Ok(all) };
             all.paths += counted.paths;

@@ -47,7 +47,7 @@ pub(crate) fn answer(
             };
             send_file(&representation, head, &Arc::new(file), bytes)
         }
-        NarBytes::Elsewhere(address) => {
+        NarBytes::Redirect(address) => {
             metrics.nars_redirected.inc();
             let response = Response::redirect_with(StatusCode::TEMPORARY_REDIRECT, &address);
             // The address is soon invalid.
