@@ -7,7 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::{fs, io};
 
-use super::Place;
+use super::StorageLocation;
 use super::error::{DataError, io_error};
 use super::index::{Index, IndexError, Sqlite};
 use super::storage::{Bucket, BucketOptions, Storage};
@@ -228,8 +228,8 @@ pub(super) fn open_of_bucket(
 }
 
 /// Makes a rebuilt index that of this bucket.
-pub(super) fn take_over(place: &Place, database: Option<&Database>) -> Result<(), DataError> {
-    let Place::Bucket { url, folder, .. } = place else { return Ok(()) };
+pub(super) fn take_over(place: &StorageLocation, database: Option<&Database>) -> Result<(), DataError> {
+    let StorageLocation::Bucket { url, folder, .. } = place else { return Ok(()) };
     if database.is_some() {
         return Ok(());
     }

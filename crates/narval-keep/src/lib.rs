@@ -9,7 +9,7 @@
 //! truth: the index can be made from them.
 //!
 //! ```text
-//! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   place.rs, database.rs, in_use.rs
+//! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   location.rs, database.rs, in_use.rs
 //! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, refusal.rs
 //! receive/           a NAR arrives: one pass decodes, verifies and hashes it          writing.rs: what is stored and not recorded
 //! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
@@ -61,11 +61,11 @@ mod in_use;
 mod index;
 mod jobs;
 mod keys;
+mod location;
 mod lost;
 mod name;
 mod nodes;
 mod open;
-mod place;
 mod push;
 mod receive;
 mod rejection;
@@ -87,12 +87,12 @@ pub use error::DataError;
 pub use index::{IndexError, Listed, Usage};
 pub use jobs::{Destination, JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
 pub use keys::{CacheKey, OVERLAP_SECONDS, Rotated};
+pub use location::StorageLocation;
 pub use name::{
     CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
 };
 pub use nodes::{PEER_PATH, PeerStats};
 pub use open::DataOptions;
-pub use place::Place;
 pub use push::{COMMIT_MAX, Committed, NARS_MAX, OtherSources, Outcome, read_commit, read_nars};
 #[doc(hidden)]
 pub use receive::verify_anything;

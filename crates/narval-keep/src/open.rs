@@ -30,7 +30,7 @@ use super::tokens::audit;
 use super::tokens::used::TokensUsed;
 use super::upkeep::backup::refuse_unfinished;
 use super::upkeep::recompress;
-use super::{Audit, Place};
+use super::{Audit, StorageLocation};
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 
 /// How often collected uses are written.
@@ -63,7 +63,7 @@ impl Data {
     ///
     /// # Errors
     /// If the folder or its index cannot be used.
-    pub fn open(place: impl Into<Place>, options: DataOptions) -> Result<Self, DataError> {
+    pub fn open(place: impl Into<StorageLocation>, options: DataOptions) -> Result<Self, DataError> {
         let place = place.into();
         // A folder that must exist is not created for its lock.
         let is_missing = options.must_exist && !place.folder().exists();
@@ -157,14 +157,18 @@ pub(super) struct Local<'a> {
 /// Where the files are, and what names them.
 type StorageAndIndex = (Box<dyn Storage>, Box<dyn Index>);
 
-pub(super) fn open_parts(place: &Place, options: &DataOptions, opening: Opening) -> Result<StorageAndIndex, DataError> {
+pub(super) fn open_parts(
+    place: &StorageLocation,
+    options: &DataOptions,
+    opening: Opening,
+) -> Result<StorageAndIndex, DataError> {
     let database = options.database.as_ref();
     let absent = |path: &Path| {
         let source = io::Error::new(io::ErrorKind::NotFound, "there is no index in it");
         DataError::Io { action: "open the data folder", path: path.to_owned(), source }
     };
     match place {
-        Place::Folder(path) => {
+        StorageLocation::Folder(path) => {
             if options.peer_url.is_some() {
                 let reason = "only servers over a bucket share disk caches ('--peer-url')".to_owned();
                 return Err(DataError::IndexMismatch { folder: path.clone(), reason });
@@ -175,7 +179,7 @@ pub(super) fn open_parts(place: &Place, options: &DataOptions, opening: Opening)
             let storage = Folder::open(path).map_err(|source| io_error("create the data folder", path, source))?;
             Ok((Box::new(storage), database::open(path, database, opening)?))
         }
-        Place::Bucket { url, folder, cache_size } => {
+        StorageLocation::Bucket { url, folder, cache_size } => {
             let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: *cache_size });
             let bucket = bucket.map_err(|source| io_error("use the local folder", folder, source))?;
             let index = database::open_of_bucket(&bucket, (database, opening), options.must_exist)?;

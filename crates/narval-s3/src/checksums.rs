@@ -17,7 +17,7 @@ use narval_nix::Sha256;
 use parking_lot::Mutex;
 
 use super::put_error::PutError;
-use super::{Checksums, Place};
+use super::{BucketAddress, Checksums};
 
 /// The fields of a request.
 const SHA256: &str = "x-amz-checksum-sha256";
@@ -83,7 +83,7 @@ pub(super) fn with_checksum<T>(
 
 fn setting(url: &Url) -> Checksums {
     // An address that cannot be used fails when it is signed.
-    Place::of(url).map_or(Checksums::Whole, |place| place.checksums)
+    BucketAddress::of(url).map_or(Checksums::Whole, |place| place.checksums)
 }
 
 fn takes_sha256(url: &Url, setting: Checksums, sent: Sent) -> bool {
@@ -106,7 +106,7 @@ fn forget(url: &Url) {
 }
 
 fn key(url: &Url) -> Option<(String, String)> {
-    Place::of(url).ok().map(|place| (place.endpoint, place.bucket))
+    BucketAddress::of(url).ok().map(|place| (place.endpoint, place.bucket))
 }
 
 fn is_refused(error: &HttpError) -> bool {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narval_client::{Head, HttpError};
 
-use super::Place;
+use super::BucketAddress;
 use super::checksums::REFUSED;
 use super::xml::element;
 
@@ -59,7 +59,7 @@ impl ErrorResponse {
     }
 
     /// Converts the response to an error.
-    pub(super) fn into_error(self, place: &Place, is_anonymous: bool) -> HttpError {
+    pub(super) fn into_error(self, place: &BucketAddress, is_anonymous: bool) -> HttpError {
         let advice = self.advice(place, is_anonymous);
         let code = if self.code.is_empty() { String::new() } else { format!(" {}", self.code) };
         let message = format!("the bucket '{}' answered {}{code}: {advice}", place.bucket, self.status);
@@ -73,8 +73,8 @@ impl ErrorResponse {
         HttpError::Bucket { status: self.status, message, retry_after: self.retry_after, is_retryable }
     }
 
-    fn advice(&self, place: &Place, is_anonymous: bool) -> String {
-        let Place { endpoint, region, .. } = place;
+    fn advice(&self, place: &BucketAddress, is_anonymous: bool) -> String {
+        let BucketAddress { endpoint, region, .. } = place;
         let other_region = self.region.as_deref().filter(|other| other != region);
         match (self.code.as_str(), self.status) {
             ("NoSuchBucket", _) => format!("there is none at {endpoint}; check its name, region= and endpoint="),

@@ -7,19 +7,20 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod checksums;
 mod client;
 pub mod credentials;
 mod error_response;
 mod list;
 mod objects;
-mod place;
 mod put;
 mod put_error;
 mod signer;
 mod writer;
 mod xml;
 
+pub use address::{AddressingStyle, BucketAddress, BucketError, Checksums};
 #[cfg(any(test, feature = "simulation"))]
 pub use client::ENVIRONMENT;
 pub use client::client;
@@ -27,7 +28,6 @@ pub use list::{Object, find_listed};
 #[cfg(any(test, feature = "simulation"))]
 pub use objects::Simulated;
 pub use objects::{Objects, is_failing};
-pub use place::{AddressingStyle, BucketError, Checksums, Place};
 pub use put::{PART_LEN_MIN, SINGLE_PUT_LEN_MAX, put_object};
 pub use put_error::PutError;
 pub use signer::BucketSigner;

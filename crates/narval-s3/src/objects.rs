@@ -18,7 +18,7 @@ use super::list::{Listing, Object, page_of, time};
 use super::put::Put;
 use super::put_error::PutError;
 use super::xml::{element, elements};
-use super::{BucketError, Place};
+use super::{BucketAddress, BucketError};
 use narval_client::Breaker;
 use narval_client::clock;
 
@@ -97,7 +97,7 @@ pub struct Unfinished {
 impl Objects {
     /// The objects below an `s3` address. Nothing is requested yet.
     pub fn new(url: &Url) -> Result<Self, BucketError> {
-        Place::of(url)?;
+        BucketAddress::of(url)?;
         let make = |retry| {
             let (connect_timeout, stall_timeout) = (CONNECT_TIMEOUT, STALL_TIMEOUT);
             crate::client::client(ClientOptions { connect_timeout, stall_timeout, retry, ..ClientOptions::default() })

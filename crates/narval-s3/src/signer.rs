@@ -11,7 +11,7 @@ use rusty_s3::{Bucket, UrlStyle};
 
 use super::credentials::{CredentialsError, Environment, Provider};
 use super::error_response::ErrorResponse;
-use super::{AddressingStyle, Place};
+use super::{AddressingStyle, BucketAddress};
 
 /// The validity of a signed address: long enough for a request to wait for its turn, and for a slow upload to start.
 const VALID_FOR_SECONDS: u64 = 3600;
@@ -31,7 +31,7 @@ impl BucketSigner {
         Self { environment: Arc::new(environment), providers: Mutex::default(), warned: AtomicBool::new(false) }
     }
 
-    fn provider(&self, place: &Place) -> Arc<Provider> {
+    fn provider(&self, place: &BucketAddress) -> Arc<Provider> {
         let mut providers = self.providers.lock();
         let provider = providers.entry(place.profile.clone());
         Arc::clone(
@@ -95,11 +95,11 @@ impl Buckets for BucketSigner {
     }
 }
 
-fn place_of(url: &Url) -> Result<Place, HttpError> {
-    Place::of(url).map_err(|error| permanent(error.to_string()))
+fn place_of(url: &Url) -> Result<BucketAddress, HttpError> {
+    BucketAddress::of(url).map_err(|error| permanent(error.to_string()))
 }
 
-fn bucket_of(place: &Place) -> Result<Bucket, HttpError> {
+fn bucket_of(place: &BucketAddress) -> Result<Bucket, HttpError> {
     let style = match place.style {
         AddressingStyle::Path => UrlStyle::Path,
         AddressingStyle::VirtualHost => UrlStyle::VirtualHost,
@@ -120,7 +120,7 @@ const fn method_of(method: Method) -> rusty_s3::Method {
     }
 }
 
-fn unusable(place: &Place, error: &CredentialsError) -> HttpError {
+fn unusable(place: &BucketAddress, error: &CredentialsError) -> HttpError {
     let message = format!("credentials for the bucket '{}': {error}", place.bucket);
     HttpError::Bucket { status: 0, message, retry_after: None, is_retryable: error.is_passing() }
 }

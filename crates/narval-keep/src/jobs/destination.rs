@@ -7,7 +7,7 @@ use narval_client::Url;
 use serde_json::Value;
 
 use super::{JobKind, TO};
-use crate::{Data, DataError, DataOptions, Database, Place, Rejection, RejectionKind};
+use crate::{Data, DataError, DataOptions, Database, Rejection, RejectionKind, StorageLocation};
 
 /// A place that jobs may copy caches to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Destination {
     /// The data of other servers.
     Migrate {
         /// Where it is.
-        place: Place,
+        place: StorageLocation,
         /// Where its index is, if not there.
         database: Option<Database>,
     },
@@ -32,7 +32,7 @@ impl Destination {
     }
 
     /// Opens the data of other servers, or makes it.
-    pub(super) fn open(place: &Place, database: Option<Database>) -> Result<Data, DataError> {
+    pub(super) fn open(place: &StorageLocation, database: Option<Database>) -> Result<Data, DataError> {
         Data::open(place, DataOptions { database, ..DataOptions::default() })
     }
 }

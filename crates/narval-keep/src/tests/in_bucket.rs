@@ -242,7 +242,7 @@ fn an_index_belongs_to_one_bucket() {
     let Some(fixture) = in_bucket() else { return };
     let elsewhere = tempfile::tempdir().unwrap();
     let url = fixture.folder.address().parse().unwrap();
-    let place = crate::Place::Bucket { url, folder: elsewhere.path().to_owned(), cache_size: None };
+    let place = StorageLocation::Bucket { url, folder: elsewhere.path().to_owned(), cache_size: None };
     let error = Data::open(&place, DataOptions::default()).unwrap_err().to_string();
     assert!(error.contains("its index is not in the local folder"), "{error}");
     assert!(!elsewhere.path().join("index.sqlite").exists());
@@ -278,7 +278,7 @@ fn one_of_two_servers_that_start_at_once_creates_the_index() {
         let starts = || {
             let folder = tempfile::tempdir().unwrap();
             let url = url.parse().unwrap();
-            let place = crate::Place::Bucket { url, folder: folder.path().to_owned(), cache_size: None };
+            let place = StorageLocation::Bucket { url, folder: folder.path().to_owned(), cache_size: None };
             Data::open(place, DataOptions::default()).map(|data| (folder, data))
         };
         let both = std::thread::scope(|scope| {
@@ -292,7 +292,7 @@ fn one_of_two_servers_that_start_at_once_creates_the_index() {
         let [(folder, data)] = <[_; 1]>::try_from(both.into_iter().flatten().collect::<Vec<_>>()).unwrap();
         drop(data);
         let url = url.parse().unwrap();
-        let place = crate::Place::Bucket { url, folder: folder.path().to_owned(), cache_size: None };
+        let place = StorageLocation::Bucket { url, folder: folder.path().to_owned(), cache_size: None };
         Data::open(place, DataOptions::default()).unwrap();
     };
     let starts = |lane: u32| (0..TRIES).for_each(|number| start(lane * TRIES + number));

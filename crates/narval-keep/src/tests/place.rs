@@ -82,12 +82,12 @@ impl Place {
         }
     }
 
-    pub(super) fn place(&self) -> crate::Place {
+    pub(super) fn place(&self) -> crate::StorageLocation {
         place(self.path(), self.bucket.as_ref().map(|(_, address)| address.as_str()), None)
     }
 
     /// The same, with a disk cache: for one process at a time.
-    pub(super) fn place_with_cache(&self, size: u64) -> crate::Place {
+    pub(super) fn place_with_cache(&self, size: u64) -> crate::StorageLocation {
         place(self.path(), self.bucket.as_ref().map(|(_, address)| address.as_str()), Some(size))
     }
 
@@ -121,7 +121,7 @@ impl Place {
     }
 
     /// The same, not opened.
-    pub(super) fn told_place(folder: &Path) -> (crate::Place, Option<Database>) {
+    pub(super) fn told_place(folder: &Path) -> (crate::StorageLocation, Option<Database>) {
         let database = std::env::var(DATABASE).ok().map(|address| address.parse().unwrap());
         (place(folder, std::env::var(BUCKET).ok().as_deref(), None), database)
     }
@@ -190,11 +190,11 @@ fn name_of(address: &str) -> &str {
     address.split('?').next().unwrap().rsplit('/').next().unwrap()
 }
 
-fn place(folder: &Path, bucket: Option<&str>, cache_size: Option<u64>) -> crate::Place {
+fn place(folder: &Path, bucket: Option<&str>, cache_size: Option<u64>) -> crate::StorageLocation {
     match bucket {
         Some(address) => {
             let url = address.parse().unwrap();
-            crate::Place::Bucket { url, folder: folder.to_owned(), cache_size }
+            crate::StorageLocation::Bucket { url, folder: folder.to_owned(), cache_size }
         }
         None => folder.into(),
     }

@@ -17,8 +17,8 @@ use crate::index::{Commit, PathRecord};
 use crate::open::{Local, open_parts};
 use crate::storage::StoredFile;
 use crate::{
-    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Place, Rejection,
-    RejectionKind,
+    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Rejection,
+    RejectionKind, StorageLocation,
 };
 
 /// Paths that are recorded in one transaction.
@@ -36,7 +36,7 @@ impl Data {
     /// # Errors
     /// If the folder cannot be read or written, or is in use.
     pub fn rebuild(
-        place: impl Into<Place>,
+        place: impl Into<StorageLocation>,
         database: Option<Database>,
         work: &Work,
     ) -> Result<(Self, FsckReport), DataError> {
@@ -53,7 +53,7 @@ impl Data {
     /// Fills a new index, which nobody uses before `fill` has ended: then it takes the place of the one that is there. The caller has the
     /// folder alone.
     pub(super) fn filled<T, E: From<DataError>>(
-        place: &Place,
+        place: &StorageLocation,
         options: &DataOptions,
         fill: impl FnOnce(&Self) -> Result<T, E>,
     ) -> Result<T, E> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use narval_client::{Scheme, Url};
 use narval_nix::StorePath;
-use narval_s3::Place;
+use narval_s3::BucketAddress;
 use narval_store::lock_file;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -256,7 +256,7 @@ fn move_to(transaction: &Transaction<'_>, destination: i64, position: &Position)
 /// cache it is: an object store that is not AWS's.
 fn name(url: &Url) -> String {
     let address = spelled_once(&url.to_string());
-    match url.query_value("endpoint").and_then(|_| Place::of(url).ok()) {
+    match url.query_value("endpoint").and_then(|_| BucketAddress::of(url).ok()) {
         Some(place) if url.scheme() == Scheme::S3 => format!("{address}?endpoint={}", spelled_once(&place.endpoint)),
         _ => address,
     }

@@ -46,7 +46,7 @@ struct Hole {
 }
 
 /// The location of a byte of the NAR.
-pub(super) enum Place {
+pub(super) enum ByteLocation {
     /// In the packed file at `offset`, followed by the rest of `length` bytes.
     Packed { offset: u64, length: u64 },
     /// In the file of this entry at `offset`, followed by the rest of `length` bytes.
@@ -86,8 +86,8 @@ impl PackedNar {
     pub fn put(&mut self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() && at < self.nar_size_bytes {
             let (is_packed, length) = match self.place(at) {
-                Place::Packed { length, .. } => (true, length),
-                Place::Large { length, .. } => (false, length),
+                ByteLocation::Packed { length, .. } => (true, length),
+                ByteLocation::Large { length, .. } => (false, length),
             };
             let length = usize::try_from(length).unwrap_or(usize::MAX);
             let room = WRITE_LEN.saturating_sub(self.pending.len()).max(1);
@@ -121,17 +121,17 @@ impl PackedNar {
     }
 
     /// The location of the byte at this offset of the NAR; the length is 0 only at the end.
-    pub(super) fn place(&self, at: u64) -> Place {
+    pub(super) fn place(&self, at: u64) -> ByteLocation {
         let next = self.holes.partition_point(|hole| hole.start + hole.length <= at);
         let before = next.checked_sub(1).and_then(|last| self.holes.get(last)).map_or(0, |hole| hole.bytes_until);
         match self.holes.get(next) {
             Some(hole) if hole.start <= at => {
                 let offset = at - hole.start;
-                Place::Large { index: hole.index, offset, length: hole.length - offset }
+                ByteLocation::Large { index: hole.index, offset, length: hole.length - offset }
             }
             hole => {
                 let end = hole.map_or(self.nar_size_bytes, |hole| hole.start);
-                Place::Packed { offset: at - before, length: end.saturating_sub(at) }
+                ByteLocation::Packed { offset: at - before, length: end.saturating_sub(at) }
             }
         }
     }

@@ -14,7 +14,7 @@ use super::ahead::{ReadAhead, Slot};
 use super::batch::{Batch, is_whole, plan_batch, read_batch};
 use super::layout::{NarLayout, Record};
 use super::open::Root;
-use super::packed::{PackedNar, Place};
+use super::packed::{ByteLocation, PackedNar};
 
 /// The maximum number of batches read ahead for one stream.
 const BATCHES_AHEAD_MAX: usize = 4;
@@ -169,8 +169,8 @@ impl NarStream {
                 return Ok(Step::More);
             }
             let (file, offset, length) = match packed.place(self.position) {
-                Place::Packed { offset, length } => (packed.file().clone(), offset, length),
-                Place::Large { index, offset, length } => {
+                ByteLocation::Packed { offset, length } => (packed.file().clone(), offset, length),
+                ByteLocation::Large { index, offset, length } => {
                     self.index = index;
                     let Some(record) = layout.record(index) else { break };
                     (self.open_whole(record)?, offset, length)

@@ -35,7 +35,7 @@ pub struct AtArgs {
 
 /// The data of a server on this machine, or a server at a URL.
 #[derive(Clone, Debug, clap::Args)]
-pub struct PlaceArgs {
+pub struct AdminTargetArgs {
     /// The data.
     #[command(flatten)]
     pub data: DataArgs,
@@ -49,27 +49,27 @@ pub struct PlaceArgs {
 pub struct AdministeredArgs {
     /// Where.
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub place: AdminTargetArgs,
     /// Name of the cache [default: `default`, or the one at the URL]
     #[arg(long, value_name = "NAME")]
     pub cache: Option<CacheName>,
 }
 
 /// Where a command administers, opened.
-pub(crate) enum Place {
-    Here(Data),
-    There(There),
+pub(crate) enum AdminTarget {
+    Local(Data),
+    Remote(RemoteServer),
 }
 
 /// A server at a URL.
-pub(crate) struct There {
+pub(crate) struct RemoteServer {
     cache: Administered,
     client: Arc<Client>,
 }
 
 /// One cache of a place.
 pub(crate) struct AdministeredCache {
-    pub(crate) place: Place,
+    pub(crate) place: AdminTarget,
     pub(crate) name: CacheName,
 }
 
@@ -78,7 +78,7 @@ impl AtArgs {
     ///
     /// # Errors
     /// The URL or the token cannot be used.
-    pub(crate) fn open(&self) -> Result<Option<There>, Failure> {
+    pub(crate) fn open(&self) -> Result<Option<RemoteServer>, Failure> {
         let Some(at) = &self.at else { return Ok(None) };
         let logins = match &self.token.token_file {
             None => Logins::load_renewed(at, &self.token.requests)?,
@@ -93,16 +93,16 @@ impl AtArgs {
         }
         let url: Url = parse_cache(login.map_or(at, |login| &login.url))?;
         let client = self.token.client_with(std::slice::from_ref(&url), login.map(|login| &**login.token))?;
-        Ok(Some(There { cache: Administered::new(url, Arc::clone(&client)), client }))
+        Ok(Some(RemoteServer { cache: Administered::new(url, Arc::clone(&client)), client }))
     }
 }
 
-impl PlaceArgs {
+impl AdminTargetArgs {
     /// Opens it.
     ///
     /// # Errors
     /// The data folder, the URL or the token cannot be used.
-    pub(crate) fn open(&self) -> Result<Place, Failure> {
+    pub(crate) fn open(&self) -> Result<AdminTarget, Failure> {
         self.open_with(DataArgs::open)
     }
 
@@ -110,14 +110,14 @@ impl PlaceArgs {
     ///
     /// # Errors
     /// See [`open`](Self::open).
-    pub(crate) fn create(&self) -> Result<Place, Failure> {
+    pub(crate) fn create(&self) -> Result<AdminTarget, Failure> {
         self.open_with(DataArgs::create)
     }
 
-    fn open_with(&self, open: impl FnOnce(&DataArgs) -> Result<Data, Failure>) -> Result<Place, Failure> {
+    fn open_with(&self, open: impl FnOnce(&DataArgs) -> Result<Data, Failure>) -> Result<AdminTarget, Failure> {
         Ok(match self.at.open()? {
-            Some(there) => Place::There(there),
-            None => Place::Here(open(&self.data)?),
+            Some(server) => AdminTarget::Remote(server),
+            None => AdminTarget::Local(open(&self.data)?),
         })
     }
 }
@@ -131,14 +131,14 @@ impl AdministeredArgs {
         let place = self.place.open()?;
         let name = match (&self.cache, &place) {
             (Some(name), _) => name.clone(),
-            (None, Place::Here(_)) => CacheName::default(),
-            (None, Place::There(there)) => {
+            (None, AdminTarget::Local(_)) => CacheName::default(),
+            (None, AdminTarget::Remote(server)) => {
                 let here = place.ask(&Method::GET, "", None)?;
                 let name = here.get("cache").and_then(Value::as_str);
                 let unknown = || {
                     Failure::usage(format!(
                         "there is no cache at {} that this token is for: give --cache NAME",
-                        there.cache.url()
+                        server.cache.url()
                     ))
                 };
                 name.and_then(|name| name.parse().ok()).ok_or_else(unknown)?
@@ -148,14 +148,14 @@ impl AdministeredArgs {
     }
 }
 
-impl Place {
+impl AdminTarget {
     /// Asks the API. `path`: with its query.
     ///
     /// # Errors
     /// The place refuses, or cannot be asked.
     pub(crate) fn ask(&self, method: &Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         match self {
-            Self::Here(data) => {
+            Self::Local(data) => {
                 let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
                 let body = body.map(ToString::to_string).unwrap_or_default();
                 let request = ApiRequest { method, path, query, body: body.as_bytes(), key: None };
@@ -168,7 +168,7 @@ impl Place {
                 }
                 Ok(answer)
             }
-            Self::There(there) => {
+            Self::Remote(server) => {
                 let method = match *method {
                     Method::PUT => narval_client::Method::Put,
                     Method::POST => narval_client::Method::Post,
@@ -176,7 +176,7 @@ impl Place {
                     Method::DELETE => narval_client::Method::Delete,
                     _ => narval_client::Method::Get,
                 };
-                there.cache.ask(method, path, body).map_err(|error| match error {
+                server.cache.ask(method, path, body).map_err(|error| match error {
                     Error::Refused { status: 400 | 404, .. } => Failure::usage(error),
                     error => error.into(),
                 })
@@ -210,18 +210,18 @@ impl Place {
 }
 
 impl AdministeredCache {
-    /// Asks for something of the cache: [`Place::ask`] below its own path.
+    /// Asks for something of the cache: [`AdminTarget::ask`] below its own path.
     ///
     /// # Errors
-    /// See [`Place::ask`].
+    /// See [`AdminTarget::ask`].
     pub(crate) fn ask(&self, method: &Method, below: &str, body: Option<&Value>) -> Result<Value, Failure> {
         self.place.ask(method, &self.path(below), body)
     }
 
-    /// Each entry of a list of the cache: as [`Place::each`].
+    /// Each entry of a list of the cache: as [`AdminTarget::each`].
     ///
     /// # Errors
-    /// See [`Place::ask`].
+    /// See [`AdminTarget::ask`].
     pub(crate) fn each(&self, list: &str, take: impl FnMut(Value) -> Result<(), Failure>) -> Result<u64, Failure> {
         self.place.each(&self.path(list), take)
     }
@@ -233,8 +233,8 @@ impl AdministeredCache {
     /// What messages call it.
     pub(crate) fn shown(&self) -> String {
         match &self.place {
-            Place::Here(_) => self.name.to_string(),
-            Place::There(there) => there.cache.url().to_string(),
+            AdminTarget::Local(_) => self.name.to_string(),
+            AdminTarget::Remote(server) => server.cache.url().to_string(),
         }
     }
 
@@ -244,10 +244,10 @@ impl AdministeredCache {
     /// Wrong usage, with the candidates if the name is that of several paths.
     pub(crate) fn find(&self, text: &str) -> Result<HashPart, Failure> {
         match &self.place {
-            Place::Here(data) => path_of(&self.of(data)?, text),
-            Place::There(there) => match hash_part(text, &StoreDir::default()) {
+            AdminTarget::Local(data) => path_of(&self.of(data)?, text),
+            AdminTarget::Remote(server) => match hash_part(text, &StoreDir::default()) {
                 Err(unknown) if may_be_name(text) => {
-                    let found = names::find(&[there.cache.url().clone()], &there.client, text)?;
+                    let found = names::find(&[server.cache.url().clone()], &server.client, text)?;
                     only_one(text, &found.candidates, unknown)
                 }
                 result => result,
@@ -258,7 +258,7 @@ impl AdministeredCache {
     /// The cache in the data of this machine.
     ///
     /// # Errors
-    /// There is none with its name.
+    /// RemoteServer is none with its name.
     pub(crate) fn of(&self, data: &Data) -> Result<Cache, Failure> {
         cache_of(data, &self.name)
     }

@@ -41,9 +41,9 @@ pub struct DataArgs {
 
 /// The data to work on, and where its index is.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DataLocation {
     /// The folder or the bucket.
-    pub bytes: narval_keep::Place,
+    pub storage: narval_keep::StorageLocation,
     /// The database with its index; `None`: the index is in the folder.
     pub database: Option<Database>,
 }
@@ -70,9 +70,9 @@ impl DataArgs {
     ///
     /// # Errors
     /// The configuration file cannot be used, or this process cannot act for the owner.
-    pub fn place(&self) -> Result<Place, Failure> {
+    pub fn place(&self) -> Result<DataLocation, Failure> {
         let (place, is_shared) = self.named()?;
-        create_files_as_owner(place.bytes.folder())?;
+        create_files_as_owner(place.storage.folder())?;
         if !is_shared {
             create_private_files();
         }
@@ -112,13 +112,13 @@ impl DataArgs {
 
     /// What was named, or else what the configuration file has, and whether it shares the folder. A folder that is named is not taken for
     /// the one in the usual file.
-    fn named(&self) -> Result<(Place, bool), Failure> {
+    fn named(&self) -> Result<(DataLocation, bool), Failure> {
         let file = self.file()?;
         let database = self.database.as_deref().map(parse_database).transpose()?;
         let data = self.data.clone().or(file.data).unwrap_or_else(|| PathBuf::from(DATA_DEFAULT));
-        let bytes = place_of(&data, self.cache_dir.clone().or(file.cache_dir), None)?;
+        let storage = place_of(&data, self.cache_dir.clone().or(file.cache_dir), None)?;
         let database = database.or(file.database.map(|at| at.value));
-        Ok((Place { bytes, database }, file.share_data))
+        Ok((DataLocation { storage, database }, file.share_data))
     }
 
     /// Opens the folder, and creates it if it does not exist.
@@ -126,8 +126,8 @@ impl DataArgs {
     /// # Errors
     /// If it cannot be used.
     pub fn create(&self) -> Result<Data, Failure> {
-        let Place { bytes, database } = self.place()?;
-        self.told(Data::open(bytes, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)?)
+        let DataLocation { storage, database } = self.place()?;
+        self.told(Data::open(storage, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)?)
     }
 
     /// What the configuration file says of new caches.
@@ -141,9 +141,9 @@ impl DataArgs {
     /// # Errors
     /// If it does not exist, or cannot be used.
     pub fn open(&self) -> Result<Data, Failure> {
-        let Place { bytes, database } = self.place()?;
+        let DataLocation { storage, database } = self.place()?;
         let options = DataOptions { must_exist: true, database, ..DataOptions::default() };
-        self.told(Data::open(bytes, options).map_err(Failure::usage)?)
+        self.told(Data::open(storage, options).map_err(Failure::usage)?)
     }
 }
 
@@ -203,20 +203,20 @@ pub fn place_of(
     data: &Path,
     cache_dir: Option<PathBuf>,
     cache_size: Option<u64>,
-) -> Result<narval_keep::Place, Failure> {
-    let Some(parsed) = data.to_str().and_then(narval_keep::Place::bucket_address) else {
-        return Ok(narval_keep::Place::Folder(data.to_owned()));
+) -> Result<narval_keep::StorageLocation, Failure> {
+    let Some(parsed) = data.to_str().and_then(narval_keep::StorageLocation::bucket_address) else {
+        return Ok(narval_keep::StorageLocation::Folder(data.to_owned()));
     };
     let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("option --data: {error}"));
     let url = parsed.map_err(|error| wrong(&error))?;
-    narval_s3::Place::of(&url).map_err(|error| wrong(&error))?;
+    narval_s3::BucketAddress::of(&url).map_err(|error| wrong(&error))?;
     let folder = cache_dir.ok_or_else(|| {
         Failure::usage(
             "option --cache-dir: needed with a bucket: a folder on this machine for the disk cache, and for the index unless \
              --database has it",
         )
     })?;
-    Ok(narval_keep::Place::Bucket { url, folder, cache_size })
+    Ok(narval_keep::StorageLocation::Bucket { url, folder, cache_size })
 }
 
 /// The address of a database. Not parsed by clap, whose messages repeat the password.

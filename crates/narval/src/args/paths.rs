@@ -17,19 +17,19 @@ const LINKS_MAX: usize = 40;
 
 /// The store that an argument names a path of.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct StoreLocation<'a> {
     dir: &'a StoreDir,
     /// Where its files are. `None`: in any folder.
     real: Option<&'a Path>,
 }
 
-impl<'a> From<&'a StoreConfig> for Place<'a> {
+impl<'a> From<&'a StoreConfig> for StoreLocation<'a> {
     fn from(config: &'a StoreConfig) -> Self {
         Self { dir: &config.store_dir, real: Some(&config.real_store_dir) }
     }
 }
 
-impl<'a> From<&'a StoreDir> for Place<'a> {
+impl<'a> From<&'a StoreDir> for StoreLocation<'a> {
     fn from(dir: &'a StoreDir) -> Self {
         Self { dir, real: None }
     }
@@ -49,7 +49,7 @@ impl Named {
     ///
     /// # Errors
     /// Wrong usage: it is none of these, or a path of another store.
-    pub(crate) fn parse<'a>(text: &str, place: impl Into<Place<'a>>) -> Result<Self, Failure> {
+    pub(crate) fn parse<'a>(text: &str, place: impl Into<StoreLocation<'a>>) -> Result<Self, Failure> {
         let place = place.into();
         if let Some(named) = Self::below_store(Path::new(text), place.dir) {
             return Ok(named);
@@ -81,7 +81,7 @@ impl Named {
     }
 }
 
-impl Place<'_> {
+impl StoreLocation<'_> {
     fn find(&self, path: &Path) -> Option<Named> {
         let below = |folder: &Path| Named::below_store(path.strip_prefix(folder).ok()?, self.dir);
         let logical = below(Path::new(self.dir.as_str()));
@@ -129,7 +129,7 @@ fn without_first_link(path: &Path) -> Option<PathBuf> {
 }
 
 /// Parses the paths of the command line. What follows a store path is ignored; a profile stands for its paths.
-pub(crate) fn parse_wanted<'a>(texts: &[String], place: impl Into<Place<'a>>) -> Result<Vec<Wanted>, Failure> {
+pub(crate) fn parse_wanted<'a>(texts: &[String], place: impl Into<StoreLocation<'a>>) -> Result<Vec<Wanted>, Failure> {
     let place = place.into();
     let mut all = Vec::with_capacity(texts.len());
     for text in texts {

@@ -10,7 +10,7 @@ use narval_nix::SecretKey;
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::administered::{AdministeredCache, Place, PlaceArgs, number, text};
+use crate::args::administered::{AdminTarget, AdminTargetArgs, AdministeredCache, number, text};
 use crate::args::client::OutputArgs;
 use crate::args::data::{administrator, ago, ahead, now};
 use crate::args::secret_key::{parse_secret_key, read_secret_key, write_secret};
@@ -80,7 +80,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 struct CacheKeysArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Name of the cache
     #[arg(value_name = "CACHE")]
     cache: CacheName,
@@ -120,7 +120,7 @@ fn rotate(args: &CacheKeysArgs, overlap_seconds: u64) -> Result<(), Failure> {
     let place = AdministeredCache { place: args.place.open()?, name: args.cache.clone() };
     let (output, kept) = (OutputArgs { quiet: false, json: args.json }, "what was signed stays so");
     let (rotated, ended) = match &place.place {
-        Place::Here(data) => {
+        AdminTarget::Local(data) => {
             let cache = place.of(data)?;
             let mut keys = args.place.data.sign_keys(&args.cache)?;
             keys.extend(data.signing_keys().map_err(Failure::runtime)?.remove(&args.cache).unwrap_or_default());
@@ -132,7 +132,7 @@ fn rotate(args: &CacheKeysArgs, overlap_seconds: u64) -> Result<(), Failure> {
             data.wait_until_noticed();
             (rotated.to_value(), ended)
         }
-        Place::There(_) => {
+        AdminTarget::Remote(_) => {
             let options = json!({"overlapSeconds": overlap_seconds});
             jobs::perform(&place, "rotate", &options, (output, kept))?
         }

@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use narval_client::{Scheme, Url};
-use narval_keep::{Database, Place, Redirect};
+use narval_keep::{Database, Redirect, StorageLocation};
 
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub(crate) use field::{Nested, table};
@@ -151,7 +151,7 @@ pub fn parse<T: Table>(file: &str, text: &str) -> Result<T, ConfigErrors> {
 
 /// Whether `data` is the address of a bucket, not a folder.
 pub fn is_bucket(data: &str) -> bool {
-    Place::bucket_address(data).is_some()
+    StorageLocation::bucket_address(data).is_some()
 }
 
 impl ServeConfig {

@@ -11,8 +11,8 @@ use narval_codec::decode::Decoder;
 use narval_files::Work;
 use narval_http::Method;
 use narval_keep::{
-    Cache, CacheName, Data, DataOptions, Destination, FsckOptions, Grant, Job, JobKind, JobState, PinFor, Place,
-    SmallKind,
+    Cache, CacheName, Data, DataOptions, Destination, FsckOptions, Grant, Job, JobKind, JobState, PinFor, SmallKind,
+    StorageLocation,
 };
 use narval_nix::{Compression, NarInfo, Sha256, StoreDir, StorePath, TrustedKeys};
 use narval_serve::{ApiRequest, ask_api};
@@ -91,14 +91,14 @@ fn address(store: &Store, s3: Option<&S3Server>, name: &str) -> String {
 }
 
 /// The place of data, for one of its nodes.
-fn place(store: &Store, s3: Option<&S3Server>, name: &str, node: usize) -> Place {
+fn place(store: &Store, s3: Option<&S3Server>, name: &str, node: usize) -> StorageLocation {
     match s3 {
-        Some(_) => Place::Bucket {
+        Some(_) => StorageLocation::Bucket {
             url: address(store, s3, name).parse().unwrap(),
             folder: store.path(&format!("{name}-{node}")),
             cache_size: None,
         },
-        None => Place::Folder(store.path(name)),
+        None => StorageLocation::Folder(store.path(name)),
     }
 }
 
@@ -156,9 +156,9 @@ impl Cluster {
         let place = |name: &str| {
             let database = self.postgres.as_ref().map(|postgres| format!("database = '{}'\n", postgres.url(name)));
             let place = match place(&self.store, self.s3.as_ref(), name, node) {
-                Place::Folder(folder) => format!("data = '{}'\n", folder.display()),
+                StorageLocation::Folder(folder) => format!("data = '{}'\n", folder.display()),
                 // As text, an address has no parameters.
-                Place::Bucket { folder, .. } => {
+                StorageLocation::Bucket { folder, .. } => {
                     let url = address(&self.store, self.s3.as_ref(), name);
                     format!("data = '{url}'\ncache-dir = '{}'\n", folder.display())
                 }

@@ -22,18 +22,18 @@ pub(super) fn administrator() -> Grant {
     Grant::administrator("test")
 }
 
-pub(super) fn backup(data: &Data, to: &crate::Place) -> BackedUp {
+pub(super) fn backup(data: &Data, to: &StorageLocation) -> BackedUp {
     data.backup(to, WHOLE, Work::unwatched()).unwrap()
 }
 
-fn restore(from: &crate::Place, to: &Destination) -> Result<Data, MigrateError> {
+fn restore(from: &StorageLocation, to: &Destination) -> Result<Data, MigrateError> {
     Data::restore((from, None), &to.place, to.database.clone(), &administrator(), Work::unwatched())
         .map(|(data, _)| data)
 }
 
 /// An empty place of the other kind, with the index in the other kind of database.
 pub(super) struct Destination {
-    pub(super) place: crate::Place,
+    pub(super) place: StorageLocation,
     pub(super) database: Option<Database>,
     _folder: tempfile::TempDir,
     _server: (Server, Option<Arc<PostgresServer>>),
@@ -229,7 +229,7 @@ fn a_backup_has_everything_and_the_next_one_writes_what_is_new() {
 fn a_backup_without_nars_is_restored_beside_the_files() {
     let mut fixture = Fixture::new();
     let folder = tempfile::tempdir().unwrap();
-    let place = crate::Place::Folder(folder.path().join("b"));
+    let place = StorageLocation::Folder(folder.path().join("b"));
     let root = path("root");
     root.push(&fixture.cache).unwrap();
     fixture.cache.pin("keep", &root.part(), PinFor { keep: None, until: None }, &administrator()).unwrap();
@@ -253,7 +253,7 @@ fn what_is_damaged_is_not_taken_for_a_backup() {
     one.push(&fixture.cache).unwrap();
     other.push(&fixture.cache).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let place = crate::Place::Folder(folder.path().join("b"));
+    let place = StorageLocation::Folder(folder.path().join("b"));
     let Some(to) = Destination::new(&fixture.folder, "damaged-backup") else { return };
     let error = restore(&place, &to).unwrap_err().to_string();
     assert!(error.contains("there are none"), "{error}");
@@ -302,8 +302,8 @@ fn saves_or_restores_until_it_is_killed() {
         panic!("{told}")
     };
     let place = |folder: &str, url: &str| match url {
-        "" => crate::Place::Folder(folder.into()),
-        url => crate::Place::Bucket { url: url.parse().unwrap(), folder: folder.into(), cache_size: None },
+        "" => StorageLocation::Folder(folder.into()),
+        url => StorageLocation::Bucket { url: url.parse().unwrap(), folder: folder.into(), cache_size: None },
     };
     let from = place(folder, url);
     match what {
@@ -320,13 +320,13 @@ fn saves_or_restores_until_it_is_killed() {
 pub(super) fn run(
     fixture: &Fixture,
     what: &str,
-    backups: &crate::Place,
+    backups: &StorageLocation,
     to: Option<&Destination>,
     patience: Option<u64>,
 ) -> bool {
-    let text = |place: &crate::Place| match place {
-        crate::Place::Folder(folder) => format!("{}\n", folder.display()),
-        crate::Place::Bucket { folder, .. } => format!("{}\n{}", folder.display(), address_of(place)),
+    let text = |place: &StorageLocation| match place {
+        StorageLocation::Folder(folder) => format!("{}\n", folder.display()),
+        StorageLocation::Bucket { folder, .. } => format!("{}\n{}", folder.display(), address_of(place)),
     };
     // The address of a database has a password, which only its own type knows.
     let address = to.and_then(|to| to.database.as_ref()).map(Database::address).unwrap_or_default().to_owned();

@@ -17,8 +17,8 @@ fn destination(fixture: &Fixture, prefix: &str) -> Option<(Url, PathBuf, (tempfi
     let folder = tempfile::tempdir().unwrap();
     let (place, server) = other_kind(&fixture.folder, folder.path(), prefix)?;
     let (url, files) = match place {
-        crate::Place::Folder(folder) => (format!("file://{}", folder.display()).parse().unwrap(), folder),
-        crate::Place::Bucket { url, .. } => {
+        StorageLocation::Folder(folder) => (format!("file://{}", folder.display()).parse().unwrap(), folder),
+        StorageLocation::Bucket { url, .. } => {
             let (bucket, key) = url.bucket_and_key();
             (url.clone(), s3::S3Server::shared().unwrap().root().join(bucket).join(&*key))
         }

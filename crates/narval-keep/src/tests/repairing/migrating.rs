@@ -15,7 +15,11 @@ const DESTINATION: &str = "NARVAL_TEST_DESTINATION";
 pub(super) type Server = Option<std::sync::Arc<s3::S3Server>>;
 
 /// A place of the other kind, with its index in SQLite; `None` where there is no object store.
-pub(super) fn other_kind(place: &Place, folder: &std::path::Path, prefix: &str) -> Option<(crate::Place, Server)> {
+pub(super) fn other_kind(
+    place: &Place,
+    folder: &std::path::Path,
+    prefix: &str,
+) -> Option<(StorageLocation, Server)> {
     if place.is_in_bucket() {
         return Some((folder.into(), None));
     }
@@ -25,17 +29,17 @@ pub(super) fn other_kind(place: &Place, folder: &std::path::Path, prefix: &str) 
     let prefix = format!("migrated/{prefix}-{}", std::process::id());
     let prefix = format!("{prefix}-{}", place::is_on_postgres());
     let url = address.replacen("migrated", &prefix, 1).parse().unwrap();
-    Some((crate::Place::Bucket { url, folder: folder.to_owned(), cache_size: None }, Some(server)))
+    Some((StorageLocation::Bucket { url, folder: folder.to_owned(), cache_size: None }, Some(server)))
 }
 
 /// The address of such a place with its query, which is not shown; empty for a folder.
-pub(super) fn address_of(place: &crate::Place) -> String {
-    let crate::Place::Bucket { url, .. } = place else { return String::new() };
+pub(super) fn address_of(place: &StorageLocation) -> String {
+    let StorageLocation::Bucket { url, .. } = place else { return String::new() };
     let shared = s3::S3Server::shared().unwrap().bucket("migrated");
     format!("{url}?{}", shared.split_once('?').unwrap().1)
 }
 
-fn open(place: &crate::Place) -> Data {
+fn open(place: &StorageLocation) -> Data {
     Data::open(place, DataOptions::default()).unwrap()
 }
 
@@ -192,8 +196,8 @@ fn copies_until_it_is_killed() {
     let Ok(told) = std::env::var(DESTINATION) else { return };
     let [source, folder, url] = told.split('\n').collect::<Vec<_>>()[..] else { panic!("{told}") };
     let to = match url {
-        "" => crate::Place::Folder(folder.into()),
-        url => crate::Place::Bucket { url: url.parse().unwrap(), folder: folder.into(), cache_size: None },
+        "" => StorageLocation::Folder(folder.into()),
+        url => StorageLocation::Bucket { url: url.parse().unwrap(), folder: folder.into(), cache_size: None },
     };
     migrate(&Place::told(source.as_ref()), &open(&to));
 }

@@ -9,7 +9,7 @@ use narval_files::Work;
 use super::super::*;
 use super::backups::{Destination, WHOLE, administrator, backup, path, run, whole};
 use super::migrating::other_kind;
-use crate::{Place as Anywhere, Removed};
+use crate::{Removed, StorageLocation};
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -18,7 +18,7 @@ const fn newest(count: usize) -> NonZeroUsize {
 }
 
 /// All but the last backup, as if that were two days old.
-pub(super) fn remove(data: &Data, place: &Anywhere) {
+pub(super) fn remove(data: &Data, place: &StorageLocation) {
     let last = Data::backups(place).unwrap().pop().unwrap();
     data.prune_at(place, newest(1), last.created + 2 * DAY, Work::unwatched()).unwrap();
 }
@@ -28,11 +28,11 @@ fn parts(paths: &[&TestPath]) -> BTreeSet<HashPart> {
 }
 
 /// The paths of a backup, each verified in the place that it is restored to.
-fn restored(fixture: &Fixture, from: &Anywhere, id: &str, name: &str) -> BTreeSet<HashPart> {
+fn restored(fixture: &Fixture, from: &StorageLocation, id: &str, name: &str) -> BTreeSet<HashPart> {
     restored_to(&Destination::new(&fixture.folder, name).unwrap(), from, id)
 }
 
-fn restored_to(to: &Destination, from: &Anywhere, id: &str) -> BTreeSet<HashPart> {
+fn restored_to(to: &Destination, from: &StorageLocation, id: &str) -> BTreeSet<HashPart> {
     let restored =
         Data::restore((from, Some(id)), &to.place, to.database.clone(), &administrator(), Work::unwatched()).unwrap();
     whole(&restored.0)
@@ -82,7 +82,7 @@ fn a_backup_that_cannot_be_read_may_need_everything() {
     let fixture = Fixture::new();
     let Some(to) = Destination::new(&fixture.folder, "all-kept") else { return };
     let folder = tempfile::tempdir().unwrap();
-    let place = Anywhere::Folder(folder.path().join("b"));
+    let place = StorageLocation::Folder(folder.path().join("b"));
     let path = path("one");
     path.push(&fixture.cache).unwrap();
     let first = backup(&fixture.data, &place).backup;
@@ -164,10 +164,10 @@ fn a_removal_that_is_killed_leaves_each_backup_whole_and_is_continued() {
 }
 
 /// How many NARs, files of rows, and lists of removed backups there are.
-fn stored(place: &Anywhere) -> (usize, usize, usize) {
+fn stored(place: &StorageLocation) -> (usize, usize, usize) {
     let files = match place {
-        Anywhere::Folder(folder) => folder.join("caches/default"),
-        Anywhere::Bucket { url, .. } => {
+        StorageLocation::Folder(folder) => folder.join("caches/default"),
+        StorageLocation::Bucket { url, .. } => {
             let shown = url.to_string();
             s3::S3Server::shared().unwrap().root().join(shown.strip_prefix("s3://").unwrap())
         }

@@ -8,7 +8,7 @@ use narval_files::renewed;
 use narval_nix::Sha256;
 
 use crate::index::{Held, Index, collection_lease};
-use crate::{CacheName, DataError, MigrateError, Place, Rejection, RejectionKind};
+use crate::{CacheName, DataError, MigrateError, Rejection, RejectionKind, StorageLocation};
 
 /// How much longer than its lease it is waited for one that may have been killed.
 const KILLED_MORE: Duration = Duration::from_secs(5);
@@ -26,10 +26,10 @@ pub(super) struct Hold<'a> {
 
 impl<'a> Hold<'a> {
     /// Waits for the end of a backup into the same bucket that was killed.
-    pub(super) fn begin(index: &'a dyn Index, to: &Place) -> Result<Self, DataError> {
+    pub(super) fn begin(index: &'a dyn Index, to: &StorageLocation) -> Result<Self, DataError> {
         let of = match to {
-            Place::Folder(_) => None,
-            Place::Bucket { url, .. } => Some(Sha256::of(url.to_string().as_bytes()).to_nix32()),
+            StorageLocation::Folder(_) => None,
+            StorageLocation::Bucket { url, .. } => Some(Sha256::of(url.to_string().as_bytes()).to_nix32()),
         };
         let begun = clock::instant();
         loop {

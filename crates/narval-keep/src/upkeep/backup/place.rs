@@ -13,7 +13,7 @@ use narval_nix::Sha256;
 use super::{BackupSummary, Manifest, VERSION};
 use crate::error::io_error;
 use crate::storage::{Below, Bucket, BucketOptions, CacheStorage, Folder, Storage};
-use crate::{CacheName, Data, DataError, Place};
+use crate::{CacheName, Data, DataError, StorageLocation};
 
 /// Folders of the default cache's files.
 pub(super) const BACKUPS: &str = "_narval/backups";
@@ -25,14 +25,14 @@ const MANIFEST_LEN_MAX: u64 = 256 << 20;
 
 /// A folder or a bucket with backups.
 pub(super) struct Shelf {
-    place: Place,
+    place: StorageLocation,
     pub(super) storage: Box<dyn Storage>,
     files: Box<dyn CacheStorage>,
 }
 
 impl Shelf {
     /// Opens it to be read.
-    pub(super) fn open(place: &Place) -> Result<Self, DataError> {
+    pub(super) fn open(place: &StorageLocation) -> Result<Self, DataError> {
         let storage = storage(place)?;
         let files = storage.open_cache(&CacheName::default());
         let files = files.map_err(|source| io_error("open the backups in", storage.place(), source))?;
@@ -40,11 +40,11 @@ impl Shelf {
     }
 
     /// Opens it for a new backup.
-    pub(super) fn open_to_write(place: &Place) -> Result<Self, DataError> {
+    pub(super) fn open_to_write(place: &StorageLocation) -> Result<Self, DataError> {
         let fail = |source| io_error("open the backups in", Path::new(&place.to_string()), source);
         let is_cache = match place {
-            Place::Folder(path) => ["index.sqlite", "index.id"].iter().any(|file| path.join(file).exists()),
-            Place::Bucket { url, folder, .. } => {
+            StorageLocation::Folder(path) => ["index.sqlite", "index.id"].iter().any(|file| path.join(file).exists()),
+            StorageLocation::Bucket { url, folder, .. } => {
                 let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: None }).map_err(fail)?;
                 bucket.id().map_err(fail)?.is_some()
             }
@@ -53,7 +53,7 @@ impl Shelf {
             let reason = "it has a cache: backups need a place of their own".to_owned();
             return Err(DataError::IndexMismatch { folder: place.to_string().into(), reason });
         }
-        if let Place::Folder(path) = place {
+        if let StorageLocation::Folder(path) = place {
             // Private NARs and hashes of tokens are in it.
             let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("caches"));
             made.map_err(fail)?;
@@ -206,14 +206,14 @@ impl Shelf {
     }
 }
 
-fn storage(place: &Place) -> Result<Box<dyn Storage>, DataError> {
+fn storage(place: &StorageLocation) -> Result<Box<dyn Storage>, DataError> {
     let fail = |source| io_error("open the backups in", Path::new(&place.to_string()), source);
     Ok(match place {
-        Place::Folder(path) if !path.join("caches").is_dir() => {
+        StorageLocation::Folder(path) if !path.join("caches").is_dir() => {
             return Err(fail(io::Error::new(io::ErrorKind::NotFound, "there are none")));
         }
-        Place::Folder(path) => Box::new(Folder::open(path).map_err(fail)?),
-        Place::Bucket { url, folder, .. } => {
+        StorageLocation::Folder(path) => Box::new(Folder::open(path).map_err(fail)?),
+        StorageLocation::Bucket { url, folder, .. } => {
             Box::new(Bucket::open(&BucketOptions { url, folder, cache_size: None }).map_err(fail)?)
         }
     })
@@ -224,7 +224,7 @@ impl Data {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn backups(place: &Place) -> Result<Vec<BackupSummary>, DataError> {
+    pub fn backups(place: &StorageLocation) -> Result<Vec<BackupSummary>, DataError> {
         let shelf = Shelf::open(place)?;
         shelf.ids()?.iter().map(|id| Ok(BackupSummary::from(&shelf.manifest(id)?))).collect()
     }

@@ -22,7 +22,8 @@ use crate::open::{Local, open_parts};
 use crate::storage::{Bucket, BucketOptions, Storage, object_name};
 use crate::upkeep::migrate::Copied;
 use crate::{
-    AuditLine, Cache, Data, DataError, DataOptions, Database, FsckReport, Grant, MigrateError, Migrated, Place,
+    AuditLine, Cache, Data, DataError, DataOptions, Database, FsckReport, Grant, MigrateError, Migrated,
+    StorageLocation,
 };
 
 /// The file, in the folder on this machine.
@@ -64,8 +65,8 @@ impl Data {
     /// # Errors
     /// If one of the places cannot be used or is not empty, or the backup is damaged.
     pub fn restore(
-        (from, id): (&Place, Option<&str>),
-        place: &Place,
+        (from, id): (&StorageLocation, Option<&str>),
+        place: &StorageLocation,
         database: Option<Database>,
         grant: &Grant,
         work: &Work,
@@ -145,16 +146,16 @@ fn mark(marker: &Path, text: &str) -> io::Result<()> {
 }
 
 /// An error if there is a cache, or what is left of one.
-fn refuse_contents(place: &Place, database: Option<&Database>) -> Result<(), DataError> {
+fn refuse_contents(place: &StorageLocation, database: Option<&Database>) -> Result<(), DataError> {
     let fail = |source| io_error("look into", Path::new(&place.to_string()), source);
     let is_empty = match place {
-        Place::Folder(path) => {
+        StorageLocation::Folder(path) => {
             let caches = path.join("caches");
             !database::exists(path, None)
                 && !database::exists(path, database)
                 && (!caches.exists() || fs::read_dir(&caches).map_err(fail)?.next().is_none())
         }
-        Place::Bucket { url, folder, .. } => {
+        StorageLocation::Bucket { url, folder, .. } => {
             let bucket = Bucket::open(&BucketOptions { url, folder, cache_size: None }).map_err(fail)?;
             bucket.id().map_err(fail)?.is_none() && bucket.caches().map_err(fail)?.is_empty()
         }
@@ -167,7 +168,7 @@ fn refuse_contents(place: &Place, database: Option<&Database>) -> Result<(), Dat
 }
 
 /// Completes a restore that has copied everything.
-fn complete(place: &Place, options: &DataOptions) -> Result<(), DataError> {
+fn complete(place: &StorageLocation, options: &DataOptions) -> Result<(), DataError> {
     if options.database.is_some() {
         let (_, index) = open_parts(place, options, Opening::Rebuild)?;
         database::put_aside(place.folder())?;

@@ -20,7 +20,7 @@ use crate::in_use::InUse;
 use crate::index::{CacheId, SavedPath};
 use crate::storage::{CacheStorage, Incoming, object_name, several};
 use crate::upkeep::migrate::copy_small_files;
-use crate::{AuditLine, Cache, Data, DataError, MigrateError, Place, Rejection};
+use crate::{AuditLine, Cache, Data, DataError, MigrateError, Rejection, StorageLocation};
 
 /// Rows of paths in one file: by their numbers, which are given out once, so that a file stays as it is when paths are removed from others.
 const PATHS_STEP: i64 = 1 << 14;
@@ -43,11 +43,11 @@ impl Data {
     ///
     /// # Errors
     /// If one of the two places fails. Then there is no new backup, and the next one finds the bytes that were copied; unless it is the removal of old ones that fails.
-    pub fn backup(&self, to: &Place, options: BackupOptions, work: &Work) -> Result<BackedUp, MigrateError> {
+    pub fn backup(&self, to: &StorageLocation, options: BackupOptions, work: &Work) -> Result<BackedUp, MigrateError> {
         let shelf = Shelf::open_to_write(to)?;
         let _alone = match to {
-            Place::Folder(folder) => Some(InUse::by_backup(folder)?),
-            Place::Bucket { .. } => None,
+            StorageLocation::Folder(folder) => Some(InUse::by_backup(folder)?),
+            StorageLocation::Bucket { .. } => None,
         };
         let hold = Hold::begin(&*self.shared().index, to)?;
         hold.keep_while(|| {
@@ -64,7 +64,7 @@ impl Data {
     #[cfg(test)]
     pub(crate) fn prune_at(
         &self,
-        place: &Place,
+        place: &StorageLocation,
         keep: NonZeroUsize,
         now: u64,
         work: &Work,

@@ -74,7 +74,7 @@ struct Producer {
 }
 
 /// Where the compressed NAR is written.
-pub(super) struct Place {
+pub(super) struct FillTarget {
     pub(super) folder: Arc<Folder>,
     pub(super) filling: TemporaryFile,
     /// Syncs and renames it.
@@ -93,14 +93,14 @@ impl InFlight {
     pub(super) fn begin(
         path_nar: &Arc<PathNar>,
         ahead: &Arc<ReadAhead>,
-        place: Option<Place>,
+        place: Option<FillTarget>,
         level: i32,
         damaged: Arc<DamagedPaths>,
         stored: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let size = path_nar.layout.size_bytes();
         let file = place.as_ref().map(|place| place.filling.file().try_clone().map(Arc::new)).transpose()?;
-        let producer = |Place { folder, filling, writer, under_way }| {
+        let producer = |FillTarget { folder, filling, writer, under_way }| {
             Ok::<_, io::Error>(Producer {
                 nar: NarReader::of(path_nar.stream(0..size, ahead)?),
                 encoder: FrameEncoder::new(level, size, path_nar.nar_hash, FRAMES_AT_ONCE_MAX)?,

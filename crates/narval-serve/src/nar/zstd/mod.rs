@@ -26,7 +26,7 @@ use crate::nar::delta_mode::DeltaMode;
 use crate::nar::plan::PathNar;
 use folder::encoding;
 pub(crate) use folder::{Folder, Stored};
-use in_flight::Place;
+use in_flight::FillTarget;
 pub(crate) use in_flight::{InFlight, InFlightSource, Outcome};
 
 /// The most files whose names are remembered, so that finding them needs no directory scan.
@@ -214,10 +214,10 @@ impl NarCache {
         Ok(Found::InFlight(flight))
     }
 
-    fn begin(&self) -> Option<Place> {
+    fn begin(&self) -> Option<FillTarget> {
         let begun = self.folder.begin().inspect_err(|error| self.folder.pause(error));
         let (folder, writer) = (Arc::clone(&self.folder), Arc::clone(&self.writer));
-        Some(Place { folder, filling: begun.ok()?, writer, under_way: self.metrics.compressions.begin() })
+        Some(FillTarget { folder, filling: begun.ok()?, writer, under_way: self.metrics.compressions.begin() })
     }
 }
 

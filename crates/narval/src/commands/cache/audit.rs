@@ -6,7 +6,7 @@ use narval_keep::CacheName;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::administered::{PlaceArgs, number, text};
+use crate::args::administered::{AdminTargetArgs, number, text};
 use crate::args::data::{ago, now};
 use crate::ui::json;
 use crate::ui::output::out;
@@ -22,7 +22,7 @@ Examples:
 pub struct AuditArgs {
     /// Whose audit log.
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Only what is about this cache
     #[arg(long, value_name = "NAME")]
     cache: Option<CacheName>,

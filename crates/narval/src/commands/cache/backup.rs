@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use narval_keep::{BackedUp, BackupOptions, BackupSummary, Data, Place, Removed, Restored};
+use narval_keep::{BackedUp, BackupOptions, BackupSummary, Data, Removed, Restored, StorageLocation};
 use serde_json::json;
 
 use crate::Failure;
@@ -66,7 +66,7 @@ pub(super) struct RestoreArgs {
 }
 
 /// The place of backups; a bucket needs a folder on this machine for what is on its way.
-fn place(named: &Path, local: &Path) -> Result<Place, Failure> {
+fn place(named: &Path, local: &Path) -> Result<StorageLocation, Failure> {
     place_of(named, Some(local.to_owned()), None)
 }
 
@@ -121,11 +121,11 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     if args.list {
         return list(args);
     }
-    let data::Place { bytes, database } = args.data.place()?;
-    let from = place(&args.from, bytes.folder())?;
+    let data::DataLocation { storage, database } = args.data.place()?;
+    let from = place(&args.from, storage.folder())?;
     let output = OutputArgs { quiet: false, json: args.json };
     let (restored, ended) = watched(output, ("nothing can use the place", "starts again"), |work| {
-        let restored = Data::restore((&from, args.backup.as_deref()), &bytes, database, &administrator(), work);
+        let restored = Data::restore((&from, args.backup.as_deref()), &storage, database, &administrator(), work);
         Ok(restored.map_err(Failure::runtime)?.1)
     })?;
     ended?;

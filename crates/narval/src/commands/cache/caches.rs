@@ -5,14 +5,14 @@ use narval_keep::CacheName;
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
-use crate::args::administered::{PlaceArgs, text};
+use crate::args::administered::{AdminTargetArgs, text};
 use crate::ui::json;
 use crate::ui::output::{note, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct NamedArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Name of the cache
     #[arg(value_name = "NAME")]
     name: CacheName,
@@ -27,7 +27,7 @@ pub(super) struct NamedArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct DestroyArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Name of the cache
     #[arg(value_name = "NAME")]
     name: CacheName,

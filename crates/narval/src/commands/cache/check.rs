@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::jobs;
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place, PlaceArgs, number};
+use crate::args::administered::{AdminTarget, AdminTargetArgs, AdministeredArgs, number};
 use crate::args::client::OutputArgs;
 use crate::args::data::{self, DataArgs, cache_of};
 use crate::ui::output::{counted, note, out, paths};
@@ -26,7 +26,7 @@ Examples:
   narval cache fsck --rebuild")]
 pub(super) struct FsckArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Only this cache [default: all, or the one at the URL]
     #[arg(long, value_name = "NAME", conflicts_with = "rebuild")]
     cache: Option<CacheName>,
@@ -46,8 +46,8 @@ pub(super) struct FsckArgs {
 pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
     let output = OutputArgs { quiet: false, json: false };
     let (report, ended) = if args.rebuild {
-        let data::Place { bytes, database } = args.place.data.place()?;
-        if let narval_keep::Place::Folder(folder) = &bytes
+        let data::DataLocation { storage, database } = args.place.data.place()?;
+        if let narval_keep::StorageLocation::Folder(folder) = &storage
             && !folder.join("caches").is_dir()
         {
             return Err(Failure::usage(format!("'{}' is not a data folder: it has no 'caches'", folder.display())));
@@ -56,14 +56,14 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
             None => "the index of before is in force",
             Some(_) => "the index is not used before it is complete",
         };
-        let rebuild = |work: &Work| Ok(Data::rebuild(bytes, database, work).map_err(Failure::runtime)?.1);
+        let rebuild = |work: &Work| Ok(Data::rebuild(storage, database, work).map_err(Failure::runtime)?.1);
         let (report, ended) = watched(output, (kept, FROM_THE_START), rebuild)?;
         (report.to_value(usize::MAX), ended)
     } else {
         let place = args.place.open()?;
         let kept = if args.repair { "what was repaired stays so" } else { "nothing was changed" };
         match &place {
-            Place::Here(data) => {
+            AdminTarget::Local(data) => {
                 let options = FsckOptions { contents: args.contents, repair: args.repair };
                 let check = |work: &Work| match &args.cache {
                     Some(name) => cache_of(data, name)?.fsck(options, work).map_err(Failure::runtime),
@@ -73,7 +73,7 @@ pub(super) fn fsck(args: &FsckArgs) -> Result<(), Failure> {
                 data.wait_until_noticed();
                 (report.to_value(usize::MAX), ended)
             }
-            Place::There(_) => {
+            AdminTarget::Remote(_) => {
                 let cache = AdministeredArgs { place: args.place.clone(), cache: args.cache.clone() }.open()?;
                 let options = json!({"contents": args.contents, "repair": args.repair});
                 jobs::perform(&cache, "fsck", &options, (output, kept))?

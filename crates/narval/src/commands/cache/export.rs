@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::jobs;
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place, number};
+use crate::args::administered::{AdminTarget, AdministeredArgs, number};
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
@@ -39,13 +39,13 @@ pub(super) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let place = args.place.open()?;
     let output = OutputArgs { quiet: false, json: args.json };
     let (copied, ended) = match &place.place {
-        Place::Here(data) => {
+        AdminTarget::Local(data) => {
             let (url, cache) = (url_of(args, destination)?, place.of(data)?);
             let (copied, ended) =
                 watched(output, (KEPT, "continues"), |work| cache.copy_to(&url, work).map_err(Failure::runtime))?;
             (copied.to_value(), ended)
         }
-        Place::There(_) => jobs::perform(&place, "export", &json!({"to": destination}), (output, KEPT))?,
+        AdminTarget::Remote(_) => jobs::perform(&place, "export", &json!({"to": destination}), (output, KEPT))?,
     };
     ended?;
     show(copied, args.json);
@@ -80,7 +80,7 @@ fn url_of(args: &ExportArgs, destination: &str) -> Result<Url, Failure> {
 
 /// Prints what is only in the index.
 fn print(args: &ExportArgs) -> Result<(), Failure> {
-    let Place::Here(data) = args.place.place.open()? else {
+    let AdminTarget::Local(data) = args.place.place.open()? else {
         return Err(Failure::usage("option --destination: needed with --at: the name of a destination of the server"));
     };
     let mut stdout = BufWriter::new(io::stdout().lock());

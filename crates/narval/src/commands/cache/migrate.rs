@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::export::KEPT;
 use super::{export, jobs};
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, AtArgs, PlaceArgs, number};
+use crate::args::administered::{AdminTargetArgs, AdministeredArgs, AtArgs, number};
 use crate::args::client::OutputArgs;
 use crate::args::data::{DataArgs, administrator};
 use crate::ui::output::{counted, note};
@@ -62,7 +62,7 @@ pub(super) fn migrate(args: MigrateArgs) -> Result<(), Failure> {
     let output = OutputArgs { quiet: false, json };
     let (Some(from), Some(to)) = (from, to) else {
         let data = DataArgs::named_explicitly(PathBuf::new(), None, None);
-        let place = AdministeredArgs { place: PlaceArgs { data, at }, cache }.open()?;
+        let place = AdministeredArgs { place: AdminTargetArgs { data, at }, cache }.open()?;
         let (copied, ended) = jobs::perform(&place, "migrate", &json!({"to": destination}), (output, KEPT))?;
         ended?;
         show(copied, json);

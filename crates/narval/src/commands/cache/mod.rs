@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::administered::{
-    AdministeredArgs, AdministeredCache, Place, PlaceArgs, escaped, number, path_of, text,
+    AdminTarget, AdminTargetArgs, AdministeredArgs, AdministeredCache, escaped, number, path_of, text,
 };
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead};
@@ -111,7 +111,7 @@ enum Command {
     #[command(after_help = "Examples:\n  narval cache stats\n  narval cache stats --at https://cache.example.org")]
     Stats {
         #[command(flatten)]
-        place: PlaceArgs,
+        place: AdminTargetArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -250,7 +250,7 @@ fn gc(args: &AdministeredArgs, dry_run: bool, unfinished: bool, wait: Duration, 
     let place = args.open()?;
     let output = OutputArgs { quiet: false, json };
     let (collected, ended) = match &place.place {
-        Place::Here(data) => {
+        AdminTarget::Local(data) => {
             let cache = place.of(data)?;
             if let Some(warning) = cache.settings().warning() {
                 note!("narval: {warning}");
@@ -262,7 +262,7 @@ fn gc(args: &AdministeredArgs, dry_run: bool, unfinished: bool, wait: Duration, 
             data.wait_until_noticed();
             (collected.to_value(dry_run, usize::MAX), ended)
         }
-        Place::There(_) => {
+        AdminTarget::Remote(_) => {
             let options = json!({"dryRun": dry_run, "unfinished": unfinished});
             jobs::perform(&place, "gc", &options, (output, "what was removed stays so"))?
         }
@@ -297,7 +297,7 @@ fn delete(args: &AdministeredArgs, path: &str, referrers: bool) -> Result<(), Fa
     Ok(())
 }
 
-fn stats(args: &PlaceArgs, json: bool) -> Result<(), Failure> {
+fn stats(args: &AdminTargetArgs, json: bool) -> Result<(), Failure> {
     let place = args.open()?;
     let mut names = Vec::new();
     place.each("caches", |cache| {
@@ -305,7 +305,7 @@ fn stats(args: &PlaceArgs, json: bool) -> Result<(), Failure> {
         Ok(())
     })?;
     for name in &names {
-        if let Place::Here(data) = &place {
+        if let AdminTarget::Local(data) = &place {
             with_keys(args, data, name)?;
         }
         let stats = place.ask(&Method::GET, &format!("caches/{}/stats", escaped(name)), None)?;
@@ -322,7 +322,7 @@ fn stats(args: &PlaceArgs, json: bool) -> Result<(), Failure> {
 }
 
 /// Without its keys, what they have not signed cannot be told.
-fn with_keys(args: &PlaceArgs, data: &Data, name: &str) -> Result<(), Failure> {
+fn with_keys(args: &AdminTargetArgs, data: &Data, name: &str) -> Result<(), Failure> {
     let name = name.parse().map_err(Failure::runtime)?;
     let keys = args
         .data

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::jobs;
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place, number};
+use crate::args::administered::{AdminTarget, AdministeredArgs, number};
 use crate::args::client::OutputArgs;
 use crate::ui::json;
 use crate::ui::output::{counted, note};
@@ -26,13 +26,13 @@ pub(super) fn recompress(args: &RecompressArgs) -> Result<(), Failure> {
     let place = args.place.open()?;
     let (output, kept) = (OutputArgs { quiet: false, json: args.json }, "what was recompressed stays so");
     let (done, ended) = match &place.place {
-        Place::Here(data) => {
+        AdminTarget::Local(data) => {
             let cache = place.of(data)?;
             let done = watched(output, (kept, "continues"), |work| cache.recompress(work).map_err(Failure::runtime))?;
             data.wait_until_noticed();
             (done.0.to_value(), done.1)
         }
-        Place::There(_) => jobs::perform(&place, "recompress", &json!({}), (output, kept))?,
+        AdminTarget::Remote(_) => jobs::perform(&place, "recompress", &json!({}), (output, kept))?,
     };
     ended?;
     let [recompressed, failed] = ["recompressed", "failed"].map(|name| number(&done, name).unwrap_or(0));

@@ -8,7 +8,7 @@ use narval_nix::release::{ReleaseName, Selector, Which};
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::administered::{AdministeredArgs, Place, escaped};
+use crate::args::administered::{AdminTarget, AdministeredArgs, escaped};
 use crate::args::client::{CacheArgs, LockArgs, OutputArgs};
 use crate::args::data::ago;
 use crate::args::releases::ReleaseLookup;
@@ -158,7 +158,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Promote { name, which, to_name, percent, place, output } => {
             output.start_log();
             let opened = place.open()?;
-            if let Place::Here(data) = &opened.place {
+            if let AdminTarget::Local(data) = &opened.place {
                 let cache = opened.of(data)?;
                 let mut keys = place.place.data.sign_keys(cache.name())?;
                 keys.extend(data.signing_keys().map_err(Failure::runtime)?.remove(cache.name()).unwrap_or_default());

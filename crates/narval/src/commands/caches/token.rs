@@ -9,7 +9,7 @@ use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, Scope, Scopes};
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::administered::{Place, PlaceArgs, escaped, number, text};
+use crate::args::administered::{AdminTarget, AdminTargetArgs, escaped, number, text};
 use crate::args::data::{ago, ahead, now};
 use crate::args::secret_key::write_secret;
 use crate::ui::json;
@@ -48,7 +48,7 @@ Examples:
     #[command(after_help = "Examples:\n  narval token list\n  narval token list --at https://cache.example.org")]
     List {
         #[command(flatten)]
-        place: PlaceArgs,
+        place: AdminTargetArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -57,7 +57,7 @@ Examples:
     #[command(after_help = "Example:\n  narval token revoke 0a1b2c3d4f5g6h7i")]
     Revoke {
         #[command(flatten)]
-        place: PlaceArgs,
+        place: AdminTargetArgs,
         /// Its id, as shown by `narval token list`: the part between the underscores
         #[arg(value_name = "ID")]
         id: String,
@@ -67,7 +67,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 struct CreateArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Name of the token, for lists and the audit log
     #[arg(value_name = "LABEL")]
     label: String,
@@ -87,7 +87,7 @@ struct CreateArgs {
 #[derive(Debug, clap::Args)]
 struct ChangeArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: AdminTargetArgs,
     /// Its id, as shown by `narval token list`: the part between the underscores
     #[arg(value_name = "ID")]
     id: String,
@@ -176,7 +176,7 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         return Err(Failure::usage(format!("'{}' exists: give another file", out.display())));
     }
     let place = args.place.create()?;
-    if let Place::Here(data) = &place {
+    if let AdminTarget::Local(data) = &place {
         // A token can be created before the server's first start, so create the cache.
         data.create_cache(&Default::default(), &CacheSettings::default()).map_err(Failure::runtime)?;
     }
@@ -210,7 +210,7 @@ fn caches_of(token: &Value) -> Vec<String> {
 }
 
 /// Says so if a name or pattern matches no cache: it may be misspelt, or of a cache that the server will have later.
-fn warn_of_unknown(place: &Place, patterns: &[String]) -> Result<(), Failure> {
+fn warn_of_unknown(place: &AdminTarget, patterns: &[String]) -> Result<(), Failure> {
     let mut names = Vec::new();
     place.each("caches", |cache| {
         names.push(text(&cache, "name"));
@@ -247,7 +247,7 @@ fn change(args: &ChangeArgs) -> Result<(), Failure> {
     warn_of_unknown(&place, &caches)
 }
 
-fn list(place: &Place, json: bool) -> Result<(), Failure> {
+fn list(place: &AdminTarget, json: bool) -> Result<(), Failure> {
     let tokens = place.each("tokens", |token| {
         if json {
             json::event("token", token);

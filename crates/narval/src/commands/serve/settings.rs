@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use narval_cache::upstream::{Deadline, NamePattern, UpstreamOptions};
 use narval_http::Limits;
 use narval_http::tls::TlsConfig;
-use narval_keep::{CacheName, CacheSettings, Destination, Place, Redirect};
+use narval_keep::{CacheName, CacheSettings, Destination, Redirect, StorageLocation};
 use narval_nix::SecretKey;
 use narval_serve::{DeltaMode, NarCacheConfig, SMALL_UPLOAD_BYTES};
 
@@ -111,7 +111,7 @@ impl Settings {
     ///
     /// # Errors
     /// The address of a bucket is wrong, or it has no folder on this machine.
-    pub(crate) fn place(&self) -> Result<Option<Place>, Failure> {
+    pub(crate) fn place(&self) -> Result<Option<StorageLocation>, Failure> {
         let place = |data: &PathBuf| place_of(data, self.config.cache_dir.clone(), Some(self.config.cache_size));
         self.config.data.as_ref().map(place).transpose()
     }

@@ -53,7 +53,7 @@ fn object(name: &str) -> (String, NarRecord) {
     (NarFileName::new(nar.file_hash, nar.compression).unique().unwrap().to_string(), nar)
 }
 
-struct Place<'a> {
+struct StorageLocation<'a> {
     index: &'a Postgres,
     cache: CacheId,
     /// The names whose bytes are stored.
@@ -65,7 +65,7 @@ struct Place<'a> {
     unique: &'a AtomicU64,
 }
 
-impl Place<'_> {
+impl StorageLocation<'_> {
     fn has(&self, name: &str) -> bool {
         self.bytes.lock().unwrap().contains(name)
     }
@@ -204,7 +204,8 @@ fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
     std::thread::scope(|scope| {
         let work = |number: usize| {
             let index = &nodes[number % 3];
-            let place = Place { index, cache, bytes: &bytes, kept: &kept, revisions: &revisions, unique: &unique };
+            let place =
+                StorageLocation { index, cache, bytes: &bytes, kept: &kept, revisions: &revisions, unique: &unique };
             let hidden = &hidden;
             scope.spawn(move || {
                 PAUSE.set(PAUSE_MAX);
@@ -225,7 +226,8 @@ fn pushes_deletions_and_collections_lose_nothing_beside_each_other() {
         }
     });
     assert_eq!(wrong(), "");
-    let place = Place { index: &nodes[0], cache, bytes: &bytes, kept: &kept, revisions: &revisions, unique: &unique };
+    let place =
+        StorageLocation { index: &nodes[0], cache, bytes: &bytes, kept: &kept, revisions: &revisions, unique: &unique };
     for path in nodes[0].list(cache, "", 9_999).unwrap() {
         let path = nodes[0].path(cache, &path.hash_part).unwrap().unwrap();
         assert!(place.has(&path.file), "the bytes of '{}' are gone", path.path);

@@ -28,7 +28,7 @@ pub enum Checksums {
 
 /// A bucket, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct BucketAddress {
     /// Its name.
     pub bucket: String,
     /// `region=`, which is part of signatures [default: us-east-1].
@@ -61,7 +61,7 @@ pub enum BucketError {
     },
 }
 
-impl Place {
+impl BucketAddress {
     /// Parses an `s3` address.
     ///
     /// # Errors
@@ -134,8 +134,8 @@ fn check_endpoint(endpoint: String, scheme: &str) -> Result<String, BucketError>
 mod tests {
     use super::*;
 
-    fn place(url: &str) -> Result<Place, BucketError> {
-        Place::of(&Url::parse(url).unwrap())
+    fn place(url: &str) -> Result<BucketAddress, BucketError> {
+        BucketAddress::of(&Url::parse(url).unwrap())
     }
 
     #[test]

@@ -6,7 +6,7 @@ use narval_client::{Scheme, Url};
 
 /// Where the bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum StorageLocation {
     /// A data folder.
     Folder(PathBuf),
     /// A bucket (`s3://…`).
@@ -20,7 +20,7 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl StorageLocation {
     /// The folder on this machine.
     pub fn folder(&self) -> &Path {
         match self {
@@ -35,25 +35,25 @@ impl Place {
     }
 }
 
-impl From<&Path> for Place {
+impl From<&Path> for StorageLocation {
     fn from(folder: &Path) -> Self {
         Self::Folder(folder.to_owned())
     }
 }
 
-impl From<&PathBuf> for Place {
+impl From<&PathBuf> for StorageLocation {
     fn from(folder: &PathBuf) -> Self {
         Self::Folder(folder.clone())
     }
 }
 
-impl From<&Self> for Place {
+impl From<&Self> for StorageLocation {
     fn from(place: &Self) -> Self {
         place.clone()
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for StorageLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Folder(folder) => folder.display().fmt(f),
