@@ -26,7 +26,7 @@ const BATCH_KEY: &str = "BatchLookup";
 const DELTAS: (&str, &str) = ("NarDeltas", "dcz");
 
 /// An open cache, whose `nix-cache-info` is known.
-pub struct Cache {
+pub struct BinaryCache {
     url: Url,
     client: Arc<Client>,
     store_dir: StoreDir,
@@ -44,7 +44,7 @@ pub struct Cache {
     pub(crate) silent: bool,
 }
 
-impl Cache {
+impl BinaryCache {
     /// Reads the `nix-cache-info`. Without one, the defaults apply; a cache for another store directory is rejected. A
     /// cache that does not respond is opened with its circuit breaker open: it may recover.
     ///

@@ -1,7 +1,7 @@
 //! Reading Nix binary caches.
 //!
-//! A [`Cache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`); [`Caches`] are those of one run, ordered by
-//! priority. [`Caches::find`] queries the best first, the next one too if that takes long, and none that keeps failing. Its results have
+//! A [`BinaryCache`] is one of them, reached over HTTP, as a folder (`file://`) or as a bucket (`s3://`); [`BinaryCaches`] are those of one run, ordered by
+//! priority. [`BinaryCaches::find`] queries the best first, the next one too if that takes long, and none that keeps failing. Its results have
 //! passed the trust rule: a signature by a trusted key, or a content-addressed path. [`CacheFile`] reads the files of a cache, wherever they
 //! are. [`CacheFolder`] is a cache in a folder that [`FolderSink`] writes to. [`upstream`] has caches whose answers a server keeps.
 //! The HTTP client for them is `narval_s3::client`.
@@ -9,7 +9,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use narval_cache::{Caches, Wanted};
+//! use narval_cache::{BinaryCaches, Wanted};
 //! use narval_client::{ClientOptions, Url};
 //! use narval_nix::StoreDir;
 //!
@@ -22,7 +22,7 @@
 //! let client = Arc::new(narval_s3::client(ClientOptions::default()));
 //! let check_signatures = false;
 //! let urls = [Url::from_folder(folder)?];
-//! let caches = Caches::open(&urls, &client, &store_dir, Default::default(), check_signatures)?;
+//! let caches = BinaryCaches::open(&urls, &client, &store_dir, Default::default(), check_signatures)?;
 //! let found = caches.find(&Wanted::parse("00bgd045z0d4icpbc2yyz4gx48ak44la", &store_dir)?)?;
 //! assert_eq!(found.info.path.to_string(), "00bgd045z0d4icpbc2yyz4gx48ak44la-a");
 //! # Ok::<_, Box<dyn std::error::Error>>(())
@@ -45,10 +45,10 @@ pub mod upstream;
 mod wanted;
 
 pub use advice::{published_keys, signature_advice};
-pub use cache::{BATCH_MAX, Cache};
+pub use cache::{BATCH_MAX, BinaryCache};
 pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
 pub use folder_sink::FolderSink;
-pub use lookup::{Caches, Found, HEDGE_AFTER};
+pub use lookup::{BinaryCaches, Found, HEDGE_AFTER};
 pub use wanted::{Wanted, WantedError};

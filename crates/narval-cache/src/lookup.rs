@@ -7,7 +7,7 @@ use narval_client::{Client, HttpError, Url};
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
 use crate::cache::Patience;
-use crate::{Cache, CacheError, Wanted, signature_advice};
+use crate::{BinaryCache, CacheError, Wanted, signature_advice};
 
 /// How long one cache may take before the next is queried as well.
 pub const HEDGE_AFTER: Duration = Duration::from_millis(100);
@@ -18,12 +18,12 @@ pub struct Found {
     /// The narinfo.
     pub info: NarInfo,
     /// The cache.
-    pub cache: Arc<Cache>,
+    pub cache: Arc<BinaryCache>,
 }
 
 /// All caches, the best first.
-pub struct Caches {
-    list: Vec<Arc<Cache>>,
+pub struct BinaryCaches {
+    list: Vec<Arc<BinaryCache>>,
     /// Those that did not respond.
     left_out: Vec<String>,
     trust: Arc<Trust>,
@@ -42,7 +42,7 @@ impl Trust {
     ///
     /// No signature covers `CA`. One that does not match the path, or that cannot be checked, is dropped, so that it
     /// never gets into a store unverified.
-    pub(crate) fn check(&self, cache: &Cache, info: &mut NarInfo) -> Result<(), CacheError> {
+    pub(crate) fn check(&self, cache: &BinaryCache, info: &mut NarInfo) -> Result<(), CacheError> {
         let known = info.path_info(0);
         let (mut named, mut remark) = (false, String::new());
         match known.contents_claim(&self.store_dir) {
@@ -78,7 +78,7 @@ impl Trust {
     }
 }
 
-impl Caches {
+impl BinaryCaches {
     /// Opens all of them at once, and orders them by priority; equal ones stay in the given order. Once one of them has
     /// responded, the others have [`OPEN_PATIENCE`](narval_client::OPEN_PATIENCE), counted from the start: one that
     /// does not respond is skipped with a warning. If none responds, all of them are kept.
@@ -124,7 +124,7 @@ impl Caches {
     }
 
     /// The caches, the best first.
-    pub fn list(&self) -> &[Arc<Cache>] {
+    pub fn list(&self) -> &[Arc<BinaryCache>] {
         &self.list
     }
 
@@ -148,8 +148,8 @@ impl Caches {
     }
 
     /// Like [`find`](Self::find), but does not query the caches that have failed for this path.
-    pub fn find_except(&self, wanted: &Wanted, except: &[Arc<Cache>]) -> Result<Found, CacheError> {
-        let left = |cache: &&Arc<Cache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
+    pub fn find_except(&self, wanted: &Wanted, except: &[Arc<BinaryCache>]) -> Result<Found, CacheError> {
+        let left = |cache: &&Arc<BinaryCache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
         let closed: Vec<_> = all.iter().filter(|cache| all.len() == 1 || !cache.breaker.is_open()).cloned().collect();
         if let [only] = all.as_slice() {
@@ -194,7 +194,11 @@ impl Caches {
     }
 
     /// Queries the caches with a delay between them, and returns the first good result, or those that have failed.
-    fn race(&self, caches: &[Arc<Cache>], wanted: &Wanted) -> (Option<Found>, Vec<(Arc<Cache>, CacheError)>) {
+    fn race(
+        &self,
+        caches: &[Arc<BinaryCache>],
+        wanted: &Wanted,
+    ) -> (Option<Found>, Vec<(Arc<BinaryCache>, CacheError)>) {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
         let (mut asked, mut answered, mut failed) = (0, 0, Vec::new());
@@ -253,13 +257,13 @@ impl Caches {
 }
 
 /// Opens all of them at once; `None` for one that took too long.
-fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Option<Result<Cache, CacheError>>> {
+fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Option<Result<BinaryCache, CacheError>>> {
     let (sender, receiver) = mpsc::channel();
     let begun = Instant::now();
     for (index, url) in urls.iter().enumerate() {
         let (url, client, store_dir, sender) = (url.clone(), Arc::clone(client), store_dir.clone(), sender.clone());
         // Not joined: it ends with its request. The receiver may be gone by then, and the result is not needed.
-        std::thread::spawn(move || drop(sender.send((index, Cache::open(url, &client, &store_dir)))));
+        std::thread::spawn(move || drop(sender.send((index, BinaryCache::open(url, &client, &store_dir)))));
     }
     drop(sender);
     let mut opened: Vec<_> = urls.iter().map(|_| None).collect();
@@ -279,7 +283,12 @@ fn open_all(urls: &[Url], client: &Arc<Client>, store_dir: &StoreDir) -> Vec<Opt
     opened
 }
 
-fn ask(cache: &Arc<Cache>, trust: &Trust, wanted: &Wanted, patience: Patience) -> Result<Option<Found>, CacheError> {
+fn ask(
+    cache: &Arc<BinaryCache>,
+    trust: &Trust,
+    wanted: &Wanted,
+    patience: Patience,
+) -> Result<Option<Found>, CacheError> {
     let Some(mut info) = cache.narinfo(wanted, patience)? else { return Ok(None) };
     trust.check(cache, &mut info)?;
     Ok(Some(Found { info, cache: Arc::clone(cache) }))

@@ -1,6 +1,6 @@
 //! Copying closures between caches, folders and stores.
 
-use narval_cache::{CacheError, Caches, signature_advice};
+use narval_cache::{BinaryCaches, CacheError, signature_advice};
 use narval_codec::encode::Encoding;
 use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 
@@ -19,7 +19,7 @@ const LEVEL: i32 = 3;
 ///
 /// # Errors
 /// The first path that failed; paths copied before it are kept.
-pub fn copy_from_caches(caches: &Caches, roots: &[Wanted], to: &Target) -> Result<usize, Error> {
+pub fn copy_from_caches(caches: &BinaryCaches, roots: &[Wanted], to: &Target) -> Result<usize, Error> {
     let entries = closure(caches, roots, &|_| Ok(false))?.into_iter().map(Into::into).collect();
     let uploads = if to.is_folder() { 1 } else { UPLOADS_MAX / 2 };
     let (cores, unwatched) = (Cores::new(uploads), Progress::default());

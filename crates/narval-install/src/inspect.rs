@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use narval_cache::{CacheError, Caches, Found, read_from, read_small};
+use narval_cache::{BinaryCaches, CacheError, Found, read_from, read_small};
 use narval_nix::Compression;
 use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::Event;
@@ -19,7 +19,7 @@ const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;
 ///
 /// # Errors
 /// If no cache has the path, or its NAR is damaged.
-pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
+pub fn listing(caches: &BinaryCaches, wanted: &Wanted) -> Result<Listing, Error> {
     let found = caches.find(wanted)?;
     let url = found.cache.url().child(&format!("{}.ls", found.info.path.hash_part()))?;
     // Without a usable listing, the NAR has the same information.
@@ -40,7 +40,7 @@ pub fn listing(caches: &Caches, wanted: &Wanted) -> Result<Listing, Error> {
 ///
 /// # Errors
 /// [`CacheError::NotFound`] when there is no such file.
-pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -> Result<(), Error> {
+pub fn cat(caches: &BinaryCaches, wanted: &Wanted, below: &str, out: &mut dyn Write) -> Result<(), Error> {
     let found = caches.find(wanted)?;
     let listing = listing(caches, wanted)?;
     let absent = |why: &str| CacheError::NotFound {
@@ -81,13 +81,13 @@ pub fn cat(caches: &Caches, wanted: &Wanted, below: &str, out: &mut dyn Write) -
 ///
 /// # Errors
 /// It cannot be fetched, or is not what its narinfo says.
-pub fn check(caches: &Caches, found: &Found) -> Result<(), Error> {
+pub fn check(caches: &BinaryCaches, found: &Found) -> Result<(), Error> {
     read_nar(caches, found, &mut |_, _| Ok(()))
 }
 
 /// Reads a NAR of a cache to its end, with the same checks as an install.
 fn read_nar(
-    caches: &Caches,
+    caches: &BinaryCaches,
     found: &Found,
     take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>,
 ) -> Result<(), Error> {

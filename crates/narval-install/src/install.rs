@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_cache::{Caches, Found};
+use narval_cache::{BinaryCaches, Found};
 use narval_client::{Client, Url};
 use narval_nix::{NarHash, StorePath, TrustedKeys};
 use narval_store::Daemon;
@@ -256,12 +256,12 @@ fn split_wanted(
     Ok((report, missing))
 }
 
-fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client>) -> Result<Caches, Error> {
+fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client>) -> Result<BinaryCaches, Error> {
     if options.caches.is_empty() {
         return Err(Error::Usage("no cache to install from: give one with --from URL".into()));
     }
     let keys = options.keys.clone();
-    Ok(Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?)
+    Ok(BinaryCaches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?)
 }
 
 fn plan_of(found: &Found) -> InstallItem {

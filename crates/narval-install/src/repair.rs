@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 use narval_client::Client;
 use narval_nix::PathInfo;
 use narval_store::TransferError;
@@ -25,7 +25,7 @@ pub fn repair(
     progress: &Arc<Progress>,
 ) -> Result<(), Error> {
     let keys = options.keys.clone();
-    let caches = Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
+    let caches = BinaryCaches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
     let (store, cores) = (destination.open()?, Cores::new(1));
     let source = FromCaches::new(&caches, &cores, progress);
     let sink = ToStore { store: &store, durable: options.durable };

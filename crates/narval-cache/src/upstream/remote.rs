@@ -24,14 +24,14 @@ use super::{ASKED_MAX, RETRIES_SHARE, Unavailable};
 use crate::cache::Patience;
 use crate::lookup::Trust;
 use crate::upstream::standing::probe::{self, PROBE_WAIT, Probed};
-use crate::{Cache, CacheError, Wanted, signature_advice};
+use crate::{BinaryCache, CacheError, Wanted, signature_advice};
 use narval_client::Trouble;
 use narval_files::{Permits, served_client, work_for};
 use narval_s3::client;
 
 /// One upstream. It has a client for narinfos, with short timeouts, and one for NARs, with long ones.
 pub(super) struct Remote {
-    pub(super) cache: Cache,
+    pub(super) cache: BinaryCache,
     pub(super) nars: Arc<Client>,
     trust: Trust,
     /// Whether it sends deltas; unknown until its `nix-cache-info` was read.
@@ -95,7 +95,7 @@ impl Remote {
             store_dir: store_dir.clone(),
         };
         Self {
-            cache: Cache::unasked(url, &narinfos, store_dir, priority),
+            cache: BinaryCache::unasked(url, &narinfos, store_dir, priority),
             nars,
             trust,
             deltas: OnceLock::new(),

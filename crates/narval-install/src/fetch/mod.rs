@@ -4,7 +4,7 @@ mod check;
 mod input;
 mod source;
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 
 pub(crate) use check::{damaged, mismatch};
 pub(crate) use source::{CacheEntry, FromCaches};
@@ -16,7 +16,7 @@ use crate::delta::Deltas;
 
 impl<'a> FromCaches<'a> {
     /// These caches, decoding on these cores.
-    pub(crate) const fn new(caches: &'a Caches, cores: &'a Cores, progress: &'a Progress) -> Self {
+    pub(crate) const fn new(caches: &'a BinaryCaches, cores: &'a Cores, progress: &'a Progress) -> Self {
         Self { caches, cores, progress, deltas: None }
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narval_cache::{Cache, CacheError, CacheFile, Caches, Found, Wanted};
+use narval_cache::{BinaryCache, BinaryCaches, CacheError, CacheFile, Found, Wanted};
 use narval_client::{HttpError, OwnCodings};
 use narval_codec::decode::{DecodeError, Decoder, DeltaDecoder};
 use narval_codec::delta::{Reserved, delta_codings};
@@ -25,7 +25,7 @@ const AGAIN_MAX: u32 = 16;
 
 /// The caches of a run.
 pub(crate) struct FromCaches<'a> {
-    pub(crate) caches: &'a Caches,
+    pub(crate) caches: &'a BinaryCaches,
     /// A NAR uses one of them while it is read.
     pub(crate) cores: &'a Cores,
     pub(crate) progress: &'a Progress,
@@ -38,7 +38,7 @@ pub(crate) struct CacheEntry {
     found: Found,
     info: PathInfo,
     /// The caches that failed for it.
-    failed: Vec<Arc<Cache>>,
+    failed: Vec<Arc<BinaryCache>>,
     /// Whether it was requested as a delta.
     was_delta: AtomicBool,
     /// Whether a delta of it has failed.

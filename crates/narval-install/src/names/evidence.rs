@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use narval_cache::{CacheError, Caches, Found, Wanted};
+use narval_cache::{BinaryCaches, CacheError, Found, Wanted};
 use narval_names::Evidence;
 use narval_nix::listing::{Listing, Node};
 use narval_nix::{HashPart, StorePath};
@@ -32,7 +32,7 @@ const LOADERS: [(&str, &str); 12] = [
 
 /// Evidence from narinfos.
 pub(crate) struct FromNarinfos<'a> {
-    caches: &'a Caches,
+    caches: &'a BinaryCaches,
     pub(crate) learnt: &'a mut Learnt,
     found: HashMap<HashPart, Option<Found>>,
     /// The first failure that is not the absence of a path.
@@ -40,7 +40,7 @@ pub(crate) struct FromNarinfos<'a> {
 }
 
 impl<'a> FromNarinfos<'a> {
-    pub(crate) fn new(caches: &'a Caches, learnt: &'a mut Learnt) -> Self {
+    pub(crate) fn new(caches: &'a BinaryCaches, learnt: &'a mut Learnt) -> Self {
         Self { caches, learnt, found: HashMap::new(), failure: None }
     }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::{Caches, Found, Wanted};
+use narval_cache::{BinaryCaches, Found, Wanted};
 use narval_client::{Client, Scheme, Url};
 use narval_files::TemporaryFile;
 use narval_names::{Index, NamesError};
@@ -73,7 +73,8 @@ impl NamesFolder {
         let _lock = lock_file(&pointer.with_extension("lock"), lock_timeout)?;
         let before = fs::read_to_string(&pointer).ok().and_then(|text| StorePath::parse(text.trim()).ok());
         let found = search(std::slice::from_ref(cache), client, Query::Package(PACKAGE))?;
-        let caches = Caches::open(std::slice::from_ref(cache), client, store_dir, keys.clone(), check_signatures)?;
+        let caches =
+            BinaryCaches::open(std::slice::from_ref(cache), client, store_dir, keys.clone(), check_signatures)?;
         let mut chosen = before.clone().filter(|path| Index::open(&self.path().join(path.base_name())).is_ok());
         for candidate in found.candidates.iter().take(TRIED_MAX) {
             let path = &candidate.path;
@@ -104,7 +105,7 @@ impl NamesFolder {
         Ok(chosen.is_some())
     }
 
-    fn fetch(&self, cache: &Url, caches: &Caches, found: &Found) -> Result<(), Error> {
+    fn fetch(&self, cache: &Url, caches: &BinaryCaches, found: &Found) -> Result<(), Error> {
         let path = &found.info.path;
         let fail = |source| Error::Names { channel: cache.to_string(), source };
         if found.info.nar_size > LEN_MAX {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
-use narval_cache::{CacheError, Caches};
+use narval_cache::{BinaryCaches, CacheError};
 use narval_client::{Client, Url};
 use narval_names::{Decision, Evidence, Index, NamesError, Package, Problem, Selector, SystemWalk, join};
 use narval_nix::{StorePath, compare_versions};
@@ -292,7 +292,7 @@ impl ChannelNames {
         &mut self,
         selector: &Selector,
         text: &str,
-        caches: &Caches,
+        caches: &BinaryCaches,
         asked: &Asked<'_>,
     ) -> Result<Resolution, Error> {
         let package = match self.select(selector, text)? {
@@ -366,7 +366,7 @@ impl ChannelNames {
         &mut self,
         package: &Package,
         (output, system): (&str, &str),
-        caches: &Caches,
+        caches: &BinaryCaches,
         asked: &Asked<'_>,
     ) -> Result<Known, Error> {
         let attribute = &package.attribute;
@@ -449,7 +449,7 @@ impl ChannelNames {
         package: &Package,
         (output, system): (&str, &str),
         left: &[StorePath],
-        caches: &Caches,
+        caches: &BinaryCaches,
     ) -> Result<Option<StorePath>, Error> {
         for other in package.outputs.iter().filter(|other| *other != output) {
             let remembered = self.learnt.answer(&package.attribute, system, other).map(|(path, _)| path);
@@ -474,7 +474,7 @@ impl ChannelNames {
     }
 
     /// What differs between paths. If none can be had, and not because no cache has it, the error says why.
-    fn described(&mut self, left: Vec<StorePath>, caches: &Caches) -> Result<Vec<Variant>, Error> {
+    fn described(&mut self, left: Vec<StorePath>, caches: &BinaryCaches) -> Result<Vec<Variant>, Error> {
         let mut evidence = FromNarinfos::new(caches, &mut self.learnt);
         let mut references: BTreeMap<StorePath, BTreeSet<String>> = BTreeMap::new();
         let mut hashes = Vec::new();

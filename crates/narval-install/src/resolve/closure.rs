@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 use narval_client::Client;
 use narval_nix::{ClosureWalk, PathInfo, StorePath};
 
@@ -49,7 +49,7 @@ impl Closure {
         if !missing.is_empty() {
             let keys = options.keys.clone();
             let caches =
-                Caches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
+                BinaryCaches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?;
             for one in closure(&caches, &missing, &|path| destination.is_valid(path))? {
                 let (info, file_size) = (one.info.path_info(0), one.info.file_size);
                 found.roots.extend(missing.iter().any(|wanted| wanted.is(&info.path)).then(|| info.path.clone()));

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::thread::Scope;
 
-use narval_cache::{BATCH_MAX, Caches, Found, Wanted};
+use narval_cache::{BATCH_MAX, BinaryCaches, Found, Wanted};
 use narval_nix::{HashPart, StorePath};
 use parking_lot::{Condvar, Mutex};
 
@@ -74,7 +74,7 @@ impl State {
 
 /// One walk.
 pub(crate) struct Walk<'a> {
-    caches: &'a Caches,
+    caches: &'a BinaryCaches,
     /// Whether the store already has a path with its closure.
     is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
     /// Called for each found path, from several threads.
@@ -87,7 +87,7 @@ pub(crate) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub(crate) fn new(
-        caches: &'a Caches,
+        caches: &'a BinaryCaches,
         roots: &[Wanted],
         is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
         on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
@@ -216,7 +216,7 @@ pub(crate) fn check_cycles(all: &[Found]) -> Result<(), Error> {
 
 /// All narinfos of a closure, except for paths that are already there.
 pub(crate) fn closure(
-    caches: &Caches,
+    caches: &BinaryCaches,
     roots: &[Wanted],
     is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
 ) -> Result<Vec<Found>, Error> {
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     /// A cache of five paths, each of which refers to those after it: ten references.
-    fn cache() -> (tempfile::TempDir, Caches, Wanted) {
+    fn cache() -> (tempfile::TempDir, BinaryCaches, Wanted) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("nix-cache-info"), "StoreDir: /nix/store\n").unwrap();
         let names: Vec<_> = (0..5).map(|number| format!("{}{number}-p", "0".repeat(31))).collect();
@@ -259,7 +259,7 @@ mod tests {
         }
         let url = Url::parse(&format!("file://{}", folder.path().display())).unwrap();
         let client = Arc::new(Client::new(ClientOptions::default()));
-        let caches = Caches::open(&[url], &client, &StoreDir::default(), TrustedKeys::default(), false).unwrap();
+        let caches = BinaryCaches::open(&[url], &client, &StoreDir::default(), TrustedKeys::default(), false).unwrap();
         let root = Wanted::parse(&names[0], &StoreDir::default()).unwrap();
         (folder, caches, root)
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 use narval_client::{ClientOptions, Credentials, Netrc, Proxies, Url};
 use narval_install::{Error, Wanted, copy_from_caches};
 use narval_nix::{Sha256, StoreDir, TrustedKeys};
@@ -13,7 +13,7 @@ use crate::support::{Act, Server, client, file_nar, install_from};
 
 fn copy(server: &Server, path: &str, to: &Path) -> Result<usize, Error> {
     let (urls, store_dir) = ([Url::parse(&server.url).unwrap()], StoreDir::default());
-    let caches = Caches::open(&urls, &client(), &store_dir, TrustedKeys::new(), false)?;
+    let caches = BinaryCaches::open(&urls, &client(), &store_dir, TrustedKeys::new(), false)?;
     let to = Target::open(&Url::from_folder(to).unwrap(), &client(), &store_dir)?;
     copy_from_caches(&caches, &[Wanted::parse(path, &store_dir)?], &to)
 }
@@ -90,7 +90,7 @@ fn credentials_are_not_sent_to_redirects_or_other_urls() {
     let url = format!("{}/nar/a.nar", other.url.replace("http://", "http://me:secret@"));
     other.add("a", &file_nar(b"a"), &[], |text| text.replace("nar/a.nar", &url));
     let (store_dir, to) = (StoreDir::default(), tempfile::tempdir().unwrap());
-    let caches = Caches::open(&[cache], &client, &store_dir, TrustedKeys::new(), false).unwrap();
+    let caches = BinaryCaches::open(&[cache], &client, &store_dir, TrustedKeys::new(), false).unwrap();
     let folder = Target::open(&Url::from_folder(to.path()).unwrap(), &client, &store_dir).unwrap();
     copy_from_caches(&caches, &[Wanted::parse(&path, &store_dir).unwrap()], &folder).unwrap();
     assert!(!guarded.requests().is_empty() && !other.requests().is_empty());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_cache::{CacheError, Caches, Wanted};
+use narval_cache::{BinaryCaches, CacheError, Wanted};
 use narval_client::{Client, Url};
 use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
 use parking_lot::Mutex;
@@ -37,7 +37,7 @@ struct One {
 /// Whether a cache can be asked.
 enum Opened {
     Not,
-    Ready(Arc<Caches>),
+    Ready(Arc<BinaryCaches>),
     RestsUntil(Instant),
 }
 
@@ -96,7 +96,7 @@ impl OtherCaches {
         }
     }
 
-    fn open(&self, cache: &One) -> Option<Arc<Caches>> {
+    fn open(&self, cache: &One) -> Option<Arc<BinaryCaches>> {
         let mut state = cache.state.lock();
         match &*state {
             Opened::Ready(caches) => return Some(Arc::clone(caches)),
@@ -104,7 +104,7 @@ impl OtherCaches {
             Opened::Not | Opened::RestsUntil(_) => {}
         }
         let url = std::slice::from_ref(&cache.url);
-        match Caches::open(url, &self.client, &self.store_dir, self.keys.clone(), true).map(Arc::new) {
+        match BinaryCaches::open(url, &self.client, &self.store_dir, self.keys.clone(), true).map(Arc::new) {
             Ok(caches) if caches.have_answered() => {
                 *state = Opened::Ready(Arc::clone(&caches));
                 Some(caches)

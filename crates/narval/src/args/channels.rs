@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::{CacheError, Caches};
+use narval_cache::{BinaryCaches, CacheError};
 use narval_client::{Client, Scheme, Url};
 use narval_install::names::{
     self, Asked, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Output, Refreshed, Resolution,
@@ -109,7 +109,7 @@ pub(crate) struct Lookup<'a> {
     destination: &'a Destination,
     client: &'a ClientArgs,
     args: &'a NameArgs,
-    opened: Option<(Arc<Client>, Caches)>,
+    opened: Option<(Arc<Client>, BinaryCaches)>,
     channels: Option<Vec<ChannelNames>>,
     /// Whether the caller says what a name means.
     pub(crate) is_silent: bool,
@@ -138,13 +138,13 @@ impl<'a> Lookup<'a> {
     }
 
     /// The HTTP client and the caches.
-    pub(crate) fn caches(&mut self) -> Result<(Arc<Client>, &Caches), Failure> {
+    pub(crate) fn caches(&mut self) -> Result<(Arc<Client>, &BinaryCaches), Failure> {
         if self.opened.is_none() {
             let (caches, options) = (&self.client.caches, self.client.caches.options(None, false)?);
             let (client, dir) = (caches.client()?, self.destination.store_dir());
             let is_read = |url: &&Url| !caches.offline || url.scheme() == Scheme::File;
             let urls: Vec<Url> = options.caches.iter().filter(is_read).cloned().collect();
-            let opened = Caches::open(&urls, &client, dir, options.keys, options.check_signatures)?;
+            let opened = BinaryCaches::open(&urls, &client, dir, options.keys, options.check_signatures)?;
             self.opened = Some((client, opened));
         }
         match &self.opened {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use narval_cache::{CacheError, Caches};
+use narval_cache::{BinaryCaches, CacheError};
 use narval_install::{Closure, Destination, Error, Profile, Wanted};
 use narval_nix::{HashPart, StoreDir, StorePath};
 use narval_store::StoreConfig;
@@ -158,12 +158,12 @@ pub(crate) fn hash_part(text: &str, store_dir: &StoreDir) -> Result<HashPart, Fa
 }
 
 /// Opens the caches for a file in a store path, `HASH-NAME/share/file`: returns the store path and the file below it.
-pub(crate) fn open(client: &ClientArgs, path: &str) -> Result<(Caches, Wanted, String), Failure> {
+pub(crate) fn open(client: &ClientArgs, path: &str) -> Result<(BinaryCaches, Wanted, String), Failure> {
     client.output.start_log();
     let (caches, destination) = (&client.caches, client.store.destination()?);
     let Named { wanted, below } = Named::parse(path, destination.config())?;
     let (dir, options) = (destination.store_dir(), caches.options(None, false)?);
-    let opened = Caches::open(&options.caches, &caches.client()?, dir, options.keys, options.check_signatures)?;
+    let opened = BinaryCaches::open(&options.caches, &caches.client()?, dir, options.keys, options.check_signatures)?;
     Ok((opened, wanted, below))
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 use narval_install::names::machine_system;
 use narval_install::releases::{Expected, FoundRelease, SeenReleases, find_in};
 use narval_install::{Error, Wanted};
@@ -78,7 +78,7 @@ impl ReleaseLookup<'_> {
         let client = self.caches.client()?;
         let is_checked = !self.caches.no_check_sigs;
         let opened =
-            Caches::open(std::slice::from_ref(cache), &client, self.store_dir, self.caches.keys()?, is_checked)?;
+            BinaryCaches::open(std::slice::from_ref(cache), &client, self.store_dir, self.caches.keys()?, is_checked)?;
         // Whoever needs it from there says so if it is absent.
         if let Ok(there) = opened.find(&Wanted::Path(released.path.clone()))
             && there.info.nar_hash != released.nar_hash

@@ -33,11 +33,8 @@ fn behind(proxy: &Proxy, fixture: &Fixture) -> (tempfile::TempDir, Data, Cache) 
         }
     }
     options.must_exist = true;
-    let place = StorageLocation::Bucket {
-        url: address.parse().unwrap(),
-        folder: local.path().to_owned(),
-        cache_size: None,
-    };
+    let place =
+        StorageLocation::Bucket { url: address.parse().unwrap(), folder: local.path().to_owned(), cache_size: None };
     let data = Data::open(place, options).unwrap();
     let cache = data.cache(&CacheName::default()).unwrap().unwrap();
     (local, data, cache)

@@ -15,11 +15,7 @@ const DESTINATION: &str = "NARVAL_TEST_DESTINATION";
 pub(super) type Server = Option<std::sync::Arc<s3::S3Server>>;
 
 /// A place of the other kind, with its index in SQLite; `None` where there is no object store.
-pub(super) fn other_kind(
-    place: &Place,
-    folder: &std::path::Path,
-    prefix: &str,
-) -> Option<(StorageLocation, Server)> {
+pub(super) fn other_kind(place: &Place, folder: &std::path::Path, prefix: &str) -> Option<(StorageLocation, Server)> {
     if place.is_in_bucket() {
         return Some((folder.into(), None));
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 use narval_client::Scheme;
 use narval_install::{
     Destination, Options, Progress, Wanted, copy_between_stores, copy_from_caches, copy_from_store, install,
@@ -96,7 +96,7 @@ impl clap::FromArgMatches for Named {
 /// Where the paths come from.
 enum Source {
     Store(Box<Destination>),
-    Caches,
+    BinaryCaches,
 }
 
 impl Args {
@@ -116,7 +116,7 @@ impl Args {
             (false, true) => false,
             (false, false) => self.client.caches.from.is_empty() && self.goes_to_a_cache(),
         };
-        Ok(if store { Source::Store(Box::new(self.client.store.destination()?)) } else { Source::Caches })
+        Ok(if store { Source::Store(Box::new(self.client.store.destination()?)) } else { Source::BinaryCaches })
     }
 }
 
@@ -129,14 +129,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let source = args.source()?;
     let store_dir = match &source {
         Source::Store(from) => from.store_dir().clone(),
-        Source::Caches => StoreDir::default(),
+        Source::BinaryCaches => StoreDir::default(),
     };
     let lock_timeout = args.client.store.lock.timeout();
     let lookup = ReleaseLookup { caches: &args.client.caches, system: None, store_dir: &store_dir, lock_timeout };
     let texts = lookup.expanded(&args.paths)?;
     let wanted = match &source {
         Source::Store(from) => parse_wanted(&texts, from.config())?,
-        Source::Caches => parse_wanted(&texts, &store_dir)?,
+        Source::BinaryCaches => parse_wanted(&texts, &store_dir)?,
     };
     let copied = if args.goes_to_a_cache() {
         to_cache(&args, &source, &wanted, &store_dir)?
@@ -166,9 +166,10 @@ fn to_cache(args: &Args, source: &Source, wanted: &[Wanted], store_dir: &StoreDi
             let key = args.sign_key.as_deref().map(read_secret_key).transpose()?;
             Ok(copy_from_store(from, infos, &open()?, !args.no_compression, key)?)
         }
-        Source::Caches => {
+        Source::BinaryCaches => {
             let options = args.client.caches.options(None, false)?;
-            let caches = Caches::open(&options.caches, &client, store_dir, options.keys, options.check_signatures)?;
+            let caches =
+                BinaryCaches::open(&options.caches, &client, store_dir, options.keys, options.check_signatures)?;
             Ok(copy_from_caches(&caches, wanted, &open()?)?)
         }
     }
@@ -182,7 +183,7 @@ fn to_store(args: &Args, source: &Source, wanted: &[Wanted]) -> Result<usize, Fa
             let keys = options.check_signatures.then_some(&options.keys);
             Ok(copy_between_stores(from, closure_of(from, wanted)?, &to, keys)?)
         }
-        Source::Caches => {
+        Source::BinaryCaches => {
             let client = args.client.caches.client()?;
             Ok(install(&to, &options, &client, wanted, &Progress::default())?.planned.len())
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_cache::Caches;
+use narval_cache::BinaryCaches;
 use narval_client::{Client, ClientOptions, Url};
 use narval_install::{Wanted, check};
 use narval_nix::{ClosureWalk, NarInfo, StoreDir, StorePath, TrustedKeys};
@@ -29,7 +29,7 @@ pub(super) fn closure(
 ) -> Result<Vec<Fetched>, Failure> {
     let url = Url::parse(&format!("http://{address}")).map_err(Failure::runtime)?;
     let client = Arc::new(Client::new(ClientOptions::default()));
-    let caches = Caches::open(&[url], &client, &StoreDir::default(), keys, true)?;
+    let caches = BinaryCaches::open(&[url], &client, &StoreDir::default(), keys, true)?;
     let (mut walk, mut fetched) = (ClosureWalk::new([root.clone()]), Vec::new());
     while let Some(path) = walk.next() {
         interrupt.check().map_err(Failure::runtime)?;
