@@ -50,5 +50,5 @@ pub use error::CacheError;
 pub use file::{CacheFile, open_small_once, read_from, read_small, read_small_once};
 pub use folder::{CacheFolder, CacheFolderError, IncomingFile, WrittenFile};
 pub use folder_sink::FolderSink;
-pub use lookup::{BinaryCaches, Found, HEDGE_AFTER};
+pub use lookup::{BinaryCaches, HEDGE_AFTER, TrustedNarInfo};
 pub use wanted::{Wanted, WantedError};

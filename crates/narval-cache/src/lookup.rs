@@ -14,7 +14,7 @@ pub const HEDGE_AFTER: Duration = Duration::from_millis(100);
 
 /// A narinfo that has passed the trust rule, and the cache it came from.
 #[derive(Clone)]
-pub struct Found {
+pub struct TrustedNarInfo {
     /// The narinfo.
     pub info: NarInfo,
     /// The cache.
@@ -143,12 +143,12 @@ impl BinaryCaches {
     }
 
     /// The narinfo of a path, from the cache with the best priority that has it with a trusted signature.
-    pub fn find(&self, wanted: &Wanted) -> Result<Found, CacheError> {
+    pub fn find(&self, wanted: &Wanted) -> Result<TrustedNarInfo, CacheError> {
         self.find_except(wanted, &[])
     }
 
     /// Like [`find`](Self::find), but does not query the caches that have failed for this path.
-    pub fn find_except(&self, wanted: &Wanted, except: &[Arc<BinaryCache>]) -> Result<Found, CacheError> {
+    pub fn find_except(&self, wanted: &Wanted, except: &[Arc<BinaryCache>]) -> Result<TrustedNarInfo, CacheError> {
         let left = |cache: &&Arc<BinaryCache>| !except.iter().any(|other| Arc::ptr_eq(other, cache));
         let all: Vec<_> = self.list.iter().filter(left).cloned().collect();
         let closed: Vec<_> = all.iter().filter(|cache| all.len() == 1 || !cache.breaker.is_open()).cloned().collect();
@@ -198,7 +198,7 @@ impl BinaryCaches {
         &self,
         caches: &[Arc<BinaryCache>],
         wanted: &Wanted,
-    ) -> (Option<Found>, Vec<(Arc<BinaryCache>, CacheError)>) {
+    ) -> (Option<TrustedNarInfo>, Vec<(Arc<BinaryCache>, CacheError)>) {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
         let (mut asked, mut answered, mut failed) = (0, 0, Vec::new());
@@ -237,14 +237,14 @@ impl BinaryCaches {
 
     /// Requests the closure of many paths from the cache with the best priority in one request, if it supports that.
     /// The result may be incomplete; each narinfo is verified like a single one. Failures are ignored.
-    pub fn find_many(&self, hash_parts: &[HashPart]) -> Vec<Found> {
+    pub fn find_many(&self, hash_parts: &[HashPart]) -> Vec<TrustedNarInfo> {
         let Some(cache) = self.list.first().filter(|cache| cache.answers_batches()) else { return Vec::new() };
         match cache.batch(hash_parts) {
             Ok(infos) => {
                 let trusted = infos.into_iter().filter_map(|mut info| {
                     // A single request for it will fail with the reason.
                     self.trust.check(cache, &mut info).ok()?;
-                    Some(Found { info, cache: Arc::clone(cache) })
+                    Some(TrustedNarInfo { info, cache: Arc::clone(cache) })
                 });
                 trusted.collect()
             }
@@ -288,8 +288,8 @@ fn ask(
     trust: &Trust,
     wanted: &Wanted,
     patience: Patience,
-) -> Result<Option<Found>, CacheError> {
+) -> Result<Option<TrustedNarInfo>, CacheError> {
     let Some(mut info) = cache.narinfo(wanted, patience)? else { return Ok(None) };
     trust.check(cache, &mut info)?;
-    Ok(Some(Found { info, cache: Arc::clone(cache) }))
+    Ok(Some(TrustedNarInfo { info, cache: Arc::clone(cache) }))
 }

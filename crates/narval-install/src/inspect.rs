@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use narval_cache::{BinaryCaches, CacheError, Found, read_from, read_small};
+use narval_cache::{BinaryCaches, CacheError, TrustedNarInfo, read_from, read_small};
 use narval_nix::Compression;
 use narval_nix::listing::{Listing, ListingBuilder, Node};
 use narval_nix::nar::Event;
@@ -81,14 +81,14 @@ pub fn cat(caches: &BinaryCaches, wanted: &Wanted, below: &str, out: &mut dyn Wr
 ///
 /// # Errors
 /// It cannot be fetched, or is not what its narinfo says.
-pub fn check(caches: &BinaryCaches, found: &Found) -> Result<(), Error> {
+pub fn check(caches: &BinaryCaches, found: &TrustedNarInfo) -> Result<(), Error> {
     read_nar(caches, found, &mut |_, _| Ok(()))
 }
 
 /// Reads a NAR of a cache to its end, with the same checks as an install.
 fn read_nar(
     caches: &BinaryCaches,
-    found: &Found,
+    found: &TrustedNarInfo,
     take: &mut dyn FnMut(Event<'_>, u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (cores, unwatched) = (Cores::new(1), Progress::default());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use narval_cache::{BinaryCaches, Found};
+use narval_cache::{BinaryCaches, TrustedNarInfo};
 use narval_client::{Client, Url};
 use narval_nix::{NarHash, StorePath, TrustedKeys};
 use narval_store::Daemon;
@@ -41,7 +41,7 @@ pub struct Options {
 
 impl Options {
     /// Compares what a trusted key has signed with what is expected.
-    fn check_hash(&self, found: &Found) -> Result<(), Error> {
+    fn check_hash(&self, found: &TrustedNarInfo) -> Result<(), Error> {
         match self.nar_hashes.get(&found.info.path) {
             Some(expected) if *expected != found.info.nar_hash => Err(Error::WrongPath(format!(
                 "{} of {} has the NAR hash {}, and the lock has {expected}",
@@ -148,7 +148,7 @@ fn into_store(
     let is_there = |path: &StorePath| is_valid_and_kept(destination, path);
     let walked = std::thread::scope(|scope| {
         let transfer = &transfer;
-        let on_found = |found: Found| {
+        let on_found = |found: TrustedNarInfo| {
             if progress.is_interrupted() {
                 return Err(Error::Interrupted);
             }
@@ -227,7 +227,10 @@ pub fn plan(
         let is_there = |path: &StorePath| destination.is_valid(path);
         let found = closure(&caches, &missing, &is_there)?;
         let deltas = deltas_of(destination, options);
-        let plan = |one: &Found| InstallItem { delta_base: deltas.base_for(one).map(|base| base.path), ..plan_of(one) };
+        let plan = |one: &TrustedNarInfo| InstallItem {
+            delta_base: deltas.base_for(one).map(|base| base.path),
+            ..plan_of(one)
+        };
         report.planned = found.iter().map(plan).collect();
         report.roots.extend(roots_of(&missing, &report.planned));
     }
@@ -264,7 +267,7 @@ fn open_caches(destination: &Destination, options: &Options, client: &Arc<Client
     Ok(BinaryCaches::open(&options.caches, client, destination.store_dir(), keys, options.check_signatures)?)
 }
 
-fn plan_of(found: &Found) -> InstallItem {
+fn plan_of(found: &TrustedNarInfo) -> InstallItem {
     let cache = found.cache.url().to_string();
     InstallItem {
         path: found.info.path.clone(),

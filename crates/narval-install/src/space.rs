@@ -1,6 +1,6 @@
 //! Whether an install fits on the disk.
 
-use narval_cache::Found;
+use narval_cache::TrustedNarInfo;
 use parking_lot::Mutex;
 
 use crate::{Destination, Error};
@@ -41,7 +41,7 @@ impl<'a> Space<'a> {
     }
 
     /// Adds a path that is not valid. Returns whether everything so far fits.
-    pub(crate) fn add(&self, found: &Found) -> bool {
+    pub(crate) fn add(&self, found: &TrustedNarInfo) -> bool {
         let (path, size) = (&found.info.path, found.info.nar_size);
         // An earlier run has completed it: its files take their space already.
         let is_part = self.destination.config().real_store_dir.join(path.base_name()).symlink_metadata().is_ok();

@@ -109,7 +109,7 @@ pub use retention::{
     UNFINISHED_GRACE, Why,
 };
 pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
-pub use small::{Put, SmallKind};
+pub use small::{PutOutcome, SmallKind};
 pub use stats::{CacheStats, CollectionStats, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use storage::{NarBytes, Redirect};
 pub use tokens::{

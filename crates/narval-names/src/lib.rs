@@ -50,7 +50,7 @@ pub use index::{Counts, Exact, Index};
 pub use join::{Decision, Evidence, SystemWalk, Systems, join};
 pub use package::{Package, Problem};
 pub use packages::read_packages;
-pub use search::{Found, Rank};
+pub use search::{Rank, SearchHit};
 pub use selector::{Selector, SelectorError};
 pub use store_paths::read_store_paths;
 

@@ -20,7 +20,7 @@ pub enum Rank {
 
 /// A package that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct SearchHit {
     /// How good it fits.
     pub rank: Rank,
     /// The package.
@@ -33,7 +33,7 @@ impl Index {
     ///
     /// # Errors
     /// If the index cannot be read.
-    pub fn search(&self, words: &[String], limit: usize) -> Result<(Vec<Found>, bool), NamesError> {
+    pub fn search(&self, words: &[String], limit: usize) -> Result<(Vec<SearchHit>, bool), NamesError> {
         let words: Vec<String> = words.iter().map(|word| word.to_lowercase()).filter(|word| !word.is_empty()).collect();
         let phrase = words.join("-");
         let mut ranked: Vec<(Rank, usize, usize, String)> = Vec::new();
@@ -70,7 +70,7 @@ impl Index {
         ranked.truncate(limit);
         let mut found = Vec::with_capacity(ranked.len());
         for (rank, _, _, attribute) in ranked {
-            found.extend(self.package(&attribute)?.map(|package| Found { rank, package }));
+            found.extend(self.package(&attribute)?.map(|package| SearchHit { rank, package }));
         }
         Ok((found, more))
     }

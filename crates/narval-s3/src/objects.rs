@@ -15,7 +15,7 @@ use narval_nix::Sha256;
 
 use super::checksums::{Sent, with_checksum};
 use super::list::{Listing, Object, page_of, time};
-use super::put::Put;
+use super::put::ObjectPut;
 use super::put_error::PutError;
 use super::xml::{element, elements};
 use super::{BucketAddress, BucketError};
@@ -352,8 +352,8 @@ impl Objects {
     }
 
     /// The requests that store an object in parts.
-    pub fn storing<'a>(&'a self, url: &'a Url) -> Put<'a> {
-        Put { client: &self.client, url, content_type: "application/x-nix-nar", on_sent: &|_| {} }
+    pub fn storing<'a>(&'a self, url: &'a Url) -> ObjectPut<'a> {
+        ObjectPut { client: &self.client, url, content_type: "application/x-nix-nar", on_sent: &|_| {} }
     }
 
     fn has_failed(&self) -> HttpError {

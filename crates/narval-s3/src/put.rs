@@ -35,7 +35,7 @@ pub fn put_object(
     (payload, hash): (Payload<'_>, Sha256),
     on_sent: &(dyn Fn(u64) + Sync),
 ) -> Result<(), PutError> {
-    let put = Put { client, url, content_type, on_sent };
+    let put = ObjectPut { client, url, content_type, on_sent };
     match payload {
         Payload::File(file, len) if len > SINGLE_PUT_LEN_MAX => put.in_parts(file, len),
         _ => put.whole(payload, hash),
@@ -43,7 +43,7 @@ pub fn put_object(
 }
 
 /// The requests that store one object.
-pub struct Put<'a> {
+pub struct ObjectPut<'a> {
     pub client: &'a Client,
     pub url: &'a Url,
     pub content_type: &'a str,
@@ -57,7 +57,7 @@ pub struct Part {
     sha256: Option<String>,
 }
 
-impl Put<'_> {
+impl ObjectPut<'_> {
     /// Stores it in one request.
     pub fn whole(&self, payload: Payload<'_>, hash: Sha256) -> Result<(), PutError> {
         let sent = with_checksum((self.url, Sent::Whole), payload, hash, |checksum| {

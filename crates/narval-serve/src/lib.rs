@@ -1,7 +1,7 @@
 //! A Nix store as a binary cache: the service behind `narval serve` and `nix-serve`.
 //!
 //! A [`Service`] is a [`Handler`](narval_http::Handler) that answers for one cache, from up to three [`Sources`]: a live store, a cache that
-//! accepts uploads, and the upstreams of that cache. [`Caches`] are several of them in one server, chosen by host and path. What has to
+//! accepts uploads, and the upstreams of that cache. [`CacheRouter`] has several of them in one server, chosen by host and path. What has to
 //! survive a change of the configuration, such as counters and verified tokens, is in the [`ServerState`]. [`warm`] compresses
 //! NARs in advance.
 //!
@@ -25,7 +25,7 @@
 
 mod api;
 mod auth;
-mod caches;
+mod cache_router;
 mod config;
 mod error;
 mod families;
@@ -48,7 +48,7 @@ mod writable;
 
 pub use api::{ApiRequest, ask_api, openapi};
 pub use auth::oidc::{OidcExchange, OidcGrant};
-pub use caches::{Caches, is_reserved_name};
+pub use cache_router::{CacheRouter, is_reserved_name};
 pub use config::{Config, Dialect, NARINFO_MEMO_BYTES_DEFAULT};
 pub use nar::delta_mode::DeltaMode;
 pub use nar::zstd::NarCacheConfig;

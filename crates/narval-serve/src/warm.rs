@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::Service;
 use crate::error::ServeError;
 use crate::nar::deltas::{Delta, DeltaEnd};
-use crate::nar::zstd::{Found, Outcome};
+use crate::nar::zstd::{CompressedNar, Outcome};
 
 /// How long making one delta may take: any time that a delta of the largest NARs could take.
 const DELTA_WITHIN: Duration = Duration::from_secs(24 * 3600);
@@ -66,8 +66,8 @@ fn warm_one(service: &Service, path: &StorePath) -> Warmed {
         Err(error) => return Warmed::Failed(error.to_string()),
     };
     match cache.get(&path_nar, &nars.planner.ahead, || {}) {
-        Ok(Found::File(..)) => Warmed::Present,
-        Ok(Found::InFlight(flight)) => match flight.finish_and_store() {
+        Ok(CompressedNar::File(..)) => Warmed::Present,
+        Ok(CompressedNar::InFlight(flight)) => match flight.finish_and_store() {
             Outcome::Finished => Warmed::Made,
             outcome => {
                 let reason = outcome.trouble_with_nar();

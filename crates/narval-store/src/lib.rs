@@ -63,7 +63,7 @@ pub use nar::{
     WHOLE_FILE_MIN, open_beneath, open_in_folder,
 };
 pub use realisation::Realisation;
-pub use settings::{CacheSettings, GarbageSettings, system_nix_folder, user_nix_conf};
+pub use settings::{GarbageSettings, SubstituterSettings, system_nix_folder, user_nix_conf};
 pub use store::Store;
 pub use transfer::{InOrderError, NarInput, NarOptions, Sink, Source, TransferError, VerifiedNar, Visible};
 pub use unpack::{PATH_LEN_MAX, Unpack, UnpackError, Unpacked};

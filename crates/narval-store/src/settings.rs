@@ -59,7 +59,7 @@ fn boolean(value: &str) -> Option<bool> {
 
 /// Nix's settings for binary caches: which are queried, which keys are trusted, and the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CacheSettings {
+pub struct SubstituterSettings {
     /// The caches to query; `None` if no file sets them: cache.nixos.org.
     pub substituters: Option<Vec<String>>,
     /// Additional caches (`extra-substituters`).
@@ -78,7 +78,7 @@ pub struct CacheSettings {
     pub trusted_users: Option<Vec<String>>,
 }
 
-impl CacheSettings {
+impl SubstituterSettings {
     /// The settings of this process's environment: the system's file, the user's files, `NIX_CONFIG`. Files that cannot
     /// be read are ignored.
     pub fn of_process() -> Self {
@@ -276,12 +276,12 @@ mod tests {
             "substituters = https://e\nextra-trusted-public-keys = e:E=\nnetrc-file = /other\nssl-cert-file = /etc/my certificates.pem\n",
         );
         let list = format!("{0}/first:{0}/second", dir.path().display());
-        let settings = CacheSettings::of(&Assignments::of(&|name| match name {
+        let settings = SubstituterSettings::of(&Assignments::of(&|name| match name {
             "NIX_CONF_DIR" => Some(dir.path().into()),
             "NIX_USER_CONF_FILES" => Some(list.clone().into()),
             _ => None,
         }));
-        let expected = CacheSettings {
+        let expected = SubstituterSettings {
             substituters: Some(vec!["https://e".into()]),
             extra_substituters: vec!["https://c".into(), "https://d".into()],
             trusted_substituters: vec![],

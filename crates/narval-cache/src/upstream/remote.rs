@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::neighbours::nearby::Nearby;
 use super::options::{NamePattern, UpstreamOptions};
 use super::said::Said;
-use super::standing::counts::{Asked, Counts};
+use super::standing::counts::{Counts, RequestOutcome};
 use super::standing::failures::Failures;
 use super::standing::health::{Health, Standing};
 use super::standing::listed::Listed;
@@ -189,7 +189,7 @@ impl Remote {
         let answered = |asked| self.answered(asked, time);
         match answer {
             Ok(Some(info)) if self.skips(info.path.name()) => {
-                answered(Asked::Found);
+                answered(RequestOutcome::Found);
                 tracing::warn!(
                     "upstream {}: has {}, whose name it is not asked for; it is not used",
                     self.url(),
@@ -198,14 +198,14 @@ impl Remote {
                 Said::Absent
             }
             Ok(Some(info)) => {
-                answered(Asked::Found);
+                answered(RequestOutcome::Found);
                 if info.nar_size >= DELTA_NAR_BYTES_MIN && self.sends_deltas().is_none() {
                     self.asks_for_deltas();
                 }
                 Said::Has(info)
             }
             Ok(None) => {
-                answered(Asked::Absent);
+                answered(RequestOutcome::Absent);
                 Said::Absent
             }
             Err(error) => {
@@ -219,19 +219,19 @@ impl Remote {
                 match &error {
                     // It leads elsewhere, which does not become better by asking again.
                     CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. } => {
-                        answered(Asked::Failed);
+                        answered(RequestOutcome::Failed);
                         return Said::Absent;
                     }
                     // Credentials may have expired. That is an answer, and no absence.
-                    CacheError::Fetch { source, .. } if source.is_answer() => answered(Asked::Failed),
+                    CacheError::Fetch { source, .. } if source.is_answer() => answered(RequestOutcome::Failed),
                     CacheError::Fetch { source, .. } => {
                         self.probe_if(self.not_answered(began, time, source.retry_after()));
                     }
                     // Nor does a page of a proxy, or another invalid answer, say that it does not have the path.
-                    CacheError::NarInfo { .. } => answered(Asked::Failed),
+                    CacheError::NarInfo { .. } => answered(RequestOutcome::Failed),
                     // What it has is not accepted.
                     _ => {
-                        answered(Asked::Failed);
+                        answered(RequestOutcome::Failed);
                         return Said::Absent;
                     }
                 }
@@ -241,15 +241,15 @@ impl Remote {
     }
 
     /// Records that it has answered what was asked for a narinfo.
-    pub(super) fn answered(&self, asked: Asked, time: Duration) {
+    pub(super) fn answered(&self, asked: RequestOutcome, time: Duration) {
         self.counts.add(asked, time);
         self.owes(false);
-        self.health.answered(asked == Asked::Found, time, time <= self.in_time);
+        self.health.answered(asked == RequestOutcome::Found, time, time <= self.in_time);
     }
 
     /// Records that what was asked then failed after some time. Returns whether somebody must probe it from now on.
     pub(super) fn not_answered(&self, began: Instant, time: Duration, retry_after: Option<Duration>) -> bool {
-        self.counts.add(Asked::Failed, time);
+        self.counts.add(RequestOutcome::Failed, time);
         if time <= self.in_time || retry_after.is_some() {
             return self.health.failed(retry_after);
         }

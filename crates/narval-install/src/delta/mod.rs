@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use narval_cache::Found;
+use narval_cache::TrustedNarInfo;
 use narval_codec::delta::{DELTA_NAR_BYTES_MIN, DeltaMemory, Reserved, delta_fits, delta_memory};
 use narval_nix::{Compression, NarHash, PathInfo, Sha256Hasher, StorePath};
 use narval_store::{NarReader, Store};
 
 pub use bases::DeltaBases;
-pub(crate) use pace::{Asked, Download, Pace};
+pub(crate) use pace::{Download, Pace, PendingDelta};
 
 /// The number of bytes of a base that are read and hashed at a time.
 const PIECE_LEN: usize = 256 * 1024;
@@ -69,7 +69,7 @@ impl<'a> Deltas<'a> {
     }
 
     /// Starts to read the best base for a path, if a delta may be worth it.
-    pub(crate) fn begin(&self, found: &Found) -> Option<Base<'_>> {
+    pub(crate) fn begin(&self, found: &TrustedNarInfo) -> Option<Base<'_>> {
         let info = self.base_for(found)?;
         let (path, size, hash) = (self.store.real_path(&info.path), info.nar_size, info.nar_hash);
         let reading = self.memory.try_reserve(delta_memory(size)).and_then(|reserved| {
@@ -80,23 +80,23 @@ impl<'a> Deltas<'a> {
     }
 
     /// Counts the download of a whole NAR.
-    pub(crate) fn download(&self, found: &Found) -> Download<'_> {
+    pub(crate) fn download(&self, found: &TrustedNarInfo) -> Download<'_> {
         self.pace.download(whole_len(found))
     }
 
     /// Counts a delta that is asked for, until the answer has begun.
-    pub(crate) fn asked(&self, found: &Found) -> Asked<'_> {
+    pub(crate) fn asked(&self, found: &TrustedNarInfo) -> PendingDelta<'_> {
         self.pace.asked(whole_len(found) / DELTA_FRACTION)
     }
 
     /// Counts the download of a delta of this many bytes.
-    pub(crate) fn download_delta(&self, found: &Found, len: Option<u64>) -> Download<'_> {
+    pub(crate) fn download_delta(&self, found: &TrustedNarInfo, len: Option<u64>) -> Download<'_> {
         self.pace.download_delta(len.unwrap_or(whole_len(found) / DELTA_FRACTION))
     }
 
     /// How long the server may take for a delta that it has yet to make: as long as the whole NAR would take. In full seconds, and
     /// shorter than what the connection may stall.
-    pub(crate) fn patience(&self, found: &Found) -> Duration {
+    pub(crate) fn patience(&self, found: &TrustedNarInfo) -> Duration {
         let longest = WAIT_MAX.min(found.cache.client().stall_timeout() * 5 / 6).as_secs();
         let seconds = match self.when {
             DeltaUse::Always => longest,
@@ -106,7 +106,7 @@ impl<'a> Deltas<'a> {
     }
 
     /// Whether a path is asked for as a delta if there is a base for it.
-    pub(crate) fn may_ask(&self, found: &Found) -> bool {
+    pub(crate) fn may_ask(&self, found: &TrustedNarInfo) -> bool {
         let (info, cache) = (&found.info, &found.cache);
         let is_wanted = match self.when {
             DeltaUse::Never => false,
@@ -122,7 +122,7 @@ impl<'a> Deltas<'a> {
     }
 
     /// The best base for a path, if a delta may be worth it.
-    pub(crate) fn base_for(&self, found: &Found) -> Option<PathInfo> {
+    pub(crate) fn base_for(&self, found: &TrustedNarInfo) -> Option<PathInfo> {
         let info = &found.info;
         if !self.may_ask(found) {
             return None;
@@ -174,7 +174,7 @@ impl<'a> Base<'a> {
 }
 
 /// The bytes that a whole NAR takes over a slow line, about.
-fn whole_len(found: &Found) -> u64 {
+fn whole_len(found: &TrustedNarInfo) -> u64 {
     match (&found.info.compression, found.info.file_size) {
         (Compression::None, _) | (_, None) => found.info.nar_size / COMPRESSED_FRACTION,
         (_, Some(file_size)) => file_size,

@@ -51,7 +51,7 @@ pub(crate) struct Download<'a> {
 
 /// A delta that was asked for, until the answer has begun.
 #[derive(Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct PendingDelta<'a> {
     pace: &'a Pace,
     expected: u64,
 }
@@ -78,10 +78,10 @@ impl Pace {
     }
 
     /// Counts a delta that is asked for, of which about this many bytes are expected.
-    pub(crate) fn asked(&self, expected: u64) -> Asked<'_> {
+    pub(crate) fn asked(&self, expected: u64) -> PendingDelta<'_> {
         let mut line = self.line();
         line.expected = line.expected.saturating_add(expected);
-        Asked { pace: self, expected }
+        PendingDelta { pace: self, expected }
     }
 
     /// Counts the download of a whole NAR, of which about this many bytes are expected.
@@ -120,7 +120,7 @@ impl Line {
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingDelta<'_> {
     fn drop(&mut self) {
         let mut line = self.pace.line();
         line.expected = line.expected.saturating_sub(self.expected);

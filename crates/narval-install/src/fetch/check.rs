@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use narval_cache::{CacheError, Found};
+use narval_cache::{CacheError, TrustedNarInfo};
 use narval_nix::{Algorithm, Compression, NarInfo, Sha256};
 use narval_store::Hashed;
 
@@ -10,7 +10,7 @@ use super::input::Input;
 use crate::Error;
 
 /// Checks that nothing follows the compressed data.
-pub(crate) fn check_end(found: &Found, input: &mut Input<'_>) -> Result<(), Error> {
+pub(crate) fn check_end(found: &TrustedNarInfo, input: &mut Input<'_>) -> Result<(), Error> {
     let more = input.has_more();
     if let Some(failure) = input.take_failure() {
         return Err(failure.about(found));
@@ -23,7 +23,7 @@ pub(crate) fn check_end(found: &Found, input: &mut Input<'_>) -> Result<(), Erro
 
 /// Compares a file with its narinfo. A file with another size or hash than in the narinfo only causes a
 /// warning: no signature covers them, Nix checks neither (`nar-info.cc`), and the NAR's own hash decides.
-pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256) {
+pub(crate) fn check_file(found: &TrustedNarInfo, input: &mut Input<'_>, nar_hash: Sha256) {
     let info = &found.info;
     if let Some(size) = info.file_size.filter(|size| *size != input.received_len()) {
         warn_about_file(found, "FileSize", &input.received_len(), &size);
@@ -36,7 +36,7 @@ pub(crate) fn check_file(found: &Found, input: &mut Input<'_>, nar_hash: Sha256)
     }
 }
 
-fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &dyn Display) {
+fn warn_about_file(found: &TrustedNarInfo, what: &str, actual: &dyn Display, expected: &dyn Display) {
     let (cache, path) = (found.cache.url(), &found.info.path);
     tracing::warn!(
         "{cache}: the {what} of {path} is {actual}, but its narinfo has {expected}; the NAR is verified by its NarHash"
@@ -45,7 +45,7 @@ fn warn_about_file(found: &Found, what: &str, actual: &dyn Display, expected: &d
 
 /// Checks the NAR's hash, and for a content-addressed path that of the contents. This is independent of signatures:
 /// none covers `CA`, and the store would pass it on.
-pub(crate) fn check_hashes(found: &Found, hashed: &Hashed) -> Result<(), Error> {
+pub(crate) fn check_hashes(found: &TrustedNarInfo, hashed: &Hashed) -> Result<(), Error> {
     let info = &found.info;
     if hashed.nar != info.nar_hash {
         return Err(mismatch(found, "NarHash", hashed.nar, info.nar_hash));
@@ -63,7 +63,12 @@ pub(crate) fn hashes_file(info: &NarInfo) -> bool {
     sha256 && info.compression != Compression::None
 }
 
-pub(crate) fn mismatch(found: &Found, what: &'static str, actual: impl ToString, expected: impl ToString) -> Error {
+pub(crate) fn mismatch(
+    found: &TrustedNarInfo,
+    what: &'static str,
+    actual: impl ToString,
+    expected: impl ToString,
+) -> Error {
     CacheError::Mismatch {
         cache: found.cache.url().to_string(),
         path: found.info.path.clone(),
@@ -74,6 +79,6 @@ pub(crate) fn mismatch(found: &Found, what: &'static str, actual: impl ToString,
     .into()
 }
 
-pub(crate) fn damaged(found: &Found, reason: String) -> Error {
+pub(crate) fn damaged(found: &TrustedNarInfo, reason: String) -> Error {
     CacheError::Damaged { cache: found.cache.url().to_string(), path: found.info.path.clone(), reason }.into()
 }

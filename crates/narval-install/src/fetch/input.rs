@@ -8,7 +8,7 @@ use narval_nix::hash::Sha256Hasher;
 
 use crate::delta::Download;
 use crate::{Error, Progress, TIMELINE};
-use narval_cache::{CacheFile, Found};
+use narval_cache::{CacheFile, TrustedNarInfo};
 use narval_client::HttpError;
 use narval_codec::decode::INPUT_LEN;
 use narval_transfer::Core;
@@ -27,7 +27,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) fn about(self, found: &Found) -> Error {
+    pub(crate) fn about(self, found: &TrustedNarInfo) -> Error {
         match self {
             Self::Http(error) => found.cache.fetch_error(found.info.path.base_name(), error).into(),
             Self::Copy(source) => Error::Copy { path: found.info.path.clone(), source },

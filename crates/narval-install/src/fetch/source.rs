@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narval_cache::{BinaryCache, BinaryCaches, CacheError, CacheFile, Found, Wanted};
+use narval_cache::{BinaryCache, BinaryCaches, CacheError, CacheFile, TrustedNarInfo, Wanted};
 use narval_client::{HttpError, OwnCodings};
 use narval_codec::decode::{DecodeError, Decoder, DeltaDecoder};
 use narval_codec::delta::{Reserved, delta_codings};
@@ -35,7 +35,7 @@ pub(crate) struct FromCaches<'a> {
 
 /// A path of a cache.
 pub(crate) struct CacheEntry {
-    found: Found,
+    found: TrustedNarInfo,
     info: PathInfo,
     /// The caches that failed for it.
     failed: Vec<Arc<BinaryCache>>,
@@ -44,15 +44,15 @@ pub(crate) struct CacheEntry {
     /// Whether a delta of it has failed.
     whole: bool,
     /// From a cache that may return, which is asked again if no other has the path.
-    away: Option<Found>,
+    away: Option<TrustedNarInfo>,
     /// How often such a cache was asked again: it is waited for.
     again: u32,
     /// Whether the memory of its decoder counts as that of deltas: many are asked for at once, and wait for the server.
     limits_decoder_memory: AtomicBool,
 }
 
-impl From<Found> for CacheEntry {
-    fn from(found: Found) -> Self {
+impl From<TrustedNarInfo> for CacheEntry {
+    fn from(found: TrustedNarInfo) -> Self {
         let (failed, whole, away, again) = (Vec::new(), false, None, 0);
         let (was_delta, limits_decoder_memory) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { info: found.info.path_info(now()), found, failed, was_delta, whole, away, again, limits_decoder_memory }
@@ -61,7 +61,7 @@ impl From<Found> for CacheEntry {
 
 impl CacheEntry {
     /// The same path for another attempt, whose memory counts in the same way.
-    fn again(&self, found: Found) -> Self {
+    fn again(&self, found: TrustedNarInfo) -> Self {
         let limits_decoder_memory = AtomicBool::new(self.limits_decoder_memory.load(Ordering::Relaxed));
         Self { limits_decoder_memory, ..found.into() }
     }
@@ -153,7 +153,7 @@ impl Source for FromCaches<'_> {
 
 impl<'a> FromCaches<'a> {
     /// The codings that are accepted for a whole file: over a slow line, a file that is not compressed takes several times the bytes of its zstd.
-    fn codings(&self, found: &Found) -> OwnCodings {
+    fn codings(&self, found: &TrustedNarInfo) -> OwnCodings {
         let is_slow = |deltas: &Deltas<'_>| deltas.pace.is_slow(found.cache.opened_in());
         if found.info.compression != Compression::None || !self.deltas.is_some_and(is_slow) {
             return OwnCodings::default();
@@ -222,13 +222,13 @@ impl<'a> FromCaches<'a> {
         deltas.decoder_memory(decoder_memory(entry.info.nar_size))
     }
 
-    fn nar_of(&'a self, found: &'a Found, reading: Reading<'a>, memory: Option<Reserved<'a>>) -> CacheNar<'a> {
+    fn nar_of(&'a self, found: &'a TrustedNarInfo, reading: Reading<'a>, memory: Option<Reserved<'a>>) -> CacheNar<'a> {
         CacheNar { found, reading, len: 0, progress: self.progress, _memory: memory }
     }
 }
 
 fn decoder<'a>(
-    found: &Found,
+    found: &TrustedNarInfo,
     compression: &Compression,
     input: Input<'a>,
     threads: usize,
@@ -236,7 +236,7 @@ fn decoder<'a>(
     Decoder::new(compression, input, threads).map_err(|error| cannot_decode(found, error))
 }
 
-fn cannot_decode(found: &Found, source: DecodeError) -> Error {
+fn cannot_decode(found: &TrustedNarInfo, source: DecodeError) -> Error {
     let (cache, path) = (found.cache.url().to_string(), found.info.path.clone());
     CacheError::Decoder { cache, path, source }.into()
 }
@@ -252,7 +252,7 @@ const fn may_return(error: &Error) -> bool {
 
 /// A NAR being read from a cache.
 struct CacheNar<'a> {
-    found: &'a Found,
+    found: &'a TrustedNarInfo,
     reading: Reading<'a>,
     len: u64,
     progress: &'a Progress,

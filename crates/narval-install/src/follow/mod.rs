@@ -28,7 +28,7 @@ use narval_store::lock_file;
 use self::command::{Ended, Run};
 use self::links::Links;
 pub use self::state::{Failed, Running};
-use self::state::{Interrupted, State};
+use self::state::{FollowState, Interrupted};
 pub use self::window::Window;
 use crate::releases::FoundRelease;
 use crate::{Destination, Error, Options, Wanted, install, now, plan};
@@ -116,7 +116,7 @@ pub struct Follower<'a> {
     options: FollowOptions,
     destination: &'a Destination,
     links: Links,
-    state: State,
+    state: FollowState,
     state_file: PathBuf,
     /// Whether the state could not be written: the disk may be full.
     is_unsaved: bool,
@@ -170,7 +170,7 @@ impl<'a> Follower<'a> {
         let release = options.selector.to_string();
         if state.release != release {
             // What runs, and what was under way, is as it is.
-            state = State { release, good: state.good, trying: state.trying, ..State::default() };
+            state = FollowState { release, good: state.good, trying: state.trying, ..FollowState::default() };
         }
         let (stop, is_switching) = (stop.clone(), Arc::default());
         let on_trying = None;

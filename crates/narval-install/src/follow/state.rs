@@ -42,7 +42,7 @@ pub(super) struct Interrupted {
 
 /// All of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct State {
+pub(super) struct FollowState {
     /// The release that is followed. Decisions about another one do not count.
     pub(super) release: String,
     /// What runs, and is gone back to.
@@ -61,12 +61,12 @@ pub(super) struct State {
 }
 
 /// Reads the file; without one, nothing is known yet.
-pub(super) fn read(path: &Path) -> Result<State, Error> {
+pub(super) fn read(path: &Path) -> Result<FollowState, Error> {
     let advice = "; if the profile is as it should be, remove the file: what runs is then taken as good";
     remembered::read(path, LEN_MAX, advice)
 }
 
 /// Replaces the file. It survives a power failure from then on.
-pub(super) fn write(path: &Path, state: &State) -> Result<(), Error> {
+pub(super) fn write(path: &Path, state: &FollowState) -> Result<(), Error> {
     remembered::write(path, state, 0o644)
 }

@@ -48,7 +48,7 @@ pub enum Query<'a> {
 
 /// What caches have found.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct SearchResults {
     /// The paths, each once: by package, the newest versions first, then those used last.
     pub candidates: Vec<Candidate>,
     /// Whether there are more.
@@ -61,8 +61,8 @@ pub struct Found {
 ///
 /// # Errors
 /// If a cache cannot be asked, and no other has found anything.
-pub fn search(caches: &[Url], client: &Client, query: Query<'_>) -> Result<Found, Error> {
-    let (mut found, mut first) = (Found::default(), None);
+pub fn search(caches: &[Url], client: &Client, query: Query<'_>) -> Result<SearchResults, Error> {
+    let (mut found, mut first) = (SearchResults::default(), None);
     for cache in caches {
         match search_in(cache, client, query, &mut found) {
             Ok(true) => {}
@@ -85,7 +85,7 @@ pub fn search(caches: &[Url], client: &Client, query: Query<'_>) -> Result<Found
 }
 
 /// Whether the cache can be searched.
-fn search_in(cache: &Url, client: &Client, query: Query<'_>, found: &mut Found) -> Result<bool, Error> {
+fn search_in(cache: &Url, client: &Client, query: Query<'_>, found: &mut SearchResults) -> Result<bool, Error> {
     if !matches!(cache.scheme(), Scheme::Http | Scheme::Https) {
         return Ok(false);
     }
@@ -175,7 +175,7 @@ pub fn query_for(name: &str) -> Query<'_> {
 ///
 /// # Errors
 /// See [`search`].
-pub fn find(caches: &[Url], client: &Arc<Client>, name: &str) -> Result<Found, Error> {
+pub fn find(caches: &[Url], client: &Arc<Client>, name: &str) -> Result<SearchResults, Error> {
     let mut found = search(caches, client, query_for(name))?;
     found.candidates = named(&found.candidates, name).into_iter().cloned().collect();
     Ok(found)
@@ -208,7 +208,7 @@ pub fn upgrades(paths: &[StorePath], caches: &[Url], client: &Client, signed: bo
     let mut all = Upgrades::default();
     for old in paths {
         let package = PackageName::of(old.name()).package;
-        let Found { mut candidates, cannot, .. } = search(caches, client, Query::Package(package))?;
+        let SearchResults { mut candidates, cannot, .. } = search(caches, client, Query::Package(package))?;
         candidates.retain(|candidate| !(signed && candidate.unsigned));
         all.newer.extend(newest(old, &candidates).map(|new| Upgrade { old: old.clone(), new: new.clone() }));
         all.cannot = cannot;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use narval_cache::{BinaryCaches, CacheError, Found, Wanted};
+use narval_cache::{BinaryCaches, CacheError, TrustedNarInfo, Wanted};
 use narval_names::Evidence;
 use narval_nix::listing::{Listing, Node};
 use narval_nix::{HashPart, StorePath};
@@ -34,7 +34,7 @@ const LOADERS: [(&str, &str); 12] = [
 pub(crate) struct FromNarinfos<'a> {
     caches: &'a BinaryCaches,
     pub(crate) learnt: &'a mut Learnt,
-    found: HashMap<HashPart, Option<Found>>,
+    found: HashMap<HashPart, Option<TrustedNarInfo>>,
     /// The first failure that is not the absence of a path.
     pub(crate) failure: Option<CacheError>,
 }
@@ -81,7 +81,7 @@ impl<'a> FromNarinfos<'a> {
     }
 
     /// The narinfo of a path.
-    pub(crate) fn narinfo(&mut self, path: &StorePath) -> Option<&Found> {
+    pub(crate) fn narinfo(&mut self, path: &StorePath) -> Option<&TrustedNarInfo> {
         self.ask(std::slice::from_ref(path));
         self.found.get(&path.hash_part()).and_then(Option::as_ref).filter(|found| found.info.path == *path)
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narval_cache::{BinaryCaches, Found, Wanted};
+use narval_cache::{BinaryCaches, TrustedNarInfo, Wanted};
 use narval_client::{Client, Scheme, Url};
 use narval_files::TemporaryFile;
 use narval_names::{Index, NamesError};
@@ -105,7 +105,7 @@ impl NamesFolder {
         Ok(chosen.is_some())
     }
 
-    fn fetch(&self, cache: &Url, caches: &BinaryCaches, found: &Found) -> Result<(), Error> {
+    fn fetch(&self, cache: &Url, caches: &BinaryCaches, found: &TrustedNarInfo) -> Result<(), Error> {
         let path = &found.info.path;
         let fail = |source| Error::Names { channel: cache.to_string(), source };
         if found.info.nar_size > LEN_MAX {

@@ -15,8 +15,8 @@ mod programs;
 mod records;
 mod resolve;
 
-pub use caches::{Candidate, Found, Query, Upgrade, Upgrades, find, named, query_for, search, sort, upgrades};
+pub use caches::{Candidate, Query, SearchResults, Upgrade, Upgrades, find, named, query_for, search, sort, upgrades};
 pub use channel::{CHANNEL_DEFAULT, Channel, NamesFolder, Refreshed};
 pub use exact::prepare_exact;
 pub use programs::Programs;
-pub use resolve::{Asked, ChannelNames, Output, Resolution, Resolved, SourceOfName, Variant, machine_system};
+pub use resolve::{ChannelNames, Output, Resolution, ResolveOptions, Resolved, SourceOfName, Variant, machine_system};

@@ -37,7 +37,7 @@ pub struct ChannelNames {
 
 /// What is asked for, and how.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
+pub struct ResolveOptions<'a> {
     /// The system; usually this machine's.
     pub system: &'a str,
     /// Problems that are accepted.
@@ -293,7 +293,7 @@ impl ChannelNames {
         selector: &Selector,
         text: &str,
         caches: &BinaryCaches,
-        asked: &Asked<'_>,
+        asked: &ResolveOptions<'_>,
     ) -> Result<Resolution, Error> {
         let package = match self.select(selector, text)? {
             Ok(package) => package,
@@ -367,7 +367,7 @@ impl ChannelNames {
         package: &Package,
         (output, system): (&str, &str),
         caches: &BinaryCaches,
-        asked: &Asked<'_>,
+        asked: &ResolveOptions<'_>,
     ) -> Result<Known, Error> {
         let attribute = &package.attribute;
         if self.is_exact {
@@ -406,7 +406,12 @@ impl ChannelNames {
     }
 
     /// The path that the build records of the release have.
-    fn recorded(&mut self, package: &Package, (output, system): (&str, &str), asked: &Asked<'_>) -> Option<StorePath> {
+    fn recorded(
+        &mut self,
+        package: &Package,
+        (output, system): (&str, &str),
+        asked: &ResolveOptions<'_>,
+    ) -> Option<StorePath> {
         let client = asked.records.filter(|client| !client.is_offline())?;
         let evaluation = Url::parse(self.index.fact("build-records")?).ok()?;
         (asked.on_records)(&evaluation.to_string());
@@ -555,7 +560,7 @@ fn wanted_outputs(selector: &Selector, package: &Package) -> Result<Vec<String>,
 }
 
 /// Refuses a package that is not installed without being told to, as Nix does.
-fn refuse(package: &Package, asked: &Asked<'_>) -> Result<(), Error> {
+fn refuse(package: &Package, asked: &ResolveOptions<'_>) -> Result<(), Error> {
     // What a platform lacks is known for one.
     let counts = |problem: &Problem| asked.system == EVALUATED_FOR || *problem != Problem::Unsupported;
     let mut problems = package.problems.iter().filter(|problem| !asked.allowed.contains(problem));

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::thread::Scope;
 
-use narval_cache::{BATCH_MAX, BinaryCaches, Found, Wanted};
+use narval_cache::{BATCH_MAX, BinaryCaches, TrustedNarInfo, Wanted};
 use narval_nix::{HashPart, StorePath};
 use parking_lot::{Condvar, Mutex};
 
@@ -27,7 +27,7 @@ struct State {
     /// The requested paths by hash part: two names with one hash part cannot both be right.
     seen: HashMap<HashPart, Seen>,
     /// Narinfos from a batch that were not requested yet.
-    early: HashMap<HashPart, Found>,
+    early: HashMap<HashPart, TrustedNarInfo>,
     /// References of the paths found so far.
     references: usize,
     threads: usize,
@@ -78,7 +78,7 @@ pub(crate) struct Walk<'a> {
     /// Whether the store already has a path with its closure.
     is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
     /// Called for each found path, from several threads.
-    on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
+    on_found: &'a (dyn Fn(TrustedNarInfo) -> Result<(), Error> + Sync),
     /// The maximum numbers of paths and of references.
     limits: [usize; 2],
     state: Mutex<State>,
@@ -90,7 +90,7 @@ impl<'a> Walk<'a> {
         caches: &'a BinaryCaches,
         roots: &[Wanted],
         is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
-        on_found: &'a (dyn Fn(Found) -> Result<(), Error> + Sync),
+        on_found: &'a (dyn Fn(TrustedNarInfo) -> Result<(), Error> + Sync),
     ) -> Self {
         let mut state = State::default();
         for root in roots {
@@ -172,7 +172,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks up one path, passes it on, and returns it with those of its references that the store lacks.
-    fn visit(&self, wanted: &Wanted, early: Option<Found>) -> Result<(StorePath, Vec<StorePath>), Error> {
+    fn visit(&self, wanted: &Wanted, early: Option<TrustedNarInfo>) -> Result<(StorePath, Vec<StorePath>), Error> {
         let found = match early {
             Some(found) => found,
             None => self.caches.find(wanted)?,
@@ -193,7 +193,7 @@ impl<'a> Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn check_limits(&self, found: &Found) -> Result<(), Error> {
+    fn check_limits(&self, found: &TrustedNarInfo) -> Result<(), Error> {
         let mut state = self.state.lock();
         state.references += found.info.references.len();
         let [paths, references] = self.limits;
@@ -207,7 +207,7 @@ impl Walk<'_> {
 
 /// # Errors
 /// [`Error::Cycle`], if paths refer to each other.
-pub(crate) fn check_cycles(all: &[Found]) -> Result<(), Error> {
+pub(crate) fn check_cycles(all: &[TrustedNarInfo]) -> Result<(), Error> {
     let references = all.iter().map(|found| (&found.info.path, &found.info.references)).collect();
     let Some((path, reference)) = find_cycle(&references) else { return Ok(()) };
     let cache = all.iter().find(|found| found.info.path == *path).map(|found| found.cache.url().to_string());
@@ -219,9 +219,9 @@ pub(crate) fn closure(
     caches: &BinaryCaches,
     roots: &[Wanted],
     is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
-) -> Result<Vec<Found>, Error> {
+) -> Result<Vec<TrustedNarInfo>, Error> {
     let all = Mutex::new(Vec::new());
-    let on_found = |found: Found| {
+    let on_found = |found: TrustedNarInfo| {
         all.lock().push(found);
         Ok(())
     };

@@ -2,7 +2,7 @@
 //!
 //! Rules: Nix `libstore/daemon.cc` (`ClientSettings::apply`), `nix/unix/daemon.cc` (`matchUser`).
 
-use narval_store::{CacheSettings, Daemon, DaemonError, StoreConfig, Trust};
+use narval_store::{Daemon, DaemonError, StoreConfig, SubstituterSettings, Trust};
 use nix::unistd::{Gid, Group, Uid, User, getgroups};
 
 /// Whether this user's own settings apply.
@@ -21,7 +21,7 @@ pub enum UserTrust {
 ///
 /// # Errors
 /// If there is a daemon that cannot be queried.
-pub fn user_trust(config: &StoreConfig, system: &CacheSettings) -> Result<UserTrust, DaemonError> {
+pub fn user_trust(config: &StoreConfig, system: &SubstituterSettings) -> Result<UserTrust, DaemonError> {
     let daemon = Daemon::new(&config.daemon_socket, config.store_dir.clone());
     let (version, trust) = match daemon.hello() {
         Err(DaemonError::Connect { .. }) => return Ok(UserTrust::NoDaemon),

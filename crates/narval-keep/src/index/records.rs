@@ -114,7 +114,7 @@ pub(crate) struct ReleaseToRecord {
 
 /// A request for a release. One that is sent again, because its answer was lost, has the same key.
 #[derive(Debug, Clone)]
-pub(crate) struct ReleaseAsked {
+pub(crate) struct ReleaseRequest {
     pub(crate) name: ReleaseName,
     pub(crate) key: Option<String>,
     /// The id that the cache gets if it has none.

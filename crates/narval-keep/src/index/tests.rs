@@ -298,7 +298,7 @@ pub(super) fn releases_have_limits([one, other]: [&dyn Index; 2]) {
             let paths = vec![(system.clone(), part("a"), "a".to_owned())];
             Some((revision, ReleaseToRecord { version: None, percent: None, json: "{}".to_owned(), paths }))
         };
-        let asked = ReleaseAsked { name: name.parse().unwrap(), key: None, new_uid: "id".to_owned() };
+        let asked = ReleaseRequest { name: name.parse().unwrap(), key: None, new_uid: "id".to_owned() };
         match other.add_release(cache, asked, (BTreeSet::new(), 2, 1), make).unwrap() {
             Ok(Recorded::New(revision)) => Ok(revision),
             Ok(Recorded::Again(record)) => panic!("{record}"),

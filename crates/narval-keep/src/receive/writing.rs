@@ -17,10 +17,10 @@ pub(crate) const RECORDED_WITHIN: u64 = 3 * 24 * 60 * 60;
 
 /// What this process is as a writer of a cache.
 #[derive(Default)]
-pub(crate) struct Writing(pub(super) Mutex<State>);
+pub(crate) struct Writing(pub(super) Mutex<WritingState>);
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct WritingState {
     pub(super) row: Option<Written>,
     /// NARs that are being stored.
     pub(super) storing: usize,

@@ -23,7 +23,7 @@ pub use self::machines::{
     MachineReport, MachineState, REPORT_LEN_MAX,
 };
 pub(crate) use self::machines::{Noted, SILENT_FOR};
-use crate::index::{IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord};
+use crate::index::{IndexError, Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord};
 use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
 
 /// How many releases of a name and a system keep their paths, if nothing else is said.
@@ -248,7 +248,7 @@ impl Cache {
             let record = ReleaseToRecord { version, percent, json: release.to_json(), paths: held(&release) };
             Some((release, record))
         };
-        let asked = ReleaseAsked { name: name.clone(), key, new_uid: new_uid()? };
+        let asked = ReleaseRequest { name: name.clone(), key, new_uid: new_uid()? };
         for _ in 0..SIGN_ATTEMPTS_MAX {
             let of = (parts.clone(), settings.keep_releases, now);
             let recorded = self.index().add_release(self.id(), asked.clone(), of, make.clone())?;

@@ -55,7 +55,7 @@ pub enum SmallKind {
 
 /// The result of uploading a small file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// It is new, or has replaced another.
     Written,
     /// The existing one was kept, or the cache makes such files itself.
@@ -127,7 +127,13 @@ impl Cache {
     ///
     /// # Errors
     /// If the name is invalid, the token may not push, the file is too large, or there is no room.
-    pub fn put_small(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Rejection> {
+    pub fn put_small(
+        &self,
+        kind: SmallKind,
+        name: &str,
+        body: &mut dyn Read,
+        grant: &Grant,
+    ) -> Result<PutOutcome, Rejection> {
         let result = match self.try_put(kind, name, body, grant) {
             // What a later Nix uploads must not fail its copy.
             Err(Rejection { kind: RejectionKind::NotFound | RejectionKind::TooLarge, message, .. })
@@ -136,7 +142,7 @@ impl Cache {
                 tracing::warn!("cache '{}': a file of an unknown type is dropped: {message}", self.name());
                 // A client whose body is not read reports a failure. The server limits how slowly it may send.
                 io::copy(body, &mut io::sink()).ok();
-                Ok(Put::Dropped)
+                Ok(PutOutcome::Dropped)
             }
             result => result.inspect_err(|rejection| self.notice_shortage(rejection)),
         };
@@ -147,7 +153,13 @@ impl Cache {
         result
     }
 
-    fn try_put(&self, kind: SmallKind, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Put, Rejection> {
+    fn try_put(
+        &self,
+        kind: SmallKind,
+        name: &str,
+        body: &mut dyn Read,
+        grant: &Grant,
+    ) -> Result<PutOutcome, Rejection> {
         grant.require(self.name(), Scope::Push)?;
         let path = kind.path(name).ok_or_else(|| {
             Rejection::new(RejectionKind::NotFound, format_args!("'{name}' is not the name of such a file"))
@@ -162,7 +174,7 @@ impl Cache {
         };
         if kind.is_made_here() {
             let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
-            return if len > kind.len_max() { Err(too_large()) } else { Ok(Put::Kept) };
+            return if len > kind.len_max() { Err(too_large()) } else { Ok(PutOutcome::Kept) };
         }
         // A cache that is already full refuses before the body is read.
         self.check_room(1)?;
@@ -194,14 +206,14 @@ impl Cache {
             let new = fs::read(file.path()).map_err(fail)?;
             let old = if old.is_some() { self.read_small(&path).map_err(fail)? } else { None };
             let rights = Rights { may_replace, may_sign: grant.allows(self.name(), Scope::Sign) };
-            let Some(merged) = traces::merged(old.as_deref(), &new, rights) else { return Ok(Put::Kept) };
+            let Some(merged) = traces::merged(old.as_deref(), &new, rights) else { return Ok(PutOutcome::Kept) };
             if merged != new {
                 file = self.storage().incoming().map_err(fail)?;
                 file.file().write_all(&merged).map_err(fail)?;
                 len = merged.len() as u64;
             }
         } else if old.is_some() && !may_replace {
-            return Ok(Put::Kept);
+            return Ok(PutOutcome::Kept);
         }
         self.check_quota(len)?;
         if kind == SmallKind::Other {
@@ -209,7 +221,7 @@ impl Cache {
         }
         self.files().write(&path, file).map_err(in_the_way(kind, &path))?;
         self.small_bytes().change(old.unwrap_or(0), len);
-        Ok(Put::Written)
+        Ok(PutOutcome::Written)
     }
 }
 

@@ -8,7 +8,7 @@ use narval_client::Url;
 use narval_nix::{PathInfo, StorePath};
 
 use super::options::{DELIVERED_MAX, WatchOptions};
-use super::state::{DestinationId, State};
+use super::state::{DestinationId, WatcherState};
 use super::stop::Stop;
 use narval_transfer::{Destination, Error};
 
@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// One cache, and its pending paths.
 pub(super) struct Delivery<'a> {
     pub(super) options: &'a WatchOptions,
-    pub(super) state: &'a State,
+    pub(super) state: &'a WatcherState,
     pub(super) id: DestinationId,
     pub(super) url: Url,
     pub(super) stop: &'a Stop,

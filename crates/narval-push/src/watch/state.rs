@@ -47,7 +47,7 @@ const WITH_ENDPOINTS: &str = "
 ";
 
 /// The state of one watcher, locked as long as this lives.
-pub(super) struct State {
+pub(super) struct WatcherState {
     path: PathBuf,
     connection: Mutex<Connection>,
     _lock: File,
@@ -72,7 +72,7 @@ pub(super) struct Position {
     pub(super) is_from_start: bool,
 }
 
-impl State {
+impl WatcherState {
     /// Opens or creates the state in an existing folder.
     pub(super) fn open(folder: &Path) -> Result<Self, Error> {
         let lock = lock_file(&folder.join("watch.lock"), LOCK_PATIENCE).map_err(|error| match Error::from(error) {
@@ -298,9 +298,9 @@ mod tests {
     #[test]
     fn the_state_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path()).unwrap();
+        let state = WatcherState::open(dir.path()).unwrap();
         let at = |number| Position { number, ..Position::default() };
-        let last = |state: &State, id| state.position(id).unwrap();
+        let last = |state: &WatcherState, id| state.position(id).unwrap();
         let one = state.destination(&url("http://a"), "/nix", &at(7)).unwrap();
         let two = state.destination(&url("http://b"), "/nix", &at(0)).unwrap();
         let file = Some((u64::MAX, 1));
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(state.add(one, &[path(2), path(1), path(2)], Some(&read)).unwrap(), 2);
         state.add(two, &[path(3)], None).unwrap();
         drop(state);
-        let state = State::open(dir.path()).unwrap();
+        let state = WatcherState::open(dir.path()).unwrap();
         assert_eq!(state.destination(&url("http://a"), "/nix", &at(1)).unwrap(), one, "it is known already");
         assert_eq!((last(&state, one), last(&state, two)), (read, at(0)));
         assert_eq!(state.due(one, 10).unwrap(), [path(2), path(1)]);
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn an_address_in_another_spelling_is_the_same_cache() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path()).unwrap();
+        let state = WatcherState::open(dir.path()).unwrap();
         let folder = state.destination(&url("file:///a/b"), "/nix", &Position::default()).unwrap();
         for same in ["file:///a/b/", "file:///a//b", "file:///a/./b/."] {
             assert_eq!(state.destination(&url(same), "/nix", &Position::default()).unwrap(), folder, "{same}");
@@ -343,8 +343,9 @@ mod tests {
     #[test]
     fn a_bucket_in_another_object_store_is_another_cache() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path()).unwrap();
-        let get = |state: &State, text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
+        let state = WatcherState::open(dir.path()).unwrap();
+        let get =
+            |state: &WatcherState, text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
         let [aws, one, two] = ["", "?endpoint=one:9000", "?region=x&endpoint=https://two"]
             .map(|query| get(&state, &format!("s3://bucket/prefix{query}")));
         assert!(aws != one && aws != two && one != two);
@@ -364,12 +365,12 @@ mod tests {
             let insert = "insert into Destinations values (10, 's3://bucket', '/nix', 7)";
             earlier.execute_batch(insert).unwrap();
             drop(earlier);
-            let state = State::open(dir.path()).unwrap();
+            let state = WatcherState::open(dir.path()).unwrap();
             let get = |text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
             assert_eq!(state.position(get(first)).unwrap().number, 7);
             assert_eq!(state.position(get("s3://bucket?endpoint=two")).unwrap().number, 0);
             drop(state);
-            let state = State::open(dir.path()).unwrap();
+            let state = WatcherState::open(dir.path()).unwrap();
             let get = |text: &str| state.destination(&url(text), "/nix", &Position::default()).unwrap();
             assert_eq!(get(first), DestinationId(10));
         }
@@ -378,7 +379,7 @@ mod tests {
     #[test]
     fn refused_paths_are_retried_and_finally_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path()).unwrap();
+        let state = WatcherState::open(dir.path()).unwrap();
         let to = state.destination(&url("http://a"), "/nix", &Position::default()).unwrap();
         state.add(to, &[path(1), path(2)], None).unwrap();
         assert!(state.refused(to, &path(1)).unwrap());
@@ -394,7 +395,7 @@ mod tests {
     #[test]
     fn a_second_watcher_is_told() {
         let dir = tempfile::tempdir().unwrap();
-        let _first = State::open(dir.path()).unwrap();
+        let _first = WatcherState::open(dir.path()).unwrap();
         let lock = lock_file(&dir.path().join("watch.lock"), Duration::ZERO);
         assert!(matches!(Error::from(lock.unwrap_err()), Error::Locked { .. }));
     }

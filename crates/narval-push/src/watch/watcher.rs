@@ -14,7 +14,7 @@ use narval_store::{Access, Database, Store, StoreConfig};
 use super::deliver::{Delivered, Delivery};
 use super::options::WatchOptions;
 use super::queue::Queue;
-use super::state::{DestinationId, Position, State};
+use super::state::{DestinationId, Position, WatcherState};
 use super::stop::Stop;
 use super::wake::Waker;
 use narval_client::clock::now;
@@ -77,7 +77,7 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
     let queue = Queue::new(&options.state);
     queue.make()?;
     queue.remove_leftovers()?;
-    let state = State::open(&options.state)?;
+    let state = WatcherState::open(&options.state)?;
     let followed = database.map(|database| Followed { database, state: &state, options });
     let collector = Collector { state: &state, queue: &queue, store: &store, followed, options };
     let destinations = collector.destinations()?;
@@ -129,7 +129,7 @@ pub fn watch(options: &WatchOptions, stop: &Stop, ready: impl FnOnce()) -> Resul
 
 /// Reads the queue and the database.
 struct Collector<'a> {
-    state: &'a State,
+    state: &'a WatcherState,
     queue: &'a Queue,
     store: &'a Store,
     /// `None` if only the queue is pushed, and it cannot be read.
@@ -192,7 +192,7 @@ impl Collector<'_> {
 /// The store's database.
 struct Followed<'a> {
     database: &'a Database,
-    state: &'a State,
+    state: &'a WatcherState,
     options: &'a WatchOptions,
 }
 

@@ -2,13 +2,13 @@
 
 use narval_keep::{AuditLine, CacheName};
 
-use super::asked::{Answered, Asked, of_data};
+use super::call::{ApiAnswer, ApiCall, of_data};
 use super::tokens::governs;
 use crate::error::ServeError;
 
 /// `GET audit`
-pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (grant, only) = (asked.grant()?, asked.query("cache"));
+pub(super) fn list(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (grant, only) = (call.grant()?, call.query("cache"));
     // What is about no cache, such as tokens, is for those who administer all of them.
     let sees_all = governs(grant, &["*".to_owned()]);
     let is_wanted = |line: &AuditLine| {
@@ -18,7 +18,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         };
         is_seen && only.is_none_or(|only| line.cache.as_deref() == Some(only))
     };
-    let (since, after) = (asked.number("since")?.unwrap_or(0), asked.number("after")?.unwrap_or(0));
-    let (lines, next) = asked.data.audit_page(since, after, asked.limit()?, is_wanted).map_err(of_data)?;
-    Answered::page(&lines, next)
+    let (since, after) = (call.number("since")?.unwrap_or(0), call.number("after")?.unwrap_or(0));
+    let (lines, next) = call.data.audit_page(since, after, call.limit()?, is_wanted).map_err(of_data)?;
+    ApiAnswer::page(&lines, next)
 }

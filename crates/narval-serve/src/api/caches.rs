@@ -3,8 +3,8 @@
 use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Rejection, RejectionKind, Scope};
 use serde_json::{Map, Value, json};
 
-use super::asked::{Answered, Asked, malformed, of_data, require_all};
-use crate::caches::is_reserved_name;
+use super::call::{ApiAnswer, ApiCall, malformed, of_data, require_all};
+use crate::cache_router::is_reserved_name;
 use crate::error::ServeError;
 
 /// The setting that a cache can be given when it is created, and never again.
@@ -19,12 +19,12 @@ fn json_of(cache: &Cache) -> Value {
 }
 
 /// `GET` of the API itself
-pub(super) fn here(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let grant = asked.grant()?;
+pub(super) fn here(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let grant = call.grant()?;
     // Whoever may nothing there does not learn whether it exists.
-    let at = asked.at.filter(|name| grant.caches.matches(name));
-    let at = at.map(|name| asked.data.cache(name)).transpose().map_err(of_data)?.flatten();
-    Answered::ok(&json!({
+    let at = call.at.filter(|name| grant.caches.matches(name));
+    let at = at.map(|name| call.data.cache(name)).transpose().map_err(of_data)?.flatten();
+    ApiAnswer::ok(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "cache": at.map(|cache| cache.name().to_string()),
         "token": {"id": grant.token, "label": grant.label, "scopes": grant.scopes.to_string(), "caches": grant.caches.texts(), "expires": grant.expires},
@@ -32,36 +32,36 @@ pub(super) fn here(asked: &Asked<'_>) -> Result<Answered, ServeError> {
 }
 
 /// `GET caches`
-pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (grant, limit, after) = (asked.grant()?, asked.limit()?, asked.query("after").unwrap_or_default());
+pub(super) fn list(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (grant, limit, after) = (call.grant()?, call.limit()?, call.query("after").unwrap_or_default());
     let may_see = |cache: &Cache| {
         [Scope::Pull, Scope::Push, Scope::Pin].into_iter().any(|scope| grant.allows(cache.name(), scope))
     };
-    let mut caches = asked.data.caches().map_err(of_data)?;
+    let mut caches = call.data.caches().map_err(of_data)?;
     caches.retain(|cache| cache.name().as_str() > after && may_see(cache) && !cache.settings().deleted);
     let next = caches.get(limit.saturating_sub(1)).filter(|_| caches.len() > limit).map(|last| last.name().to_string());
-    Answered::page(&caches.iter().take(limit).map(json_of).collect::<Vec<_>>(), next)
+    ApiAnswer::page(&caches.iter().take(limit).map(json_of).collect::<Vec<_>>(), next)
 }
 
 /// `GET caches/{cache}`
-pub(super) fn show(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    Answered::ok(&json_of(&asked.cache()?))
+pub(super) fn show(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    ApiAnswer::ok(&json_of(&call.cache()?))
 }
 
 /// `GET caches/{cache}/stats`
-pub(super) fn stats(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    Answered::ok(&asked.cache()?.stats()?)
+pub(super) fn stats(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    ApiAnswer::ok(&call.cache()?.stats()?)
 }
 
 /// `PUT caches/{cache}`
-pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let name: CacheName = asked.parsed("cache")?;
+pub(super) fn create(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let name: CacheName = call.parsed("cache")?;
     if is_reserved_name(name.as_str()) {
         return Err(malformed(format!("no cache can be named '{name}': that is the name of a route")));
     }
-    let there = asked.data.cache(&name).map_err(of_data)?;
+    let there = call.data.cache(&name).map_err(of_data)?;
     if let Some(there) = there.as_ref().filter(|cache| !cache.settings().deleted) {
-        return Answered::ok(&json_of(there));
+        return ApiAnswer::ok(&json_of(there));
     }
     if let Some(deleted) = &there
         && deleted.jobs(None)?.0.iter().any(|job| job.kind == JobKind::Delete && job.ended.is_none())
@@ -69,7 +69,7 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         let message = format!("the cache '{name}' was deleted, and its contents are being removed: wait for that job");
         return Err(Rejection::new(RejectionKind::Conflict, message).into());
     }
-    let mut changes: Map<String, Value> = asked.json()?;
+    let mut changes: Map<String, Value> = call.json()?;
     let store_dir = match changes.remove(STORE_DIR) {
         Some(Value::String(text)) => text.parse().map_err(malformed)?,
         Some(_) => return Err(malformed(format!("'{STORE_DIR}' is a text"))),
@@ -85,34 +85,34 @@ pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
             deleted.set_settings(&settings).map_err(of_data)?;
             deleted
         }
-        None if asked.data.caches().map_err(of_data)?.len() >= CACHES_MAX => {
+        None if call.data.caches().map_err(of_data)?.len() >= CACHES_MAX => {
             let message = format!("there are {CACHES_MAX} caches, which is the limit: delete one first");
             return Err(Rejection::new(RejectionKind::NoSpace, message).into());
         }
-        None => asked.data.create_cache(&name, &settings).map_err(of_data)?,
+        None => call.data.create_cache(&name, &settings).map_err(of_data)?,
     };
-    if asked.data.makes_keys() {
-        cache.rotate_key(0, asked.grant()?)?;
+    if call.data.makes_keys() {
+        cache.rotate_key(0, call.grant()?)?;
     }
-    note(asked, &cache, "create cache", &changes)?;
-    Answered::new(201, &json_of(&cache))
+    note(call, &cache, "create cache", &changes)?;
+    ApiAnswer::new(201, &json_of(&cache))
 }
 
 /// `PATCH caches/{cache}`
-pub(super) fn change(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (cache, changes) = (asked.cache()?, asked.json::<Map<String, Value>>()?);
+pub(super) fn change(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (cache, changes) = (call.cache()?, call.json::<Map<String, Value>>()?);
     if let Some(limit) = LIMITS.into_iter().find(|limit| changes.contains_key(*limit)) {
-        require_all(asked.grant()?, &format!("change '{limit}'"))?;
+        require_all(call.grant()?, &format!("change '{limit}'"))?;
     }
     let settings = cache.settings().changed(&changes).map_err(malformed)?;
     cache.set_settings(&settings).map_err(of_data)?;
-    note(asked, &cache, "change cache", &changes)?;
-    Answered::ok(&json_of(&cache))
+    note(call, &cache, "change cache", &changes)?;
+    ApiAnswer::ok(&json_of(&cache))
 }
 
 /// `DELETE caches/{cache}`
-pub(super) fn delete(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (cache, grant) = (asked.cache()?, asked.grant()?);
+pub(super) fn delete(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (cache, grant) = (call.cache()?, call.grant()?);
     let before = cache.settings();
     if !before.managed {
         let message = format!(
@@ -132,19 +132,19 @@ pub(super) fn delete(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         ..CacheSettings::clone(&before)
     };
     cache.set_settings(&settings).map_err(of_data)?;
-    note(asked, &cache, "delete cache", &Map::new())?;
+    note(call, &cache, "delete cache", &Map::new())?;
     let (job, _) = cache.start_job(JobKind::Delete, &json!({}), None, grant)?;
-    Answered::ok(&job)
+    ApiAnswer::ok(&job)
 }
 
 /// `GET caches/{cache}/keys`
-pub(super) fn keys(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let keys = asked.cache()?.keys()?;
-    Answered::page(&keys.iter().map(CacheKey::to_value).collect::<Vec<_>>(), None::<String>)
+pub(super) fn keys(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let keys = call.cache()?.keys()?;
+    ApiAnswer::page(&keys.iter().map(CacheKey::to_value).collect::<Vec<_>>(), None::<String>)
 }
 
-fn note(asked: &Asked<'_>, cache: &Cache, action: &str, changes: &Map<String, Value>) -> Result<(), ServeError> {
+fn note(call: &ApiCall<'_>, cache: &Cache, action: &str, changes: &Map<String, Value>) -> Result<(), ServeError> {
     let detail = Ok(Value::from(changes.clone()).to_string());
-    asked.data.audit().note(asked.grant()?, Some(cache.name()), action, cache.name().as_str(), &detail);
+    call.data.audit().note(call.grant()?, Some(cache.name()), action, cache.name().as_str(), &detail);
     Ok(())
 }

@@ -7,9 +7,9 @@ use narval_keep::{CacheName, Data, Grant};
 use narval_nix::release::RELEASE_LEN_MAX;
 use serde_json::json;
 
-use super::asked::{ApiRequest, Asked};
+use super::call::{ApiCall, ApiRequest};
 use super::row::Needs;
-use super::{Found, authorize, find};
+use super::{Matched, authorize, find};
 use crate::auth::{Caller, client_text};
 use crate::error::ServeError;
 use crate::gate::{Gate, is_read};
@@ -41,15 +41,15 @@ fn begin(
     let path =
         request.path().split_once(API_PATH).map_or("", |(_, rest)| rest.strip_prefix('/').unwrap_or(rest)).to_owned();
     let grant = match find(&method, &path) {
-        Found::Nothing => return Err(ServeError::NoRoute),
-        Found::Methods(allowed) => {
+        Matched::Nothing => return Err(ServeError::NoRoute),
+        Matched::Methods(allowed) => {
             let response = problem(ServeError::Method("GET"), metrics);
             return Ok(response.replace_header(
                 header::ALLOW,
                 HeaderValue::from_str(&allowed).unwrap_or(HeaderValue::from_static("GET")),
             ));
         }
-        Found::Row(row, parts) => match row.needs {
+        Matched::Row(row, parts) => match row.needs {
             Needs::Nothing => None,
             _ => {
                 let grant = caller(gate, &request)?;
@@ -86,9 +86,9 @@ fn caller(gate: &Gate<'_>, request: &Request) -> Result<Grant, ServeError> {
 
 fn run(data: &Data, at: &CacheName, grant: Option<&Grant>, request: &ApiRequest<'_>) -> Result<Response, ServeError> {
     // It was found before.
-    let Found::Row(row, parts) = find(request.method, request.path) else { return Err(ServeError::NoRoute) };
-    let asked = Asked::new(data, Some(at), grant, parts, request)?;
-    let answered = (row.run)(&asked)?;
+    let Matched::Row(row, parts) = find(request.method, request.path) else { return Err(ServeError::NoRoute) };
+    let call = ApiCall::new(data, Some(at), grant, parts, request)?;
+    let answered = (row.run)(&call)?;
     if let Some(events) = answered.events {
         return Ok(events);
     }

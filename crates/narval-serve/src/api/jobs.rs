@@ -9,7 +9,7 @@ use narval_keep::{Cache, Job, JobKind, JobState};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::asked::{Answered, Asked, malformed, not_found};
+use super::call::{ApiAnswer, ApiCall, malformed, not_found};
 use crate::error::ServeError;
 
 /// The most streams of events of a process, and of one client: each has a thread.
@@ -24,19 +24,19 @@ const LASTS_MAX: Duration = Duration::from_secs(600);
 static STREAMS: LazyLock<Permits> = LazyLock::new(|| Permits::shared(STREAMS_MAX, STREAMS_OF_ONE_MAX));
 
 /// The job of the path.
-fn one(asked: &Asked<'_>) -> Result<(Cache, Job), ServeError> {
-    let (cache, id) = (asked.cache_or_deleted()?, asked.part("id"));
+fn one(call: &ApiCall<'_>) -> Result<(Cache, Job), ServeError> {
+    let (cache, id) = (call.cache_or_deleted()?, call.part("id"));
     let job = cache.job(id)?.ok_or_else(|| not_found(format!("the cache '{}' has no job '{id}'", cache.name())))?;
     Ok((cache, job))
 }
 
 /// `GET caches/{cache}/jobs`
-pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let cache = asked.cache_or_deleted()?;
-    let after = asked.query("after").map(|id| cache.job(id)).transpose()?.flatten();
+pub(super) fn list(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let cache = call.cache_or_deleted()?;
+    let after = call.query("after").map(|id| cache.job(id)).transpose()?.flatten();
     let (jobs, is_full) = cache.jobs(after.as_ref())?;
     let next = jobs.last().filter(|_| is_full).map(|last| last.id.clone());
-    Answered::page(&jobs, next)
+    ApiAnswer::page(&jobs, next)
 }
 
 /// The body of a new job.
@@ -49,31 +49,31 @@ struct New {
 }
 
 /// `POST caches/{cache}/jobs`
-pub(super) fn start(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let New { kind, options } = asked.json()?;
+pub(super) fn start(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let New { kind, options } = call.json()?;
     let kind: JobKind = kind.parse().map_err(malformed)?;
     if kind == JobKind::Delete {
         return Err(malformed("a cache is deleted by DELETE of its path"));
     }
-    let (job, is_new) = asked.cache()?.start_job(kind, &options.into(), asked.key, asked.grant()?)?;
-    Answered::new(if is_new { 201 } else { 200 }, &job)
+    let (job, is_new) = call.cache()?.start_job(kind, &options.into(), call.key, call.grant()?)?;
+    ApiAnswer::new(if is_new { 201 } else { 200 }, &job)
 }
 
 /// `GET caches/{cache}/jobs/{id}`
-pub(super) fn show(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    Answered::ok(&one(asked)?.1)
+pub(super) fn show(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    ApiAnswer::ok(&one(call)?.1)
 }
 
 /// `DELETE caches/{cache}/jobs/{id}`
-pub(super) fn cancel(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (cache, job) = one(asked)?;
-    cache.cancel_job(&job, asked.grant()?)?;
-    Answered::ok(&cache.job(&job.id)?.unwrap_or(job))
+pub(super) fn cancel(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (cache, job) = one(call)?;
+    cache.cancel_job(&job, call.grant()?)?;
+    ApiAnswer::ok(&cache.job(&job.id)?.unwrap_or(job))
 }
 
 /// `GET caches/{cache}/jobs/{id}/events`
-pub(super) fn events(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (cache, job) = one(asked)?;
+pub(super) fn events(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (cache, job) = one(call)?;
     let permit = STREAMS.take().ok_or(ServeError::Busy)?;
     let (response, stream) = Response::events(EventOptions::default());
     let watching = move || {
@@ -82,7 +82,7 @@ pub(super) fn events(asked: &Asked<'_>) -> Result<Answered, ServeError> {
         stream.close();
     };
     std::thread::Builder::new().name("job-events".into()).spawn(watching).map_err(|_| ServeError::Busy)?;
-    Ok(Answered::events(response))
+    Ok(ApiAnswer::events(response))
 }
 
 /// Sends a job whenever it has changed, until it has ended.

@@ -3,9 +3,9 @@
 //! What can be asked is a [table](table::ROWS): a method and a path, who may, and a function. Rights are checked here, from the table, before anything
 //! is looked up: whoever may not do something learns nothing of what there is. `docs/api.md` is the reference, and `docs/openapi.json` is made of the table.
 
-mod asked;
 mod audit;
 mod caches;
+mod call;
 mod http;
 mod jobs;
 mod kept;
@@ -19,10 +19,10 @@ use narval_http::Method;
 use narval_keep::{CacheName, Data, Grant, Rejection, RejectionKind, Scope};
 use serde_json::Value;
 
-use crate::caches::no_cache;
+use crate::cache_router::no_cache;
 use crate::error::ServeError;
-pub use asked::ApiRequest;
-use asked::{Asked, Parts, decoded, malformed, part, require_all};
+pub use call::ApiRequest;
+use call::{ApiCall, Parts, decoded, malformed, part, require_all};
 pub(crate) use http::answer;
 pub(crate) use kept::hash_part_of;
 use row::{Needs, Row};
@@ -60,14 +60,14 @@ pub fn ask_api(data: &Data, grant: &Grant, request: &ApiRequest<'_>) -> Result<V
 
 /// The same for the page: what the API answers.
 pub(crate) fn ask(data: &Data, grant: &Grant, request: &ApiRequest<'_>) -> Result<Value, ServeError> {
-    let Found::Row(row, parts) = find(request.method, request.path) else { return Err(ServeError::NoRoute) };
+    let Matched::Row(row, parts) = find(request.method, request.path) else { return Err(ServeError::NoRoute) };
     authorize(row, &parts, grant)?;
-    let answered = (row.run)(&Asked::new(data, None, Some(grant), parts, request)?)?;
+    let answered = (row.run)(&ApiCall::new(data, None, Some(grant), parts, request)?)?;
     Ok(answered.body.unwrap_or_default())
 }
 
 /// What a path is.
-enum Found<'a> {
+enum Matched<'a> {
     Row(&'static Row, Parts<'a>),
     /// There are other methods, as `Allow` says them.
     Methods(String),
@@ -75,19 +75,19 @@ enum Found<'a> {
 }
 
 /// Looks up a method, and a path below the API's.
-fn find<'a>(method: &Method, path: &'a str) -> Found<'a> {
+fn find<'a>(method: &Method, path: &'a str) -> Matched<'a> {
     let path: Vec<&str> = path.split('/').collect();
     let mut methods: Vec<&str> = Vec::new();
     // A path whose last part is fixed comes before one in which it is a name.
     for row in ROWS {
         let Some(parts) = matched(row.path, &path) else { continue };
         if row.method == *method || (*method == Method::HEAD && row.method == Method::GET) {
-            return Found::Row(row, parts);
+            return Matched::Row(row, parts);
         }
         methods.push(row.method.as_str());
     }
     methods.dedup();
-    if methods.is_empty() { Found::Nothing } else { Found::Methods(methods.join(", ")) }
+    if methods.is_empty() { Matched::Nothing } else { Matched::Methods(methods.join(", ")) }
 }
 
 fn matched<'a>(pattern: &'static str, path: &[&'a str]) -> Option<Parts<'a>> {

@@ -3,7 +3,7 @@
 use narval_http::Method;
 use narval_keep::Scope;
 
-use super::asked::{Answered, Asked};
+use super::call::{ApiAnswer, ApiCall};
 use crate::error::ServeError;
 
 /// Who may ask.
@@ -32,7 +32,7 @@ pub(super) struct Row {
     /// Below [`API_PATH`](crate::routes::table::API_PATH); parts in braces are names.
     pub(super) path: &'static str,
     pub(super) needs: Needs,
-    pub(super) run: fn(&Asked<'_>) -> Result<Answered, ServeError>,
+    pub(super) run: fn(&ApiCall<'_>) -> Result<ApiAnswer, ServeError>,
     /// What generated clients call it.
     pub(super) id: &'static str,
     pub(super) about: &'static str,

@@ -3,7 +3,7 @@
 use narval_http::Method;
 use narval_keep::Scope;
 
-use super::asked::{Answered, Asked};
+use super::call::{ApiAnswer, ApiCall};
 use super::row::{Needs, Parameter, Row};
 use super::{audit, caches, jobs, kept, openapi, releases, tokens};
 use crate::error::ServeError;
@@ -368,6 +368,6 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// `GET openapi.json`
-fn description(_: &Asked<'_>) -> Result<Answered, ServeError> {
-    Answered::ok(&openapi::describe(ROWS))
+fn description(_: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    ApiAnswer::ok(&openapi::describe(ROWS))
 }

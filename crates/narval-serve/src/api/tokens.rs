@@ -5,7 +5,7 @@ use narval_keep::{CachePatterns, Grant, NewToken, Rejection, RejectionKind, Scop
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::asked::{Answered, Asked, malformed, not_found};
+use super::call::{ApiAnswer, ApiCall, malformed, not_found};
 use crate::error::ServeError;
 
 /// An administrator of some caches may manage only tokens that are limited to these.
@@ -31,32 +31,32 @@ fn json_of(token: &TokenInfo) -> Value {
 }
 
 /// The tokens that the caller administers.
-fn governed(asked: &Asked<'_>) -> Result<Vec<TokenInfo>, ServeError> {
-    let grant = asked.grant()?;
-    let mut tokens = asked.data.tokens().list().map_err(of_tokens)?;
+fn governed(call: &ApiCall<'_>) -> Result<Vec<TokenInfo>, ServeError> {
+    let grant = call.grant()?;
+    let mut tokens = call.data.tokens().list().map_err(of_tokens)?;
     tokens.retain(|token| governs(grant, &token.caches));
     Ok(tokens)
 }
 
 /// The one of the path. One of others is as absent as one that does not exist.
-fn one(asked: &Asked<'_>) -> Result<TokenInfo, ServeError> {
-    let id = asked.part("id");
-    let token = governed(asked)?.into_iter().find(|token| token.id == id);
+fn one(call: &ApiCall<'_>) -> Result<TokenInfo, ServeError> {
+    let id = call.part("id");
+    let token = governed(call)?.into_iter().find(|token| token.id == id);
     token.ok_or_else(|| not_found(format!("there is no token '{id}'; 'narval token list' shows them")))
 }
 
-fn note(asked: &Asked<'_>, action: &str, token: &TokenInfo) -> Result<(), ServeError> {
+fn note(call: &ApiCall<'_>, action: &str, token: &TokenInfo) -> Result<(), ServeError> {
     let detail = match action {
         "revoke" => "revoked".to_owned(),
         _ => format!("'{}' allows {} in {}", token.label, token.scopes, token.caches.join(", ")),
     };
-    asked.data.audit().note(asked.grant()?, None, action, &token.id, &Ok(detail));
+    call.data.audit().note(call.grant()?, None, action, &token.id, &Ok(detail));
     Ok(())
 }
 
 /// `GET tokens`
-pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (tokens, limit, after) = (governed(asked)?, asked.limit()?, asked.query("after"));
+pub(super) fn list(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (tokens, limit, after) = (governed(call)?, call.limit()?, call.query("after"));
     let at = after.map_or(Ok(0), |after| {
         let at = tokens.iter().position(|token| token.id == after);
         at.map(|at| at + 1).ok_or_else(|| malformed("'after' is the 'next' of the page before"))
@@ -64,7 +64,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Answered, ServeError> {
     let rest = tokens.get(at..).unwrap_or_default();
     let page = rest.get(..limit.min(rest.len())).unwrap_or_default();
     let next = page.last().filter(|_| rest.len() > limit).map(|last| &last.id);
-    Answered::page(&page.iter().map(json_of).collect::<Vec<_>>(), next)
+    ApiAnswer::page(&page.iter().map(json_of).collect::<Vec<_>>(), next)
 }
 
 /// The body of a new token.
@@ -81,8 +81,8 @@ struct New {
 }
 
 /// Caches that the caller administers.
-fn caches_of(asked: &Asked<'_>, caches: &[String]) -> Result<CachePatterns, ServeError> {
-    let grant = asked.grant()?;
+fn caches_of(call: &ApiCall<'_>, caches: &[String]) -> Result<CachePatterns, ServeError> {
+    let grant = call.grant()?;
     if caches.is_empty() {
         return Err(malformed("a token needs at least one cache, or '*' for all"));
     }
@@ -95,38 +95,38 @@ fn caches_of(asked: &Asked<'_>, caches: &[String]) -> Result<CachePatterns, Serv
 }
 
 /// `POST tokens`
-pub(super) fn create(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let New { label, caches, scopes, expires_in } = asked.json()?;
-    let (caches, scopes) = (caches_of(asked, &caches)?, scopes.parse::<Scopes>().map_err(malformed)?);
+pub(super) fn create(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let New { label, caches, scopes, expires_in } = call.json()?;
+    let (caches, scopes) = (caches_of(call, &caches)?, scopes.parse::<Scopes>().map_err(malformed)?);
     let expires = expires_in.map(|seconds| clock::now().saturating_add(seconds));
-    let (new, tokens) = (NewToken { label, caches, scopes, expires }, asked.data.tokens());
-    let Some(key) = asked.key else {
+    let (new, tokens) = (NewToken { label, caches, scopes, expires }, call.data.tokens());
+    let Some(key) = call.key else {
         let (info, token) = tokens.create(&new).map_err(of_tokens)?;
-        return created(asked, &info, Some(&token));
+        return created(call, &info, Some(&token));
     };
     // The key becomes the token's id, so that it is created once, at whichever server.
-    let parts = ["idempotency-key", &asked.grant()?.token, key];
+    let parts = ["idempotency-key", &call.grant()?.token, key];
     match tokens.create_once(&new, &parts).map_err(of_tokens)? {
-        Some((info, token)) => created(asked, &info, Some(&token)),
+        Some((info, token)) => created(call, &info, Some(&token)),
         None => {
             let id = narval_keep::Tokens::id_of_exchanged(&parts);
-            let before = governed(asked)?.into_iter().find(|token| token.id == id);
+            let before = governed(call)?.into_iter().find(|token| token.id == id);
             let before = before.filter(|before| before.label == new.label && before.scopes == new.scopes);
             let message = "this 'Idempotency-Key' was used for another token";
-            created(asked, &before.ok_or_else(|| Rejection::new(RejectionKind::Conflict, message))?, None)
+            created(call, &before.ok_or_else(|| Rejection::new(RejectionKind::Conflict, message))?, None)
         }
     }
 }
 
-fn created(asked: &Asked<'_>, info: &TokenInfo, token: Option<&str>) -> Result<Answered, ServeError> {
+fn created(call: &ApiCall<'_>, info: &TokenInfo, token: Option<&str>) -> Result<ApiAnswer, ServeError> {
     let mut body = json_of(info);
     if let Some(fields) = body.as_object_mut() {
         fields.insert("token".to_owned(), token.into());
     }
     if token.is_some() {
-        note(asked, "create token", info)?;
+        note(call, "create token", info)?;
     }
-    Answered::new(if token.is_some() { 201 } else { 200 }, &body)
+    ApiAnswer::new(if token.is_some() { 201 } else { 200 }, &body)
 }
 
 /// The body of a change: what is absent stays.
@@ -138,35 +138,35 @@ struct Change {
 }
 
 /// `PATCH tokens/{id}`
-pub(super) fn change(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let before = one(asked)?;
-    let Change { caches, scopes } = asked.json()?;
+pub(super) fn change(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let before = one(call)?;
+    let Change { caches, scopes } = call.json()?;
     let gone = || not_found(format!("there is no valid token '{}'; 'narval token list' shows them", before.id));
-    let caches = caches_of(asked, caches.as_ref().unwrap_or(&before.caches))?;
+    let caches = caches_of(call, caches.as_ref().unwrap_or(&before.caches))?;
     let scopes = scopes.map(|scopes| scopes.parse::<Scopes>()).transpose().map_err(malformed)?;
     let scopes = scopes.unwrap_or_else(|| before.scopes.clone());
-    if !asked.data.tokens().change(&before.id, &caches, &scopes).map_err(of_tokens)? {
+    if !call.data.tokens().change(&before.id, &caches, &scopes).map_err(of_tokens)? {
         return Err(gone());
     }
     let after = TokenInfo { caches: caches.texts().to_vec(), scopes, ..before };
-    note(asked, "change token", &after)?;
-    Answered::ok(&json_of(&after))
+    note(call, "change token", &after)?;
+    ApiAnswer::ok(&json_of(&after))
 }
 
 /// `DELETE tokens/{id}`
-pub(super) fn revoke(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let before = one(asked)?;
-    asked.data.tokens().revoke(&before.id).map_err(of_tokens)?;
-    note(asked, "revoke", &before)?;
-    Answered::ok(&json_of(&one(asked)?))
+pub(super) fn revoke(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let before = one(call)?;
+    call.data.tokens().revoke(&before.id).map_err(of_tokens)?;
+    note(call, "revoke", &before)?;
+    ApiAnswer::ok(&json_of(&one(call)?))
 }
 
 /// `DELETE token`
-pub(super) fn end(asked: &Asked<'_>) -> Result<Answered, ServeError> {
-    let (grant, tokens) = (asked.grant()?, asked.data.tokens());
+pub(super) fn end(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
+    let (grant, tokens) = (call.grant()?, call.data.tokens());
     tokens.revoke(&grant.token).map_err(of_tokens)?;
-    asked.data.audit().note(grant, None, "revoke", &grant.token, &Ok("revoked by its bearer".to_owned()));
-    Ok(Answered::nothing())
+    call.data.audit().note(grant, None, "revoke", &grant.token, &Ok("revoked by its bearer".to_owned()));
+    Ok(ApiAnswer::nothing())
 }
 
 #[cfg(test)]

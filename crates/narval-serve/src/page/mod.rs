@@ -107,7 +107,7 @@ impl Page {
                 json(&check::check(&places, &catalog, &|| request.is_connected())?).map(Answered::Whole)
             }),
             PageRoute::Paths => self.on_a_thread(request, move |request| {
-                let asked = catalog::Asked::parse(request.query());
+                let asked = catalog::SearchQuery::parse(request.query());
                 json(&catalog.search(&places, &asked)?).map(Answered::Whole)
             }),
             PageRoute::Closure(hash_part) => self.on_a_thread(request, move |_| {

@@ -11,14 +11,14 @@ use super::table::NarRoute;
 use crate::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::nar::deltas::{Asked, DeltaEnd, Deltas};
+use crate::nar::deltas::{DeltaEnd, DeltaRequest, Deltas};
 use crate::nar::file::send_file;
 use crate::nar::memory::{NarFormat, NarMemory, SMALL_NAR_BYTES_MAX, is_plain, verified_nar};
 use crate::nar::packed::PackedNars;
 use crate::nar::plan::{PathNar, Planner};
 use crate::nar::representation::{Representation, Selected};
 use crate::nar::sources::{NarSource, RangesSource, VerifiedSource, with_packed};
-use crate::nar::zstd::{Found, InFlightSource, NarCache, Stored, compress_alone, etag, etag_alone};
+use crate::nar::zstd::{CompressedNar, InFlightSource, NarCache, Stored, compress_alone, etag, etag_alone};
 use crate::narinfo::memo::Memo;
 
 /// The NARs of a store.
@@ -42,7 +42,7 @@ impl Nars {
     #[inline]
     pub(crate) fn inline(&self, head: &HeadRef<'_>, route: &NarRoute<'_>) -> Option<Response> {
         let nar_hash = route.nar_hash.as_deref().filter(|_| is_plain(head))?;
-        if self.deltas.is_some() && Asked::is_possible(head) {
+        if self.deltas.is_some() && DeltaRequest::is_possible(head) {
             return None;
         }
         let format = match route.zstd {
@@ -57,7 +57,7 @@ impl Nars {
     /// Answers with a NAR or ranges of it, compressed where the client asks for that.
     pub(crate) fn answer(&self, head: &HeadRef<'_>, route: &NarRoute<'_>) -> Result<Response, ServeError> {
         if let Some(deltas) = &self.deltas
-            && let Some(asked) = Asked::of(head)
+            && let Some(asked) = DeltaRequest::of(head)
             && let Some(response) = self.delta(deltas, head, route, &asked)?
         {
             return Ok(response);
@@ -106,7 +106,7 @@ impl Nars {
         deltas: &Arc<Deltas>,
         head: &HeadRef<'_>,
         route: &NarRoute<'_>,
-        asked: &Asked,
+        asked: &DeltaRequest,
     ) -> Result<Option<Response>, ServeError> {
         let store = &self.planner.store;
         let Some(base) = store.path_info_by_hash_part(&asked.base)? else { return Ok(None) };
@@ -236,8 +236,8 @@ impl Nars {
         let (narinfos, hash_part) = (Arc::clone(&self.narinfos), route.hash_part);
         let found = cache.get(&path_nar, &self.planner.ahead, move || narinfos.forget(&hash_part));
         match found.map_err(|error| ServeError::damaged(&path_nar.path, error.to_string()))? {
-            Found::File(stored, file) => send_file(&of_file(&stored), head, &file, bytes).map(Some),
-            Found::InFlight(in_flight) => {
+            CompressedNar::File(stored, file) => send_file(&of_file(&stored), head, &file, bytes).map(Some),
+            CompressedNar::InFlight(in_flight) => {
                 let length = if *head.method() == Method::HEAD { Ok(None) } else { in_flight.begin_answer() };
                 let length = length.map_err(|reason| ServeError::damaged(&path_nar.path, reason))?;
                 if !route.zstd && in_flight.has_no_room() {

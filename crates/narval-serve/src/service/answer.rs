@@ -15,11 +15,11 @@ use crate::Dialect;
 use crate::api;
 use crate::auth::client;
 use crate::auth::oidc::OidcExchange;
-use crate::caches::no_cache;
+use crate::cache_router::no_cache;
 use crate::error::ServeError;
 use crate::gate::{Allowed, Gate, is_read};
 use crate::metrics::RouteLabel;
-use crate::nar::deltas::{Asked, answer_on_a_thread};
+use crate::nar::deltas::{DeltaRequest, answer_on_a_thread};
 use crate::page::visit::Visit;
 use crate::page::{self, Page, session};
 use crate::routes::pages::View;
@@ -62,7 +62,7 @@ impl Service {
         request: Request,
         answer: impl FnOnce(&Self, Request) -> Response + Send + 'static,
     ) -> Response {
-        if self.shared.deltas.is_some() && Asked::is_possible(&request.head()) {
+        if self.shared.deltas.is_some() && DeltaRequest::is_possible(&request.head()) {
             let this = self.clone();
             return answer_on_a_thread(request, move |request| answer(&this, request));
         }

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use narval_http::{Request, Response, StatusCode};
 use narval_keep::{
-    Begin, Grant, MachineName, MachineReport, NarFileName, Put, REPORT_LEN_MAX, Rejection, RejectionKind, SmallKind,
-    UNFINISHED_GRACE,
+    Begin, Grant, MachineName, MachineReport, NarFileName, PutOutcome, REPORT_LEN_MAX, Rejection, RejectionKind,
+    SmallKind, UNFINISHED_GRACE,
 };
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::release::RELEASE_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart};
 
-use crate::caches::no_cache;
+use crate::cache_router::no_cache;
 use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::gate::Administration;
@@ -177,8 +177,8 @@ impl Uploads {
             Upload::CacheInfo => self.take_cache_info(body),
             Upload::NarInfo(hash_part) => narinfo::take(&self.cache, hash_part, body, grant),
             Upload::Small(kind, name) => Ok(match self.cache.put_small(kind, &name, body, grant)? {
-                Put::Written => Response::new(StatusCode::CREATED),
-                Put::Kept | Put::Dropped => Response::new(StatusCode::OK),
+                PutOutcome::Written => Response::new(StatusCode::CREATED),
+                PutOutcome::Kept | PutOutcome::Dropped => Response::new(StatusCode::OK),
             }),
             Upload::Unknown(path) => {
                 // A copy by a later version of Nix must not fail because of a new kind of file.

@@ -11,7 +11,7 @@ use narval_nix::{Compression, NarInfo, Sha256};
 
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-use crate::nar::deltas::{Asked, DeltaEnd, Deltas};
+use crate::nar::deltas::{DeltaEnd, DeltaRequest, Deltas};
 use crate::nar::file::send_file;
 use crate::nar::growing::{Nothing, send_growing};
 use crate::nar::representation::Representation;
@@ -25,7 +25,7 @@ pub(crate) fn answer(
     metrics: &Arc<Metrics>,
 ) -> Result<Response, ServeError> {
     if let Some(deltas) = deltas
-        && let Some(asked) = Asked::of(head)
+        && let Some(asked) = DeltaRequest::of(head)
         && let Some(response) = delta(cache, name, head, (deltas, &asked))?
     {
         return Ok(response);
@@ -98,7 +98,7 @@ fn delta(
     cache: &Cache,
     name: &str,
     head: &HeadRef<'_>,
-    (deltas, asked): (&Arc<Deltas>, &Asked),
+    (deltas, asked): (&Arc<Deltas>, &DeltaRequest),
 ) -> Result<Option<Response>, ServeError> {
     let Some(text) = cache.narinfo(&asked.base)? else { return Ok(None) };
     let Ok(info) = NarInfo::parse(&text, &cache.settings().store_dir) else { return Ok(None) };

@@ -21,7 +21,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use std::os::unix::ffi::OsStrExt;
 
-use super::watch::{FileState, Files, State, Watch};
+use super::watch::{DatabaseState, FileState, Files, Watch};
 use crate::error::StoreError;
 
 /// The maximum number of idle connections. More threads may query at once; surplus connections are closed after use.
@@ -80,7 +80,7 @@ struct Reader {
     /// it, and SQLite notices only the former. `None` if it was too recent to be certain.
     contents: Option<FileState>,
     /// Set on an immutable connection: the state in which it was opened.
-    immutable: Option<State>,
+    immutable: Option<DatabaseState>,
 }
 
 /// A borrowed connection. It is counted until it is returned or closed.
@@ -218,7 +218,7 @@ impl Pool {
     }
 
     /// Opens a connection. It has a state if it is immutable.
-    fn open(&self) -> Result<(Connection, Option<State>), NoReader> {
+    fn open(&self) -> Result<(Connection, Option<DatabaseState>), NoReader> {
         if self.is_undisturbed {
             let fresh = || NoReader::Writing(NO_ACCESS_PATIENCE, "it changes faster than it can be read".to_owned());
             if !self.watch.has_frames() {
@@ -242,7 +242,10 @@ impl Pool {
     }
 
     /// Opens a connection that takes no locks, if nobody writes.
-    fn open_immutable(&self, is_writing: impl FnOnce() -> NoReader) -> Result<(Connection, Option<State>), NoReader> {
+    fn open_immutable(
+        &self,
+        is_writing: impl FnOnce() -> NoReader,
+    ) -> Result<(Connection, Option<DatabaseState>), NoReader> {
         let Some(state) = self.watch.quiet() else { return Err(is_writing()) };
         match self.open_uri("immutable=1") {
             Ok((connection, _)) => Ok((connection, Some(state))),

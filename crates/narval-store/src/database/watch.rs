@@ -71,7 +71,7 @@ pub struct Stamp(u64);
 
 /// Identifies the contents of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct DatabaseState {
     database: FileState,
     log: FileState,
     header: [u8; WAL_INDEX_HEADER_LEN],
@@ -153,7 +153,7 @@ pub(super) struct Watch {
     open: RwLock<Option<(Identity, Arc<File>)>>,
     settled: RwLock<Settled>,
     /// The last state seen, and its number.
-    last: Mutex<(Option<State>, u64)>,
+    last: Mutex<(Option<DatabaseState>, u64)>,
 }
 
 /// The last state, while it is valid.
@@ -236,7 +236,7 @@ impl Watch {
         Some((self.stamp_of(state), headers))
     }
 
-    fn stamp_of(&self, state: State) -> Stamp {
+    fn stamp_of(&self, state: DatabaseState) -> Stamp {
         let mut last = self.last.lock();
         if last.0 != Some(state) {
             *last = (Some(state), last.1 + 1);
@@ -244,7 +244,7 @@ impl Watch {
         Stamp(last.1)
     }
 
-    fn look_at_files(&self) -> Option<(State, Option<Headers>)> {
+    fn look_at_files(&self) -> Option<(DatabaseState, Option<Headers>)> {
         let database = FileState::of(&self.database).ok()?;
         let Some(headers) = self.shared_file().and_then(|file| read_headers(&file)) else {
             return Some((self.quiet_state(database)?, None));
@@ -256,20 +256,20 @@ impl Watch {
         if no_frames && database.is_fresh() {
             return None;
         }
-        Some((State { database, log: FileState::default(), header }, Some(headers)))
+        Some((DatabaseState { database, log: FileState::default(), header }, Some(headers)))
     }
 
     /// The state of a database whose log and journal are empty, as an `immutable` connection requires.
-    pub(super) fn quiet(&self) -> Option<State> {
+    pub(super) fn quiet(&self) -> Option<DatabaseState> {
         let state = self.quiet_state(FileState::of(&self.database).ok()?)?;
         // Pages in the journal may be partly overwritten in the database.
         empty_or_absent(&self.journal)?;
         Some(state)
     }
 
-    fn quiet_state(&self, database: FileState) -> Option<State> {
+    fn quiet_state(&self, database: FileState) -> Option<DatabaseState> {
         let log = empty_or_absent(&self.log)?;
-        if database.is_fresh() { None } else { Some(State { database, log, header: [0; _] }) }
+        if database.is_fresh() { None } else { Some(DatabaseState { database, log, header: [0; _] }) }
     }
 
     /// The files that the database consists of now, and the state of the first of them.

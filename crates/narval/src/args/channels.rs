@@ -6,8 +6,8 @@ use std::time::Duration;
 use narval_cache::{BinaryCaches, CacheError};
 use narval_client::{Client, Scheme, Url};
 use narval_install::names::{
-    self, Asked, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Output, Refreshed, Resolution,
-    Resolved, SourceOfName, machine_system,
+    self, CHANNEL_DEFAULT, Candidate, Channel, ChannelNames, NamesFolder, Output, Refreshed, Resolution,
+    ResolveOptions, Resolved, SourceOfName, machine_system,
 };
 use narval_install::{Destination, Error, Origin, Wanted};
 use narval_names::{Package, Problem, Selector};
@@ -385,7 +385,8 @@ impl<'a> Lookup<'a> {
         };
         let records = (!self.args.no_build_records).then_some(&*client);
         let (allowed, distinction) = (allowed(), &*self.distinction);
-        let asked = Asked { system: &system, allowed: &allowed, records, on_records: &on_records, distinction };
+        let asked =
+            ResolveOptions { system: &system, allowed: &allowed, records, on_records: &on_records, distinction };
         let (Some((_, caches)), Some(channels)) = (&self.opened, &mut self.channels) else {
             return Err(Error::Died.into());
         };

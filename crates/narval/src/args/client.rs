@@ -11,7 +11,7 @@ use narval_client::{CONNECT_TIMEOUT, Client, ClientOptions, Credentials, Netrc, 
 pub use narval_install::human_bytes;
 use narval_install::{DeltaUse, Destination, Error, Options, Wanted};
 use narval_nix::{PublicKey, TrustedKeys};
-use narval_store::{CacheSettings, Environment, StoreConfig};
+use narval_store::{Environment, StoreConfig, SubstituterSettings};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -31,8 +31,8 @@ const CONNECTIONS: u16 = 64;
 const CACHE_NIXOS_ORG: &str = "https://cache.nixos.org";
 
 /// Nix's settings for caches, read once: keys, caches and credentials come from the same files.
-fn settings_of_nix() -> &'static CacheSettings {
-    static SETTINGS: LazyLock<CacheSettings> = LazyLock::new(CacheSettings::of_process);
+fn settings_of_nix() -> &'static SubstituterSettings {
+    static SETTINGS: LazyLock<SubstituterSettings> = LazyLock::new(SubstituterSettings::of_process);
     &SETTINGS
 }
 
@@ -44,7 +44,7 @@ pub struct ClientArgs {
     pub store: StoreArgs,
     /// The caches.
     #[command(flatten)]
-    pub caches: CacheArgs,
+    pub caches: SourceCacheArgs,
     /// The output.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -146,7 +146,7 @@ pub(crate) fn other_store_with(config: &StoreConfig, wanted: &Wanted) -> Option<
 
 /// The caches to use.
 #[derive(Clone, Debug, clap::Args)]
-pub struct CacheArgs {
+pub struct SourceCacheArgs {
     /// Binary cache: an http://, https://, s3:// or file:// URL. Repeatable; caches are queried by priority [default:
     /// those of nix.conf, otherwise cache.nixos.org]
     #[arg(
@@ -186,7 +186,7 @@ pub struct CacheArgs {
     pub connections: u16,
 }
 
-impl CacheArgs {
+impl SourceCacheArgs {
     /// Those of the environment and of nix.conf, for a command whose options are about other caches.
     pub(crate) fn of_environment(requests: RequestArgs) -> Self {
         let words = |variable: &str| {

@@ -50,7 +50,7 @@ pub struct DataLocation {
 
 /// A data folder, and one of its caches.
 #[derive(Clone, Debug, clap::Args)]
-pub struct CacheArgs {
+pub struct WritableCacheArgs {
     /// The folder.
     #[command(flatten)]
     pub data: DataArgs,
@@ -147,7 +147,7 @@ impl DataArgs {
     }
 }
 
-impl CacheArgs {
+impl WritableCacheArgs {
     /// Opens the cache.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use narval_store::StoreConfig;
 
 use super::own_folder;
 use crate::Failure;
-use crate::args::client::CacheArgs;
+use crate::args::client::SourceCacheArgs;
 
 /// Whether an argument is meant to be a release.
 pub(crate) fn is_release(text: &str) -> bool {
@@ -28,7 +28,7 @@ pub(crate) fn seen_releases(lock_timeout: Duration) -> Result<SeenReleases, Fail
 
 /// Where releases are looked up.
 pub(crate) struct ReleaseLookup<'a> {
-    pub(crate) caches: &'a CacheArgs,
+    pub(crate) caches: &'a SourceCacheArgs,
     /// `None`: this machine's.
     pub(crate) system: Option<&'a str>,
     pub(crate) store_dir: &'a StoreDir,
@@ -105,7 +105,7 @@ impl ReleaseLookup<'_> {
 
 /// Arguments with store paths in place of releases, for this machine's system.
 pub(crate) fn expand_releases(
-    caches: &CacheArgs,
+    caches: &SourceCacheArgs,
     texts: &[String],
     store: &StoreConfig,
 ) -> Result<Vec<String>, Failure> {

@@ -19,7 +19,7 @@ use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
 use crate::upstream::said::Said;
 use crate::upstream::shared::Shared;
-use crate::upstream::standing::counts::Asked;
+use crate::upstream::standing::counts::RequestOutcome;
 
 /// After how long all upstreams are asked to open a NAR's file, whatever that costs.
 const ALL_AFTER: Duration = Duration::from_secs(5);
@@ -230,9 +230,9 @@ impl Remote {
         let opened = open();
         self.owes(false);
         let asked = match &opened {
-            Ok(Some(_)) => Asked::Found,
-            Ok(None) => Asked::Absent,
-            Err(_) => Asked::Failed,
+            Ok(Some(_)) => RequestOutcome::Found,
+            Ok(None) => RequestOutcome::Absent,
+            Err(_) => RequestOutcome::Failed,
         };
         self.counts.add(asked, began.elapsed());
         opened

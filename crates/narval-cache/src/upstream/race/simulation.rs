@@ -16,7 +16,7 @@ use narval_nix::StoreDir;
 use super::{Ended, Pace, Race, Step};
 use crate::upstream::remote::Remote;
 use crate::upstream::said::Said;
-use crate::upstream::standing::counts::Asked;
+use crate::upstream::standing::counts::RequestOutcome;
 use crate::upstream::standing::probe::{PROBE_WAIT, Pauses};
 use crate::upstream::{ASKED_MAX, Deadline, HEDGES_SHARE, RETRIES_SHARE, Unavailable, UpstreamOptions};
 
@@ -353,7 +353,10 @@ impl Office {
         };
         let must_be_probed = match reply {
             Reply::Has | Reply::Absent => {
-                one.remote.answered(if matches!(reply, Reply::Has) { Asked::Found } else { Asked::Absent }, time);
+                one.remote.answered(
+                    if matches!(reply, Reply::Has) { RequestOutcome::Found } else { RequestOutcome::Absent },
+                    time,
+                );
                 false
             }
             Reply::Failed(retry_after) => one.remote.not_answered(began, time, retry_after),

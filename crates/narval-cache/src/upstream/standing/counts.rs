@@ -28,7 +28,7 @@ pub(in crate::upstream) struct Counts {
 
 /// How a request to an upstream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum Asked {
+pub(in crate::upstream) enum RequestOutcome {
     Found,
     Absent,
     Failed,
@@ -88,14 +88,14 @@ pub struct UpstreamsStats {
 
 impl Counts {
     /// Counts a request that took so long until the first byte of its answer.
-    pub(in crate::upstream) fn add(&self, asked: Asked, time: Duration) {
+    pub(in crate::upstream) fn add(&self, asked: RequestOutcome, time: Duration) {
         let counter = match asked {
-            Asked::Found => &self.found,
-            Asked::Absent => &self.absent,
-            Asked::Failed => &self.failed,
+            RequestOutcome::Found => &self.found,
+            RequestOutcome::Absent => &self.absent,
+            RequestOutcome::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        if asked != Asked::Failed {
+        if asked != RequestOutcome::Failed {
             self.times.add(&SECONDS, time);
         }
     }

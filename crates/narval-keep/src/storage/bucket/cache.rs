@@ -10,7 +10,7 @@ use narval_client::Payload;
 use narval_files::TemporaryFile;
 use narval_nix::HashPart;
 
-use super::flights::Asked;
+use super::flights::NarRequest;
 use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{NarRecord, PathRecord};
 use crate::storage::{
@@ -134,8 +134,8 @@ impl CacheStorage for CacheInBucket {
     }
 
     fn nar(&self, name: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>> {
-        let asked = Asked { cache: &self.name, key: &self.nar_key(name), name, nar, asker };
-        self.shared.flights.nar(&asked)
+        let request = NarRequest { cache: &self.name, key: &self.nar_key(name), name, nar, asker };
+        self.shared.flights.nar(&request)
     }
 
     /// Signing fails with the credentials: what is on the disk can be served without them.
@@ -154,7 +154,7 @@ impl CacheStorage for CacheInBucket {
 
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {
         let asker = Asker::Client;
-        self.shared.flights.whole(&Asked { cache: &self.name, key: &self.nar_key(name), name, nar, asker })
+        self.shared.flights.whole(&NarRequest { cache: &self.name, key: &self.nar_key(name), name, nar, asker })
     }
 
     fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>> {

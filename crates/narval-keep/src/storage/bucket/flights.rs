@@ -80,7 +80,7 @@ pub(super) struct Flights {
 
 /// A NAR that is asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct NarRequest<'a> {
     pub(super) cache: &'a CacheName,
     /// The key of its object.
     pub(super) key: &'a str,
@@ -139,16 +139,16 @@ impl Flights {
     }
 
     /// The file of a NAR: complete, or still growing. `None` if there is no such object.
-    pub(super) fn nar(self: &Arc<Self>, asked: &Asked<'_>) -> io::Result<Option<NarBytes>> {
-        let name = kept_name(asked.cache, asked.name);
+    pub(super) fn nar(self: &Arc<Self>, request: &NarRequest<'_>) -> io::Result<Option<NarBytes>> {
+        let name = kept_name(request.cache, request.name);
         let fill = {
             let mut fetches = self.running.lock();
             if let Some(fill) = fetches.get(&name) {
                 Arc::clone(fill)
-            } else if let Some(file) = self.kept_file(&name, asked.nar) {
+            } else if let Some(file) = self.kept_file(&name, request.nar) {
                 return Ok(Some(NarBytes::File(file)));
             } else {
-                self.begin(asked, name, &mut fetches)?
+                self.begin(request, name, &mut fetches)?
             }
         };
         let busy = || unavailable("too many requests are already waiting for the bucket".to_owned());
@@ -173,8 +173,8 @@ impl Flights {
     }
 
     /// Like [`nar`](Self::nar), but waits for the whole file.
-    pub(super) fn whole(self: &Arc<Self>, asked: &Asked<'_>) -> io::Result<Option<File>> {
-        match self.nar(asked)? {
+    pub(super) fn whole(self: &Arc<Self>, request: &NarRequest<'_>) -> io::Result<Option<File>> {
+        match self.nar(request)? {
             None => Ok(None),
             Some(NarBytes::File(file)) => Ok(Some(file)),
             Some(NarBytes::Redirect(_)) => Err(unavailable("the client is redirected".to_owned())),
@@ -208,14 +208,14 @@ impl Flights {
     /// Starts to fetch, on a thread of its own.
     fn begin(
         self: &Arc<Self>,
-        asked: &Asked<'_>,
+        request: &NarRequest<'_>,
         name: String,
         fetches: &mut FetchesLocked<'_>,
     ) -> io::Result<Arc<Fill>> {
         if self.damaged.get(&name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
             return Err(io::Error::other("the object is damaged, and was so when it was fetched again"));
         }
-        let fetch = self.plan(asked, name);
+        let fetch = self.plan(request, name);
         let permits = if fetch.peer.is_some() { &self.peer_fetches } else { &self.fetches };
         let permit = permits.take().ok_or_else(|| unavailable("too many NARs are being fetched".to_owned()))?;
         // The request id is that of the first request: others may wait for the same NAR.
@@ -228,15 +228,17 @@ impl Flights {
     }
 
     /// Where a NAR comes from, and whether it is kept. Another node asks whoever keeps a NAR, and nobody else is asked then.
-    fn plan(&self, asked: &Asked<'_>, name: String) -> Fetch {
-        let (key, nar) = (asked.key.to_owned(), asked.nar.clone());
+    fn plan(&self, request: &NarRequest<'_>, name: String) -> Fetch {
+        let (key, nar) = (request.key.to_owned(), request.nar.clone());
         let own = |key, name, nar| Fetch { key, name, nar, peer: None, is_kept: true, is_next: true };
-        let Some(peers) = self.peers.get().filter(|_| asked.asker == Asker::Client) else { return own(key, name, nar) };
+        let Some(peers) = self.peers.get().filter(|_| request.asker == Asker::Client) else {
+            return own(key, name, nar);
+        };
         let Holder::Other { member, is_next } = peers.holder(&nar.file_hash) else { return own(key, name, nar) };
         let passed = self.passed.get(&name).unwrap_or_default().saturating_add(1);
         self.passed.insert(name.clone(), passed);
-        let (peers, cache) = (Arc::clone(peers), asked.cache.clone());
-        let peer = Some(FromPeer { peers, member, cache, name: asked.name.to_owned() });
+        let (peers, cache) = (Arc::clone(peers), request.cache.clone());
+        let peer = Some(FromPeer { peers, member, cache, name: request.name.to_owned() });
         Fetch { key, name, nar, peer, is_kept: is_next && passed >= POPULAR_FROM, is_next }
     }
 

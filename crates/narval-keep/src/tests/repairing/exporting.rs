@@ -57,7 +57,10 @@ fn an_export_is_a_cache_at_every_moment_and_whole_at_its_end() {
     fill(cache);
     cache.set_other_sources(Some(std::sync::Arc::new(AnUpstream)));
     TestPath::new("wrapper", &[&TestPath::new("glibc-of-an-upstream", &[])]).push(cache).unwrap();
-    assert_eq!(cache.put_small(SmallKind::Other, "new/file", &mut &b"small"[..], &pusher()).unwrap(), Put::Written);
+    assert_eq!(
+        cache.put_small(SmallKind::Other, "new/file", &mut &b"small"[..], &pusher()).unwrap(),
+        PutOutcome::Written
+    );
     // Stopped again and again.
     let (mut stops, mut last) = (0, 0);
     loop {

@@ -114,7 +114,7 @@ fn a_migration_copies_everything_there_and_back() {
     let log = format!("{}-hello.drv", paths[0].part());
     for (kind, name) in [(SmallKind::Log, log.as_str()), (SmallKind::DebugInfo, "abcd"), (SmallKind::Other, "new/file")]
     {
-        assert_eq!(cache.put_small(kind, name, &mut &b"small"[..], &pusher()).unwrap(), Put::Written);
+        assert_eq!(cache.put_small(kind, name, &mut &b"small"[..], &pusher()).unwrap(), PutOutcome::Written);
     }
     let new_token = || NewToken {
         label: "ci".into(),

@@ -4,8 +4,8 @@
 //! ([`makers`]). Requests wait for them on threads of their own ([`answer_on_a_thread`]); one that would have to wait for long gets the
 //! whole NAR instead.
 
-mod asked;
 mod makers;
+mod request;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,8 +28,8 @@ use super::representation::Representation;
 use super::zstd::{Folder, NarCacheConfig, Stored, etag, is_as_named};
 use crate::error::ServeError;
 use crate::metrics::Metrics;
-pub(crate) use asked::Asked;
 use makers::{Job, Ticket, WAITING_MAX};
+pub(crate) use request::DeltaRequest;
 
 /// The memory that zstd takes, besides the two NARs and the delta.
 const CONTEXT_BYTES: u64 = 64 * 1024 * 1024;
@@ -177,7 +177,7 @@ impl Deltas {
     pub(crate) fn answer(
         self: &Arc<Self>,
         head: &HeadRef<'_>,
-        asked: &Asked,
+        asked: &DeltaRequest,
         (base, nar): (DeltaEnd, DeltaEnd),
         compressed: Option<u64>,
     ) -> Result<Option<Response>, ServeError> {

@@ -77,7 +77,7 @@ struct Known {
 }
 
 /// A compressed NAR, complete or in flight.
-pub(crate) enum Found {
+pub(crate) enum CompressedNar {
     /// Complete.
     File(Stored, Arc<File>),
     /// Being compressed.
@@ -189,19 +189,19 @@ impl NarCache {
         path_nar: &Arc<PathNar>,
         ahead: &Arc<ReadAhead>,
         stored: impl Fn() + Send + Sync + 'static,
-    ) -> io::Result<Found> {
+    ) -> io::Result<CompressedNar> {
         if let Some((stored, file)) = self.find(&path_nar.nar_hash) {
-            return Ok(Found::File(stored, file));
+            return Ok(CompressedNar::File(stored, file));
         }
         let mut flights = self.flights.lock();
         let flying = flights.get(&path_nar.nar_hash).and_then(Weak::upgrade);
         if let Some(flight) = flying.filter(|flight| !flight.has_failed()) {
             self.metrics.single_flight_waits.inc();
-            return Ok(Found::InFlight(flight));
+            return Ok(CompressedNar::InFlight(flight));
         }
         // Finished between the look above and the lock.
         if let Some((stored, file)) = self.find(&path_nar.nar_hash) {
-            return Ok(Found::File(stored, file));
+            return Ok(CompressedNar::File(stored, file));
         }
         self.metrics.nar_cache_misses.inc();
         let place = if self.folder.is_paused() { None } else { self.begin() };
@@ -211,7 +211,7 @@ impl NarCache {
         if has_place {
             flights.insert(path_nar.nar_hash, Arc::downgrade(&flight));
         }
-        Ok(Found::InFlight(flight))
+        Ok(CompressedNar::InFlight(flight))
     }
 
     fn begin(&self) -> Option<FillTarget> {

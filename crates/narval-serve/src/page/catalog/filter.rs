@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use narval_client::clock;
 
-use super::asked::{Asked, Filter};
 use super::is_unsigned;
+use super::query::{Filter, SearchQuery};
 use super::table::{Group, Groups, PAGE_LEN, TOTAL_MAX, Table};
 use crate::error::ServeError;
 use crate::page::places::Places;
@@ -20,17 +20,17 @@ const VERIFIED_MAX: usize = 10_000;
 pub(super) fn filtered(
     table: &Table,
     places: &Places,
-    asked: &Asked,
+    query: &SearchQuery,
     filter: Filter,
     pinned: &HashSet<String>,
 ) -> Result<Groups, ServeError> {
     let mut rows = Vec::new();
     let mut more = false;
     let unused_before = clock::now().saturating_sub(UNUSED_SECONDS);
-    let wanted = asked.from.saturating_add(PAGE_LEN);
+    let wanted = query.from.saturating_add(PAGE_LEN);
     let mut looked_at = 0;
     let mut failed = None;
-    table.each_hit(asked, |at| {
+    table.each_hit(query, |at| {
         let Some((hash, size, used)) = table.row(at) else { return true };
         let is_wanted = match filter {
             Filter::Pinned => pinned.contains(hash),
@@ -64,6 +64,6 @@ pub(super) fn filtered(
         Filter::Pinned | Filter::Unsigned => {}
     }
     let alone = |(_, at): &(u64, usize)| Some(Group { newest: table.found(*at)?, older: Vec::new(), older_count: 0 });
-    let list = rows.iter().skip(asked.from).take(PAGE_LEN).filter_map(alone).collect();
+    let list = rows.iter().skip(query.from).take(PAGE_LEN).filter_map(alone).collect();
     Ok(Groups { list, total: rows.len(), more, ..table.nothing() })
 }

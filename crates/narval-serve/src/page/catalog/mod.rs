@@ -3,8 +3,8 @@
 //! A scan of the names of a million paths takes a few milliseconds, and no database index finds parts of words. The names of
 //! a live store could not be indexed anyway: its database belongs to Nix.
 
-mod asked;
 mod filter;
+mod query;
 mod table;
 
 use std::collections::HashSet;
@@ -18,9 +18,9 @@ use parking_lot::{Condvar, Mutex};
 use super::paths::{is_accepted, look_up};
 use super::places::Places;
 use crate::error::ServeError;
-pub(super) use asked::{Asked, Filter, text_of};
+pub(super) use query::{Filter, SearchQuery, text_of};
 use table::Table;
-pub(super) use table::{Found, Group, Groups, PAGE_LEN, Results};
+pub(super) use table::{CatalogEntry, Group, Groups, PAGE_LEN, Results};
 
 /// How long an unused table is kept.
 const IDLE_MAX: Duration = Duration::from_secs(300);
@@ -84,26 +84,30 @@ impl fmt::Debug for Catalog {
 
 impl Catalog {
     /// Searches; builds the table first if there is none.
-    pub(super) fn search(self: &Arc<Self>, places: &Arc<Places>, asked: &Asked) -> Result<Results, ServeError> {
-        let mut results = self.table(places)?.search(asked);
+    pub(super) fn search(self: &Arc<Self>, places: &Arc<Places>, query: &SearchQuery) -> Result<Results, ServeError> {
+        let mut results = self.table(places)?.search(query);
         let pinned = pinned(places)?;
         results.paths.iter_mut().try_for_each(|found| found.mark(places, &pinned))?;
         Ok(results)
     }
 
     /// Searches packages: their versions, together.
-    pub(super) fn packages(self: &Arc<Self>, places: &Arc<Places>, asked: &Asked) -> Result<Groups, ServeError> {
+    pub(super) fn packages(self: &Arc<Self>, places: &Arc<Places>, query: &SearchQuery) -> Result<Groups, ServeError> {
         let (table, pinned) = (self.table(places)?, pinned(places)?);
-        let mut groups = match asked.filter {
-            Some(filter) => filter::filtered(&table, places, asked, filter, &pinned)?,
-            None => table.groups(asked),
+        let mut groups = match query.filter {
+            Some(filter) => filter::filtered(&table, places, query, filter, &pinned)?,
+            None => table.groups(query),
         };
         groups.list.iter_mut().try_for_each(|group| group.newest.mark(places, &pinned))?;
         Ok(groups)
     }
 
     /// The same if it takes no longer than a moment; otherwise the table is built meanwhile.
-    pub(super) fn soon(self: &Arc<Self>, places: &Arc<Places>, asked: &Asked) -> Result<Option<Groups>, ServeError> {
+    pub(super) fn soon(
+        self: &Arc<Self>,
+        places: &Arc<Places>,
+        query: &SearchQuery,
+    ) -> Result<Option<Groups>, ServeError> {
         self.prepare(places);
         let mut state = self.state.lock();
         if state.made.is_none() && state.is_building {
@@ -111,7 +115,7 @@ impl Catalog {
         }
         let is_made = state.made.is_some();
         drop(state);
-        is_made.then(|| self.packages(places, asked)).transpose()
+        is_made.then(|| self.packages(places, query)).transpose()
     }
 
     /// Names of packages that a query may mean.
@@ -136,9 +140,9 @@ impl Catalog {
         self: &Arc<Self>,
         places: &Arc<Places>,
         hash_part: HashPart,
-    ) -> Result<Option<Found>, ServeError> {
-        let asked = Asked::words(hash_part.as_str());
-        let found = self.table(places)?.search(&asked).paths;
+    ) -> Result<Option<CatalogEntry>, ServeError> {
+        let query = SearchQuery::words(hash_part.as_str());
+        let found = self.table(places)?.search(&query).paths;
         Ok(found.into_iter().find(|found| found.hash == hash_part.as_str()))
     }
 
@@ -253,7 +257,7 @@ fn pinned(places: &Places) -> Result<HashSet<String>, ServeError> {
     Ok(pins.iter().filter_map(|pin| pin.path.split('-').next()).map(str::to_owned).collect())
 }
 
-impl Found {
+impl CatalogEntry {
     /// Notes whether it is pinned, and whether it lacks a signature.
     fn mark(&mut self, places: &Places, pinned: &HashSet<String>) -> Result<(), ServeError> {
         self.pinned = pinned.contains(&self.hash);

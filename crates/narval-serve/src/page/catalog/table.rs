@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use memchr::memmem::Finder;
 use serde::Serialize;
 
-use super::asked::Asked;
+use super::query::SearchQuery;
 use crate::error::ServeError;
 use crate::page::places::Places;
 use crate::page::usage::package_name;
@@ -28,7 +28,7 @@ const NEAR_MAX: usize = 3;
 
 /// One result.
 #[derive(Debug, Serialize, PartialEq, Eq)]
-pub(in crate::page) struct Found {
+pub(in crate::page) struct CatalogEntry {
     pub(in crate::page) hash: String,
     pub(in crate::page) name: String,
     /// Size in bytes: of the NAR in a live store, of its file in a writable cache.
@@ -59,15 +59,15 @@ pub(in crate::page) struct Results {
     pub(in crate::page) more: bool,
     /// The number of searched paths.
     pub(in crate::page) of: usize,
-    pub(in crate::page) paths: Vec<Found>,
+    pub(in crate::page) paths: Vec<CatalogEntry>,
 }
 
 /// A package: its versions.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::page) struct Group {
-    pub(in crate::page) newest: Found,
+    pub(in crate::page) newest: CatalogEntry,
     /// The next newest ones.
-    pub(in crate::page) older: Vec<Found>,
+    pub(in crate::page) older: Vec<CatalogEntry>,
     /// How many older ones there are.
     pub(in crate::page) older_count: usize,
 }
@@ -176,21 +176,21 @@ impl Table {
         self.names.get(start..end).unwrap_or_default()
     }
 
-    pub(super) fn search(&self, asked: &Asked) -> Results {
+    pub(super) fn search(&self, query: &SearchQuery) -> Results {
         let mut results = Results { total: 0, more: false, of: self.rows.len(), paths: Vec::new() };
-        if asked.words.is_empty() {
+        if query.words.is_empty() {
             let rows = self.rows.len();
             results.total = rows;
-            results.paths = (asked.from.min(rows)..rows).take(PAGE_LEN).filter_map(|at| self.found(at)).collect();
+            results.paths = (query.from.min(rows)..rows).take(PAGE_LEN).filter_map(|at| self.found(at)).collect();
             return results;
         }
-        let total_max = TOTAL_MAX.max(asked.from.saturating_add(PAGE_LEN));
-        self.each_hit(asked, |at| {
+        let total_max = TOTAL_MAX.max(query.from.saturating_add(PAGE_LEN));
+        self.each_hit(query, |at| {
             if results.total == total_max {
                 results.more = true;
                 return false;
             }
-            if results.total >= asked.from && results.paths.len() < PAGE_LEN {
+            if results.total >= query.from && results.paths.len() < PAGE_LEN {
                 results.paths.extend(self.found(at));
             }
             results.total += 1;
@@ -200,8 +200,8 @@ impl Table {
     }
 
     /// Calls `take` with each row that has all the words, the newest first, until it returns `false`.
-    pub(super) fn each_hit(&self, asked: &Asked, mut take: impl FnMut(usize) -> bool) {
-        let words = self.rarest_first(asked.words.iter().map(|word| Finder::new(word.as_bytes())).collect());
+    pub(super) fn each_hit(&self, query: &SearchQuery, mut take: impl FnMut(usize) -> bool) {
+        let words = self.rarest_first(query.words.iter().map(|word| Finder::new(word.as_bytes())).collect());
         let Some((first, others)) = words.split_first() else {
             (0..self.rows.len()).all(take);
             return;
@@ -210,7 +210,7 @@ impl Table {
         while let Some(hit) = self.names.get(from..).and_then(|names| first.find(names)) {
             at = self.row_of(at, from + hit);
             let name = self.name(at);
-            if others.iter().all(|word| word.find(name).is_some()) && self.is_of(at, asked) && !take(at) {
+            if others.iter().all(|word| word.find(name).is_some()) && self.is_of(at, query) && !take(at) {
                 return;
             }
             at += 1;
@@ -220,14 +220,14 @@ impl Table {
     }
 
     /// The packages of which a version has all the words, with those versions.
-    pub(super) fn groups(&self, asked: &Asked) -> Groups {
+    pub(super) fn groups(&self, query: &SearchQuery) -> Groups {
         let (mut found, mut more) = (Vec::<Vec<u32>>::new(), false);
         let mut total = self.packages.len();
-        let page: Vec<&[u32]> = if asked.words.is_empty() {
-            self.packages.iter().skip(asked.from).take(PAGE_LEN).map(Vec::as_slice).collect()
+        let page: Vec<&[u32]> = if query.words.is_empty() {
+            self.packages.iter().skip(query.from).take(PAGE_LEN).map(Vec::as_slice).collect()
         } else {
             let (mut places, mut hits) = (HashMap::new(), 0);
-            self.each_hit(asked, |at| {
+            self.each_hit(query, |at| {
                 hits += 1;
                 more = hits > TOTAL_MAX;
                 let (Some(package), Ok(row)) = (self.package_of.get(at), u32::try_from(at)) else { return false };
@@ -239,7 +239,7 @@ impl Table {
                 !more
             });
             total = found.len();
-            found.iter().skip(asked.from).take(PAGE_LEN).map(Vec::as_slice).collect()
+            found.iter().skip(query.from).take(PAGE_LEN).map(Vec::as_slice).collect()
         };
         let list = page.into_iter().filter_map(|rows| self.group_of(rows)).collect();
         Groups { list, total, more, ..self.nothing() }
@@ -314,19 +314,19 @@ impl Table {
     }
 
     /// Whether a row is of the package that was asked for, if one was.
-    fn is_of(&self, at: usize, asked: &Asked) -> bool {
-        let Some(package) = &asked.package else { return true };
+    fn is_of(&self, at: usize, query: &SearchQuery) -> bool {
+        let Some(package) = &query.package else { return true };
         self.found(at).is_some_and(|found| package_name(&found.name) == package)
     }
 
-    pub(super) fn found(&self, at: usize) -> Option<Found> {
+    pub(super) fn found(&self, at: usize) -> Option<CatalogEntry> {
         let row = self.rows.get(at)?;
         let base = match self.originals.get(&at) {
             Some(original) => original.to_string(),
             None => String::from_utf8_lossy(self.name(at)).into_owned(),
         };
         let (hash, name) = base.split_at_checked(HASH_LEN)?;
-        Some(Found {
+        Some(CatalogEntry {
             hash: hash.trim_end_matches('-').to_owned(),
             name: name.to_owned(),
             size: row.size,
@@ -381,7 +381,7 @@ mod tests {
     }
 
     fn names(table: &Table, query: &str) -> Vec<String> {
-        table.search(&Asked::parse(Some(query))).paths.into_iter().map(|found| found.name).collect()
+        table.search(&SearchQuery::parse(Some(query))).paths.into_iter().map(|found| found.name).collect()
     }
 
     #[test]
@@ -419,7 +419,7 @@ mod tests {
     fn pages_are_parts_of_the_whole() {
         let many: Vec<_> = (0..120).map(|number| format!("package-{number}")).collect();
         let table = table(&many.iter().map(String::as_str).collect::<Vec<_>>());
-        let page = |from: usize| table.search(&Asked::parse(Some(&format!("q=package&from={from}"))));
+        let page = |from: usize| table.search(&SearchQuery::parse(Some(&format!("q=package&from={from}"))));
         assert_eq!((page(0).total, page(0).paths.len()), (120, 50));
         assert_eq!(page(100).paths.len(), 20);
         assert_eq!(page(50).paths[0].name, "package-69");
@@ -429,12 +429,12 @@ mod tests {
     fn common_words_are_not_counted_to_the_end() {
         let many: Vec<_> = (0..TOTAL_MAX + 100).map(|number| format!("package-{number}")).collect();
         let table = table(&many.iter().map(String::as_str).collect::<Vec<_>>());
-        let asked = |query: &str| table.search(&Asked::parse(Some(query)));
-        let first = asked("q=package");
+        let query = |query: &str| table.search(&SearchQuery::parse(Some(query)));
+        let first = query("q=package");
         assert_eq!((first.total, first.more, first.paths.len()), (TOTAL_MAX, true, PAGE_LEN));
-        let last = asked(&format!("q=package&from={}", TOTAL_MAX + 50));
+        let last = query(&format!("q=package&from={}", TOTAL_MAX + 50));
         assert_eq!((last.total, last.more, last.paths.len()), (TOTAL_MAX + 100, false, PAGE_LEN));
-        assert_eq!(asked("").total, TOTAL_MAX + 100);
+        assert_eq!(query("").total, TOTAL_MAX + 100);
     }
 
     #[test]
@@ -442,8 +442,8 @@ mod tests {
         let path = format!("{}-twice", hash(1));
         let table = Table::of(vec![(path.clone(), 5, 10, None), (path, 3, 20, Some(30))]);
         assert_eq!(
-            table.search(&Asked::default()).paths,
-            [Found {
+            table.search(&SearchQuery::default()).paths,
+            [CatalogEntry {
                 hash: hash(1),
                 name: "twice".into(),
                 size: 5,
@@ -459,7 +459,7 @@ mod tests {
     fn versions_of_a_package_are_one_group() {
         let table = table(&["git-2.47", "glibc-2.40", "git-2.48", "git-lfs-3"]);
         let names = |query: &str| -> Vec<(String, usize)> {
-            let groups = table.groups(&Asked::parse(Some(query)));
+            let groups = table.groups(&SearchQuery::parse(Some(query)));
             groups.list.into_iter().map(|group| (group.newest.name, group.older_count)).collect()
         };
         assert_eq!(names(""), [("git-lfs-3".into(), 0), ("git-2.48".into(), 1), ("glibc-2.40".into(), 0)]);

@@ -8,7 +8,7 @@ use super::packages;
 use super::parts::{Way, copied, titled, ways};
 use super::words::{ago, bytes, many, name, number};
 use crate::error::ServeError;
-use crate::page::catalog::{Asked, Groups};
+use crate::page::catalog::{Groups, SearchQuery};
 use crate::page::parts::Parts;
 use crate::page::visit::Visit;
 
@@ -23,7 +23,7 @@ pub(super) fn overview(parts: &Parts, visit: &Visit) -> Result<(String, Markup),
         _ => false,
     };
     // Reading the names of a million paths takes seconds; everything else is here at once.
-    let groups = parts.catalog.soon(places, &Asked::default())?;
+    let groups = parts.catalog.soon(places, &SearchQuery::default())?;
     let main = html! {
         @if is_empty { h1.lead { b { (visit.cache) } " is a new binary cache for Linux packages of " code { (places.store_dir) } ": it is empty." } (description(parts)) }
         @else { (sentence(parts, visit, groups.as_ref())?) (description(parts)) }

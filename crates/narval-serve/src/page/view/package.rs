@@ -11,7 +11,7 @@ use super::parts::{Way, bar, copied, sized, ways};
 use super::words::{ago, bytes, date, encoded, many, name, number, plain};
 use super::{files, packages};
 use crate::error::ServeError;
-use crate::page::catalog::{Asked, Found};
+use crate::page::catalog::{CatalogEntry, SearchQuery};
 use crate::page::inside::Inside;
 use crate::page::parts::Parts;
 use crate::page::paths::{self, Details, Named, Source, Tree};
@@ -47,8 +47,9 @@ pub(super) fn package(
     let package = package_name(&full);
     let version = full.get(package.len()..).unwrap_or_default().trim_start_matches('-');
     let why = crate::page::catalog::text_of(request.query(), "why").parse().ok();
-    let versions =
-        parts.catalog.packages(places, &Asked::parse(Some(&format!("package={}", encoded(package.as_bytes())))))?;
+    let versions = parts
+        .catalog
+        .packages(places, &SearchQuery::parse(Some(&format!("package={}", encoded(package.as_bytes())))))?;
     let main = html! {
         h1.package {
             (name(package))
@@ -158,7 +159,7 @@ fn get_it(visit: &Visit, store_path: &str, full: &str, hash_part: HashPart, has_
     html! { h2 { "Get it" } (ways("get", "Ways to get it", &all)) }
 }
 
-fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&Found>, visit: &Visit) -> Markup {
+fn facts(parts: &Parts, details: &Details, tree: &Tree, listed: Option<&CatalogEntry>, visit: &Visit) -> Markup {
     let info = &details.info;
     let total: u64 = tree.nodes.iter().map(|node| node.path.size).sum();
     let is_kept = details.source == Source::Cache;

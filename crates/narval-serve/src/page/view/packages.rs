@@ -4,18 +4,18 @@ use maud::{Markup, html};
 
 use super::words::{ago, bytes, encoded, many, name, number, plain};
 use crate::error::ServeError;
-use crate::page::catalog::{Asked, Filter, Found, Group, Groups, PAGE_LEN, text_of};
+use crate::page::catalog::{CatalogEntry, Filter, Group, Groups, PAGE_LEN, SearchQuery, text_of};
 use crate::page::parts::Parts;
 use crate::page::usage::package_name;
 use crate::page::visit::Visit;
 
 /// The list of packages that a query asks for.
-pub(super) fn packages(parts: &Parts, visit: &Visit, query: Option<&str>) -> Result<(String, Markup), ServeError> {
-    let asked = Asked::parse(query);
-    let (typed, package) = (text_of(query, "q"), text_of(query, "package"));
-    let groups = parts.catalog.packages(&parts.places, &asked)?;
+pub(super) fn packages(parts: &Parts, visit: &Visit, raw: Option<&str>) -> Result<(String, Markup), ServeError> {
+    let query = SearchQuery::parse(raw);
+    let (typed, package) = (text_of(raw, "q"), text_of(raw, "package"));
+    let groups = parts.catalog.packages(&parts.places, &query)?;
     let near = match groups.total {
-        0 if asked.filter.is_none() => parts.catalog.near(&parts.places, &typed)?,
+        0 if query.filter.is_none() => parts.catalog.near(&parts.places, &typed)?,
         _ => Vec::new(),
     };
     let link = |filter: &str, from: usize| {
@@ -25,7 +25,7 @@ pub(super) fn packages(parts: &Parts, visit: &Visit, query: Option<&str>) -> Res
         let from = if from == 0 { String::new() } else { format!("&from={from}") };
         format!("?q={}{package}{filter}{from}", encoded(typed.as_bytes()))
     };
-    let current = Filter::ALL.iter().find(|(filter, ..)| Some(*filter) == asked.filter).map_or("", |(_, name, _)| name);
+    let current = Filter::ALL.iter().find(|(filter, ..)| Some(*filter) == query.filter).map_or("", |(_, name, _)| name);
     let title = match (package.as_str(), typed.trim()) {
         ("", "") => "Packages".to_owned(),
         ("", typed) => typed.to_owned(),
@@ -34,7 +34,7 @@ pub(super) fn packages(parts: &Parts, visit: &Visit, query: Option<&str>) -> Res
     let main = html! {
         h1 { @if package.is_empty() { "Packages" } @else { "Versions of " (name(&package)) } }
         div.bar-of-filters {
-            p.soft role="status" { (summary(&groups, &asked, &typed)) }
+            p.soft role="status" { (summary(&groups, &query, &typed)) }
             nav aria-label="Filters" {
                 a href=(link("", 0)) aria-current=[current.is_empty().then_some("true")] { "all" }
                 @for (filter, key, text) in Filter::ALL {
@@ -44,12 +44,12 @@ pub(super) fn packages(parts: &Parts, visit: &Visit, query: Option<&str>) -> Res
                 }
             }
         }
-        @if groups.total == 0 { (nothing(visit, parts, &asked, &typed, &near)) }
+        @if groups.total == 0 { (nothing(visit, parts, &query, &typed, &near)) }
         ul.packages { @for group in &groups.list { li { (row(visit, group)) } } }
         p.links {
-            @if asked.from > 0 { a rel="prev" href=(link(current, asked.from.saturating_sub(PAGE_LEN))) { "← Previous" } }
-            @if asked.from + groups.list.len() < groups.total || groups.more {
-                a rel="next" href=(link(current, asked.from + PAGE_LEN)) { "Next →" }
+            @if query.from > 0 { a rel="prev" href=(link(current, query.from.saturating_sub(PAGE_LEN))) { "← Previous" } }
+            @if query.from + groups.list.len() < groups.total || groups.more {
+                a rel="next" href=(link(current, query.from + PAGE_LEN)) { "Next →" }
             }
         }
     };
@@ -65,29 +65,29 @@ fn is_possible(parts: &Parts, filter: Filter) -> bool {
     }
 }
 
-fn summary(groups: &Groups, asked: &Asked, typed: &str) -> String {
+fn summary(groups: &Groups, query: &SearchQuery, typed: &str) -> String {
     let (found, all) = (number(groups.total as u64), many(groups.of_packages as u64, "package"));
     let more = if groups.more { "more than " } else { "" };
     let paths = many(groups.of_paths as u64, "path");
-    match asked.filter {
+    match query.filter {
         Some(Filter::Largest) => format!("{paths}, the largest first"),
         Some(_) => format!("{more}{found} of {paths}"),
-        None if typed.trim().is_empty() && asked.package().is_none() => format!("{all}, {paths}"),
+        None if typed.trim().is_empty() && query.package().is_none() => format!("{all}, {paths}"),
         None => format!("{more}{found} of {all}"),
     }
 }
 
-fn nothing(visit: &Visit, parts: &Parts, asked: &Asked, typed: &str, near: &[String]) -> Markup {
+fn nothing(visit: &Visit, parts: &Parts, query: &SearchQuery, typed: &str, near: &[String]) -> Markup {
     html! {
         p {
-            @if asked.filter.is_some() || typed.trim().is_empty() { "There are none." } @else { "Nothing here is named “" (name(typed)) "”." }
+            @if query.filter.is_some() || typed.trim().is_empty() { "There are none." } @else { "Nothing here is named “" (name(typed)) "”." }
             @for (at, package) in near.iter().enumerate() {
                 @if at == 0 { " Did you mean " } @else { ", " }
                 a href=(format!("?q={}", encoded(package.as_bytes()))) { (name(package)) }
             }
             @if !near.is_empty() { "?" }
         }
-        @if asked.filter.is_none() {
+        @if query.filter.is_none() {
             @if parts.places.has_upstreams {
                 p.soft { "This cache also fetches from its upstreams, whose packages cannot be searched here: clients that ask for a path get it." }
             }
@@ -130,7 +130,7 @@ pub(super) fn title(full: &str) -> Markup {
     html! { b { (name(package)) } @if !version.is_empty() { " " span.version { (name(version)) } } }
 }
 
-pub(super) fn facts(found: &Found) -> Markup {
+pub(super) fn facts(found: &CatalogEntry) -> Markup {
     html! {
         span.marks {
             @if found.unsigned { span.bad { "✗ not signed" } }

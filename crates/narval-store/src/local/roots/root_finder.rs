@@ -46,7 +46,7 @@ const ATTEMPTS_MAX: usize = 100;
 
 /// The current roots of a store.
 #[derive(Debug, Default)]
-pub(in crate::local) struct Found {
+pub(in crate::local) struct FoundRoots {
     /// Every root, sorted.
     pub(in crate::local) roots: Vec<Root>,
     /// Files of temporary roots of Nix 2.3, locked so that their owners add none.
@@ -90,7 +90,7 @@ impl RootFinder<'_> {
     ///
     /// # Errors
     /// If one of them cannot be read; nothing must be collected then.
-    pub(in crate::local) fn find(&self) -> Result<Found, LocalStoreError> {
+    pub(in crate::local) fn find(&self) -> Result<FoundRoots, LocalStoreError> {
         if self.is_collecting {
             for directory in ["gcroots", "gcroots/auto"] {
                 match File::open(self.config.state_dir.join(directory)) {
@@ -99,7 +99,7 @@ impl RootFinder<'_> {
                 }
             }
         }
-        let mut found = Found::default();
+        let mut found = FoundRoots::default();
         // Temporary roots before links: a process creates its link before it drops its temporary roots. In the other
         // order, both could be missed if that happens in between.
         self.temporary_roots(&mut found)?;
@@ -174,7 +174,7 @@ impl RootFinder<'_> {
     /// Since Nix 2.5, and in Narval, its owner locks it exclusively as long as it lives, and asks the collection before
     /// it adds a root. In Nix 2.3 and 2.4, the owner locks it shared, and exclusively while it adds a root: it waits
     /// for a collector that has locked it shared.
-    fn temporary_roots(&self, found: &mut Found) -> Result<(), LocalStoreError> {
+    fn temporary_roots(&self, found: &mut FoundRoots) -> Result<(), LocalStoreError> {
         let directory = self.config.state_dir.join("temproots");
         let fail = |error| LocalStoreError::io("list", &directory, error);
         let mut left = Vec::new();

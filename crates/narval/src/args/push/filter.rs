@@ -8,7 +8,7 @@ use narval_nix::StoreDir;
 use narval_push::{Excluded, Filter, OtherCaches, Selection};
 
 use crate::Failure;
-use crate::args::client::{CacheArgs, RequestArgs};
+use crate::args::client::{RequestArgs, SourceCacheArgs};
 use crate::values::size::parse_size;
 
 /// How long a question that something waits for may be without data.
@@ -80,7 +80,7 @@ impl FilterArgs {
 
 /// The caches of this machine that are not pushed to.
 fn other_caches(to: &[Url], requests: &RequestArgs, store_dir: &StoreDir) -> Result<Option<OtherCaches>, Failure> {
-    let upstreams = CacheArgs::of_environment(requests.clone());
+    let upstreams = SourceCacheArgs::of_environment(requests.clone());
     let same = |a: &Url, b: &Url| a.to_string().trim_end_matches('/') == b.to_string().trim_end_matches('/');
     let others: Vec<Url> =
         upstreams.urls_if_any()?.into_iter().filter(|url| !to.iter().any(|to| same(url, to))).collect();

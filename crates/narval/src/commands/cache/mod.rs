@@ -24,7 +24,7 @@ use crate::args::administered::{
     AdminTarget, AdminTargetArgs, AdministeredArgs, AdministeredCache, escaped, number, path_of, text,
 };
 use crate::args::client::{OutputArgs, human_bytes};
-use crate::args::data::{CacheArgs, DataArgs, administrator, ago, ahead};
+use crate::args::data::{DataArgs, WritableCacheArgs, administrator, ago, ahead};
 use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
 use crate::ui::progress::watched;
@@ -134,7 +134,7 @@ enum Command {
     #[command(after_help = "Example:\n  narval cache why /nix/store/…-glibc-2.40")]
     Why {
         #[command(flatten)]
-        cache: CacheArgs,
+        cache: WritableCacheArgs,
         /// Store path: in full, HASH-NAME, only the hash part, where it is installed, or a symlink to any of these; or its name, if one path of
         /// the cache has it
         #[arg(value_name = "PATH")]
@@ -367,7 +367,7 @@ fn list(place: &AdministeredCache, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn why(args: &CacheArgs, path: &str) -> Result<(), Failure> {
+fn why(args: &WritableCacheArgs, path: &str) -> Result<(), Failure> {
     let (_, cache) = args.open()?;
     let part = path_of(&cache, path)?;
     let why = cache.why(&part).map_err(Failure::runtime)?;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::client::OutputArgs;
-use crate::args::data::{CacheArgs, administrator};
+use crate::args::data::{WritableCacheArgs, administrator};
 use crate::args::paths::hash_part;
 use crate::args::secret_key::read_secret_key;
 use crate::ui::json;
@@ -22,7 +22,7 @@ Examples:
   narval cache sign --sign-key new.sec /nix/store/…-glibc-2.40")]
 pub(super) struct SignArgs {
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: WritableCacheArgs,
     /// Store paths: in full, HASH-NAME, only the hash part, where they are installed, or symlinks to these
     #[arg(value_name = "PATH", required_unless_present = "all")]
     paths: Vec<String>,

@@ -10,7 +10,7 @@ use narval_push::{Missing, Pushed, Selection, Target};
 use serde_json::json;
 
 use crate::Failure;
-use crate::args::client::{CacheArgs, OutputArgs, human_bytes};
+use crate::args::client::{OutputArgs, SourceCacheArgs, human_bytes};
 use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::push::{FilterArgs, PushArgs, SourceArgs, read_paths};
 use crate::args::released::ReleaseArgs;
@@ -83,7 +83,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             note!("narval push: --stdin: there are no paths on standard input");
         }
     }
-    let named = expand_releases(&CacheArgs::of_environment(requests.clone()), &given, from.config())?;
+    let named = expand_releases(&SourceCacheArgs::of_environment(requests.clone()), &given, from.config())?;
     let mut closure = closure_in(&from, &parse_wanted(&named, from.config())?)?;
     let release = args.release.to_record(&closure.roots, from.store_dir())?;
     // A release is of what the cache itself has.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::administered::{AdminTarget, AdministeredArgs, escaped};
-use crate::args::client::{CacheArgs, LockArgs, OutputArgs};
+use crate::args::client::{LockArgs, OutputArgs, SourceCacheArgs};
 use crate::args::data::ago;
 use crate::args::releases::ReleaseLookup;
 use crate::ui::json;
@@ -37,7 +37,7 @@ Examples:
         #[arg(long, value_name = "SYSTEM")]
         system: Option<String>,
         #[command(flatten)]
-        caches: CacheArgs,
+        caches: SourceCacheArgs,
         #[command(flatten)]
         lock: LockArgs,
         #[command(flatten)]

@@ -4,7 +4,7 @@ use narval_install::releases::list;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::args::client::{CacheArgs, OutputArgs};
+use crate::args::client::{OutputArgs, SourceCacheArgs};
 use crate::args::data::ago;
 use crate::ui::json;
 use crate::ui::output::out;
@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(value_name = "NAME")]
     name: Option<String>,
     #[command(flatten)]
-    caches: CacheArgs,
+    caches: SourceCacheArgs,
     #[command(flatten)]
     output: OutputArgs,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use narval_client::{Client, ClientOptions, Credentials, HttpError, Method, Netrc, Request, Scheme, Url};
 use narval_install::settings::{CacheBlock, NearBlock, NetrcEntry, Settled, UserTrust, user_trust};
 use narval_nix::{CacheInfo, PublicKey};
-use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder, user_nix_conf};
+use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_folder, user_nix_conf};
 
 use super::change::{Change, in_file};
 use super::use_near::{self, NearArgs};
@@ -139,7 +139,7 @@ fn own_netrc(conf: &Settled) -> PathBuf {
 }
 
 /// The netrc file for a token: the one that Nix already reads if this user may write it, otherwise the user's own.
-fn netrc_place(own: &Path, settings: &CacheSettings, notes: &mut Vec<String>) -> PathBuf {
+fn netrc_place(own: &Path, settings: &SubstituterSettings, notes: &mut Vec<String>) -> PathBuf {
     let read_now = settings.netrc_file.clone().unwrap_or_else(|| system_nix_folder().join("netrc"));
     let may = |access| rustix::fs::access(&read_now, access).is_ok();
     if read_now == own || may(rustix::fs::Access::WRITE_OK) {
@@ -153,7 +153,7 @@ fn netrc_place(own: &Path, settings: &CacheSettings, notes: &mut Vec<String>) ->
 }
 
 fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
-    let (conf, settings, mut notes) = (nix_conf()?, CacheSettings::of_process(), Vec::new());
+    let (conf, settings, mut notes) = (nix_conf()?, SubstituterSettings::of_process(), Vec::new());
     if NearBlock::is_in(&conf.text).map_err(|error| in_file(&conf, error))? {
         notes.push("'narval use --near' once more puts it behind the near cache".to_owned());
     }
@@ -188,7 +188,7 @@ fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
 
 /// Refuses a token with which another cache of the host would no longer work: a netrc file has one entry for each host.
 fn keep_others_working(
-    (conf, settings): (&Settled, &CacheSettings),
+    (conf, settings): (&Settled, &SubstituterSettings),
     url: &str,
     parsed: &Url,
     (before, after): (&str, &str),
@@ -230,7 +230,7 @@ fn cache_name(url: &str) -> String {
 }
 
 /// Whether a cache allows less with the second netrc than with the first: reading, or pushing.
-fn may_less(url: &Url, settings: &CacheSettings, (before, after): (&str, &str)) -> Result<bool, Failure> {
+fn may_less(url: &Url, settings: &SubstituterSettings, (before, after): (&str, &str)) -> Result<bool, Failure> {
     let info = url.child("nix-cache-info").map_err(Failure::usage)?;
     let missing = url.child("_narval/v1/missing").map_err(Failure::usage)?;
     let may = |netrc: &str| -> Result<[bool; 2], Failure> {
@@ -245,7 +245,7 @@ fn may_less(url: &Url, settings: &CacheSettings, (before, after): (&str, &str)) 
 }
 
 fn plan_remove(url: &str, parsed: &Url) -> Result<Plan, Failure> {
-    let (conf, settings) = (nix_conf()?, CacheSettings::of_process());
+    let (conf, settings) = (nix_conf()?, SubstituterSettings::of_process());
     let text = CacheBlock::take_from(&conf.text, url).map_err(|error| in_file(&conf, error))?;
     let place = netrc_place(&own_netrc(&conf), &settings, &mut Vec::new());
     let netrc = Settled::read(&place)?;
@@ -264,7 +264,7 @@ fn plan_remove(url: &str, parsed: &Url) -> Result<Plan, Failure> {
 }
 
 /// A client with the new credentials.
-fn client(url: &Url, netrc: &str, settings: &CacheSettings) -> Result<Arc<Client>, Failure> {
+fn client(url: &Url, netrc: &str, settings: &SubstituterSettings) -> Result<Arc<Client>, Failure> {
     let usual = Netrc::load(None, settings.netrc_file.as_deref());
     let usual = usual.map_err(|error| Failure::usage(format!("netrc: {error}")))?;
     let credentials = Credentials::new(Netrc::parse(netrc).or(usual), std::slice::from_ref(url));
@@ -349,7 +349,7 @@ fn agree() -> Result<(), Failure> {
 
 /// Prints what an administrator must do if the daemon ignores the user's settings.
 fn advise(block: &CacheBlock) -> Result<(), Failure> {
-    let system = CacheSettings::of_system();
+    let system = SubstituterSettings::of_system();
     let config = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?;
     match user_trust(&config, &system) {
         Ok(UserTrust::NotTrusted(_)) if !is_allowed(block, &system) => {}
@@ -371,7 +371,7 @@ fn advise(block: &CacheBlock) -> Result<(), Failure> {
 }
 
 /// Whether the system's settings have the cache and its keys.
-fn is_allowed(block: &CacheBlock, system: &CacheSettings) -> bool {
+fn is_allowed(block: &CacheBlock, system: &SubstituterSettings) -> bool {
     let mut listed = system.caches().chain(&system.trusted_substituters).map(|url| url.trim_end_matches('/'));
     listed.any(|url| url == block.url)
         && block.public_keys.iter().all(|key| system.public_keys().any(|other| other == key))

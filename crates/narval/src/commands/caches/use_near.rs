@@ -13,7 +13,7 @@ use narval_client::{Client, ClientOptions, Netrc, Scheme, Url};
 use narval_install::human_bytes;
 use narval_install::settings::{NearBlock, Settled, replace};
 use narval_nix::{PublicKey, StoreDir};
-use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
+use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_folder};
 
 use super::change::{Change, in_file};
 use crate::Failure;
@@ -269,8 +269,8 @@ fn plan(args: &NearArgs, place: &Place) -> Result<Plan, Failure> {
     let in_conf = |error| in_file(&conf, error);
     let before = NearBlock::take_from(&conf.text).map_err(in_conf)?;
     let settings = match place.is_machine {
-        true => CacheSettings::of_text(&conf.path, &before),
-        false => CacheSettings::of_process_with(&conf.path, &before),
+        true => SubstituterSettings::of_text(&conf.path, &before),
+        false => SubstituterSettings::of_process_with(&conf.path, &before),
     };
     let mut notes = Vec::new();
     let socket = made_here(&place.unit("socket"))?;
@@ -332,7 +332,7 @@ struct Upstream {
 }
 
 impl Behind {
-    fn of(settings: &CacheSettings, place: &Place, notes: &mut Vec<String>) -> Result<Self, Failure> {
+    fn of(settings: &SubstituterSettings, place: &Place, notes: &mut Vec<String>) -> Result<Self, Failure> {
         let default = settings.substituters.is_none().then(|| CACHE_NIXOS_ORG.to_owned());
         let key = settings.trusted_public_keys.is_none().then(|| CACHE_NIXOS_ORG_KEY.to_owned());
         let keys = key.iter().chain(settings.public_keys());

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use narval_install::settings::{UserTrust, user_trust};
-use narval_store::{Access, CacheSettings, Store, StoreConfig};
+use narval_store::{Access, Store, StoreConfig, SubstituterSettings};
 
 use super::near::write_private;
 use crate::Failure;
@@ -19,7 +19,7 @@ pub(super) fn hook(folder: &Path, store: &StoreConfig) -> Result<Option<PathBuf>
     let by_database = Store::new(StoreConfig { access: Access::Database, ..store.clone() });
     let read = by_database.database().map(|database| database.last_registered());
     let Some(Err(error)) = read else { return Ok(None) };
-    if !matches!(user_trust(store, &CacheSettings::of_system()), Ok(UserTrust::Trusted(_))) {
+    if !matches!(user_trust(store, &SubstituterSettings::of_system()), Ok(UserTrust::Trusted(_))) {
         // The watcher says that nothing is pushed.
         return Ok(None);
     }

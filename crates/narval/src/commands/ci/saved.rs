@@ -18,7 +18,7 @@ const LINES_MAX: usize = 2_000_000;
 
 /// What the job's Nix asked of the cache.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct CacheUse {
     /// Paths that it has.
     pub(super) there: BTreeSet<HashPart>,
     /// Paths that it does not have.
@@ -30,7 +30,7 @@ pub(super) struct Asked {
     pub(super) seconds: f64,
 }
 
-impl Asked {
+impl CacheUse {
     /// Reads the log of the server that stood between. A line that is none of its own is skipped.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ pub(super) struct Saved {
 
 impl Saved {
     /// Reads the narinfos of what was fetched, from the server that stood between, for at most this long. A narinfo that cannot be read counts for nothing.
-    pub(super) fn of(asked: &Asked, near: &str, store_dir: &StoreDir, patience: Duration) -> Self {
+    pub(super) fn of(asked: &CacheUse, near: &str, store_dir: &StoreDir, patience: Duration) -> Self {
         let (begun, mut saved, mut derivations) = (Instant::now(), Self::default(), HashSet::new());
         let client = Client::new(ClientOptions { stall_timeout: patience, ..ClientOptions::default() });
         for part in &asked.there {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_log_says_what_was_there() {
         let (one, other) = ("0".repeat(32), "1".repeat(32));
-        let mut asked = Asked::default();
+        let mut asked = CacheUse::default();
         let line = |request: &str, status: u16| {
             json!({"request": request, "status": status, "bytes": 10, "seconds": 0.5, "aborted": false}).to_string()
         };

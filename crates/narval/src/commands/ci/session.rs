@@ -12,14 +12,14 @@ use narval_nix::StorePath;
 use narval_oidc::is_safe;
 use narval_push::watch::{Stop, WatchOptions, WatchReport, watch};
 use narval_push::{Administered, PushOptions};
-use narval_store::{CacheSettings, Store, StoreConfig};
+use narval_store::{Store, StoreConfig, SubstituterSettings};
 use parking_lot::Mutex;
 
 use super::hook;
 use super::identity::Source;
 use super::near::{self, Near, Upstream};
 use super::options::Args;
-use super::saved::{Asked, Saved};
+use super::saved::{CacheUse, Saved};
 use crate::Failure;
 use crate::args::push::{quick, read_token};
 use crate::commands::caches::use_cache;
@@ -172,7 +172,7 @@ impl Session {
         if access.keys.is_empty() {
             return Ok(());
         }
-        if let Ok(UserTrust::NotTrusted(_)) = user_trust(&self.store, &CacheSettings::of_system()) {
+        if let Ok(UserTrust::NotTrusted(_)) = user_trust(&self.store, &SubstituterSettings::of_system()) {
             note!(
                 "narval ci: the Nix daemon does not trust this user, so that the job's Nix asks the caches of nix.conf alone ('narval use' says how {to} \
                  gets there)"
@@ -221,7 +221,7 @@ impl Session {
     ///
     /// # Errors
     /// The log of what the job has asked cannot be read.
-    pub(super) fn end(mut self, deadline: Duration) -> Result<(Pushes, Asked, Saved), Failure> {
+    pub(super) fn end(mut self, deadline: Duration) -> Result<(Pushes, CacheUse, Saved), Failure> {
         let begun = Instant::now();
         self.stop.finish();
         let pushes = self.watcher.take().map_or(Pushes::None, |watcher| {
@@ -244,10 +244,10 @@ impl Session {
         let (log, mut saved) = (near::access_log(&self.folder), Saved::default());
         if let Some(near) = self.near.lock().take() {
             let patience = deadline.saturating_sub(begun.elapsed()).min(SAVED_WITHIN);
-            saved = Saved::of(&Asked::read(&log)?, near.url(), &self.store.store_dir, patience);
+            saved = Saved::of(&CacheUse::read(&log)?, near.url(), &self.store.store_dir, patience);
             near.end();
         }
-        Ok((pushes, Asked::read(&log)?, saved))
+        Ok((pushes, CacheUse::read(&log)?, saved))
     }
 }
 

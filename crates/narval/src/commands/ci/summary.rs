@@ -10,7 +10,7 @@ use narval_push::watch::WatchReport;
 use serde_json::{Value, json};
 
 use super::platform::Platform;
-use super::saved::{Asked, Saved};
+use super::saved::{CacheUse, Saved};
 use super::session::{Pushes, Session};
 use crate::Failure;
 use crate::args::client::OutputArgs;
@@ -25,7 +25,7 @@ const LISTED_MAX: usize = 50;
 pub(super) struct Summary {
     cache: String,
     is_substituter: bool,
-    asked: Asked,
+    asked: CacheUse,
     saved: Saved,
     pushes: Pushes,
     /// Seconds from the end of the command to that of the pushes.
@@ -153,7 +153,7 @@ impl Summary {
 
     /// One or two lines.
     pub(super) fn text(&self) -> String {
-        let Asked { there, absent, nars, bytes, .. } = &self.asked;
+        let CacheUse { there, absent, nars, bytes, .. } = &self.asked;
         let mut text = match self.is_substituter {
             true => format!(
                 "narval ci: {}: {} there, {} not; fetched {} ({})\n",
@@ -200,7 +200,7 @@ impl Summary {
 
     /// For a page of the platform.
     pub(super) fn markdown(&self) -> String {
-        let Asked { there, absent, nars, bytes, seconds, .. } = &self.asked;
+        let CacheUse { there, absent, nars, bytes, seconds, .. } = &self.asked;
         let mut text = format!("### Narval: {}\n\n| | |\n|---|---|\n", escaped(&self.cache));
         let mut row = |name: &str, value: String| {
             let _ = writeln!(text, "| {name} | {value} |");

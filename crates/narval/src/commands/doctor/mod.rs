@@ -5,7 +5,7 @@ mod server;
 
 use narval_client::{Proxies, TrustedCertificates};
 use narval_install::settings::{UserTrust, user_trust};
-use narval_store::{CacheSettings, Environment, StoreConfig, system_nix_folder};
+use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_folder};
 
 use self::finding::{Finding, report};
 use crate::Failure;
@@ -80,7 +80,7 @@ fn namespaces(args: &Args) -> Result<Finding, Failure> {
 
 /// Loads the certificates, as a client does before its first HTTPS connection.
 fn certificates() -> Finding {
-    let trusted = match TrustedCertificates::load(CacheSettings::of_process().ssl_cert_file.as_deref()) {
+    let trusted = match TrustedCertificates::load(SubstituterSettings::of_process().ssl_cert_file.as_deref()) {
         Ok(trusted) => trusted,
         Err(error) => return Finding::bad("certificates", error.to_string()),
     };
@@ -108,7 +108,7 @@ fn daemon() -> Option<Finding> {
         Ok(config) => config,
         Err(error) => return finding(false, error.to_string()),
     };
-    let system = CacheSettings::of_system();
+    let system = SubstituterSettings::of_system();
     let version = match user_trust(&config, &system) {
         Ok(UserTrust::NoDaemon) => return None,
         Ok(UserTrust::Trusted(version)) => return finding(true, format!("{version} trusts you")),
@@ -116,7 +116,7 @@ fn daemon() -> Option<Finding> {
         Err(error) => return finding(false, error.to_string()),
     };
     let allowed = system.caches().chain(system.trusted_substituters.iter()).collect::<Vec<_>>();
-    let settings = CacheSettings::of_process();
+    let settings = SubstituterSettings::of_process();
     let ignored: Vec<&str> = settings.caches().filter(|url| !allowed.contains(url)).map(String::as_str).collect();
     if ignored.is_empty() {
         return finding(true, format!("{version} does not trust you, and you have no caches of your own"));

@@ -11,7 +11,7 @@ use narval_nix::{CacheInfo, NarInfo, PublicKey, TrustedKeys};
 
 use super::finding::Finding;
 use crate::Failure;
-use crate::args::client::{CacheArgs, human_bytes, parse_cache};
+use crate::args::client::{SourceCacheArgs, human_bytes, parse_cache};
 use crate::args::paths::Named;
 
 /// The largest difference of clocks that is not a failure.
@@ -33,7 +33,7 @@ const PRIORITY_OF_NIXOS: i64 = 40;
 ///
 /// # Errors
 /// Wrong usage: an address, path or key that cannot be used.
-pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Result<Vec<Finding>, Failure> {
+pub(super) fn check(caches: &SourceCacheArgs, server: &str, path: Option<&str>) -> Result<Vec<Finding>, Failure> {
     let (client, url) = reach(caches, server)?;
     let keys = (!caches.no_check_sigs).then(|| caches.keys()).transpose()?;
     let server = Server { client, url, keys };
@@ -62,7 +62,7 @@ pub(super) fn check(caches: &CacheArgs, server: &str, path: Option<&str>) -> Res
 ///
 /// # Errors
 /// Wrong usage: an address that cannot be used.
-pub(super) fn health(caches: &CacheArgs, server: &str) -> Result<Finding, Failure> {
+pub(super) fn health(caches: &SourceCacheArgs, server: &str) -> Result<Finding, Failure> {
     let (client, url) = reach(caches, server)?;
     let url = url.child("health").map_err(Failure::usage)?;
     Ok(Finding::of(
@@ -85,7 +85,7 @@ fn answer(client: &Client, request: &Request<'_>, due: u16, others: &[u16]) -> R
 }
 
 /// A client for one server, which does not retry: a failure is to be seen, not waited for.
-fn reach(caches: &CacheArgs, server: &str) -> Result<(Arc<Client>, Url), Failure> {
+fn reach(caches: &SourceCacheArgs, server: &str) -> Result<(Arc<Client>, Url), Failure> {
     let url = parse_cache(server)?;
     if !matches!(url.scheme(), Scheme::Http | Scheme::Https) {
         return Err(Failure::usage(format!("option --server '{server}': must be an http:// or https:// URL")));

@@ -1,7 +1,7 @@
 //! `narval search`: finds paths of caches, and packages of channels, by name.
 
 use narval_install::Error;
-use narval_install::names::{Candidate, Found, Query, search};
+use narval_install::names::{Candidate, Query, SearchResults, search};
 use narval_nix::PackageName;
 use serde_json::json;
 
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Ok(found) => found,
         Err(error) if has_channels => {
             tracing::debug!("{error}");
-            Found::default()
+            SearchResults::default()
         }
         Err(error) => return Err(error.into()),
     };

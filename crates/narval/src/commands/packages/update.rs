@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::channels::{NameArgs, names_folder, refresh};
-use crate::args::client::{CacheArgs, LockArgs, OutputArgs};
+use crate::args::client::{LockArgs, OutputArgs, SourceCacheArgs};
 use crate::ui::json;
 use crate::ui::output::note;
 
@@ -29,7 +29,7 @@ pub struct Args {
     #[command(flatten)]
     names: NameArgs,
     #[command(flatten)]
-    caches: CacheArgs,
+    caches: SourceCacheArgs,
     #[command(flatten)]
     lock: LockArgs,
     #[command(flatten)]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::administered::text;
-use crate::args::client::{CacheArgs, RequestArgs};
+use crate::args::client::{RequestArgs, SourceCacheArgs};
 use crate::args::data::ago;
 use crate::args::paths::Named;
 use crate::ui::json;
@@ -42,7 +42,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     let hash_part = Named::parse(&args.path, &StoreDir::default())?.wanted.hash_part();
     let named = !args.from.is_empty();
-    let mut caches = CacheArgs::of_environment(args.requests);
+    let mut caches = SourceCacheArgs::of_environment(args.requests);
     if named {
         caches.from = args.from;
     }

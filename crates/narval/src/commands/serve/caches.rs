@@ -9,7 +9,7 @@ use narval_cache::upstream::{Deadline, UpstreamOptions, Upstreams, UpstreamsOpti
 use narval_keep::{Cache, CacheName, CacheSettings, Data, DataError, DataOptions};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{
-    Caches, Config, Dialect, OidcExchange, ServerState, Service, Sources, WritableCache, is_reserved_name,
+    CacheRouter, Config, Dialect, OidcExchange, ServerState, Service, Sources, WritableCache, is_reserved_name,
 };
 use narval_store::Store;
 
@@ -208,7 +208,7 @@ impl Services {
     ///
     /// # Errors
     /// The settings of a cache cannot be written. Those of the others are unchanged.
-    pub(crate) fn take_effect(&mut self) -> Result<Caches, Failure> {
+    pub(crate) fn take_effect(&mut self) -> Result<CacheRouter, Failure> {
         for (at, served) in self.served.iter().enumerate() {
             let Some((cache, before, settings)) = &served.settings else { continue };
             if settings == &**before {
@@ -240,11 +240,11 @@ impl Services {
         self.caches()
     }
 
-    fn caches(&self) -> Result<Caches, Failure> {
+    fn caches(&self) -> Result<CacheRouter, Failure> {
         let mut served = self.served.iter();
         // The first is the one at `/`.
         let root = served.next().ok_or_else(|| Failure::usage("there is no cache to serve"))?;
-        let at_hosts = |caches: Caches, served: &Served| {
+        let at_hosts = |caches: CacheRouter, served: &Served| {
             served
                 .told
                 .cache
@@ -252,7 +252,7 @@ impl Services {
                 .iter()
                 .fold(caches, |caches, host| caches.at_host(&host.value, served.service.clone()))
         };
-        let mut caches = at_hosts(Caches::new(root.service.clone()), root);
+        let mut caches = at_hosts(CacheRouter::new(root.service.clone()), root);
         for served in served {
             if !served.told.cache.host_only {
                 caches = caches.at_path(&served.told.cache.name, served.service.clone());

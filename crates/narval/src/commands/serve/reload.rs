@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use narval_http::tls::TlsAcceptor;
 use narval_http::{AccessEntry, AccessLog, Handler, HeadRef, Request, Response};
 use narval_keep::Data;
-use narval_serve::Caches;
+use narval_serve::CacheRouter;
 use parking_lot::Mutex;
 
 use super::args::Args;
@@ -24,10 +24,10 @@ const LOOK_AT_KEYS_EVERY: Duration = Duration::from_secs(30);
 
 /// The current services. Running requests keep the ones that they started with.
 #[derive(Clone)]
-pub(super) struct CurrentService(Arc<ArcSwap<Caches>>);
+pub(super) struct CurrentService(Arc<ArcSwap<CacheRouter>>);
 
 impl CurrentService {
-    pub(super) fn new(caches: Caches) -> Self {
+    pub(super) fn new(caches: CacheRouter) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(caches)))
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 use narval_nix::NarHash;
 
 use crate::index::postgres::simulation::PAUSE;
-use crate::index::{CacheId, Recorded, ReleaseAsked, ReleaseToRecord};
+use crate::index::{CacheId, Recorded, ReleaseRequest, ReleaseToRecord};
 use crate::{NarFileName, Pin, PinFor};
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
@@ -148,7 +148,7 @@ impl StorageLocation<'_> {
             let paths = vec![("x86_64-linux".parse().unwrap(), *found, path.clone())];
             Some((revision, ReleaseToRecord { version: None, percent: None, json: "{}".to_owned(), paths }))
         };
-        let asked = ReleaseAsked { name: "api".parse().unwrap(), key: None, new_uid: "id".to_owned() };
+        let asked = ReleaseRequest { name: "api".parse().unwrap(), key: None, new_uid: "id".to_owned() };
         let recorded = self.index.add_release(self.cache, asked, (BTreeSet::from([part]), 10_000, 1), make).unwrap();
         matches!(recorded, Ok(Recorded::New(revision)) if self.revisions.lock().unwrap().insert(revision))
     }

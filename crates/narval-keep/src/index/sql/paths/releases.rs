@@ -9,7 +9,7 @@ use narval_nix::{HashPart, NarHash};
 use super::commit::hold;
 use crate::index::tx::{Arg, LARGE, NOTE, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{
-    CacheId, Index, IndexError, Recorded, ReleaseAsked, ReleaseRecord, ReleaseRefused, ReleaseToRecord,
+    CacheId, Index, IndexError, Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord,
 };
 use crate::releases::{ListMax, Listed, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, ReleaseCursor};
 use crate::rule::holds;
@@ -174,11 +174,11 @@ impl dyn Index + '_ {
     pub(crate) fn add_release<T: Clone + Send + 'static>(
         &self,
         cache: CacheId,
-        asked: ReleaseAsked,
+        asked: ReleaseRequest,
         (parts, keep, now): (BTreeSet<HashPart>, u32, u64),
         make: impl Fn(&str, u64, &[(HashPart, String, NarHash)]) -> Option<(T, ReleaseToRecord)> + Send + 'static,
     ) -> Result<Result<Recorded<T>, ReleaseRefused>, IndexError> {
-        let ReleaseAsked { name, key, new_uid } = asked;
+        let ReleaseRequest { name, key, new_uid } = asked;
         let name = name.to_string();
         self.write(NOTE, move |tx| {
             // A collection leaves them alone meanwhile, and finds the pins later.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::caches::no_cache;
+use crate::cache_router::no_cache;
 use crate::error::ServeError;
 
 /// The most entries of a page of a list, and how many it has if nothing else is said.
@@ -34,7 +34,7 @@ pub struct ApiRequest<'a> {
 }
 
 /// What is known of a request when it is answered.
-pub(super) struct Asked<'a> {
+pub(super) struct ApiCall<'a> {
     pub(super) data: &'a Data,
     /// The cache at whose address this was asked.
     pub(super) at: Option<&'a CacheName>,
@@ -50,7 +50,7 @@ pub(super) type Parts<'a> = Vec<(&'static str, Cow<'a, str>)>;
 
 /// What is answered.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct ApiAnswer {
     pub(super) status: u16,
     /// JSON; `None`: nothing.
     pub(super) body: Option<Value>,
@@ -58,7 +58,7 @@ pub(super) struct Answered {
     pub(super) events: Option<Response>,
 }
 
-impl Answered {
+impl ApiAnswer {
     pub(super) fn new(status: u16, body: &impl Serialize) -> Result<Self, ServeError> {
         let body = serde_json::to_value(body).map_err(|error| {
             tracing::error!("cannot render an answer of the API: {error}");
@@ -94,7 +94,7 @@ pub(super) fn not_found(what: impl std::fmt::Display) -> ServeError {
     Rejection::new(RejectionKind::NotFound, what).into()
 }
 
-impl<'a> Asked<'a> {
+impl<'a> ApiCall<'a> {
     pub(super) fn new(
         data: &'a Data,
         at: Option<&'a CacheName>,

@@ -29,7 +29,7 @@ impl Filter {
 
 /// A search query.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::page) struct Asked {
+pub(in crate::page) struct SearchQuery {
     /// In lower case; all of them must be in the name.
     pub(super) words: Vec<String>,
     /// Only paths of this package: names that are equal up to the version.
@@ -40,7 +40,7 @@ pub(in crate::page) struct Asked {
     pub(in crate::page) from: usize,
 }
 
-impl Asked {
+impl SearchQuery {
     /// The package whose versions are asked for.
     pub(in crate::page) fn package(&self) -> Option<&str> {
         self.package.as_deref()
@@ -52,9 +52,9 @@ impl Asked {
     }
 
     /// Parses a query such as `q=hello%20world&from=50`. Unknown parameters are ignored.
-    pub(in crate::page) fn parse(query: Option<&str>) -> Self {
-        let mut asked = Self::default();
-        for (key, value) in query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')) {
+    pub(in crate::page) fn parse(raw: Option<&str>) -> Self {
+        let mut query = Self::default();
+        for (key, value) in raw.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('=')) {
             match key {
                 "q" => {
                     let value = value.replace('+', " ");
@@ -67,22 +67,22 @@ impl Asked {
                     }
                     // A whole store path may be pasted.
                     let text = text.rsplit('/').next().unwrap_or_default();
-                    asked.words = text.split_whitespace().take(WORDS_MAX).map(str::to_owned).collect();
+                    query.words = text.split_whitespace().take(WORDS_MAX).map(str::to_owned).collect();
                 }
                 "package" => {
                     let value = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
                     let package = value.get(..value.len().min(QUERY_LEN_MAX)).unwrap_or_default();
-                    asked.words = vec![package.to_lowercase()];
-                    asked.package = Some(package.to_owned());
+                    query.words = vec![package.to_lowercase()];
+                    query.package = Some(package.to_owned());
                 }
                 "filter" => {
-                    asked.filter = Filter::ALL.iter().find(|(_, name, _)| *name == value).map(|(filter, ..)| *filter);
+                    query.filter = Filter::ALL.iter().find(|(_, name, _)| *name == value).map(|(filter, ..)| *filter);
                 }
-                "from" => asked.from = value.parse().unwrap_or(0),
+                "from" => query.from = value.parse().unwrap_or(0),
                 _ => {}
             }
         }
-        asked
+        query
     }
 }
 
@@ -100,8 +100,8 @@ mod tests {
     #[test]
     fn queries_are_bounded() {
         let long = "ä".repeat(10_000);
-        assert!(Asked::parse(Some(&format!("q={long}"))).words.iter().all(|word| word.len() <= QUERY_LEN_MAX));
-        assert_eq!(Asked::parse(Some(&format!("q={}", "a+".repeat(100)))).words.len(), WORDS_MAX);
+        assert!(SearchQuery::parse(Some(&format!("q={long}"))).words.iter().all(|word| word.len() <= QUERY_LEN_MAX));
+        assert_eq!(SearchQuery::parse(Some(&format!("q={}", "a+".repeat(100)))).words.len(), WORDS_MAX);
         assert_eq!(text_of(Some("from=1&q=a+b%26"), "q"), "a b&");
     }
 }

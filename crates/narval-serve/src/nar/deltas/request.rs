@@ -18,14 +18,14 @@ const WAIT_MAX: Duration = Duration::from_secs(25);
 
 /// The base of a delta: the client has a path with this hash part and NAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct DeltaRequest {
     pub(crate) base: HashPart,
     pub(crate) base_hash: NarHash,
     /// How long the client waits for the delta.
     pub(crate) patience: Duration,
 }
 
-impl Asked {
+impl DeltaRequest {
     /// Returns the base if the client accepts a delta and names a base. Fields that do not parse are ignored, as RFC 9651 says.
     pub(crate) fn of(head: &HeadRef<'_>) -> Option<Self> {
         let hash = head.header_bytes(AVAILABLE_DICTIONARY)?;

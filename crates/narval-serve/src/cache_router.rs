@@ -14,7 +14,7 @@ use crate::routes::table;
 /// A request is for the cache of its host, if there is one; otherwise for the cache that the first component of its path names; otherwise for the
 /// cache at `/`. If one of the caches below `/NAME` is private, requests for names that no cache has are answered as a private cache would.
 #[derive(Clone, Debug)]
-pub struct Caches {
+pub struct CacheRouter {
     root: Service,
     by_path: HashMap<Box<str>, Service>,
     by_host: HashMap<Box<str>, Service>,
@@ -24,14 +24,14 @@ pub struct Caches {
 }
 
 /// The cache that a request is for.
-enum Found<'a> {
+enum Selected<'a> {
     /// A cache, and the length of the path prefix that selects it.
     Cache(&'a Service, usize),
     /// A valid name, but no cache has it.
     Nobody(CacheName),
 }
 
-impl Caches {
+impl CacheRouter {
     /// A server with one cache, at `/`.
     pub fn new(root: Service) -> Self {
         Self { root, by_path: HashMap::new(), by_host: HashMap::new(), is_one: true, hides_names: false }
@@ -54,35 +54,35 @@ impl Caches {
         self
     }
 
-    fn find(&self, head: &HeadRef<'_>) -> Found<'_> {
+    fn find(&self, head: &HeadRef<'_>) -> Selected<'_> {
         if !self.by_host.is_empty()
             && let Some(service) = head.host().and_then(|host| self.by_host.get(&*host_name(host)))
         {
-            return Found::Cache(service, 0);
+            return Selected::Cache(service, 0);
         }
         let path = head.path();
         let name = path.strip_prefix('/').and_then(|rest| rest.split('/').next()).unwrap_or_default();
         // The common case.
         if name.ends_with(table::NARINFO) {
-            return Found::Cache(&self.root, 0);
+            return Selected::Cache(&self.root, 0);
         }
         match self.by_path.get(name) {
-            Some(service) => Found::Cache(service, 1 + name.len()),
-            None if !self.hides_names || is_reserved_name(name) => Found::Cache(&self.root, 0),
-            None => CacheName::parse(name).map_or(Found::Cache(&self.root, 0), Found::Nobody),
+            Some(service) => Selected::Cache(service, 1 + name.len()),
+            None if !self.hides_names || is_reserved_name(name) => Selected::Cache(&self.root, 0),
+            None => CacheName::parse(name).map_or(Selected::Cache(&self.root, 0), Selected::Nobody),
         }
     }
 }
 
-impl Handler for Caches {
+impl Handler for CacheRouter {
     #[inline]
     fn inline(&self, head: &HeadRef<'_>) -> Option<Response> {
         if self.is_one {
             return self.root.inline(head);
         }
         match self.find(head) {
-            Found::Cache(service, at) => service.inline_at(head, at),
-            Found::Nobody(_) => None,
+            Selected::Cache(service, at) => service.inline_at(head, at),
+            Selected::Nobody(_) => None,
         }
     }
 
@@ -93,8 +93,8 @@ impl Handler for Caches {
             }
             let found = self.find(&request.head());
             match found {
-                Found::Cache(service, at) => service.handle_at(request, at),
-                Found::Nobody(name) => self.root.handle_nobody(request, &name),
+                Selected::Cache(service, at) => service.handle_at(request, at),
+                Selected::Nobody(name) => self.root.handle_nobody(request, &name),
             }
         })
     }
@@ -169,11 +169,11 @@ mod tests {
         };
         let ((root, _root), (team, _team)) = (service(), service());
         let metrics = Arc::clone(&team.shared.origins.metrics);
-        let before = Caches::new(root.clone()).at_path(&CacheName::parse("team").unwrap(), team);
+        let before = CacheRouter::new(root.clone()).at_path(&CacheName::parse("team").unwrap(), team);
         let head = "GET /team/00bgd045z0d4icpbc2yyz4gx48ak44la.narinfo HTTP/1.1\r\nHost: cache\r\n\r\n";
         let request = Request::parse(head, "").unwrap();
         assert!(before.inline(&request.head()).is_none());
-        assert_eq!(Caches::new(root).handle(request).status(), 404);
+        assert_eq!(CacheRouter::new(root).handle(request).status(), 404);
         // The cache that was replaced has looked it up.
         assert_eq!(metrics.narinfo_memo_misses.get(), 1);
     }
