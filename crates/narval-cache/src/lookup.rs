@@ -201,19 +201,19 @@ impl BinaryCaches {
     ) -> (Option<TrustedNarInfo>, Vec<(Arc<BinaryCache>, CacheError)>) {
         let (sender, receiver) = mpsc::channel();
         let mut waiting = caches.iter();
-        let (mut asked, mut answered, mut failed) = (0, 0, Vec::new());
+        let (mut queried, mut answered, mut failed) = (0, 0, Vec::new());
         while answered < caches.len() {
             if let Some(cache) = waiting.next() {
                 let (cache, trust, sender) = (Arc::clone(cache), Arc::clone(&self.trust), sender.clone());
                 let wanted = wanted.clone();
-                asked += 1;
+                queried += 1;
                 // The receiver is gone if another cache was faster: this result is not needed then.
                 std::thread::spawn(move || {
                     let answer = ask(&cache, &trust, &wanted, Patience::UntilBreakerOpens);
                     drop(sender.send((cache, answer)));
                 });
             }
-            let answer = if asked < caches.len() {
+            let answer = if queried < caches.len() {
                 match receiver.recv_timeout(HEDGE_AFTER) {
                     Ok(answer) => answer,
                     Err(_) => continue,

@@ -145,7 +145,7 @@ fn into_store(
     let space = Space::new(destination, Some(sink.store.free_bytes()?));
     let all = Mutex::new(Vec::new());
     let transfer = Transfer::new(source, sink, (source.cores, DOWNLOADS_MAX), progress);
-    let is_there = |path: &StorePath| is_valid_and_kept(destination, path);
+    let exists = |path: &StorePath| is_valid_and_kept(destination, path);
     let walked = std::thread::scope(|scope| {
         let transfer = &transfer;
         let on_found = |found: TrustedNarInfo| {
@@ -163,7 +163,7 @@ fn into_store(
             }
             Ok(())
         };
-        let walk = Walk::new(source.caches, missing, &is_there, &on_found);
+        let walk = Walk::new(source.caches, missing, &exists, &on_found);
         // The walk's threads have their own scope, which ends with the walk.
         let walked = std::thread::scope(|scope| walk.run(scope));
         progress.walk_done();
@@ -224,8 +224,8 @@ pub fn plan(
     let (mut report, missing) = split_wanted(wanted, |one| destination.find(one))?;
     if !missing.is_empty() {
         let caches = open_caches(destination, options, client)?;
-        let is_there = |path: &StorePath| destination.is_valid(path);
-        let found = closure(&caches, &missing, &is_there)?;
+        let exists = |path: &StorePath| destination.is_valid(path);
+        let found = closure(&caches, &missing, &exists)?;
         let deltas = deltas_of(destination, options);
         let plan = |one: &TrustedNarInfo| InstallItem {
             delta_base: deltas.base_for(one).map(|base| base.path),

@@ -286,8 +286,8 @@ impl Cache {
     /// Reads a NAR, as far as the simulation does.
     #[cfg(test)]
     pub(super) fn read_simulated(&self, name: &str) -> Result<Option<()>, Rejection> {
-        let is_there = |name: &str, nar: &NarRecord| Ok(self.files().check_nar(name, nar)?.then_some(()));
-        Ok(self.find_nar(name, is_there)?.map(|(_, is_there)| is_there))
+        let exists = |name: &str, nar: &NarRecord| Ok(self.files().check_nar(name, nar)?.then_some(()));
+        Ok(self.find_nar(name, exists)?.map(|(_, exists)| exists))
     }
 
     /// Returns the paths that are missing, or whose NAR is lost, in the given order. With `lease_seconds`, the others are leased for so long,

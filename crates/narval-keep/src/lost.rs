@@ -150,11 +150,10 @@ impl Cache {
         }
         self.index().record_all(self.id(), vec![(file.to_owned(), nar.clone())], (self.now(), u64::MAX))?;
         // Nobody knew whose it was: it may have been removed before.
-        let is_there =
-            self.files().check_nar(file, nar).map_err(|error| Rejection::of_file("look at", file, &error))?;
-        if !is_there {
+        let exists = self.files().check_nar(file, nar).map_err(|error| Rejection::of_file("look at", file, &error))?;
+        if !exists {
             self.index().remove_file(self.id(), file, false, self.now())?;
         }
-        Ok(is_there)
+        Ok(exists)
     }
 }

@@ -27,10 +27,10 @@ pub fn read_packages(source: impl Read, builder: &mut Builder) -> Result<(), Nam
 
 fn read_packages_within(source: impl Read, limit: u64, builder: &mut Builder) -> Result<(), NamesError> {
     let what = "packages.json";
-    let (is_there, read) =
+    let (exists, read) =
         read_json(source, (what, limit), |deserializer, entry| Top { builder, entry }.deserialize(deserializer));
     let source = match read {
-        Ok(()) if is_there => return Ok(()),
+        Ok(()) if exists => return Ok(()),
         Ok(()) => serde_json::Error::custom("it has no packages"),
         Err(source) => source,
     };
@@ -83,11 +83,11 @@ impl<'de> Visitor<'de> for Top<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut is_there = false;
+        let mut exists = false;
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "packages" => {
-                    is_there = true;
+                    exists = true;
                     let take = |attribute: &str, entry: Entry| self.builder.add_package(&entry.package(attribute)?);
                     map.next_value_seed(Entries { take, entry: self.entry })?;
                 }
@@ -99,7 +99,7 @@ impl<'de> Visitor<'de> for Top<'_> {
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        Ok(is_there)
+        Ok(exists)
     }
 }
 
@@ -482,8 +482,11 @@ mod tests {
         let mut endless = Endless { entry: entry.into_bytes(), at: 0, read: 0 };
         let mut builder = Builder::default();
         let source = br#"{"version":"2","packages":{"#.chain(&mut endless);
-        let said = read_packages_within(source, 4 << 20, &mut builder).unwrap_err().to_string();
-        assert!(said.contains("packages.json exceeds the limit of 4194304 bytes") && !said.contains('\n'), "{said}");
+        let message = read_packages_within(source, 4 << 20, &mut builder).unwrap_err().to_string();
+        assert!(
+            message.contains("packages.json exceeds the limit of 4194304 bytes") && !message.contains('\n'),
+            "{message}"
+        );
         assert!((20..22).contains(&builder.counts().0), "{:?}", builder.counts());
         assert!(endless.read <= (4 << 20) + BUFFER_LEN as u64, "{}", endless.read);
         // Of each description, the index keeps the beginning.

@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn a_list_without_end_is_an_error() {
         let endless = std::io::BufReader::new(std::io::repeat(b'\n'));
-        let said = read_store_paths(endless, &mut Builder::default()).unwrap_err().to_string();
-        assert_eq!(said, "the list of store paths exceeds the limit of 8000000 lines");
+        let message = read_store_paths(endless, &mut Builder::default()).unwrap_err().to_string();
+        assert_eq!(message, "the list of store paths exceeds the limit of 8000000 lines");
     }
 }

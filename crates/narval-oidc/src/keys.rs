@@ -35,7 +35,7 @@ struct State {
     /// Whether a thread is querying the issuer.
     fetching: bool,
     /// When the issuer was queried, within the window.
-    asked: VecDeque<Instant>,
+    fetched_at: VecDeque<Instant>,
     /// Why the last query failed, if it did.
     failure: Option<String>,
 }
@@ -103,12 +103,12 @@ impl State {
     }
 
     fn may_ask(&mut self) -> bool {
-        while self.asked.front().is_some_and(|asked| asked.elapsed() >= FETCH_WINDOW) {
-            self.asked.pop_front();
+        while self.fetched_at.front().is_some_and(|fetched_at| fetched_at.elapsed() >= FETCH_WINDOW) {
+            self.fetched_at.pop_front();
         }
-        let may = self.asked.len() < FETCHES_MAX;
+        let may = self.fetched_at.len() < FETCHES_MAX;
         if may {
-            self.asked.push_back(Instant::now());
+            self.fetched_at.push_back(Instant::now());
         }
         may
     }

@@ -101,10 +101,10 @@ impl Gate<'_> {
             grant.require(self.cache, Scope::Push)?;
             Ok(grant)
         };
-        if let Some(asked) = Administration::of(request.method(), &route) {
+        if let Some(operation) = Administration::of(request.method(), &route) {
             let grant = caller.grant(&head)?;
-            asked.require(self.cache, &grant)?;
-            return Ok(Allowed::Administer(asked, grant));
+            operation.require(self.cache, &grant)?;
+            return Ok(Allowed::Administer(operation, grant));
         }
         match (request.method().clone(), route) {
             (Method::PUT, route) => Ok(Allowed::Put(route, grant(caller)?)),

@@ -232,16 +232,16 @@ fn keep_fresh(tls: Arc<TlsAcceptor>) -> Result<(), Failure> {
     thread::Builder::new()
         .name("certificates".into())
         .spawn(move || {
-            let mut said = String::new();
+            let mut reported = String::new();
             loop {
                 thread::sleep(LOOK_EVERY);
                 match tls.reload_if_changed() {
                     Ok(true) => tracing::info!("the certificates have changed and were reloaded"),
                     Ok(false) => {}
                     // The files of a pair are often replaced one by one: an error is reported once.
-                    Err(error) if error.to_string() != said => {
-                        said = error.to_string();
-                        tracing::error!("{said}; the old certificates stay in use");
+                    Err(error) if error.to_string() != reported => {
+                        reported = error.to_string();
+                        tracing::error!("{reported}; the old certificates stay in use");
                     }
                     Err(_) => {}
                 }

@@ -162,7 +162,7 @@ impl Upstreams {
             }
             Err(error) => return Err(error.into()),
         };
-        self.shared.nars_ahead(self.shared.walks.asked(&known.info).into_iter().flatten());
+        self.shared.nars_ahead(self.shared.walks.requested(&known.info).into_iter().flatten());
         Ok(Lookup::Found(Arc::clone(&known.text)))
     }
 

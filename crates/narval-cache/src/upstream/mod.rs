@@ -19,6 +19,7 @@
 //! NARs get our own names, `nar/<hash part>-<hash>.nar…`: even weeks later, a name tells which narinfo it belongs to.
 
 mod ahead;
+mod answer;
 mod asking;
 mod known;
 mod lookup;
@@ -29,7 +30,6 @@ mod options;
 mod question;
 mod race;
 mod remote;
-mod said;
 mod shared;
 mod small;
 mod standing;

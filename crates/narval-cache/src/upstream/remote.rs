@@ -12,9 +12,9 @@ use narval_codec::delta::DELTA_NAR_BYTES_MIN;
 use narval_nix::{HashPart, NarInfo, StoreDir, TrustedKeys};
 use parking_lot::Mutex;
 
+use super::answer::UpstreamAnswer;
 use super::neighbours::nearby::Nearby;
 use super::options::{NamePattern, UpstreamOptions};
-use super::said::Said;
 use super::standing::counts::{Counts, RequestOutcome};
 use super::standing::failures::Failures;
 use super::standing::health::{Health, Standing};
@@ -42,7 +42,7 @@ pub(super) struct Remote {
     pub(super) presence: Presence,
     pub(super) listed: Listed,
     /// For threads that wait for it.
-    pub(super) asked: Permits,
+    pub(super) requests: Permits,
     /// How long a NAR may make no progress.
     pub(super) stall_timeout: Duration,
     /// Names that it is never asked for.
@@ -104,7 +104,7 @@ impl Remote {
             failures: Failures::default(),
             presence: Presence::default(),
             listed: Listed::at(store_paths),
-            asked: Permits::new(ASKED_MAX),
+            requests: Permits::new(ASKED_MAX),
             stall_timeout,
             skip,
             in_time,
@@ -143,9 +143,9 @@ impl Remote {
     }
 
     /// Asks whether it sends deltas of NARs.
-    pub(super) fn asks_for_deltas(self: &Arc<Self>) -> Said<bool> {
+    pub(super) fn asks_for_deltas(self: &Arc<Self>) -> UpstreamAnswer<bool> {
         match self.cache.asks_for_deltas() {
-            Ok(deltas) => Said::Has(*self.deltas.get_or_init(|| deltas)),
+            Ok(deltas) => UpstreamAnswer::Has(*self.deltas.get_or_init(|| deltas)),
             // It is asked again for the next path.
             Err(error) => {
                 if let CacheError::Fetch { source, .. } = &error
@@ -153,7 +153,7 @@ impl Remote {
                 {
                     self.has_failed(source.retry_after());
                 }
-                Said::Failed(Unavailable::new(5, error.to_string()))
+                UpstreamAnswer::Failed(Unavailable::new(5, error.to_string()))
             }
         }
     }
@@ -178,7 +178,7 @@ impl Remote {
     }
 
     /// Asks for the narinfo of a path. An answer that comes late may be used, but ends no doubts about this upstream.
-    pub(super) fn narinfo(self: &Arc<Self>, hash_part: HashPart) -> Said<NarInfo> {
+    pub(super) fn narinfo(self: &Arc<Self>, hash_part: HashPart) -> UpstreamAnswer<NarInfo> {
         *self.last.lock() = Some(hash_part);
         let began = clock::instant();
         let answer = match self.cache.narinfo(&Wanted::HashPart(hash_part), Patience::None) {
@@ -186,7 +186,7 @@ impl Remote {
             answer => answer,
         };
         let time = clock::since(began);
-        let answered = |asked| self.answered(asked, time);
+        let answered = |outcome| self.answered(outcome, time);
         match answer {
             Ok(Some(info)) if self.skips(info.path.name()) => {
                 answered(RequestOutcome::Found);
@@ -195,18 +195,18 @@ impl Remote {
                     self.url(),
                     info.path
                 );
-                Said::Absent
+                UpstreamAnswer::Absent
             }
             Ok(Some(info)) => {
                 answered(RequestOutcome::Found);
                 if info.nar_size >= DELTA_NAR_BYTES_MIN && self.sends_deltas().is_none() {
                     self.asks_for_deltas();
                 }
-                Said::Has(info)
+                UpstreamAnswer::Has(info)
             }
             Ok(None) => {
                 answered(RequestOutcome::Absent);
-                Said::Absent
+                UpstreamAnswer::Absent
             }
             Err(error) => {
                 // Anything but a failed request is about one path, and is always logged.
@@ -220,7 +220,7 @@ impl Remote {
                     // It leads elsewhere, which does not become better by asking again.
                     CacheError::Fetch { source: HttpError::OutOfBounds { .. }, .. } => {
                         answered(RequestOutcome::Failed);
-                        return Said::Absent;
+                        return UpstreamAnswer::Absent;
                     }
                     // Credentials may have expired. That is an answer, and no absence.
                     CacheError::Fetch { source, .. } if source.is_answer() => answered(RequestOutcome::Failed),
@@ -232,19 +232,19 @@ impl Remote {
                     // What it has is not accepted.
                     _ => {
                         answered(RequestOutcome::Failed);
-                        return Said::Absent;
+                        return UpstreamAnswer::Absent;
                     }
                 }
-                Said::Failed(Unavailable::new(5, error.to_string()))
+                UpstreamAnswer::Failed(Unavailable::new(5, error.to_string()))
             }
         }
     }
 
     /// Records that it has answered what was asked for a narinfo.
-    pub(super) fn answered(&self, asked: RequestOutcome, time: Duration) {
-        self.counts.add(asked, time);
+    pub(super) fn answered(&self, outcome: RequestOutcome, time: Duration) {
+        self.counts.add(outcome, time);
         self.owes(false);
-        self.health.answered(asked == RequestOutcome::Found, time, time <= self.in_time);
+        self.health.answered(outcome == RequestOutcome::Found, time, time <= self.in_time);
     }
 
     /// Records that what was asked then failed after some time. Returns whether somebody must probe it from now on.
@@ -260,11 +260,11 @@ impl Remote {
     /// Asks it on a thread of its own, which ends with the request: nobody may have the patience to wait for that.
     pub(super) fn on_a_thread<T: Send + 'static>(
         self: &Arc<Self>,
-        ask: impl Fn(&Arc<Self>) -> Said<T> + Send + 'static,
-        answer: impl FnOnce(Said<T>) + Send + 'static,
+        ask: impl Fn(&Arc<Self>) -> UpstreamAnswer<T> + Send + 'static,
+        answer: impl FnOnce(UpstreamAnswer<T>) + Send + 'static,
     ) -> Result<(), Unavailable> {
         let busy = || Unavailable::new(5, format!("too many requests to {} are not answered yet", self.url()));
-        let permit = self.asked.take().ok_or_else(busy)?;
+        let permit = self.requests.take().ok_or_else(busy)?;
         let (remote, id, client) = (Arc::clone(self), request_id::current(), served_client());
         let run = move || {
             let (_permit, _client, _entered) = (permit, work_for(client), request_id::enter(id));
@@ -305,15 +305,15 @@ impl Remote {
     }
 
     /// Asks what it got since its presence filter was made.
-    pub(super) fn check_presence(self: &Arc<Self>, check: &Check) -> Said<()> {
+    pub(super) fn check_presence(self: &Arc<Self>, check: &Check) -> UpstreamAnswer<()> {
         match self.asking(self.cache.client()).changes(check) {
             Ok(changes) => {
                 self.presence.take(check, changes);
-                Said::Has(())
+                UpstreamAnswer::Has(())
             }
             Err(error) => {
                 self.has_failed(error.retry_after());
-                Said::Failed(Unavailable::new(5, error.to_string()))
+                UpstreamAnswer::Failed(Unavailable::new(5, error.to_string()))
             }
         }
     }
@@ -339,7 +339,7 @@ impl Remote {
         if self.is_near() {
             return self.owes(true);
         }
-        let unanswered = if is_awake { self.asked.taken() } else { 1 };
+        let unanswered = if is_awake { self.requests.taken() } else { 1 };
         self.probe_if(self.health.late(since, within, unanswered));
     }
 

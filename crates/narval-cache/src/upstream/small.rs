@@ -14,10 +14,10 @@ use narval_nix::{HashPart, StorePath};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::answer::UpstreamAnswer;
 use super::lookup::Upstreams;
 use super::race::{Pace, race};
 use super::remote::Remote;
-use super::said::Said;
 use super::shared::Shared;
 use super::{SMALL_LEN_MAX, Unavailable};
 use crate::open_small_once;
@@ -152,9 +152,9 @@ impl Upstreams {
         let mut failed = None;
         loop {
             let url = small.url();
-            let asked =
+            let answer =
                 race(&remotes, &shared.hedges, Pace::ranked("file", SMALL_WITHIN), move |remote| remote.small(&url));
-            let (remote, body) = match asked {
+            let (remote, body) = match answer {
                 Ok(Some(found)) => found,
                 Ok(None) => break,
                 Err(unavailable) => {
@@ -206,28 +206,28 @@ impl Upstreams {
 
 impl Remote {
     /// Asks for a small file by its URL.
-    fn small(self: &Arc<Self>, url: &str) -> Said<Box<dyn Read + Send>> {
-        let Ok(url) = self.url().child(url) else { return Said::Absent };
+    fn small(self: &Arc<Self>, url: &str) -> UpstreamAnswer<Box<dyn Read + Send>> {
+        let Ok(url) = self.url().child(url) else { return UpstreamAnswer::Absent };
         let began = Instant::now();
         let answered = |has| self.health.answered(has, began.elapsed(), true);
         match open_small_once(self.cache.client(), &url) {
             Ok(Some(body)) => {
                 answered(true);
-                Said::Has(body)
+                UpstreamAnswer::Has(body)
             }
             Ok(None) => {
                 answered(false);
-                Said::Absent
+                UpstreamAnswer::Absent
             }
             Err(error @ HttpError::OutOfBounds { .. }) => {
                 tracing::warn!("upstream {url}: {error}");
-                Said::Absent
+                UpstreamAnswer::Absent
             }
             Err(error) => {
                 if !error.is_answer() {
                     self.has_failed(error.retry_after());
                 }
-                Said::Failed(Unavailable::new(5, format!("{}: {error}", self.url())))
+                UpstreamAnswer::Failed(Unavailable::new(5, format!("{}: {error}", self.url())))
             }
         }
     }

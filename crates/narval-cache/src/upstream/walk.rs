@@ -53,7 +53,7 @@ impl Walks {
     }
 
     /// Records that a client got a narinfo. Returns the paths whose NARs it will probably request.
-    pub(super) fn asked(&self, info: &NarInfo) -> Option<[HashPart; 2]> {
+    pub(super) fn requested(&self, info: &NarInfo) -> Option<[HashPart; 2]> {
         let own = info.path.hash_part();
         let referrer = self.expected.get(&own).filter(|(_, since)| since.elapsed() < WALK_SOON);
         let now = Instant::now();

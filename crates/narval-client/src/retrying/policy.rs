@@ -44,9 +44,9 @@ impl RetryPolicy {
         if !error.is_retryable() || (failures >= self.attempts && !returns) {
             return None;
         }
-        if let Some(asked) = error.retry_after() {
+        if let Some(wait) = error.retry_after() {
             // A little longer than asked, so that clients do not all return at the same time.
-            return (asked <= self.cap).then(|| asked + self.base.mul_f64(random_fraction()));
+            return (wait <= self.cap).then(|| wait + self.base.mul_f64(random_fraction()));
         }
         let (base, cap) = match error.is_overload() {
             true => (self.overload_base, self.cap),

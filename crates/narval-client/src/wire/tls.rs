@@ -372,11 +372,12 @@ mod tests {
         assert_eq!(names(None, &[], &system), [system[1]]);
         assert_eq!(names(None, &[], &[]), [""; 0], "those that are compiled in");
         assert!(TrustedCertificates::from(Vec::new()).unwrap().usable > 50);
-        let said = |name, path| TrustedCertificates::from(vec![(name, path)]).unwrap_err().to_string();
+        let message = |name, path| TrustedCertificates::from(vec![(name, path)]).unwrap_err().to_string();
         assert!(
-            said("NIX_SSL_CERT_FILE", "/none/such.crt".into()).starts_with("NIX_SSL_CERT_FILE=/none/such.crt cannot")
+            message("NIX_SSL_CERT_FILE", "/none/such.crt".into())
+                .starts_with("NIX_SSL_CERT_FILE=/none/such.crt cannot")
         );
-        assert!(said("the system's", bundle).ends_with("bundle.crt contains no certificate"));
+        assert!(message("the system's", bundle).ends_with("bundle.crt contains no certificate"));
     }
 
     #[test]
@@ -384,14 +385,14 @@ mod tests {
         verify(|_| {}, "cache.example.org").unwrap();
         verify(|_| {}, "other.example.org").unwrap_err();
         let expired = verify(|params| params.not_after = date_time_ymd(2020, 1, 1), "cache.example.org").unwrap_err();
-        let said = reason(&io::Error::new(io::ErrorKind::InvalidData, expired));
+        let message = reason(&io::Error::new(io::ErrorKind::InvalidData, expired));
         let expected = "a certificate that it presented expired on 01 Jan 2020 00:00:00 GMT (the clock here says ";
-        assert!(said.starts_with(expected) && said.ends_with("): its operator must renew it"), "{said}");
+        assert!(message.starts_with(expected) && message.ends_with("): its operator must renew it"), "{message}");
         let early = verify(|params| params.not_before = date_time_ymd(4000, 1, 1), "cache.example.org").unwrap_err();
-        let said = reason(&io::Error::new(io::ErrorKind::InvalidData, early));
+        let message = reason(&io::Error::new(io::ErrorKind::InvalidData, early));
         let expected =
             "a certificate that it presented is not valid before 01 Jan 4000 00:00:00 GMT, and the clock here says ";
-        assert!(said.starts_with(expected) && said.ends_with(": check the clock"), "{said}");
+        assert!(message.starts_with(expected) && message.ends_with(": check the clock"), "{message}");
         let client = |params: &mut CertificateParams| {
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         };

@@ -85,8 +85,8 @@ impl<'a> Deltas<'a> {
     }
 
     /// Counts a delta that is asked for, until the answer has begun.
-    pub(crate) fn asked(&self, found: &TrustedNarInfo) -> PendingDelta<'_> {
-        self.pace.asked(whole_len(found) / DELTA_FRACTION)
+    pub(crate) fn pending(&self, found: &TrustedNarInfo) -> PendingDelta<'_> {
+        self.pace.pending(whole_len(found) / DELTA_FRACTION)
     }
 
     /// Counts the download of a delta of this many bytes.

@@ -78,7 +78,7 @@ impl Pace {
     }
 
     /// Counts a delta that is asked for, of which about this many bytes are expected.
-    pub(crate) fn asked(&self, expected: u64) -> PendingDelta<'_> {
+    pub(crate) fn pending(&self, expected: u64) -> PendingDelta<'_> {
         let mut line = self.line();
         line.expected = line.expected.saturating_add(expected);
         PendingDelta { pace: self, expected }
@@ -184,9 +184,9 @@ mod tests {
         assert_eq!(pace.time_for(5_000_000), Duration::from_secs(4));
         drop((one, two));
         assert_eq!(pace.time_for(5_000_000), Duration::from_secs(2));
-        let asked = pace.asked(2_500_000);
+        let pending = pace.pending(2_500_000);
         assert_eq!(pace.time_for(5_000_000), Duration::from_secs(3));
-        drop(asked);
+        drop(pending);
         let mut delta = pace.download_delta(5_000_000);
         delta.received(2_500_000, Duration::ZERO);
         assert_eq!(pace.time_for(5_000_000), Duration::from_secs(3));

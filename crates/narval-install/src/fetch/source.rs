@@ -186,9 +186,9 @@ impl<'a> FromCaches<'a> {
         let others: &[&str] = if info.compression == Compression::None { &["zstd"] } else { &[] };
         let wait = self.deltas.map(|deltas| deltas.patience(found));
         let codings = delta_codings(&base.info.path.hash_part(), &base.info.nar_hash, others, wait);
-        let asked = self.deltas.map(|deltas| deltas.asked(found));
+        let pending = self.deltas.map(|deltas| deltas.pending(found));
         let body = self.request(entry, codings)?;
-        drop(asked);
+        drop(pending);
         let coding = body.coding().map(str::to_owned);
         let (base, memory) = if coding.as_deref() == Some("dcz") {
             let Some((base, of, memory)) = base.finish() else { return Ok(None) };
@@ -302,8 +302,8 @@ impl NarInput for CacheNar<'_> {
         self.len += len as u64;
         // A decompression bomb ends here: nothing is used beyond NarSize.
         if self.len > self.found.info.nar_size {
-            let said = self.found.info.nar_size;
-            return Err(damaged(self.found, format!("the NAR has more bytes than its NarSize, {said}")));
+            let nar_size = self.found.info.nar_size;
+            return Err(damaged(self.found, format!("the NAR has more bytes than its NarSize, {nar_size}")));
         }
         Ok(len)
     }

@@ -190,8 +190,8 @@ impl<'a> Follower<'a> {
     }
 
     /// Is told what is tried, and what runs, before each switch.
-    pub fn on_trying(&mut self, told: impl Fn(&Running, Option<&Running>) + 'a) {
-        self.on_trying = Some(Box::new(told));
+    pub fn on_trying(&mut self, observer: impl Fn(&Running, Option<&Running>) + 'a) {
+        self.on_trying = Some(Box::new(observer));
     }
 
     /// What runs.
@@ -282,8 +282,8 @@ impl<'a> Follower<'a> {
             (self.state, self.is_unsaved) = (before, false);
             return Err(error);
         }
-        if let Some(told) = &self.on_trying {
-            told(&trying, self.state.good.as_ref());
+        if let Some(observer) = &self.on_trying {
+            observer(&trying, self.state.good.as_ref());
         }
         match self.attempt(&trying, find) {
             Ok(()) => {

@@ -94,12 +94,12 @@ mod tests {
         for (own, expected) in
             [(&plain, [true, false, false]), (&full, [false, true, false]), (&svn, [false, false, true])]
         {
-            let told = difference(own, &all);
-            assert_eq!([&plain, &full, &svn].map(|one| fits(&told, one)), expected);
+            let distinction = difference(own, &all);
+            assert_eq!([&plain, &full, &svn].map(|one| fits(&distinction, one)), expected);
         }
         // The next release: one has changed in a way that does not matter, and none has what told the choice.
-        let told = difference(&full, &all);
-        assert!(fits(&told, &set(&["glibc", "perl", "curl"])) && !fits(&told, &set(&["glibc", "curl"])));
+        let distinction = difference(&full, &all);
+        assert!(fits(&distinction, &set(&["glibc", "perl", "curl"])) && !fits(&distinction, &set(&["glibc", "curl"])));
         // Two that do not differ.
         assert_eq!(difference(&plain, &[plain.clone(), plain.clone()]), Vec::<String>::new());
         assert!(!fits(&["what is this".to_owned()], &plain));

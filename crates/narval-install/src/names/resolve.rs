@@ -293,29 +293,29 @@ impl ChannelNames {
         selector: &Selector,
         text: &str,
         caches: &BinaryCaches,
-        asked: &ResolveOptions<'_>,
+        options: &ResolveOptions<'_>,
     ) -> Result<Resolution, Error> {
         let package = match self.select(selector, text)? {
             Ok(package) => package,
             Err(resolution) => return Ok(resolution),
         };
-        refuse(&package, asked)?;
+        refuse(&package, options)?;
         // A few packages of x86_64-linux are built for i686-linux, such as Wine.
-        let is_32_bit = asked.system == EVALUATED_FOR && package.system == "i686-linux";
-        let system = if is_32_bit { package.system.clone() } else { asked.system.to_owned() };
+        let is_32_bit = options.system == EVALUATED_FOR && package.system == "i686-linux";
+        let system = if is_32_bit { package.system.clone() } else { options.system.to_owned() };
         let wanted = wanted_outputs(selector, &package)?;
         let (mut outputs, mut distinction) = (Vec::new(), Vec::new());
         for (at, output) in wanted.iter().enumerate() {
             let choice = selector.choice.filter(|_| at == 0);
             let known = match choice {
                 Some(part) => self.chosen(&package, output, part)?,
-                None => self.known(&package, (output, &system), caches, asked)?,
+                None => self.known(&package, (output, &system), caches, options)?,
             };
             let known = match known {
                 Known::Several { left, twins } => {
-                    match only_fitting(&left, asked.distinction, &mut FromNarinfos::new(caches, &mut self.learnt)) {
+                    match only_fitting(&left, options.distinction, &mut FromNarinfos::new(caches, &mut self.learnt)) {
                         Some(path) => {
-                            distinction = asked.distinction.to_vec();
+                            distinction = options.distinction.to_vec();
                             Known::Path(path, SourceOfName::Choice)
                         }
                         None => Known::Several { left, twins },
@@ -367,7 +367,7 @@ impl ChannelNames {
         package: &Package,
         (output, system): (&str, &str),
         caches: &BinaryCaches,
-        asked: &ResolveOptions<'_>,
+        options: &ResolveOptions<'_>,
     ) -> Result<Known, Error> {
         let attribute = &package.attribute;
         if self.is_exact {
@@ -395,7 +395,7 @@ impl ChannelNames {
             Decision::OtherSystems(_) => Known::NotBuilt { elsewhere: true },
             Decision::Absent => Known::NotBuilt { elsewhere: false },
         };
-        if let Some(path) = self.recorded(package, (output, system), asked) {
+        if let Some(path) = self.recorded(package, (output, system), options) {
             return Ok(Known::Path(path, SourceOfName::Records));
         }
         match failure.filter(CacheError::is_outage) {
@@ -410,11 +410,11 @@ impl ChannelNames {
         &mut self,
         package: &Package,
         (output, system): (&str, &str),
-        asked: &ResolveOptions<'_>,
+        options: &ResolveOptions<'_>,
     ) -> Option<StorePath> {
-        let client = asked.records.filter(|client| !client.is_offline())?;
+        let client = options.records.filter(|client| !client.is_offline())?;
         let evaluation = Url::parse(self.index.fact("build-records")?).ok()?;
-        (asked.on_records)(&evaluation.to_string());
+        (options.on_records)(&evaluation.to_string());
         let record = match records::ask(client, &evaluation, &package.attribute, system) {
             Ok(record) => record?,
             Err(error) => {
@@ -560,10 +560,10 @@ fn wanted_outputs(selector: &Selector, package: &Package) -> Result<Vec<String>,
 }
 
 /// Refuses a package that is not installed without being told to, as Nix does.
-fn refuse(package: &Package, asked: &ResolveOptions<'_>) -> Result<(), Error> {
+fn refuse(package: &Package, options: &ResolveOptions<'_>) -> Result<(), Error> {
     // What a platform lacks is known for one.
-    let counts = |problem: &Problem| asked.system == EVALUATED_FOR || *problem != Problem::Unsupported;
-    let mut problems = package.problems.iter().filter(|problem| !asked.allowed.contains(problem));
+    let counts = |problem: &Problem| options.system == EVALUATED_FOR || *problem != Problem::Unsupported;
+    let mut problems = package.problems.iter().filter(|problem| !options.allowed.contains(problem));
     let Some(problem) = problems.find(|problem| counts(problem)) else { return Ok(()) };
     let why = match problem {
         Problem::Insecure if !package.vulnerabilities.is_empty() => {

@@ -97,7 +97,7 @@ pub fn find(
     if expected.share != SHARE_OF_ALL {
         below.push_str(&format!("&share={}", expected.share));
     }
-    let Some(answer) = asked(cache, client, &below, RELEASE_LEN_MAX as u64)? else { return Ok(None) };
+    let Some(answer) = fetch(cache, client, &below, RELEASE_LEN_MAX as u64)? else { return Ok(None) };
     let wrong = |why: String| Error::WrongPath(format!("{cache}: {selector}: {why}"));
     let release = Release::parse(&answer).map_err(|error| wrong(error.to_string()))?;
     let is_meant = match which {
@@ -142,23 +142,23 @@ pub fn list(
         return Ok(false);
     }
     let below = name.map_or_else(|| RELEASES.to_owned(), |name| format!("{RELEASES}/{name}"));
-    let (mut page, mut is_there) = (below.clone(), false);
+    let (mut page, mut exists) = (below.clone(), false);
     for _ in 0..PAGES_MAX {
-        let answer = asked(cache, client, &page, PAGE_LEN_MAX)?;
+        let answer = fetch(cache, client, &page, PAGE_LEN_MAX)?;
         let Some(mut json) = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer).ok()) else { break };
         let Some(rows) = json.get_mut("releases").and_then(Value::as_array_mut).map(std::mem::take) else { break };
-        is_there |= !rows.is_empty();
+        exists |= !rows.is_empty();
         take(rows);
         // Names, revisions and systems; anything else is no cursor of ours.
         let is_legal = |text: &&str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+-@".contains(&byte));
         let Some(next) = json.get("next").and_then(Value::as_str).filter(is_legal) else { break };
         page = format!("{below}?after={}", escaped(&next));
     }
-    Ok(is_there)
+    Ok(exists)
 }
 
 /// What a cache has at an address; `None` if it has nothing there.
-fn asked(cache: &Url, client: &Client, below: &str, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
+fn fetch(cache: &Url, client: &Client, below: &str, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
     let url = cache.child(below)?;
     let extra = Extra { fields: &[("accept", "application/json")], ..Extra::default() };
     let request = Request { extra, ..Request::get(&url) };

@@ -76,7 +76,7 @@ impl State {
 pub(crate) struct Walk<'a> {
     caches: &'a BinaryCaches,
     /// Whether the store already has a path with its closure.
-    is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+    exists: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
     /// Called for each found path, from several threads.
     on_found: &'a (dyn Fn(TrustedNarInfo) -> Result<(), Error> + Sync),
     /// The maximum numbers of paths and of references.
@@ -89,7 +89,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn new(
         caches: &'a BinaryCaches,
         roots: &[Wanted],
-        is_there: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+        exists: &'a (dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
         on_found: &'a (dyn Fn(TrustedNarInfo) -> Result<(), Error> + Sync),
     ) -> Self {
         let mut state = State::default();
@@ -99,7 +99,7 @@ impl<'a> Walk<'a> {
             }
         }
         let limits = [CLOSURE_PATHS_MAX, CLOSURE_REFERENCES_MAX];
-        Self { caches, is_there, on_found, limits, state: Mutex::new(state), changed: Condvar::new() }
+        Self { caches, exists, on_found, limits, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Walks until everything is found, or a lookup has failed. Threads are started as the queue grows.
@@ -183,7 +183,7 @@ impl<'a> Walk<'a> {
         for reference in &found.info.references {
             let wanted = Wanted::Path(reference.clone());
             let known = self.state.lock().seen.get(&reference.hash_part()).is_some_and(|seen| seen.wanted == wanted);
-            if !known && *reference != path && !(self.is_there)(reference)? {
+            if !known && *reference != path && !(self.exists)(reference)? {
                 missing.push(reference.clone());
             }
         }
@@ -218,14 +218,14 @@ pub(crate) fn check_cycles(all: &[TrustedNarInfo]) -> Result<(), Error> {
 pub(crate) fn closure(
     caches: &BinaryCaches,
     roots: &[Wanted],
-    is_there: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
+    exists: &(dyn Fn(&StorePath) -> Result<bool, Error> + Sync),
 ) -> Result<Vec<TrustedNarInfo>, Error> {
     let all = Mutex::new(Vec::new());
     let on_found = |found: TrustedNarInfo| {
         all.lock().push(found);
         Ok(())
     };
-    let walk = Walk::new(caches, roots, is_there, &on_found);
+    let walk = Walk::new(caches, roots, exists, &on_found);
     std::thread::scope(|scope| walk.run(scope))?;
     drop(walk);
     let mut all = all.into_inner();

@@ -35,11 +35,11 @@ impl dyn Index + '_ {
         let mut span = trace::begin(trace::Work::DatabaseRead, || "read".to_owned());
         span.note("db.namespace", || self.name());
         let mut answer = None;
-        let asked = self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)));
-        if asked.is_err() {
+        let result = self.ask(how, &mut |tx| ask(tx).map(|found| answer = Some(found)));
+        if result.is_err() {
             span.fail();
         }
-        asked.and_then(|()| returned(answer))
+        result.and_then(|()| returned(answer))
     }
 
     /// Does a transaction that others cannot make impossible.

@@ -264,7 +264,7 @@ impl dyn Tx + '_ {
     }
 
     /// Whether a result has rows.
-    pub(crate) fn is_there(&mut self, sql: &'static Sql, args: &[Arg<'_>]) -> Result<bool, TxError> {
+    pub(crate) fn exists(&mut self, sql: &'static Sql, args: &[Arg<'_>]) -> Result<bool, TxError> {
         Ok(self.first(sql, args, |_| Ok(()))?.is_some())
     }
 

@@ -32,7 +32,7 @@ pub(crate) fn run(shared: &Weak<Shared>) {
         std::thread::sleep(LOOK_EVERY);
         let Some(shared) = shared.upgrade() else { return };
         while running.load(Ordering::Acquire) < RUNNING_MAX {
-            let asked = uptime();
+            let started_at = uptime();
             let job = match shared.index.claim_job() {
                 Ok(Some(job)) => job,
                 Ok(None) => break,
@@ -49,7 +49,7 @@ pub(crate) fn run(shared: &Weak<Shared>) {
             let doing = move || {
                 // Also if it panics.
                 let _running = Counted(running);
-                execute(&Data::of(shared), &job, asked);
+                execute(&Data::of(shared), &job, started_at);
             };
             // It is not begun: after its lease, this or another server tries again.
             if let Err(error) = std::thread::Builder::new().name("job".into()).spawn(doing) {
@@ -83,9 +83,9 @@ fn execute(data: &Data, job: &Job, claimed: Duration) {
             (step, since) = (number, Instant::now());
         }
         let progress = progress(&work, since.elapsed()).to_string();
-        let asked = uptime();
+        let started_at = uptime();
         match data.shared().index.renew_job(&job.id, job.fence, progress) {
-            Ok(Some(false)) => work.stop_at(asked + lease),
+            Ok(Some(false)) => work.stop_at(started_at + lease),
             Ok(Some(true)) => {
                 is_cancelled.store(true, Ordering::Release);
                 work.stop();

@@ -100,12 +100,18 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not administer the cache, it has too many keys, or the index fails.
-    pub fn rotate(&self, overlap_seconds: u64, asked: u64, grant: &Grant, work: &Work) -> Result<Rotated, Rejection> {
-        let is_made = |keys: Vec<CacheKey>| keys.into_iter().rev().find(|key| key.created > asked);
+    pub fn rotate(
+        &self,
+        overlap_seconds: u64,
+        requested_at: u64,
+        grant: &Grant,
+        work: &Work,
+    ) -> Result<Rotated, Rejection> {
+        let is_made = |keys: Vec<CacheKey>| keys.into_iter().rev().find(|key| key.created > requested_at);
         let key = match is_made(self.keys()?) {
             Some(key) => key,
             // One who rotates at the same time may be faster.
-            None => match self.make_key(overlap_seconds, self.now().max(asked.saturating_add(1)), grant) {
+            None => match self.make_key(overlap_seconds, self.now().max(requested_at.saturating_add(1)), grant) {
                 Err(rejection) if rejection.kind == RejectionKind::Conflict => {
                     is_made(self.keys()?).ok_or(rejection)?
                 }

@@ -272,10 +272,10 @@ impl Cache {
         let is_asked = |(_, (info, old)): &(usize, (&&NarInfo, &Option<PathRecord>))| {
             old.is_none() && !trust.vouches_for(&self.signed(info, &trust.fingerprint(info), grant))
         };
-        let asked: Vec<usize> = claimed.iter().zip(old).enumerate().filter(is_asked).map(|(at, _)| at).collect();
-        let paths: Vec<&StorePath> = asked.iter().filter_map(|at| claimed.get(*at)).map(|info| &info.path).collect();
+        let queried: Vec<usize> = claimed.iter().zip(old).enumerate().filter(is_asked).map(|(at, _)| at).collect();
+        let paths: Vec<&StorePath> = queried.iter().filter_map(|at| claimed.get(*at)).map(|info| &info.path).collect();
         if !paths.is_empty() {
-            for (at, found) in asked.into_iter().zip(other_sources.shadowed(self.name(), &paths)) {
+            for (at, found) in queried.into_iter().zip(other_sources.shadowed(self.name(), &paths)) {
                 if let Some(hidden) = hidden.get_mut(at) {
                     *hidden = found;
                 }
@@ -321,9 +321,9 @@ impl Cache {
                 Some(mut before) if is_same(&before, &info) => {
                     signatures = std::mem::take(&mut before.signatures);
                     // If its NAR is lost, this one replaces it.
-                    let is_there = self.has_nar_of(&part)?;
-                    outcome = if is_there { Outcome::Unchanged } else { Outcome::Signed };
-                    if is_there {
+                    let exists = self.has_nar_of(&part)?;
+                    outcome = if exists { Outcome::Unchanged } else { Outcome::Signed };
+                    if exists {
                         std::mem::swap(&mut info, &mut before);
                     }
                     info.ca = info.ca.or(before.ca);
@@ -490,10 +490,9 @@ pub(crate) fn is_same(one: &NarInfo, other: &NarInfo) -> bool {
         && one.reference_set() == other.reference_set()
 }
 
-fn differs(there: NarHash, info: &NarInfo, is_there: &str, advice: &str) -> Rejection {
+fn differs(there: NarHash, info: &NarInfo, how: &str, advice: &str) -> Rejection {
     let what = if there == info.nar_hash { "other references" } else { "other contents" };
     let path = &info.path;
-    let message =
-        format!("'{path}' {is_there} with {what} ({there}): it was built twice with different results; {advice}");
+    let message = format!("'{path}' {how} with {what} ({there}): it was built twice with different results; {advice}");
     Rejection::new(RejectionKind::Conflict, message)
 }

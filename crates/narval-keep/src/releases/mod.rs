@@ -248,10 +248,10 @@ impl Cache {
             let record = ReleaseToRecord { version, percent, json: release.to_json(), paths: held(&release) };
             Some((release, record))
         };
-        let asked = ReleaseRequest { name: name.clone(), key, new_uid: new_uid()? };
+        let request = ReleaseRequest { name: name.clone(), key, new_uid: new_uid()? };
         for _ in 0..SIGN_ATTEMPTS_MAX {
             let of = (parts.clone(), settings.keep_releases, now);
-            let recorded = self.index().add_release(self.id(), asked.clone(), of, make.clone())?;
+            let recorded = self.index().add_release(self.id(), request.clone(), of, make.clone())?;
             let unsigned = lock_made(&made).take_if(|made| made.signatures.is_empty());
             if let Some(mut release) = unsigned {
                 keys.iter().try_for_each(|key| release.sign(key))?;

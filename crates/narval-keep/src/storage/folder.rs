@@ -127,7 +127,7 @@ struct CacheFolder {
     nar: File,
     /// The commits that have asked for the names below `nar/` to be durable, and how many of them have got it. Commits are counted and not
     /// names, because another process may have added the names that a commit needs.
-    asked: AtomicU64,
+    requested: AtomicU64,
     synced: Mutex<u64>,
 }
 
@@ -138,8 +138,8 @@ impl CacheFolder {
             fs::create_dir_all(path.join(folder))?;
         }
         let (root, nar) = (File::open(path)?, File::open(path.join("nar"))?);
-        let (asked, synced) = (AtomicU64::new(0), Mutex::new(0));
-        Ok(Self { data: data.to_owned(), path: path.to_owned(), root, nar, asked, synced })
+        let (requested, synced) = (AtomicU64::new(0), Mutex::new(0));
+        Ok(Self { data: data.to_owned(), path: path.to_owned(), root, nar, requested, synced })
     }
 
     /// Bytes in a NAR's file; `None` if there is none.
@@ -277,11 +277,11 @@ impl CacheStorage for CacheFolder {
 
     /// Commits at the same time share one call.
     fn sync_nars(&self) -> io::Result<()> {
-        let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let requested = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut synced = self.synced.lock().unwrap_or_else(PoisonError::into_inner);
-        if *synced < asked {
+        if *synced < requested {
             // All that have asked by now had their names before that.
-            let covered = self.asked.load(Ordering::Acquire);
+            let covered = self.requested.load(Ordering::Acquire);
             self.nar.sync_all()?;
             *synced = covered;
         }
@@ -297,7 +297,7 @@ impl CacheStorage for CacheFolder {
         let narinfo = match written {
             Some(WrittenNarinfo(Some(written))) => written,
             // It was published, and its listing before it. After a commit of many, whoever opens the folder finds nearly all so, and others wait for it.
-            _ if is_there(&place, &record.narinfo) => return Ok(()),
+            _ if exists(&place, &record.narinfo) => return Ok(()),
             _ => write(&self.data, &record.narinfo)?,
         };
         if record.listing_size.is_some() {
@@ -314,7 +314,7 @@ impl CacheStorage for CacheFolder {
 }
 
 /// Whether a file has these contents.
-fn is_there(path: &Path, contents: &[u8]) -> bool {
+fn exists(path: &Path, contents: &[u8]) -> bool {
     file_len(path).is_ok_and(|len| len == Some(contents.len() as u64))
         && fs::read(path).is_ok_and(|there| there == contents)
 }

@@ -118,7 +118,7 @@ fn an_upload_in_parts_is_invisible_until_it_is_verified() {
     let Some(fixture) = in_bucket() else { return };
     let (cache, path) = (&fixture.cache, TestPath::with_contents("a", &[], &noise(30 << 20)));
     let name = path.file_name(Compression::None);
-    let is_there = || object_of(cache, &name).exists();
+    let exists = || object_of(cache, &name).exists();
     let store = objects(&fixture);
     for is_good in [false, true] {
         let mut sent = path.nar.clone();
@@ -131,7 +131,7 @@ fn an_upload_in_parts_is_invisible_until_it_is_verified() {
         };
         let mut begun = false;
         let mut look = |rest: usize| {
-            assert!(!is_there());
+            assert!(!exists());
             if rest < 2 << 20 && !begun {
                 begun = true;
                 assert_eq!(store.unfinished().unwrap().len(), 1, "it is sent while it arrives");
@@ -140,7 +140,7 @@ fn an_upload_in_parts_is_invisible_until_it_is_verified() {
         let result = upload.receive(&mut Watched { rest: &sent, look: &mut look });
         assert!(begun);
         assert_eq!(result.is_ok(), is_good, "{result:?}");
-        assert_eq!(is_there(), is_good);
+        assert_eq!(exists(), is_good);
         assert_eq!(store.unfinished().unwrap(), [], "it is completed or dropped");
         assert_eq!(cache.nar_head(&name).unwrap().is_some(), is_good);
     }

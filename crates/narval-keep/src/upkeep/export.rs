@@ -206,9 +206,9 @@ impl Serialize for Releases<'_> {
             Ok(())
         });
         if let Err(error) = read {
-            let said = S::Error::custom(&error);
+            let reported = S::Error::custom(&error);
             self.failed.replace(Some(error));
-            return Err(said);
+            return Err(reported);
         }
         written?;
         list.end()

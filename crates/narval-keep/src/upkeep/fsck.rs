@@ -107,15 +107,15 @@ impl Cache {
             if is_fine {
                 continue;
             }
-            let is_there = self.files().check_nar(&name, &nar).map_err(fail)?;
+            let exists = self.files().check_nar(&name, &nar).map_err(fail)?;
             // One that was stored after the files were listed was not read. And it may have been removed: the row goes first.
-            if (is_there && !is_read) || !self.has_row(&name, &nar)? {
+            if (exists && !is_read) || !self.has_row(&name, &nar)? {
                 continue;
             }
-            let problem = if is_there { "damaged" } else { "missing or truncated" };
+            let problem = if exists { "damaged" } else { "missing or truncated" };
             report.problems.push(format!("'{named}' is {problem}"));
             if options.repair {
-                self.lost(&name, &nar, Finder::Fsck { is_damaged: is_there })?;
+                self.lost(&name, &nar, Finder::Fsck { is_damaged: exists })?;
             }
         }
         Ok(())

@@ -134,8 +134,8 @@ mod tests {
     #[test]
     fn wrong_and_huge_patterns_are_refused() {
         for pattern in ["[", "/(/", "/a{1000}{1000}{1000}/"] {
-            let said = excluding(&[pattern]).unwrap_err().to_string();
-            assert!(said.contains("--exclude") && said.lines().count() == 1, "{said}");
+            let message = excluding(&[pattern]).unwrap_err().to_string();
+            assert!(message.contains("--exclude") && message.lines().count() == 1, "{message}");
         }
     }
 

@@ -56,8 +56,8 @@ impl OtherCaches {
         };
         for several in unknown.chunks(QUESTIONS_MAX) {
             let answers: Vec<Option<bool>> = std::thread::scope(|scope| {
-                let asked: Vec<_> = several.iter().map(|info| scope.spawn(|| self.is_there(info))).collect();
-                asked.into_iter().map(|asked| asked.join().ok().flatten()).collect()
+                let threads: Vec<_> = several.iter().map(|info| scope.spawn(|| self.exists(info))).collect();
+                threads.into_iter().map(|threads| threads.join().ok().flatten()).collect()
             });
             let answers = std::iter::zip(several, answers).filter_map(|(info, has)| Some((info.path.clone(), has?)));
             let mut known = self.known.lock();
@@ -70,7 +70,7 @@ impl OtherCaches {
     }
 
     /// Whether one of the caches has a path; `None` if one that could not be asked may have it.
-    fn is_there(&self, info: &PathInfo) -> Option<bool> {
+    fn exists(&self, info: &PathInfo) -> Option<bool> {
         let mut answer = Some(false);
         for cache in &self.caches {
             match self.has(cache, info) {

@@ -150,13 +150,13 @@ impl PlainCache<'_> {
     fn send(&self, narinfo: &NarInfo, (payload, hash): (Payload<'_>, Sha256)) -> Result<(), Error> {
         let url = self.server.url.child(&narinfo.url)?;
         let file = Arc::clone(self.files.lock().entry(hash).or_default());
-        let mut is_there = file.lock();
+        let mut exists = file.lock();
         let is_asked = url.scheme() != Scheme::S3 || payload.len() >= ASKED_LEN_MIN;
-        if !(*is_there || is_asked && self.server.has(&url)?) {
+        if !(*exists || is_asked && self.server.has(&url)?) {
             let on_sent = |len| self.progress.downloaded(len);
             self.server.put(&url, "application/x-nix-nar", (payload, hash), &on_sent)?;
         }
-        *is_there = true;
+        *exists = true;
         Ok(())
     }
 }

@@ -81,10 +81,10 @@ impl Selection {
         while !level.is_empty() {
             level.retain(|info| seen.insert(&info.path));
             let is_asked = |info: &&PathInfo| missing.contains(&info.path) && !always.contains(&info.path);
-            let (asked, mut kept): (Vec<&PathInfo>, Vec<_>) = level.into_iter().partition(is_asked);
-            let asked: Vec<_> = asked.into_iter().filter(|info| !self.filter.is_elsewhere(info)).collect();
-            let have = others.map_or_else(|| vec![false; asked.len()], |others| others.have(&asked));
-            kept.extend(std::iter::zip(asked, have).filter(|(_, have)| !have).map(|(info, _)| info));
+            let (queried, mut kept): (Vec<&PathInfo>, Vec<_>) = level.into_iter().partition(is_asked);
+            let queried: Vec<_> = queried.into_iter().filter(|info| !self.filter.is_elsewhere(info)).collect();
+            let have = others.map_or_else(|| vec![false; queried.len()], |others| others.have(&queried));
+            kept.extend(std::iter::zip(queried, have).filter(|(_, have)| !have).map(|(info, _)| info));
             lacking.extend(kept.iter().copied().filter(|info| missing.contains(&info.path)).cloned());
             level = kept.iter().flat_map(|info| &info.references).filter_map(|path| infos.get(path)).collect();
             if progress.is_interrupted() {

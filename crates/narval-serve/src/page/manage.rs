@@ -74,7 +74,7 @@ impl Form {
 #[derive(Debug)]
 pub(super) enum Done {
     /// In words.
-    Said(String),
+    Confirmed(String),
     /// A new token, which is not stored: it cannot be shown again.
     Created { label: String, token: String, scopes: Scopes },
 }
@@ -123,14 +123,14 @@ impl Action {
                 let revoked =
                     asker.ask(&Method::DELETE, &format!("tokens/{}", escaped(value("id"))), None, &Value::Null)?;
                 let label = revoked.get("label").and_then(Value::as_str).unwrap_or_default();
-                Ok(Done::Said(format!("Revoked '{label}'. Who uses it is refused from now on.")))
+                Ok(Done::Confirmed(format!("Revoked '{label}'. Who uses it is refused from now on.")))
             }
             Self::Pin => {
                 let body =
                     json!({"path": value("path"), "keep": form.number("keep")?, "seconds": form.seconds("days")?});
                 let pin = asker.ask_cache(&Method::PUT, &format!("pins/{}", escaped(value("name"))), None, &body)?;
                 let text = |name: &str| pin.get(name).and_then(Value::as_str).unwrap_or_default();
-                Ok(Done::Said(format!("Pinned {} as '{}'.", text("path"), text("name"))))
+                Ok(Done::Confirmed(format!("Pinned {} as '{}'.", text("path"), text("name"))))
             }
             Self::Unpin => {
                 let query = format!("path={}", escaped(value("path")));
@@ -140,16 +140,16 @@ impl Action {
                     Some(&query),
                     &Value::Null,
                 )?;
-                Ok(Done::Said("Removed the pin.".to_owned()))
+                Ok(Done::Confirmed("Removed the pin.".to_owned()))
             }
             Self::Delete => delete(form, &asker),
             Self::Collect => {
                 asker.ask_cache(&Method::POST, "jobs", None, &json!({"kind": JobKind::Gc.name()}))?;
-                Ok(Done::Said("A collection is under way.".to_owned()))
+                Ok(Done::Confirmed("A collection is under way.".to_owned()))
             }
             Self::Cancel => {
                 asker.ask_cache(&Method::DELETE, &format!("jobs/{}", escaped(value("id"))), None, &Value::Null)?;
-                Ok(Done::Said("Cancelled. What was done by then stays so.".to_owned()))
+                Ok(Done::Confirmed("Cancelled. What was done by then stays so.".to_owned()))
             }
         }
     }
@@ -215,7 +215,7 @@ fn delete(form: &Form, asker: &Asker<'_>) -> Result<Done, ServeError> {
         left = refused.into_iter().map(|(path, _)| path).collect();
     }
     let bytes = super::view::words::bytes(bytes);
-    Ok(Done::Said(format!("{} {} deleted, {bytes}.", many(paths), if paths == 1 { "was" } else { "were" })))
+    Ok(Done::Confirmed(format!("{} {} deleted, {bytes}.", many(paths), if paths == 1 { "was" } else { "were" })))
 }
 
 fn many(paths: u64) -> String {

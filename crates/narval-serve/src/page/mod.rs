@@ -107,8 +107,8 @@ impl Page {
                 json(&check::check(&places, &catalog, &|| request.is_connected())?).map(Answered::Whole)
             }),
             PageRoute::Paths => self.on_a_thread(request, move |request| {
-                let asked = catalog::SearchQuery::parse(request.query());
-                json(&catalog.search(&places, &asked)?).map(Answered::Whole)
+                let query = catalog::SearchQuery::parse(request.query());
+                json(&catalog.search(&places, &query)?).map(Answered::Whole)
             }),
             PageRoute::Closure(hash_part) => self.on_a_thread(request, move |_| {
                 let (of, source) = paths::closure(&places, hash_part)?;

@@ -311,8 +311,8 @@ impl Walk {
         let mut references = Vec::with_capacity(info.references.len());
         for part in info.references.iter().map(StorePath::hash_part).filter(|part| *part != hash_part) {
             if !self.places_of.contains_key(&part) {
-                let is_there = self.found.len() < CLOSURE_MAX && look_up(places, part)?.is_some();
-                let place = u32::try_from(self.found.len()).ok().filter(|_| is_there);
+                let exists = self.found.len() < CLOSURE_MAX && look_up(places, part)?.is_some();
+                let place = u32::try_from(self.found.len()).ok().filter(|_| exists);
                 self.found.extend(place.map(|_| part));
                 self.places_of.insert(part, place);
             }

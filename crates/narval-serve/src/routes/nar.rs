@@ -57,8 +57,8 @@ impl Nars {
     /// Answers with a NAR or ranges of it, compressed where the client asks for that.
     pub(crate) fn answer(&self, head: &HeadRef<'_>, route: &NarRoute<'_>) -> Result<Response, ServeError> {
         if let Some(deltas) = &self.deltas
-            && let Some(asked) = DeltaRequest::of(head)
-            && let Some(response) = self.delta(deltas, head, route, &asked)?
+            && let Some(delta_request) = DeltaRequest::of(head)
+            && let Some(response) = self.delta(deltas, head, route, &delta_request)?
         {
             return Ok(response);
         }
@@ -106,17 +106,17 @@ impl Nars {
         deltas: &Arc<Deltas>,
         head: &HeadRef<'_>,
         route: &NarRoute<'_>,
-        asked: &DeltaRequest,
+        delta_request: &DeltaRequest,
     ) -> Result<Option<Response>, ServeError> {
         let store = &self.planner.store;
-        let Some(base) = store.path_info_by_hash_part(&asked.base)? else { return Ok(None) };
+        let Some(base) = store.path_info_by_hash_part(&delta_request.base)? else { return Ok(None) };
         let info = store.path_info_by_hash_part(&route.hash_part)?.ok_or(ServeError::NoPath)?;
         check_hash(route, &info.nar_hash)?;
-        if base.nar_hash != asked.base_hash {
+        if base.nar_hash != delta_request.base_hash {
             return Ok(None);
         }
         let (old, new) = (self.delta_end(&base), self.delta_end(&info));
-        deltas.answer(head, asked, (old, new), self.compressed_size(&info.nar_hash))
+        deltas.answer(head, delta_request, (old, new), self.compressed_size(&info.nar_hash))
     }
 
     /// A path as an end of a delta.
@@ -285,7 +285,7 @@ fn asks_for_zstd(head: &HeadRef<'_>) -> bool {
 fn check_hash(route: &NarRoute<'_>, nar_hash: &NarHash) -> Result<String, ServeError> {
     let nar_hash = nar_hash.to_nix32();
     match route.nar_hash.as_deref() {
-        Some(asked) if asked != nar_hash => Err(ServeError::OtherNarHash),
+        Some(requested) if requested != nar_hash => Err(ServeError::OtherNarHash),
         _ => Ok(nar_hash),
     }
 }

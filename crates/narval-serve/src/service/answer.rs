@@ -247,14 +247,14 @@ impl Shared {
             ));
         }
         // Other nodes prove themselves in another way than clients.
-        if let Route::Peer(asked) = route {
-            return peer::answer(&writable.data, asked, &request.head(), &self.origins.metrics);
+        if let Route::Peer(peer_route) = route {
+            return peer::answer(&writable.data, peer_route, &request.head(), &self.origins.metrics);
         }
         match writable.gate(&self.origins.metrics, at).pass(route, &request)? {
             Allowed::Put(route, grant) => writable.uploads.put(route, grant, request),
             Allowed::Post(push, grant) => writable.uploads.post(push, grant, request),
             Allowed::Progress(name, grant) => writable.uploads.progress(name, &grant),
-            Allowed::Administer(asked, grant) => writable.uploads.administer(asked, grant, request),
+            Allowed::Administer(operation, grant) => writable.uploads.administer(operation, grant, request),
             allowed @ (Allowed::SignIn(_) | Allowed::SignOut(_) | Allowed::SessionInfo { .. } | Allowed::Form(..))
                 if self.page.is_none() =>
             {

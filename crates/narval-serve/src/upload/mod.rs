@@ -122,12 +122,12 @@ impl Uploads {
     /// Records releases and notes reports of machines, as the token allows. This can wait for uploads, so it runs on the upload threads.
     pub(crate) fn administer(
         self: &Arc<Self>,
-        asked: Administration<'_>,
+        operation: Administration<'_>,
         grant: Grant,
         request: Request,
     ) -> Result<Response, ServeError> {
         let this = Arc::clone(self);
-        match asked {
+        match operation {
             Administration::Release(name) => {
                 let name = name.to_owned();
                 self.receive_at_most(RELEASE_LEN_MAX as u64, request, move |body| {

@@ -40,12 +40,12 @@ pub(super) fn missing(uploads: &Arc<Uploads>, grant: Grant, request: Request) ->
     uploads.receive_at_most(bytes_max, request, move |body| {
         let body = read(&mut decoded(coding, body)?, bytes_max)?;
         let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let asked = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
-        let asked = asked.map_err(|_| malformed("each line must be a hash part of 32 characters"))?;
+        let hash_parts = lines.map(HashPart::parse).collect::<Result<Vec<_>, _>>();
+        let hash_parts = hash_parts.map_err(|_| malformed("each line must be a hash part of 32 characters"))?;
         let permit = this.pool.missing.permit()?;
         let signs = grant.allows(this.cache.name(), Scope::Sign);
         let mut source =
-            Lacking { uploads: Arc::clone(&this), signs, asked, missing: Vec::new(), known: 0, next: 0, lines: 0 };
+            Lacking { uploads: Arc::clone(&this), signs, hash_parts, missing: Vec::new(), known: 0, next: 0, lines: 0 };
         // What fails now is an answer of its own.
         source.look_up()?;
         Ok(text(StatusCode::OK, String::new()).body(this.pool.missing.body(permit, source, departure)))
@@ -57,7 +57,7 @@ struct Lacking {
     uploads: Arc<Uploads>,
     /// Whether the token may sign: then paths without a signature of the cache are lacking.
     signs: bool,
-    asked: Vec<HashPart>,
+    hash_parts: Vec<HashPart>,
     /// How many of `asked` were looked up.
     known: usize,
     /// Those of the last ones looked up that are not there, the last of them first.
@@ -71,9 +71,9 @@ struct Lacking {
 impl Lacking {
     /// Looks up the next ones.
     fn look_up(&mut self) -> Result<(), Rejection> {
-        let end = (self.known + LOOKED_UP_AT_ONCE).min(self.asked.len());
-        let asked = self.asked.get(self.known..end).unwrap_or_default();
-        self.missing = self.uploads.cache.missing(asked, Some(LEASE_SECONDS))?;
+        let end = (self.known + LOOKED_UP_AT_ONCE).min(self.hash_parts.len());
+        let hash_parts = self.hash_parts.get(self.known..end).unwrap_or_default();
+        self.missing = self.uploads.cache.missing(hash_parts, Some(LEASE_SECONDS))?;
         self.missing.reverse();
         self.known = end;
         Ok(())
@@ -86,12 +86,12 @@ impl BodySource for Lacking {
             self.look_up().map_err(io::Error::other)?;
         }
         let end = if self.signs { (self.next + VERIFIED_AT_ONCE).min(self.known) } else { self.known };
-        let asked = self.asked.get(self.next..end).unwrap_or_default();
+        let hash_parts = self.hash_parts.get(self.next..end).unwrap_or_default();
         // Whether their contents are the client's is known when it sends their narinfos: then they are signed.
         let unsigned =
-            if self.signs { self.uploads.cache.unsigned(asked).map_err(io::Error::other)? } else { Vec::new() };
+            if self.signs { self.uploads.cache.unsigned(hash_parts).map_err(io::Error::other)? } else { Vec::new() };
         let unsigned: HashSet<HashPart> = unsigned.into_iter().collect();
-        for hash_part in asked {
+        for hash_part in hash_parts {
             let is_missing = self.missing.pop_if(|missing| missing == hash_part).is_some();
             if is_missing || unsigned.contains(hash_part) {
                 writeln!(out.memory(), "{hash_part}")?;
@@ -99,7 +99,7 @@ impl BodySource for Lacking {
             }
         }
         self.next = end;
-        if end < self.asked.len() {
+        if end < self.hash_parts.len() {
             return Ok(Fill::More);
         }
         writeln!(out.memory(), "end {}", self.lines)?;

@@ -25,8 +25,8 @@ pub(crate) fn answer(
     metrics: &Arc<Metrics>,
 ) -> Result<Response, ServeError> {
     if let Some(deltas) = deltas
-        && let Some(asked) = DeltaRequest::of(head)
-        && let Some(response) = delta(cache, name, head, (deltas, &asked))?
+        && let Some(request) = DeltaRequest::of(head)
+        && let Some(response) = delta(cache, name, head, (deltas, &request))?
     {
         return Ok(response);
     }
@@ -98,11 +98,11 @@ fn delta(
     cache: &Cache,
     name: &str,
     head: &HeadRef<'_>,
-    (deltas, asked): (&Arc<Deltas>, &DeltaRequest),
+    (deltas, request): (&Arc<Deltas>, &DeltaRequest),
 ) -> Result<Option<Response>, ServeError> {
-    let Some(text) = cache.narinfo(&asked.base)? else { return Ok(None) };
+    let Some(text) = cache.narinfo(&request.base)? else { return Ok(None) };
     let Ok(info) = NarInfo::parse(&text, &cache.settings().store_dir) else { return Ok(None) };
-    let Some(base_name) = info.url.strip_prefix("nar/").filter(|_| info.nar_hash == asked.base_hash) else {
+    let Some(base_name) = info.url.strip_prefix("nar/").filter(|_| info.nar_hash == request.base_hash) else {
         return Ok(None);
     };
     let (Some(base), Some(nar)) = (cache.nar_head(base_name)?, cache.nar_head(name)?) else { return Ok(None) };
@@ -111,7 +111,7 @@ fn delta(
         let (cache, name, hash, size) = (cache.clone(), name.to_owned(), nar.nar_hash, nar.nar_size);
         DeltaEnd { hash, size, read: Box::new(move || read(&cache, &name, &nar)) }
     };
-    deltas.answer(head, asked, (end(base_name, base), end(name, nar)), Some(len))
+    deltas.answer(head, request, (end(base_name, base), end(name, nar)), Some(len))
 }
 
 /// Decodes a NAR, and verifies it.

@@ -23,7 +23,7 @@ use crate::routes::table::PeerRoute;
 /// 401, whatever is asked for, if the request does not come from another node.
 pub(crate) fn answer(
     data: &Data,
-    asked: PeerRoute<'_>,
+    route: PeerRoute<'_>,
     head: &HeadRef<'_>,
     metrics: &Arc<Metrics>,
 ) -> Result<Response, ServeError> {
@@ -33,7 +33,7 @@ pub(crate) fn answer(
     if *head.method() != Method::GET {
         return Err(ServeError::Method("GET"));
     }
-    let cache = CacheName::parse(asked.cache).map_err(|_| ServeError::NoPath)?;
+    let cache = CacheName::parse(route.cache).map_err(|_| ServeError::NoPath)?;
     let cache = data.cache(&cache).map_err(|error| match error {
         DataError::Index(error) => ServeError::from(error),
         error => {
@@ -41,7 +41,7 @@ pub(crate) fn answer(
             ServeError::NoPath
         }
     })?;
-    let found = cache.ok_or(ServeError::NoPath)?.nar_for_peer(asked.name)?;
+    let found = cache.ok_or(ServeError::NoPath)?.nar_for_peer(route.name)?;
     let (nar, bytes) = found.ok_or(ServeError::NoPath)?;
     let (representation, counter) = (representation(&nar), &metrics.peer_bytes_sent);
     match bytes {

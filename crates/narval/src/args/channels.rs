@@ -385,7 +385,7 @@ impl<'a> Lookup<'a> {
         };
         let records = (!self.args.no_build_records).then_some(&*client);
         let (allowed, distinction) = (allowed(), &*self.distinction);
-        let asked =
+        let options =
             ResolveOptions { system: &system, allowed: &allowed, records, on_records: &on_records, distinction };
         let (Some((_, caches)), Some(channels)) = (&self.opened, &mut self.channels) else {
             return Err(Error::Died.into());
@@ -398,7 +398,7 @@ impl<'a> Lookup<'a> {
             if is_exact && selector.choice.is_some() {
                 continue;
             }
-            let resolution = channel.resolve(selector, text, caches, &asked)?;
+            let resolution = channel.resolve(selector, text, caches, &options)?;
             let is_usable = match &resolution {
                 Resolution::Unknown { .. } => false,
                 Resolution::NotBuilt { .. } => !is_exact,

@@ -127,11 +127,13 @@ impl DataArgs {
     /// If it cannot be used.
     pub fn create(&self) -> Result<Data, Failure> {
         let DataLocation { storage, database } = self.place()?;
-        self.told(Data::open(storage, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)?)
+        self.configured(
+            Data::open(storage, DataOptions { database, ..DataOptions::default() }).map_err(Failure::runtime)?,
+        )
     }
 
     /// What the configuration file says of new caches.
-    fn told(&self, data: Data) -> Result<Data, Failure> {
+    fn configured(&self, data: Data) -> Result<Data, Failure> {
         data.set_makes_keys(self.file()?.managed_sign_keys.is_empty());
         Ok(data)
     }
@@ -143,7 +145,7 @@ impl DataArgs {
     pub fn open(&self) -> Result<Data, Failure> {
         let DataLocation { storage, database } = self.place()?;
         let options = DataOptions { must_exist: true, database, ..DataOptions::default() };
-        self.told(Data::open(storage, options).map_err(Failure::usage)?)
+        self.configured(Data::open(storage, options).map_err(Failure::usage)?)
     }
 }
 

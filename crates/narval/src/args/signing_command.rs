@@ -151,7 +151,7 @@ impl Signer {
         command.args(&self.args).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut running = Running(command.spawn().map_err(failed)?);
         let (stdin, stdout) = (running.0.stdin.take(), running.0.stdout.take());
-        let (message, (said, hear)) = (message.to_vec(), channel());
+        let (message, (sender, receiver)) = (message.to_vec(), channel());
         // It has the permit: a process that leaves its group, and holds the output open, counts until it ends.
         let talk = move || {
             let _permit = permit;
@@ -162,10 +162,10 @@ impl Signer {
             let (mut text, mut out) = (String::new(), stdout.map(|out| out.take(OUTPUT_LEN_MAX)));
             let read = out.as_mut().map_or(Ok(0), |out| out.read_to_string(&mut text));
             // Nobody listens any more if it is late.
-            said.send(read.map(|_| text)).ok();
+            sender.send(read.map(|_| text)).ok();
         };
         std::thread::Builder::new().name("signing".into()).spawn(talk).map_err(failed)?;
-        let text = hear.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| late())?;
+        let text = receiver.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| late())?;
         let status = loop {
             match running.0.try_wait().map_err(failed)? {
                 Some(status) => break status,
@@ -217,10 +217,10 @@ mod tests {
             // Its child leaves the group, and holds the output.
             ("setsid sleep 3 & exit 0".to_owned(), "has not signed within 1 s"),
         ];
-        for (script, said) in lies {
+        for (script, expected) in lies {
             let begun = Instant::now();
             let error = sign(&script, &key).unwrap_err();
-            assert!(error.contains(said) && error.contains("cache-1"), "{script}: {error}");
+            assert!(error.contains(expected) && error.contains("cache-1"), "{script}: {error}");
             assert!(begun.elapsed() < Duration::from_secs(20), "{script}");
         }
     }
@@ -267,7 +267,7 @@ mod tests {
     fn files() {
         let key = SecretKey::generate("cache-1").unwrap();
         assert!(parse(&key.to_file_text().unwrap()).is_none());
-        for (text, said) in [
+        for (text, expected) in [
             ("command = ['/bin/true']".to_owned(), "public-key"),
             (format!("public-key = '{}'\ncommand = []", key.public_key()), "it is empty"),
             (format!("public-key = '{}'\ncommand = ['sign']", key.public_key()), "absolute path"),
@@ -276,7 +276,7 @@ mod tests {
             ("public-key = 'nonsense'\ncommand = ['/x']".to_owned(), "public-key"),
         ] {
             let error = parse(&text).unwrap().unwrap_err();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

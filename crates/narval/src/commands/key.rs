@@ -125,9 +125,9 @@ fn rotate(args: &CacheKeysArgs, overlap_seconds: u64) -> Result<(), Failure> {
             let mut keys = args.place.data.sign_keys(&args.cache)?;
             keys.extend(data.signing_keys().map_err(Failure::runtime)?.remove(&args.cache).unwrap_or_default());
             cache.set_sign_keys(keys);
-            let asked = now().max(cache.keys().map_err(Failure::runtime)?.last().map_or(0, |key| key.created));
+            let requested_at = now().max(cache.keys().map_err(Failure::runtime)?.last().map_or(0, |key| key.created));
             let (rotated, ended) = watched(output, (kept, "makes another key"), |work| {
-                cache.rotate(overlap_seconds, asked, &administrator(), work).map_err(Failure::runtime)
+                cache.rotate(overlap_seconds, requested_at, &administrator(), work).map_err(Failure::runtime)
             })?;
             data.wait_until_noticed();
             (rotated.to_value(), ended)

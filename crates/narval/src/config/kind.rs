@@ -72,7 +72,7 @@ impl<T> Kind<T> {
     pub(crate) fn allowed(&self) -> String {
         // No type accepts a table.
         let table = DeValue::Table(DeTable::new());
-        let said = self.read(&Raw { value: Given::Toml(&table), base: Path::new("") }).err().unwrap_or_default();
-        said.strip_prefix("give ").unwrap_or(&said).to_owned()
+        let message = self.read(&Raw { value: Given::Toml(&table), base: Path::new("") }).err().unwrap_or_default();
+        message.strip_prefix("give ").unwrap_or(&message).to_owned()
     }
 }

@@ -30,21 +30,22 @@ pub(crate) fn with_caches(
 ) -> Result<ClientArgs, Failure> {
     let (urls, keys) = (client.caches.urls()?, client.caches.keys()?);
     let mut with = client.clone();
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for cache in project.file.caches.iter().map(|cache| &cache.value).filter(|cache| !urls.contains(cache)) {
         if with.caches.from.is_empty() {
             with.caches.from = urls.iter().map(ToString::to_string).collect();
         }
         with.caches.from.push(cache.to_string());
-        asked.push(format!("use the cache {cache}"));
+        requests.push(format!("use the cache {cache}"));
     }
     for key in project.file.public_keys.iter().map(|key| &key.value).filter(|key| !keys.contains(key)) {
         with.caches.trusted_public_key.push(key.to_string());
-        asked.push(format!("trust the key {key}"));
+        requests.push(format!("trust the key {key}"));
     }
     // A short name is one of the channels of nixpkgs.
-    asked.extend(channel.filter(|channel| channel.contains('/')).map(|channel| format!("use the channel {channel}")));
-    if asked.is_empty() {
+    requests
+        .extend(channel.filter(|channel| channel.contains('/')).map(|channel| format!("use the channel {channel}")));
+    if requests.is_empty() {
         return Ok(with);
     }
     if !client.caches.requests.header.is_empty() && with.caches.from.len() > client.caches.from.len() {
@@ -53,20 +54,22 @@ pub(crate) fn with_caches(
     let folder = project.state()?;
     let file = Settled::read(&folder.join(ACCEPTED))?;
     let known: Vec<&str> = file.text.lines().collect();
-    asked.retain(|line| !known.contains(&line.as_str()));
-    if asked.is_empty() {
+    requests.retain(|line| !known.contains(&line.as_str()));
+    if requests.is_empty() {
         return Ok(with);
     }
-    if !accept && !ask(project, &asked)? {
-        return Err(project
-            .says(format!("it wants to {}. Nothing of that was done; --accept-project accepts it", asked.join(", "))));
+    if !accept && !ask(project, &requests)? {
+        return Err(project.says(format!(
+            "it wants to {}. Nothing of that was done; --accept-project accepts it",
+            requests.join(", ")
+        )));
     }
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&folder)
         .map_err(|error| Failure::of_file(&folder.display().to_string(), &error))?;
-    let lines: String = asked.iter().map(|line| format!("{line}\n")).collect();
+    let lines: String = requests.iter().map(|line| format!("{line}\n")).collect();
     replace(&file, &format!("{}{lines}", file.text), 0o600)?;
     // For people who look into the folder.
     drop(fs::write(folder.join("project"), format!("{}\n", project.folder().display())));
@@ -74,12 +77,12 @@ pub(crate) fn with_caches(
 }
 
 /// Asks on a terminal.
-fn ask(project: &Project, asked: &[String]) -> Result<bool, Failure> {
+fn ask(project: &Project, requests: &[String]) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Ok(false);
     }
     note!("{} wants to", project.folder().display());
-    asked.iter().for_each(|line| note!("  {line}"));
+    requests.iter().for_each(|line| note!("  {line}"));
     eprint!("A key can sign anything. Accept this for the project? [y/N] ");
     let mut answer = String::new();
     let read = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));

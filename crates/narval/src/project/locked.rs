@@ -49,8 +49,8 @@ impl Lock {
         }
         let Some(text) = read(&path)? else { return Ok(None) };
         let again = |failure: Failure| {
-            let said = failure.to_string();
-            Failure::usage(format!("{}; delete it, and 'narval lock' makes it again", said.trim_end()))
+            let message = failure.to_string();
+            Failure::usage(format!("{}; delete it, and 'narval lock' makes it again", message.trim_end()))
         };
         let file: LockFile = parsed(&path, &text).map_err(again)?;
         if file.version.value != VERSION {
@@ -60,7 +60,7 @@ impl Lock {
         let mut packages = Packages::new();
         for package in file.package {
             let (origin, key) = (package.origin.clone(), (package.name.clone(), package.system.clone()));
-            let wrong = |why: &str| again(super::said(&origin.error(&format!("package '{}'", key.0), why)));
+            let wrong = |why: &str| again(super::failure_of(&origin.error(&format!("package '{}'", key.0), why)));
             if package.outputs.is_empty() {
                 return Err(wrong("it has no outputs"));
             }

@@ -153,11 +153,11 @@ fn check(file: &ProjectFile) -> Result<(), Failure> {
             () if seen.len() > PACKAGES_MAX => "there are more than 500",
             () => continue,
         };
-        return Err(said(&package.origin.error(&format!("packages = \"{}\"", package.value), wrong)));
+        return Err(failure_of(&package.origin.error(&format!("packages = \"{}\"", package.value), wrong)));
     }
     let systems: BTreeSet<&ReleaseSystem> = file.systems.iter().map(|system| &system.value).collect();
     match file.systems.get(SYSTEMS_MAX).or_else(|| file.systems.last().filter(|_| systems.len() < file.systems.len())) {
-        Some(system) => Err(said(&system.origin.error("systems", "give at most 16, each once"))),
+        Some(system) => Err(failure_of(&system.origin.error("systems", "give at most 16, each once"))),
         None => Ok(()),
     }
 }
@@ -184,12 +184,12 @@ fn read(path: &Path) -> Result<Option<String>, Failure> {
 /// Parses a file of a project. The first error is said.
 fn parsed<T: Table>(path: &Path, text: &str) -> Result<T, Failure> {
     parse(&path.display().to_string(), text).map_err(|ConfigErrors(errors)| match errors.first() {
-        Some(error) => said(error),
+        Some(error) => failure_of(error),
         None => Failure::usage(format!("{}: it cannot be read", path.display())),
     })
 }
 
 /// An error in a file that somebody else has written, without what a terminal would obey.
-fn said(error: &crate::config::ConfigError) -> Failure {
+fn failure_of(error: &crate::config::ConfigError) -> Failure {
     Failure::usage(error.to_string().chars().map(|c| if c.is_control() { '�' } else { c }).collect::<String>())
 }

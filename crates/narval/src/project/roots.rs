@@ -57,8 +57,8 @@ pub(crate) fn protect(
 pub(crate) fn forget_deleted() {
     let Ok(all) = all_states() else { return };
     for state in entries(&all) {
-        let is_there = fs::read_link(state.join(FOLDER)).map(|folder| folder.join(FILE).exists());
-        if matches!(is_there, Ok(false)) {
+        let exists = fs::read_link(state.join(FOLDER)).map(|folder| folder.join(FILE).exists());
+        if matches!(exists, Ok(false)) {
             // What cannot be removed is tried again.
             drop(fs::remove_dir_all(state.join(ROOTS)));
             drop(fs::remove_file(state.join(FOLDER)));

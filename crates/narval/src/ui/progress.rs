@@ -132,7 +132,7 @@ pub(crate) fn watched<T>(
 fn follow(followed: &Followed, stopped: &AtomicBool, form: Form) {
     let bar = matches!(form, Form::Bar).then(new_bar);
     let every = std::env::var("NARVAL_PROGRESS").ok().and_then(|time| parse_time(&time).ok()).unwrap_or(LINE_EVERY);
-    let (mut step, mut since, mut said) = (0, Instant::now(), Instant::now());
+    let (mut step, mut since, mut reported) = (0, Instant::now(), Instant::now());
     let mut stopping = false;
     let say = |line: &str| match &bar {
         Some(bar) => bar.suspend(|| note!("{line}")),
@@ -163,10 +163,10 @@ fn follow(followed: &Followed, stopped: &AtomicBool, form: Form) {
             if ends {
                 bar.finish_and_clear();
             }
-        } else if matches!(form, Form::Lines) && !ends && said.elapsed() >= every {
+        } else if matches!(form, Form::Lines) && !ends && reported.elapsed() >= every {
             let View { doing, counts, .. } = followed.view(since.elapsed());
             say(&if counts.is_empty() { doing } else { format!("{doing}: {counts}") });
-            said = Instant::now();
+            reported = Instant::now();
         }
         if ends {
             return;

@@ -159,8 +159,8 @@ impl Fetch {
             Ok(_) => return Err(Trouble::Wrong("there are bytes after the NAR".to_owned())),
             Err(error) => return Err(tee.trouble.take().unwrap_or_else(|| Trouble::Wrong(error.to_string()))),
         }
-        let differs = |what: &str, is: String, said: String| {
-            Err(Trouble::Wrong(format!("{what} is {is}, but the narinfo has {said}")))
+        let differs = |what: &str, is: String, announced: String| {
+            Err(Trouble::Wrong(format!("{what} is {is}, but the narinfo has {announced}")))
         };
         let (file_size, file_hash) = (tee.written, tee.hasher.take().map(Hasher::finish));
         let nar_hash = Hash::from(hasher.finish());
@@ -170,13 +170,13 @@ impl Fetch {
         if nar_hash != Hash::from(info.nar_hash) {
             return differs("NarHash", nar_hash.to_string(), info.nar_hash.to_string());
         }
-        if let Some(said) = info.file_size.filter(|said| *said != file_size) {
-            return differs("FileSize", file_size.to_string(), said.to_string());
+        if let Some(announced) = info.file_size.filter(|announced| *announced != file_size) {
+            return differs("FileSize", file_size.to_string(), announced.to_string());
         }
-        if let (Some(said), Some(is)) = (info.file_hash, file_hash)
-            && said != is
+        if let (Some(announced), Some(is)) = (info.file_hash, file_hash)
+            && announced != is
         {
-            return differs("FileHash", is.to_string(), said.to_string());
+            return differs("FileHash", is.to_string(), announced.to_string());
         }
         Ok(())
     }

@@ -95,7 +95,7 @@ impl Fetch {
 
 /// Calls a function each time that more of a file has come.
 fn each_time(fill: &Arc<Fill>, tell: impl Fn(&Fill) + Send + 'static) {
-    fn told(fill: &Weak<Fill>, tell: impl Fn(&Fill) + Send + 'static) {
+    fn notify(fill: &Weak<Fill>, tell: impl Fn(&Fill) + Send + 'static) {
         let Some(fill) = fill.upgrade() else { return };
         tell(&fill);
         if fill.progress().end.is_none() {
@@ -103,7 +103,7 @@ fn each_time(fill: &Arc<Fill>, tell: impl Fn(&Fill) + Send + 'static) {
         }
     }
     let weak = Arc::downgrade(fill);
-    fill.when_beyond(fill.progress().readable, move || told(&weak, tell));
+    fill.when_beyond(fill.progress().readable, move || notify(&weak, tell));
 }
 
 /// Removes what came from neighbours.

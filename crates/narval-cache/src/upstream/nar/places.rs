@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::CacheFile;
 use crate::upstream::Unavailable;
+use crate::upstream::answer::UpstreamAnswer;
 use crate::upstream::neighbours::asking::Near;
 use crate::upstream::neighbours::nearby::Nearby;
 use crate::upstream::options::Deadline;
@@ -17,7 +18,6 @@ use crate::upstream::question::PATIENCE;
 use crate::upstream::race::trace::{self, Happened};
 use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
-use crate::upstream::said::Said;
 use crate::upstream::shared::Shared;
 use crate::upstream::standing::counts::RequestOutcome;
 
@@ -112,10 +112,10 @@ impl Places {
         };
         trace::now(&self.remote, "NAR", happened);
         let body = body.map_err(|error| self.remote.failed(error))?.ok_or(Trouble::Absent)?;
-        if let (Some(length), Some(said)) = (body.total_len(), self.info.file_size)
-            && length != said
+        if let (Some(length), Some(announced)) = (body.total_len(), self.info.file_size)
+            && length != announced
         {
-            return Err(Trouble::Wrong(format!("FileSize is {length}, but the narinfo has {said}")));
+            return Err(Trouble::Wrong(format!("FileSize is {length}, but the narinfo has {announced}")));
         }
         Ok(Opened { remote: Arc::clone(&self.remote), info: Arc::clone(&self.info), body })
     }
@@ -165,20 +165,20 @@ impl Places {
         let near = self.near.as_ref().map(|from| Arc::clone(&from.near.info));
         let open = move |remote: &Arc<Remote>| {
             if let Some(near) = near.as_ref().filter(|_| remote.is_near()) {
-                let said = remote.open_nar(Arc::clone(near), position);
-                if matches!(said, Said::Absent) {
+                let answer = remote.open_nar(Arc::clone(near), position);
+                if matches!(answer, UpstreamAnswer::Absent) {
                     // It has said otherwise.
                     remote.goes();
                 }
-                return said;
+                return answer;
             }
             if Arc::ptr_eq(remote, &own) {
                 return remote.open_nar(Arc::clone(&info), position);
             }
             match remote.narinfo(info.path.hash_part()) {
-                Said::Has(other) if same.fits(&info, &other) => remote.open_nar(Arc::new(other), position),
-                Said::Has(_) | Said::Absent => Said::Absent,
-                Said::Failed(unavailable) => Said::Failed(unavailable),
+                UpstreamAnswer::Has(other) if same.fits(&info, &other) => remote.open_nar(Arc::new(other), position),
+                UpstreamAnswer::Has(_) | UpstreamAnswer::Absent => UpstreamAnswer::Absent,
+                UpstreamAnswer::Failed(unavailable) => UpstreamAnswer::Failed(unavailable),
             }
         };
         let hedge_after = self.deadline().absent_after / 2;
@@ -200,8 +200,8 @@ impl Places {
 
 impl Remote {
     /// Opens a NAR's file, with one attempt.
-    fn open_nar(self: &Arc<Self>, info: Arc<NarInfo>, position: u64) -> Said<(Arc<NarInfo>, CacheFile)> {
-        let Ok(url) = self.cache.nar_url(&info) else { return Said::Absent };
+    fn open_nar(self: &Arc<Self>, info: Arc<NarInfo>, position: u64) -> UpstreamAnswer<(Arc<NarInfo>, CacheFile)> {
+        let Ok(url) = self.cache.nar_url(&info) else { return UpstreamAnswer::Absent };
         let length = info.file_size.or((info.compression == Compression::None).then_some(info.nar_size));
         let opened = self.counted(|| match (position, length) {
             (0, _) => CacheFile::open_once(&self.nars, &url),
@@ -210,14 +210,14 @@ impl Remote {
         });
         match opened {
             Ok(Some(body)) if length.is_none() || body.total_len().is_none() || body.total_len() == length => {
-                Said::Has((info, body))
+                UpstreamAnswer::Has((info, body))
             }
-            Ok(_) | Err(HttpError::Changed | HttpError::OutOfBounds { .. }) => Said::Absent,
+            Ok(_) | Err(HttpError::Changed | HttpError::OutOfBounds { .. }) => UpstreamAnswer::Absent,
             Err(error) => {
                 tracing::warn!("upstream {url}: {error}");
                 self.health.nar_failed();
                 self.has_failed(error.retry_after());
-                Said::Failed(Unavailable::new(5, error.to_string()))
+                UpstreamAnswer::Failed(Unavailable::new(5, error.to_string()))
             }
         }
     }
@@ -229,12 +229,12 @@ impl Remote {
         let began = Instant::now();
         let opened = open();
         self.owes(false);
-        let asked = match &opened {
+        let outcome = match &opened {
             Ok(Some(_)) => RequestOutcome::Found,
             Ok(None) => RequestOutcome::Absent,
             Err(_) => RequestOutcome::Failed,
         };
-        self.counts.add(asked, began.elapsed());
+        self.counts.add(outcome, began.elapsed());
         opened
     }
 }

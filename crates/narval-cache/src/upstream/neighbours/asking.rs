@@ -12,11 +12,11 @@ use super::list::{Coming, TRIED_MAX, rank};
 use super::nearby::Nearby;
 use super::offers::Offer;
 use crate::upstream::Unavailable;
+use crate::upstream::answer::UpstreamAnswer;
 use crate::upstream::known::Known;
 use crate::upstream::nar::name::NarName;
 use crate::upstream::race::{Pace, race};
 use crate::upstream::remote::Remote;
-use crate::upstream::said::Said;
 use crate::upstream::shared::Shared;
 
 /// The part of the time for which upstreams have been waited for that a client waits for a narinfo of neighbours after that, all together: an answer
@@ -105,7 +105,10 @@ impl Shared {
         let is_proven = remote.nearby.as_ref().is_some_and(Nearby::is_proven);
         let id = self.neighbours.id.load(Ordering::Acquire);
         is_proven
-            && matches!(remote.offers(&near.name, id), Said::Has(Offer::Here | Offer::Coming(_) | Offer::Wanted(_)))
+            && matches!(
+                remote.offers(&near.name, id),
+                UpstreamAnswer::Has(Offer::Here | Offer::Coming(_) | Offer::Wanted(_))
+            )
     }
 
     /// Asks all of them at once. Those that do not answer are forgotten; once one has it, the others need not answer.
@@ -115,9 +118,9 @@ impl Shared {
         let mut waits: Vec<_> = neighbours.iter().map(|remote| Some(Arc::clone(remote))).collect();
         for (at, remote) in neighbours.iter().enumerate() {
             let (asked, name, sender) = (Arc::clone(remote), name.clone(), sender.clone());
-            let answer = move |said| {
+            let answer = move |answer| {
                 // The receiver is gone if the answer came too late. Then it may be asked again.
-                if sender.send((at, said)).is_err() {
+                if sender.send((at, answer)).is_err() {
                     asked.owes(false);
                 }
             };
@@ -130,8 +133,9 @@ impl Shared {
         let mut answers = Vec::new();
         loop {
             match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((at, said)) => {
-                    let (Some(remote), Said::Has(offer)) = (waits.get_mut(at).and_then(Option::take), said) else {
+                Ok((at, answer)) => {
+                    let (Some(remote), UpstreamAnswer::Has(offer)) = (waits.get_mut(at).and_then(Option::take), answer)
+                    else {
                         continue;
                     };
                     answers.push((remote, offer));
@@ -185,16 +189,16 @@ impl Shared {
 
 impl Remote {
     /// Asks a neighbour whether it has a NAR, or fetches it. One that does not answer as it should is forgotten.
-    fn offers(&self, name: &NarName, id: u64) -> Said<Offer> {
+    fn offers(&self, name: &NarName, id: u64) -> UpstreamAnswer<Offer> {
         let began = Instant::now();
         match self.offered(name, id) {
             Some(offer) => {
                 self.health.answered(true, began.elapsed(), true);
-                Said::Has(offer)
+                UpstreamAnswer::Has(offer)
             }
             None => {
                 self.goes();
-                Said::Failed(Unavailable::new(5, format!("{} does not say what it has", self.url())))
+                UpstreamAnswer::Failed(Unavailable::new(5, format!("{} does not say what it has", self.url())))
             }
         }
     }

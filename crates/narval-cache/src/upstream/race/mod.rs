@@ -24,8 +24,8 @@ use narval_nix::HashPart;
 
 use self::trace::{Event, Happened};
 use super::Unavailable;
+use super::answer::UpstreamAnswer;
 use super::remote::Remote;
-use super::said::Said;
 use super::standing::health::{Health, Standing};
 
 /// The shortest time before another upstream is asked, too: the machine may have been busy.
@@ -213,13 +213,13 @@ impl<T> Race<T> {
     }
 
     /// Takes what one of them says.
-    pub(super) fn said(&mut self, at: usize, said: Said<T>, now: Instant) {
+    pub(super) fn answer(&mut self, at: usize, answer: UpstreamAnswer<T>, now: Instant) {
         let Some(runner) = self.runners.get_mut(at) else { return };
         let happened;
-        (runner.state, happened) = match said {
-            Said::Has(what) => (State::Has(what), Happened::Has),
-            Said::Absent => (State::Lost, Happened::Absent),
-            Said::Failed(unavailable) => {
+        (runner.state, happened) = match answer {
+            UpstreamAnswer::Has(what) => (State::Has(what), Happened::Has),
+            UpstreamAnswer::Absent => (State::Lost, Happened::Absent),
+            UpstreamAnswer::Failed(unavailable) => {
                 let happened = Happened::failed(&unavailable.reason);
                 self.failed.get_or_insert(unavailable);
                 (State::Lost, happened)
@@ -291,7 +291,7 @@ pub(super) fn race<T: Send + 'static>(
     remotes: &[Arc<Remote>],
     hedges: &Budget,
     pace: Pace,
-    ask: impl Fn(&Arc<Remote>) -> Said<T> + Clone + Send + 'static,
+    ask: impl Fn(&Arc<Remote>) -> UpstreamAnswer<T> + Clone + Send + 'static,
 ) -> Result<Option<(Arc<Remote>, T)>, Unavailable> {
     hedges.earn();
     let mut race = Race::new(remotes, pace);
@@ -299,8 +299,8 @@ pub(super) fn race<T: Send + 'static>(
     // When the answer was found.
     let found = Arc::new(OnceLock::new());
     loop {
-        while let Ok((at, said)) = receiver.try_recv() {
-            race.said(at, said, clock::instant());
+        while let Ok((at, answer)) = receiver.try_recv() {
+            race.answer(at, answer, clock::instant());
         }
         let now = clock::instant();
         match race.step(hedges, now) {
@@ -309,19 +309,19 @@ pub(super) fn race<T: Send + 'static>(
                 let (ask, sender) = (ask.clone(), sender.clone());
                 let (slow, found) = (Arc::clone(&remote), Arc::clone(&found));
                 // The receiver is gone if another one was faster: this answer is not needed then.
-                let started = remote.on_a_thread(ask, move |said| {
-                    let waits = sender.send((at, said)).is_ok();
+                let started = remote.on_a_thread(ask, move |answer| {
+                    let waits = sender.send((at, answer)).is_ok();
                     if let Some(found) = found.get().filter(|_| !waits) {
                         slow.counts.saved(clock::since(*found));
                     }
                 });
                 if let Err(unavailable) = started {
-                    race.said(at, Said::Failed(unavailable), now);
+                    race.answer(at, UpstreamAnswer::Failed(unavailable), now);
                 }
             }
             Step::Wait(until) => {
-                if let Ok((at, said)) = receiver.recv_timeout(until.saturating_duration_since(now)) {
-                    race.said(at, said, clock::instant());
+                if let Ok((at, answer)) = receiver.recv_timeout(until.saturating_duration_since(now)) {
+                    race.answer(at, answer, clock::instant());
                 }
             }
             Step::End => break,

@@ -14,8 +14,8 @@ use narval_client::{BUDGET_MAX, Budget, Url};
 use narval_nix::StoreDir;
 
 use super::{Ended, Pace, Race, Step};
+use crate::upstream::answer::UpstreamAnswer;
 use crate::upstream::remote::Remote;
-use crate::upstream::said::Said;
 use crate::upstream::standing::counts::RequestOutcome;
 use crate::upstream::standing::probe::{PROBE_WAIT, Pauses};
 use crate::upstream::{ASKED_MAX, Deadline, HEDGES_SHARE, RETRIES_SHARE, Unavailable, UpstreamOptions};
@@ -299,8 +299,8 @@ impl Office {
                     let same = |one: &Simulated| Arc::ptr_eq(&one.remote, &remote);
                     let upstream = self.upstreams.iter().position(same).unwrap();
                     if self.ask(upstream, path, Some((id, at))).is_none() {
-                        let busy = Said::Failed(Unavailable::new(5, "too many requests"));
-                        self.requests.get_mut(&id).unwrap().race.said(at, busy, clock::instant());
+                        let busy = UpstreamAnswer::Failed(Unavailable::new(5, "too many requests"));
+                        self.requests.get_mut(&id).unwrap().race.answer(at, busy, clock::instant());
                     }
                 }
                 Step::Wait(until) => {
@@ -346,10 +346,10 @@ impl Office {
         let one = &mut self.upstreams[upstream];
         one.in_flight -= 1;
         let time = clock::since(began);
-        let said = match reply {
-            Reply::Has => Said::Has(()),
-            Reply::Absent => Said::Absent,
-            Reply::Failed(_) => Said::Failed(Unavailable::new(5, "it has failed")),
+        let answer = match reply {
+            Reply::Has => UpstreamAnswer::Has(()),
+            Reply::Absent => UpstreamAnswer::Absent,
+            Reply::Failed(_) => UpstreamAnswer::Failed(Unavailable::new(5, "it has failed")),
         };
         let must_be_probed = match reply {
             Reply::Has | Reply::Absent => {
@@ -365,7 +365,7 @@ impl Office {
         if let Some((id, at)) = asker
             && let Some(request) = self.requests.get_mut(&id)
         {
-            request.race.said(at, said, clock::instant());
+            request.race.answer(at, answer, clock::instant());
             self.drive(id);
         }
     }

@@ -88,14 +88,14 @@ pub struct UpstreamsStats {
 
 impl Counts {
     /// Counts a request that took so long until the first byte of its answer.
-    pub(in crate::upstream) fn add(&self, asked: RequestOutcome, time: Duration) {
-        let counter = match asked {
+    pub(in crate::upstream) fn add(&self, outcome: RequestOutcome, time: Duration) {
+        let counter = match outcome {
             RequestOutcome::Found => &self.found,
             RequestOutcome::Absent => &self.absent,
             RequestOutcome::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        if asked != RequestOutcome::Failed {
+        if outcome != RequestOutcome::Failed {
             self.times.add(&SECONDS, time);
         }
     }

@@ -107,7 +107,7 @@ pub(super) fn run(
     seen: Seen,
     stopped: &Receiver<()>,
 ) {
-    let (mut server, mut asked) = (seen.server, node.now());
+    let (mut server, mut asked_at) = (seen.server, node.now());
     let (mut connection, mut seen) = (Some(connection), Some(seen));
     let mut pruned = Instant::now();
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -130,10 +130,10 @@ pub(super) fn run(
             Ok((open, (now, changed))) => {
                 connection = Some(open);
                 if now.server != server {
-                    now.server.announce(asked, pool.name());
+                    now.server.announce(asked_at, pool.name());
                     pool.has_another_server();
                 }
-                (server, asked) = (now.server, node.now());
+                (server, asked_at) = (now.server, node.now());
                 if changed {
                     stamp.fetch_add(1, Ordering::AcqRel);
                 }

@@ -1,7 +1,7 @@
 //! Sizes: what a cache may hold, what counts towards it, and who makes room.
 
 use super::super::*;
-use super::retention::{age, is_there};
+use super::retention::{age, exists};
 
 #[test]
 fn the_size_limit_and_the_quota() {
@@ -17,7 +17,7 @@ fn the_size_limit_and_the_quota() {
     cache.set_settings(&CacheSettings { size_max: Some(bytes * 3 / 4), ..CacheSettings::default() }).unwrap();
     let collected = cache.collect(&CollectOptions { grace: 0, ..CollectOptions::default() }, &pusher()).unwrap();
     assert!(collected.forgotten.len() == 1 && collected.forgotten[0].for_size);
-    assert!(!is_there(cache, &paths[0]) && is_there(cache, &paths[1]));
+    assert!(!exists(cache, &paths[0]) && exists(cache, &paths[1]));
     cache.set_settings(&CacheSettings { quota: Some(bytes), ..CacheSettings::default() }).unwrap();
     let rejection = TestPath::with_contents("large", &[], &[7; 5000]).send(cache, Compression::None).unwrap_err();
     assert!(rejection.kind == RejectionKind::NoSpace && rejection.message.contains("quota"));
@@ -55,7 +55,7 @@ fn a_full_quota_removes_the_nars_of_abandoned_pushes() {
     age(&fixture, UNFINISHED_GRACE);
     fixture.cache.shared().shortage.forget_sweep();
     assert_eq!(first.send(cache, Compression::None).unwrap_err().kind, RejectionKind::NoSpace);
-    assert!(is_there(cache, &second));
+    assert!(exists(cache, &second));
 }
 
 #[test]
@@ -122,5 +122,5 @@ fn logs_do_not_evict_paths() {
     cache.collect(&CollectOptions::default(), &pusher()).unwrap();
     let usage = cache.usage().unwrap();
     assert_eq!((usage.small_bytes, fixture.files("caches/default/log").len()), (4_000, 2));
-    assert!(is_there(cache, &path));
+    assert!(exists(cache, &path));
 }

@@ -44,7 +44,7 @@ fn collect(cache: &Cache) {
     cache.collect(&options, &Grant::administrator("test")).unwrap();
 }
 
-fn is_there(cache: &Cache, path: &TestPath) -> bool {
+fn exists(cache: &Cache, path: &TestPath) -> bool {
     cache.missing(&[path.part()], None).unwrap().is_empty()
 }
 
@@ -69,7 +69,7 @@ fn revisions_grow_and_the_newest_releases_keep_their_closures() {
     cache.release(&new("api", "aarch64-linux", &arm), &with_scopes("release:api")).unwrap();
     cache.pin_release(&name("api"), &Which::Revision(1), true, &with_scopes("pin")).unwrap();
     collect(cache);
-    let there: Vec<bool> = paths.iter().chain([&library, &arm]).map(|path| is_there(cache, path)).collect();
+    let there: Vec<bool> = paths.iter().chain([&library, &arm]).map(|path| exists(cache, path)).collect();
     assert_eq!(there, [true, false, true, true, true, true]);
     assert!(matches!(cache.why(&library.part()).unwrap().unwrap().hold, Hold::Pin(pin) if pin.starts_with("@api@")));
     let refused = cache.unpin("@api@4 x86_64-linux", None, &with_scopes("pin")).unwrap_err();
@@ -98,7 +98,7 @@ fn revisions_grow_and_the_newest_releases_keep_their_closures() {
     );
     cache.pin_release(&name("api"), &Which::Revision(1), false, &with_scopes("pin")).unwrap();
     collect(cache);
-    assert!(!is_there(cache, &paths[0]) && is_there(cache, &paths[2]));
+    assert!(!exists(cache, &paths[0]) && exists(cache, &paths[2]));
     let gone = cache.pin_release(&name("api"), &Which::Revision(1), true, &with_scopes("pin")).unwrap_err();
     assert!(gone.kind == RejectionKind::Conflict && gone.message.contains("any more"), "{gone}");
 }
@@ -128,7 +128,7 @@ fn what_is_promoted_is_a_release_of_the_other_name() {
     assert!(prod.find_valid(&keys).is_some());
     // What was promoted stays, however many releases come after the one that it was promoted from.
     collect(cache);
-    assert_eq!(paths.iter().map(|path| is_there(cache, path)).collect::<Vec<_>>(), [true, false, true, true]);
+    assert_eq!(paths.iter().map(|path| exists(cache, path)).collect::<Vec<_>>(), [true, false, true, true]);
     assert_eq!(promote("4", "prod").unwrap().revision, 2);
     // Back, by a newer revision.
     assert_eq!(promote("3", "api").unwrap().revision, 5);
@@ -168,7 +168,7 @@ fn a_release_for_some_machines() {
     assert_eq!((newest(19), newest(20), newest(49), newest(50)), (Some(5), Some(4), Some(4), Some(2)));
     // Two are kept of each name, and what all other machines run.
     collect(cache);
-    assert_eq!(paths.iter().map(|path| is_there(cache, path)).collect::<Vec<_>>(), [true, false, true, true]);
+    assert_eq!(paths.iter().map(|path| exists(cache, path)).collect::<Vec<_>>(), [true, false, true, true]);
     let listed = cache.releases(None, None).unwrap().releases;
     let listed: Vec<String> = listed.iter().map(|of| of.release.selector().to_string()).collect();
     assert_eq!(listed, ["@api@4", "@prod@5", "@prod@4", "@prod@2"]);

@@ -23,12 +23,12 @@ fn a_collection_that_is_interrupted_is_continued_by_the_next_one() {
     work.stop();
     let options = CollectOptions { now: Some(now() + 1000 * DAY), grace: 0, dry_run: false, work: &work };
     let rejection = fixture.cache.collect(&options, &Grant::administrator("test")).unwrap_err();
-    assert!(rejection.to_string().contains("interrupted") && is_there(&fixture.cache, &path), "{rejection}");
+    assert!(rejection.to_string().contains("interrupted") && exists(&fixture.cache, &path), "{rejection}");
     assert_eq!(collect_after(&fixture.cache, 1000).forgotten.len(), 1);
-    assert!(!is_there(&fixture.cache, &path));
+    assert!(!exists(&fixture.cache, &path));
 }
 
-pub(super) fn is_there(cache: &Cache, path: &TestPath) -> bool {
+pub(super) fn exists(cache: &Cache, path: &TestPath) -> bool {
     let is_indexed = cache.missing(&[path.part()], None).unwrap().is_empty();
     let file = folder_of(cache).join(format!("{}.narinfo", path.part()));
     assert_eq!(is_indexed, file.exists(), "the index and the files agree");
@@ -121,7 +121,7 @@ fn attic_83_closures_are_kept_whole() {
         collected.forgotten.iter().map(|path| path.path.clone()).collect::<Vec<_>>(),
         [other.info.path.to_string()]
     );
-    assert!(is_there(cache, &program) && is_there(cache, &library) && !is_there(cache, &other));
+    assert!(exists(cache, &program) && exists(cache, &library) && !exists(cache, &other));
     assert_ne!(cache.stamp(), before);
     assert_eq!((collected.kept, collected.files), (2, 1));
     assert_eq!(cache.unpin("release", None, &with_scopes("pin")).unwrap(), 1);
@@ -153,7 +153,7 @@ fn cachix_338_every_use_counts() {
         assert_eq!(forgotten(cache), 1);
         use_it(cache, &path);
         assert_eq!(forgotten(cache), 0);
-        assert!(is_there(cache, &path));
+        assert!(exists(cache, &path));
     }
 }
 
@@ -173,9 +173,9 @@ fn pins_expire() {
     let path = |at: usize| revisions[at].info.path.to_string();
     assert_eq!(names, [path(3), path(2), days.info.path.to_string()]);
     collect_after(cache, 100);
-    assert!(!is_there(cache, &revisions[1]) && is_there(cache, &revisions[2]) && is_there(cache, &days));
+    assert!(!exists(cache, &revisions[1]) && exists(cache, &revisions[2]) && exists(cache, &days));
     collect_after(cache, 201);
-    assert!(is_there(cache, &revisions[3]) && !is_there(cache, &days));
+    assert!(exists(cache, &revisions[3]) && !exists(cache, &days));
     let absent = cache.pin("x", &store_path("absent").hash_part(), PinFor::default(), &with_scopes("pin"));
     assert_eq!(absent.unwrap_err().kind, RejectionKind::NotFound);
     let forbidden = cache.pin("x", &revisions[3].part(), PinFor::default(), &pusher());
@@ -209,7 +209,7 @@ fn nars_have_a_grace_period() {
     cache.set_settings(&CacheSettings { retention_days: Some(0), ..CacheSettings::default() }).unwrap();
     let collected = cache.collect(&at(23), &pusher()).unwrap();
     assert_eq!((collected.forgotten.len(), collected.files), (1, 0));
-    assert!(!is_there(cache, &early));
+    assert!(!exists(cache, &early));
     assert!(cache.nar_file(&early.file_name(Compression::Zstd)).unwrap().is_some());
     // Its narinfo comes, after all.
     cache.commit_narinfos(&[late.narinfo(Compression::Xz)], &pusher()).unwrap();
@@ -217,7 +217,7 @@ fn nars_have_a_grace_period() {
     assert_eq!(cache.collect(&at(46), &pusher()).unwrap().files, 0);
     assert_eq!(cache.collect(&at(48), &pusher()).unwrap().files, 1);
     assert!(cache.nar_file(&early.file_name(Compression::Zstd)).unwrap().is_none());
-    assert!(is_there(cache, &late));
+    assert!(exists(cache, &late));
 }
 
 /// attic#265: one path with a secret in it could not be removed.
@@ -242,7 +242,7 @@ fn attic_265_a_leaked_path_is_deleted_at_once() {
     assert_eq!(cache.delete(&secret.part(), true, &grant).unwrap_err().kind, RejectionKind::NotFound);
     // And pushed again, it is there again.
     secret.push(cache).unwrap();
-    assert!(is_there(cache, &secret));
+    assert!(exists(cache, &secret));
 }
 
 /// ncps#470: what two caches share is counted, and removed, once.
@@ -254,7 +254,7 @@ fn ncps_470_a_shared_nar_stays_for_the_other_paths() {
     path.push(&fixture.cache).unwrap();
     path.push(&other).unwrap();
     fixture.cache.delete(&path.part(), false, &with_scopes("delete")).unwrap();
-    assert!(!is_there(&fixture.cache, &path) && is_there(&other, &path));
+    assert!(!exists(&fixture.cache, &path) && exists(&other, &path));
     let file = other.nar_file(&path.file_name(Compression::Zstd)).unwrap().unwrap();
     assert_eq!(zstd::decode_all(file.file).unwrap(), path.nar);
     path.push(&fixture.cache).unwrap();
@@ -425,7 +425,7 @@ fn an_object_is_not_removed_after_the_deadline() {
     assert!(error.contains("too long"), "{error}");
     assert!(cache.files().withdraw(&path.part(), over).is_err());
     assert!(cache.files().publish(&record, None, over).is_err());
-    assert!(is_there(cache, &path) && cache.nar_file(&record.file).unwrap().is_some());
+    assert!(exists(cache, &path) && cache.nar_file(&record.file).unwrap().is_some());
     cache.files().unlink_nar(&record.file, Instant::now() + Duration::from_secs(60)).unwrap();
     assert_eq!(fixture.files("caches/default/nar"), Vec::<String>::new());
 }

@@ -75,8 +75,8 @@ fn everything_becomes_zstd_and_old_names_keep_their_bytes() {
     assert_eq!((collect(31), collect(32)), (3, 0));
     for (path, before) in paths.iter().zip(&before) {
         assert_eq!(nar_of_path(cache, path), path.nar);
-        let is_there = cache.nar_file(before.url.strip_prefix("nar/").unwrap()).unwrap().is_some();
-        assert_eq!(is_there, before.compression == Compression::Zstd);
+        let exists = cache.nar_file(before.url.strip_prefix("nar/").unwrap()).unwrap().is_some();
+        assert_eq!(exists, before.compression == Compression::Zstd);
     }
     check(&fixture);
 }

@@ -33,9 +33,9 @@ impl<'a> Hold<'a> {
         };
         let begun = clock::instant();
         loop {
-            let asked = clock::instant();
+            let asked_at = clock::instant();
             if let Some(held) = index.hold_nars(of.as_deref())? {
-                return Ok(Self { index, held, until: Mutex::new(asked + collection_lease()) });
+                return Ok(Self { index, held, until: Mutex::new(asked_at + collection_lease()) });
             }
             if clock::since(begun) > collection_lease() + KILLED_MORE {
                 let reason = "another backup is being made in it: wait until that has ended".to_owned();
@@ -47,13 +47,13 @@ impl<'a> Hold<'a> {
 
     /// Fails if somebody else may have taken it.
     pub(super) fn renew(&self) -> Result<(), MigrateError> {
-        let asked = clock::instant();
+        let asked_at = clock::instant();
         if !self.index.keep_hold(&self.held)? {
             let message = "the backup was suspended for too long, and what it needs may be gone: run it again";
             let (cache, rejection) = (CacheName::default(), Rejection::new(RejectionKind::Conflict, message));
             return Err(MigrateError::Rejected { cache, rejection });
         }
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = asked + collection_lease();
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = asked_at + collection_lease();
         Ok(())
     }
 

@@ -138,10 +138,10 @@ impl To for Copying<'_> {
     fn has(&self, parts: &[HashPart], ours: &[Option<Vec<u8>>]) -> Result<Vec<bool>, Rejection> {
         let theirs = self.to.index().narinfos(self.to.id(), parts)?;
         let store_dir = &self.from.settings().store_dir;
-        let is_there = |(ours, theirs): (&Option<Vec<u8>>, Option<Vec<u8>>)| {
+        let exists = |(ours, theirs): (&Option<Vec<u8>>, Option<Vec<u8>>)| {
             ours.as_ref().zip(theirs).is_some_and(|(ours, theirs)| is_copy(ours, &theirs, store_dir))
         };
-        Ok(ours.iter().zip(theirs).map(is_there).collect())
+        Ok(ours.iter().zip(theirs).map(exists).collect())
     }
 
     fn present(&self, parts: &[HashPart]) -> Result<Vec<bool>, Rejection> {

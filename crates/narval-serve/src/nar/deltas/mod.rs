@@ -177,12 +177,13 @@ impl Deltas {
     pub(crate) fn answer(
         self: &Arc<Self>,
         head: &HeadRef<'_>,
-        asked: &DeltaRequest,
+        request: &DeltaRequest,
         (base, nar): (DeltaEnd, DeltaEnd),
         compressed: Option<u64>,
     ) -> Result<Option<Response>, ServeError> {
         let (base_hash, nar_hash) = (base.hash, nar.hash);
-        let (Delta::Kept(stored, file) | Delta::Made(stored, file)) = self.get((base, nar), compressed, asked.patience)
+        let (Delta::Kept(stored, file) | Delta::Made(stored, file)) =
+            self.get((base, nar), compressed, request.patience)
         else {
             return Ok(None);
         };

@@ -151,9 +151,9 @@ impl InFlight {
 
     /// Waits until the file was synced and renamed; returns whether that succeeded.
     fn wait_until_stored(&self) -> bool {
-        let (is_stored, told) = &self.is_stored;
+        let (is_stored, changed) = &self.is_stored;
         let mut is_stored = is_stored.lock();
-        told.wait_while(&mut is_stored, |is_stored| is_stored.is_none());
+        changed.wait_while(&mut is_stored, |is_stored| is_stored.is_none());
         is_stored.unwrap_or(false)
     }
 

@@ -90,13 +90,13 @@ pub(in crate::local) struct RootServer {
 
 #[derive(Debug)]
 struct Shared {
-    told: Mutex<Told>,
+    received: Mutex<Received>,
     /// Wakes the thread up.
     wake: OwnedFd,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct Received {
     roots: HashSet<HashPart>,
     /// The hash part of the path that is being deleted.
     pending: Option<HashPart>,
@@ -114,7 +114,7 @@ impl RootServer {
         let start = || {
             let listener = listen(&path)?;
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            let shared = Arc::new(Shared { told: Mutex::default(), wake });
+            let shared = Arc::new(Shared { received: Mutex::default(), wake });
             let of_thread = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("gc roots".to_owned());
             let thread = Some(thread.spawn(move || serve(&listener, &of_thread))?);
@@ -125,18 +125,18 @@ impl RootServer {
 
     /// Begins the deletion of paths with this hash part; `None` if a process needs one of them.
     pub(in crate::local) fn delete(&self, hash_part: HashPart) -> Option<Deleting<'_>> {
-        let mut told = self.shared.told.lock();
-        if told.roots.contains(&hash_part) {
+        let mut received = self.shared.received.lock();
+        if received.roots.contains(&hash_part) {
             return None;
         }
-        told.pending = Some(hash_part);
+        received.pending = Some(hash_part);
         Some(Deleting(&self.shared))
     }
 }
 
 impl Drop for RootServer {
     fn drop(&mut self) {
-        self.shared.told.lock().is_over = true;
+        self.shared.received.lock().is_over = true;
         self.shared.wake_up();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -148,7 +148,7 @@ impl Drop for RootServer {
 
 impl Drop for Deleting<'_> {
     fn drop(&mut self) {
-        self.0.told.lock().pending = None;
+        self.0.received.lock().pending = None;
         self.0.wake_up();
     }
 }
@@ -208,7 +208,7 @@ fn serve(listener: &UnixListener, shared: &Shared) {
             // Nothing to read only means that it was read before.
             rustix::io::read(&shared.wake, &mut [0; 8]).ok();
         }
-        if shared.told.lock().is_over {
+        if shared.received.lock().is_over {
             return;
         }
         let mut at = 1;
@@ -258,12 +258,12 @@ impl Client {
                 },
             };
             if let Some(hash_part) = hash_part {
-                let mut told = shared.told.lock();
-                if told.roots.len() >= ROOTS_MAX {
+                let mut received = shared.received.lock();
+                if received.roots.len() >= ROOTS_MAX {
                     return Err(ErrorKind::QuotaExceeded.into());
                 }
-                told.roots.insert(hash_part);
-                if told.pending == Some(hash_part) {
+                received.roots.insert(hash_part);
+                if received.pending == Some(hash_part) {
                     self.waits_for = Some(hash_part);
                     return Ok(());
                 }

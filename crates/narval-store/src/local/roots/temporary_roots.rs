@@ -150,7 +150,7 @@ impl Roots {
     /// Whether the running collection has accepted these paths; `false` if it has ended, or accepts none.
     fn tell_collector(&mut self, state_dir: &Path, full: &[String]) -> Result<bool, LocalStoreError> {
         use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
-        let told = (|| {
+        let sent = (|| {
             let stream = match &mut self.collector {
                 Some(stream) => stream,
                 none => none.insert(root_server::connect(state_dir)?),
@@ -162,7 +162,7 @@ impl Roots {
             }
             Ok(())
         })();
-        told.map(|()| true).or_else(|error: std::io::Error| {
+        sent.map(|()| true).or_else(|error: std::io::Error| {
             self.collector = None;
             match error.kind() {
                 NotFound | ConnectionRefused | ConnectionReset | BrokenPipe | UnexpectedEof => Ok(false),

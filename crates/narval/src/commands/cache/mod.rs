@@ -223,7 +223,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 /// Collects as soon as no other process does.
 fn collect(cache: &Cache, options: &CollectOptions<'_>, wait: Duration) -> Result<Collected, Failure> {
-    let (begun, mut told) = (Instant::now(), false);
+    let (begun, mut is_reported) = (Instant::now(), false);
     loop {
         let rejection = match cache.collect(options, &administrator()) {
             Err(rejection) if rejection.kind == RejectionKind::Busy => rejection,
@@ -237,9 +237,9 @@ fn collect(cache: &Cache, options: &CollectOptions<'_>, wait: Duration) -> Resul
                 "{who}: nothing was removed; wait longer with '--wait 1h', or try again"
             )));
         }
-        if let Some(who) = collector.filter(|_| !told) {
+        if let Some(who) = collector.filter(|_| !is_reported) {
             note!("{who} is collecting, or was killed less than two minutes ago: waiting");
-            told = true;
+            is_reported = true;
         }
         options.work.check().map_err(Failure::runtime)?;
         std::thread::sleep(GC_LOOK_EVERY);

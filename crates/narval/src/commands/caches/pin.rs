@@ -103,11 +103,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 /// The revision of a pin with this path.
 fn pinned(place: &AdministeredCache, name: &str, path: &str) -> Result<HashPart, Failure> {
-    let (part, mut is_there) = (place.find(path)?, false);
+    let (part, mut exists) = (place.find(path)?, false);
     place.each("pins", |pin| {
-        is_there |= text(&pin, "name") == name && text(&pin, "path").starts_with(part.as_str());
+        exists |= text(&pin, "name") == name && text(&pin, "path").starts_with(part.as_str());
         Ok(())
     })?;
     let none = format!("the pin '{name}' has no revision with {part}; 'narval pin list' shows all pins");
-    if is_there { Ok(part) } else { Err(Failure::usage(none)) }
+    if exists { Ok(part) } else { Err(Failure::usage(none)) }
 }

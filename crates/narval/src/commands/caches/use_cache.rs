@@ -177,8 +177,8 @@ fn plan_use(args: &Args, url: &str, parsed: &Url) -> Result<Plan, Failure> {
     let is_needed = place == own && Netrc::parse(&after).login(host).is_some();
     let netrc_file = is_needed.then(|| own.display().to_string());
     let client = client(parsed, &after, &settings)?;
-    let told = ask(&client, parsed, args.token_file.is_some())?;
-    let public_keys = public_keys(&args.public_key, &told, parsed, &mut notes)?;
+    let info = ask(&client, parsed, args.token_file.is_some())?;
+    let public_keys = public_keys(&args.public_key, &info, parsed, &mut notes)?;
     let block = CacheBlock { url: url.to_owned(), public_keys, netrc_file };
     let text = block.put_into(&conf.text).map_err(|error| in_file(&conf, error))?;
     let conf = Change { file: conf, after: text, mode: 0o644, show: str::to_owned };
@@ -281,7 +281,7 @@ fn ask(client: &Client, url: &Url, has_token: bool) -> Result<CacheInfo, Failure
         };
         Failure::Coded(if matches!(error, HttpError::File { .. }) { 2 } else { 5 }, format!("{url}: {error}{hint}"))
     })?;
-    told(url, text)
+    parse_cache_info(url, text)
 }
 
 /// The `nix-cache-info` of a cache.
@@ -291,7 +291,7 @@ pub(crate) fn cache_info(client: &Client, url: &Url) -> Result<Result<Option<Vec
 }
 
 /// What it says. It must be for the store of this machine.
-pub(crate) fn told(url: &Url, text: Option<Vec<u8>>) -> Result<CacheInfo, Failure> {
+pub(crate) fn parse_cache_info(url: &Url, text: Option<Vec<u8>>) -> Result<CacheInfo, Failure> {
     let text = text.ok_or_else(|| Failure::Coded(3, format!("{url}: has no nix-cache-info; is it a cache?")))?;
     let info = CacheInfo::parse(&text).map_err(|error| Failure::runtime(format!("{url}: {error}")))?;
     let ours = StoreConfig::from_environment(&Environment::of_process()).map_err(Failure::usage)?.store_dir;
@@ -307,7 +307,7 @@ pub(crate) fn told(url: &Url, text: Option<Vec<u8>>) -> Result<CacheInfo, Failur
 /// The given keys, otherwise those that the cache publishes.
 pub(crate) fn public_keys(
     given: &[String],
-    told: &CacheInfo,
+    info: &CacheInfo,
     url: &Url,
     notes: &mut Vec<String>,
 ) -> Result<Vec<String>, Failure> {
@@ -318,9 +318,9 @@ pub(crate) fn public_keys(
     if !given.is_empty() {
         return given.iter().map(parse).collect();
     }
-    let told = told.unknown.iter().filter(|(key, _)| key == PUBLIC_KEY).map(|(_, value)| value);
-    let told: Vec<String> = told.map(parse).collect::<Result<_, _>>()?;
-    if told.is_empty() {
+    let keys = info.unknown.iter().filter(|(key, _)| key == PUBLIC_KEY).map(|(_, value)| value);
+    let keys: Vec<String> = keys.map(parse).collect::<Result<_, _>>()?;
+    if keys.is_empty() {
         notes.push(format!(
             "{url} does not publish a public key; give it with --public-key if the cache signs its paths"
         ));
@@ -330,7 +330,7 @@ pub(crate) fn public_keys(
                 .to_owned(),
         );
     }
-    Ok(told)
+    Ok(keys)
 }
 
 /// Asks on the terminal.

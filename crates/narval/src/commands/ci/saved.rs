@@ -36,16 +36,16 @@ impl CacheUse {
     /// # Errors
     /// It cannot be read.
     pub(super) fn read(log: &Path) -> Result<Self, Failure> {
-        let mut asked = Self::default();
+        let mut cache_use = Self::default();
         let failed = |error: std::io::Error| Failure::of_file(&log.display().to_string(), &error);
         let file = match File::open(log) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(asked),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(cache_use),
             file => file.map_err(failed)?,
         };
         for line in BufReader::new(file).lines().take(LINES_MAX) {
-            asked.add(&line.map_err(failed)?);
+            cache_use.add(&line.map_err(failed)?);
         }
-        Ok(asked)
+        Ok(cache_use)
     }
 
     fn add(&mut self, line: &str) -> Option<()> {
@@ -87,14 +87,15 @@ pub(super) struct Saved {
 
 impl Saved {
     /// Reads the narinfos of what was fetched, from the server that stood between, for at most this long. A narinfo that cannot be read counts for nothing.
-    pub(super) fn of(asked: &CacheUse, near: &str, store_dir: &StoreDir, patience: Duration) -> Self {
+    pub(super) fn of(cache_use: &CacheUse, near: &str, store_dir: &StoreDir, patience: Duration) -> Self {
         let (begun, mut saved, mut derivations) = (Instant::now(), Self::default(), HashSet::new());
         let client = Client::new(ClientOptions { stall_timeout: patience, ..ClientOptions::default() });
-        for part in &asked.there {
-            if asked.fetched.is_empty() || begun.elapsed() >= patience {
+        for part in &cache_use.there {
+            if cache_use.fetched.is_empty() || begun.elapsed() >= patience {
                 break;
             }
-            if let Some(info) = narinfo(&client, near, part, store_dir).filter(|info| asked.fetched.contains(&info.url))
+            if let Some(info) =
+                narinfo(&client, near, part, store_dir).filter(|info| cache_use.fetched.contains(&info.url))
             {
                 saved.add(&info, &mut derivations);
             }
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn the_log_says_what_was_there() {
         let (one, other) = ("0".repeat(32), "1".repeat(32));
-        let mut asked = CacheUse::default();
+        let mut cache_use = CacheUse::default();
         let line = |request: &str, status: u16| {
             json!({"request": request, "status": status, "bytes": 10, "seconds": 0.5, "aborted": false}).to_string()
         };
@@ -148,10 +149,10 @@ mod tests {
             ("GET /name/nar/x.nar.zst HTTP/1.1".to_owned(), 404),
             ("GET /name/nix-cache-info HTTP/1.1".to_owned(), 200),
         ] {
-            asked.add(&line(&request, status));
+            cache_use.add(&line(&request, status));
         }
-        asked.add("no JSON");
-        assert_eq!((asked.there.len(), asked.absent.len(), asked.nars, asked.bytes), (1, 1, 1, 10));
+        cache_use.add("no JSON");
+        assert_eq!((cache_use.there.len(), cache_use.absent.len(), cache_use.nars, cache_use.bytes), (1, 1, 1, 10));
     }
 
     #[test]

@@ -420,8 +420,8 @@ impl Keeper {
             }
             answer => answer.map_err(|error| error.to_string())?,
         };
-        let keys = use_cache::told(&self.to, text)
-            .and_then(|told| use_cache::public_keys(&self.given_keys, &told, &self.to, &mut notes))
+        let keys = use_cache::parse_cache_info(&self.to, text)
+            .and_then(|info| use_cache::public_keys(&self.given_keys, &info, &self.to, &mut notes))
             .map_err(|failure| failure.to_string())?;
         let may_push = match refusal {
             Some(_) => false,

@@ -123,12 +123,12 @@ pub(super) fn start(args: &Args) -> Result<(), Failure> {
         }
         let ended = child.try_wait().ok().flatten();
         if ended.is_some() || begun.elapsed() > STARTED_WITHIN {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            let log_text = std::fs::read_to_string(&log).unwrap_or_default();
             // It would be in the way of the next one.
             let _ = child.kill();
             return Err(match ended.and_then(|status| status.code()).and_then(|code| u8::try_from(code).ok()) {
-                Some(code) => Failure::Coded(code.max(1), said.trim().trim_start_matches("narval: ").to_owned()),
-                None => Failure::runtime(format!("it did not start in time: {}", said.trim())),
+                Some(code) => Failure::Coded(code.max(1), log_text.trim().trim_start_matches("narval: ").to_owned()),
+                None => Failure::runtime(format!("it did not start in time: {}", log_text.trim())),
             });
         }
         std::thread::sleep(LOOK);

@@ -25,7 +25,7 @@ const LISTED_MAX: usize = 50;
 pub(super) struct Summary {
     cache: String,
     is_substituter: bool,
-    asked: CacheUse,
+    cache_use: CacheUse,
     saved: Saved,
     pushes: Pushes,
     /// Seconds from the end of the command to that of the pushes.
@@ -53,14 +53,14 @@ impl Summary {
     ) -> Result<Self, Failure> {
         let (cache, is_substituter, begun) = (session.cache.clone(), session.is_substituter, Instant::now());
         let is_dry = session.is_dry;
-        let (pushes, asked, saved) = session.end(deadline)?;
+        let (pushes, cache_use, saved) = session.end(deadline)?;
         // Who may not push may not release either.
         let record = record.filter(|_| !matches!(pushes, Pushes::None));
         let release = record.map(|record| {
             record(deadline.saturating_sub(begun.elapsed())).map(|release| release.selector().to_string())
         });
         let waited = begun.elapsed().as_secs_f64();
-        Ok(Self { cache, is_substituter, asked, saved, pushes, waited, code, is_dry, release })
+        Ok(Self { cache, is_substituter, cache_use, saved, pushes, waited, code, is_dry, release })
     }
 
     /// Shows it.
@@ -123,8 +123,8 @@ impl Summary {
     fn why_built(&self, part: &HashPart) -> &'static str {
         match () {
             () if !self.is_substituter => "the cache was not asked",
-            () if self.asked.there.contains(part) => "the cache has it",
-            () if self.asked.absent.contains(part) => "not in the cache",
+            () if self.cache_use.there.contains(part) => "the cache has it",
+            () if self.cache_use.absent.contains(part) => "not in the cache",
             () => "not asked for",
         }
     }
@@ -137,8 +137,8 @@ impl Summary {
             built.map(|path| json!({"path": path.to_string(), "why": self.why_built(&path.hash_part())})).collect();
         json!({
             "cache": self.cache, "exit_code": self.code, "waited_seconds": self.waited, "substituter": self.is_substituter,
-            "hits": self.asked.there.len(), "misses": self.asked.absent.len(), "nars": self.asked.nars,
-            "bytes_fetched": self.asked.bytes, "seconds_fetching": self.asked.seconds,
+            "hits": self.cache_use.there.len(), "misses": self.cache_use.absent.len(), "nars": self.cache_use.nars,
+            "bytes_fetched": self.cache_use.bytes, "seconds_fetching": self.cache_use.seconds,
             "fetched": self.saved.paths, "bytes_saved": self.saved.bytes,
             "seconds_saved": self.saved.seconds_known(), "seconds_saved_known_of": self.saved.known,
             "pushed": report.map(|report| report.pushed), "already": report.map(|report| report.already),
@@ -153,7 +153,7 @@ impl Summary {
 
     /// One or two lines.
     pub(super) fn text(&self) -> String {
-        let CacheUse { there, absent, nars, bytes, .. } = &self.asked;
+        let CacheUse { there, absent, nars, bytes, .. } = &self.cache_use;
         let mut text = match self.is_substituter {
             true => format!(
                 "narval ci: {}: {} there, {} not; fetched {} ({})\n",
@@ -200,7 +200,7 @@ impl Summary {
 
     /// For a page of the platform.
     pub(super) fn markdown(&self) -> String {
-        let CacheUse { there, absent, nars, bytes, seconds, .. } = &self.asked;
+        let CacheUse { there, absent, nars, bytes, seconds, .. } = &self.cache_use;
         let mut text = format!("### Narval: {}\n\n| | |\n|---|---|\n", escaped(&self.cache));
         let mut row = |name: &str, value: String| {
             let _ = writeln!(text, "| {name} | {value} |");

@@ -189,7 +189,7 @@ impl Drop for Reporter {
 }
 
 fn run((slot, changed): &(Mutex<Slot>, Condvar), name: &MachineName, token: &TokenArgs) {
-    let mut said = None;
+    let mut reported = None;
     loop {
         let (cache, report) = {
             let mut slot = changed
@@ -201,12 +201,12 @@ fn run((slot, changed): &(Mutex<Slot>, Condvar), name: &MachineName, token: &Tok
         };
         let sent = send(&cache, name, &report, token).map_err(|error| error.to_string());
         // What does not change is said once.
-        if let Some(error) = sent.as_ref().err().filter(|error| said.as_ref() != Some(*error)) {
+        if let Some(error) = sent.as_ref().err().filter(|error| reported.as_ref() != Some(*error)) {
             tracing::warn!("the report was not taken: {error}");
         }
         let mut slot = lock(slot);
         (slot.is_sending, slot.is_unsent) = (false, sent.is_err());
-        said = sent.err();
+        reported = sent.err();
         changed.notify_all();
     }
 }

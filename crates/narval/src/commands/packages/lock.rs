@@ -314,11 +314,11 @@ fn show(changes: &[Change<'_>], new: &Lock, (project, is_changed): (&Project, bo
     } else if !output.quiet {
         let what = counted(new.packages.len(), "package");
         let file = project.folder().join(locked::FILE);
-        let said = match (is_changed, args.dry_run) {
+        let outcome = match (is_changed, args.dry_run) {
             (true, true) => "would change",
             (true, false) => "is written",
             (false, _) => "is as it was",
         };
-        note!("{} {said}: {what}", file.display());
+        note!("{} {outcome}: {what}", file.display());
     }
 }

@@ -52,7 +52,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let client = narval_s3::client(options);
     let (mut count, mut troubles) = (0, Vec::new());
     for url in &urls {
-        match asked(&client, url, &hash_part) {
+        match fetch_trace(&client, url, &hash_part) {
             Ok(mut answer) => {
                 for trace in answer["traces"].as_array_mut().into_iter().flatten() {
                     count += 1;
@@ -68,10 +68,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
         }
     }
     if count == 0 {
-        let asked = urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let servers = urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let absent = || {
             format!(
-                "{asked} remembers no request for {} for which an upstream was asked: what it has itself needs none, and a restart forgets them",
+                "{servers} remembers no request for {} for which an upstream was asked: what it has itself needs none, and a restart forgets them",
                 args.path
             )
         };
@@ -83,7 +83,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn asked(client: &Client, server: &Url, hash_part: &HashPart) -> Result<Value, String> {
+fn fetch_trace(client: &Client, server: &Url, hash_part: &HashPart) -> Result<Value, String> {
     let url = server.child(&format!("_narval/v1/traces/{hash_part}")).map_err(|error| error.to_string())?;
     match client.metadata_once(&url, ANSWER_LEN_MAX) {
         Err(error) => Err(error.to_string()),

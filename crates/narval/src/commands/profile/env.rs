@@ -73,8 +73,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.output.json {
         json::summary(json!({"file": file, "added": is_new}));
     } else if !args.output.quiet {
-        let said = if is_new { "has the line now: new shells find" } else { "has the line already: shells find" };
-        out!("{} {said} what {} has", file.display(), profile.link().display());
+        let state = if is_new { "has the line now: new shells find" } else { "has the line already: shells find" };
+        out!("{} {state} what {} has", file.display(), profile.link().display());
     }
     Ok(())
 }
@@ -110,8 +110,8 @@ pub(super) fn offer(profile: &Profile, config: &StoreConfig) -> Result<(), Failu
     }
     eprint!("Add it? [y/N] ");
     let mut answer = String::new();
-    let asked = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));
-    if asked.is_ok() && ["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
+    let read = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));
+    if read.is_ok() && ["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
         add_line(&file, &line)?;
     }
     Ok(())

@@ -65,8 +65,8 @@ pub(crate) fn try_to_enter(store_dir: &str) -> Result<(), String> {
         // A program that is there in the emptiest system.
         probe.arg("internal-enter").arg(store).arg(store_dir).arg(root).args(["--", "/proc/self/exe", "--version"]);
         let output = probe.output()?;
-        let said = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("narval: ").to_owned();
-        Ok(if output.status.success() { Ok(()) } else { Err(said) })
+        let message = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("narval: ").to_owned();
+        Ok(if output.status.success() { Ok(()) } else { Err(message) })
     };
     tried().unwrap_or_else(|error| Err(error.to_string()))
 }

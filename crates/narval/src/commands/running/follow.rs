@@ -77,8 +77,8 @@ impl Started {
 
     /// Leaves the process to itself. Without an overlay, it ends.
     fn finish(mut self, has_overlay: bool) -> io::Result<()> {
-        let told = if has_overlay { self.entered.write_all(&[1]) } else { Ok(()) };
+        let sent = if has_overlay { self.entered.write_all(&[1]) } else { Ok(()) };
         self.child.wait()?;
-        told
+        sent
     }
 }

@@ -13,7 +13,7 @@ use narval_serve::{
 };
 use narval_store::Store;
 
-use super::settings::{CacheToServe, ServerWide, Settings};
+use super::settings::{CacheConfig, ServerWide, Settings};
 use crate::config::Oidc;
 use crate::{Failure, server};
 
@@ -61,7 +61,7 @@ pub(crate) struct Services {
 
 /// A cache that is served.
 struct Served {
-    told: CacheToServe,
+    config: CacheConfig,
     /// The effective value, with the data folder's settings.
     public: bool,
     service: Service,
@@ -137,23 +137,23 @@ impl Opened {
     }
 
     /// The upstreams of a cache: those that are open already, or opened now.
-    fn upstreams(&mut self, told: &CacheToServe, store_dir: &StoreDir) -> Result<Option<Upstreams>, Failure> {
-        let Some(data) = self.data.as_ref().filter(|_| !told.cache.upstream.is_empty()) else { return Ok(None) };
-        if let Some((open, _)) = self.upstreams.get(&told.cache.name) {
+    fn upstreams(&mut self, config: &CacheConfig, store_dir: &StoreDir) -> Result<Option<Upstreams>, Failure> {
+        let Some(data) = self.data.as_ref().filter(|_| !config.cache.upstream.is_empty()) else { return Ok(None) };
+        if let Some((open, _)) = self.upstreams.get(&config.cache.name) {
             return Ok(Some(open.clone()));
         }
-        let folder = data.folder().join("upstreams").join(told.cache.name.as_str());
-        let (upstreams, bytes_max) = told.upstream_options()?;
+        let folder = data.folder().join("upstreams").join(config.cache.name.as_str());
+        let (upstreams, bytes_max) = config.upstream_options()?;
         let opened = Upstreams::open(UpstreamsOptions {
             folder,
             bytes_max,
             upstreams,
-            deadline: told.deadline,
+            deadline: config.deadline,
             store_dir: store_dir.clone(),
             waiting: self.waiting.clone(),
         });
         let opened = opened.map_err(|error| Failure::usage(format!("option --upstream: {error}")))?;
-        self.upstreams.insert(told.cache.name.clone(), (opened.clone(), store_dir.clone()));
+        self.upstreams.insert(config.cache.name.clone(), (opened.clone(), store_dir.clone()));
         Ok(Some(opened))
     }
 }
@@ -189,17 +189,17 @@ impl Services {
         let mut served = Vec::new();
         let followed = opened.managed()?;
         let managed = followed.caches.into_iter().map(|(name, _)| name);
-        let managed = managed.filter(|name| settings.caches.iter().all(|told| told.cache.name != *name));
-        let managed = managed.map(|name| CacheToServe::managed(&name, &settings.config));
-        for told in settings.caches.iter().cloned().map(Ok).chain(managed) {
-            let told: CacheToServe = told?;
-            let keys = followed.keys.get(&told.cache.name);
-            let told = &told.with_keys(keys);
+        let managed = managed.filter(|name| settings.caches.iter().all(|config| config.cache.name != *name));
+        let managed = managed.map(|name| CacheConfig::managed(&name, &settings.config));
+        for config in settings.caches.iter().cloned().map(Ok).chain(managed) {
+            let config: CacheConfig = config?;
+            let keys = followed.keys.get(&config.cache.name);
+            let config = &config.with_keys(keys);
             let last = before.and_then(|before| {
-                let served = before.served.iter().find(|served| served.told.cache.name == told.cache.name)?;
-                Some((served, before.wide.of(&told.cache.name) == wide.of(&told.cache.name)))
+                let served = before.served.iter().find(|served| served.config.cache.name == config.cache.name)?;
+                Some((served, before.wide.of(&config.cache.name) == wide.of(&config.cache.name)))
             });
-            served.push(Served::prepare(told, &wide, exchange.as_ref(), opened, last)?);
+            served.push(Served::prepare(config, &wide, exchange.as_ref(), opened, last)?);
         }
         Ok(Self { wide, exchange, served })
     }
@@ -246,7 +246,7 @@ impl Services {
         let root = served.next().ok_or_else(|| Failure::usage("there is no cache to serve"))?;
         let at_hosts = |caches: CacheRouter, served: &Served| {
             served
-                .told
+                .config
                 .cache
                 .host
                 .iter()
@@ -254,8 +254,8 @@ impl Services {
         };
         let mut caches = at_hosts(CacheRouter::new(root.service.clone()), root);
         for served in served {
-            if !served.told.cache.host_only {
-                caches = caches.at_path(&served.told.cache.name, served.service.clone());
+            if !served.config.cache.host_only {
+                caches = caches.at_path(&served.config.cache.name, served.service.clone());
             }
             caches = at_hosts(caches, served);
         }
@@ -269,15 +269,15 @@ impl Services {
 
     /// Whether any cache has upstreams.
     pub(crate) fn have_upstreams(&self) -> bool {
-        self.served.iter().any(|served| !served.told.cache.upstream.is_empty())
+        self.served.iter().any(|served| !served.config.cache.upstream.is_empty())
     }
 
     /// The caches added and removed since `before`, for the log.
     pub(crate) fn differences(&self, before: &Self) -> Vec<String> {
         let has =
-            |services: &Self, name: &CacheName| services.served.iter().any(|served| served.told.cache.name == *name);
+            |services: &Self, name: &CacheName| services.served.iter().any(|served| served.config.cache.name == *name);
         let missing = |from: &Self, to: &Self, word: &str| -> Vec<String> {
-            let names = from.served.iter().map(|served| &served.told.cache.name).filter(|name| !has(to, name));
+            let names = from.served.iter().map(|served| &served.config.cache.name).filter(|name| !has(to, name));
             names.map(|name| format!("cache '{name}' {word}")).collect()
         };
         [missing(self, before, "added"), missing(before, self, "no longer served")].concat()
@@ -295,26 +295,26 @@ fn exchange(wide: &ServerWide, data: Option<&Data>) -> Result<Option<OidcExchang
 impl Served {
     /// `last` is the service of the cache so far, and whether the shared settings are unchanged.
     fn prepare(
-        told: &CacheToServe,
+        config: &CacheConfig,
         wide: &ServerWide,
         exchange: Option<&OidcExchange>,
         opened: &mut Opened,
         last: Option<(&Self, bool)>,
     ) -> Result<Self, Failure> {
-        let (name, store_dir) = (&told.cache.name, told.cache.store_dir.as_ref().map(|at| &at.value));
+        let (name, store_dir) = (&config.cache.name, config.cache.store_dir.as_ref().map(|at| &at.value));
         let data = opened.data.clone();
         // The live store is served at `/`; with a data folder, only if it is requested.
-        let wants_store = told.cache.is_root() && (wide.store.is_some() || data.is_none());
+        let wants_store = config.cache.is_root() && (wide.store.is_some() || data.is_none());
         let open_store = || server::open_store(wide.store.as_deref());
         let Some(data) = data else {
-            if let Some((last, true)) = last.filter(|(last, _)| last.told == *told) {
-                return Ok(last.again(told, None, None));
+            if let Some((last, true)) = last.filter(|(last, _)| last.config == *config) {
+                return Ok(last.again(config, None, None));
             }
             let store = Some(open_store()?);
             let sources = Sources { store, ..Sources::default() };
-            let service = Service::of(config(told, wide), sources, &opened.state).map_err(Failure::usage)?;
+            let service = Service::of(service_config(config, wide), sources, &opened.state).map_err(Failure::usage)?;
             return Ok(Self {
-                told: told.clone(),
+                config: config.clone(),
                 public: true,
                 service,
                 is_new: true,
@@ -337,64 +337,64 @@ impl Served {
             }
         };
         let before = cache.settings();
-        let settings = told.settings(&before)?;
+        let settings = config.settings(&before)?;
         let public = settings.public;
-        let upstreams = opened.upstreams(told, &settings.store_dir)?;
-        let of_upstreams = |CacheToServe { cache, deadline, skip, .. }: &CacheToServe| {
+        let upstreams = opened.upstreams(config, &settings.store_dir)?;
+        let of_upstreams = |CacheConfig { cache, deadline, skip, .. }: &CacheConfig| {
             (cache.upstream.clone(), cache.upstream_size, *deadline, skip.clone())
         };
-        let last_upstreams = last.as_ref().map(|(last, _)| of_upstreams(&last.told));
+        let last_upstreams = last.as_ref().map(|(last, _)| of_upstreams(&last.config));
         let replaced = match &upstreams {
-            Some(upstreams) if last_upstreams != Some(of_upstreams(told)) => {
-                let (options, size) = told.upstream_options()?;
-                Some((upstreams.clone(), options, told.deadline, size))
+            Some(upstreams) if last_upstreams != Some(of_upstreams(config)) => {
+                let (options, size) = config.upstream_options()?;
+                Some((upstreams.clone(), options, config.deadline, size))
             }
             _ => None,
         };
         let written = Some((cache.clone(), before, settings));
-        if let Some((last, true)) = last.filter(|(last, _)| last.is_the_same(told, public)) {
-            return Ok(last.again(told, written, replaced));
+        if let Some((last, true)) = last.filter(|(last, _)| last.is_the_same(config, public)) {
+            return Ok(last.again(config, written, replaced));
         }
         if wants_store && store.is_none() {
             store = Some(open_store()?);
         }
         let writable_cache = WritableCache { data, cache, public, oidc: exchange.cloned() };
         let sources = Sources { store, writable: Some(writable_cache), upstreams };
-        let service = Service::of(config(told, wide), sources, &opened.state).map_err(Failure::usage)?;
-        Ok(Self { told: told.clone(), public, service, is_new: true, settings: written, upstreams: replaced })
+        let service = Service::of(service_config(config, wide), sources, &opened.state).map_err(Failure::usage)?;
+        Ok(Self { config: config.clone(), public, service, is_new: true, settings: written, upstreams: replaced })
     }
 
     /// Whether the service can be reused: only settings that it does not store itself may change.
-    fn is_the_same(&self, told: &CacheToServe, public: bool) -> bool {
+    fn is_the_same(&self, config: &CacheConfig, public: bool) -> bool {
         self.public == public
-            && self.told.answers_as(told)
-            && self.told.cache.upstream.is_empty() == told.cache.upstream.is_empty()
+            && self.config.answers_as(config)
+            && self.config.cache.upstream.is_empty() == config.cache.upstream.is_empty()
     }
 
     /// The same service with other settings.
     fn again(
         &self,
-        told: &CacheToServe,
+        config: &CacheConfig,
         settings: Option<(Cache, Arc<CacheSettings>, CacheSettings)>,
         upstreams: Option<(Upstreams, Vec<UpstreamOptions>, Deadline, u64)>,
     ) -> Self {
         let service = self.service.clone();
-        Self { told: told.clone(), public: self.public, service, is_new: false, settings, upstreams }
+        Self { config: config.clone(), public: self.public, service, is_new: false, settings, upstreams }
     }
 }
 
-fn config(told: &CacheToServe, wide: &ServerWide) -> Config {
+fn service_config(config: &CacheConfig, wide: &ServerWide) -> Config {
     let defaults = Config::new(Dialect::Narval);
     let nar_cache = wide.nar_cache.as_ref();
     Config {
-        priority: told.cache.priority.unwrap_or(defaults.priority),
-        want_mass_query: told.cache.want_mass_query.unwrap_or(true),
-        sign_keys: told.secret_keys().cloned().collect::<Vec<SecretKey>>(),
+        priority: config.cache.priority.unwrap_or(defaults.priority),
+        want_mass_query: config.cache.want_mass_query.unwrap_or(true),
+        sign_keys: config.secret_keys().cloned().collect::<Vec<SecretKey>>(),
         scratch: nar_cache.map(|cache| cache.folder.clone()).or_else(|| defaults.scratch.clone()),
         nar_cache: nar_cache.cloned(),
         verify_nars: wide.verify_nars,
         page: wide.web,
-        description: told.cache.description.clone(),
+        description: config.cache.description.clone(),
         redirect: wide.redirect,
         narinfo_memo_bytes: wide.narinfo_memory,
         ..defaults

@@ -103,8 +103,8 @@ impl Running {
     fn follow(&mut self) -> Result<(), Failure> {
         let mut services = Services::prepare(&self.settings, &mut self.opened, Some(&self.services))?;
         self.current.0.store(Arc::new(services.take_effect()?));
-        for said in services.differences(&self.services) {
-            tracing::info!("{said}");
+        for difference in services.differences(&self.services) {
+            tracing::info!("{difference}");
         }
         self.services = services;
         Ok(())
@@ -127,8 +127,8 @@ impl Running {
             log.replace(new);
         }
         self.current.0.store(Arc::new(caches));
-        let mut said = vec!["configuration, keys and certificates reloaded".to_owned()];
-        said.extend(services.differences(&self.services));
+        let mut messages = vec!["configuration, keys and certificates reloaded".to_owned()];
+        messages.extend(services.differences(&self.services));
         self.services = services;
         self.settings = next;
         // The running settings are those of the start.
@@ -139,9 +139,9 @@ impl Running {
         ];
         restart.extend(switched.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key.to_owned()));
         if !restart.is_empty() {
-            said.push(format!("restart for these keys to take effect: {}", restart.join(", ")));
+            messages.push(format!("restart for these keys to take effect: {}", restart.join(", ")));
         }
-        Ok(said.join("; "))
+        Ok(messages.join("; "))
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     /// Settings shared by the caches.
     pub(crate) wide: ServerWide,
     /// The caches; the first is the one at `/`.
-    pub(crate) caches: Vec<CacheToServe>,
+    pub(crate) caches: Vec<CacheConfig>,
 }
 
 /// Settings shared by the services of all caches.
@@ -52,7 +52,7 @@ pub(crate) struct ServerWide {
 
 /// The settings of one cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CacheToServe {
+pub(crate) struct CacheConfig {
     /// Its section, with what it has from the top of the file.
     pub(crate) cache: Cache,
     /// How long clients wait for its upstreams.
@@ -101,8 +101,8 @@ impl Settings {
             redirect: config.redirect.value,
             oidc: config.oidc.clone(),
         };
-        let told = |cache| CacheToServe::new(cache, &config.upstreams);
-        let caches = config.caches().into_iter().map(told).collect::<Result<_, _>>()?;
+        let to_serve = |cache| CacheConfig::new(cache, &config.upstreams);
+        let caches = config.caches().into_iter().map(to_serve).collect::<Result<_, _>>()?;
         let tls = config.tls.config(Vec::new()).map_err(Failure::usage)?;
         Ok(Self { config, keys, limits, tls, wide, caches })
     }
@@ -139,7 +139,7 @@ impl ServerWide {
     }
 }
 
-impl CacheToServe {
+impl CacheConfig {
     fn new(cache: Cache, upstreams: &Upstreams) -> Result<Self, Failure> {
         let read = |at: &At<PathBuf>| {
             let key = read_secret_key(&at.value);

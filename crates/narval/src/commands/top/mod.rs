@@ -75,11 +75,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// Prints a line for each reading.
 fn print(args: &Args, readings: &Receiver<Reading>, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut said = String::new();
+    let mut reported = String::new();
     while interrupt.check().is_ok() && !output::has_failed() {
         match readings.recv_timeout(EVERY) {
             Ok(Reading::Stats(stats)) => {
-                said.clear();
+                reported.clear();
                 if args.json && args.once {
                     json::summary(stats.json());
                 } else if args.json {
@@ -91,12 +91,12 @@ fn print(args: &Args, readings: &Receiver<Reading>, interrupt: &Interrupt) -> Re
                     return Ok(());
                 }
             }
-            Ok(Reading::First) => said.clear(),
+            Ok(Reading::First) => reported.clear(),
             Ok(Reading::Failed(trouble)) if args.once => return Err(Failure::runtime(trouble)),
             // One message per outage.
-            Ok(Reading::Failed(trouble)) if trouble != said => {
+            Ok(Reading::Failed(trouble)) if trouble != reported => {
                 note!("narval: {trouble}; trying again every second");
-                said = trouble;
+                reported = trouble;
             }
             Ok(Reading::Failed(_)) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {

@@ -36,15 +36,15 @@ impl dyn Index + '_ {
         let (memory, stamp) = (self.memory(), self.stamp());
         let now = |name: &&str| memory.and_then(|memory| memory.now(stamp, cache, name));
         let mut found: Vec<Option<NamedNar>> = names.iter().map(now).collect();
-        let asked = names.iter().zip(&found).filter(|(_, nar)| nar.is_none());
+        let queried = names.iter().zip(&found).filter(|(_, nar)| nar.is_none());
         // PostgreSQL has no text with NUL.
-        let asked: Vec<&str> = asked.map(|(name, _)| *name).filter(|name| !name.contains('\0')).collect();
-        let all = self.look_up(cache, &asked)?;
+        let queried: Vec<&str> = queried.map(|(name, _)| *name).filter(|name| !name.contains('\0')).collect();
+        let all = self.look_up(cache, &queried)?;
         for (name, nar) in names.iter().zip(&mut found).filter(|(_, nar)| nar.is_none()) {
             *nar = all.get(*name).map(|found| found.nar.clone());
         }
         if let Some(memory) = memory {
-            for name in asked {
+            for name in queried {
                 let key = (cache, name.to_owned());
                 match all.get(name) {
                     // That somebody relies on another one has to be recorded each time.

@@ -174,11 +174,11 @@ impl dyn Index + '_ {
     pub(crate) fn add_release<T: Clone + Send + 'static>(
         &self,
         cache: CacheId,
-        asked: ReleaseRequest,
+        request: ReleaseRequest,
         (parts, keep, now): (BTreeSet<HashPart>, u32, u64),
         make: impl Fn(&str, u64, &[(HashPart, String, NarHash)]) -> Option<(T, ReleaseToRecord)> + Send + 'static,
     ) -> Result<Result<Recorded<T>, ReleaseRefused>, IndexError> {
-        let ReleaseRequest { name, key, new_uid } = asked;
+        let ReleaseRequest { name, key, new_uid } = request;
         let name = name.to_string();
         self.write(NOTE, move |tx| {
             // A collection leaves them alone meanwhile, and finds the pins later.
@@ -323,11 +323,11 @@ impl dyn Index + '_ {
         self.write(NOTE, move |tx| {
             tx.first(&LOCK, &args![cache], |_| Ok(()))?;
             if let Some(revision) = revision
-                && tx.is_there(&IS_NEWEST, &args![cache, &name, revision])?
+                && tx.exists(&IS_NEWEST, &args![cache, &name, revision])?
             {
                 return Ok(None);
             }
-            let is_there = tx.is_there(&FIND, &args![cache, &name, None::<&str>, revision, None::<&str>, 0_u64])?;
+            let exists = tx.exists(&FIND, &args![cache, &name, None::<&str>, revision, None::<&str>, 0_u64])?;
             tx.execute(&RELEASE, &args![cache, &name, revision])?;
             match revision {
                 Some(revision) => drop(tx.execute(&FORGET, &args![cache, &name, revision])?),
@@ -336,7 +336,7 @@ impl dyn Index + '_ {
                     tx.execute(&EMPTY, &args![cache, &name])?;
                 }
             }
-            Ok(Some(is_there))
+            Ok(Some(exists))
         })
     }
 
@@ -370,6 +370,6 @@ impl dyn Index + '_ {
 
     /// Whether a pin of this name keeps a release.
     pub(crate) fn is_hold(&self, cache: CacheId, pin: &str) -> Result<bool, IndexError> {
-        self.read(Reading::Some, |tx| tx.is_there(&IS_HOLD, &args![cache, pin]))
+        self.read(Reading::Some, |tx| tx.exists(&IS_HOLD, &args![cache, pin]))
     }
 }

@@ -17,7 +17,7 @@ const DAY_SECONDS: u64 = 24 * 60 * 60;
 impl Manage<'_> {
     pub(super) fn audit(&self) -> Result<Markup, ServeError> {
         let (token, path) =
-            (self.asked.value("token").unwrap_or_default(), self.asked.value("path").unwrap_or_default());
+            (self.params.value("token").unwrap_or_default(), self.params.value("path").unwrap_or_default());
         // What is about no cache, such as tokens, is for those who administer all of them.
         let sees_all = governs(&self.who.grant, &["*".to_owned()]);
         let is_wanted = |line: &AuditLine| {

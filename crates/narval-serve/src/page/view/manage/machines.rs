@@ -10,7 +10,7 @@ use crate::page::view::words::{ago, many, name};
 
 impl Manage<'_> {
     pub(super) fn machines(&self) -> Result<Markup, ServeError> {
-        let after = self.asked.value("after").map(str::parse::<MachineCursor>);
+        let after = self.params.value("after").map(str::parse::<MachineCursor>);
         // What is no cursor is no page.
         let after = after.transpose().map_err(|_| ServeError::NoPath)?;
         let MachinePage { machines, next } = self.cache.machines(after.as_ref())?;

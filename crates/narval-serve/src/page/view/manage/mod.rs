@@ -39,7 +39,7 @@ struct Manage<'a> {
     data: &'a Data,
     cache: &'a Cache,
     /// What the address asks for.
-    asked: Form,
+    params: Form,
 }
 
 /// The title and the contents of a part of Manage.
@@ -49,8 +49,8 @@ pub(super) fn manage(
     visit: &Visit,
     query: Option<&str>,
 ) -> Result<(String, Markup), ServeError> {
-    let asked = Form::parse(query.unwrap_or_default());
-    Ok(("Manage".to_owned(), render(parts, part, visit, asked, &html! {})?))
+    let params = Form::parse(query.unwrap_or_default());
+    Ok(("Manage".to_owned(), render(parts, part, visit, params, &html! {})?))
 }
 
 /// The same after a form: what came of it, and its status.
@@ -62,7 +62,7 @@ pub(super) fn after(
     done: Result<Done, ServeError>,
 ) -> (Markup, StatusCode) {
     let (notice, status) = match done {
-        Ok(done) => (said(visit, done), StatusCode::OK),
+        Ok(done) => (confirmation(visit, done), StatusCode::OK),
         Err(ServeError::Rejected(rejection)) => {
             let status = StatusCode::from_u16(rejection.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             (html! { p.notice.bad role="alert" { "▲ " (super::words::plain(&rejection.message)) } }, status)
@@ -75,21 +75,21 @@ pub(super) fn after(
     };
     // What was deleted cannot be asked for again.
     let part = if part == DELETE && status == StatusCode::OK { "" } else { part };
-    let asked = Form::parse(form.value("back").unwrap_or_default());
-    match render(parts, part, visit, asked, &notice) {
+    let params = Form::parse(form.value("back").unwrap_or_default());
+    match render(parts, part, visit, params, &notice) {
         Ok(main) => (main, status),
         Err(_) => (notice, status),
     }
 }
 
-fn said(visit: &Visit, done: Done) -> Markup {
+fn confirmation(visit: &Visit, done: Done) -> Markup {
     match done {
-        Done::Said(text) => html! { p.notice.good role="status" { "✓ " (super::words::plain(&text)) } },
+        Done::Confirmed(text) => html! { p.notice.good role="status" { "✓ " (super::words::plain(&text)) } },
         Done::Created { label, token, scopes } => tokens::created(visit, &label, &token, scopes),
     }
 }
 
-fn render(parts: &Parts, part: &str, visit: &Visit, asked: Form, notice: &Markup) -> Result<Markup, ServeError> {
+fn render(parts: &Parts, part: &str, visit: &Visit, params: Form, notice: &Markup) -> Result<Markup, ServeError> {
     let who = visit.who.as_ref().ok_or(ServeError::NoPath)?;
     let allowed: Vec<_> = VIEWS.into_iter().filter(|(.., scope)| who.may(*scope)).collect();
     let current = allowed.iter().find(|(key, ..)| *key == part).or(allowed.first()).map(|(key, ..)| *key);
@@ -99,7 +99,7 @@ fn render(parts: &Parts, part: &str, visit: &Visit, asked: Form, notice: &Markup
     let service = service.as_ref().map(Arc::as_ref);
     let made = match (current, service.and_then(|service| Some((service.data()?, service.cache()?)))) {
         (Some(current), Some((data, cache))) => {
-            let manage = Manage { visit, who, data, cache, asked };
+            let manage = Manage { visit, who, data, cache, params };
             Some(match current {
                 "pins" => manage.pins()?,
                 "tokens" => manage.tokens()?,

@@ -18,7 +18,7 @@ impl Manage<'_> {
         let sizes = if pins.is_empty() { Vec::new() } else { self.cache.pin_sizes(LISTED_MAX)? };
         let sizes: HashMap<_, _> =
             sizes.into_iter().map(|size| ((size.pin.name, size.pin.path), (size.paths, size.bytes))).collect();
-        let path = self.asked.value("path").unwrap_or_default();
+        let path = self.params.value("path").unwrap_or_default();
         let now = clock::now();
         let until = |until: u64| format!("{} {}", if until < now { "ended" } else { "until" }, date(until));
         Ok(html! {

@@ -33,8 +33,8 @@ impl Manage<'_> {
     pub(super) fn space(&self) -> Result<Markup, ServeError> {
         let (total, mut listed, now) = (self.cache.usage()?, self.cache.list()?, clock::now());
         let (ages, names) = (usage::by_age(&listed, now), usage::by_name(&listed));
-        let wanted = self.asked.value("name").unwrap_or_default();
-        let unused = self.asked.value("unused").unwrap_or_default();
+        let wanted = self.params.value("name").unwrap_or_default();
+        let unused = self.params.value("unused").unwrap_or_default();
         let before = unused.parse::<u64>().map_or(u64::MAX, |days| now.saturating_sub(days * DAY_SECONDS));
         listed.retain(|path| path.used <= before && name_of(path).contains(wanted));
         listed.sort_by(|one, other| (one.used, &one.path).cmp(&(other.used, &other.path)));
@@ -42,7 +42,7 @@ impl Manage<'_> {
         listed.truncate(DELETED_MAX);
         let pinned: HashSet<String> = self.cache.pins()?.into_iter().map(|pin| pin.path).collect();
         let may_delete = self.who.may(Scope::Delete);
-        let is_all = self.asked.value("all").is_some();
+        let is_all = self.params.value("all").is_some();
         let here = format!("name={}&unused={unused}", encoded(wanted.as_bytes()));
         Ok(html! {
             p.says {
@@ -153,7 +153,7 @@ impl Manage<'_> {
 
     /// The question before paths are deleted.
     pub(super) fn delete(&self) -> Result<Markup, ServeError> {
-        let chosen = self.asked.paths()?;
+        let chosen = self.params.paths()?;
         let mut listed = self.cache.list()?;
         listed.retain(|path| chosen.iter().any(|part| part.as_str() == hash_of(path)));
         let size: u64 = listed.iter().map(|path| path.file_size).sum();

@@ -128,15 +128,15 @@ impl Manage<'_> {
 
     /// First whom it is for, then the rest.
     fn create(&self) -> Markup {
-        let asked = self.asked.value("for");
-        let chosen = PURPOSES.iter().find(|(key, ..)| Some(*key) == asked);
+        let params = self.params.value("for");
+        let chosen = PURPOSES.iter().find(|(key, ..)| Some(*key) == params);
         let signs = !self.cache.settings().public_keys.is_empty();
         html! {
             h2 #create { "Create a token" }
             p { "Who is it for?" }
             p.purposes {
                 @for (key, title, ..) in &PURPOSES {
-                    a href=(format!("{}?for={key}#create", self.link("tokens"))) aria-current=[(Some(*key) == asked).then_some("true")] { (title) }
+                    a href=(format!("{}?for={key}#create", self.link("tokens"))) aria-current=[(Some(*key) == params).then_some("true")] { (title) }
                 }
             }
             @if let Some((key, _, scopes, about)) = chosen {

@@ -15,7 +15,7 @@ impl Status<'_> {
             problem.map(|problem| problem.since)
         };
         let used: u64 = stats.upstreams.iter().map(|upstream| upstream.used).sum();
-        let asked = stats.kept_hits + stats.kept_misses;
+        let total = stats.kept_hits + stats.kept_misses;
         Some(html! {
             p.says {
                 @if down == 0 { b { (if stats.upstreams.len() == 1 { "It responds" } else { "All respond" }) } ", as far as the last requests show." }
@@ -42,8 +42,8 @@ impl Status<'_> {
                                     @else { (if upstream.failed > 0 { "no answer" } else { "not asked" }) }
                                 }
                                 td.n {
-                                    @let asked = upstream.found + upstream.absent;
-                                    @if asked > 0 { (upstream.found * 100 / asked) " % of " (number(asked)) } @else { (if upstream.failed > 0 { "not known" } else { "not asked" }) }
+                                    @let total = upstream.found + upstream.absent;
+                                    @if total > 0 { (upstream.found * 100 / total) " % of " (number(total)) } @else { (if upstream.failed > 0 { "not known" } else { "not asked" }) }
                                 }
                                 td.n.w { @if used > 0 { (upstream.used * 100 / used) " %" } }
                                 td.n.w { (number(upstream.hedges)) }
@@ -58,7 +58,7 @@ impl Status<'_> {
             p.soft {
                 "Share: of the answers that were used. Hedges: requests although another one might still have answered. Failovers: because another one had used up its time. Saved: how much longer clients would have waited for it alone. "
                 "Of them, " (bytes(stats.kept_bytes)) " are kept"
-                @if asked > 0 { "; " (stats.kept_hits * 100 / asked) " % of " (many(asked, "NAR")) " came from what is kept" }
+                @if total > 0 { "; " (stats.kept_hits * 100 / total) " % of " (many(total, "NAR")) " came from what is kept" }
                 "."
             }
         })

@@ -76,7 +76,7 @@ struct Present {
 impl Watcher {
     fn run(self) {
         let mut present: Option<Present> = None;
-        let mut said = None;
+        let mut reported = None;
         let only_on = self.config.neighbours_only_on;
         let mut metered: Option<(Instant, bool)> = None;
         loop {
@@ -100,10 +100,10 @@ impl Watcher {
                 if !networks.is_empty() {
                     match self.join(networks) {
                         Ok(joined) => present = Some(joined),
-                        Err(failure) if said.as_ref() == Some(&failure.to_string()) => {}
+                        Err(failure) if reported.as_ref() == Some(&failure.to_string()) => {}
                         Err(failure) => {
                             tracing::warn!("neighbours: {failure}; tried again every {} s", LOOK_EVERY.as_secs());
-                            said = Some(failure.to_string());
+                            reported = Some(failure.to_string());
                         }
                     }
                 }

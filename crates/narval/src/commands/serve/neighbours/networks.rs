@@ -120,10 +120,10 @@ pub(super) fn is_unmetered() -> bool {
 }
 
 /// `NMMetered` is 2 or 4.
-fn says_unmetered(said: io::Result<Output>) -> bool {
-    let unknown = match said {
-        Ok(said) if said.status.success() => return matches!(said.stdout.trim_ascii(), b"u 2" | b"u 4"),
-        Ok(said) => String::from_utf8_lossy(&said.stderr).trim().to_owned(),
+fn says_unmetered(output: io::Result<Output>) -> bool {
+    let unknown = match output {
+        Ok(output) if output.status.success() => return matches!(output.stdout.trim_ascii(), b"u 2" | b"u 4"),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         Err(error) => format!("busctl: {error}"),
     };
     tracing::debug!("neighbours: whether the network is metered is not known: {unknown}");

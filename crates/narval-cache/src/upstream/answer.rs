@@ -1,9 +1,9 @@
-//! What one upstream says.
+//! What one upstream answers.
 
 use super::Unavailable;
 
 /// What one upstream answers.
-pub(super) enum Said<T> {
+pub(super) enum UpstreamAnswer<T> {
     /// It has it.
     Has(T),
     /// It does not have it, or nothing that is accepted.
