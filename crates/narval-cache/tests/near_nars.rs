@@ -54,7 +54,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Begins to fetch a NAR.
 fn begin(upstreams: &Upstreams, name: &str) -> Waits {
-    let NarAnswer::Fill(waits, _) = upstreams.nar(name).unwrap().unwrap() else { panic!("it is here already") };
+    let NarAnswer::Growing(waits, _) = upstreams.nar(name).unwrap().unwrap() else { panic!("it is here already") };
     waits
 }
 

@@ -74,7 +74,7 @@ fn sixty_four_clients_one_fetch_and_the_first_byte_at_once() {
             .map(|_| {
                 scope.spawn(|| {
                     let name = name(&upstreams, &path);
-                    let Some(NarAnswer::Fill(fill, length)) = upstreams.nar(&name).unwrap() else {
+                    let Some(NarAnswer::Growing(fill, length)) = upstreams.nar(&name).unwrap() else {
                         panic!("it is kept")
                     };
                     assert_eq!(length, Some(path.file.len() as u64));
@@ -122,7 +122,7 @@ fn an_upstream_that_lies() {
             continue;
         }
         match upstreams.nar(&name) {
-            Ok(Some(NarAnswer::Fill(fill, length))) => {
+            Ok(Some(NarAnswer::Growing(fill, length))) => {
                 let reason = follow(&fill).unwrap_err();
                 assert!(reason.contains(what), "{what}: {reason}");
                 assert!(fill.progress().readable < length.unwrap(), "{what}");

@@ -7,9 +7,9 @@ use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{Fill, FillEnd, TemporaryFile};
+use crate::{FillEnd, GrowingFile, TemporaryFile};
 
-type ByName = HashMap<Arc<str>, Arc<Fill>>;
+type ByName = HashMap<Arc<str>, Arc<GrowingFile>>;
 
 /// The fetches under way, by the name of their file. Cheap to clone: clones share them.
 #[derive(Clone, Debug, Default)]
@@ -22,12 +22,12 @@ pub struct FetchesLocked<'a> {
     by_name: MutexGuard<'a, ByName>,
 }
 
-/// A fetch, in the hands of its thread. When this is dropped before the [`Fill`] has ended, the readers get an error.
+/// A fetch, in the hands of its thread. When this is dropped before the [`GrowingFile`] has ended, the readers get an error.
 #[derive(Debug)]
 pub struct Fetcher {
     fetches: Fetches,
     name: Arc<str>,
-    fill: Arc<Fill>,
+    fill: Arc<GrowingFile>,
 }
 
 impl Fetches {
@@ -39,7 +39,7 @@ impl Fetches {
 
 impl FetchesLocked<'_> {
     /// The running fetch of a file.
-    pub fn get(&self, name: &str) -> Option<&Arc<Fill>> {
+    pub fn get(&self, name: &str) -> Option<&Arc<GrowingFile>> {
         self.by_name.get(name)
     }
 
@@ -53,7 +53,7 @@ impl FetchesLocked<'_> {
         file: TemporaryFile,
         thread_name: &str,
         fetch: impl FnOnce(Fetcher, TemporaryFile) + Send + 'static,
-    ) -> io::Result<Arc<Fill>> {
+    ) -> io::Result<Arc<GrowingFile>> {
         let (name, fill): (Arc<str>, _) = (Arc::from(name), fill_of(&file)?);
         let parts = (self.fetches.clone(), Arc::clone(&name), Arc::clone(&fill));
         let run = move || {
@@ -70,7 +70,7 @@ impl FetchesLocked<'_> {
 
 impl Fetcher {
     /// The growing file.
-    pub const fn fill(&self) -> &Arc<Fill> {
+    pub const fn fill(&self) -> &Arc<GrowingFile> {
         &self.fill
     }
 
@@ -78,7 +78,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// There are too few descriptors.
-    pub fn again(&mut self, file: &TemporaryFile) -> io::Result<Arc<Fill>> {
+    pub fn again(&mut self, file: &TemporaryFile) -> io::Result<Arc<GrowingFile>> {
         let next = fill_of(file)?;
         self.fetches.0.lock().insert(Arc::clone(&self.name), Arc::clone(&next));
         Ok(std::mem::replace(&mut self.fill, next))
@@ -96,8 +96,8 @@ impl Drop for Fetcher {
     }
 }
 
-fn fill_of(file: &TemporaryFile) -> io::Result<Arc<Fill>> {
-    Ok(Arc::new(Fill::new(file.file().try_clone()?)))
+fn fill_of(file: &TemporaryFile) -> io::Result<Arc<GrowingFile>> {
+    Ok(Arc::new(GrowingFile::new(file.file().try_clone()?)))
 }
 
 #[cfg(test)]

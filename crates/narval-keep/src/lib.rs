@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   location.rs, database.rs, in_use.rs
-//! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, refusal.rs
+//! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, rejection.rs
 //! receive/           a NAR arrives: one pass decodes, verifies and hashes it          writing.rs: what is stored and not recorded
 //! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
 //! small/             logs, realisations, listings

@@ -63,11 +63,11 @@ fn the_two_files_decide_what_is_not_ambiguous_and_nothing_wrongly() {
     let (mut right, mut open) = (0, 0);
     for answer in &channel.answers {
         let package = index.package(&answer.attribute).unwrap().unwrap();
-        let said = join(&index, &package, (&answer.output, &package.system), &mut walk, &mut evidence).unwrap();
+        let message = join(&index, &package, (&answer.output, &package.system), &mut walk, &mut evidence).unwrap();
         let fits = |path: &&&StorePath| channel.systems.get(**path).is_none_or(|system| *system == package.system);
         let fitting = named[answer.path.name()].iter().filter(fits).count();
         let what = format!("{} {}", answer.attribute, answer.output);
-        match said {
+        match message {
             Decision::One(path) => {
                 assert_eq!(path, answer.path, "{what}");
                 right += 1;

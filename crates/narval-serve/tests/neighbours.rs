@@ -68,7 +68,7 @@ fn names(machines: &[Machine], path: &TestPath) -> String {
 fn begin(machine: &Machine, name: &str) -> Waits {
     let upstreams = machine.upstreams.clone();
     match upstreams.nar(name).unwrap().unwrap() {
-        NarAnswer::Fill(waits, _) => waits,
+        NarAnswer::Growing(waits, _) => waits,
         NarAnswer::File(..) => panic!("it is here already"),
     }
 }

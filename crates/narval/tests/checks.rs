@@ -103,7 +103,7 @@ fn doctor_reads_the_certificates() {
     };
     let (valid, expired) = (certificate(2999), certificate(2001));
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    for (contents, ok, said) in [
+    for (contents, ok, message) in [
         (valid.clone(), true, "1 of "),
         (format!("{valid}{broken}{expired}"), true, "2 of"),
         (expired.clone(), false, "1 expired"),
@@ -111,16 +111,16 @@ fn doctor_reads_the_certificates() {
         (String::new(), false, "contains no certificate"),
         ("nothing of the kind".to_owned(), false, "contains no certificate"),
     ] {
-        finds(&doctor(&file("ca.pem", &contents)), ok, said);
+        finds(&doctor(&file("ca.pem", &contents)), ok, message);
     }
     finds(&doctor(folder.path().to_str().unwrap()), false, "cannot be read");
     finds(&doctor("/nowhere.pem"), false, "cannot be read");
 }
 
-fn finds(output: &Output, ok: bool, said: &str) {
+fn finds(output: &Output, ok: bool, message: &str) {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find(|line| line.contains("certificates")).unwrap_or_else(|| panic!("{text}"));
     let found: serde_json::Value = serde_json::from_str(line).unwrap();
     assert_eq!(found["ok"], ok, "{line}");
-    assert!(found["text"].as_str().unwrap().contains(said), "{said}: {line}");
+    assert!(found["text"].as_str().unwrap().contains(message), "{message}: {line}");
 }

@@ -291,8 +291,8 @@ fn keys_of_other_servers_are_answered_with_ours() {
     let file = folder.path().join("settings.toml");
     for (program, key, here) in narval::config::FOREIGN {
         fs::write(&file, format!("{key} = 'x'\n")).unwrap();
-        let said = String::from_utf8(check(&file).stderr).unwrap();
-        assert!(said.contains(&format!("{program}'s '{key}' is '{here}' here")), "{said}");
+        let output_text = String::from_utf8(check(&file).stderr).unwrap();
+        assert!(output_text.contains(&format!("{program}'s '{key}' is '{here}' here")), "{output_text}");
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/replacing-{program}.md"));
         let page = fs::read_to_string(page).unwrap();
         let names = |cell: &str, word: &str| {
@@ -353,9 +353,13 @@ fn secrets_that_systemd_has_yet_to_provide_are_no_errors() {
     for (text, waiting) in [(documented, 1), (&all, 5)] {
         fs::write(&file, text).unwrap();
         let output = check(&file);
-        let said = String::from_utf8(output.stdout).unwrap();
+        let output_text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(0), "{text}: {}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(said.matches(" is there when the service runs: it is checked then").count(), waiting, "{said}");
+        assert_eq!(
+            output_text.matches(" is there when the service runs: it is checked then").count(),
+            waiting,
+            "{output_text}"
+        );
     }
     // Other files must be there.
     fs::write(&file, "sign-keys = '/etc/narval-of-nobody/key'\n").unwrap();
@@ -378,13 +382,13 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     fs::write(&file, "sign-keys = [\n 'a.sec',\n 'b.sec']\n[[tls.certificate]]\ncert = 'c.pem'\nkey = 'c.key'\n")
         .unwrap();
     let output = check(&file);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{said}");
+    let output_text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{output_text}");
     let at = |line: usize| format!("narval: {}:{line}: ", file.display());
-    let lines: Vec<_> = said.lines().collect();
-    assert_eq!(lines.len(), 2, "{said}");
-    assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{said}");
-    assert!(lines[1].starts_with(&(at(4) + "tls.certificate: ")), "{said}");
+    let lines: Vec<_> = output_text.lines().collect();
+    assert_eq!(lines.len(), 2, "{output_text}");
+    assert!(lines[0].starts_with(&(at(3) + "sign-keys: cannot read secret key ")), "{output_text}");
+    assert!(lines[1].starts_with(&(at(4) + "tls.certificate: ")), "{output_text}");
 
     // On another machine there are no such files.
     let output = Command::new(NARVAL).args(["config", "check", "--no-files"]).arg(&file).output().unwrap();
@@ -393,21 +397,24 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     // What a server would refuse to start with.
     let text = "data = 'd'\n[[cache]]\nname = 'team'\nsign-keys = 'b.sec'\n[[cache.upstream]]\nurl = 'https://cache.example.org'\n";
     fs::write(&file, text).unwrap();
-    let said = String::from_utf8(check(&file).stderr).unwrap();
-    let lines: Vec<_> = said.lines().collect();
-    assert_eq!(lines.len(), 2, "{said}");
-    assert!(lines[0].starts_with(&(at(4) + "sign-keys: cannot read secret key ")), "{said}");
-    assert!(lines[1].starts_with(&(at(5) + "upstream: 'https://cache.example.org' needs its public keys")), "{said}");
+    let output_text = String::from_utf8(check(&file).stderr).unwrap();
+    let lines: Vec<_> = output_text.lines().collect();
+    assert_eq!(lines.len(), 2, "{output_text}");
+    assert!(lines[0].starts_with(&(at(4) + "sign-keys: cannot read secret key ")), "{output_text}");
+    assert!(
+        lines[1].starts_with(&(at(5) + "upstream: 'https://cache.example.org' needs its public keys")),
+        "{output_text}"
+    );
     // Authorities of clients: of no use without a certificate, and a file that is none.
     fs::write(&file, "[tls]\nclient-ca = 'a.sec'\n").unwrap();
-    let said = String::from_utf8(check(&file).stderr).unwrap();
-    assert_eq!(said, at(2) + "tls.client-ca: needs a certificate: give a [[tls.certificate]]\n");
+    let output_text = String::from_utf8(check(&file).stderr).unwrap();
+    assert_eq!(output_text, at(2) + "tls.client-ca: needs a certificate: give a [[tls.certificate]]\n");
     support::certificate(folder.path());
     let text = "[tls]\nclient-ca = 'a.sec'\ncertificate = [{ cert = 'cert.pem', key = 'key.pem' }]\n";
     fs::write(&file, text).unwrap();
-    let said = String::from_utf8(check(&file).stderr).unwrap();
-    assert!(said.starts_with(&(at(2) + "tls.client-ca: client certificate authority ")), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
+    let output_text = String::from_utf8(check(&file).stderr).unwrap();
+    assert!(output_text.starts_with(&(at(2) + "tls.client-ca: client certificate authority ")), "{output_text}");
+    assert_eq!(output_text.lines().count(), 1, "{output_text}");
     fs::write(&file, text.replace("a.sec", "cert.pem")).unwrap();
     assert_eq!(check(&file).status.code(), Some(0));
     // Credentials of an upstream: a file that is not there, or has none for it, and nothing else.
@@ -429,20 +436,23 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
             fs::write(&netrc, entries).unwrap();
         }
         let output = check(&file);
-        let said = String::from_utf8(output.stderr).unwrap();
+        let output_text = String::from_utf8(output.stderr).unwrap();
         if wrong.is_empty() {
-            assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{entries:?}");
+            assert_eq!((output.status.code(), output_text.as_str()), (Some(0), ""), "{entries:?}");
         } else {
-            assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{entries:?}: {said}");
+            assert_eq!((output.status.code(), output_text.lines().count()), (Some(2), 1), "{entries:?}: {output_text}");
             assert!(
-                said.starts_with(&(at(4) + "upstream.netrc-file: ")) && said.contains(&wrong),
-                "{entries:?}: {said}"
+                output_text.starts_with(&(at(4) + "upstream.netrc-file: ")) && output_text.contains(&wrong),
+                "{entries:?}: {output_text}"
             );
         }
     }
     fs::write(&netrc, [0xff, 0xfe]).unwrap();
-    let said = String::from_utf8(check(&file).stderr).unwrap();
-    assert!(said.starts_with(&(at(4) + "upstream.netrc-file: ")) && said.contains("UTF-8"), "{said}");
+    let output_text = String::from_utf8(check(&file).stderr).unwrap();
+    assert!(
+        output_text.starts_with(&(at(4) + "upstream.netrc-file: ")) && output_text.contains("UTF-8"),
+        "{output_text}"
+    );
     let text = "data = 'd'\npublic = false\n[[cache]]\nname = 'team'\nhost = 'Team.example.org'\nsign-keys = 'a.sec'\n";
     fs::write(&file, text).unwrap();
     let summary = String::from_utf8(check(&file).stdout).unwrap();
@@ -450,8 +460,8 @@ fn config_check_prints_a_summary_or_the_lines_that_are_wrong() {
     assert!(summary.contains(line), "{summary}");
     let output = check(&folder.path().join("nowhere.toml"));
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("nowhere.toml: cannot read the configuration: No such file"), "{said}");
+    let output_text = String::from_utf8(output.stderr).unwrap();
+    assert!(output_text.contains("nowhere.toml: cannot read the configuration: No such file"), "{output_text}");
 }
 
 /// Both refuse a file whose keys would be ignored without a data folder, in the same words.
@@ -514,10 +524,10 @@ fn a_file_is_served_and_the_command_line_wins() {
 
     fs::write(&file, "priority = 'x'\nfrob = 1\n").unwrap();
     let output = Command::new(NARVAL).args(["serve", "--config"]).arg(&file).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    let lines: Vec<_> = said.lines().collect();
-    assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("narval: ")), "{said}");
+    let output_text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output_text}");
+    let lines: Vec<_> = output_text.lines().collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("narval: ")), "{output_text}");
     assert!(
         lines[0].contains("narval.toml:1: priority = 'x'") && lines[1].contains("narval.toml:2: unknown key 'frob'")
     );
@@ -549,12 +559,15 @@ fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
 
     // One wrong key among right ones.
     fs::write(&file, format!("{base}priority = 13\nverify-nars = 'yes'\n")).unwrap();
-    let said = hang_up(&mut server);
-    assert!(said.contains("narval.toml:5: verify-nars = 'yes': give true or false; nothing has changed"), "{said}");
+    let output_text = hang_up(&mut server);
+    assert!(
+        output_text.contains("narval.toml:5: verify-nars = 'yes': give true or false; nothing has changed"),
+        "{output_text}"
+    );
     assert_eq!(priority(&server), "12");
     fs::write(&file, format!("{base}priority = 13\nsign-keys = 'missing.sec'\n")).unwrap();
-    let said = hang_up(&mut server);
-    assert!(said.contains("narval.toml:5: sign-keys: cannot read secret key"), "{said}");
+    let output_text = hang_up(&mut server);
+    assert!(output_text.contains("narval.toml:5: sign-keys: cannot read secret key"), "{output_text}");
     assert_eq!(priority(&server), "12");
     fs::remove_file(&file).unwrap();
     assert!(hang_up(&mut server).contains("cannot read the configuration"));
@@ -567,8 +580,11 @@ fn a_reload_changes_what_runs_and_a_wrong_file_changes_nothing() {
             format!("{base}priority = 14\ntrusted-proxies = 'unix'\n[limits]\nqueue = 5\nhead-timeout = 10\n"),
         )
         .unwrap();
-        let said = hang_up(&mut server);
-        assert!(said.ends_with("restart for these keys to take effect: limits.queue, trusted-proxies"), "{said}");
+        let output_text = hang_up(&mut server);
+        assert!(
+            output_text.ends_with("restart for these keys to take effect: limits.queue, trusted-proxies"),
+            "{output_text}"
+        );
         assert_eq!(priority(&server), "14");
     }
     assert_eq!(server.terminate(), Some(0));

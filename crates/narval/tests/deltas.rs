@@ -646,8 +646,8 @@ fn a_server_killed_while_it_makes_or_sends_a_delta_sends_it_after_a_restart() {
     let output = client.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     // It may have said that it waits: a delta takes its time.
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(said.lines().filter(|line| !line.starts_with(" WARN waiting for ")).count(), 1, "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(message.lines().filter(|line| !line.starts_with(" WARN waiting for ")).count(), 1, "{message}");
     assert!(!root.join(&versions.new[1..]).exists());
     let server = Server::narval(&versions.store, &[]);
     assert_eq!(summary(install(&server.url(), &root, &versions.new, &["--deltas"]))["deltas"], 1);

@@ -189,13 +189,13 @@ fn certificates_are_verified() {
     let server = OpenSsl::start(&expired);
     let (code, findings) = doctor(&format!("https://{}", server.address), &[], Some(&expired[0]));
     assert_eq!((code, failed(&findings)), (Some(1), vec!["tls"]), "{findings:?}");
-    let said = &findings["tls"].1;
+    let message = &findings["tls"].1;
     let seconds = (now - 3 * DAY).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let mut date = Command::new("date");
     date.args(["-u", "+%d %b %Y %T", "-d"]).arg(format!("@{seconds}")).env("LC_ALL", "C");
     let date = String::from_utf8(date.output().unwrap().stdout).unwrap();
     let expected = format!("a certificate that it presented expired on {} GMT (", date.trim());
-    assert!(said.contains(&expected) && !said.contains("SSL_CERT_FILE"), "{said}: {expected}");
+    assert!(message.contains(&expected) && !message.contains("SSL_CERT_FILE"), "{message}: {expected}");
     let (code, findings) = https(&expiring, Some(&expiring[0]), &[]);
     assert_eq!(code, Some(1), "{findings:?}");
     assert!(findings["tls"].1.contains("expires in 3 days"), "{findings:?}");

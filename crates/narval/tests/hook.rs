@@ -112,14 +112,14 @@ fn a_queue_that_cannot_be_written_fails_no_build() {
         let mut command = builder.command(NARVAL);
         command.arg("hook").args(args).envs(paths.map(|paths| ("OUT_PATHS", paths))).output().unwrap()
     };
-    for (args, paths, said) in [
+    for (args, paths, message) in [
         (&["--no-such-option"][..], Some(""), "--no-such-option"),
         (&[], None, "OUT_PATHS is not set"),
         (&[], Some("/etc/passwd nonsense"), "'/etc/passwd'"),
     ] {
         let output = hook(args, paths);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && text.contains(said), "{args:?}: {text}");
+        assert!(output.status.success() && text.contains(message), "{args:?}: {text}");
     }
     // A disk that is full.
     let output =

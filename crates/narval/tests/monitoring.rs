@@ -33,9 +33,9 @@ fn is_missing(program: &str) -> bool {
 
 fn promtool(args: &[&str]) -> String {
     let output = Command::new("promtool").args(args).current_dir(packaging("prometheus")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "promtool {args:?}: {said}");
-    said
+    let message = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {args:?}: {message}");
+    message
 }
 
 #[test]
@@ -43,10 +43,10 @@ fn the_alert_rules_fire_when_they_should() {
     if is_missing("promtool") {
         return;
     }
-    let said = promtool(&["check", "rules", "narval.rules.yml"]);
+    let message = promtool(&["check", "rules", "narval.rules.yml"]);
     let rules = fs::read_to_string(packaging("prometheus/narval.rules.yml")).unwrap();
     let rules = ["- alert:", "- record:"].iter().map(|start| rules.matches(start).count()).sum::<usize>();
-    assert!(said.contains(&format!("SUCCESS: {rules} rules found")), "{said}");
+    assert!(message.contains(&format!("SUCCESS: {rules} rules found")), "{message}");
     assert!(promtool(&["test", "rules", "narval.rules.test.yml"]).contains("SUCCESS"));
 }
 
@@ -103,8 +103,8 @@ fn metrics_name_their_units_and_satisfy_promtool() {
     });
     check.stdin.take().unwrap().write_all(older.as_bytes()).unwrap();
     let output = check.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
 }
 
 /// The queries of the dashboard, with Grafana's variables replaced.

@@ -17,6 +17,6 @@ fn visible_paths_verify_after_every_kill() {
     };
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/kill-loop-push");
     let output = Command::new(tool).arg(env!("CARGO_BIN_EXE_narval")).arg(hello).arg(ROUNDS).output().unwrap();
-    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
-    assert!(output.status.success(), "{}\n{}", said[0], said[1]);
+    let message = [output.stdout, output.stderr].map(|message| String::from_utf8_lossy(&message).into_owned());
+    assert!(output.status.success(), "{}\n{}", message[0], message[1]);
 }

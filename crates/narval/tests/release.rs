@@ -68,8 +68,11 @@ fn without_a_key_nothing_begins() {
     ] {
         let output = release(&[arguments, &["--out", out.to_str().unwrap()]].concat());
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let said = text(&output.stderr);
-        assert!(said.starts_with("release: ") && said.contains(says) && said.lines().count() == 1, "{said}");
+        let message = text(&output.stderr);
+        assert!(
+            message.starts_with("release: ") && message.contains(says) && message.lines().count() == 1,
+            "{message}"
+        );
         assert!(!out.exists());
     }
 }

@@ -61,12 +61,12 @@ fn the_yaml_files_parse() {
         eprintln!("note: skipped: there is no Python here");
         return;
     };
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if said.contains("No module named") {
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    if message.contains("No module named") {
         eprintln!("note: skipped: Python has no module yaml");
         return;
     }
-    assert!(output.status.success(), "{said}");
+    assert!(output.status.success(), "{message}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n");
 }
 
@@ -219,7 +219,7 @@ fn systemd_accepts_the_drop_in() {
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]).arg(folder.path().join("narval-serve.service"));
     let output = verify.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display())).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let ours: Vec<&str> = said.lines().filter(|line| line.contains("scale-out.conf")).collect();
-    assert!(output.status.success() && ours.is_empty(), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let ours: Vec<&str> = message.lines().filter(|line| line.contains("scale-out.conf")).collect();
+    assert!(output.status.success() && ours.is_empty(), "{message}");
 }

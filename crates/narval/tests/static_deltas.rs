@@ -48,9 +48,9 @@ fn releases() -> tempfile::TempDir {
             command.arg("--previous").arg(folder.path().join("one"));
         }
         let made = command.output().unwrap();
-        let said = String::from_utf8_lossy(&made.stdout);
+        let message = String::from_utf8_lossy(&made.stdout);
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        assert_eq!(said.contains("deltas from previous releases: 1 written"), release == 2, "{said}");
+        assert_eq!(message.contains("deltas from previous releases: 1 written"), release == 2, "{message}");
     }
     symlink("one", folder.path().join("site")).unwrap();
     folder
@@ -170,7 +170,7 @@ fn options_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
     let nine = ["--previous", "x"].repeat(9);
-    for (args, said) in [
+    for (args, message) in [
         (&["static", root, "--dictionary", "a["][..], "the glob 'a[' is invalid"),
         (&["static", root, "--dictionary", "*", "--no-sidecars"], "cannot be used with"),
         (&[&["static", "compress", root], &nine[..]].concat(), "at most 8 previous releases"),
@@ -178,7 +178,7 @@ fn options_that_are_wrong() {
     ] {
         let out = Command::new(NARVAL).args(args).output().unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr);
-        assert!(!out.status.success() && stderr.contains(said), "{args:?}: {stderr}");
+        assert!(!out.status.success() && stderr.contains(message), "{args:?}: {stderr}");
     }
 }
 

@@ -306,7 +306,7 @@ fn https_for_a_first_try_and_wrong_options() {
     let url = format!("https://127.0.0.1:{}/big.bin", server.address.port());
     let out = Command::new("curl").args(["--silent", "--insecure", "--max-time", "60", &url]).output().unwrap();
     assert!(out.status.success() && out.stdout == big());
-    for (args, said) in [
+    for (args, message) in [
         (&["--tls-cert", "none.pem", "--tls-key", "none.key"][..], "cannot read certificate 'none.pem'"),
         (&["--tls-cert", "none.pem"], "option --tls-cert: give one --tls-key for each"),
         (&["--cache-control", "no equals sign"], "has no '='"),
@@ -314,7 +314,7 @@ fn https_for_a_first_try_and_wrong_options() {
     ] {
         let out = Command::new(NARVAL).arg("static").arg(folder.path()).args(args).output().unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(2) && stderr.contains(said), "{args:?}: {stderr}");
+        assert!(out.status.code() == Some(2) && stderr.contains(message), "{args:?}: {stderr}");
     }
     let out = Command::new(NARVAL).args(["static", "/no/such/folder"]).output().unwrap();
     assert!(out.status.code() == Some(2) && String::from_utf8_lossy(&out.stderr).contains("'/no/such/folder'"));
@@ -348,11 +348,11 @@ fn an_ocsp_response_is_stapled() {
     let (with, without) =
         (serve(folder.path(), &[&tls[..], &["--tls-ocsp", &response]].concat()), serve(folder.path(), &tls));
     for version in ["-tls1_2", "-tls1_3"] {
-        let said = asked(&with, version);
-        assert!(said.contains("Verify return code: 0 (ok)"), "{version}: {said}");
+        let message = asked(&with, version);
+        assert!(message.contains("Verify return code: 0 (ok)"), "{version}: {message}");
         assert!(
-            said.contains("OCSP Response Status: successful") && said.contains("Cert Status: good"),
-            "{version}: {said}"
+            message.contains("OCSP Response Status: successful") && message.contains("Cert Status: good"),
+            "{version}: {message}"
         );
         assert!(asked(&without, version).contains("OCSP response: no response sent"), "{version}");
     }

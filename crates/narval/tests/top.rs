@@ -48,9 +48,9 @@ fn the_figures_of_one_second() {
 fn what_cannot_be_read_is_an_error() {
     let store = Store::new();
     let failed = |output: Output, code: i32, says: &str| {
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{said}");
-        assert!(said.contains(says) && said.lines().count() == 1, "{said}");
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(message.contains(says) && message.lines().count() == 1, "{message}");
     };
     failed(top(&["http://127.0.0.1:1"]).output().unwrap(), 1, "cannot connect to 127.0.0.1:1");
     failed(top(&["ftp://example.org"]).output().unwrap(), 2, "ftp");

@@ -341,8 +341,11 @@ fn invalid_options_are_refused() {
     );
     std::fs::write(&file, "[[upstream]]\nurl = 'cache.example.org'\nkeys = 'nonsense'\npriority = -1\n").unwrap();
     let output = Command::new(NARVAL).args(["config", "check"]).arg(&file).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().count() == 3 && said.contains(".toml:2: upstream.url = 'cache.example.org': "), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.lines().count() == 3 && message.contains(".toml:2: upstream.url = 'cache.example.org': "),
+        "{message}"
+    );
 }
 
 /// An HTTP server that answers every request with these bytes; how many connections it took.

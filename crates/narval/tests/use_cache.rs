@@ -277,9 +277,9 @@ fn a_user_whom_the_daemon_does_not_trust_is_told_what_an_administrator_can_do() 
             command.output().unwrap()
         };
         let url = home.server.url();
-        let said = error(&run(NOBODY, &["use", &url, "--yes"]));
-        assert!(said.contains(&format!("  extra-substituters = {url}")), "{nix:?}: {said}");
-        assert!(said.contains("does not trust you") && said.contains("etc/nix.conf"), "{nix:?}: {said}");
+        let message = error(&run(NOBODY, &["use", &url, "--yes"]));
+        assert!(message.contains(&format!("  extra-substituters = {url}")), "{nix:?}: {message}");
+        assert!(message.contains("does not trust you") && message.contains("etc/nix.conf"), "{nix:?}: {message}");
         assert!(!error(&run(0, &["use", &url, "--dry-run"])).contains("trust you"), "{nix:?}: root is trusted");
         let check = |user: u32| {
             let output = run(user, &["doctor", "--offline"]);
@@ -292,8 +292,8 @@ fn a_user_whom_the_daemon_does_not_trust_is_told_what_an_administrator_can_do() 
         // With the administrator's lines it is enough.
         let lines = format!("extra-substituters = {url}\nextra-trusted-public-keys = {}\n", home.public);
         std::fs::write(home.store.path("etc/nix.conf"), lines).unwrap();
-        let said = error(&run(NOBODY, &["use", &url, "--yes"]));
-        assert!(!said.contains("does not trust you"), "{nix:?}: {said}");
+        let message = error(&run(NOBODY, &["use", &url, "--yes"]));
+        assert!(!message.contains("does not trust you"), "{nix:?}: {message}");
         assert!(check(NOBODY).starts_with("ok"), "{nix:?}");
     }
 }
@@ -321,9 +321,12 @@ fn a_token_that_breaks_another_cache_of_the_host_is_refused() {
     let run = |url: &str, args: &[&str]| home.narval(&[&["use", url, "--yes", "--token-file"], args].concat(), "");
     assert!(run(&team, &[&a]).status.success());
     let refused = run(&root, &[&b]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains(&format!("{team} would no longer work")) && said.contains("--cache team,default"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{message}");
+    assert!(
+        message.contains(&format!("{team} would no longer work")) && message.contains("--cache team,default"),
+        "{message}"
+    );
     // What was there still works; what is valid for both, too.
     let netrc = std::fs::read_to_string(home.store.path("config/nix/netrc")).unwrap();
     assert!(netrc.contains(std::fs::read_to_string(&a).unwrap().trim()), "{netrc}");
@@ -333,8 +336,11 @@ fn a_token_that_breaks_another_cache_of_the_host_is_refused() {
     let wrong = home.store.path("wrong");
     std::fs::write(&wrong, "\nmachine 127.0.0.1 login x password nv1_wrong\n").unwrap();
     let top = home.narval(&["top", "--once", "--netrc-file", wrong.to_str().unwrap(), &root], "");
-    let said = String::from_utf8_lossy(&top.stderr).into_owned();
-    assert!(said.contains(&format!("401: it does not accept the credentials of {}:2", wrong.display())), "{said}");
+    let message = String::from_utf8_lossy(&top.stderr).into_owned();
+    assert!(
+        message.contains(&format!("401: it does not accept the credentials of {}:2", wrong.display())),
+        "{message}"
+    );
 }
 
 /// Starts a near cache as systemd does: by the files that were written, with a socket that it has bound.

@@ -25,9 +25,9 @@ impl Watcher {
         let pid = self.0.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
         let status = self.0.wait().unwrap();
-        let mut said = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (status.code(), said)
+        let mut output_text = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut output_text).unwrap();
+        (status.code(), output_text)
     }
 }
 
@@ -102,15 +102,15 @@ fn new_valid_paths_are_pushed_and_remembered_across_restarts() {
     let first = store.add_tree("first");
     wait_for(&cache, &first);
     assert!(!is_in(&cache, &before), "only paths that become valid from now on");
-    let (code, said) = watcher.end("-TERM");
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output_text) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{output_text}");
     // While nobody watches.
     let missed = store.add_file("missed", "valid while nobody watches");
     let watcher = watch(&store, &["--to", &url(&cache)]);
     wait_for(&cache, &missed);
     assert!(!is_in(&cache, &before));
-    let (code, said) = watcher.end("-INT");
-    assert_eq!((code, said.contains(" pushed 1, already there 0")), (Some(0), true), "{said}");
+    let (code, output_text) = watcher.end("-INT");
+    assert_eq!((code, output_text.contains(" pushed 1, already there 0")), (Some(0), true), "{output_text}");
     // Another cache begins by itself; told so, with what is there already.
     let other = store.path("other");
     let output = once(&store, &["--to", &url(&other), "--existing"]);
@@ -283,8 +283,8 @@ fn a_cache_that_is_down_gets_what_it_missed() {
     assert_eq!(first.terminate(), Some(0));
     let two = store.add_file("two", "while the server is down");
     wait_for(&folder, &two);
-    let (code, said) = watcher.end("-TERM");
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output_text) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{output_text}");
     // Down when the watcher begins, too.
     let watcher = watch(&store, &to);
     let (second, _) = server(&store, &address);
@@ -293,8 +293,8 @@ fn a_cache_that_is_down_gets_what_it_missed() {
         assert!(Instant::now() < until, "{two} does not come");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let (code, said) = watcher.end("-TERM");
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output_text) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{output_text}");
     // Without a token nothing is written, and nothing is lost.
     let three = store.add_file("three", "refused at first");
     let refused = once(&store, &["--to", &url_of]);
@@ -340,9 +340,9 @@ fn a_signal_during_the_work_ends_it_cleanly() {
     let watcher = watch(&store, &["--to", &to]);
     store.add_file("a", "never answered");
     let (_connection, _) = listener.accept().unwrap();
-    let (code, said) = watcher.end("-TERM");
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("left for the next run"), "{said}");
+    let (code, output_text) = watcher.end("-TERM");
+    assert_eq!(code, Some(0), "{output_text}");
+    assert!(output_text.contains("left for the next run"), "{output_text}");
     drop(listener);
     let output = once(&store, &["--to", &to, "--attempts", "1"]);
     assert_eq!(output.status.code(), Some(1), "{}", error(&output));
@@ -376,8 +376,8 @@ fn a_database_that_is_replaced_while_it_is_watched_is_noticed() {
         replace(&store, &other);
         let new = add_files(&store, "new", 3);
         new.iter().for_each(|path| wait_for(&cache, path));
-        let (code, said) = watcher.end("-TERM");
-        assert!(code == Some(0) && said.contains("another database than before"), "{said}");
+        let (code, output_text) = watcher.end("-TERM");
+        assert!(code == Some(0) && output_text.contains("another database than before"), "{output_text}");
         let output = once(&store, &["--to", &url(&cache), "--existing"]);
         assert!(output.status.success() && !error(&output).contains("another"), "{}", error(&output));
         assert!(old.iter().all(|path| is_in(&cache, path)));
@@ -396,9 +396,9 @@ fn a_database_that_is_replaced_while_nobody_watches_is_noticed() {
         let new = add_files(&store, "new", 3);
         // The address is another spelling of the same cache.
         let output = once(&store, &["--to", &slash]);
-        let said = error(&output);
-        assert!(output.status.success() && said.contains("another database than before"), "{said}");
-        assert!(said.contains("--existing") && new.iter().all(|path| is_in(&cache, path)), "{said}");
+        let output_text = error(&output);
+        assert!(output.status.success() && output_text.contains("another database than before"), "{output_text}");
+        assert!(output_text.contains("--existing") && new.iter().all(|path| is_in(&cache, path)), "{output_text}");
         let output = once(&store, &["--to", &url(&cache), "--existing"]);
         assert!(output.status.success() && !error(&output).contains("another"), "{}", error(&output));
         assert!(old.iter().all(|path| is_in(&cache, path)));

@@ -27,7 +27,7 @@ use super::{
     ABSENT_MAX, AHEAD_MAX, AHEAD_NAR_THREADS, AHEAD_NARS_MAX, AHEAD_THREADS, FETCHES_MAX, FETCHES_OF_ONE_MAX,
     HEDGES_SHARE, NAMES_MAX, NARINFOS_MAX, Unavailable,
 };
-use narval_files::{Background, Fetches, Kept, Permits, Waits, served_client, work_for};
+use narval_files::{Background, DiskCache, Fetches, Permits, Waits, served_client, work_for};
 
 /// The number of threads that check whether references of pushed paths exist upstream.
 const ELSEWHERE_THREADS: usize = 8;
@@ -66,7 +66,7 @@ pub enum NarAnswer {
     /// A stored file of this length.
     File(File, u64),
     /// It is being fetched; its length, if known.
-    Fill(Waits, Option<u64>),
+    Growing(Waits, Option<u64>),
 }
 
 impl Upstreams {
@@ -76,7 +76,7 @@ impl Upstreams {
     /// The folder cannot be used.
     pub fn open(options: UpstreamsOptions) -> Result<Self, UpstreamsError> {
         let UpstreamsOptions { folder, bytes_max, upstreams, deadline, store_dir, waiting } = options;
-        let kept = Kept::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
+        let kept = DiskCache::open(&folder, bytes_max).map_err(|error| UpstreamsError::Folder { folder, error })?;
         let remotes = remotes(upstreams, &store_dir, deadline);
         let shared = Arc::new_cyclic(|own| Shared {
             remotes: RwLock::new(remotes),

@@ -3,7 +3,7 @@
 //! [`Upstreams`] are several of them, in order of priority, with one folder and budget. Guarantees:
 //!
 //! - A narinfo is verified against the keys of its upstream, also each time it is read from disk again.
-//! - A NAR is fetched once, however many clients request it: a [`Fill`] is a growing file, and readers follow its
+//! - A NAR is fetched once, however many clients request it: into a [`GrowingFile`], whose readers follow its
 //!   writer. It is verified meanwhile. If it does not match the narinfo, the last byte is never sent, nothing is
 //!   stored, and the log names the upstream.
 //! - Absences are remembered for [`ABSENT_FOR`]. What was not answered in time is never remembered: it counts as absent for one
@@ -38,7 +38,7 @@ mod walk;
 use std::time::Duration;
 
 pub use lookup::{Lookup, NarAnswer, Upstreams, UpstreamsError};
-pub use narval_files::{Fill, FillEnd, Progress, Waits};
+pub use narval_files::{FillEnd, GrowingFile, Progress, Waits};
 pub use neighbours::counts::{NeighbourCounts, NeighbourStats};
 pub use neighbours::list::NEIGHBOURS_MAX;
 pub use neighbours::offers::Offer;

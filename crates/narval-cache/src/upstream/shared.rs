@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use narval_client::Budget;
-use narval_files::{Background, Fetches, Kept, Permits};
+use narval_files::{Background, DiskCache, Fetches, Permits};
 use narval_nix::{HashPart, SecretKey, StoreDir};
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache as Memory;
@@ -23,7 +23,7 @@ use super::walk::Walks;
 pub(super) struct Shared {
     /// In order of priority.
     pub(super) remotes: RwLock<Arc<[Arc<Remote>]>>,
-    pub(super) kept: Kept,
+    pub(super) kept: DiskCache,
     /// Permits for threads of the server that wait.
     pub(super) waiting: Permits,
     pub(super) fetches: Permits,

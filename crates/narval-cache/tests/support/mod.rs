@@ -15,7 +15,7 @@ use narval_cache::upstream::{
     Deadline, Lookup, NarAnswer, UpstreamOptions, Upstreams, UpstreamsError, UpstreamsOptions, Waiting, WhenDown,
 };
 use narval_client::Url;
-use narval_files::{Fill, FillEnd};
+use narval_files::{FillEnd, GrowingFile};
 use narval_http::{Body, Listen, ListenAddress, Request, Response, Server, ServerHandle, StatusCode};
 use narval_nix::nar::{Encoder, Event};
 use narval_nix::{HashPart, NarInfo, SecretKey, Sha256, StoreDir, StorePath, TrustedKeys};
@@ -267,7 +267,7 @@ pub(crate) fn name(upstreams: &Upstreams, path: &TestPath) -> String {
 }
 
 /// Reads a fill as a server does, to its end.
-pub(crate) fn follow(fill: &Fill) -> Result<Vec<u8>, String> {
+pub(crate) fn follow(fill: &GrowingFile) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     loop {
         let progress = fill.progress();
@@ -297,7 +297,7 @@ pub(crate) fn read(answer: NarAnswer) -> Result<Vec<u8>, String> {
             assert_eq!(bytes.len() as u64, length);
             Ok(bytes)
         }
-        NarAnswer::Fill(waits, _) => follow(&waits),
+        NarAnswer::Growing(waits, _) => follow(&waits),
     }
 }
 

@@ -136,10 +136,10 @@ fn cycles_are_refused() {
             server.add(name, &file_nar(b"x"), &[&names[at], &names[(at + 1) % length]], |narinfo| narinfo);
         }
         let error = install_from(&[&server.url], root.path(), &[&names[0]]).unwrap_err();
-        let said = error.to_string();
-        assert_eq!(error.exit_code(), 4, "{said}");
-        assert!(said.starts_with(&server.url), "{said}");
-        assert_eq!(names.iter().filter(|name| said.contains(name.as_str())).count(), 2, "{said}");
+        let message = error.to_string();
+        assert_eq!(error.exit_code(), 4, "{message}");
+        assert!(message.starts_with(&server.url), "{message}");
+        assert_eq!(names.iter().filter(|name| message.contains(name.as_str())).count(), 2, "{message}");
     }
 }
 
@@ -148,19 +148,22 @@ fn cycles_are_refused() {
 fn pages_in_place_of_files_are_named() {
     let (server, root) = (Server::start(), tempfile::tempdir().unwrap());
     let path = server.add("x", &file_nar(b"x"), &[], |_| "<!DOCTYPE html>\n<html></html>".to_owned());
-    let said = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
-    assert!(said.contains("this is an HTML page; is a login needed?"), "{said}");
+    let message = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
+    assert!(message.contains("this is an HTML page; is a login needed?"), "{message}");
     server.put("/nix-cache-info", b"<html>Welcome: a login is needed</html>".to_vec());
-    let said = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
-    assert!(said.ends_with("nix-cache-info: this is an HTML page; is a login needed?"), "{said}");
+    let message = install_from(&[&server.url], root.path(), &[&path]).unwrap_err().to_string();
+    assert!(message.ends_with("nix-cache-info: this is an HTML page; is a login needed?"), "{message}");
 }
 
 #[test]
 fn bombs_end_at_the_size_they_declare() {
     let declared = refused(&file_nar(b"x"), |text| text.replace("NarSize: 120", "NarSize: 10000000000000000"));
     assert_eq!(declared.exit_code(), 6, "by declared size: {declared}");
-    let said = declared.to_string();
-    assert!(said.contains("10000 TB for ") && said.contains(" of http://127.0.0.1:"), "path and cache: {said}");
+    let message = declared.to_string();
+    assert!(
+        message.contains("10000 TB for ") && message.contains(" of http://127.0.0.1:"),
+        "path and cache: {message}"
+    );
     // A gigabyte of zeros in a few dozen kilobytes, declared as one.
     let mut zeros = zstd_safe::CCtx::create();
     let (input, mut bomb, mut out) = (vec![0; 1 << 20], Vec::new(), vec![0; 1 << 20]);

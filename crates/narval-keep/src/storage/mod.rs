@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use narval_files::TemporaryFile;
-use narval_nix::{HashPart, Sha256, Sha256Hasher};
+use narval_nix::HashPart;
 
 use super::index::{NarRecord, PathRecord};
 use super::nodes::Peers;
 use super::{CacheName, NarFileName, Rejection};
 
-use narval_files::Fill;
+use narval_files::GrowingFile;
 use narval_s3::ObjectWriter;
 
 pub(crate) use bucket::{Bucket, BucketOptions};
@@ -32,9 +32,6 @@ pub(crate) use threads::several;
 
 /// The prefix of the names of files that are being written.
 pub(crate) const TEMPORARY: &str = ".tmp-";
-
-/// Size of the buffer for reading files that are hashed.
-const BUFFER_LEN: usize = 256 * 1024;
 
 /// Folders in each cache: those of the standard layout.
 const CACHE_FOLDERS: [&str; 5] = ["nar", "log", "realisations", "build-trace-v2", "debuginfo"];
@@ -125,7 +122,7 @@ pub enum NarBytes {
     /// All of them.
     File(File),
     /// A file that is still being fetched. Its last byte is withheld until all of it is verified.
-    Growing(Arc<Fill>),
+    Growing(Arc<GrowingFile>),
     /// A presigned URL, which is a secret. It is valid for five minutes.
     Redirect(String),
 }
@@ -228,17 +225,4 @@ pub(crate) trait CacheStorage: Send + Sync {
 /// The name of a NAR by its contents, as clients and backups have it.
 pub(crate) fn object_name(nar: &NarRecord) -> String {
     NarFileName::new(nar.file_hash, nar.compression).to_string()
-}
-
-/// The SHA-256 of a file.
-pub(crate) fn hash_of(file: &mut dyn Read) -> io::Result<Sha256> {
-    let (mut hasher, mut buffer) = (Sha256Hasher::new(), vec![0; BUFFER_LEN]);
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(hasher.finish()),
-            Ok(len) => hasher.update(buffer.get(..len).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

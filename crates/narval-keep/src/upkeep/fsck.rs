@@ -8,9 +8,10 @@ use narval_nix::HashPart;
 use crate::index::PathRecord;
 use crate::lost::Finder;
 use crate::retention::nar_of;
-use crate::storage::{Below, StoredFile, hash_of};
+use crate::storage::{Below, StoredFile};
 use crate::{Cache, Data, DataError, Rejection, RejectionKind};
 use narval_files::Work;
+use narval_store::hash_of;
 
 /// Options of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narval_cache::upstream::Unavailable;
-use narval_files::{Fill as Growing, FillEnd, Waits};
+use narval_files::{FillEnd, GrowingFile, Waits};
 use narval_http::{Body, BodySource, BodyWaker, FileRange, Fill, HeadRef, Response, SegmentBuf};
 
 use super::representation::{Representation, Selected};
@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 pub(crate) fn send_growing(
     representation: &Representation,
     head: &HeadRef<'_>,
-    growing: Arc<Growing>,
+    growing: Arc<GrowingFile>,
     (bytes, metrics): (&Counter, &Arc<Metrics>),
 ) -> Result<Response, ServeError> {
     let range = |from, length| {
@@ -67,7 +67,7 @@ pub(super) fn push_piece(file: &Arc<File>, offset: u64, there: u64, out: &mut Se
 
 /// Follows the thread that fetches.
 pub(crate) struct Follower {
-    growing: Arc<Growing>,
+    growing: Arc<GrowingFile>,
     /// Keeps the fetch going; `None` if it has ended already.
     _waits: Option<Waits>,
     sent: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Follower {
 
 impl Follower {
     pub(crate) fn new(
-        growing: Arc<Growing>,
+        growing: Arc<GrowingFile>,
         from: u64,
         to: Option<u64>,
         (bytes, metrics): (&Counter, &Arc<Metrics>),

@@ -43,11 +43,11 @@ pub(crate) fn answer(
                 if name.ends_with(".nar") { &metrics.nar_bytes_identity } else { &metrics.nar_bytes_compressed };
             send_file(&representation(length), head, &Arc::new(file), bytes)
         }
-        NarAnswer::Fill(waits, None) => {
+        NarAnswer::Growing(waits, None) => {
             let body = Body::source(Follower::new(Arc::clone(&waits), 0, None, counted), None);
             Ok(representation(0).fields(Response::new(StatusCode::OK), false).body(body))
         }
-        NarAnswer::Fill(waits, Some(length)) => {
+        NarAnswer::Growing(waits, Some(length)) => {
             send_growing(&representation(length), head, Arc::clone(&waits), counted)
         }
     }

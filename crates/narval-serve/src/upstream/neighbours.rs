@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_cache::upstream::{NarAnswer, NeighbourCounts, Offer, Upstreams};
-use narval_files::{Fill as Growing, FillEnd, Permit, Permits, Waits};
+use narval_files::{FillEnd, GrowingFile, Permit, Permits, Waits};
 use narval_http::{
     Body, BodySource, BodyWaker, FileRange, Fill, Handler, HeaderValue, Method, Request, Response, SegmentBuf,
     StatusCode,
@@ -108,7 +108,7 @@ impl ForNeighbours {
         })?;
         let (from, size) = match self.upstreams.offered_nar(name).ok_or(ServeError::NoPath)? {
             NarAnswer::File(file, length) => (From::File(Arc::new(file)), length),
-            NarAnswer::Fill(waits, length) => (From::Growing(waits), length.ok_or(ServeError::NoPath)?),
+            NarAnswer::Growing(waits, length) => (From::Growing(waits), length.ok_or(ServeError::NoPath)?),
         };
         let representation = Representation {
             content_type: HeaderValue::from_static("application/x-nix-nar"),
@@ -174,7 +174,7 @@ impl BodySource for Sending {
         let (readable, end, file) = match &self.from {
             From::File(file) => (self.to, Some(FillEnd::Complete), file),
             From::Growing(waits) => {
-                let growing: &Arc<Growing> = waits;
+                let growing: &Arc<GrowingFile> = waits;
                 let progress = growing.progress();
                 (progress.readable, progress.end, growing.file())
             }

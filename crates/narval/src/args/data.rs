@@ -97,7 +97,8 @@ impl DataArgs {
     /// The file cannot be read, or the destination is not complete.
     pub fn destination(&self, name: &str) -> Result<Option<Destination>, Failure> {
         let config = self.file()?;
-        let found = config.destination.iter().find(|to| to.name == name).map(|to| to.kept().map_err(Failure::usage));
+        let found =
+            config.destination.iter().find(|to| to.name == name).map(|to| to.resolved().map_err(Failure::usage));
         Ok(found.transpose()?.map(|(_, to)| to))
     }
 

@@ -208,7 +208,7 @@ impl ServeConfig {
         let caches = self.cache.iter().flat_map(|cache| &cache.upstream);
         wrong.extend(self.upstreams.upstream.iter().chain(caches).filter_map(|upstream| upstream.options().err()));
         wrong.extend(Oidc::check(&self.oidc));
-        wrong.extend(self.destination.iter().filter_map(|destination| destination.kept().err()));
+        wrong.extend(self.destination.iter().filter_map(|destination| destination.resolved().err()));
         wrong.extend(self.tls.check().err());
         wrong.extend(self.proxies.check().err());
         wrong.extend(self.neighbours.check(self.caches().first().is_some_and(|cache| !cache.upstream.is_empty())));

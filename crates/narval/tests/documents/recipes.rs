@@ -126,9 +126,9 @@ impl<'a> Runner<'a> {
 
     fn run(&self, script: &str, variables: &[(String, String)]) -> String {
         let output = self.try_run(script, variables);
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(output.status.success(), "{script}\n{said}");
-        said
+        let message = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{script}\n{message}");
+        message
     }
 
     /// What was built last.
@@ -197,8 +197,8 @@ fn jobs_with_a_secret() {
         let before = runner.result();
         runner.project(&format!("built-by-the-job-{kind}"));
         for script in &scripts {
-            let said = runner.run(script, &variables);
-            assert!(!said.contains(&token), "{script}: {said}");
+            let message = runner.run(script, &variables);
+            assert!(!message.contains(&token), "{script}: {message}");
         }
         let built = runner.result();
         assert_ne!(built, before);
@@ -275,9 +275,9 @@ impl Job {
     /// Runs a script as GitHub does, with these variables.
     fn run(&self, script: &str, variables: &[(&str, &str)]) -> String {
         let output = self.try_run(script, variables);
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(output.status.success(), "{script}\n{said}");
-        said
+        let message = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{script}\n{message}");
+        message
     }
 
     fn try_run(&self, script: &str, variables: &[(&str, &str)]) -> Output {
@@ -345,8 +345,8 @@ fn jobs_without_a_secret() {
     let variables =
         [("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "of-the-runner"), ("ACTIONS_ID_TOKEN_REQUEST_URL", request.as_str())];
     // A runner without the permission `id-token` has neither.
-    let said = job.run(&script, &[]);
-    assert!(said.contains("only reads") && !is_cached(&server, &job.result()), "{said}");
+    let message = job.run(&script, &[]);
+    assert!(message.contains("only reads") && !is_cached(&server, &job.result()), "{message}");
     job.project("built-by-a-job-with-an-identity");
     job.run(&script, &variables);
     installs(&job, &server);
@@ -358,8 +358,8 @@ fn jobs_without_a_secret() {
     let yaml = page.split("```yaml\n# GitLab\n").nth(1).unwrap().split("```").next().unwrap();
     let script = here(&gitlab(yaml)[0]);
     job.project("built-on-a-branch");
-    let said = job.run(&script, &[("NARVAL_ID_TOKEN", &jwt("false"))]);
-    assert!(!is_cached(&server, &job.result()), "its branch is not protected: {said}");
+    let message = job.run(&script, &[("NARVAL_ID_TOKEN", &jwt("false"))]);
+    assert!(!is_cached(&server, &job.result()), "its branch is not protected: {message}");
     job.project("built-by-the-other-platform");
     job.run(&script, &[("NARVAL_ID_TOKEN", &jwt("true"))]);
     installs(&job, &server);

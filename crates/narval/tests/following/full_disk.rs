@@ -33,8 +33,8 @@ fn a_full_disk_changes_nothing() {
     let Some(disk) = Disk::new(Machine::new(), &["-t", "tmpfs", "-o", SIZE, "none"]) else { return };
     let machine = &disk.machine;
     machine.release(1, Kind::Good);
-    let said = disk.once();
-    assert_eq!(said.outcome(), ("switched", Some(0)), "{}", said.log);
+    let message = disk.once();
+    assert_eq!(message.outcome(), ("switched", Some(0)), "{}", message.log);
     let (mut runs, mut random) = (1, 7_u64);
     // From no room at all to nearly enough of it.
     for (revision, free) in (2..).zip([0, 4096, 64 << 10, 1 << 20, PAYLOAD / 2]) {
@@ -49,13 +49,13 @@ fn a_full_disk_changes_nothing() {
         machine.release(revision, Kind::Good);
         fill(&disk, free);
         for _ in 0..2 {
-            let said = disk.once();
-            assert_eq!(said.code, Some(6), "{free} bytes are free: {}", said.log);
+            let message = disk.once();
+            assert_eq!(message.code, Some(6), "{free} bytes are free: {}", message.log);
             assert_eq!((disk.current(), machine.running()), (runs, runs.to_string()), "{free} bytes are free");
         }
         fs::remove_file(disk.disk().join("filler")).unwrap();
-        let said = disk.once();
-        assert_eq!(said.outcome(), ("switched", Some(0)), "{free} bytes were free: {}", said.log);
+        let message = disk.once();
+        assert_eq!(message.outcome(), ("switched", Some(0)), "{free} bytes were free: {}", message.log);
         assert_eq!((disk.current(), machine.running()), (revision, revision.to_string()));
         assert_eq!(left(&disk), Vec::<String>::new());
         runs = revision;

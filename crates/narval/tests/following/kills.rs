@@ -46,15 +46,15 @@ fn killed_at_any_moment_a_machine_has_a_generation_that_works() {
             assert!(known.contains(&&current.into()), "{current} is not in {state}");
             interrupted += u64::from(!state["trying"].is_null());
         }
-        let said = machine.once(&[]);
+        let message = machine.once(&[]);
         if kind == Kind::Good {
-            assert!(["switched", "unchanged"].contains(&said.outcome().0), "{}", said.log);
+            assert!(["switched", "unchanged"].contains(&message.outcome().0), "{}", message.log);
             good = revision;
         } else {
-            assert!(["wentBack", "refused"].contains(&said.outcome().0), "{}", said.log);
+            assert!(["wentBack", "refused"].contains(&message.outcome().0), "{}", message.log);
         }
         // Nothing that was killed runs on, and nothing is half.
-        assert_eq!((machine.current(), machine.running()), (Some(good), good.to_string()), "{}", said.log);
+        assert_eq!((machine.current(), machine.running()), (Some(good), good.to_string()), "{}", message.log);
         let state = machine.state();
         assert!(state["good"]["revision"] == good && state["trying"].is_null(), "{state}");
         let failed = (kind != Kind::Good).then_some(revision);

@@ -23,8 +23,8 @@ fn a_machine_follows_what_works() {
     );
     assert!(!machine.path("root").exists() && !machine.path("profiles/web").is_symlink(), "only shown");
 
-    let said = machine.once(&[]);
-    assert_eq!(said.outcome(), ("switched", Some(0)), "{}", said.log);
+    let message = machine.once(&[]);
+    assert_eq!(message.outcome(), ("switched", Some(0)), "{}", message.log);
     assert_eq!((machine.current(), machine.running().as_str()), (Some(1), "1"));
     assert_eq!(machine.once(&[]).outcome(), ("unchanged", Some(0)));
 
@@ -34,16 +34,16 @@ fn a_machine_follows_what_works() {
         (3, Kind::CheckFails, "the check command"),
     ] {
         machine.release(revision, kind);
-        let said = machine.once(&[]);
-        assert_eq!(said.outcome(), ("wentBack", Some(1)), "{}", said.log);
-        assert!(said.log.contains(why), "{}", said.log);
+        let message = machine.once(&[]);
+        assert_eq!(message.outcome(), ("wentBack", Some(1)), "{}", message.log);
+        assert!(message.log.contains(why), "{}", message.log);
         assert_eq!((machine.current(), machine.running().as_str()), (Some(1), "1"));
         assert_eq!(links(&machine.path("profiles")), ["web", "web-1-link", "web.follow", "web.lock"]);
         // It is not tried again, unless that is asked for.
         fs::remove_file(machine.path("running")).unwrap();
-        let said = machine.once(&[]);
-        assert_eq!(said.outcome(), ("refused", Some(1)), "{}", said.log);
-        assert!(said.log.contains("--retry") && !machine.path("running").exists(), "{}", said.log);
+        let message = machine.once(&[]);
+        assert_eq!(message.outcome(), ("refused", Some(1)), "{}", message.log);
+        assert!(message.log.contains("--retry") && !machine.path("running").exists(), "{}", message.log);
         assert_eq!(machine.once(&["--retry"]).outcome(), ("wentBack", Some(1)));
         assert_eq!(machine.running(), "1");
     }
@@ -70,9 +70,9 @@ fn a_machine_follows_what_works() {
 
     // An older revision than one that was seen is not switched to.
     machine.release(4, Kind::Good);
-    let said = machine.once(&[]);
-    assert_eq!(said.code, Some(4), "{}", said.log);
-    assert!(said.log.contains("revision 5 was seen before"), "{}", said.log);
+    let message = machine.once(&[]);
+    assert_eq!(message.code, Some(4), "{}", message.log);
+    assert!(message.log.contains("revision 5 was seen before"), "{}", message.log);
     assert_eq!(machine.once(&["--allow-downgrade"]).outcome(), ("switched", Some(0)));
     assert_eq!((machine.current(), machine.running().as_str()), (Some(4), "4"));
 }
@@ -91,9 +91,9 @@ fn commands_and_the_network_have_a_time() {
     machine.release(1, Kind::Good);
     assert_eq!(machine.once(&[]).outcome(), ("switched", Some(0)));
     machine.release(2, Kind::SwitchHangs);
-    let said = machine.once(&["--switch-timeout", "200ms"]);
-    assert_eq!(said.outcome(), ("wentBack", Some(1)), "{}", said.log);
-    assert!(said.log.contains("longer than 0.2 s"), "{}", said.log);
+    let message = machine.once(&["--switch-timeout", "200ms"]);
+    assert_eq!(message.outcome(), ("wentBack", Some(1)), "{}", message.log);
+    assert!(message.log.contains("longer than 0.2 s"), "{}", message.log);
     assert_eq!((machine.current(), machine.running().as_str()), (Some(1), "1"));
 
     // The switch of this one cuts the machine off, that of the one before does not.
@@ -103,11 +103,11 @@ fn commands_and_the_network_have_a_time() {
     let cut_off = cut_off.display();
     let switch = format!("bin/switch; if [ $NARVAL_REVISION = 3 ]; then touch {cut_off}; else rm {cut_off}; fi");
     let begun = Instant::now();
-    let said = machine.once(&["--switch", &switch, "--network-timeout", "1s"]);
+    let message = machine.once(&["--switch", &switch, "--network-timeout", "1s"]);
     // A server that has answered before is waited for 30 s otherwise.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    assert_eq!(said.outcome(), ("wentBack", Some(1)), "{}", said.log);
-    assert!(said.log.contains("out of reach for 1 s"), "{}", said.log);
+    assert_eq!(message.outcome(), ("wentBack", Some(1)), "{}", message.log);
+    assert!(message.log.contains("out of reach for 1 s"), "{}", message.log);
     assert_eq!((machine.current(), machine.running().as_str()), (Some(1), "1"));
 }
 

@@ -149,7 +149,7 @@ fn every_argument_takes_a_path_in_five_forms() {
                 let arguments = place.fill(template, form, &new);
                 let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
                 let output = lab.run(&arguments);
-                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
                 let expected: &[&str] = match page {
                     // Deleted by the first form.
                     "cache-delete" if round > 0 => &["not in the cache", "does not have"],
@@ -157,9 +157,9 @@ fn every_argument_takes_a_path_in_five_forms() {
                     "why-slow" => &["is no Narval server with upstreams"],
                     _ => &[],
                 };
-                let is_as_expected = expected.iter().any(|words| said.contains(words));
-                assert!(output.status.success() == expected.is_empty(), "{arguments:?}: {said}");
-                assert!(expected.is_empty() || is_as_expected, "{arguments:?}: {said}");
+                let is_as_expected = expected.iter().any(|words| output_text.contains(words));
+                assert!(output.status.success() == expected.is_empty(), "{arguments:?}: {output_text}");
+                assert!(expected.is_empty() || is_as_expected, "{arguments:?}: {output_text}");
             }
         }
     }
@@ -173,8 +173,8 @@ fn a_path_of_another_store_names_that_store() {
     lab.install(&own, &[&lab.hello]);
     lab.install(&other, &[&lab.top]);
     let real = format!("{own}{}", lab.hello);
-    let said = lab.fails(2, &["verify", "--store", &other, &real]);
-    assert!(said.contains(&format!("--store '{own}'")) && said.lines().count() == 1, "{said}");
+    let output_text = lab.fails(2, &["verify", "--store", &other, &real]);
+    assert!(output_text.contains(&format!("--store '{own}'")) && output_text.lines().count() == 1, "{output_text}");
     let to = format!("file://{}", lab.folder("to"));
     let empty = format!("file://{}", lab.folder("empty"));
     std::fs::create_dir(lab.folder("empty")).unwrap();
@@ -184,8 +184,8 @@ fn a_path_of_another_store_names_that_store() {
     let why = vec!["why", "--from", &empty, &lab.hello];
     let local = [vec!["push", "--to", &to], vec!["copy", "--to", &to], vec!["verify"]];
     for command in commands.into_iter().chain(local).chain([dry, why]) {
-        let said = lab.fails(3, &[&command[..], &["--store", &other, &lab.hello]].concat());
-        assert!(said.contains(&format!("--store {own}")), "{command:?}: {said}");
+        let output_text = lab.fails(3, &[&command[..], &["--store", &other, &lab.hello]].concat());
+        assert!(output_text.contains(&format!("--store {own}")), "{command:?}: {output_text}");
     }
 }
 
@@ -284,11 +284,12 @@ fn json_of_every_command_ends_with_a_summary_or_the_error() {
             arguments.push("--json".to_owned());
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let output = place.lab.run(&arguments);
-            let (code, said) = (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
+            let (code, output_text) =
+                (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
             let printed = if code == 0 { stdout(output) } else { String::from_utf8(output.stdout).unwrap() };
             let objects: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-            let last = objects.last().unwrap_or_else(|| panic!("{page}: {arguments:?} prints nothing: {said}"));
-            assert_eq!(last["type"], kind, "{page}: {arguments:?}: {printed}{said}");
+            let last = objects.last().unwrap_or_else(|| panic!("{page}: {arguments:?} prints nothing: {output_text}"));
+            assert_eq!(last["type"], kind, "{page}: {arguments:?}: {printed}{output_text}");
             assert!(objects.iter().all(|object| object["v"] == 1 && object["type"].is_string()), "{page}: {printed}");
             let ends = |object: &&Value| ["summary", "error"].iter().any(|end| object["type"] == *end);
             assert_eq!(objects.iter().filter(ends).count(), 1, "{page}: {printed}");

@@ -36,12 +36,12 @@ fn run(script: &str) -> Option<String> {
     command.env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", home).env("root", folder.path().join("root"));
     command.env("narval", NARVAL).env("NARVAL_CHANNEL", "none").env("TMPDIR", folder.path());
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.code() == Some(99) || said.starts_with("unshare:") {
-        eprintln!("note: skipped: no folder can be mounted here: {said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() == Some(99) || message.starts_with("unshare:") {
+        eprintln!("note: skipped: no folder can be mounted here: {message}");
         return None;
     }
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{message}{}", String::from_utf8_lossy(&output.stdout));
     Some(stdout(output))
 }
 

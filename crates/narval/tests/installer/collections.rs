@@ -234,8 +234,8 @@ fn assert_unchanged(root: &str, before: &[String]) {
 fn a_dry_run_only_looks() {
     let lab = Lab::new();
     let (root, profile) = (lab.folder("mine"), lab.folder("profile"));
-    let said = lab.fails(3, &["gc", "--dry-run", "--keep", "1", "--store", &root]);
-    assert!(said.contains("there is no store at"), "{said}");
+    let message = lab.fails(3, &["gc", "--dry-run", "--keep", "1", "--store", &root]);
+    assert!(message.contains("there is no store at"), "{message}");
     assert!(!Path::new(&root).exists());
     for path in [&lab.hello, &lab.top, &lab.tree] {
         lab.install(&root, &["--profile", &profile, path]);
@@ -299,8 +299,8 @@ fn roots_that_cannot_be_followed() {
     symlink(format!("{closed}/link"), auto.join("through-a-closed-folder")).unwrap();
     if !rustix::process::geteuid().is_root() {
         std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o000)).unwrap();
-        let said = lab.fails(1, &["gc", "--store", &root]);
-        assert!(said.contains("auto/through-a-closed-folder") && said.contains("closed/link"), "{said}");
+        let message = lab.fails(1, &["gc", "--store", &root]);
+        assert!(message.contains("auto/through-a-closed-folder") && message.contains("closed/link"), "{message}");
         return;
     }
     // Root may look everywhere; somebody else who owns the store may not.
@@ -309,8 +309,8 @@ fn roots_that_cannot_be_followed() {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", NARVAL, "gc", "--store", &root]);
     let output = command.env("HOME", "/nonexistent").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("auto/through-a-closed-folder") && said.contains("closed/link"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("auto/through-a-closed-folder") && message.contains("closed/link"), "{message}");
     assert!(Path::new(&format!("{root}{}", lab.hello)).exists());
 }

@@ -88,8 +88,8 @@ fn every_kind_that_nix_takes_without_a_signature_is_checked_and_taken() {
     for (what, path) in &all {
         lab.install(&root, &[path]);
         // Without signatures, Nix calls trusted what is named by its contents.
-        let said = nix(&lab, &["store", "verify", "--store", &root, "--sigs-needed", "1", path]);
-        assert!(!said.contains("untrusted"), "{what}: {said}");
+        let message = nix(&lab, &["store", "verify", "--store", &root, "--sigs-needed", "1", path]);
+        assert!(!message.contains("untrusted"), "{what}: {message}");
         lab.done(&["verify", "--quiet", "--store", &root]);
     }
     // The bytes of another path behind the content address of this one.
@@ -106,8 +106,8 @@ fn every_kind_that_nix_takes_without_a_signature_is_checked_and_taken() {
         std::fs::write(&name, lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
         for option in [&[][..], &["--no-check-sigs"]] {
             let (from, to) = (lab.cache_url(), lab.folder("refused"));
-            let said = lab.fails(4, &[&["install", "--from", &from, "--store", &to, path], option].concat());
-            assert!(said.contains("CA"), "{what}: {said}");
+            let message = lab.fails(4, &[&["install", "--from", &from, "--store", &to, path], option].concat());
+            assert!(message.contains("CA"), "{what}: {message}");
             let to = format!("file://{}", lab.folder("refused-cache"));
             lab.fails(4, &[&["copy", "--from", &from, "--to", &to, path], option].concat());
         }
@@ -145,8 +145,8 @@ fn a_content_address_that_names_another_path_is_not_registered() {
         let lines = text.lines().map(|line| if line.starts_with("CA: ") { ca.as_str() } else { line });
         std::fs::write(&name, lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
         let unsigned = ["install", "--from", &signed_url, "--store", &lab.folder("never"), &lab.tree];
-        let said = lab.fails(4, &unsigned);
-        assert!(said.contains("not signed"), "{ca}: {said}");
+        let message = lab.fails(4, &unsigned);
+        assert!(message.contains("not signed"), "{ca}: {message}");
         let root = lab.folder(&format!("root-{}", Sha256::of(ca.as_bytes()).to_hex()));
         let trusted = ["install", "--quiet", "--trusted-public-key", &public, "--from", &signed_url, "--store", &root];
         lab.done(&[&trusted[..], &[&lab.tree]].concat());

@@ -54,8 +54,8 @@ fn through_the_daemon_each_path_after_what_it_refers_to() {
         let text = std::fs::read_to_string(&narinfo).unwrap();
         let size = text.lines().find(|line| line.starts_with("NarSize: ")).unwrap();
         std::fs::write(&narinfo, text.replace(size, "NarSize: 40000000")).unwrap();
-        let said = lab.fails(4, &["install", "--from", &format!("file://{damaged}"), "--store", &uri, &lab.tree]);
-        assert!(said.contains("NarSize"), "{said}");
+        let message = lab.fails(4, &["install", "--from", &format!("file://{damaged}"), "--store", &uri, &lab.tree]);
+        assert!(message.contains("NarSize"), "{message}");
         let left = stdout(nix.nix(home, &["path-info", "--store", &direct, "--all"]));
         assert_eq!(left, lab.hello);
         // Without the daemon the store is written directly, with the same locks and database.

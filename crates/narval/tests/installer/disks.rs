@@ -81,12 +81,12 @@ fn a_collection_on_a_full_disk() {
                  ls $S/nix/store"
             ),
         );
-        let said = stdout(output);
-        let lines: Vec<&str> = said.lines().collect();
-        assert_eq!(lines.len(), 4, "{make}: {said}");
+        let message = stdout(output);
+        let lines: Vec<&str> = message.lines().collect();
+        assert_eq!(lines.len(), 4, "{make}: {message}");
         assert_eq!(lines[0], "600 paths checked, 0 faulty, 0 repaired", "{make}");
         assert_eq!(lines[1].replace("would remove", "removed"), lines[2], "{make}");
-        assert!(lines[2].starts_with("removed 600 paths (") && lines[3].starts_with("removed 0 paths"), "{said}");
+        assert!(lines[2].starts_with("removed 600 paths (") && lines[3].starts_with("removed 0 paths"), "{message}");
     }
     // Without a reserve there may be no way; the advice is not the command that just failed.
     let output = script(
@@ -98,9 +98,9 @@ fn a_collection_on_a_full_disk() {
          cat /dev/zero >$S/filler 2>/dev/null || :
          $narval gc --store $S",
     );
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(6), "{said}");
-    assert!(said.contains("run the same command again") && !said.contains("'narval gc'"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(6), "{message}");
+    assert!(message.contains("run the same command again") && !message.contains("'narval gc'"), "{message}");
 }
 
 /// As on NixOS, `/nix/store` is mounted read-only: root remounts it for itself, as Nix does.
@@ -132,9 +132,9 @@ fn a_store_that_is_mounted_read_only() {
                  ls -A $S/nix/store"
             ),
         );
-        let said = stdout(output);
-        assert!(said.contains("would remove 1 path ") && said.contains("removed 3 paths ("), "{said}");
-        assert_eq!(said.lines().last(), Some(".links"), "{said}");
+        let message = stdout(output);
+        assert!(message.contains("would remove 1 path ") && message.contains("removed 3 paths ("), "{message}");
+        assert_eq!(message.lines().last(), Some(".links"), "{message}");
     }
     // A file system that cannot be written at all: the database stays as it is.
     let root = lab.folder("mine");
@@ -155,10 +155,10 @@ fn a_store_that_is_mounted_read_only() {
         )
         .replace("'gc' 'install", "'install"),
     );
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(said.matches("is read-only").count(), 2, "{said}");
-    assert_eq!(said.matches("--store daemon").count(), 2, "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.matches("is read-only").count(), 2, "{message}");
+    assert_eq!(message.matches("--store daemon").count(), 2, "{message}");
     let database = rusqlite::Connection::open(format!("{state}/db/db.sqlite")).unwrap();
     let rows: i64 = database.query_row("select count(*) from ValidPaths", (), |row| row.get(0)).unwrap();
     assert_eq!(rows, 1);
@@ -180,12 +180,12 @@ fn a_file_that_cannot_be_removed() {
         "mount --bind /dev/null $S$hello/bin/hello
          for round in 1 2; do $narval gc --store $S && exit 9 || test $? = 1; done",
     );
-    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
+    let (printed, message) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{message}");
     assert!(printed.starts_with("removed 2 paths ("), "{printed}");
     let line = format!("cannot remove '{root}{}/bin/hello': ", lab.hello);
-    assert_eq!(said.matches(&line).count(), 2, "{said}");
-    assert_eq!(said.matches("1 path that nothing needs is left").count(), 2, "{said}");
+    assert_eq!(message.matches(&line).count(), 2, "{message}");
+    assert_eq!(message.matches("1 path that nothing needs is left").count(), 2, "{message}");
     assert_eq!(rows(&root), 0);
     assert!(lab.done(&["gc", "--store", &root]).starts_with("removed 0 paths and 1 leftover ("));
 }
@@ -238,8 +238,8 @@ fn a_database_without_a_write_ahead_log() {
         // A Nix with the setting, in the middle of a transaction.
         let lock = format!("{root}/nix/var/nix/db/db.sqlite.lock");
         std::fs::create_dir(&lock).unwrap();
-        let said = lab.fails(7, &["gc", "--lock-timeout", "1", "--store", &root]);
-        assert!(said.contains("db.sqlite.lock"), "{said}");
+        let message = lab.fails(7, &["gc", "--lock-timeout", "1", "--store", &root]);
+        assert!(message.contains("db.sqlite.lock"), "{message}");
         std::fs::remove_dir(&lock).unwrap();
     }
     // A new store.
@@ -253,7 +253,7 @@ fn a_database_without_a_write_ahead_log() {
     lab.install(&root, &[&lab.hello]);
     let gc = ["gc", "--store", &root];
     let refused = lab.command(&gc).env("NIX_CONFIG", SETTING).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(1) && said.contains("use-sqlite-wal"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && message.contains("use-sqlite-wal"), "{message}");
     assert_eq!(mode(&root), "wal");
 }

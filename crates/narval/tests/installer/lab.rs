@@ -78,9 +78,9 @@ echo \"hello $* from $0\""
     /// Runs `narval`, which must end with this code; what it says.
     pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-        said
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        message
     }
 
     /// Where the lab's cache has the NAR of a path.

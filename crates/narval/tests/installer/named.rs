@@ -36,12 +36,12 @@ fn packages_are_found_by_name() {
     // A folder, and a server that knows no names, as cache.nixos.org.
     let plain = Server::nix_serve(&lab.store, &[], &[]);
     for cache in [lab.cache_url(), plain.url()] {
-        let said = lab.fails(3, &["search", "--from", &cache, "hello"]);
-        assert!(said.contains("cannot be searched by name: https://search.nixos.org/packages"), "{said}");
+        let message = lab.fails(3, &["search", "--from", &cache, "hello"]);
+        assert!(message.contains("cannot be searched by name: https://search.nixos.org/packages"), "{message}");
     }
     let both = lab.run(&["search", "--from", &plain.url(), "--from", &server.url(), "other"]);
-    let said = String::from_utf8_lossy(&both.stderr).into_owned();
-    assert!(said.contains(&format!("not searched, because they cannot be: {}", plain.url())), "{said}");
+    let message = String::from_utf8_lossy(&both.stderr).into_owned();
+    assert!(message.contains(&format!("not searched, because they cannot be: {}", plain.url())), "{message}");
     assert!(stdout(both).contains(base(&other)));
 }
 
@@ -62,10 +62,10 @@ fn a_name_is_installed_if_it_is_that_of_one_path() {
     assert!(stdout(one).ends_with(base(&other)));
     assert!(stdout(run("hello-2.0")).ends_with(base(&newer)));
     assert_eq!(run("nowhere").status.code(), Some(3));
-    let said = lab.fails(2, &["install", "--from", &lab.cache_url(), "--store", &root, "hello"]);
+    let message = lab.fails(2, &["install", "--from", &lab.cache_url(), "--store", &root, "hello"]);
     assert!(
-        said.contains("'hello' is not a store path") && said.contains("https://search.nixos.org/packages"),
-        "{said}"
+        message.contains("'hello' is not a store path") && message.contains("https://search.nixos.org/packages"),
+        "{message}"
     );
 }
 

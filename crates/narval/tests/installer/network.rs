@@ -48,8 +48,8 @@ fn credentials_come_from_netrc_or_a_header_and_go_only_to_their_host() {
     // "me:secret"
     let (address, _) = guarded_server(lab.cache(), "Authorization: Basic bWU6c2VjcmV0");
     let (url, root) = (format!("http://{address}"), lab.folder("mine"));
-    let said = lab.fails(5, &["install", "--from", &url, "--store", &root, &lab.tree]);
-    assert!(said.contains("--netrc-file"), "{said}");
+    let message = lab.fails(5, &["install", "--from", &url, "--store", &root, &lab.tree]);
+    assert!(message.contains("--netrc-file"), "{message}");
     let netrc = lab.folder("netrc");
     std::fs::write(&netrc, "machine 127.0.0.1 login me password secret\n").unwrap();
     lab.done(&["install", "--quiet", "--netrc-file", &netrc, "--from", &url, "--store", &root, &lab.tree]);
@@ -106,8 +106,8 @@ fn certificates_of_a_private_authority() {
     let server = Server::start(command, &[]);
     let (url, root) = (format!("https://{}", server.address), lab.folder("mine"));
     let args = ["install", "--attempts", "1", "--from", &url, "--store", &root, &lab.tree];
-    let said = lab.fails(5, &args);
-    assert!(said.contains("certificate"), "{said}");
+    let message = lab.fails(5, &args);
+    assert!(message.contains("certificate"), "{message}");
     let output = lab.command(&args).env("SSL_CERT_FILE", &authority).output().unwrap();
     stdout(output);
     lab.assert_accepted(&root, &[&lab.tree]);
@@ -152,10 +152,10 @@ fn the_same_certificates_as_nix() {
     };
     for (number, (env, trusted)) in cases.iter().enumerate() {
         let output = install(number, env);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.success(), *trusted, "{env:?}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.success(), *trusted, "{env:?}: {message}");
         if env == &[("NIX_SSL_CERT_FILE", none.as_str())] {
-            assert!(said.starts_with("narval: NIX_SSL_CERT_FILE="), "{said}");
+            assert!(message.starts_with("narval: NIX_SSL_CERT_FILE="), "{message}");
         }
         let args = ["store", "info", "--store", &url];
         // Nix remembers what it has seen of a cache.
@@ -202,8 +202,8 @@ fn the_key_of_cache_nixos_org_can_be_withdrawn() {
         // Not the settings of this machine.
         let command = &mut lab.command(&args);
         let output = command.env("NIX_CONFIG", &config).env("NIX_CONF_DIR", lab.folder("none")).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{config}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{config}: {message}");
     }
 }
 
@@ -272,9 +272,9 @@ fn a_dead_cache_is_skipped_with_a_warning() {
     // Waiting for it would take an hour.
     let from = ["--timeout", "3600", "--from", &dead, "--from", &lab.cache_url(), "--store", &root];
     let output = lab.run(&[&["install"], &from[..], &[&lab.tree]].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     stdout(output);
-    assert!(said.contains(&dead) && said.contains("continues without it"), "{said}");
+    assert!(message.contains(&dead) && message.contains("continues without it"), "{message}");
     lab.assert_accepted(&root, &[&lab.tree]);
 }
 
@@ -286,13 +286,13 @@ fn a_refused_cache_is_reported_once() {
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("nix-cache-info"), "StoreDir: /other/store\n").unwrap();
     let (url, root) = (format!("file://{}", other.display()), lab.folder("mine"));
-    let said = lab.fails(1, &["install", "--from", &url, "--store", &root, &lab.hello]);
-    assert_eq!(said.matches("is a cache for the store /other/store").count(), 1, "{said}");
+    let message = lab.fails(1, &["install", "--from", &url, "--store", &root, &lab.hello]);
+    assert_eq!(message.matches("is a cache for the store /other/store").count(), 1, "{message}");
     // With another one, it is a warning.
     let output = lab.run(&["install", "--from", &url, "--from", &lab.cache_url(), "--store", &root, &lab.hello]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     stdout(output);
-    assert_eq!(said.matches("cache skipped").count(), 1, "{said}");
+    assert_eq!(message.matches("cache skipped").count(), 1, "{message}");
 }
 
 /// A server that is connected to, and says nothing.
@@ -302,7 +302,7 @@ fn a_long_wait_is_mentioned() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, root) = (format!("http://{}", listener.local_addr().unwrap()), lab.folder("mine"));
     let args = ["install", "--attempts", "1", "--timeout", "5", "--from", &url, "--store", &root, &lab.hello];
-    let said = lab.fails(5, &args);
-    assert!(said.contains(&format!("waiting for {url}: no answer yet")), "{said}");
-    assert!(said.contains("no data for 5 s while waiting for the answer"), "{said}");
+    let message = lab.fails(5, &args);
+    assert!(message.contains(&format!("waiting for {url}: no answer yet")), "{message}");
+    assert!(message.contains("no data for 5 s while waiting for the answer"), "{message}");
 }

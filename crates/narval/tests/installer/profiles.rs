@@ -67,15 +67,15 @@ fn packages_are_removed_from_a_profile() {
         let args = remove(names);
         lab.done(&args.iter().map(String::as_str).collect::<Vec<_>>())
     };
-    let said = fails(2, &["hello"]);
-    assert!(said.contains("there is no profile"), "{said}");
+    let message = fails(2, &["hello"]);
+    assert!(message.contains("there is no profile"), "{message}");
     assert!(!Path::new(&format!("{profile}.lock")).exists());
     lab.install(&root, &["--profile", &profile, &newer, &other, &lab.top]);
     assert_eq!(programs(&profile), ["hello", "other"]);
     for wrong in ["git", "hello-1.0", "hell", &lab.hello] {
-        let said = fails(3, &["other", wrong]);
+        let message = fails(3, &["other", wrong]);
         let has = ["hello-2.0", "other-1.0", "top", wrong];
-        assert!(has.iter().all(|name| said.contains(name)) && said.lines().count() == 1, "{said}");
+        assert!(has.iter().all(|name| message.contains(name)) && message.lines().count() == 1, "{message}");
     }
     assert_eq!(programs(&profile), ["hello", "other"]);
     let printed = done(&["hello", "--json"]);
@@ -89,8 +89,8 @@ fn packages_are_removed_from_a_profile() {
     let shown = lab.done(&["rollback", "--profile", &profile]);
     assert!(shown.ends_with("shows generation 1"), "{shown}");
     assert_eq!(programs(&profile), ["hello", "other"]);
-    let said = lab.fails(2, &["rollback", "--profile", &profile]);
-    assert!(said.contains("there is nothing before generation 1"), "{said}");
+    let message = lab.fails(2, &["rollback", "--profile", &profile]);
+    assert!(message.contains("there is nothing before generation 1"), "{message}");
     // By version, whole path and hash part; then nothing is left, and that is a generation, too.
     let printed = done(&["hello-2.0", &other, hash_part(&lab.top)]);
     assert!(printed.ends_with("shows generation 3"), "{printed}");
@@ -102,8 +102,8 @@ fn packages_are_removed_from_a_profile() {
     lab.install(&root, &["--profile", &profile, &other]);
     let elsewhere = lab.folder("elsewhere");
     let args = ["install", "--quiet", "--from", &lab.cache_url(), "--store", &elsewhere, "--profile", &profile, &newer];
-    let said = lab.fails(2, &args);
-    assert!(said.contains("--store") && said.contains("other-1.0"), "{said}");
+    let message = lab.fails(2, &args);
+    assert!(message.contains("--store") && message.contains("other-1.0"), "{message}");
     assert_eq!(programs(&profile), ["other"]);
 }
 
@@ -141,8 +141,11 @@ fn rollback_refuses_an_incomplete_generation() {
     }
     fs::create_dir(format!("{profile}-4-link")).unwrap();
     for number in ["2", "3", "4"] {
-        let said = lab.fails(2, &["rollback", "--profile", &profile, "--to", number]);
-        assert!(said.contains("is incomplete") && said.contains("it has [1], and the current one is 1"), "{said}");
+        let message = lab.fails(2, &["rollback", "--profile", &profile, "--to", number]);
+        assert!(
+            message.contains("is incomplete") && message.contains("it has [1], and the current one is 1"),
+            "{message}"
+        );
     }
     lab.install(&root, &["--profile", &profile, &newer]);
     let shown = lab.done(&["rollback", "--profile", &profile]);
@@ -153,8 +156,8 @@ fn rollback_refuses_an_incomplete_generation() {
     std::os::unix::fs::symlink("foreign-1-link", &foreign).unwrap();
     std::os::unix::fs::symlink(&root, format!("{foreign}-1-link")).unwrap();
     let args = ["install", "--quiet", "--from", &lab.cache_url(), "--store", &root, "--profile", &foreign, &newer];
-    let said = lab.fails(2, &args);
-    assert!(said.contains("not a complete generation"), "{said}");
+    let message = lab.fails(2, &args);
+    assert!(message.contains("not a complete generation"), "{message}");
     assert_eq!(fs::read_link(&foreign).unwrap(), Path::new("foreign-1-link"));
 }
 
@@ -269,8 +272,8 @@ fn every_change_of_a_profile_waits_for_its_lock() {
         let lock = fs::File::options().read(true).open(format!("{profile}.lock")).unwrap();
         lock.lock().unwrap();
         let before = fs::read_link(&profile).unwrap();
-        let said = lab.fails(7, &[command, &["--lock-timeout", "0"]].concat());
-        assert!(said.contains("locked by another process") && said.contains("profile.lock"), "{said}");
+        let message = lab.fails(7, &[command, &["--lock-timeout", "0"]].concat());
+        assert!(message.contains("locked by another process") && message.contains("profile.lock"), "{message}");
         assert_eq!(fs::read_link(&profile).unwrap(), before);
         assert!(Path::new(&format!("{profile}-2-link")).exists());
         // It waits, and continues when the lock is released.
@@ -324,8 +327,8 @@ fn a_full_or_broken_disk_is_not_a_usage_error() {
     fs::write(lab.folder("file"), "").unwrap();
     let (url, below_file) = (lab.cache_url(), lab.folder("file/profile"));
     let install = ["install", "--quiet", "--from", &url, "--store", &root, &newer, "--profile"];
-    let said = lab.fails(1, &[&install[..], &[&below_file]].concat());
-    assert!(said.contains("file") && said.lines().count() == 1, "{said}");
+    let message = lab.fails(1, &[&install[..], &[&below_file]].concat());
+    assert!(message.contains("file") && message.lines().count() == 1, "{message}");
     fs::create_dir(format!("{root}/nix/var/nix/narval-profiles")).unwrap();
     lab.fails(1, &[&install[..], &[&lab.folder("profile")]].concat());
     fs::remove_dir(format!("{root}/nix/var/nix/narval-profiles")).unwrap();
@@ -352,13 +355,13 @@ fn a_full_or_broken_disk_is_not_a_usage_error() {
         command.env("mount", &mount).env("narval", NARVAL).env("url", &url).env("root", &root).env("hello", &lab.hello);
         command.env_remove("NIX_REMOTE").env("HOME", lab.store.dir.path()).stdin(Stdio::null());
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.code() == Some(99) || said.contains("unshare:") {
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() == Some(99) || message.contains("unshare:") {
             eprintln!("note: skipped: namespaces are refused here");
             return;
         }
-        assert_eq!(output.status.code(), Some(6), "{args:?}: {said}");
-        assert!(said.contains("make room"), "{said}");
+        assert_eq!(output.status.code(), Some(6), "{args:?}: {message}");
+        assert!(message.contains("make room"), "{message}");
     }
 }
 
@@ -376,8 +379,8 @@ fn outputs_coexist_and_replaced_versions_are_printed() {
     let install = |profile: &str, more: &[&str]| {
         let args = [&["install", "--from", &url, "--store", &root, "--profile", profile], more].concat();
         let output = lab.run(&args);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let lines = said.lines().filter(|line| line.starts_with("replaced ")).map(str::to_owned).collect::<Vec<_>>();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines = message.lines().filter(|line| line.starts_with("replaced ")).map(str::to_owned).collect::<Vec<_>>();
         (stdout(output), lines)
     };
     for (at, order) in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]].into_iter().enumerate() {
@@ -478,16 +481,19 @@ fn equal_names_are_no_conflict_but_different_files_are() {
     let url = lab.cache_url();
     let refused =
         |path: &str| lab.fails(1, &["install", "--from", &url, "--store", &root, "--profile", &profile, path]);
-    let said = refused(&tool);
-    assert!(said.contains(&format!("{one}/bin/tool")) && said.contains(&format!("{tool}/bin/tool")), "{said}");
-    assert!(said.contains("--priority 4") && said.lines().count() == 1, "{said}");
+    let message = refused(&tool);
+    assert!(message.contains(&format!("{one}/bin/tool")) && message.contains(&format!("{tool}/bin/tool")), "{message}");
+    assert!(message.contains("--priority 4") && message.lines().count() == 1, "{message}");
     assert_eq!(show("bin/tool").unwrap(), "one");
     install(&["--priority", "4", &tool]);
     assert_eq!(show("bin/tool").unwrap(), "tool");
     assert_eq!(show("share/info/dir").unwrap(), "same");
     // A file and a folder differ. The priority of what was there stays.
-    let said = refused(&other);
-    assert!(said.contains(&format!("{one}/share/doc")) && said.contains(&format!("{other}/share/doc")), "{said}");
+    let message = refused(&other);
+    assert!(
+        message.contains(&format!("{one}/share/doc")) && message.contains(&format!("{other}/share/doc")),
+        "{message}"
+    );
     install(&["--priority", "7", &other]);
     assert_eq!((show("bin/tool").unwrap(), show("share/doc").unwrap()), ("tool".to_owned(), "a file".to_owned()));
     install(&["--priority", "2", &one]);

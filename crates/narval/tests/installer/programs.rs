@@ -44,8 +44,8 @@ fn programs_run_from_any_folder() {
     assert_eq!(lab.done(&args), format!("hello a b from {inside}"));
     let code = lab.run(&["run", "--store", &root, &lab.hello, "--", "sh", "-c", "exit 42"]);
     assert_eq!(code.status.code(), Some(42));
-    let said = lab.fails(127, &["run", "--store", &root, &lab.hello, "--", "no-such-program"]);
-    assert!(said.contains("cannot run no-such-program"), "{said}");
+    let message = lab.fails(127, &["run", "--store", &root, &lab.hello, "--", "no-such-program"]);
+    assert!(message.contains("cannot run no-such-program"), "{message}");
     // The rest of the system stays: working directory, user, files.
     let script = format!("pwd; id -u; cat {}/bin/run | head -n 1", lab.tree);
     let mut command = lab.command(&["shell", "--quiet", "--from", &url, "--store", &root, &lab.hello, &lab.tree]);
@@ -139,8 +139,8 @@ fn programs_of_a_profile_start_by_their_names() {
     assert_eq!(lab.done(&args), format!("hello x from {}/bin/hello", lab.hello));
     let args = ["shell", "--store", &root, &profile, "--", "sh", "-c", "hello; app || true"];
     assert_eq!(lab.done(&args), format!("hello  from {}/bin/hello\napp 0", lab.hello));
-    let said = lab.fails(2, &["run", "--store", &root, &profile]);
-    assert!(said.contains("say what to run after --"), "{said}");
+    let message = lab.fails(2, &["run", "--store", &root, &profile]);
+    assert!(message.contains("say what to run after --"), "{message}");
     lab.done(&["remove", "--store", &root, "--profile", &profile, &app, &libc]);
     assert_eq!(lab.done(&["run", "--store", &root, &profile]), format!("hello  from {}/bin/hello", lab.hello));
     // A change of the profile's own program: the launchers are made anew.
@@ -166,9 +166,9 @@ fn what_cannot_be_seen_without_an_overlay_is_said() {
     for (root, is_said) in [(plain, false), (comma, true)] {
         lab.install(&root, &[&lab.hello]);
         let output = lab.run(&["run", "--store", &root, &lab.hello]);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{said}");
-        assert_eq!(said.contains("this machine's paths in /nix/store cannot be seen"), is_said, "{said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{message}");
+        assert_eq!(message.contains("this machine's paths in /nix/store cannot be seen"), is_said, "{message}");
     }
 }
 
@@ -252,8 +252,8 @@ fn a_program_has_no_children_that_it_did_not_start() {
     };
     let script = "read -r children < /proc/$$/task/$$/children; echo \"$children.\"; ls -l /proc/$$/fd | grep -c -e pidfd -e inotify";
     let output = lab.run(&["run", "--store", &root, &lab.hello, "--", "sh", "-c", script]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), [".", "0"], "{said}");
+    let message = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(message.split_whitespace().collect::<Vec<_>>(), [".", "0"], "{message}");
     let before = others();
     let mut command = lab.command(&["run", "--store", &root, &lab.hello, "--", "sh", "-c", "echo; read line"]);
     let mut program = Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
@@ -332,26 +332,29 @@ fn where_namespaces_are_refused_the_message_says_what_helps() {
     };
     let refused = |helpers: &str| refused_to(helpers, &["run", "--store", &root, &lab.hello]);
     let output = refused("/nowhere");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if !said.contains("narval: ") {
-        eprintln!("note: skipped: the limit cannot be set here: {said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !message.contains("narval: ") {
+        eprintln!("note: skipped: the limit cannot be set here: {message}");
         return;
     }
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("user namespace") && said.contains("sysctl user.max_user_namespaces"), "{said}");
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("user namespace") && message.contains("sysctl user.max_user_namespaces"), "{message}");
     // Whoever installs it is told then.
     let output = refused_to("/nowhere", &["install", "--no-check-sigs", "--from", &lab.cache_url(), &lab.hello]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("cannot be started here: cannot make a user namespace"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success() && message.contains("cannot be started here: cannot make a user namespace"),
+        "{message}"
+    );
     // bwrap is refused as well, unless it is setuid; proot needs no namespace.
     if ["/usr/bin/proot", "/usr/bin/bwrap"].iter().any(|helper| Path::new(helper).exists()) {
         let output = refused("/usr/bin:/bin");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() {
-            assert!(said.contains("instead"), "{said}");
+            assert!(message.contains("instead"), "{message}");
             assert!(String::from_utf8_lossy(&output.stdout).starts_with("hello"), "{output:?}");
         } else {
-            assert!(said.contains("sysctl user.max_user_namespaces"), "{said}");
+            assert!(message.contains("sysctl user.max_user_namespaces"), "{message}");
         }
     }
 }

@@ -138,15 +138,15 @@ fn a_folder_is_pushed_to() {
     std::os::unix::fs::symlink(&lab.top, &link).unwrap();
     std::os::unix::fs::symlink("result", &other).unwrap();
     let push = ["push", "--store", &store, "--to", &url, "--sign-key", key.to_str().unwrap(), &other, &big];
-    let said = String::from_utf8(lab.run(&push).stderr).unwrap();
-    assert!(said.contains("Pushed 3 paths to file://") && !said.contains("(0 B)"), "{said}");
+    let message = String::from_utf8(lab.run(&push).stderr).unwrap();
+    assert!(message.contains("Pushed 3 paths to file://") && !message.contains("(0 B)"), "{message}");
     assert_eq!(assert_closed(Path::new(&to)), 3);
     let narinfo = fs::read_to_string(format!("{to}/{}.narinfo", hash_part(&lab.top))).unwrap();
     assert!(value(&narinfo, "Sig").unwrap().starts_with("cache-1:"), "{narinfo}");
     assert_nix_reads(&lab, &url, &[&lab.top, &big]);
     let before: Vec<_> = fs::read_dir(format!("{to}/nar")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    let said = String::from_utf8(lab.run(&push).stderr).unwrap();
-    assert!(said.contains("already has all 3 paths"), "{said}");
+    let message = String::from_utf8(lab.run(&push).stderr).unwrap();
+    assert!(message.contains("already has all 3 paths"), "{message}");
     assert_eq!(fs::read_dir(format!("{to}/nar")).unwrap().count(), before.len());
 }
 
@@ -178,8 +178,8 @@ fn a_plain_cache_is_pushed_to_as_nix_does() {
     lab.done(&push);
     let requests = nginx.requests();
     assert!(!requests.iter().any(|request| request.starts_with("PUT /nar/")), "{requests:?}");
-    let said = lab.done(&["push", "--store", &store, "--no-compression", "--to", &nginx.url, &lab.hello]);
-    assert_eq!(said, "");
+    let message = lab.done(&["push", "--store", &store, "--no-compression", "--to", &nginx.url, &lab.hello]);
+    assert_eq!(message, "");
     assert_nix_reads(&lab, &nginx.url, &[&lab.hello]);
 }
 
@@ -187,8 +187,8 @@ fn a_plain_cache_is_pushed_to_as_nix_does() {
 fn what_is_pushed_is_chosen_by_name_size_and_what_others_have() {
     let lab = Lab::new();
     let (big, store) = (add_big(&lab), lab.store.uri());
-    let names = |said: &str| {
-        let mut names: Vec<String> = said
+    let names = |message: &str| {
+        let mut names: Vec<String> = message
             .lines()
             .filter_map(|line| Some(line.split('\t').next()?.rsplit_once('/')?.1.split_once('-')?.1.to_owned()))
             .collect();
@@ -211,8 +211,8 @@ fn what_is_pushed_is_chosen_by_name_size_and_what_others_have() {
         // All of it was added.
         (&["--only-built"], String::new()),
     ] {
-        let said = lab.done(&[&all[..], options, &[&lab.top, &lab.hello, &big]].concat());
-        assert_eq!(names(&said), expected, "{options:?} {own}: {said}");
+        let message = lab.done(&[&all[..], options, &[&lab.top, &lab.hello, &big]].concat());
+        assert_eq!(names(&message), expected, "{options:?} {own}: {message}");
     }
     assert!(!Path::new(&lab.folder("filtered")).exists(), "a dry run creates nothing");
     assert!(
@@ -235,13 +235,13 @@ fn what_is_pushed_is_chosen_by_name_size_and_what_others_have() {
             [&["push", "--json", "--store", &store, "--to", &nginx.url][..], options, &[&lab.top, &big]].concat();
         stdout(lab.command(&args).env("NARVAL_CACHES", lab.cache_url()).output().unwrap())
     };
-    let said = push(&["--dry-run"]);
-    assert!(said.contains("-big") && !said.contains("-tree") && said.contains("\"paths\":1,"), "{said}");
+    let message = push(&["--dry-run"]);
+    assert!(message.contains("-big") && !message.contains("-tree") && message.contains("\"paths\":1,"), "{message}");
     assert!(!nginx.cache().join("nix-cache-info").exists(), "a dry run creates nothing");
-    let said = push(&[]);
-    assert!(said.contains("\"pushed\":1,") && said.contains("\"elsewhere\":2"), "{said}");
-    let said = push(&["--all"]);
-    assert!(said.contains("\"pushed\":2,") && said.contains("\"elsewhere\":0"), "{said}");
+    let message = push(&[]);
+    assert!(message.contains("\"pushed\":1,") && message.contains("\"elsewhere\":2"), "{message}");
+    let message = push(&["--all"]);
+    assert!(message.contains("\"pushed\":2,") && message.contains("\"elsewhere\":0"), "{message}");
     assert_eq!(assert_closed(&nginx.cache()), 3);
 }
 
@@ -254,8 +254,8 @@ fn credentials_come_from_netrc_or_a_token_file() {
     fs::create_dir_all(nginx.cache()).unwrap();
     fs::write(nginx.cache().join("nix-cache-info"), "StoreDir: /nix/store\n").unwrap();
     let push = ["push", "--store", &store, "--to", &nginx.url, &big];
-    let said = lab.fails(5, &push);
-    assert!(said.contains("401") && said.lines().count() == 1, "{said}");
+    let message = lab.fails(5, &push);
+    assert!(message.contains("401") && message.lines().count() == 1, "{message}");
     let (token, netrc) = (lab.folder("token"), lab.folder("netrc"));
     fs::write(&token, "nv1_wrong\n").unwrap();
     lab.fails(5, &[&push[..], &["--token-file", &token]].concat());
@@ -277,21 +277,21 @@ fn a_refusal_is_reported_in_the_servers_words() {
     fs::write(nginx.cache().join("nix-cache-info"), "StoreDir: /nix/store\n").unwrap();
     // The other cache is pushed to all the same.
     let (to, url) = (lab.folder("pushed"), format!("file://{}", lab.folder("pushed")));
-    let said = lab.fails(5, &["push", "--store", &store, "--to", &nginx.url, "--to", &url, &big]);
-    assert!(said.contains("(403): token 'ci' may not push"), "{said}");
+    let message = lab.fails(5, &["push", "--store", &store, "--to", &nginx.url, "--to", &url, &big]);
+    assert!(message.contains("(403): token 'ci' may not push"), "{message}");
     assert_eq!((assert_closed(Path::new(&to)), assert_closed(&nginx.cache())), (1, 0));
     // Of another store directory, and what is not there.
     fs::write(nginx.cache().join("nix-cache-info"), "StoreDir: /gnu/store\n").unwrap();
-    let said = lab.fails(1, &["push", "--store", &store, "--to", &nginx.url, &big]);
-    assert!(said.contains("is a cache for the store /gnu/store"), "{said}");
+    let message = lab.fails(1, &["push", "--store", &store, "--to", &nginx.url, &big]);
+    assert!(message.contains("is a cache for the store /gnu/store"), "{message}");
     lab.fails(3, &["push", "--store", &store, "--to", &url, "00bgd045z0d4icpbc2yyz4gx48ak44la-none"]);
     lab.fails(2, &["push", "--store", &store, "--to", &url, "./none"]);
     // Files that are not the registered ones are not pushed.
     let real = lab.store.real(&lab.hello).join("bin/hello");
     Command::new("chmod").arg("u+w").arg(&real).status().unwrap();
     fs::OpenOptions::new().append(true).open(&real).unwrap().write_all(b"# more\n").unwrap();
-    let said = lab.fails(4, &["push", "--store", &store, "--to", &url, &lab.hello]);
-    assert!(said.contains("its files have been changed"), "{said}");
+    let message = lab.fails(4, &["push", "--store", &store, "--to", &url, &lab.hello]);
+    assert!(message.contains("its files have been changed"), "{message}");
     assert_eq!(assert_closed(Path::new(&to)), 1);
 }
 

@@ -146,9 +146,9 @@ fn a_reference_that_is_gone_at_the_end_is_an_error() {
     assert_eq!(connection.execute("delete from ValidPaths where path = ?1", [&lab.tree]).unwrap(), 1);
     go_on.send(()).unwrap();
     let output = install.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(4), "{said}");
-    assert!(said.contains(&format!("refers to {}", lab.tree.rsplit('/').next().unwrap())), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{message}");
+    assert!(message.contains(&format!("refers to {}", lab.tree.rsplit('/').next().unwrap())), "{message}");
     let nix_says = nix(&lab, "nix-store", &["--store", &root, "--check-validity", &lab.top]).output().unwrap();
     assert!(!nix_says.status.success());
     // The next run makes it good.
@@ -174,9 +174,9 @@ fn nix_and_narval_create_one_store_at_once() {
             |command: &mut Command| command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
         for child in commands.each_mut().map(|command| start(command).unwrap()) {
             let output = child.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "round {round}: {said}");
-            assert!(!said.contains("is locked"), "round {round}: {said}");
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "round {round}: {message}");
+            assert!(!message.contains("is locked"), "round {round}: {message}");
         }
         lab.assert_accepted(&root, &[&lab.top, &lab.tree, &lab.hello]);
     }

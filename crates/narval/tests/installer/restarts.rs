@@ -65,10 +65,10 @@ fn a_server_that_restarts_costs_no_install() {
         server = serve(&address);
     }
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     let printed = stdout(output);
     let summary: serde_json::Value = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
-    assert_eq!(completed(&root), PATHS, "{said}");
+    assert_eq!(completed(&root), PATHS, "{message}");
     // The NAR of a file has up to 120 more bytes. A part of one that was under way may come twice, a completed one not.
     let downloaded = summary["downloaded"].as_u64().unwrap();
     let once = (PATHS * LEN) as u64;
@@ -82,7 +82,7 @@ fn a_server_that_was_never_there_is_reported_soon() {
     let lab = Lab::new();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (url, begun) = (format!("http://{closed}"), Instant::now());
-    let said = lab.fails(5, &["install", "--from", &url, "--store", &lab.folder("mine"), &lab.tree]);
-    assert!(said.contains("cannot connect"), "{said}");
+    let message = lab.fails(5, &["install", "--from", &url, "--store", &lab.folder("mine"), &lab.tree]);
+    assert!(message.contains("cannot connect"), "{message}");
     assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
 }

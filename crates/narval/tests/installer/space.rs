@@ -89,15 +89,18 @@ fn what_does_not_fit_is_not_begun() {
             part = Path::new(&paths[4]).file_name().unwrap().to_str().unwrap(),
         ),
     );
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
     let printed = stdout(output);
-    assert_eq!(printed.matches("code 6").count(), 2, "{printed} {said}");
+    assert_eq!(printed.matches("code 6").count(), 2, "{printed} {output_text}");
     // 33 MiB and a sixteenth.
-    assert!(said.contains("not enough space in ") && said.contains(": 37 MB are needed and "), "{said}");
-    let lines: Vec<&str> = said.lines().filter(|line| line.contains("not enough space")).collect();
-    assert!(lines[0].ends_with("run 'narval gc', or use another --store"), "{said}");
+    assert!(
+        output_text.contains("not enough space in ") && output_text.contains(": 37 MB are needed and "),
+        "{output_text}"
+    );
+    let lines: Vec<&str> = output_text.lines().filter(|line| line.contains("not enough space")).collect();
+    assert!(lines[0].ends_with("run 'narval gc', or use another --store"), "{output_text}");
     // An earlier run has left something: it would be deleted.
-    assert!(!lines[1].contains("gc"), "{said}");
+    assert!(!lines[1].contains("gc"), "{output_text}");
     let requests = std::fs::read_to_string(&log).unwrap();
     let nars: Vec<&str> = requests.lines().filter(|line| line.contains("/nar/")).collect();
     assert_eq!(nars.len(), 1, "only that of the path that fits: {requests}");
@@ -132,11 +135,11 @@ fn a_cycle_is_found_before_anything_is_fetched() {
             url = server.url(),
         ),
     );
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(stdout(output), "code 4", "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(stdout(output), "code 4", "{output_text}");
     for what in [&server.url(), &lab.top, &lab.tree] {
-        assert!(said.contains(Path::new(what).file_name().unwrap().to_str().unwrap()), "{said}");
+        assert!(output_text.contains(Path::new(what).file_name().unwrap().to_str().unwrap()), "{output_text}");
     }
-    assert!(said.contains("refer to each other"), "{said}");
-    assert!(!std::fs::read_to_string(&log).unwrap().contains("/nar/"), "{said}");
+    assert!(output_text.contains("refer to each other"), "{output_text}");
+    assert!(!std::fs::read_to_string(&log).unwrap().contains("/nar/"), "{output_text}");
 }

@@ -38,13 +38,13 @@ fn a_full_disk_is_an_error_of_its_own_and_leaves_a_clean_store() {
         command.args([crate::support::NARVAL, "install", "--quiet", "--from", &url, &lab.tree]);
         command.env("size", size).env("mount", &mount).env_remove("NIX_REMOTE").env("HOME", lab.store.dir.path());
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.code() == Some(99) || said.contains("unshare:") {
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() == Some(99) || message.contains("unshare:") {
             eprintln!("note: skipped: namespaces are refused here");
             return;
         }
-        assert_eq!(output.status.code(), Some(6), "{size}: {said}");
-        assert!(said.contains(expected), "{size}: {said}");
+        assert_eq!(output.status.code(), Some(6), "{size}: {message}");
+        assert!(message.contains(expected), "{size}: {message}");
     }
 }
 
@@ -114,16 +114,16 @@ fn an_interrupt_leaves_a_clean_store_and_the_next_run_continues() {
     // Then the download continues, so that threads that wait for the network see the interrupt.
     let since = Instant::now();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    while !said.contains("stopping") {
-        assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+    let mut message = String::new();
+    while !message.contains("stopping") {
+        assert!(stderr.read_line(&mut message).unwrap() > 0, "{message}");
     }
     let _ = go_on.send(());
-    stderr.read_to_string(&mut said).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    stderr.read_to_string(&mut message).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{message}");
     // A machine that is too busy to end the threads in three seconds leaves that to the next install.
     if since.elapsed() < Duration::from_secs(2) {
-        assert!(said.contains("interrupted"), "{said}");
+        assert!(message.contains("interrupted"), "{message}");
         assert_eq!(leftovers(Path::new(&root)), Vec::<String>::new());
     }
     lab.install(&root, &[&lab.tree]);

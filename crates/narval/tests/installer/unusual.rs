@@ -47,13 +47,13 @@ fn a_path_that_is_nested_too_deep() {
     std::fs::create_dir_all(folder.join("d/".repeat(70))).unwrap();
     let path = store.add(&folder);
     let output = lab.run(&["verify", "--store", &store.uri(), "--no-check-sigs"]);
-    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(4), "{said}");
+    let (printed, message) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(4), "{message}");
     assert!(printed.contains("is nested deeper than 64"), "{printed}");
-    assert!(!said.contains("--repair"), "{said}");
+    assert!(!message.contains("--repair"), "{message}");
     for to in [lab.folder("copied"), lab.cache_url()] {
-        let said = lab.fails(1, &["copy", "--no-check-sigs", "--store", &store.uri(), "--to", &to, &path]);
-        assert!(said.contains("is nested deeper than 64"), "{said}");
+        let message = lab.fails(1, &["copy", "--no-check-sigs", "--store", &store.uri(), "--to", &to, &path]);
+        assert!(message.contains("is nested deeper than 64"), "{message}");
     }
     // Once it was asked for, its narinfo does not promise it any more.
     let server = Server::narval(&store, &[]);
@@ -78,8 +78,8 @@ fn a_nar_size_beyond_all_files() {
     let size = text.lines().find(|line| line.starts_with("NarSize: ")).unwrap();
     std::fs::write(&narinfo, text.replace(size, "NarSize: 9223372036854775808")).unwrap();
     let (root, bad) = (lab.folder("mine"), format!("file://{}?priority=1", bad.display()));
-    let said = lab.fails(4, &["install", "--from", &bad, "--store", &root, &lab.hello]);
-    assert!(said.contains("NarSize: is larger than 2^63 - 1"), "{said}");
+    let message = lab.fails(4, &["install", "--from", &bad, "--store", &root, &lab.hello]);
+    assert!(message.contains("NarSize: is larger than 2^63 - 1"), "{message}");
     lab.done(&["install", "--quiet", "--from", &bad, "--from", &lab.cache_url(), "--store", &root, &lab.hello]);
     lab.assert_accepted(&root, &[&lab.hello]);
 }

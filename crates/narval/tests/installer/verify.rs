@@ -7,14 +7,14 @@ use crate::lab::Lab;
 fn what_is_not_there() {
     let lab = Lab::new();
     let root = lab.folder("mine");
-    let said = lab.fails(3, &["verify", "--store", &root]);
-    assert!(said.contains("there is no store at"), "{said}");
+    let output_text = lab.fails(3, &["verify", "--store", &root]);
+    assert!(output_text.contains("there is no store at"), "{output_text}");
     lab.install(&root, &[&lab.hello]);
-    let said = lab.fails(3, &["verify", "--store", &root, &lab.hello, &lab.top]);
-    assert!(said.contains(&format!("not in the store: {}", &lab.top["/nix/store/".len()..])), "{said}");
-    assert!(!said.contains("hello"), "{said}");
-    let said = lab.fails(3, &["verify", "--store", &root, "00000000000000000000000000000000"]);
-    assert!(said.contains("not in the store: 00000000000000000000000000000000"), "{said}");
+    let output_text = lab.fails(3, &["verify", "--store", &root, &lab.hello, &lab.top]);
+    assert!(output_text.contains(&format!("not in the store: {}", &lab.top["/nix/store/".len()..])), "{output_text}");
+    assert!(!output_text.contains("hello"), "{output_text}");
+    let output_text = lab.fails(3, &["verify", "--store", &root, "00000000000000000000000000000000"]);
+    assert!(output_text.contains("not in the store: 00000000000000000000000000000000"), "{output_text}");
 }
 
 /// Each kind of fault is counted, and has its own advice.
@@ -28,24 +28,32 @@ fn faults_by_kind() {
     let database = rusqlite::Connection::open(format!("{root}/nix/var/nix/db/db.sqlite")).unwrap();
     database.execute("update ValidPaths set ca = null", ()).unwrap();
     drop(database);
-    let said = lab.fails(4, &["verify", "--store", &root]);
-    assert!(said.contains("3 paths are faulty: 3 without a trusted signature; "), "{said}");
-    assert!(said.contains("--trusted-public-key") && !said.contains("--repair"), "{said}");
+    let output_text = lab.fails(4, &["verify", "--store", &root]);
+    assert!(output_text.contains("3 paths are faulty: 3 without a trusted signature; "), "{output_text}");
+    assert!(output_text.contains("--trusted-public-key") && !output_text.contains("--repair"), "{output_text}");
     lab.done(&["verify", "--no-check-sigs", "--store", &root]);
 
     std::fs::remove_dir_all(format!("{root}{}", lab.hello)).unwrap();
     std::fs::write(format!("{root}{}/more", lab.tree), "").unwrap();
-    let said = lab.fails(4, &["verify", "--store", &root]);
+    let output_text = lab.fails(4, &["verify", "--store", &root]);
     let counts = "3 paths are faulty: 1 with changed files, 1 without files, 1 without a trusted signature; ";
-    assert!(said.contains(counts) && said.contains("--repair") && said.contains("--trusted-public-key"), "{said}");
-    let said = lab.fails(4, &["verify", "--no-check-sigs", "--store", &root]);
+    assert!(
+        output_text.contains(counts)
+            && output_text.contains("--repair")
+            && output_text.contains("--trusted-public-key"),
+        "{output_text}"
+    );
+    let output_text = lab.fails(4, &["verify", "--no-check-sigs", "--store", &root]);
     let counts = "2 paths are faulty: 1 with changed files, 1 without files; ";
-    assert!(said.contains(counts) && said.contains("--repair") && !said.contains("--trusted"), "{said}");
+    assert!(
+        output_text.contains(counts) && output_text.contains("--repair") && !output_text.contains("--trusted"),
+        "{output_text}"
+    );
     let url = lab.cache_url();
     let repair = ["verify", "--no-check-sigs", "--repair", "--from", &url, "--store", &root];
     assert!(lab.done(&repair).ends_with("3 paths checked, 2 faulty, 2 repaired"));
-    let said = lab.fails(4, &["verify", "--repair", "--from", &url, "--store", &root]);
-    assert!(said.contains("3 paths are faulty: 3 without a trusted signature; "), "{said}");
+    let output_text = lab.fails(4, &["verify", "--repair", "--from", &url, "--store", &root]);
+    assert!(output_text.contains("3 paths are faulty: 3 without a trusted signature; "), "{output_text}");
 }
 
 /// `--json` ends with a summary, or with the error.

@@ -14,8 +14,8 @@ fn a_release_stays_until_the_names_are_updated() {
     place.lead_to("two");
     assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
     assert!(!place.asked().iter().any(|target| target.contains("packages.json")));
-    let said = place.run(&["update"]);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("/releases/two"), "{said:?}");
+    let message = place.run(&["update"]);
+    assert!(String::from_utf8_lossy(&message.stderr).contains("/releases/two"), "{message:?}");
     assert!(place.done(&["install", "hello"]).contains(&path('a', "hello-2.13")));
     place.asked();
     // The same release again: nothing is read but its revision.
@@ -43,8 +43,8 @@ fn a_channel_that_leads_nowhere_else_is_asked_by_its_tags() {
 #[test]
 fn what_was_resolved_needs_no_network() {
     let place = Place::new();
-    let said = place.fails(5, &["install", "--offline", "hello"]);
-    assert!(said.contains("offline"), "{said}");
+    let message = place.fails(5, &["install", "--offline", "hello"]);
+    assert!(message.contains("offline"), "{message}");
     place.done(&["install", "hello"]);
     place.asked();
     assert!(place.done(&["install", "--offline", "hello"]).contains(&path('0', "hello-2.12")));
@@ -73,9 +73,9 @@ fn names_of_an_age_are_asked_for_again_and_it_is_said_how_old_they_are() {
     place.asked();
     // Without the setting, and offline with it, names stay.
     for args in [&["install", "hello"][..], &["install", "--offline", "--names-age", "1d", "hello"]] {
-        let said = place.run(args);
-        let said = String::from_utf8_lossy(&said.stderr);
-        assert!(said.contains("channel of 3 days ago") && said.contains("hello-2.12"), "{said}");
+        let message = place.run(args);
+        let message = String::from_utf8_lossy(&message.stderr);
+        assert!(message.contains("channel of 3 days ago") && message.contains("hello-2.12"), "{message}");
     }
     assert!(!place.asked().iter().any(|target| target.ends_with("git-revision")));
     assert!(place.done(&["install", "--names-age", "4d", "hello"]).contains("hello-2.12"));
@@ -84,8 +84,8 @@ fn names_of_an_age_are_asked_for_again_and_it_is_said_how_old_they_are() {
     let_pass(&place, 3);
     place.asked();
     for _ in 0..2 {
-        let said = place.run(&["install", "--names-age", "1d", "hello"]);
-        assert!(String::from_utf8_lossy(&said.stderr).contains("channel of just now"), "{said:?}");
+        let message = place.run(&["install", "--names-age", "1d", "hello"]);
+        assert!(String::from_utf8_lossy(&message.stderr).contains("channel of just now"), "{message:?}");
     }
     let asked = place.asked();
     assert!(!asked.iter().any(|target| target.ends_with("packages.json.br")), "{asked:?}");
@@ -93,9 +93,9 @@ fn names_of_an_age_are_asked_for_again_and_it_is_said_how_old_they_are() {
     // A channel that has nothing to read any more.
     place.lead_to("nowhere");
     let_pass(&place, 3);
-    let said = place.run(&["install", "--names-age", "1d", "hello"]);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("stay those of 3 days ago"), "{said:?}");
-    assert!(said.status.success());
+    let message = place.run(&["install", "--names-age", "1d", "hello"]);
+    assert!(String::from_utf8_lossy(&message.stderr).contains("stay those of 3 days ago"), "{message:?}");
+    assert!(message.status.success());
 }
 
 /// Files that are small until they are decompressed.
@@ -107,7 +107,7 @@ fn a_bomb_ends_with_one_line_and_changes_nothing() {
     let good = br#"{"packages":{},"version":"2"}"#;
     let long = 9 << 20;
     let inside = |begin: &str, filling: u8| [begin.as_bytes(), &vec![filling; long]].concat();
-    for (packages, said) in [
+    for (packages, message) in [
         (inside(r#"{"packages":{"#, b' '), "an entry of packages.json is too long"),
         (inside(r#"{"packages":{"a":{"name":""#, b'x'), "an entry of packages.json is too long"),
         (inside(r#"{"other":"#, b'['), "packages.json is not valid"),
@@ -116,12 +116,13 @@ fn a_bomb_ends_with_one_line_and_changes_nothing() {
         place.publish_files("bomb", &packages, b"/nix/store/00000000000000000000000000000000-a\n");
         place.lead_to("bomb");
         let all = place.fails(1, &["update"]);
-        assert!(all.contains(said) && all.lines().count() == 1, "{said}: {all}");
+        assert!(all.contains(message) && all.lines().count() == 1, "{message}: {all}");
     }
-    for (filling, said) in [(b'\n', "exceeds the limit of 8000000 lines"), (b'/', "of the store paths is not valid")] {
+    for (filling, message) in [(b'\n', "exceeds the limit of 8000000 lines"), (b'/', "of the store paths is not valid")]
+    {
         place.publish_files("bomb", good, &vec![filling; long]);
         let all = place.fails(1, &["update"]);
-        assert!(all.contains(said) && all.lines().count() == 1, "{said}: {all}");
+        assert!(all.contains(message) && all.lines().count() == 1, "{message}: {all}");
     }
     assert_eq!(place.names(), before);
     assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));
@@ -161,11 +162,11 @@ fn ten_gigabytes_of_valid_names_end_with_one_line_in_little_memory() {
     limited.args(["-c", "ulimit -v 1500000; exec \"$0\" update --quiet", crate::support::NARVAL]);
     limited.env_clear().envs(narval.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = limited.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(
-        said.contains("packages.json exceeds the limit of 1073741824 bytes") && said.lines().count() == 1,
-        "{said}"
+        message.contains("packages.json exceeds the limit of 1073741824 bytes") && message.lines().count() == 1,
+        "{message}"
     );
     assert_eq!(place.names(), before);
     place.lead_to("one");
@@ -206,8 +207,8 @@ fn a_torn_or_hostile_channel_changes_nothing() {
     ] {
         place.publish_files("bad", packages, paths.as_bytes());
         place.lead_to("bad");
-        let said = place.fails(1, &["update"]);
-        assert!(said.contains(what) && said.lines().count() == 1, "{what}: {said}");
+        let message = place.fails(1, &["update"]);
+        assert!(message.contains(what) && message.lines().count() == 1, "{what}: {message}");
     }
     // Files that end too early.
     for name in ["packages.json.br", "store-paths.xz"] {
@@ -218,8 +219,8 @@ fn a_torn_or_hostile_channel_changes_nothing() {
         site.files.get_mut(&key).unwrap().truncate(half);
         drop(site);
         place.lead_to("torn");
-        let said = place.fails(1, &["update"]);
-        assert!(said.lines().count() == 1, "{said}");
+        let message = place.fails(1, &["update"]);
+        assert!(message.lines().count() == 1, "{message}");
     }
     assert_eq!(place.names(), before, "no temporary files are left");
     assert!(place.done(&["install", "hello"]).contains(&path('0', "hello-2.12")));

@@ -57,8 +57,8 @@ fn clients_of_a_cache_use_the_names_that_it_has() {
     };
     let unsigned = publish("unsigned");
     assert_eq!(unsigned.status.code(), Some(4), "{unsigned:?}");
-    let said = place.fails(3, &["install", "git"]);
-    assert!(said.contains("any of 2 paths"), "{said}");
+    let message = place.fails(3, &["install", "git"]);
+    assert!(message.contains("any of 2 paths"), "{message}");
     // The next one is newer, by the second.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     place.done(&["names", "build", &file("evaluation"), "--out", &file("index")]);
@@ -79,8 +79,8 @@ fn clients_of_a_cache_use_the_names_that_it_has() {
     assert!(place.done(&["install", "renamed"]).contains(&path('1', "git-2.51.0")));
     assert!(!place.asked().iter().any(|target| target.starts_with("/eval/")));
     // What the channel's release does not list is of another evaluation, unless no channel was asked for.
-    let said = place.fails(3, &["install", "ours"]);
-    assert!(said.contains("has no package 'ours'"), "{said}");
+    let message = place.fails(3, &["install", "ours"]);
+    assert!(message.contains("has no package 'ours'"), "{message}");
     place.add(&path('b', "ours-1"), &[("bin/ours", "x")], &[], None);
     let mut command = place.command(&["install", "ours"]);
     let output = command.env("NARVAL_CHANNEL", "none").output().unwrap();
@@ -107,11 +107,11 @@ fn evaluations_in_both_formats_are_read() {
         let output = child.wait_with_output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    let (code, said) = build(&lines);
-    assert!(code == Some(0) && said.contains("3 attributes with their paths"), "{said}");
+    let (code, message) = build(&lines);
+    assert!(code == Some(0) && message.contains("3 attributes with their paths"), "{message}");
     // Without paths: --out-path was forgotten.
-    let (code, said) = build(r#"{"a":{"name":"a-1","outputs":{"out":null}}}"#);
-    assert!(code == Some(1) && said.contains("nix-env needs --out-path"), "{said}");
+    let (code, message) = build(r#"{"a":{"name":"a-1","outputs":{"out":null}}}"#);
+    assert!(code == Some(1) && message.contains("nix-env needs --out-path"), "{message}");
 }
 
 #[test]

@@ -220,9 +220,9 @@ impl Place {
 
     pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
-        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-        said
+        let message = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        message
     }
 }
 

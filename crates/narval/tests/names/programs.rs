@@ -61,8 +61,8 @@ fn all_programs_are_found_once_their_list_was_fetched() {
     ]);
     publish(&place, "two", xz(&tar));
     place.asked();
-    let said = place.fails(3, &["which-package", "xxd"]);
-    assert!(said.contains("no package whose main program is 'xxd'; --all fetches the list"), "{said}");
+    let message = place.fails(3, &["which-package", "xxd"]);
+    assert!(message.contains("no package whose main program is 'xxd'; --all fetches the list"), "{message}");
     assert!(place.done(&["which-package", "vi"]).starts_with("vim  9.1"));
     assert!(!place.asked().iter().any(|target| target.contains("nixexprs")), "only when asked");
     assert!(place.done(&["which-package", "--all", "xxd"]).starts_with("vim  9.1"));
@@ -72,12 +72,12 @@ fn all_programs_are_found_once_their_list_was_fetched() {
     assert!(place.done(&["which-package", "xxd", "--system", "aarch64-linux"]).starts_with("hello"));
     assert!(place.done(&["which-package", "--all", "--offline", "xxd"]).starts_with("vim"));
     assert_eq!(place.asked(), Vec::<String>::new());
-    let said = place.fails(3, &["which-package", "nothing"]);
-    assert!(said.contains("no package with a program 'nothing'") && !said.contains("--all"), "{said}");
+    let message = place.fails(3, &["which-package", "nothing"]);
+    assert!(message.contains("no package with a program 'nothing'") && !message.contains("--all"), "{message}");
     // A release without it: that is remembered, too.
     publish(&place, "three", xz(&archive(&[("nixpkgs-1/default.nix", b"")])));
-    let said = place.fails(3, &["which-package", "--all", "xxd"]);
-    assert!(said.contains("has no list of all programs"), "{said}");
+    let message = place.fails(3, &["which-package", "--all", "xxd"]);
+    assert!(message.contains("has no list of all programs"), "{message}");
     place.asked();
     place.fails(3, &["which-package", "--all", "xxd"]);
     assert_eq!(place.asked(), Vec::<String>::new());
@@ -101,7 +101,7 @@ fn a_torn_or_hostile_list_of_programs_is_refused() {
     huge[148..156].fill(b' ');
     let sum: u64 = huge[..512].iter().map(|byte| u64::from(*byte)).sum();
     huge[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
-    for (at, (tar, said)) in [
+    for (at, (tar, message)) in [
         (
             whole(b"not a database, but long enough to be taken for one by somebody who does not look"),
             "is not a database",
@@ -122,13 +122,13 @@ fn a_torn_or_hostile_list_of_programs_is_refused() {
     {
         publish(&place, &format!("bad-{at}"), xz(&tar));
         let all = place.fails(1, &["which-package", "--all", "xxd"]);
-        assert!(all.contains(said) && all.lines().count() == 1 && !all.contains('\u{1b}'), "{said}: {all}");
+        assert!(all.contains(message) && all.lines().count() == 1 && !all.contains('\u{1b}'), "{message}: {all}");
         let left = place.names().iter().filter(|file| file.to_string_lossy().contains("narval-tmp")).count();
         assert!(left == 0 && !place.names().iter().any(|file| file.extension().is_some_and(|end| end == "programs")));
     }
     let mut packed = xz(&archive(&[("n/programs.sqlite", &good)]));
     packed.truncate(packed.len() / 2);
     publish(&place, "torn", packed);
-    let said = place.fails(1, &["which-package", "--all", "xxd"]);
-    assert_eq!(said.lines().count(), 1, "{said}");
+    let message = place.fails(1, &["which-package", "--all", "xxd"]);
+    assert_eq!(message.lines().count(), 1, "{message}");
 }

@@ -52,11 +52,11 @@ impl Project {
     /// One line, and an exit code.
     fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(!said.contains('\u{1b}'), "{said:?}");
-        said
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(!message.contains('\u{1b}'), "{message:?}");
+        message
     }
 }
 
@@ -99,8 +99,8 @@ fn a_lock_gives_the_same_paths_until_it_is_upgraded() {
     // One of two systems has a newer one: nothing is written if the other cannot be locked.
     let failed = project.run(&["lock", "--upgrade", "hello"]);
     assert_eq!(failed.status.code(), Some(3));
-    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-    assert!(said.contains("hello on aarch64-linux: "), "{said}");
+    let message = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(message.contains("hello on aarch64-linux: "), "{message}");
     assert_eq!(project.lock(), lock);
     project.write("narval.toml", "packages = ['hello', 'vim^out,man']\nsystems = ['x86_64-linux']\n");
     assert!(project.done(&["lock", "--upgrade", "hello"]).contains("hello  x86_64-linux  hello-2.12 → hello-2.13"));
@@ -114,7 +114,7 @@ fn a_lock_gives_the_same_paths_until_it_is_upgraded() {
 fn a_lock_that_does_not_belong_to_the_project_is_refused() {
     let project = Project::new("packages = ['hello']\n");
     project.done(&["lock"]);
-    for (toml, said) in [
+    for (toml, message) in [
         ("packages = ['hello', 'vim']\n", "it has no 'vim' for x86_64-linux: 'narval lock' mends that"),
         ("packages = ['vim']\n", "narval.toml has no 'hello' any more: 'narval lock' mends that"),
         ("packages = ['hello']\nchannel = 'nixos-25.11'\n", "narval.toml names another channel"),
@@ -126,7 +126,7 @@ fn a_lock_that_does_not_belong_to_the_project_is_refused() {
     ] {
         project.write("narval.toml", toml);
         let all = project.fails(2, &["shell", "--", "hello"]);
-        assert!(all.contains(said), "{said}: {all}");
+        assert!(all.contains(message), "{message}: {all}");
     }
     // The other system is added to what is locked; what is removed goes.
     project.write("narval.toml", "packages = ['vim']\n");
@@ -154,7 +154,7 @@ fn a_torn_or_hostile_lock_ends_with_one_line() {
         project.fails(2, &["lock", "--check"]);
     }
     let hash = lock.split("nar-hash = \"").nth(1).unwrap().split('"').next().unwrap();
-    for (from, to, code, said) in [
+    for (from, to, code, message) in [
         ("version = 1", "version = 2", 2, "a newer narval has written version 2"),
         ("hello-2.12", "../../etc", 2, "path ="),
         ("[[package]]", "x = 1\n[[package]]", 2, "unknown key"),
@@ -163,7 +163,7 @@ fn a_torn_or_hostile_lock_ends_with_one_line() {
     ] {
         project.write("narval.lock", &lock.replace(from, to));
         let all = project.fails(code, &["shell", "--", "hello"]);
-        assert!(all.contains(said) && all.contains("narval.lock"), "{said}: {all}");
+        assert!(all.contains(message) && all.contains("narval.lock"), "{message}: {all}");
     }
     // What it says of the contents is compared with what is signed, before anything is fetched; and with what the store has.
     let other = "sha256:0ip26j2h11n1kgkz36rl4akv694yz65hr72q4kv4b3lxcbi65b3p";
@@ -174,9 +174,9 @@ fn a_torn_or_hostile_lock_ends_with_one_line() {
     let lie: String = lie.collect();
     project.write("narval.lock", &lie);
     project.place.asked();
-    let said = project.run(&["shell", "--", "hello"]);
-    assert_eq!(said.status.code(), Some(4), "{said:?}");
-    assert!(String::from_utf8_lossy(&said.stderr).contains(&format!("and the lock has {other}")), "{said:?}");
+    let message = project.run(&["shell", "--", "hello"]);
+    assert_eq!(message.status.code(), Some(4), "{message:?}");
+    assert!(String::from_utf8_lossy(&message.stderr).contains(&format!("and the lock has {other}")), "{message:?}");
     let fetched = project.place.asked();
     let nar = |target: &&String| target.starts_with("/cache/nar/");
     assert!(fetched.iter().filter(nar).count() < 4, "{fetched:?}");
@@ -213,9 +213,9 @@ fn caches_and_keys_of_a_project_are_used_once_they_are_accepted() {
     let refused = |args: &[&str], wants: &str| {
         project.place.asked();
         let output = bare(args);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(wants) && said.contains("--accept-project accepts it"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(wants) && message.contains("--accept-project accepts it"), "{message}");
         assert!(project.place.asked().iter().all(|target| !target.starts_with("/cache")), "nothing is asked");
     };
     refused(&["lock"], &format!("use the cache {caches}, trust the key {keys}"));

@@ -9,11 +9,11 @@ use crate::support::stdout;
 fn a_name_is_enough_to_install_and_to_run() {
     let place = Place::new();
     let output = place.run(&["install", "hello"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{message}");
     assert!(
-        said.contains(&format!("hello is {} in {}/channel of just now", path('0', "hello-2.12"), place.url)),
-        "{said}"
+        message.contains(&format!("hello is {} in {}/channel of just now", path('0', "hello-2.12"), place.url)),
+        "{message}"
     );
     assert!(place.root().join("nix/store").join(path('0', "hello-2.12")).join("bin/hello").exists());
     // The name of a derivation means what the attribute means.
@@ -43,16 +43,16 @@ fn outputs_are_those_of_one_derivation() {
     let place = Place::new();
     let listed = place.done(&["install", "--no-build-records", "vim^man"]);
     assert!(listed.contains(&path('4', "vim-9.1-man")) && !listed.contains(&path('3', "vim-9.1")), "{listed}");
-    let said = place.fails(3, &["install", "vim^doc"]);
-    assert!(said.contains("vim has no output 'doc'; it has: out, man"), "{said}");
+    let message = place.fails(3, &["install", "vim^doc"]);
+    assert!(message.contains("vim has no output 'doc'; it has: out, man"), "{message}");
     for (text, why) in [
         ("vim^", "outputs follow '^'"),
         ("vim^../../etc", "outputs follow '^'"),
         ("vim@", "no version follows '@'"),
         ("vim=here", "a store path or its hash part follows '='"),
     ] {
-        let said = place.fails(2, &["install", text]);
-        assert!(said.contains(why), "{text}: {said}");
+        let message = place.fails(2, &["install", text]);
+        assert!(message.contains(why), "{text}: {message}");
     }
 }
 
@@ -60,12 +60,12 @@ fn outputs_are_those_of_one_derivation() {
 #[test]
 fn what_is_ambiguous_is_not_guessed_and_a_choice_is_remembered() {
     let place = Place::new();
-    let said = place.fails(3, &["install", "git"]);
+    let message = place.fails(3, &["install", "git"]);
     let (one, other) = (path('1', "git-2.51.0"), path('2', "git-2.51.0"));
     for text in [&one, &other, "refers to hello-2.12", "choose one with 'git=HASH'", "any of 2 paths"] {
-        assert!(said.contains(text), "{text}: {said}");
+        assert!(message.contains(text), "{text}: {message}");
     }
-    assert!(!said.contains(&path('6', "git-2.51.0")), "the other system's: {said}");
+    assert!(!message.contains(&path('6', "git-2.51.0")), "the other system's: {message}");
     assert!(!place.root().join("nix/store").join(&one).exists());
     let json = place.run(&["install", "--json", "git"]);
     let lines: Vec<Value> =
@@ -108,41 +108,41 @@ fn one_path_of_two_different_packages_is_not_guessed() {
     for attribute in ["browser", "browser-unwrapped"] {
         place.fails(3, &["install", attribute]);
     }
-    let said = place.fails(3, &["install", "browser-unwrapped"]);
-    assert!(said.contains("may be this path") && said.contains(&path('a', "browser-1")), "{said}");
+    let message = place.fails(3, &["install", "browser-unwrapped"]);
+    assert!(message.contains("may be this path") && message.contains(&path('a', "browser-1")), "{message}");
 }
 
 #[test]
 fn what_is_not_free_unknown_or_not_built_is_said() {
     let place = Place::new();
-    let said = place.fails(1, &["install", "unfree-thing"]);
+    let message = place.fails(1, &["install", "unfree-thing"]);
     assert!(
-        said.contains("thing-1 has an unfree licence (unfree); to accept that, set NIXPKGS_ALLOW_UNFREE=1"),
-        "{said}"
+        message.contains("thing-1 has an unfree licence (unfree); to accept that, set NIXPKGS_ALLOW_UNFREE=1"),
+        "{message}"
     );
     let mut allowed = place.command(&["install", "unfree-thing"]);
     let allowed = allowed.env("NIXPKGS_ALLOW_UNFREE", "1").output().unwrap();
     assert_eq!(allowed.status.code(), Some(3), "it was not built: {allowed:?}");
-    let said = place.fails(3, &["install", "hwllo"]);
-    assert!(said.contains("has no package 'hwllo'; did you mean hello?"), "{said}");
-    let said = place.fails(3, &["install", "absent"]);
-    assert!(said.contains("it was not built") && said.contains(&format!("{}/cache", place.url)), "{said}");
+    let message = place.fails(3, &["install", "hwllo"]);
+    assert!(message.contains("has no package 'hwllo'; did you mean hello?"), "{message}");
+    let message = place.fails(3, &["install", "absent"]);
+    assert!(message.contains("it was not built") && message.contains(&format!("{}/cache", place.url)), "{message}");
     // The channel has a path that the cache lacks.
     place.site.lock().unwrap().files.remove(&format!("/cache/{}.narinfo", "3".repeat(32)));
-    let said = place.fails(3, &["install", "vim"]);
-    assert!(said.contains("asked: ") && said.contains(&format!("{}/cache", place.url)), "{said}");
+    let message = place.fails(3, &["install", "vim"]);
+    assert!(message.contains("asked: ") && message.contains(&format!("{}/cache", place.url)), "{message}");
     assert!(place.done(&["search", "unfree-thing"]).contains("(unfree)"));
     // The cache has it, and nobody who is trusted has signed it.
     let other = narval_nix::SecretKey::generate("other-1").unwrap().public_key().to_string();
     let untrusted = place.command(&["install", "hello"]).env("NARVAL_TRUSTED_KEYS", other).output().unwrap();
-    let said = String::from_utf8_lossy(&untrusted.stderr).into_owned();
-    assert!(untrusted.status.code() == Some(4) && said.contains("is not signed by a trusted key"), "{said}");
+    let message = String::from_utf8_lossy(&untrusted.stderr).into_owned();
+    assert!(untrusted.status.code() == Some(4) && message.contains("is not signed by a trusted key"), "{message}");
 }
 
 #[test]
 fn each_problem_of_a_package_is_refused_without_its_variable() {
     let mut place = Place::new();
-    for (attribute, meta, said, variable) in [
+    for (attribute, meta, message, variable) in [
         ("broken", json!({"broken": true, "available": false}), "is marked as broken", "NIXPKGS_ALLOW_BROKEN"),
         (
             "insecure",
@@ -164,7 +164,7 @@ fn each_problem_of_a_package_is_refused_without_its_variable() {
         place.lead_to(attribute);
         place.done(&["update"]);
         let refused = place.fails(1, &["install", attribute]);
-        assert!(refused.contains(said) && refused.contains(&format!("set {variable}=1")), "{refused}");
+        assert!(refused.contains(message) && refused.contains(&format!("set {variable}=1")), "{refused}");
         let other = if variable.ends_with("UNFREE") { "NIXPKGS_ALLOW_BROKEN" } else { "NIXPKGS_ALLOW_UNFREE" };
         assert!(!place.command(&["install", attribute]).env(other, "1").output().unwrap().status.success());
         let allowed = place.command(&["install", attribute]).env(variable, "1").output().unwrap();
@@ -179,8 +179,8 @@ fn of_what_is_near_a_misspelt_name_five_are_said() {
         place.package(&format!("wordle{at}"), "wordle", "1", json!({}));
     }
     place.publish("one");
-    let said = place.fails(3, &["install", "wordl"]);
-    assert_eq!(said.matches("wordle").count(), 5, "{said}");
+    let message = place.fails(3, &["install", "wordl"]);
+    assert_eq!(message.matches("wordle").count(), 5, "{message}");
 }
 
 #[test]
@@ -217,9 +217,9 @@ fn a_version_means_the_newest_that_begins_so() {
     place.publish("two");
     place.lead_to("two");
     place.done(&["update"]);
-    let said = place.fails(3, &["install", "node@23"]);
+    let message = place.fails(3, &["install", "node@23"]);
     for near in ["node (24.1)", "node_22_old (22.10.0)", "node_22 (22.9.1)"] {
-        assert!(said.contains(near) && said.matches('(').count() == 5, "{said}");
+        assert!(message.contains(near) && message.matches('(').count() == 5, "{message}");
     }
 }
 

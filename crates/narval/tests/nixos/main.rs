@@ -150,8 +150,8 @@ fn the_examples_make_units_that_systemd_accepts() {
         let mut verify = Command::new("systemd-analyze");
         verify.args(["verify", "--man=no"]).args(units.iter().map(|(file, _)| file));
         let output = verify.env("SYSTEMD_UNIT_PATH", format!("{}:", nix.folder.path().display())).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && !said.contains("narval"), "{name}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !message.contains("narval"), "{name}: {message}");
     }
 }
 
@@ -192,11 +192,11 @@ fn the_file_has_what_was_set_and_passes_its_check_in_the_build() {
 
     // Without a setting there is a file, too. A key that the module does not know reaches the server's check.
     assert_eq!(nix.build_file(&settings("")).unwrap(), "");
-    let said = nix.build_file(&settings("prioritty = 3;")).unwrap_err();
-    assert!(said.contains("unknown key 'prioritty'; did you mean 'priority'?"), "{said}");
+    let message = nix.build_file(&settings("prioritty = 3;")).unwrap_err();
+    assert!(message.contains("unknown key 'prioritty'; did you mean 'priority'?"), "{message}");
     // What is allowed together is the server's to say.
-    let said = nix.build_file(&settings("upstream = [ { url = \"https://cache.example.org\"; } ];")).unwrap_err();
-    assert!(said.contains("needs its public keys"), "{said}");
+    let message = nix.build_file(&settings("upstream = [ { url = \"https://cache.example.org\"; } ];")).unwrap_err();
+    assert!(message.contains("needs its public keys"), "{message}");
 }
 
 #[test]
@@ -219,19 +219,19 @@ fn invalid_values_are_refused_by_their_types() {
         ("sign-keys = \"cache.sec\";", "sign-keys"),
     ];
     for (text, want) in cases {
-        let said = nix.error(&settings(text), "configFile");
-        assert!(said.contains("error:") && said.contains(want), "{text}: {said}");
+        let message = nix.error(&settings(text), "configFile");
+        assert!(message.contains("error:") && message.contains(want), "{text}: {message}");
     }
     let failures = |configuration: &str| nix.eval(configuration, "failures").to_string();
     assert!(failures(&settings("cache = [ { name = \"team\"; } ];")).contains("need a folder"));
     assert!(failures("{ services.narval-watch-store.enable = true; }").contains("at least one cache"));
-    let said = nix
+    let message = nix
         .error("{ services.narval-follow = { enable = true; release = \"web\"; }; }", "systemd.services.narval-follow");
-    assert!(said.contains("name of a release, with @"), "{said}");
+    assert!(message.contains("name of a release, with @"), "{message}");
     let both = "{ services.narval-watch-store = { enable = true; to = [ \"file:///a\" ]; queueOnly = true; existing = true; }; }";
     assert!(failures(both).contains("neither existing nor builtHere"));
-    let said = nix.error("{ programs.narval = { enable = true; caches.\"https://a\" = \"x\"; }; }", "nixSettings");
-    assert!(said.contains("public key, NAME:BASE64"), "{said}");
+    let message = nix.error("{ programs.narval = { enable = true; caches.\"https://a\" = \"x\"; }; }", "nixSettings");
+    assert!(message.contains("public key, NAME:BASE64"), "{message}");
 }
 
 /// Directives of a section, but not those that differ on purpose.
@@ -304,12 +304,12 @@ fn every_value_can_be_read_back_from_the_text() {
     fs::write(&file, text.as_str().unwrap()).unwrap();
     let script = "import json, sys, tomllib; print(json.dumps(tomllib.load(open(sys.argv[1], 'rb'))))";
     let output = Command::new("python3").args(["-c", script]).arg(&file).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("No module named 'tomllib'") {
+    let message = String::from_utf8_lossy(&output.stderr);
+    if message.contains("No module named 'tomllib'") {
         eprintln!("note: skipped: this Python has no TOML reader");
         return;
     }
-    assert!(output.status.success(), "{text}: {said}");
+    assert!(output.status.success(), "{text}: {message}");
     let read: Value = serde_json::from_slice(&output.stdout).unwrap();
     let mut want = nix.eval("{ }", &format!("same {value}"));
     want.as_object_mut().unwrap().remove("n");

@@ -112,25 +112,28 @@ fn rules_explain_themselves() {
         let mut command = Command::new(NARVAL);
         command.args(["oidc", "test"]).arg(store.path("narval.toml")).arg("--token-file").arg(store.path("jwt"));
         let output = command.args(options).output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code(), String::from_utf8(said).unwrap())
+        let message = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(message).unwrap())
     };
     let token = platform.token(&[]);
-    let (code, said) = test(&token, &[]);
-    assert!(code == Some(0) && said.contains("rule 1 grants pull,push for default for 1h"), "{said}");
-    assert!(said.contains("rule 2 matches, too") && said.contains("claim  repository = \"our-org/app\""), "{said}");
+    let (code, message) = test(&token, &[]);
+    assert!(code == Some(0) && message.contains("rule 1 grants pull,push for default for 1h"), "{message}");
+    assert!(
+        message.contains("rule 2 matches, too") && message.contains("claim  repository = \"our-org/app\""),
+        "{message}"
+    );
     assert_eq!(exchange(&server, &token).status, 201, "it was not used up");
-    let (code, said) = test(&platform.token(&[("ref", json!("refs/heads/feature"))]), &[]);
+    let (code, message) = test(&platform.token(&[("ref", json!("refs/heads/feature"))]), &[]);
     let why = "rule 1 does not match: ref is \"refs/heads/feature\" and must match refs/heads/main or refs/tags/v*";
-    assert!(code == Some(0) && said.contains(why) && said.contains("rule 2 grants pull for *"), "{said}");
-    let (code, said) = test(&platform.token(&[("repository", json!("stranger/app"))]), &["--json"]);
-    let summary: serde_json::Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+    assert!(code == Some(0) && message.contains(why) && message.contains("rule 2 grants pull for *"), "{message}");
+    let (code, message) = test(&platform.token(&[("repository", json!("stranger/app"))]), &["--json"]);
+    let summary: serde_json::Value = serde_json::from_str(message.lines().next().unwrap()).unwrap();
     assert!(
         code == Some(1) && summary["granted"].is_null() && summary["rules"].as_array().unwrap().len() == 2,
-        "{said}"
+        "{message}"
     );
-    let (code, said) = test(&platform.token(&[("aud", json!("https://other.example.org"))]), &[]);
-    assert!(code == Some(1) && said.contains("audience"), "{said}");
+    let (code, message) = test(&platform.token(&[("aud", json!("https://other.example.org"))]), &[]);
+    assert!(code == Some(1) && message.contains("audience"), "{message}");
 }
 
 /// RFC 8693: a form, answered with JSON, and never more than the rule grants.
@@ -327,8 +330,8 @@ fn config_check_finds_invalid_rules() {
     ] {
         std::fs::write(&file, &text).unwrap();
         let output = Command::new(NARVAL).args(["config", "check"]).arg(&file).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(said.contains(&format!("narval.toml{says}")), "{text}: {said}");
+        assert!(message.contains(&format!("narval.toml{says}")), "{text}: {message}");
     }
 }

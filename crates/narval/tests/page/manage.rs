@@ -86,9 +86,9 @@ fn every_write_needs_the_session_its_proof_and_our_page() {
     assert!(document.field("content-security-policy").unwrap().contains("form-action 'self'"));
     // And with all of it, each does what it says.
     let fields = session.fields();
-    let done = |part: &str, form: &str, said: &str| {
+    let done = |part: &str, form: &str, message: &str| {
         let answer = lab.form(part, &fields, &session.form(form));
-        assert!(answer.status == 200 && answer.text().contains(said), "{}", answer.text());
+        assert!(answer.status == 200 && answer.text().contains(message), "{}", answer.text());
     };
     let hash = hash_part(&path);
     let pin = format!("do=pin&name=keep+%3Cb%3Ethis%3C%2Fb%3E&path={path}&keep=2");

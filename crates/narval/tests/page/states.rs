@@ -62,10 +62,11 @@ fn what_is_not_signed_is_seen_everywhere() {
     lab.push(&unsigned);
     browser.open(&lab.server.url(), "Does it work from here?");
     // The list of paths may be a moment old.
-    let said =
+    let message =
         "✗ It responds for /nix/store, but 1 of 2 paths lacks a valid signature of this server: clients refuse it.";
     let check_again = "document.querySelector('#check button').click()";
-    browser.wait(&format!("document.querySelector('#check [role=status]').textContent === '{said}' || {check_again}"));
+    browser
+        .wait(&format!("document.querySelector('#check [role=status]').textContent === '{message}' || {check_again}"));
     browser.open(&format!("{}/?q=&filter=unsigned", lab.server.url()), "✗ not signed");
     assert_eq!(browser.eval("document.querySelectorAll('.packages > li').length"), 1);
     let path = format!("{}/_narval/path", lab.server.url());

@@ -65,19 +65,19 @@ fn the_data_folder_is_that_of_the_configuration() {
     let create = Command::new(NARVAL).args(["token", "create", "--push", "of-the-file", "--config", config]).output();
     assert!(create.unwrap().status.success());
     assert!(folder.path().join("kept/here/index.sqlite").exists());
-    for said in [list(&["--config", config], &[]), list(&[], &[("NARVAL_CONFIG", config)])] {
-        assert!(said.0 == Some(0) && said.1.contains("of-the-file"), "{said:?}");
+    for message in [list(&["--config", config], &[]), list(&[], &[("NARVAL_CONFIG", config)])] {
+        assert!(message.0 == Some(0) && message.1.contains("of-the-file"), "{message:?}");
     }
     let other = folder.path().join("other");
-    for said in [
+    for message in [
         list(&["--config", config, "--data", other.to_str().unwrap()], &[]),
         list(&["--config", config], &[("NARVAL_DATA", other.to_str().unwrap())]),
     ] {
-        assert!(said.0 == Some(2) && said.2.contains("other"), "{said:?}");
+        assert!(message.0 == Some(2) && message.2.contains("other"), "{message:?}");
     }
     std::fs::write(&file, "dat = 'x'\n").unwrap();
-    let said = list(&["--config", config], &[]);
-    assert!(said.0 == Some(2) && said.2.contains("narval.toml:1: unknown key 'dat'"), "{said:?}");
+    let message = list(&["--config", config], &[]);
+    assert!(message.0 == Some(2) && message.2.contains("narval.toml:1: unknown key 'dat'"), "{message:?}");
 }
 
 #[test]
@@ -232,9 +232,9 @@ fn pins_deletions_and_figures_from_elsewhere() {
     let admin = lab.token("pull,pin,delete,admin");
     let there = |args: &[&str]| {
         let output = with(&admin, args);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{args:?}: {said}");
-        String::from_utf8(output.stdout).unwrap() + &said
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {message}");
+        String::from_utf8(output.stdout).unwrap() + &message
     };
     // A name that one path has is enough.
     let added = there(&["pin", "add", "release 1.0", "app", "--keep", "3", "--for", "30d"]);
@@ -268,11 +268,11 @@ fn a_name_of_several_paths_lists_them() {
         lab.push(Nix::Newest, &push, "compression=none", path).unwrap();
     }
     let output = run(&lab, &["cache", "why", "glibc"]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("'glibc' is the name of 2 paths"), "{said}");
-    let at = |path: &str| said.find(base(path)).unwrap_or(usize::MAX);
-    assert!(at(&paths[1]) < at(&paths[0]) && at(&paths[0]) < usize::MAX && at(&paths[2]) == usize::MAX, "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("'glibc' is the name of 2 paths"), "{message}");
+    let at = |path: &str| message.find(base(path)).unwrap_or(usize::MAX);
+    assert!(at(&paths[1]) < at(&paths[0]) && at(&paths[0]) < usize::MAX && at(&paths[2]) == usize::MAX, "{message}");
     assert!(narval(&lab, &["cache", "why", "glibc-2.40"]).contains(base(&paths[1])));
     assert!(narval(&lab, &["cache", "why", "glibc-2.40-dev"]).contains(base(&paths[2])));
     assert!(fails(&lab, &["cache", "why", "nothing"]).contains("'nothing'"));

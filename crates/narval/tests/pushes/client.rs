@@ -92,8 +92,11 @@ fn parts_of_an_earlier_run_are_not_sent_again() {
     let url = format!("/_narval/v1/nar/{}.nar.zst", Sha256::of(&nar).to_nix32());
     assert_eq!(lab.put(&format!("{url}?offset=0"), &token, &file[..PART_LEN]).status, 202);
     let output = push(&lab, &token, &[&big]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains(&format!("\"offset\":{PART_LEN}")) && said.contains("\"state\":\"resumed\""), "{said}");
+    let message = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        message.contains(&format!("\"offset\":{PART_LEN}")) && message.contains("\"state\":\"resumed\""),
+        "{message}"
+    );
     let rest = summary(output);
     assert_eq!(number(&rest, "sent"), (file.len() - PART_LEN) as u64, "{rest}");
     lab.pull(Nix::Newest, &big);
@@ -113,9 +116,9 @@ fn a_client_that_may_not_push_is_told_why() {
     let path = lab.store.add_file("a", "a");
     for (token, status) in [("nv1_none_none".to_owned(), "401"), (lab.token("pull"), "403")] {
         let output = push(&lab, &token, &[&path]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(5), "{said}");
-        assert!(said.contains(status) && said.lines().count() == 1, "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(5), "{message}");
+        assert!(message.contains(status) && message.lines().count() == 1, "{message}");
     }
 }
 

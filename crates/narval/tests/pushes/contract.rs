@@ -467,12 +467,12 @@ fn pins_and_deletions_over_http_need_their_scopes() {
     assert_eq!(ask("DELETE", "pins/old", &pin, nothing.clone()), (200, serde_json::json!({"removed": 1})));
     assert_eq!(ask("DELETE", "pins/old", &pin, nothing.clone()).0, 404);
 
-    let (status, said) = ask("DELETE", &path, &delete, nothing.clone());
-    let detail = said["detail"].as_str().unwrap();
-    assert!(status == 409 && detail.contains(other) && detail.contains("?referrers=1"), "{status}: {said}");
+    let (status, message) = ask("DELETE", &path, &delete, nothing.clone());
+    let detail = message["detail"].as_str().unwrap();
+    assert!(status == 409 && detail.contains(other) && detail.contains("?referrers=1"), "{status}: {message}");
     assert_eq!(ask("DELETE", &format!("{path}?referrers=all"), &delete, nothing.clone()).0, 400);
-    let (status, said) = ask("DELETE", &format!("{path}?referrers=1"), &delete, nothing.clone());
-    assert_eq!((status, &said["files"], &said["paths"]), (200, &2.into(), &2.into()));
+    let (status, message) = ask("DELETE", &format!("{path}?referrers=1"), &delete, nothing.clone());
+    assert_eq!((status, &message["files"], &message["paths"]), (200, &2.into(), &2.into()));
     assert_eq!([narinfo_url(PATH), narinfo_url(other), one.url()].map(|path| lab.get(&path).status), [404; 3]);
     assert_eq!(ask("DELETE", &path, &delete, nothing).0, 404);
     let audit = std::fs::read_to_string(lab.data_path().join("audit.jsonl")).unwrap();

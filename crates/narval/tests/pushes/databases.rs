@@ -166,8 +166,11 @@ fn the_database_goes_away_and_comes_back() {
     let complaint = one.push(Nix::Newest, &token, "", &new).unwrap_err();
     assert!(complaint.contains("503"), "{complaint}");
     let admin = pair.run(&["token", "list"]);
-    let said = String::from_utf8(admin.stderr).unwrap();
-    assert!(!admin.status.success() && said.contains("cannot be reached") && said.lines().count() == 1, "{said}");
+    let output_text = String::from_utf8(admin.stderr).unwrap();
+    assert!(
+        !admin.status.success() && output_text.contains("cannot be reached") && output_text.lines().count() == 1,
+        "{output_text}"
+    );
 
     pair.postgres.start();
     // No server is started again.
@@ -384,8 +387,8 @@ fn a_folder_and_a_database_belong_together() {
     lab.pull(Nix::Newest, &path);
     // No password is in any message.
     let secret = format!("postgres://narval:secret@127.0.0.1:{}/none?sslmode=nonsense", pair.postgres.port);
-    let said = fails(&folder, Some(&secret));
-    assert!(!said.contains("secret") && said.contains("127.0.0.1"), "{said}");
+    let output_text = fails(&folder, Some(&secret));
+    assert!(!output_text.contains("secret") && output_text.contains("127.0.0.1"), "{output_text}");
 }
 
 /// Passwords go to the server that the certificate is of, and to no other.

@@ -125,18 +125,19 @@ fn clients_are_told_that_their_token_has_expired() {
     let path = lab.store.add_file("file", "pushed too late");
     sleep_until(expires);
     for nix in Nix::BOTH {
-        let said = lab.push(nix, &token, "", &path).unwrap_err();
+        let message = lab.push(nix, &token, "", &path).unwrap_err();
         // 2.8 takes the 401 for the absence of a cache.
-        let is_told = ["expired", "401", "does not appear to be a binary cache"].iter().any(|text| said.contains(text));
-        assert!(is_told, "{nix:?}: {said}");
+        let is_told =
+            ["expired", "401", "does not appear to be a binary cache"].iter().any(|text| message.contains(text));
+        assert!(is_told, "{nix:?}: {message}");
     }
     let file = lab.store.path("token");
     std::fs::write(&file, &token).unwrap();
     let mut push = Command::new(NARVAL);
     push.args(["push", "--store", &lab.store.uri(), "--to", &lab.server.url(), "--token-file"]).arg(&file).arg(&path);
     let output = push.env("HOME", lab.store.dir.path()).env_remove("NARVAL_STORE").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(5), "{said}");
-    assert!(said.contains("expired") && !said.contains(&token), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{message}");
+    assert!(message.contains("expired") && !message.contains(&token), "{message}");
     assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(&path))).status, 404);
 }

@@ -164,8 +164,8 @@ fn a_push_is_read_back_with_the_server_and_without(place: Option<Place>) {
         rebuild.args(["--database", &postgres.database()]);
     }
     let output = rebuild.envs(place.environment()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("3 paths, 2 NARs, 0 problems"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && message.contains("3 paths, 2 NARs, 0 problems"), "{message}");
 }
 
 #[test]
@@ -407,23 +407,23 @@ fn gc_waits_for_a_collection_by_another_node() {
     };
     lease("extract(epoch from now())::bigint + 3600");
     let output = place.run(&lab, &["cache", "gc", "--wait", "0s"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(
-        (output.status.code(), said.contains("process 7 on another-node is collecting")),
+        (output.status.code(), message.contains("process 7 on another-node is collecting")),
         (Some(1), true),
-        "{said}"
+        "{message}"
     );
     let mut gc = Command::new(NARVAL);
     gc.args(["cache", "gc"]).args(place.options(&lab.store, "node")).envs(place.environment());
     let mut gc = gc.stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let mut said = std::io::BufReader::new(gc.stderr.take().unwrap());
+    let mut message = std::io::BufReader::new(gc.stderr.take().unwrap());
     let mut line = String::new();
     while !line.contains("process 7 on another-node is collecting") {
-        assert!(std::io::BufRead::read_line(&mut said, &mut line).unwrap() > 0, "{line}");
+        assert!(std::io::BufRead::read_line(&mut message, &mut line).unwrap() > 0, "{line}");
     }
     assert!(gc.try_wait().unwrap().is_none(), "it waits");
     lease("0");
-    std::io::Read::read_to_string(&mut said, &mut line).unwrap();
+    std::io::Read::read_to_string(&mut message, &mut line).unwrap();
     assert!(gc.wait().unwrap().success() && line.contains("removed 0 paths"), "{line}");
 }
 
@@ -597,8 +597,11 @@ fn redirects_of_a_private_cache_need_its_token() {
         Command::new("chmod").args(["-R", "u+w"]).arg(to.path()).status().unwrap();
     }
     let output = Command::new(NARVAL).args(["serve", "--data", "/nowhere", "--redirect", "on"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(2) && said.contains("option --redirect: needs --data in a bucket"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(2) && message.contains("option --redirect: needs --data in a bucket"),
+        "{message}"
+    );
 }
 
 /// Answers the first requests for NARs in these ways, and the others well.

@@ -37,11 +37,11 @@ fn narval(data: &Path, args: &[&str]) -> Command {
 
 /// Reads until this text comes. Returns all so far.
 fn read_until(output: &mut impl Read, what: &str) -> String {
-    let (mut said, mut piece, until) = (Vec::new(), [0; 4096], Instant::now() + PATIENCE);
+    let (mut message, mut piece, until) = (Vec::new(), [0; 4096], Instant::now() + PATIENCE);
     loop {
         let len = output.read(&mut piece).unwrap_or(0);
-        said.extend_from_slice(&piece[..len]);
-        let text = String::from_utf8_lossy(&said);
+        message.extend_from_slice(&piece[..len]);
+        let text = String::from_utf8_lossy(&message);
         if text.contains(what) {
             return text.into_owned();
         }
@@ -55,10 +55,10 @@ fn interrupt(child: &Child) {
 
 /// All that is printed after an interruption, by a process that ends with 130.
 fn rest(mut child: Running, output: &mut impl Read) -> String {
-    let mut said = String::new();
-    output.read_to_string(&mut said).unwrap();
-    assert_eq!(child.0.wait().unwrap().code(), Some(130), "{said}");
-    said
+    let mut message = String::new();
+    output.read_to_string(&mut message).unwrap();
+    assert_eq!(child.0.wait().unwrap().code(), Some(130), "{message}");
+    message
 }
 
 #[test]
@@ -80,10 +80,10 @@ fn a_rebuild_says_how_far_it_is_and_its_interruption_keeps_the_old_index() {
     assert!(line.contains("verifying: 0/1 NARs  ") && line.contains("/1.1 TB  ") && line.contains("B/s "), "{line}");
     interrupt(&child.0);
     let kept = "stopping; the index of before is in force; a second signal stops immediately\n";
-    let said = read_until(&mut stderr, kept) + &rest(child, &mut stderr);
+    let message = read_until(&mut stderr, kept) + &rest(child, &mut stderr);
     // A machine that is too busy to end it in three seconds gets no more.
     let why = "interrupted; the index of before is in force, and the same command starts from the beginning";
-    assert!(said.ends_with(kept) || said.contains(why), "{said}");
+    assert!(message.ends_with(kept) || message.contains(why), "{message}");
     assert_eq!(stdout(narval(&data, &["token", "list"]).output().unwrap()), before);
 }
 
@@ -109,8 +109,8 @@ fn a_check_fills_a_line_of_a_terminal_until_ctrl_c() {
     let screen = read_until(&mut shown, " left");
     assert!(screen.contains("NARs  ") && screen.contains("/1.1 TB"), "{screen}");
     keys.write_all(b"\x03").unwrap();
-    let said = read_until(&mut shown, "stopping; nothing was changed; a second signal") + &rest(script, &mut shown);
-    assert!(said.contains("checking"), "the step has a name: {said}");
+    let message = read_until(&mut shown, "stopping; nothing was changed; a second signal") + &rest(script, &mut shown);
+    assert!(message.contains("checking"), "the step has a name: {message}");
 }
 
 #[test]

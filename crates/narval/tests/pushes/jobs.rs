@@ -93,36 +93,36 @@ fn one_job_of_a_kind_at_a_time_is_watched_and_cancelled() {
     let run = |args: &[&str]| {
         let at = ["--at", &*lab.server.url(), "--token-file", token.to_str().unwrap()];
         let output = Command::new(NARVAL).args(args).args(at).env("HOME", lab.store.dir.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{args:?}: {said}");
-        String::from_utf8(output.stdout).unwrap() + &said
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {message}");
+        String::from_utf8(output.stdout).unwrap() + &message
     };
-    let said = run(&["cache", "gc"]);
-    assert!(said.contains("removed 0 paths, kept 3; deleted 0 NARs without a path"), "{said}");
-    let said = run(&["cache", "fsck", "--contents"]);
-    assert!(said.contains("3 paths, 3 NARs, 0 problems"), "{said}");
-    let said = run(&["cache", "recompress"]);
-    assert!(said.contains("recompressed 3 NARs; 0 could not be"), "{said}");
-    let said = run(&["key", "rotate", "default"]);
-    assert!(said.starts_with("default-1:") && said.contains("signed 3 paths with it"), "{said}");
-    let said = run(&["cache", "export", "--destination", "mirror"]);
-    assert!(said.contains("copied 3 paths with 3 NARs"), "{said}");
+    let message = run(&["cache", "gc"]);
+    assert!(message.contains("removed 0 paths, kept 3; deleted 0 NARs without a path"), "{message}");
+    let message = run(&["cache", "fsck", "--contents"]);
+    assert!(message.contains("3 paths, 3 NARs, 0 problems"), "{message}");
+    let message = run(&["cache", "recompress"]);
+    assert!(message.contains("recompressed 3 NARs; 0 could not be"), "{message}");
+    let message = run(&["key", "rotate", "default"]);
+    assert!(message.starts_with("default-1:") && message.contains("signed 3 paths with it"), "{message}");
+    let message = run(&["cache", "export", "--destination", "mirror"]);
+    assert!(message.contains("copied 3 paths with 3 NARs"), "{message}");
     assert!(lab.store.path("mirror/default/nix-cache-info").exists());
-    let said = run(&["cache", "migrate", "--destination", "new"]);
-    assert!(said.contains("copied 3 paths with 3 NARs"), "{said}");
-    let said = run(&["cache", "jobs"]);
-    assert!(said.contains("  fsck  done  started just now by test"), "{said}");
+    let message = run(&["cache", "migrate", "--destination", "new"]);
+    assert!(message.contains("copied 3 paths with 3 NARs"), "{message}");
+    let message = run(&["cache", "jobs"]);
+    assert!(message.contains("  fsck  done  started just now by test"), "{message}");
     // And on the data, by the same code.
     let here = |args: &[&str]| {
         let output = Command::new(NARVAL).args(args).arg("--data").arg(lab.data_path()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{args:?}: {said}");
-        String::from_utf8(output.stdout).unwrap() + &said
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {message}");
+        String::from_utf8(output.stdout).unwrap() + &message
     };
     assert!(here(&["cache", "recompress"]).contains("recompressed 0 NARs"));
     let mirror = format!("file://{folder}/mirror");
-    let said = here(&["cache", "export", "--destination", &mirror]);
-    assert!(said.contains("copied 0 paths with 0 NARs (0 B) and 0 other files; 3 were there already"), "{said}");
+    let message = here(&["cache", "export", "--destination", &mirror]);
+    assert!(message.contains("copied 0 paths with 0 NARs (0 B) and 0 other files; 3 were there already"), "{message}");
     assert!(here(&["key", "rotate", "default"]).contains("signed 3 paths with it"));
     let mut nowhere = Command::new(NARVAL);
     nowhere.args(["cache", "export", "--destination", "nowhere", "--data"]).arg(lab.data_path());
@@ -244,8 +244,8 @@ fn a_generated_client_does_a_whole_life_of_a_cache() {
         .current_dir(folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&made.stdout).into_owned() + &String::from_utf8_lossy(&made.stderr);
-    assert!(made.status.success(), "{said}");
+    let message = String::from_utf8_lossy(&made.stdout).into_owned() + &String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{message}");
     let output = Command::new(&python)
         .arg("-c")
         .arg(LIFE)

@@ -23,8 +23,8 @@ const THREADS: usize = 8;
 /// What was counted by a migration that ended well.
 fn migrate(command: &mut Command) -> serde_json::Value {
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 

@@ -493,12 +493,15 @@ fn options_that_do_not_fit() {
     for args in
         [&["--data", "/nowhere"][..], &bucket, &["--data", "/nowhere", "--database", "postgres://narval@127.0.0.1:1/x"]]
     {
-        let said = refused(&[&url[..], args].concat());
-        assert!(said.contains(needs), "{said}");
+        let message = refused(&[&url[..], args].concat());
+        assert!(message.contains(needs), "{message}");
     }
     for url in ["s3://bucket", "file:///tmp", "http://user:secret-word@10.0.0.3:5000"] {
         let args = [&["--peer-url", url, "--database", "postgres://narval@127.0.0.1:1/x"][..], &bucket].concat();
-        let said = refused(&args);
-        assert!(said.contains("option --peer-url: give http://HOST:PORT") && !said.contains("secret-word"), "{said}");
+        let message = refused(&args);
+        assert!(
+            message.contains("option --peer-url: give http://HOST:PORT") && !message.contains("secret-word"),
+            "{message}"
+        );
     }
 }

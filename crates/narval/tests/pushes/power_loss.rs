@@ -395,18 +395,18 @@ fn a_power_failure_loses_nothing_that_was_confirmed() {
         // What other programs read is whole again after a repair, and nothing is lost by it.
         let fsck = |args: &[&str]| {
             let output = Command::new(NARVAL).args(["cache", "fsck", "--data"]).arg(&copy).args(args).output().unwrap();
-            let said = [output.stdout, output.stderr].concat();
-            (output.status.code(), String::from_utf8(said).unwrap())
+            let message = [output.stdout, output.stderr].concat();
+            (output.status.code(), String::from_utf8(message).unwrap())
         };
-        let (code, said) = fsck(&["--repair", "--contents"]);
-        assert_eq!(code, Some(0), "{loss:?}: {said}");
-        let (code, said) = fsck(&["--contents"]);
-        assert_eq!(code, Some(0), "{loss:?}: {said}");
+        let (code, message) = fsck(&["--repair", "--contents"]);
+        assert_eq!(code, Some(0), "{loss:?}: {message}");
+        let (code, message) = fsck(&["--contents"]);
+        assert_eq!(code, Some(0), "{loss:?}: {message}");
         let narinfos = std::fs::read_dir(copy.join("caches/default")).unwrap().filter(|entry| {
             let entry = entry.as_ref().unwrap();
             entry.file_name().to_string_lossy().ends_with(".narinfo") && entry.metadata().unwrap().len() > 0
         });
-        assert_eq!(narinfos.count(), 13, "{loss:?}: {said}");
+        assert_eq!(narinfos.count(), 13, "{loss:?}: {message}");
     }
 }
 

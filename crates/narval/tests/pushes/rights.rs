@@ -289,12 +289,12 @@ fn a_token_is_for_the_caches_that_were_meant_and_can_be_changed() {
     let store = Store::new();
     let config = format!("data = '{}'\n[[cache]]\nname = 'team'\n", store.path("data").display());
     let lab = Lab::configured(store, &config);
-    let (_, said) = token_command(&lab, &["create", "--pull", "--cache", "default,team", "both"]);
-    assert!(!said.contains("warning"), "{said}");
+    let (_, output_text) = token_command(&lab, &["create", "--pull", "--cache", "default,team", "both"]);
+    assert!(!output_text.contains("warning"), "{output_text}");
     let (listed, _) = token_command(&lab, &["list", "--json"]);
     assert!(listed.contains("\"caches\":[\"default\",\"team\"]"), "{listed}");
-    let (_, said) = token_command(&lab, &["create", "--pull", "--cache", "nosuch", "misspelt"]);
-    assert!(said.contains("warning: no cache matches 'nosuch'; there is default, team"), "{said}");
+    let (_, output_text) = token_command(&lab, &["create", "--pull", "--cache", "nosuch", "misspelt"]);
+    assert!(output_text.contains("warning: no cache matches 'nosuch'; there is default, team"), "{output_text}");
 
     let (token, _) = token_command(&lab, &["create", "--pull", "--cache", "default", "one"]);
     let (token, id) = (token.trim(), token.split('_').nth(1).unwrap().to_owned());
@@ -308,8 +308,8 @@ fn a_token_is_for_the_caches_that_were_meant_and_can_be_changed() {
         refused.text()
     );
     let words: Vec<&str> = advice.split(' ').skip(2).collect();
-    let (_, said) = token_command(&lab, &words);
-    assert!(said.contains("allows pull,push in default, team"), "{said}");
+    let (_, output_text) = token_command(&lab, &words);
+    assert!(output_text.contains("allows pull,push in default, team"), "{output_text}");
     assert_eq!(missing().status, 200, "{}", missing().text());
     token_command(&lab, &["change", &id, "--remove-scope", "push"]);
     let refused = missing();

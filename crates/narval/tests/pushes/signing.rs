@@ -143,7 +143,7 @@ fn what_cannot_be_signed_is_one_line() {
 
 /// What `narval doctor` and `narval install` say of a path that is not accepted.
 fn advice(lab: &Lab, key: &str, path: &str) -> String {
-    let mut said = String::new();
+    let mut message = String::new();
     let url = lab.server.url();
     for args in [&["doctor", "--server", &url, "--path", path][..], &["install", "--from", &url, path]] {
         let mut command = Command::new(NARVAL);
@@ -157,10 +157,10 @@ fn advice(lab: &Lab, key: &str, path: &str) -> String {
         let both = [output.stdout, output.stderr].concat();
         let text = String::from_utf8(both).unwrap();
         let line = text.lines().find(|line| line.contains("FAIL signature") || line.contains("not signed by"));
-        said += line.unwrap_or_else(|| panic!("{args:?}: {text}"));
-        said.push('\n');
+        message += line.unwrap_or_else(|| panic!("{args:?}: {text}"));
+        message.push('\n');
     }
-    said
+    message
 }
 
 #[test]
@@ -170,11 +170,11 @@ fn advice_is_what_helps_without_a_signature() {
         (store.key("old-1"), store.key("own-1"), store.key("other-1"));
     let data = store.path("data");
     let with_key = |key: &Path| format!("data = '{}'\nsign-keys = '{}'\n", data.display(), key.display());
-    let each = |said: &str, has: &[&str], lacks: &str| {
-        for line in said.lines() {
-            assert!(has.iter().all(|word| line.contains(word)) && !line.contains(lacks), "{said}");
+    let each = |message: &str, has: &[&str], lacks: &str| {
+        for line in message.lines() {
+            assert!(has.iter().all(|word| line.contains(word)) && !line.contains(lacks), "{message}");
         }
-        assert_eq!(said.lines().count(), 2, "{said}");
+        assert_eq!(message.lines().count(), 2, "{message}");
     };
 
     // A path with the old key, which the server has first.
@@ -369,8 +369,8 @@ fn a_key_goes_from_a_file_to_a_command_and_on_to_another_one() {
     // A rotation needs no signature of a key that has signed already.
     std::fs::write(&mode, "fail").unwrap();
     let rotated = run(&["key", "rotate", "default"]);
-    let said = String::from_utf8_lossy(&rotated.stderr).into_owned();
-    assert!(said.contains("signed 4 paths with it"), "{rotated:?}");
+    let message = String::from_utf8_lossy(&rotated.stderr).into_owned();
+    assert!(message.contains("signed 4 paths with it"), "{rotated:?}");
     std::fs::write(&mode, "well").unwrap();
     let by_index = stdout(rotated);
     assert!(by_index.starts_with("default-1:"), "{by_index}");

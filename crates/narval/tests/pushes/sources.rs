@@ -73,8 +73,8 @@ fn a_closure_is_looked_up_in_all_sources_in_order() {
         [("cache", "pushed to this cache"), ("store", "this machine’s store"), ("upstream", "an upstream cache")];
     for (path, source) in paths {
         let shown = lab.get(&format!("/_narval/path/{}", hash_part(path)));
-        let said = words.iter().find(|(key, _)| *key == source).unwrap().1;
-        assert!(shown.text().contains(&format!("<dd>{said}</dd>")), "{path}: {}", shown.text());
+        let message = words.iter().find(|(key, _)| *key == source).unwrap().1;
+        assert!(shown.text().contains(&format!("<dd>{message}</dd>")), "{path}: {}", shown.text());
     }
     // Opening the page fetches none of the closure's NARs.
     std::thread::sleep(Duration::from_millis(500));

@@ -67,11 +67,11 @@ fn a_folder_of_another_version_is_refused_until_the_index_is_made_again() {
             &["token", "list", "--data"],
         ] {
             let output = narval(&store, &[command, &[store.path("data").to_str().unwrap()]].concat());
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(!output.status.success() && said.lines().count() <= 2, "{command:?}: {said}");
-            let (_, said) = said.split_once("has version ").unwrap_or_else(|| panic!("{command:?}: {said}"));
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && message.lines().count() <= 2, "{command:?}: {message}");
+            let (_, message) = message.split_once("has version ").unwrap_or_else(|| panic!("{command:?}: {message}"));
             let words = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "N").replace("NN", "N");
-            assert_eq!(words(said.trim()), words(shown), "the page says something else");
+            assert_eq!(words(message.trim()), words(shown), "the page says something else");
         }
         assert_eq!(version(&store), other, "it was changed");
         let output = narval(&store, &["cache", "restore", saved.to_str().unwrap()]);

@@ -56,8 +56,8 @@ fn nix_2_3_pushes_and_pulls() {
     let wrong = format!("nv1_{}_{}", "0".repeat(16), "0".repeat(52));
     let read_only = lab.token("pull");
     for (token, status) in [(wrong, "401"), (read_only, "403")] {
-        let said = lab.push(Nix::Oldest, &token, "", &refused).unwrap_err();
-        assert!(said.contains(status) || said.contains("binary cache"), "{status}: {said}");
+        let message = lab.push(Nix::Oldest, &token, "", &refused).unwrap_err();
+        assert!(message.contains(status) || message.contains("binary cache"), "{status}: {message}");
         assert_eq!(lab.get(&format!("/{}.narinfo", hash_part(&refused))).status, 404);
     }
 }
@@ -104,15 +104,15 @@ impl Requests {
         std::fs::write(&file, std::mem::take(&mut self.config)).unwrap();
         let mut curl = Command::new("curl");
         curl.args(["-sS", "--parallel", "--parallel-max", "125", "--max-time", "120", "-K"]).arg(&file);
-        let said = stdout(curl.output().unwrap());
+        let message = stdout(curl.output().unwrap());
         let (mut statuses, mut connections) = (BTreeMap::new(), 0);
-        for line in said.lines() {
+        for line in message.lines() {
             let mut words = line.split(' ');
             *statuses.entry(words.next().unwrap().parse().unwrap()).or_insert(0) += 1;
             assert_eq!(words.next(), Some("2"), "{line}");
             connections += words.next().unwrap().parse::<usize>().unwrap();
         }
-        assert_eq!(said.lines().count(), std::mem::take(&mut self.count), "{said}");
+        assert_eq!(message.lines().count(), std::mem::take(&mut self.count), "{message}");
         (statuses, connections)
     }
 }

@@ -69,9 +69,9 @@ fn systemd_accepts_the_units_without_a_warning() {
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]).args(&names).current_dir(folder.path());
     let output = verify.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display())).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let output_text = String::from_utf8_lossy(&output.stderr);
     // It may complain of units of the machine.
-    assert!(output.status.success() && !said.contains("narval"), "{said}");
+    assert!(output.status.success() && !output_text.contains("narval"), "{output_text}");
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn the_services_have_a_low_exposure() {
         let mut security = Command::new("systemd-analyze");
         security.args(["security", "--no-pager", "--offline=true", "--threshold", EXPOSURE_MAX]);
         let output = security.arg(folder.path().join(name)).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("Overall exposure level"), "{name}: {said}");
+        let output_text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && output_text.contains("Overall exposure level"), "{name}: {output_text}");
     }
 }
 

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::name::NarName;
 use narval_codec::delta::{DeltaMemory, Reserved, delta_fits, delta_memory};
-use narval_files::Kept;
+use narval_files::DiskCache;
 
 /// A kept NAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Bases {
     pub(in crate::upstream) fn find(
         &self,
         info: &NarInfo,
-        kept: &Kept,
+        kept: &DiskCache,
         narinfos: impl FnOnce() -> Vec<NarInfo>,
     ) -> Option<Base<'_>> {
         let name = PackageName::of(info.path.name());

@@ -2,7 +2,7 @@
 //!
 //! [`VerifiedNar`](narval_store::VerifiedNar) also verifies while reading, but it reads an uncompressed NAR from a
 //! source that has checked its file, and withholds the end of the NAR. Here the compressed *file* is passed on
-//! unchanged, and its last byte is withheld ([`Fill`]); the NAR is only decoded for verification.
+//! unchanged, and its last byte is withheld ([`GrowingFile`]); the NAR is only decoded for verification.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use narval_client::{HttpError, Trouble};
 use narval_codec::decode::{Decoder, INPUT_LEN, OUTPUT_LEN};
-use narval_files::{Fill, FillEnd, Start, TemporaryFile};
+use narval_files::{FillEnd, GrowingFile, Start, TemporaryFile};
 use narval_nix::{Compression, Hash, Hasher, Sha256Hasher};
 
 use super::bases::Base;
@@ -25,7 +25,7 @@ const EXPANSION_MAX: u64 = 1024 * 1024;
 /// A NAR to fetch.
 pub(in crate::upstream) struct Fetch {
     pub(in crate::upstream) places: Places,
-    pub(in crate::upstream) fill: Arc<Fill>,
+    pub(in crate::upstream) fill: Arc<GrowingFile>,
     /// Whether the NAR is written uncompressed.
     pub(in crate::upstream) plain: bool,
     /// Whether no upstream was asked for anything when it began: it comes from a neighbour, or not at all.
@@ -186,7 +186,7 @@ impl Fetch {
 struct Tee<'a> {
     body: Source<'a>,
     file: &'a File,
-    fill: &'a Fill,
+    fill: &'a GrowingFile,
     hasher: Option<Hasher>,
     written: u64,
     length_max: u64,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use narval_client::{Trouble, request_id};
-use narval_files::{Fetcher, FetchesLocked, Fill, FillEnd, Start, TemporaryFile};
+use narval_files::{Fetcher, FetchesLocked, FillEnd, GrowingFile, Start, TemporaryFile};
 use narval_nix::HashPart;
 
 use super::fetch::Fetch;
@@ -20,7 +20,7 @@ use crate::upstream::standing::health::Standing;
 
 impl Shared {
     /// Starts fetching a NAR that a client will probably request, if it is not stored and there is room.
-    pub(in crate::upstream) fn fetch_ahead(self: &Arc<Self>, hash_part: &HashPart) -> Option<Arc<Fill>> {
+    pub(in crate::upstream) fn fetch_ahead(self: &Arc<Self>, hash_part: &HashPart) -> Option<Arc<GrowingFile>> {
         let known = self.known(hash_part)?;
         let kept = format!("nar/{}", known.name.file);
         let mut fetches = self.running.lock();
@@ -43,7 +43,7 @@ impl Shared {
         let kept = format!("nar/{}", known.name.file);
         let waits = {
             let mut fetches = self.running.lock();
-            if let Some(waits) = fetches.get(&kept).and_then(Fill::waits) {
+            if let Some(waits) = fetches.get(&kept).and_then(GrowingFile::waits) {
                 waits
             } else if let Some((file, length)) = self.kept.get_whole(&kept, known.length()) {
                 self.kept_hits.fetch_add(1, Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl Shared {
             return Err(Unavailable::new(1, &*reason));
         }
         match start {
-            Some(Start::Comes(length)) => Ok(Some(NarAnswer::Fill(waits, length))),
+            Some(Start::Comes(length)) => Ok(Some(NarAnswer::Growing(waits, length))),
             Some(Start::Absent) => Ok(None),
             Some(Start::Unavailable(reason)) => Err(Unavailable::new(5, reason)),
             None => Err(Unavailable::new(5, "they take too long")),
@@ -72,7 +72,7 @@ impl Shared {
         known: &Arc<Known>,
         kept: &str,
         fetches: &mut FetchesLocked<'_>,
-    ) -> Result<Arc<Fill>, Unavailable> {
+    ) -> Result<Arc<GrowingFile>, Unavailable> {
         // A neighbour may have it.
         let only_near = self.remotes().iter().all(|remote| remote.standing() == Standing::Down);
         if only_near && self.neighbours.ready().is_empty() {

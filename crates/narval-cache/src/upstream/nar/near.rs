@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use narval_client::{HttpError, Trouble};
-use narval_files::{Fill, Start};
+use narval_files::{GrowingFile, Start};
 use parking_lot::Mutex;
 
 use super::fetch::Fetch;
@@ -39,7 +39,7 @@ impl Fetch {
                 }
             };
             fetching.comes(Coming::Near);
-            let hidden = Arc::new(Fill::new(file.try_clone().map_err(Trouble::Disk)?));
+            let hidden = Arc::new(GrowingFile::new(file.try_clone().map_err(Trouble::Disk)?));
             let places = Places {
                 shared: Arc::clone(shared),
                 remote: Arc::clone(&self.places.remote),
@@ -49,7 +49,7 @@ impl Fetch {
             let begun = Instant::now();
             if let Some(from) = &places.near {
                 let (front, shown) = (Arc::clone(&self.fill), Arc::clone(&from.shown));
-                let shows = move |hidden: &Fill| {
+                let shows = move |hidden: &GrowingFile| {
                     if begun.elapsed() < SHOWN_AFTER {
                         return;
                     }
@@ -94,8 +94,8 @@ impl Fetch {
 }
 
 /// Calls a function each time that more of a file has come.
-fn each_time(fill: &Arc<Fill>, tell: impl Fn(&Fill) + Send + 'static) {
-    fn notify(fill: &Weak<Fill>, tell: impl Fn(&Fill) + Send + 'static) {
+fn each_time(fill: &Arc<GrowingFile>, tell: impl Fn(&GrowingFile) + Send + 'static) {
+    fn notify(fill: &Weak<GrowingFile>, tell: impl Fn(&GrowingFile) + Send + 'static) {
         let Some(fill) = fill.upgrade() else { return };
         tell(&fill);
         if fill.progress().end.is_none() {

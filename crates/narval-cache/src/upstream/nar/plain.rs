@@ -1,7 +1,7 @@
 //! Fetches a NAR from an upstream that sends deltas, and writes it uncompressed: as the base of later deltas.
 //!
 //! A delta is undone completely and verified before any of its bytes can be read; if it is wrong, the whole NAR is fetched
-//! instead. A whole NAR is read along while it arrives, except for its last byte ([`Fill`]). If its upstream fails, it is continued with
+//! instead. A whole NAR is read along while it arrives, except for its last byte ([`GrowingFile`]). If its upstream fails, it is continued with
 //! any file of the same NAR: bytes that came already are decoded again, and skipped.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use narval_client::{HttpError, Trouble};
 use narval_codec::decode::{Decoder, DeltaDecoder, INPUT_LEN, OUTPUT_LEN};
 use narval_codec::delta::delta_codings;
-use narval_files::{Fill, Start};
+use narval_files::{GrowingFile, Start};
 use narval_nix::Sha256Hasher;
 
 use super::bases::Base;
@@ -27,7 +27,7 @@ const WAIT: Duration = Duration::from_secs(25);
 /// A NAR to fetch.
 pub(in crate::upstream) struct Plain<'a> {
     pub(in crate::upstream) places: &'a Places,
-    pub(in crate::upstream) fill: &'a Fill,
+    pub(in crate::upstream) fill: &'a GrowingFile,
     pub(in crate::upstream) file: &'a File,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_client::HttpError;
-use narval_files::Fill;
+use narval_files::GrowingFile;
 
 use super::places::{Opened, Places, Same};
 use super::rate::Rate;
@@ -36,7 +36,7 @@ pub(in crate::upstream) enum Otherwise {
 /// NARs that stall together are left together: where one of an upstream has stalled, the others may be silent for a fraction of that time.
 pub(in crate::upstream) struct Source<'a> {
     places: &'a Places,
-    fill: &'a Fill,
+    fill: &'a GrowingFile,
     opened: Opened,
     otherwise: Otherwise,
     /// A file of the same NAR to begin with.
@@ -57,7 +57,7 @@ pub(in crate::upstream) struct Source<'a> {
 impl<'a> Source<'a> {
     pub(in crate::upstream) fn new(
         places: &'a Places,
-        fill: &'a Fill,
+        fill: &'a GrowingFile,
         opened: Opened,
         tried: Vec<Arc<Remote>>,
         otherwise: Otherwise,

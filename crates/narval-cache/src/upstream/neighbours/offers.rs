@@ -13,7 +13,7 @@ use crate::upstream::known::Known;
 use crate::upstream::lookup::{NarAnswer, Upstreams};
 use crate::upstream::nar::name::NarName;
 use crate::upstream::shared::Shared;
-use narval_files::Fill;
+use narval_files::GrowingFile;
 
 /// What a machine says of a NAR that a neighbour wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +83,8 @@ impl Upstreams {
         let known = shared.offered(name)?;
         let kept = format!("nar/{}", known.name.file);
         let fills = shared.running.lock();
-        match fills.get(&kept).and_then(Fill::waits) {
-            Some(waits) => Some(NarAnswer::Fill(waits, known.length())),
+        match fills.get(&kept).and_then(GrowingFile::waits) {
+            Some(waits) => Some(NarAnswer::Growing(waits, known.length())),
             None => shared.kept.get(&kept).map(|(file, length)| NarAnswer::File(file, length)),
         }
     }

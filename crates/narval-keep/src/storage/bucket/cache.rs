@@ -10,7 +10,7 @@ use narval_client::Payload;
 use narval_files::TemporaryFile;
 use narval_nix::HashPart;
 
-use super::flights::NarRequest;
+use super::fetches::NarRequest;
 use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{NarRecord, PathRecord};
 use crate::storage::{
@@ -135,14 +135,14 @@ impl CacheStorage for CacheInBucket {
 
     fn nar(&self, name: &str, nar: &NarRecord, asker: Asker) -> io::Result<Option<NarBytes>> {
         let request = NarRequest { cache: &self.name, key: &self.nar_key(name), name, nar, asker };
-        self.shared.flights.nar(&request)
+        self.shared.fetches.nar(&request)
     }
 
     /// Signing fails with the credentials: what is on the disk can be served without them.
     fn redirect_url(&self, name: &str, nar: &NarRecord, redirect: Redirect) -> Option<String> {
         let redirects = match redirect {
             Redirect::Off => false,
-            Redirect::Auto => self.shared.flights.is_first(&self.name, name, nar),
+            Redirect::Auto => self.shared.fetches.is_first(&self.name, name, nar),
             Redirect::On => true,
         };
         if !redirects || nar.file_size < REDIRECT_LEN_MIN {
@@ -154,7 +154,7 @@ impl CacheStorage for CacheInBucket {
 
     fn open_nar(&self, name: &str, nar: &NarRecord) -> io::Result<Option<File>> {
         let asker = Asker::Client;
-        self.shared.flights.whole(&NarRequest { cache: &self.name, key: &self.nar_key(name), name, nar, asker })
+        self.shared.fetches.whole(&NarRequest { cache: &self.name, key: &self.nar_key(name), name, nar, asker })
     }
 
     fn read(&self, name: &str) -> io::Result<Option<Box<dyn Read>>> {

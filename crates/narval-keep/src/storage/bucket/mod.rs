@@ -15,7 +15,7 @@
 //! paused do not take effect after another one has taken over.
 
 mod cache;
-mod flights;
+mod fetches;
 mod shared;
 mod source;
 
@@ -30,13 +30,13 @@ use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 use narval_nix::nix32;
 
 use self::cache::CacheInBucket;
-use self::flights::Flights;
+use self::fetches::BucketFetches;
 use self::shared::{ID, Shared};
 use super::{CACHE_FOLDERS, CacheStorage, Room, Storage, StorageLock, TEMPORARY, VALID_FOR};
 use crate::CacheName;
 use crate::nodes::Peers;
 use narval_client::clock;
-use narval_files::Kept;
+use narval_files::DiskCache;
 use narval_s3::{BucketError, Object, Objects};
 
 /// The objects of servers that are about to write [`ID`].
@@ -71,16 +71,16 @@ impl Bucket {
         let invalid = |error: BucketError| io::Error::new(ErrorKind::InvalidInput, error);
         let objects = Arc::new(Objects::new(options.url).map_err(invalid)?);
         fs::create_dir_all(options.folder.join("incoming"))?;
-        let kept = options.cache_size.map(|size| Kept::open(options.folder, size)).transpose()?;
+        let kept = options.cache_size.map(|size| DiskCache::open(options.folder, size)).transpose()?;
         let place = PathBuf::from(options.url.to_string());
         Ok(Self::with(objects, kept, place, options.folder))
     }
 
     /// The bucket with these objects; `local` has the folder `incoming`.
-    pub(crate) fn with(objects: Arc<Objects>, kept: Option<Kept>, place: PathBuf, local: &Path) -> Self {
+    pub(crate) fn with(objects: Arc<Objects>, kept: Option<DiskCache>, place: PathBuf, local: &Path) -> Self {
         let incoming = local.join("incoming");
-        let flights = Arc::new(Flights::new(Arc::clone(&objects), kept, incoming.clone()));
-        let shared = Arc::new(Shared { id: OnceLock::new(), objects, flights, incoming });
+        let fetches = Arc::new(BucketFetches::new(Arc::clone(&objects), kept, incoming.clone()));
+        let shared = Arc::new(Shared { id: OnceLock::new(), objects, fetches, incoming });
         Self { place, local: local.to_owned(), shared }
     }
 
@@ -158,7 +158,7 @@ impl Bucket {
 
     /// From now on, other nodes are asked for the NARs that they keep.
     pub(crate) fn set_peers(&self, peers: Arc<Peers>) {
-        self.shared.flights.set_peers(peers);
+        self.shared.fetches.set_peers(peers);
     }
 }
 
@@ -208,7 +208,7 @@ impl Storage for Bucket {
 
     /// Writes a small object, and a small file.
     fn make_disk_room(&self, bytes: u64) {
-        self.shared.flights.make_disk_room(bytes);
+        self.shared.fetches.make_disk_room(bytes);
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -242,6 +242,6 @@ impl Storage for Bucket {
     }
 
     fn peers(&self) -> Option<&Arc<Peers>> {
-        self.shared.flights.peers()
+        self.shared.fetches.peers()
     }
 }

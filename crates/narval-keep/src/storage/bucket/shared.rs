@@ -10,9 +10,10 @@ use narval_files::TemporaryFile;
 use narval_nix::Sha256;
 use narval_s3::Objects;
 
-use super::flights::Flights;
+use super::fetches::BucketFetches;
 use crate::rule::holds;
-use crate::storage::{TEMPORARY, hash_of};
+use crate::storage::TEMPORARY;
+use narval_store::hash_of;
 
 /// The object that holds the id of the index.
 pub(super) const ID: &str = "_narval/index.id";
@@ -31,7 +32,7 @@ pub(super) struct Shared {
     /// The id of its index, once that is known.
     pub(super) id: OnceLock<String>,
     pub(super) objects: Arc<Objects>,
-    pub(super) flights: Arc<Flights>,
+    pub(super) fetches: Arc<BucketFetches>,
     pub(super) incoming: PathBuf,
 }
 
@@ -54,7 +55,7 @@ impl Shared {
 
     pub(super) fn incoming(&self) -> io::Result<TemporaryFile> {
         // What is in the disk cache can be fetched again.
-        self.flights.make_disk_room(0);
+        self.fetches.make_disk_room(0);
         TemporaryFile::create(&self.incoming, TEMPORARY, 0o644)
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::place::{ROWS, Shelf, damaged};
 use crate::index::{NarRecord, SavedPath};
-use crate::storage::hash_of;
+use narval_store::hash_of;
 
 /// The zstd level.
 const LEVEL: i32 = 3;

@@ -20,8 +20,9 @@ use super::small::is_below;
 use super::walk::{Migrated, Tally, To, Walk};
 use crate::index::PathRecord;
 use crate::small::SMALL_FOLDERS;
-use crate::storage::{Below, TEMPORARY, hash_of, several};
+use crate::storage::{Below, TEMPORARY, several};
 use crate::{Cache, Rejection, RejectionKind};
+use narval_store::hash_of;
 
 const CACHE_INFO: &str = "nix-cache-info";
 

@@ -63,7 +63,7 @@ pub(crate) struct NarCache {
     checking: Arc<Background>,
     level: i32,
     names: Arc<Cache<NarHash, Known>>,
-    flights: Mutex<HashMap<NarHash, Weak<InFlight>>>,
+    in_flight: Mutex<HashMap<NarHash, Weak<InFlight>>>,
     damaged: Arc<DamagedPaths>,
     metrics: Arc<Metrics>,
 }
@@ -96,7 +96,7 @@ impl NarCache {
             checking: Background::new("nar-cache", THREADS_MAX, WAITING_MAX),
             level: config.level,
             names: Arc::new(Cache::new(NAMES_MAX)),
-            flights: Mutex::default(),
+            in_flight: Mutex::default(),
             damaged,
             metrics,
         })
@@ -193,8 +193,8 @@ impl NarCache {
         if let Some((stored, file)) = self.find(&path_nar.nar_hash) {
             return Ok(CompressedNar::File(stored, file));
         }
-        let mut flights = self.flights.lock();
-        let flying = flights.get(&path_nar.nar_hash).and_then(Weak::upgrade);
+        let mut in_flight = self.in_flight.lock();
+        let flying = in_flight.get(&path_nar.nar_hash).and_then(Weak::upgrade);
         if let Some(flight) = flying.filter(|flight| !flight.has_failed()) {
             self.metrics.single_flight_waits.inc();
             return Ok(CompressedNar::InFlight(flight));
@@ -207,9 +207,9 @@ impl NarCache {
         let place = if self.folder.is_paused() { None } else { self.begin() };
         let has_place = place.is_some();
         let flight = Arc::new(InFlight::begin(path_nar, ahead, place, self.level, Arc::clone(&self.damaged), stored)?);
-        flights.retain(|_, flight| flight.strong_count() > 0);
+        in_flight.retain(|_, flight| flight.strong_count() > 0);
         if has_place {
-            flights.insert(path_nar.nar_hash, Arc::downgrade(&flight));
+            in_flight.insert(path_nar.nar_hash, Arc::downgrade(&flight));
         }
         Ok(CompressedNar::InFlight(flight))
     }

@@ -123,7 +123,7 @@ impl Settings {
     /// # Errors
     /// One of them is not complete.
     pub(crate) fn destinations(&self) -> Result<BTreeMap<String, Destination>, Failure> {
-        self.config.destination.iter().map(|to| to.kept().map_err(Failure::usage)).collect()
+        self.config.destination.iter().map(|to| to.resolved().map_err(Failure::usage)).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use narval_client::{Scheme, Url};
-use narval_keep::{Database, Destination as Kept};
+use narval_keep::{Database, Destination as KeepDestination};
 
 use crate::args::data::place_of;
 use crate::config::ConfigError;
@@ -31,17 +31,19 @@ impl Destination {
     ///
     /// # Errors
     /// It is neither of the two, or not complete.
-    pub fn kept(&self) -> Result<(String, Kept), ConfigError> {
+    pub fn resolved(&self) -> Result<(String, KeepDestination), ConfigError> {
         let wrong = |why: &dyn std::fmt::Display| self.origin.error("destination", format!("'{}': {why}", self.name));
         let to = match (&self.url, &self.data) {
             (Some(url), None) if self.database.is_some() || self.cache_dir.is_some() => {
                 return Err(wrong(&format!("a plain binary cache ('{url}') has neither 'database' nor 'cache-dir'")));
             }
-            (Some(url), None) if matches!(url.scheme(), Scheme::File | Scheme::S3) => Kept::Export(url.clone()),
+            (Some(url), None) if matches!(url.scheme(), Scheme::File | Scheme::S3) => {
+                KeepDestination::Export(url.clone())
+            }
             (Some(_), None) => return Err(wrong(&"'url' is file:///FOLDER or s3://BUCKET")),
             (None, Some(data)) => {
                 let place = place_of(data, self.cache_dir.clone(), None).map_err(|failure| wrong(&failure))?;
-                Kept::Migrate { place, database: self.database.clone() }
+                KeepDestination::Migrate { place, database: self.database.clone() }
             }
             _ => return Err(wrong(&"it has either 'url', to export to, or 'data', to migrate to")),
         };

@@ -20,7 +20,7 @@ use crate::index::NarRecord;
 use crate::nodes::{Holder, Peers};
 use crate::storage::{Asker, NarBytes, TEMPORARY};
 use narval_client::Trouble;
-use narval_files::{Fetcher, Fetches, FetchesLocked, Fill, FillEnd, Kept, Permit, Permits, Start};
+use narval_files::{DiskCache, Fetcher, Fetches, FetchesLocked, FillEnd, GrowingFile, Permit, Permits, Start};
 use narval_s3::Objects;
 
 /// The maximum number of concurrent fetches from the bucket. Each has a thread and a buffer.
@@ -60,9 +60,9 @@ const ATTEMPTS_MAX: u32 = 2;
 
 const BUFFER_LEN: usize = 256 * 1024;
 
-pub(super) struct Flights {
+pub(super) struct BucketFetches {
     objects: Arc<Objects>,
-    kept: Option<Kept>,
+    kept: Option<DiskCache>,
     incoming: PathBuf,
     running: Fetches,
     fetches: Permits,
@@ -111,8 +111,8 @@ struct Failed {
     from_peer: bool,
 }
 
-impl Flights {
-    pub(super) fn new(objects: Arc<Objects>, kept: Option<Kept>, incoming: PathBuf) -> Self {
+impl BucketFetches {
+    pub(super) fn new(objects: Arc<Objects>, kept: Option<DiskCache>, incoming: PathBuf) -> Self {
         Self {
             objects,
             kept,
@@ -211,7 +211,7 @@ impl Flights {
         request: &NarRequest<'_>,
         name: String,
         fetches: &mut FetchesLocked<'_>,
-    ) -> io::Result<Arc<Fill>> {
+    ) -> io::Result<Arc<GrowingFile>> {
         if self.damaged.get(&name).is_some_and(|since| since.elapsed() < DAMAGED_FOR) {
             return Err(io::Error::other("the object is damaged, and was so when it was fetched again"));
         }
@@ -322,7 +322,7 @@ impl Flights {
     }
 
     /// Fetches a NAR into a file while its readers follow. They get the last byte once the whole file is verified.
-    fn fetch(&self, fetch: &mut Fetch, file: &File, fill: &Fill) -> Result<(), Failed> {
+    fn fetch(&self, fetch: &mut Fetch, file: &File, fill: &GrowingFile) -> Result<(), Failed> {
         let Fetch { key, nar, peer, .. } = &*fetch;
         let of_bucket = |trouble| Failed { trouble, from_peer: false };
         let source = NarSource::open(&self.objects, key, nar.file_size, peer.as_ref());
@@ -343,7 +343,13 @@ impl Flights {
         })
     }
 
-    fn fetch_from(&self, source: &mut NarSource<'_>, nar: &NarRecord, file: &File, fill: &Fill) -> Result<(), Trouble> {
+    fn fetch_from(
+        &self,
+        source: &mut NarSource<'_>,
+        nar: &NarRecord,
+        file: &File,
+        fill: &GrowingFile,
+    ) -> Result<(), Trouble> {
         let differs = |len: u64| Trouble::Wrong(format!("it has {len} bytes instead of {}", nar.file_size));
         if let Some(len) = source.total_len().filter(|len| *len != nar.file_size) {
             return Err(differs(len));

@@ -27,7 +27,7 @@ const SPARE_MAX: usize = 4;
 
 /// The folder. Names are relative to it: `nar/….nar.xz`.
 #[derive(Debug)]
-pub struct Kept {
+pub struct DiskCache {
     folder: PathBuf,
     bytes_max: AtomicU64,
     state: Mutex<State>,
@@ -54,7 +54,7 @@ struct Entry {
     written_ms: u64,
 }
 
-impl Kept {
+impl DiskCache {
     /// Opens or creates the folder, and scans its contents.
     pub fn open(folder: &Path, bytes_max: u64) -> io::Result<Self> {
         for name in FOLDERS {
@@ -294,14 +294,14 @@ fn ms(time: SystemTime) -> u64 {
 mod tests {
     use super::*;
 
-    fn blocks(kept: &Kept) -> u64 {
+    fn blocks(kept: &DiskCache) -> u64 {
         kept.bytes() / BLOCK
     }
 
     #[test]
     fn the_least_recently_used_is_evicted_first() {
         let folder = tempfile::tempdir().unwrap();
-        let kept = Kept::open(folder.path(), 3 * BLOCK).unwrap();
+        let kept = DiskCache::open(folder.path(), 3 * BLOCK).unwrap();
         for name in ["nar/a", "nar/b", "narinfo/c"] {
             kept.keep_bytes(name, name.as_bytes()).unwrap();
         }
@@ -328,7 +328,7 @@ mod tests {
             let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
             names.filter(|name| is_temporary_name(name, INCOMING)).collect::<std::collections::BTreeSet<_>>()
         };
-        let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
+        let kept = DiskCache::open(folder.path(), 100 * BLOCK).unwrap();
         let before = names();
         assert_eq!(before.len(), SPARE_MAX);
         let taken: Vec<_> = (0..SPARE_MAX).map(|_| kept.take().unwrap()).collect();
@@ -345,13 +345,13 @@ mod tests {
     #[test]
     fn existing_files_are_found_on_open() {
         let folder = tempfile::tempdir().unwrap();
-        let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
+        let kept = DiskCache::open(folder.path(), 100 * BLOCK).unwrap();
         kept.keep_bytes("nar/a", b"a").unwrap();
-        assert_eq!(Kept::open(folder.path(), 1).unwrap_err().to_string(), "another process uses it");
+        assert_eq!(DiskCache::open(folder.path(), 1).unwrap_err().to_string(), "another process uses it");
         let left = kept.create().unwrap();
         fs::copy(left.path(), folder.path().join("incoming-0123456789abcdef")).unwrap();
         drop((kept, left));
-        let kept = Kept::open(folder.path(), 100 * BLOCK).unwrap();
+        let kept = DiskCache::open(folder.path(), 100 * BLOCK).unwrap();
         assert_eq!(kept.read("nar/a").unwrap(), b"a");
         assert!(!folder.path().join("incoming-0123456789abcdef").exists());
         fs::remove_file(folder.path().join("nar/a")).unwrap();
@@ -359,6 +359,6 @@ mod tests {
         kept.keep_bytes("nar/b", b"b").unwrap();
         drop(kept);
         // A smaller budget than before.
-        assert!(!Kept::open(folder.path(), BLOCK - 1).unwrap().has("nar/b"));
+        assert!(!DiskCache::open(folder.path(), BLOCK - 1).unwrap().has("nar/b"));
     }
 }

@@ -43,10 +43,10 @@ pub enum Start {
 
 /// Somebody who waits for a fill, until this is dropped.
 #[derive(Debug)]
-pub struct Waits(Arc<Fill>);
+pub struct Waits(Arc<GrowingFile>);
 
 /// A file that is being fetched, shared by all its readers. Only the fetch itself holds a thread.
-pub struct Fill {
+pub struct GrowingFile {
     file: Arc<File>,
     state: Mutex<State>,
     changed: Condvar,
@@ -69,7 +69,7 @@ struct State {
 
 type Waker = Box<dyn FnOnce() + Send>;
 
-impl Fill {
+impl GrowingFile {
     /// A file that has not started.
     pub fn new(file: File) -> Self {
         Self { file: Arc::new(file), state: Mutex::default(), changed: Condvar::new() }
@@ -177,9 +177,9 @@ impl Fill {
 }
 
 impl Deref for Waits {
-    type Target = Arc<Fill>;
+    type Target = Arc<GrowingFile>;
 
-    fn deref(&self) -> &Arc<Fill> {
+    fn deref(&self) -> &Arc<GrowingFile> {
         &self.0
     }
 }
@@ -204,7 +204,7 @@ impl State {
     }
 }
 
-impl std::fmt::Debug for Fill {
+impl std::fmt::Debug for GrowingFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Fill({:?})", self.progress())
     }
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_last_byte_is_withheld_until_verified() {
-        let fill = Fill::new(tempfile::tempfile().unwrap());
+        let fill = GrowingFile::new(tempfile::tempfile().unwrap());
         fill.starts(Start::Comes(Some(10)));
         fill.wrote(4);
         assert_eq!(fill.progress(), Progress { readable: 4, end: None });
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn each_waiter_is_woken_once() {
-        let fill = Fill::new(tempfile::tempfile().unwrap());
+        let fill = GrowingFile::new(tempfile::tempfile().unwrap());
         let woken = Arc::new(AtomicUsize::new(0));
         let wake = || {
             let woken = Arc::clone(&woken);
