@@ -9,22 +9,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use narval_nix::{Sha256, Sha256Hasher};
-use support::{NARVAL, Nix, Server, Store, stdout};
+use support::{NARVAL, Nix, Server, Store, noise, stdout};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// What is read before the disk is stuck.
 const READ_FIRST: usize = 1 << 20;
 /// More than the buffers of both kernels and of Nix hold.
 const LARGE: usize = 32 << 20;
-
-fn noise(bytes: usize) -> Vec<u8> {
-    let mut state = 1_u64;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    std::iter::repeat_with(next).take(bytes).collect()
-}
 
 /// Whether the kernel has connections of a server on this port that are open, or have something left to send.
 fn has_connections(port: u16) -> bool {
@@ -75,7 +66,7 @@ impl Paused {
 #[test]
 fn nix_resumes_when_the_server_has_given_up() {
     let store = Store::new();
-    let path = store.add_file("noise", noise(LARGE));
+    let path = store.add_file("noise", noise(1, LARGE));
     let nar_hash = Sha256::of(&store.dump(&path));
     for nix in Nix::BOTH {
         let log = store.path("access.log");
@@ -100,7 +91,7 @@ fn nix_resumes_when_the_server_has_given_up() {
 fn a_paused_nix_keeps_a_response_that_it_cannot_resume() {
     let store = Store::new();
     // A part of it compresses, so that it is not sent as it is.
-    let mut contents = noise(LARGE);
+    let mut contents = noise(1, LARGE);
     contents.resize(LARGE + LARGE / 4, 0);
     let path = store.add_file("noise", contents);
     let nar_hash = Sha256::of(&store.dump(&path));

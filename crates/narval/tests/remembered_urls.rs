@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use narval_nix::Sha256;
-use support::{NARVAL, NIX_SERVE, Server, Store, hash_part, stdout, value};
+use support::{NARVAL, NIX_SERVE, Server, Store, hash_part, noise, stdout, value};
 
 const ZSTD: &str = "Accept-Encoding: zstd";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -217,17 +217,7 @@ fn nars_warmed_at_a_higher_level_are_sent() {
 fn a_file_that_changed_on_disk_is_compressed_again() {
     let store = Store::new();
     // The second one is too large to be checked before it is sent.
-    let noise = |name: &str, bytes: usize| {
-        let mut state = 1_u64;
-        let random: Vec<u8> = std::iter::repeat_with(|| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 56) as u8
-        })
-        .take(bytes)
-        .collect();
-        store.add_file(name, random)
-    };
-    let (tree, large) = (store.add_tree("tree"), noise("large", 17 << 20));
+    let (tree, large) = (store.add_tree("tree"), store.add_file("large", noise(1, 17 << 20)));
     warm(&store, &[]);
     let folder = store.path("cache/narval/nars");
     for file in compressed_files(&folder) {

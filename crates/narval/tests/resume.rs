@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{NARVAL, Nix, Server, Store, stdout};
+use support::{NARVAL, Nix, Server, Store, noise, stdout};
 
 /// Forwards to a server, and cuts the first connections that have carried so many bytes back.
 fn cutting_proxy(server: SocketAddr, cut_at: usize, cuts: usize) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -47,17 +47,8 @@ fn back(mut upstream: TcpStream, mut client: TcpStream, cut_at: usize, cuts: usi
 }
 
 fn add_noise(store: &Store) -> String {
-    // xorshift64: nothing that compresses.
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    let noise: Vec<u8> = (0..1_500_000).flat_map(|_| next()).collect();
     // And a little that does, or it would not be worth compressing.
-    store.add_file("noise", [noise, vec![0; 100_000]].concat())
+    store.add_file("noise", [noise(1, 12_000_000), vec![0; 100_000]].concat())
 }
 
 fn copy_through_cuts(store: &Store, server: &Server, path: &str) -> String {

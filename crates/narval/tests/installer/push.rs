@@ -9,16 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
 use crate::ports::free_port;
-use crate::support::{Nix, hash_part, stdout, value};
+use crate::support::{Nix, hash_part, noise, stdout, value};
 
 /// A store path of 20 MB that hardly compresses: more than one part, and more than is kept in memory.
 fn add_big(lab: &Lab) -> String {
-    let mut state = 1_u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state.to_le_bytes()[7]
-    };
-    lab.store.add_file("big", (0..20_000_000).map(|_| next()).collect::<Vec<_>>())
+    lab.store.add_file("big", noise(1, 20_000_000))
 }
 
 /// nginx with the methods of WebDAV, as people put it before a folder.

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::lab::Lab;
-use crate::support::{NARVAL, Server, Store, stdout};
+use crate::support::{NARVAL, Server, Store, noise, stdout};
 use crate::trouble::PATIENCE;
 
 const PATHS: usize = 60;
@@ -13,17 +13,13 @@ const LEN: usize = 700_000;
 
 /// Adds files that do not compress, each of its own.
 fn add_noise(store: &Store, own: &str) -> Vec<String> {
-    let mut state = own.bytes().fold(7_u64, |state, byte| state.wrapping_mul(31).wrapping_add(u64::from(byte)));
+    let seed = own.bytes().fold(7_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
     let folder = store.path("noise");
     std::fs::create_dir(&folder).unwrap();
     let files: Vec<String> = (0..PATHS)
         .map(|number| {
-            let bytes = std::iter::repeat_with(|| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 33) as u8
-            });
             let file = folder.join(format!("noise-{number}"));
-            std::fs::write(&file, bytes.take(LEN).collect::<Vec<_>>()).unwrap();
+            std::fs::write(&file, noise(seed.wrapping_add(number as u64), LEN)).unwrap();
             file.to_str().unwrap().to_owned()
         })
         .collect();

@@ -5,20 +5,15 @@ use std::process::Command;
 
 use crate::disks::{may_mount, script};
 use crate::lab::Lab;
-use crate::support::{NARVAL, Server, hash_part, stdout};
+use crate::support::{NARVAL, Server, hash_part, noise, stdout};
 
 const MIB: usize = 1 << 20;
 
 /// Adds files of so many MiB that do not compress, and refers to them all by one. The paths, that one last.
 fn add_closure(lab: &Lab, sizes: &[usize]) -> Vec<String> {
-    let mut state = 7_u64;
     let mut paths: Vec<String> = Vec::new();
     for (number, size) in sizes.iter().enumerate() {
-        let bytes = std::iter::repeat_with(|| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as u8
-        });
-        let contents = bytes.take(size * MIB).collect::<Vec<_>>();
+        let contents = noise(1 + number as u64, size * MIB);
         paths.push(lab.store.add_file(&format!("part-{number}-{}", lab.store.name()), contents));
     }
     lab.done(

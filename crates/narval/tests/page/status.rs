@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::browser::Browser;
 use crate::lab::Lab;
 use crate::looks::{check, keyboard};
-use crate::support::{Server, Store, hash_part};
+use crate::support::{Server, Store, hash_part, noise};
 
 /// The text of Status, as the server renders it.
 fn status(server: &Server, at: &str, fields: &[&str]) -> String {
@@ -35,16 +35,6 @@ fn wait_for(server: &Server, at: &str, expected: &str) -> String {
 }
 
 const STATUS: &str = "/_narval/status";
-
-/// Bytes that cannot be compressed.
-fn noise(count: usize) -> Vec<u8> {
-    let mut state = 1_u64;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    std::iter::repeat_with(next).take(count).collect()
-}
 
 /// An upstream that accepts connections and never answers makes threads wait; what comes after that is answered 503. A page that is open shows
 /// it by itself, with what to do.
@@ -204,7 +194,7 @@ fn room_says_how_the_cache_grows_and_when_it_is_full() {
 fn trouble_is_said_with_what_to_do() {
     let store = Store::new();
     let (key, _) = store.key("own-1");
-    let path = store.add_file("unsigned-1.0", noise(500_000));
+    let path = store.add_file("unsigned-1.0", noise(1, 500_000));
     let database = store.path("root/nix/var/nix/db/db.sqlite");
     let statement = format!("update ValidPaths set ca = null where path = '{path}'");
     assert!(std::process::Command::new("sqlite3").arg(database).arg(statement).status().unwrap().success());
@@ -244,7 +234,7 @@ fn trouble_is_said_with_what_to_do() {
 fn status_can_be_read_idle_and_busy() {
     let Some(mut browser) = Browser::start() else { return };
     let store = Store::new();
-    let path = store.add_file("large-1.0", noise(30_000_000));
+    let path = store.add_file("large-1.0", noise(1, 30_000_000));
     let lab = {
         let server = Lab::serve(&store, &["--store", &store.uri()]);
         Lab { store, server }
@@ -284,7 +274,7 @@ fn status_can_be_read_idle_and_busy() {
 #[test]
 fn what_is_under_way_is_counted_until_it_ends() {
     let store = Store::new();
-    let large = noise(40_000_000);
+    let large = noise(1, 40_000_000);
     let root = store.path("large");
     std::fs::write(&root, &large).unwrap();
     let path = store.add(&root);

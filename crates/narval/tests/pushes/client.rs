@@ -7,19 +7,14 @@ use narval_codec::encode::Encoding;
 use narval_nix::Sha256;
 
 use crate::lab::Lab;
-use crate::support::{NARVAL, Nix, Store, stdout};
+use crate::support::{NARVAL, Nix, Store, noise, stdout};
 
 /// Bytes of a part that `narval push` sends.
 const PART_LEN: usize = 16 * 1024 * 1024;
 
 /// A store path whose NAR hardly compresses.
 fn add_big(store: &Store, name: &str, len: usize) -> String {
-    let mut state = 1_u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state.to_le_bytes()[7]
-    };
-    store.add_file(name, (0..len).map(|_| next()).collect::<Vec<_>>())
+    store.add_file(name, noise(1, len))
 }
 
 fn command(lab: &Lab, token: &str, args: &[&str]) -> Command {

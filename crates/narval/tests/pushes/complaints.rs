@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use crate::lab::{Lab, Nar, object_of};
-use crate::support::{Answer, NARVAL, Nix, Store, hash_part};
+use crate::support::{Answer, NARVAL, Nix, Store, hash_part, noise};
 
 const PATH: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-test";
 
@@ -273,12 +273,7 @@ fn attic_139_attic_156_writes_are_amplified_by_chunks_and_sqlite() {
     let lab = Lab::new();
     let token = lab.token("push");
     publish(&lab, &token, &Nar::of(b"the first one makes folders and tables"));
-    let mut state = 1_u64;
-    let contents = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state.to_le_bytes()[7]
-    });
-    let nar = Nar::of(&contents.take(32 << 20).collect::<Vec<_>>());
+    let nar = Nar::of(&noise(1, 32 << 20));
     let files = || {
         let files = std::fs::read_dir(lab.data_path().join("caches/default/nar")).unwrap();
         files.filter(|file| !file.as_ref().unwrap().file_name().to_string_lossy().ends_with(".ls")).count()

@@ -7,7 +7,7 @@ use crate::lab::{Lab, Nar};
 use crate::postgres::PostgresServer;
 use crate::s3::S3Server;
 use crate::s3::proxy::{Fault, Proxy};
-use crate::support::{NARVAL, Nix, Server, Store, hash_part};
+use crate::support::{NARVAL, Nix, Server, Store, hash_part, noise};
 
 /// An object store, and what a server over it needs.
 pub struct Place {
@@ -95,16 +95,6 @@ impl Place {
     }
 }
 
-/// Contents that do not compress.
-pub fn noise(len: usize) -> Vec<u8> {
-    let (mut contents, mut digest) = (Vec::new(), narval_nix::Sha256::of(b"noise"));
-    while contents.len() < len {
-        digest = narval_nix::Sha256::of(digest.as_bytes());
-        contents.extend_from_slice(digest.as_bytes());
-    }
-    contents
-}
-
 fn a_push_is_read_back_with_the_server_and_without(place: Option<Place>) {
     let Some(place) = place else { return };
     let mut lab = place.lab();
@@ -119,7 +109,7 @@ fn a_push_is_read_back_with_the_server_and_without(place: Option<Place>) {
         paths.push(tree);
     }
     // Killed in the middle of an upload: nothing of it is visible, and the repetition completes.
-    let large = lab.store.add_file("large", noise(60 << 20));
+    let large = lab.store.add_file("large", noise(1, 60 << 20));
     let pid = lab.server.pid();
     std::thread::scope(|scope| {
         let pushed = scope.spawn(|| lab.push(Nix::Newest, &token, "compression=none", &large));
@@ -207,7 +197,7 @@ fn the_object_store_goes_away_and_comes_back() {
     let Some(mut place) = Place::new(false) else { return };
     let lab = place.lab();
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
-    let (known, unread) = (lab.store.add_tree("known"), lab.store.add_file("unread", noise(50_000)));
+    let (known, unread) = (lab.store.add_tree("known"), lab.store.add_file("unread", noise(1, 50_000)));
     for path in [&known, &unread] {
         lab.push(Nix::Newest, &token, "", path).unwrap();
     }
@@ -248,7 +238,7 @@ fn a_push_and_reads_ask_the_object_store_and_the_database_seldom() {
     let proxy = place.put_proxy();
     let lab = place.lab();
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
-    let contents = |number: usize| [&number.to_le_bytes()[..], &noise(3000)].concat();
+    let contents = |number: usize| [&number.to_le_bytes()[..], &noise(1, 3000)].concat();
     let paths: Vec<String> = (0..PATHS).map(|at| lab.store.add_file(&format!("file-{at}"), contents(at))).collect();
     let postgres = place.postgres.as_ref().unwrap();
     postgres.log_statements();
@@ -349,7 +339,7 @@ fn a_push_of_large_nars_asks_seldom(place: Option<Place>) {
     if let Some(postgres) = &place.postgres {
         postgres.log_statements();
     }
-    let contents = |number: usize, len: usize| [&number.to_le_bytes()[..], &noise(len)].concat();
+    let contents = |number: usize, len: usize| [&number.to_le_bytes()[..], &noise(1, len)].concat();
     let mut lens = vec![3_000; SMALL];
     lens.extend([
         600_000, 700_000, 900_000, 1_200_000, 2_000_000, 3_000_000, 5_000_000, 8_000_000, 12_000_000, 20_000_000,
@@ -478,7 +468,7 @@ fn a_disk_smaller_than_the_disk_cache() {
     let server = Server::start(command, &environment);
     let lab = Lab { store, server };
     let token = place.narval(&lab, &["token", "create", "--push", "ci"]);
-    let nars: Vec<Nar> = (0..20_u8).map(|number| Nar::of(&[&[number][..], &noise(2 << 20)].concat())).collect();
+    let nars: Vec<Nar> = (0..20_u8).map(|number| Nar::of(&[&[number][..], &noise(1, 2 << 20)].concat())).collect();
     for nar in &nars {
         assert_eq!(lab.put(&nar.url(), &token, &nar.bytes).status, 201);
     }
@@ -493,7 +483,7 @@ fn a_disk_smaller_than_the_disk_cache() {
     // A push has its file on that disk until it is verified.
     let orphans: Vec<String> = nars.iter().map(Nar::url).collect();
     for number in 0..10_u8 {
-        let pushed = Nar::of(&[&[number, 1][..], &noise(3 << 20)].concat());
+        let pushed = Nar::of(&[&[number, 1][..], &noise(1, 3 << 20)].concat());
         let query = ["", "?offset=0&last=1"][usize::from(number % 2)];
         let url = format!("/_narval/v1/nar/{}.nar{query}", pushed.hash.to_nix32());
         let answer = lab.put(&url, &token, &pushed.bytes);
@@ -525,7 +515,8 @@ fn large_nars_are_read_from_the_object_store_itself() {
     let proxy = place.put_proxy();
     let lab = place.lab();
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
-    let (large, small) = (lab.store.add_file("large", noise(12 << 20)), lab.store.add_file("small", noise(100_000)));
+    let (large, small) =
+        (lab.store.add_file("large", noise(1, 12 << 20)), lab.store.add_file("small", noise(1, 100_000)));
     for path in [&large, &small] {
         lab.push(Nix::Newest, &token, "compression=none", path).unwrap();
     }
@@ -571,7 +562,7 @@ fn large_nars_are_read_from_the_object_store_itself() {
     install.args(["install", &large, "--from", &lab.server.url(), "--no-check-sigs", "--store"]).arg(&root);
     let output = install.env("HOME", lab.store.dir.path()).env("NO_PROXY", "127.0.0.1").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(std::fs::read(root.join(&large[1..])).unwrap() == noise(12 << 20));
+    assert!(std::fs::read(root.join(&large[1..])).unwrap() == noise(1, 12 << 20));
     assert_eq!(proxy.take_requests().iter().filter(|request| request.contains("/nar/")).count(), 2);
     let counted = metric(&lab.server, "narval_requests_total{route=\"nar\",status=\"307\"}");
     assert_eq!((counted, redirected(&lab)), (6, 6));
@@ -583,7 +574,7 @@ fn redirects_of_a_private_cache_need_its_token() {
     let Some(place) = Place::new(false) else { return };
     let lab = place.lab();
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
-    let large = lab.store.add_file("large", noise(9 << 20));
+    let large = lab.store.add_file("large", noise(1, 9 << 20));
     lab.push(Nix::Newest, &token, "compression=none", &large).unwrap();
     let nar = nar_of(&lab.server, &large);
     let lab = place.restart(lab, &["--redirect", "on", "--private"]);
@@ -593,7 +584,7 @@ fn redirects_of_a_private_cache_need_its_token() {
         let to = tempfile::tempdir().unwrap();
         let copy = ["copy", "--refresh", "--from", &lab.server.url(), "--to", to.path().to_str().unwrap(), &large];
         lab.nix(nix, &token, &[&copy[..], &["--option", "require-sigs", "false"]].concat()).unwrap();
-        assert!(std::fs::read(to.path().join(&large[1..])).unwrap() == noise(9 << 20));
+        assert!(std::fs::read(to.path().join(&large[1..])).unwrap() == noise(1, 9 << 20));
         Command::new("chmod").args(["-R", "u+w"]).arg(to.path()).status().unwrap();
     }
     let output = Command::new(NARVAL).args(["serve", "--data", "/nowhere", "--redirect", "on"]).output().unwrap();
@@ -619,8 +610,8 @@ fn an_object_store_that_refuses_or_damages_is_not_believed() {
     let proxy = place.put_proxy();
     let lab = place.restart(place.lab(), &["--redirect", "on"]);
     let token = place.narval(&lab, &["token", "create", "--push", "--pull", "ci"]);
-    let (kept, large) = (lab.store.add_tree("kept"), lab.store.add_file("large", noise(9 << 20)));
-    let add = |name: &str| lab.store.add_file(name, [name.as_bytes(), &noise(300_000)].concat());
+    let (kept, large) = (lab.store.add_tree("kept"), lab.store.add_file("large", noise(1, 9 << 20)));
+    let add = |name: &str| lab.store.add_file(name, [name.as_bytes(), &noise(1, 300_000)].concat());
     let [slow, once, damaged, cut] = ["slow", "once", "damaged", "cut"].map(add);
     for path in [&kept, &large, &slow, &once, &damaged, &cut] {
         lab.push(Nix::Newest, &token, "compression=none", path).unwrap();
@@ -659,7 +650,7 @@ fn an_object_store_that_refuses_or_damages_is_not_believed() {
     assert!(complete(&kept));
     // Uploads end with an error while the store refuses. Nothing of them is visible, and what is here is served.
     proxy.set(|_, _| Fault::SlowDown);
-    let new = Nar::of(&noise(20_000));
+    let new = Nar::of(&noise(1, 20_000));
     let name = "00000000000000000000000000000001-new";
     for _ in 0..3 {
         let answer = lab.put(&new.url(), &token, &new.bytes);

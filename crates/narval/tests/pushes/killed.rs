@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use narval_nix::Sha256;
 
 use crate::lab::Lab;
-use crate::support::hash_part;
+use crate::support::{hash_part, noise};
 
 const NOISE: usize = 24 << 20;
 
@@ -55,15 +55,7 @@ fn a_nix_that_is_killed_while_it_uploads_over_http_2_leaves_nothing_half_visible
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("access.log");
     let (lab, cert) = Lab::over_tls(&["--access-log", log.to_str().unwrap()]);
-    // xorshift64: nothing that compresses.
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let noise = std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    let path = lab.store.add_file("noise", noise.take(NOISE / 8).flatten().collect::<Vec<u8>>());
+    let path = lab.store.add_file("noise", noise(1, NOISE));
     let nar = lab.store.dump(&path);
     let paths = [format!("/{}.narinfo", hash_part(&path)), format!("/nar/{}.nar", Sha256::of(&nar).to_nix32())];
     let netrc = lab.netrc(&lab.token("push"));

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use narval_nix::Sha256;
 
-use crate::in_bucket::{Place, metric, noise};
+use crate::in_bucket::{Place, metric};
 use crate::lab::{Lab, Nar, object_of};
 use crate::ports::free_port;
 use crate::s3::proxy::{Fault, Proxy};
-use crate::support::{Answer, NARVAL, Nix, Server, Store};
+use crate::support::{Answer, NARVAL, Nix, Server, Store, noise};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -144,7 +144,7 @@ fn ranked(nar: &Nar, count: usize) -> Vec<usize> {
 
 /// A NAR that this node keeps, of this size.
 fn nar_kept_by(node: usize, count: usize, len: usize) -> Nar {
-    let mut nars = (0_u32..).map(|number| Nar::of(&[&number.to_le_bytes()[..], &noise(len)].concat()));
+    let mut nars = (0_u32..).map(|number| Nar::of(&[&number.to_le_bytes()[..], &noise(1, len)].concat()));
     nars.find(|nar| ranked(nar, count)[0] == node).unwrap()
 }
 
@@ -156,7 +156,7 @@ fn assert_is(answer: &Answer, nar: &Nar) {
 fn a_nar_is_read_from_the_bucket_once_and_kept_by_one_of_three_nodes() {
     const LEN: usize = 200_000;
     let Some(nodes) = Nodes::start(3, &[]) else { return };
-    let nars: Vec<Nar> = (0..12_u8).map(|number| Nar::of(&[&[number][..], &noise(LEN)].concat())).collect();
+    let nars: Vec<Nar> = (0..12_u8).map(|number| Nar::of(&[&[number][..], &noise(1, LEN)].concat())).collect();
     nars.iter().for_each(|nar| nodes.push(nar));
     let tree = nodes.lab.store.add_tree("tree");
     nodes.lab.push(Nix::Newest, &nodes.token, "compression=none", &tree).unwrap();
@@ -309,7 +309,7 @@ fn a_node_that_answers_wrongly_is_not_believed() {
     let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let other =
         format!("307 Temporary Redirect\r\nLocation: http://{}/\r\nContent-Length: 0", elsewhere.local_addr().unwrap());
-    let nar = |number: u8| Nar::of(&[&[number][..], &noise(LEN)].concat());
+    let nar = |number: u8| Nar::of(&[&[number][..], &noise(1, LEN)].concat());
     let len = nar(0).bytes.len();
     type Wrong = (&'static str, Box<dyn Fn(&Nar) -> Vec<u8>>, bool);
     let wrong: [Wrong; 8] = [
@@ -408,7 +408,7 @@ fn a_node_that_says_nothing_is_not_waited_for() {
     let Some(nodes) = Nodes::start(1, &[]) else { return };
     let server = nodes.node(0);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let nars: Vec<Nar> = (0..4_u8).map(|number| Nar::of(&[&[number][..], &noise(9_000)].concat())).collect();
+    let nars: Vec<Nar> = (0..4_u8).map(|number| Nar::of(&[&[number][..], &noise(1, 9_000)].concat())).collect();
     nars.iter().for_each(|nar| nodes.push(nar));
     let is_first = |id: &String| nars.iter().all(|nar| score(id, nar) > score(IDS[0], nar));
     let id = (0..).map(|number| format!("silent-{number}")).find(is_first).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use narval_nix::Sha256;
 
 use crate::lab::{Lab, Nar};
-use crate::support::{Answer, hash_part};
+use crate::support::{Answer, hash_part, noise};
 
 const ONE: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-one";
 const TWO: &str = "7gx4kiv5m0i7d7qkixq2cwzbr10lvxwc-two";
@@ -30,17 +30,6 @@ fn commit(lab: &Lab, token: &str, narinfos: &[(&str, String)]) -> Answer {
     lab.post("/_narval/v1/commit", token, body.as_bytes())
 }
 
-/// Bytes that no compression makes smaller.
-fn noise(length: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut hash = Sha256::of(b"noise");
-    while bytes.len() < length {
-        bytes.extend_from_slice(hash.as_bytes());
-        hash = Sha256::of(hash.as_bytes());
-    }
-    bytes
-}
-
 #[test]
 fn a_closure_takes_one_query_its_nars_and_one_commit() {
     let lab = Lab::new();
@@ -48,7 +37,7 @@ fn a_closure_takes_one_query_its_nars_and_one_commit() {
     let asked = format!("{}\n{}\n", hash_part(ONE), hash_part(TWO));
     let missing = |lab: &Lab| lab.post("/_narval/v1/missing", &token, asked.as_bytes()).text().to_owned();
     assert_eq!(missing(&lab), format!("{asked}end 2\n"));
-    let (one, two) = (Nar::of(b"one"), Nar::of(&noise(300_000)));
+    let (one, two) = (Nar::of(b"one"), Nar::of(&noise(1, 300_000)));
     let upload = |nar: &Nar| {
         let compressed = zstd::bulk::compress(&nar.bytes, 1).unwrap();
         let answer = lab.put(&nar_url(nar, ".zst"), &token, &compressed);
@@ -103,7 +92,7 @@ fn a_commit_is_visible_as_a_whole_or_not_at_all() {
 fn a_nar_in_parts_resumes_where_it_was_interrupted() {
     let lab = Lab::new();
     let token = lab.token("push");
-    let nar = Nar::of(&noise(500_000));
+    let nar = Nar::of(&noise(1, 500_000));
     let part = |offset: usize, length: usize, last: bool| {
         let query = format!("?offset={offset}{}", if last { "&last=1" } else { "" });
         let body = &nar.bytes[offset..(offset + length).min(nar.bytes.len())];
@@ -132,7 +121,7 @@ fn a_nar_in_parts_resumes_where_it_was_interrupted() {
 fn a_part_that_trickles_holds_nobody_up() {
     let lab = Lab::new();
     let token = lab.token("push");
-    let nar = Nar::of(&noise(500_000));
+    let nar = Nar::of(&noise(1, 500_000));
     let part = |offset: usize, end: usize, query: &str| {
         lab.put(&format!("{}?offset={offset}{query}", nar_url(&nar, "")), &token, &nar.bytes[offset..end])
     };
@@ -228,7 +217,7 @@ fn small_nars_are_sent_in_one_request() {
     let complete = body(&[(&new, &new.bytes)]);
     assert_eq!(send(&complete[..complete.len() - 1]).status, 400);
     assert_eq!(send(b"x.nar 1\nxend 1\n").status, 400);
-    assert_eq!(send(&noise((8 << 20) + 1)).status, 413);
+    assert_eq!(send(&noise(1, (8 << 20) + 1)).status, 413);
     assert_eq!(lab.post("/_narval/v1/nars", "", &complete).status, 401);
     assert_eq!(send(&complete).status, 200);
     // A cache in a folder gains nothing by it.

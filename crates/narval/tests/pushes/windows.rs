@@ -9,7 +9,7 @@ use narval_nix::Sha256;
 use zstd::zstd_safe::CParameter;
 
 use crate::lab::{Lab, Nar};
-use crate::support::Answer;
+use crate::support::{Answer, noise};
 
 /// How many uploads with the largest windows are sent at once.
 const HOSTILE: usize = 64;
@@ -45,7 +45,7 @@ fn padding_is_refused() {
     let (start, end) = nar.bytes.split_at(100);
     let frames = [zstd::encode_all(start, 3).unwrap(), zstd::encode_all(end, 3).unwrap()].concat();
     assert_eq!(lab.put(&url(&frames, "zst"), &token, &frames).status, 201);
-    let noise = Nar::of(&noise(1 << 20));
+    let noise = Nar::of(&noise(1, 1 << 20));
     let compressed = piped("bzip2", &[], &noise.bytes);
     assert!(compressed.len() > noise.bytes.len());
     assert_eq!(lab.put(&url(&compressed, "bz2"), &token, &compressed).status, 201);
@@ -63,15 +63,6 @@ fn piped(program: &str, args: &[&str], bytes: &[u8]) -> Vec<u8> {
         assert!(child.wait().unwrap().success());
         out
     })
-}
-
-fn noise(len: usize) -> Vec<u8> {
-    let mut seed = 1_u64;
-    let mut next = || {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 56) as u8
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 /// With a window of 128 MiB.
@@ -98,7 +89,7 @@ fn windows_of_all_uploads_stay_within_their_memory_and_ordinary_ones_finish_mean
     let lab = Lab::new();
     let token = lab.token("push");
     // What fills the window compresses to nothing, and what follows does not, so that the window is full before the file ends.
-    let nar = Nar::of(&[vec![0; 130 << 20], noise(1 << 20)].concat());
+    let nar = Nar::of(&[vec![0; 130 << 20], noise(1, 1 << 20)].concat());
     let files = [
         ("zst", zstd_with_large_window(&nar.bytes)),
         ("xz", piped("xz", &["--lzma2=preset=0,dict=128MiB"], &nar.bytes)),
@@ -142,7 +133,7 @@ fn windows_of_all_uploads_stay_within_their_memory_and_ordinary_ones_finish_mean
     assert!(grown <= max + (64 << 20), "{} MiB", grown >> 20);
     assert!(metric(&lab, "narval_decode_memory_refused_total") >= HOSTILE as u64 - 1);
     // While one of them holds its window.
-    let ordinary = Nar::of(&noise(9 << 20));
+    let ordinary = Nar::of(&noise(1, 9 << 20));
     let file = piped("xz", &["-6"], &ordinary.bytes);
     assert_eq!(lab.put(&url(&file, "xz"), &token, &file).status, 201);
     drop(held);

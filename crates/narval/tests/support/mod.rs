@@ -443,6 +443,19 @@ pub fn copy_program(to: impl AsRef<Path>) {
     assert!(Command::new("cp").arg(NARVAL).arg(to.as_ref()).status().unwrap().success());
 }
 
+/// Bytes that do not compress, of their own for each seed but 0. By eights (xorshift64): unoptimized, an iterator takes as long for each byte.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let (mut state, mut bytes) = (seed, vec![0; len.next_multiple_of(8)]);
+    for eight in bytes.chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        eight.copy_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
 pub fn hash_part(path: &str) -> &str {
     path.rsplit('/').next().and_then(|name| name.get(..32)).unwrap()
 }
