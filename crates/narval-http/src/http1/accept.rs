@@ -163,8 +163,8 @@ fn quality(text: &[u8]) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Peer;
     use crate::http1::head::{HeadLimits, parse_head};
+    use crate::peer::Peer;
 
     const ALL: &[Coding] = &[Coding::Zstd, Coding::Brotli, Coding::Gzip, Coding::Deflate];
 

@@ -186,8 +186,8 @@ fn second(time: SystemTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Peer;
     use crate::http1::head::{HeadLimits, parse_head};
+    use crate::peer::Peer;
 
     const OLD: &str = "Sun, 06 Nov 1994 08:49:36 GMT";
     const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";

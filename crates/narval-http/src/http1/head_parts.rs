@@ -1,12 +1,11 @@
 use std::any::Any;
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
 use http::{Method, Version};
 
-use crate::peer::{self, Peer, Remote};
+use crate::peer::{Peer, Remote};
 
 /// A range of bytes in the buffer that holds a request's head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,8 +79,8 @@ impl fmt::Debug for HandedOver {
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRef<'a> {
     buf: &'a [u8],
-    parts: &'a HeadParts,
-    remote: &'a Remote,
+    pub(super) parts: &'a HeadParts,
+    pub(super) remote: &'a Remote,
 }
 
 impl<'a> HeadRef<'a> {
@@ -120,31 +119,6 @@ impl<'a> HeadRef<'a> {
     /// The query, percent-encoded as sent, without its `?`.
     pub fn query(&self) -> Option<&'a str> {
         self.parts.query.map(|span| self.text(span))
-    }
-
-    /// The host (and port) the request is for, according to a [trusted proxy](crate::Builder::trusted_proxies) or else to the
-    /// request: the authority of the target if it has one, else the Host field.
-    pub fn host(&self) -> Option<&'a str> {
-        self.told().and_then(|told| told.host).or_else(|| self.parts.host.map(|span| self.text(span)))
-    }
-
-    /// `https` or `http`: what the client speaks, according to a [trusted proxy](crate::Builder::trusted_proxies) or else to the
-    /// connection.
-    pub fn scheme(&self) -> &'static str {
-        let own = if self.remote.is_secure() { "https" } else { "http" };
-        self.told().and_then(|told| told.scheme).unwrap_or(own)
-    }
-
-    /// The client's address; an IPv4-mapped IPv6 address is returned as IPv4. If the [peer](Self::peer) is a [trusted
-    /// proxy](crate::Builder::trusted_proxies), it is the one that `X-Forwarded-For` or `Forwarded` (RFC 7239) tells, read from the
-    /// right and only as far as trusted. `None` for a unix socket without these fields.
-    pub fn client_ip(&self) -> Option<IpAddr> {
-        self.told().and_then(|told| told.ip).or_else(|| self.remote.peer().ip())
-    }
-
-    /// What trusted proxies say about the request; `None` if the peer is none.
-    pub(crate) fn told(&self) -> Option<peer::Told<'a>> {
-        self.remote.proxies().map(|proxies| peer::told(self, proxies))
     }
 
     /// The value of the first field line with this name, in any case; `None` if there is none, or if it is not UTF-8.
@@ -195,7 +169,7 @@ impl<'a> HeadRef<'a> {
         self.remote.certificates()
     }
 
-    fn text(&self, span: Span) -> &'a str {
+    pub(super) fn text(&self, span: Span) -> &'a str {
         std::str::from_utf8(span.of(self.buf)).unwrap_or_default()
     }
 }

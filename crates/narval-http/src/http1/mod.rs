@@ -8,6 +8,7 @@ pub mod chunked;
 pub mod conditional;
 pub mod date;
 mod error;
+mod forwarded;
 pub mod head;
 pub(crate) mod head_parts;
 pub mod multipart;

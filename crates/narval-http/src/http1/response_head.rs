@@ -12,6 +12,9 @@ use http::{HeaderName, HeaderValue, StatusCode, Version};
 use crate::http1::date;
 use crate::http1::head_parts::lists;
 
+/// The type of what is made of a Rust string. Without a charset, browsers guess one.
+pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
 /// The properties of the request that determine how its response is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AnswerTo {

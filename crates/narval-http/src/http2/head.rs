@@ -6,8 +6,8 @@ use http::{Method, StatusCode, Version};
 
 use crate::http1::ProtoError;
 use crate::http1::head::{FIELDS_MAX, Framing, HeadLimits, ParsedHead, Target, content_length, is_host, is_token_byte};
+use crate::http1::head_parts::{HandedOver, HeadParts, Span};
 use crate::http2::hpack::Field;
-use crate::{HandedOver, HeadParts, Span};
 
 /// Why a header list is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

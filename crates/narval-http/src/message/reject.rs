@@ -3,14 +3,12 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 
 use crate::http1::ProtoError;
 use crate::io::sync::Mutex;
 use crate::message::response::Response;
-// The one error of a higher part that is known here: its response has fields of its own, and an error that a handler returns can only
-// be asked for its type.
-use crate::ws::UpgradeError;
+use crate::message::upgrade_error::UpgradeError;
 
 /// Ends a handler early, with `?`: a status, and a reason that the client may see.
 ///
@@ -101,6 +99,29 @@ impl Error for Reject {}
 impl From<ProtoError> for Reject {
     fn from(error: ProtoError) -> Self {
         Self::new(error.status, error.reason)
+    }
+}
+
+impl From<UpgradeError> for Reject {
+    fn from(error: UpgradeError) -> Self {
+        let status = match error {
+            UpgradeError::NotAnUpgrade | UpgradeError::Version => StatusCode::UPGRADE_REQUIRED,
+            UpgradeError::Origin => StatusCode::FORBIDDEN,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        let reject = Self::new(status, error.to_string());
+        if status != StatusCode::UPGRADE_REQUIRED {
+            return reject;
+        }
+        reject
+            .header(header::UPGRADE, HeaderValue::from_static("websocket"))
+            .header(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"))
+    }
+}
+
+impl From<UpgradeError> for Response {
+    fn from(error: UpgradeError) -> Self {
+        Self::failure(error)
     }
 }
 

@@ -1,25 +1,26 @@
-//! Responses that follow later.
-//!
-//! This file, `late_answer.rs` and `response.rs` import each other: a `Response` may be one that follows later, which
-//! resolves to a `Response`. They are one idea in three files.
+//! Responses that follow later, from any thread.
 
 use std::io;
-use std::mem;
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::Response;
-use crate::io::sync::Mutex;
-use crate::message::departure::Departure;
-use crate::message::informational::{Informational, Informer};
-use crate::message::late_answer::{Changes, LateAnswer};
+use crate::message::informational::Informational;
+use crate::message::late;
+use crate::message::response::Response;
+
+/// A response that follows later, on its way through the middlewares.
+pub(crate) type Later = late::Later<Response>;
+/// A request whose handler has returned without an answer.
+pub(crate) type Awaiting = late::Awaiting<Response>;
+/// A late answer that is ready to send.
+pub(crate) type LateAnswer = late::LateAnswer<Response>;
 
 /// Answers a request later, from any thread, so that no worker waits meanwhile; see [`Response::later`]. If it is
 /// dropped without an answer, the response is a 500.
 #[derive(Debug)]
 pub struct Responder {
-    late: Option<Arc<Late>>,
+    late: Option<Arc<late::Late<Response>>>,
 }
 
 impl Response {
@@ -45,9 +46,9 @@ impl Response {
     /// change the answer once it has arrived. Until then, its status is unknown.
     /// [`Handler::inline`](crate::Handler::inline) may return one, too.
     pub fn later() -> (Self, Responder) {
-        let late = Arc::new(Late::default());
+        let (later, late) = Later::new();
         let mut response = Self::new(StatusCode::INTERNAL_SERVER_ERROR);
-        response.late = Some(Box::new(Later { late: late.clone(), changes: Changes::default() }));
+        response.late = Some(Box::new(later));
         (response, Responder { late: Some(late) })
     }
 
@@ -71,7 +72,7 @@ impl Response {
     pub fn map(mut self, change: impl FnOnce(Self) -> Self + Send + 'static) -> Self {
         match &mut self.late {
             Some(later) => {
-                later.changes.0.push(Box::new(change));
+                later.change(Box::new(change));
                 self
             }
             None => change(self),
@@ -79,16 +80,15 @@ impl Response {
     }
 }
 
-/// A response that follows later, on its way through the middlewares.
-#[derive(Debug)]
-pub(crate) struct Later {
-    late: Arc<Late>,
-    changes: Changes,
-}
-
 impl Responder {
     /// Answers. A worker sends the response; this thread does not wait.
     pub fn respond(mut self, response: Response) {
+        self.answer(response);
+    }
+
+    fn answer(&mut self, mut response: Response) {
+        // A late answer is final: it cannot be delayed again.
+        response.late = None;
         if let Some(late) = self.late.take() {
             late.answer(response);
         }
@@ -113,96 +113,13 @@ impl Responder {
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        if let Some(late) = self.late.take() {
-            late.answer(Response::new(StatusCode::INTERNAL_SERVER_ERROR));
-        }
+        self.answer(Response::new(StatusCode::INTERNAL_SERVER_ERROR));
     }
 }
 
-/// Joins the handler's lease with the answer, whichever comes first.
-#[derive(Debug, Default)]
-pub(crate) struct Late {
-    meeting: Mutex<Meeting>,
-}
-
-#[derive(Debug, Default)]
-enum Meeting {
-    #[default]
-    Nobody,
-    /// The handler has returned.
-    Waiting(Box<Waiting>),
-    /// The answer came first.
-    Answer(Box<Response>),
-    Over,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    request: Awaiting,
-    changes: Changes,
-}
-
-/// A request whose handler has returned without an answer.
-pub(crate) struct Awaiting {
-    /// Has a worker send the answer, or says when it is dropped that there is none.
-    pub(crate) answer: Box<dyn FnOnce(LateAnswer) + Send>,
-    pub(crate) departure: Departure,
-    /// `None` for clients that do not know informational responses.
-    pub(crate) informer: Option<Informer>,
-}
-
-impl std::fmt::Debug for Awaiting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Awaiting").field("departure", &self.departure).finish_non_exhaustive()
-    }
-}
-
-impl Late {
-    fn answer(&self, mut response: Response) {
-        // A late answer is final: it cannot be delayed again.
-        response.late = None;
-        let mut meeting = self.meeting.lock();
-        match mem::replace(&mut *meeting, Meeting::Over) {
-            Meeting::Nobody => *meeting = Meeting::Answer(Box::new(response)),
-            Meeting::Waiting(waiting) => {
-                drop(meeting);
-                let Waiting { request, changes } = *waiting;
-                (request.answer)(LateAnswer { response, changes });
-            }
-            Meeting::Answer(_) | Meeting::Over => {}
-        }
-    }
-
-    fn is_open(&self) -> bool {
-        match &*self.meeting.lock() {
-            Meeting::Nobody => true,
-            Meeting::Waiting(waiting) => !waiting.request.departure.is_gone(),
-            Meeting::Answer(_) | Meeting::Over => false,
-        }
-    }
-
-    fn inform(&self, message: &Informational<'_>) -> io::Result<bool> {
-        let mut meeting = self.meeting.lock();
-        let Meeting::Waiting(waiting) = &*meeting else { return Ok(false) };
-        // After an error the request is dropped, which aborts its connection: part of the message may have been sent.
-        let Awaiting { informer, departure, .. } = &waiting.request;
-        let informed = informer.as_ref().map_or(Ok(false), |informer| informer.send(message, departure));
-        informed.inspect_err(|_| *meeting = Meeting::Over)
-    }
-}
-
-impl Later {
-    /// Leaves the right to be answered with the pending answer; gives it back with the answer if that is there already.
-    /// `awaiting` makes of a request what is left.
-    pub(crate) fn wait<R>(self, request: R, awaiting: impl FnOnce(R) -> Awaiting) -> Option<(LateAnswer, R)> {
-        let Self { late, changes } = self;
-        let mut meeting = late.meeting.lock();
-        match mem::replace(&mut *meeting, Meeting::Over) {
-            Meeting::Answer(response) => Some((LateAnswer { response: *response, changes }, request)),
-            _ => {
-                *meeting = Meeting::Waiting(Box::new(Waiting { request: awaiting(request), changes }));
-                None
-            }
-        }
+impl LateAnswer {
+    /// The answer if there is none.
+    pub(crate) fn failed() -> Self {
+        Self::of(Response::new(StatusCode::INTERNAL_SERVER_ERROR))
     }
 }

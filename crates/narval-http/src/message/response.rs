@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::error::Error;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -5,13 +6,11 @@ use std::sync::atomic::AtomicU64;
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
-use crate::http1::response_head::Prepared;
+use crate::http1::response_head::{Prepared, TEXT};
 use crate::message::body::{Body, BodyKind};
 use crate::message::invalid_header::{InvalidHeader, header_field};
+use crate::message::late::Later;
 use crate::message::panic_guard::Kept;
-use crate::message::responder::Later;
-// Carried, never looked into: a trait object in its place would only be turned back into this type where the response is sent.
-use crate::ws;
 
 /// A response: a status, field lines and a [`Body`].
 ///
@@ -20,10 +19,10 @@ use crate::ws;
 #[derive(Debug)]
 pub struct Response {
     pub(crate) kind: ResponseKind,
-    /// With a 101, or the 200 to an extended CONNECT: the new protocol of the connection or stream.
-    pub(crate) upgrade: Option<ws::Accepted>,
+    /// With a 101, or the 200 to an extended CONNECT: the new protocol of the connection or stream, as `ws::Accepted`, which knows responses.
+    pub(crate) upgrade: Option<Box<dyn Any + Send + Sync>>,
     /// The answer follows later.
-    pub(crate) late: Option<Box<Later>>,
+    pub(crate) late: Option<Box<Later<Self>>>,
     /// The error that a handler returned, until an error handler takes it.
     pub(crate) failure: Option<Box<dyn Error + Send + Sync>>,
 }
@@ -271,9 +270,6 @@ impl From<&'static Prepared> for Response {
         Self::of(ResponseKind::Prepared(Held::Forever(prepared)))
     }
 }
-
-/// The type of what is made of a Rust string. Without a charset, browsers guess one.
-pub(crate) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 #[cfg(test)]
 mod tests {

@@ -31,7 +31,7 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
     use super::*;
-    use crate::Peer;
+    use crate::peer::Peer;
 
     #[test]
     fn each_client_is_named_once_in_a_while() {

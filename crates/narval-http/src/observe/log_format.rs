@@ -216,7 +216,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::RequestId;
+    use crate::observe::request_id::RequestId;
 
     fn entry() -> Entry {
         let head = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";

@@ -108,7 +108,8 @@ impl RequestIds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bytes, Request};
+    use crate::message::request::Request;
+    use bytes::Bytes;
 
     fn request(fields: &str) -> Request {
         Request::parse(format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"), Bytes::new()).unwrap()

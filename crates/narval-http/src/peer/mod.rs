@@ -1,6 +1,5 @@
 //! Who a request is from: the peer of its connection, and the client behind it if the peer is a trusted proxy.
 
-mod fields;
 mod proxies;
 pub(crate) mod proxy_header;
 
@@ -9,7 +8,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-pub(crate) use self::fields::{Told, told};
 pub(crate) use self::proxies::Proxies;
 pub use self::proxies::{InvalidProxy, TrustedProxy};
 use self::proxy_header::Source;

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use crate::Request;
 use crate::message::body::produced::Maker;
 use crate::message::departure::Departure;
-use crate::message::late_answer::LateAnswer;
+use crate::message::request::Request;
+use crate::message::responder::LateAnswer;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::intake::request as intake;

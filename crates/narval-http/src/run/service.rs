@@ -10,12 +10,13 @@ use crossbeam_utils::CachePadded;
 use http::{Method, Version};
 
 use crate::http1::head::{LastHead, ParsedHead};
+use crate::http1::head_parts::HeadRef;
 use crate::http1::response_head::AnswerTo;
 use crate::http2::head::HeadBuilder;
 use crate::io::clock::{Millis, millis};
 use crate::io::out_buf::OutBuf;
 use crate::limits::{INLINE_BATCH_MAX, Limits, RECEIVE_BUFFER, RECEIVE_TIGHT};
-use crate::message::response::Held;
+use crate::message::response::{Held, Response};
 use crate::observe::access_log::Entry;
 use crate::observe::counters::ThreadCounters;
 use crate::observe::request_id::RequestIds;
@@ -23,7 +24,6 @@ use crate::run::connection::Connection;
 use crate::run::job::Work;
 use crate::run::server::state::ServerState;
 use crate::run::transmit::encode;
-use crate::{HeadRef, Response};
 
 /// One in this many inline calls is timed.
 const INLINE_SAMPLE: u64 = 64;

@@ -15,6 +15,8 @@ use crate::io::over::{Next, Over};
 use crate::io::unsafe_calls::give_back_freed;
 use crate::limits::{BYTES_PER_TURN, COPY_BODY_MAX, SENDFILE_MIN};
 use crate::message::body::produced::{Made, Maker};
+use crate::message::body::source::FileRange;
+use crate::message::response::Response;
 use crate::observe::counters::ThreadCounters;
 use crate::run::admission::HandshakePermit;
 use crate::run::answer_context::AnswerContext;
@@ -28,7 +30,8 @@ use crate::run::reply::Reply;
 use crate::run::send_piece::send_piece;
 use crate::run::server::state::ServerState;
 use crate::run::transmit::{Outgoing, Rest, encode};
-use crate::{Bytes, FileRange, Response, ws};
+use crate::ws;
+use bytes::Bytes;
 
 /// The status in logs of a request whose client left before its handler ran, as nginx writes it.
 const LEFT: u16 = 499;
@@ -209,7 +212,7 @@ impl Worker {
 
     /// Encodes and sends a response.
     fn send(&mut self, lease: Reply, mut response: Response, mut context: AnswerContext, held: Share) {
-        if let Some(accepted) = response.upgrade.take() {
+        if let Some(accepted) = ws::Accepted::take(&mut response) {
             return self.upgrade(lease, response, context, accepted);
         }
         let body_received = context.body.as_ref().is_none_or(|body| body.answer_begins());

@@ -6,10 +6,10 @@ use std::io;
 use super::client::Client;
 use super::handler::Served;
 use super::run::{Report, Simulation};
-use crate::Limits;
 use crate::http1::head::{Framing, parse_head};
 use crate::http2::frame::{self, FrameHeader, HEADER_LENGTH, Kind, PAYLOAD_MAX, PREFACE};
 use crate::io::sim::{Random, Speaks};
+use crate::limits::Limits;
 use crate::run::intake::incoming_body::IncomingBody;
 
 /// Feeds arbitrary bytes to the server over several connections. Panics only if the server violates one of its

@@ -7,10 +7,14 @@ use std::time::Duration;
 
 use super::pattern;
 use super::websocket::{self, Tally};
+use crate::http1::head_parts::HeadRef;
 use crate::io::sim::Baton;
-use crate::{
-    Body, BodySource, BodyWaker, FileRange, Fill, Handler, HeadRef, Request, Response, SegmentBuf, StatusCode,
-};
+use crate::message::body::Body;
+use crate::message::body::source::{BodySource, BodyWaker, FileRange, Fill, SegmentBuf};
+use crate::message::handler::Handler;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use http::StatusCode;
 
 /// Answers `/kind/length` with `pattern(length)`, and a POST with the length of its body, or the body.
 pub(super) struct Simulated {

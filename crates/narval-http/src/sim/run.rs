@@ -16,6 +16,8 @@ use crate::io::sim::{Baton, Network, Random};
 use crate::io::socket::Socket;
 #[cfg(test)]
 use crate::limits::HTTP2_STREAM_WINDOW;
+use crate::limits::Limits;
+use crate::observe::counters::Snapshot;
 use crate::run::connection::Connection;
 use crate::run::job::Job;
 use crate::run::mailbox::{Mailbox, Message};
@@ -23,7 +25,6 @@ use crate::run::server::state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::Worker;
 use crate::tls::Acceptor;
-use crate::{Limits, Snapshot};
 
 /// The maximum number of steps in a run.
 const STEPS_MAX: usize = 200_000;

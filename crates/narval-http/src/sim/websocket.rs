@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::pattern;
 use crate::io::sim::Random;
+use crate::message::request::Request;
+use crate::message::response::Response;
 use crate::ws::codec::mask;
 use crate::ws::{CloseReason, Message, Options, Upgrade, WebSocket, WsHandler};
-use crate::{Request, Response};
 
 /// The totals of all sockets in a run.
 #[derive(Debug, Default)]

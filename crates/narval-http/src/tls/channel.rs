@@ -10,12 +10,12 @@ use http::{HeaderValue, StatusCode, Version, header};
 use super::Opened;
 use super::layout::{Gather, Layout, RECORD_FULL};
 use crate::http1::head::begins_with_head;
+use crate::http1::response_head::TEXT;
 use crate::http1::response_head::{AnswerTo, BodyFraming, Prepared, encode_prepared};
 use crate::io::out_buf::OutBuf;
 use crate::io::socket::Socket;
 use crate::io::sync::Mutex;
 use crate::limits::{KTLS_FILE_MIN, SEAL_IN_PLACE_MIN};
-use crate::message::response::TEXT;
 use crate::tls::{KernelTx, RecordTx, SessionError, TlsAcceptor, TlsSession};
 
 /// The response to a client that speaks plain HTTP to a TLS port.
@@ -366,11 +366,12 @@ mod tests {
     use crate::io::driver::Token;
     use crate::io::output_memory::{Holding, OutputMemory};
     use crate::message::body::feed::Feed;
+    use crate::message::body::source::{BodySource, Fill, SegmentBuf};
+    use crate::peer::Peer;
     use crate::run::connection::Connection;
     use crate::run::mailbox::Mailbox;
     use crate::run::transmit::{Outgoing, Rest};
     use crate::tls::{PemPair, TlsConfig};
-    use crate::{BodySource, Fill, Peer, SegmentBuf};
 
     /// A connection in the state of one with kTLS, and its peer.
     fn by_the_kernel(records: u64) -> (Connection, UnixStream) {

@@ -9,7 +9,10 @@ use http::header::{
 };
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
-use crate::{HeadRef, Middleware, Next, Request, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A [`Middleware`] that tells browsers which pages of other origins may read the responses, and answers preflight
 /// requests.
@@ -179,7 +182,9 @@ mod tests {
     use http::header::{ALLOW, CONTENT_LENGTH, ETAG, RANGE};
 
     use super::*;
-    use crate::{Bytes, Handler, Router, RoutingTable};
+    use crate::message::handler::Handler;
+    use crate::web::router::{Router, RoutingTable};
+    use bytes::Bytes;
 
     fn table(cors: Cors) -> RoutingTable {
         Router::new().layer(cors).get("/", || "hello").build().expect("valid")

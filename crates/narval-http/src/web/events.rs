@@ -16,8 +16,9 @@ use http::{HeaderValue, StatusCode, header};
 use crate::io::sync::Mutex;
 use crate::message::body::Body;
 use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::response::Response;
 use crate::ws::SendStatus;
-use crate::{HeaderName, Response};
+use http::HeaderName;
 
 /// A handle on a stream of server-sent events to one client; see [`Response::events`]. Handles are cheap, and any
 /// thread may send. The stream ends when the last handle is dropped, when it is [closed](Self::close), when the client

@@ -1,7 +1,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{Handler, HeadRef, IntoHandler, IntoResponse, Reject, Request, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::handler::{Handler, IntoHandler};
+use crate::message::into_response::IntoResponse;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
 
 /// Wraps handlers: it gets each request before they do, and their response, and may answer itself.
 ///

@@ -3,7 +3,8 @@
 use std::io::{self, Read};
 
 use crate::http1::multipart::{MultipartDecoder, MultipartEvent, MultipartLimits, PartHead, Step, boundary};
-use crate::{Reject, Request};
+use crate::message::reject::Reject;
+use crate::message::request::Request;
 
 /// Bytes of a form that are in memory at a time.
 const WINDOW: usize = 64 * 1024;
@@ -161,7 +162,9 @@ impl<R: Read> Read for PartReader<'_, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bytes, Handler, StatusCode};
+    use crate::message::handler::Handler;
+    use bytes::Bytes;
+    use http::StatusCode;
 
     /// Gives one byte at a time.
     struct Trickle<'a>(&'a [u8]);

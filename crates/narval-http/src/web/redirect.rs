@@ -4,7 +4,7 @@ use http::header::LOCATION;
 use http::{HeaderValue, StatusCode};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::Response;
+use crate::message::response::Response;
 
 /// Characters that are encoded in a `Location`, besides those that are not ASCII. `%` is left alone: the location is
 /// taken to be encoded already.

@@ -169,8 +169,12 @@ impl<T> fmt::Debug for Topic<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::request::Request;
+    use crate::message::response::Response;
+    use crate::web::events::EventOptions;
+    use crate::web::router::Router;
+    use crate::web::test;
     use crate::ws::{Upgrade, UpgradeError, WsEvent};
-    use crate::{EventOptions, Request, Response, Router, test};
 
     #[test]
     fn readers_get_events_and_leave_by_themselves() {

@@ -6,8 +6,8 @@ use http::{HeaderValue, Method, StatusCode, Version, header};
 
 use super::codec::extension::{self, Agreement, MalformedExtensions};
 use crate::http1::head_parts::{HeadRef, lists};
-use crate::message::reject::Reject;
 use crate::message::response::Response;
+use crate::message::upgrade_error::UpgradeError;
 
 /// The GUID that the key is hashed with (RFC 6455 section 1.3).
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
@@ -16,60 +16,9 @@ const VERSION: &[u8] = b"13";
 /// How many subprotocols of a client are considered.
 const PROTOCOLS_MAX: usize = 64;
 
-/// Why a request is not a valid handshake. Converted to a [`Response`], it is 426 if the client must use another
-/// protocol or version, 400 for a broken handshake, and 403 for a foreign origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum UpgradeError {
-    /// The request has no Upgrade to WebSocket.
-    #[error("this resource is a WebSocket: an Upgrade request is required")]
-    NotAnUpgrade,
-    /// The request is not a GET of HTTP/1.1 without a body, nor an extended CONNECT of HTTP/2.
-    #[error("a WebSocket handshake is a GET request of HTTP/1.1 without a body")]
-    NotAGet,
-    /// The version is not 13.
-    #[error("WebSocket version 13 is required")]
-    Version,
-    /// `Sec-WebSocket-Key` is missing, duplicate, or not 16 bytes of base64.
-    #[error("Sec-WebSocket-Key must be 16 bytes in base64")]
-    Key,
-    /// `Sec-WebSocket-Extensions` is not an extension list.
-    #[error("malformed Sec-WebSocket-Extensions")]
-    Extensions,
-    /// `Sec-WebSocket-Protocol` is not a list of tokens.
-    #[error("malformed Sec-WebSocket-Protocol")]
-    Protocols,
-    /// The page is from another host.
-    #[error("WebSockets from other origins are not allowed")]
-    Origin,
-}
-
 impl From<MalformedExtensions> for UpgradeError {
     fn from(_: MalformedExtensions) -> Self {
         Self::Extensions
-    }
-}
-
-impl From<UpgradeError> for Reject {
-    fn from(error: UpgradeError) -> Self {
-        let status = match error {
-            UpgradeError::NotAnUpgrade | UpgradeError::Version => StatusCode::UPGRADE_REQUIRED,
-            UpgradeError::Origin => StatusCode::FORBIDDEN,
-            _ => StatusCode::BAD_REQUEST,
-        };
-        let reject = Self::new(status, error.to_string());
-        if status != StatusCode::UPGRADE_REQUIRED {
-            return reject;
-        }
-        reject
-            .header(header::UPGRADE, HeaderValue::from_static("websocket"))
-            .header(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"))
-    }
-}
-
-impl From<UpgradeError> for Response {
-    fn from(error: UpgradeError) -> Self {
-        Self::failure(error)
     }
 }
 
@@ -180,7 +129,9 @@ pub(crate) mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::{HandedOver, HeadParts, Peer, Request, RequestBody, Span};
+    use crate::http1::head_parts::{HandedOver, HeadParts, Span};
+    use crate::message::request::{Request, RequestBody};
+    use crate::peer::Peer;
 
     /// A request with these field lines.
     pub(crate) fn request(method: Method, fields: &[(&str, &str)]) -> Request {

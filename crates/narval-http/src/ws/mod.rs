@@ -35,9 +35,9 @@ mod socket;
 mod stream;
 mod upgrade;
 
+pub use crate::message::upgrade_error::UpgradeError;
 pub use codec::{CloseCode, CloseFrame, Frame, Message, ProtocolError, WsLimits};
 pub use handler::{CloseReason, WsError, WsEvent, WsHandler};
-pub use handshake::UpgradeError;
 pub use options::{Options, WsCompression};
 pub use socket::{SendStatus, SharedMessage, WebSocket};
 pub use upgrade::Upgrade;

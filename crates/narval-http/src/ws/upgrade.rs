@@ -2,11 +2,12 @@ use std::sync::Arc;
 
 use super::WsHandler;
 use super::codec::extension::Agreement;
-use super::handshake::{self, Handshake, UpgradeError};
+use super::handshake::{self, Handshake};
 use super::options::{Options, WsCompression};
 use super::socket::{Deflate, Shared, WebSocket};
 use crate::message::request::Request;
 use crate::message::response::Response;
+use crate::message::upgrade_error::UpgradeError;
 
 /// A valid WebSocket handshake, to be accepted.
 ///
@@ -98,7 +99,7 @@ impl<'a> Upgrade<'a> {
         let deflate = self.deflate.map(|(agreed, compression)| Deflate::new(agreed, compression));
         let shared = Shared::new(self.request.peer().clone(), self.options, deflate, Box::new(handler));
         let mut response = self.handshake.response(self.deflate.map(|(agreed, _)| agreed));
-        response.upgrade = Some(Accepted { shared: Some(shared.clone()) });
+        response.upgrade = Some(Box::new(Accepted { shared: Some(shared.clone()) }));
         (response, WebSocket { shared })
     }
 }
@@ -110,6 +111,11 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
+    /// That of a response.
+    pub(crate) fn take(response: &mut Response) -> Option<Self> {
+        response.upgrade.take()?.downcast().ok().map(|accepted| *accepted)
+    }
+
     /// The response is being sent.
     pub(crate) fn into_shared(mut self) -> Option<Arc<Shared>> {
         self.shared.take()

@@ -8,8 +8,8 @@ use http::header::{
 };
 use http::{HeaderName, HeaderValue};
 
-use crate::RequestId;
 use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::observe::request_id::RequestId;
 
 /// Fields that a client must know before the body (RFC 9110 section 6.5.1).
 const NOT_IN_TRAILERS: [HeaderName; 7] =

@@ -11,8 +11,7 @@ use crate::message::body::source::{BodyWaker, SegmentBuf};
 use crate::message::body::{Body, BodyKind};
 use crate::message::carrier::Bell;
 use crate::message::departure::Departure;
-use crate::message::late_answer::LateAnswer;
-use crate::message::responder::Awaiting;
+use crate::message::responder::{Awaiting, LateAnswer};
 use crate::message::response::{Response, ResponseKind};
 
 impl Response {
@@ -139,7 +138,8 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
-    use crate::{Event, EventOptions, FileRange};
+    use crate::message::body::source::FileRange;
+    use crate::web::events::{Event, EventOptions};
 
     #[test]
     fn bodies_are_read_to_their_end_and_to_their_limit() {

@@ -6,16 +6,17 @@ use http::StatusCode;
 
 use crate::http1::ProtoError;
 use crate::http1::head::ParsedHead;
+use crate::http1::head_parts::HeadRef;
 use crate::io::out_buf::OutBuf;
 use crate::io::over::Close;
 use crate::limits::INLINE_BATCH_MAX;
 use crate::message::body::memory::Buffered;
 use crate::message::body::pipe::BodyPipe;
+use crate::message::response::Response;
 use crate::observe::access_log::{Entry, Watch};
 use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::service::{Service, answer_to};
 use crate::run::transmit::{Encoded, Outgoing, Rest, encode};
-use crate::{HeadRef, Response};
 
 /// The result of [`Service::inline`].
 pub(super) enum Inline {

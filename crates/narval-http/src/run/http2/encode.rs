@@ -1,9 +1,9 @@
 use crate::http1::response_head::has_content;
 use crate::http2::response::{block, prepared_block};
 use crate::message::body::produced::Produced;
-use crate::message::response::ResponseKind;
+use crate::message::response::{Response, ResponseKind};
 use crate::observe::access_log::Watch;
-use crate::{Response, ws};
+use crate::ws;
 
 /// An answer.
 pub(crate) struct Answer {
@@ -19,7 +19,7 @@ pub(crate) struct Answer {
 
 /// Encodes a response for a stream. `is_head`: the request is a HEAD.
 pub(crate) fn encode(mut response: Response, is_head: bool, note: Option<Box<Watch>>) -> Answer {
-    let accepted = response.upgrade.take();
+    let accepted = ws::Accepted::take(&mut response);
     match response.kind {
         ResponseKind::Prepared(prepared) => {
             let has_body = !is_head && has_content(prepared.status) && !prepared.body.is_empty();

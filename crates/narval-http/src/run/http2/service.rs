@@ -8,15 +8,16 @@ use http::StatusCode;
 use super::encode::{Answer, encode};
 use crate::http1::ProtoError;
 use crate::http1::head::ParsedHead;
+use crate::http1::head_parts::HeadRef;
 use crate::message::body::memory::Buffered;
 use crate::message::body::pipe::BodyPipe;
 use crate::message::carrier::Carrier;
 use crate::message::departure::Departure;
 use crate::message::panic_guard;
+use crate::message::response::Response;
 use crate::observe::access_log::Watch;
 use crate::run::answer_context::{AnswerContext, PendingLate};
 use crate::run::service::{Service, answer_to};
-use crate::{HeadRef, Response};
 
 /// The result of [`Service::inline_on_stream`].
 #[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]

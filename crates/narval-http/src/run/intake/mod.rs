@@ -11,13 +11,13 @@ use http::{HeaderMap, StatusCode};
 
 use self::incoming_body::IncomingBody;
 pub(crate) use self::request::Request;
-use crate::RequestBody;
 use crate::http1::ProtoError;
 use crate::http1::head::{Framing, ParsedHead};
 use crate::io::clock::{Millis, millis};
 use crate::limits::{BODY_AWAITED, BODY_SMALL, Limits};
 use crate::message::body::memory::{Buffered, NextStep};
 use crate::message::body::pipe::BodyPipe;
+use crate::message::request::RequestBody;
 use crate::run::service::Service;
 
 /// A request whose body is received into memory.

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 
-use crate::RequestBody;
 use crate::http1::head::ParsedHead;
+use crate::message::request::RequestBody;
 
 /// A request for a worker.
 pub(crate) struct Request {

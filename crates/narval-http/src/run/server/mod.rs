@@ -18,6 +18,8 @@ use crate::io::driver::epoll::EpollDriver;
 use crate::io::driver::uring::{self, UringDriver};
 use crate::io::listen::{self, Listen, ListenAddress, Listener};
 use crate::io::socket::Socket;
+use crate::limits::Limits;
+use crate::message::handler::{Handler, IntoHandler};
 use crate::observe::access_log::{AccessLog, LogQueue};
 use crate::peer::{InvalidProxy, Proxies, TrustedProxy};
 use crate::run::connection::Connection;
@@ -26,7 +28,6 @@ use crate::run::server::state::ServerState;
 use crate::run::shard::Shard;
 use crate::run::worker::{Kind, Worker};
 use crate::tls::Acceptor;
-use crate::{Handler, IntoHandler, Limits};
 
 /// The maximum number of worker threads.
 const WORKERS_MAX: usize = 4096;

@@ -5,19 +5,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderValue, StatusCode, header};
 
 use crate::http1::ProtoError;
+use crate::http1::head_parts::HeadRef;
+use crate::http1::response_head::Prepared;
 use crate::io::clock::Clock;
 use crate::io::output_memory::OutputMemory;
 use crate::limits::{CHECKS_MAX, Limits, PREPARED_MAX};
 use crate::message::body::memory::BodyMemory;
+use crate::message::handler::Handler;
+use crate::message::reject::Reject;
+use crate::message::response::Response;
 use crate::observe::access_log::{Entry, LogQueue, Watch};
 use crate::observe::complaints::Complaints;
 use crate::observe::counters::{Counters, ThreadCounters};
-use crate::peer::Proxies;
+use crate::observe::request_id::RequestId;
+use crate::peer::{Peer, Proxies};
 use crate::run::admission::Admission;
 use crate::run::pool::Pool;
 use crate::run::transmit::Outgoing;
 use crate::tls::Acceptor;
-use crate::{Handler, HeadRef, Peer, Prepared, Reject, RequestId, Response};
 
 /// What all threads of a server share.
 pub(crate) struct ServerState {

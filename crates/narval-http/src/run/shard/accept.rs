@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::Shard;
 use super::slots::{Delivery, Protocol, Slot};
-use crate::Peer;
 use crate::http1::response_head::AnswerTo;
 use crate::io::clock::{Millis, millis};
 use crate::io::driver::{Driver, lacks_resources};
@@ -14,7 +13,7 @@ use crate::io::output_memory::{Holding, Share};
 use crate::io::socket::Socket;
 use crate::limits::{ACCEPT_PAUSE, FIRST_REQUEST_GRACE, IDLE_LOOKS, IDLE_MIN};
 use crate::message::departure::Departure;
-use crate::peer::{Remote, proxy_header};
+use crate::peer::{Peer, Remote, proxy_header};
 use crate::run::admission::Full;
 use crate::run::connection::Connection;
 use crate::run::event::Event;

@@ -7,6 +7,7 @@ use super::Shard;
 use crate::io::driver::Driver;
 use crate::message::body::pipe::BodyPipe;
 use crate::message::departure::Departure;
+use crate::message::request::{Request, RequestBody};
 use crate::observe::access_log::Watch;
 use crate::peer::network;
 use crate::run::answer_context::{AnswerContext, PendingLate};
@@ -15,7 +16,6 @@ use crate::run::intake;
 use crate::run::job::{Call, Job};
 use crate::run::reply::Reply;
 use crate::run::{late, worker};
-use crate::{Request, RequestBody};
 
 /// One in this many requests that are not answered inline is timed.
 const REQUEST_SAMPLE: u64 = 16;

@@ -1,14 +1,19 @@
 use std::sync::Arc;
 
 use super::Shard;
+use crate::http1::head_parts::HeadRef;
 use crate::io::clock::Clock;
 use crate::io::driver::sim::SimDriver;
 use crate::io::sim::{Network, Speaks};
 use crate::io::socket::Socket;
+use crate::limits::Limits;
+use crate::message::handler::Handler;
+use crate::message::request::Request;
+use crate::message::response::Response;
 use crate::run::connection::Connection;
 use crate::run::mailbox::Mailbox;
 use crate::run::server::state::ServerState;
-use crate::{Handler, HeadRef, Limits, Request, Response, StatusCode};
+use http::StatusCode;
 
 struct Hello;
 

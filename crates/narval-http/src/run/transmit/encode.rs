@@ -6,9 +6,9 @@ use crate::io::out_buf::OutBuf;
 use crate::limits::COPY_BODY_MAX;
 use crate::message::body::BodyKind;
 use crate::message::body::feed::Feed;
+use crate::message::body::source::FileRange;
 use crate::message::panic_guard::Kept;
-use crate::message::response::{Held, ResponseKind};
-use crate::{FileRange, Response};
+use crate::message::response::{Held, Response, ResponseKind};
 
 /// A response that was encoded into an [`OutBuf`].
 pub(crate) struct Encoded {

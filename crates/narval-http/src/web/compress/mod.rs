@@ -11,11 +11,14 @@ use http::header::{
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::http1::accept::{Coding, negotiate_coding};
-use crate::http1::head_parts::lists;
+use crate::http1::head_parts::{HeadRef, lists};
 use crate::http1::response_head::has_content;
-use crate::message::body::BodyKind;
+use crate::message::body::source::{BodySource, Fill, SegmentBuf};
+use crate::message::body::{Body, BodyKind};
+use crate::message::request::Request;
+use crate::message::response::Response;
 use crate::web::files::is_compressible;
-use crate::{Body, BodySource, Fill, HeadRef, Middleware, Next, Request, Response, SegmentBuf};
+use crate::web::middleware::{Middleware, Next};
 
 use encoder::Encoder;
 use source::CompressedSource;

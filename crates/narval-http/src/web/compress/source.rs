@@ -5,8 +5,9 @@ use http::{HeaderName, HeaderValue};
 
 use super::encoder::Encoder;
 use crate::http1::accept::Coding;
+use crate::message::body::Body;
 use crate::message::body::produced::{Produced, Rest};
-use crate::{Body, BodySource, BodyWaker, Fill, SegmentBuf};
+use crate::message::body::source::{BodySource, BodyWaker, Fill, SegmentBuf};
 
 /// Bytes that are compressed at a time.
 const READ: usize = 64 * 1024;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::*;
-use crate::{FileRange, Handler, wrap};
+use crate::message::body::source::FileRange;
+use crate::message::handler::Handler;
+use crate::web::middleware::wrap;
 
 const ALL: [&str; 3] = ["zstd", "gzip", "deflate"];
 

@@ -7,8 +7,11 @@ use super::dictionary::delta_etag_named;
 use super::resource::{Content, Resource, Variant, bounds, file_range};
 use crate::http1::accept::{Coding, negotiate_coding};
 use crate::http1::conditional::{self, Outcome, Validators};
+use crate::http1::head_parts::HeadRef;
 use crate::http1::range::{ByteRange, MultipartRanges, Selection, select, unsatisfied_content_range};
-use crate::{Body, BodySource, Fill, HeadRef, Response, SegmentBuf};
+use crate::message::body::Body;
+use crate::message::body::source::{BodySource, Fill, SegmentBuf};
+use crate::message::response::Response;
 
 /// Answers a GET or HEAD from a resource and the delta from the version that the client has: chooses the encoding,
 /// evaluates conditions, selects ranges. Does not access the disk.

@@ -12,7 +12,8 @@ use super::SiteOptions;
 use super::family::family;
 use super::folder::Stamp;
 use crate::http1::accept::Coding;
-use crate::{HeadRef, Peer};
+use crate::http1::head_parts::HeadRef;
+use crate::peer::Peer;
 
 /// The SHA-256 of a dictionary: of a previous version of a file.
 pub(super) type DictionaryHash = [u8; 32];
@@ -157,8 +158,8 @@ fn percent(pattern: &mut String, byte: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::PathGlob;
     use crate::http1::head::{HeadLimits, parse_head};
+    use crate::web::files::PathGlob;
 
     const FIELD: &str = ":N0ptv0cH2dlPi8dSmR3fVTTNkdJlEZcmp4bPxNS6kD8=:";
 

@@ -12,8 +12,10 @@ use rustix::fs::{AtFlags, Dir, FileType, statat};
 
 use crate::http1::accept::negotiate_media_type;
 use crate::http1::date::rfc_3339;
+use crate::http1::head_parts::HeadRef;
 use crate::http1::path::query_pairs;
-use crate::{Body, HeadRef, Response};
+use crate::message::body::Body;
+use crate::message::response::Response;
 
 /// The most entries that are listed; a note says if there are more.
 const ENTRIES_MAX: usize = 10_000;

@@ -19,7 +19,9 @@ use super::{SiteOptions, content_type};
 use crate::http1::accept::Coding;
 use crate::http1::date;
 use crate::http1::range::ByteRange;
-use crate::{Body, FileRange, Prepared};
+use crate::http1::response_head::Prepared;
+use crate::message::body::Body;
+use crate::message::body::source::FileRange;
 
 /// Files up to this size are kept in memory and sent together with their head: copying 32 KiB costs about as much as
 /// the system calls that would avoid it.

@@ -16,8 +16,11 @@ use super::dictionary::{DictionaryHash, dictionary_asked};
 use super::folder::{Folder, Found, Stamp};
 use super::listing;
 use super::resource::{Resource, Variant};
+use crate::http1::head_parts::HeadRef;
 use crate::http1::path::FilePath;
-use crate::{Handler, HeadRef, Request, Response};
+use crate::message::handler::Handler;
+use crate::message::request::Request;
+use crate::message::response::Response;
 
 /// How often reading a file is retried if it changes meanwhile.
 const CHANGED_RETRIES_MAX: usize = 5;

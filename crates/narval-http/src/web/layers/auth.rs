@@ -5,7 +5,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{HeaderValue, StatusCode, header};
 
-use crate::{Extensions, Middleware, Next, Reject, Request, Response};
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
+use http::Extensions;
 
 /// A middleware that asks for a name and a password (RFC 7617), as browsers can ask their users. Use it over TLS only.
 ///

@@ -1,6 +1,10 @@
 use http::StatusCode;
 
-use crate::{Middleware, Next, Reject, Request, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A middleware that bounds the bodies of requests, whatever the handlers do with them: longer ones are answered 413. It can
 /// only be less than [`Limits::body_max`](crate::Limits::body_max), which holds for the whole server.
@@ -41,7 +45,7 @@ impl Middleware for BodyLimit {
     }
 
     // Requests without a body.
-    fn inline(&self, head: &crate::HeadRef<'_>, next: Next<'_>) -> Option<Response> {
+    fn inline(&self, head: &HeadRef<'_>, next: Next<'_>) -> Option<Response> {
         next.inline(head)
     }
 }

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderValue, StatusCode, header};
 
+use crate::http1::head_parts::HeadRef;
 use crate::io::sync::Mutex;
 use crate::limits::{RATE_KEYS_MAX, RATE_TIDY};
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
 use crate::peer::network;
-use crate::{HeadRef, Middleware, Next, Reject, Request, Response};
+use crate::web::middleware::{Middleware, Next};
 
 /// A middleware that answers 429 with `Retry-After` to whoever asks too often: a number of requests per time, at once or evenly.
 /// Clients are told apart by address (of IPv6 by network, /64), or [`by`](Self::by) anything else in the head.

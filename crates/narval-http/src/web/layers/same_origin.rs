@@ -1,6 +1,10 @@
 use http::{Method, StatusCode};
 
-use crate::{HeadRef, Middleware, Next, Reject, Request, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A middleware against forged requests (CSRF): what another site's page has its visitor's browser send, with the visitor's cookies,
 /// is answered 403, unless it is GET, HEAD or OPTIONS, which must not change anything.
@@ -63,7 +67,8 @@ impl Middleware for SameOrigin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Router, test};
+    use crate::web::router::Router;
+    use crate::web::test;
 
     #[test]
     fn only_own_pages_and_programs_may_change_something() {

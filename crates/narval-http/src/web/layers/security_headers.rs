@@ -2,7 +2,10 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, header};
 
-use crate::{HeadRef, Middleware, Next, Request, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A middleware that tells browsers to be careful: not to guess types (`X-Content-Type-Options`), not to show pages in frames of
 /// others (`X-Frame-Options`), not to tell other sites which page a link was on (`Referrer-Policy`), and to keep windows of other
@@ -83,7 +86,8 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
-    use crate::{Router, test};
+    use crate::web::router::Router;
+    use crate::web::test;
 
     #[test]
     fn what_a_response_says_itself_is_kept_and_tls_is_demanded_over_tls_only() {

@@ -2,7 +2,11 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 
-use crate::{HeadRef, Middleware, Next, Reject, Request, Response};
+use crate::http1::head_parts::HeadRef;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A middleware that gives handlers a deadline: whoever is not answered by then is answered 503.
 ///
@@ -69,7 +73,8 @@ impl Middleware for Timeout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Router, test};
+    use crate::web::router::Router;
+    use crate::web::test;
 
     #[test]
     fn the_earlier_deadline_holds_and_late_answers_have_one_too() {

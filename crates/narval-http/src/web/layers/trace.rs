@@ -1,6 +1,8 @@
 use std::time::Instant;
 
-use crate::{Middleware, Next, Request, Response};
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A middleware for `tracing`: what handlers log is within a span `request` with method, path and id, and each answer is an event
 /// with status and time. A log of all requests, also those that no handler sees, is [`AccessLog`](crate::AccessLog).
@@ -35,7 +37,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::{Router, test};
+    use crate::web::router::Router;
+    use crate::web::test;
 
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);

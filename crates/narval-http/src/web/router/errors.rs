@@ -8,9 +8,12 @@ use std::sync::Arc;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 
+use crate::http1::head_parts::HeadRef;
 use crate::message::panic_guard::panic_message;
 use crate::message::reject::Reject;
-use crate::{HeadRef, Middleware, Next, Request, Response};
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A handler panicked; see [`Failure::error`].
 #[derive(Clone, Debug, thiserror::Error)]

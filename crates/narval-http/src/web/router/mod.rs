@@ -15,7 +15,9 @@ pub use errors::{Failure, HandlerPanicked, Problems};
 pub use pattern::{Pattern, PatternError};
 pub use table::RoutingTable;
 
-use crate::{Handler, IntoHandler, Middleware, Response};
+use crate::message::handler::{Handler, IntoHandler};
+use crate::message::response::Response;
+use crate::web::middleware::Middleware;
 use errors::Errors;
 use table::{Dispatch, Route, Scope};
 

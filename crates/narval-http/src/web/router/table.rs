@@ -10,10 +10,14 @@ use http::{HeaderValue, Method, StatusCode};
 use super::errors::Errors;
 use super::pattern::{Capture, Pattern};
 use crate::http1::ProtoError;
+use crate::http1::head_parts::HeadRef;
 use crate::http1::path::percent_decode_text;
+use crate::message::handler::Handler;
 use crate::message::reject::Reject;
+use crate::message::request::Request;
 use crate::message::request::path_params::PathParams;
-use crate::{Handler, HeadRef, Middleware, Next, Request, Response};
+use crate::message::response::Response;
+use crate::web::middleware::{Middleware, Next};
 
 /// A route.
 pub(super) struct Route {

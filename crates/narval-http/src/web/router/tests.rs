@@ -3,8 +3,11 @@ use http::StatusCode;
 use http::header::{ALLOW, LOCATION};
 
 use super::*;
+use crate::http1::head_parts::HeadRef;
+use crate::message::reject::Reject;
+use crate::message::request::Request;
 use crate::message::request::path_params::PathParams;
-use crate::{HeadRef, Next, Reject, Request};
+use crate::web::middleware::Next;
 
 fn request(method: &str, target: &str) -> Request {
     let head = format!("{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n");

@@ -42,8 +42,14 @@ pub use socket::Socket;
 
 use crate::http1::ProtoError;
 use crate::http1::head::{HeadLimits, parse_head};
+use crate::limits::Limits;
 use crate::message::body::reader::BodyReader;
-use crate::{Handler, IntoHandler, Limits, Peer, Reject, Remote, Request, Response, ws};
+use crate::message::handler::{Handler, IntoHandler};
+use crate::message::reject::Reject;
+use crate::message::request::Request;
+use crate::message::response::Response;
+use crate::peer::{Peer, Remote};
+use crate::ws;
 
 /// How long a test waits for an event, or a message.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -193,7 +199,7 @@ impl Ask {
             status: response.status(),
             headers: response.headers(),
             body: BodyReader::new(if has_body { body } else { crate::Body::empty() }),
-            upgrade: response.upgrade.take(),
+            upgrade: ws::Accepted::take(&mut response),
         }
     }
 

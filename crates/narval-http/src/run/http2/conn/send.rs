@@ -6,7 +6,6 @@ use http::StatusCode;
 
 use super::stream::{How, Receiving, Sending};
 use super::{Conn, Wants};
-use crate::BodyWaker;
 use crate::http1::ProtoError;
 use crate::http2::frame::{self, ErrorCode, HEADER_LENGTH, PAYLOAD_MAX};
 use crate::http2::hpack::encode_no_table;
@@ -18,6 +17,7 @@ use crate::limits::{
     SOURCE_WAIT_MAX,
 };
 use crate::message::body::produced::{Made, Produced, Rest};
+use crate::message::body::source::BodyWaker;
 use crate::run::http2::encode::Answer;
 use crate::run::http2::service::Ending;
 use crate::run::job::Work;

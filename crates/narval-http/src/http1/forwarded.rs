@@ -6,9 +6,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::Proxies;
 use crate::http1::head_parts::HeadRef;
 use crate::limits::FORWARDED_HOPS_MAX;
+use crate::peer::Proxies;
 
 /// What trusted proxies say about a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +19,35 @@ pub(crate) struct Told<'a> {
     pub(crate) host: Option<&'a str>,
 }
 
+impl<'a> HeadRef<'a> {
+    /// The host (and port) the request is for, according to a [trusted proxy](crate::Builder::trusted_proxies) or else to the
+    /// request: the authority of the target if it has one, else the Host field.
+    pub fn host(&self) -> Option<&'a str> {
+        self.told().and_then(|told| told.host).or_else(|| self.parts.host.map(|span| self.text(span)))
+    }
+
+    /// `https` or `http`: what the client speaks, according to a [trusted proxy](crate::Builder::trusted_proxies) or else to the
+    /// connection.
+    pub fn scheme(&self) -> &'static str {
+        let own = if self.remote.is_secure() { "https" } else { "http" };
+        self.told().and_then(|told| told.scheme).unwrap_or(own)
+    }
+
+    /// The client's address; an IPv4-mapped IPv6 address is returned as IPv4. If the [peer](Self::peer) is a [trusted
+    /// proxy](crate::Builder::trusted_proxies), it is the one that `X-Forwarded-For` or `Forwarded` (RFC 7239) tells, read from the
+    /// right and only as far as trusted. `None` for a unix socket without these fields.
+    pub fn client_ip(&self) -> Option<IpAddr> {
+        self.told().and_then(|told| told.ip).or_else(|| self.remote.peer().ip())
+    }
+
+    /// What trusted proxies say about the request; `None` if the peer is none.
+    pub(crate) fn told(&self) -> Option<Told<'a>> {
+        self.remote.proxies().map(|proxies| told(self, proxies))
+    }
+}
+
 /// Reads the fields of a request that came from a trusted proxy.
-pub(crate) fn told<'a>(head: &HeadRef<'a>, proxies: &Proxies) -> Told<'a> {
+fn told<'a>(head: &HeadRef<'a>, proxies: &Proxies) -> Told<'a> {
     let has = |name| head.header_bytes(name).is_some();
     if has("x-forwarded-for") || !has("forwarded") { x_forwarded(head, proxies) } else { forwarded(head, proxies) }
 }
@@ -98,7 +125,7 @@ fn scheme(text: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::http1::head::{HeadLimits, parse_head};
-    use crate::{Peer, Remote};
+    use crate::peer::{Peer, Remote};
 
     fn ask(fields: &[&str]) -> (Option<String>, Option<String>, Option<String>) {
         let head =
