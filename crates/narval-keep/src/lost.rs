@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use narval_nix::HashPart;
 
 use super::index::{LostPath, NarRecord};
-use super::{Cache, Data, Grant, Rejection, RejectionKind, Scope, Scopes};
+use super::{Cache, Data, Grant, Rejection, Scope, Scopes};
 use narval_client::clock;
 
 /// The most NARs that readers can have removed within [`LOSSES_WITHIN`].
@@ -83,7 +83,7 @@ impl Cache {
                 self.name()
             );
             let message = "the cache's storage lacks several NARs; its operator has to look after it";
-            return Err(Rejection::new(RejectionKind::Unavailable, message));
+            return Err(Rejection::unavailable(message));
         }
         // What a folder lacks does not come back.
         let is_doubted = self.storage().publishes_later() && !is_damaged;

@@ -128,19 +128,15 @@ impl Rejection {
         if is_unavailable(error) {
             tracing::warn!("cannot {action} '{what}': {error}");
             let message = "the cache's object store cannot be reached at the moment: nothing was done, try again";
-            return Self::new(RejectionKind::Unavailable, message);
+            return Self::unavailable(message);
         }
         tracing::error!("cannot {action} '{what}': {error}");
-        if is_full(error) {
-            Self::no_space()
-        } else {
-            Self::new(RejectionKind::Failed, format_args!("the cache cannot {action} a file"))
-        }
+        if is_full(error) { Self::no_space() } else { Self::failed(format_args!("the cache cannot {action} a file")) }
     }
 
     /// Long work was stopped by who asked for it.
     pub(super) fn interrupted(what: &str) -> Self {
-        Self::new(RejectionKind::Failed, format_args!("the {what} was interrupted"))
+        Self::failed(format_args!("the {what} was interrupted"))
     }
 
     /// There is no space left.
@@ -151,6 +147,28 @@ impl Rejection {
              continues where it stopped",
         )
     }
+}
+
+macro_rules! constructors {
+    ($($name:ident: $kind:ident,)*) => {
+        impl Rejection {
+            $(#[doc = concat!("A [`RejectionKind::", stringify!($kind), "`] with this message.")]
+            pub fn $name(message: impl fmt::Display) -> Self {
+                Self::new(RejectionKind::$kind, message)
+            })*
+        }
+    };
+}
+
+constructors! {
+    conflict: Conflict,
+    failed: Failed,
+    forbidden: Forbidden,
+    malformed: Malformed,
+    not_found: NotFound,
+    too_large: TooLarge,
+    unavailable: Unavailable,
+    unprocessable: Unprocessable,
 }
 
 /// Whether an object store failed in a way that passes.
@@ -179,7 +197,7 @@ impl From<SignError> for Rejection {
         } else {
             tracing::error!("{error}");
         }
-        Self::new(RejectionKind::Unavailable, "the key of this cache cannot sign now; try again")
+        Self::unavailable("the key of this cache cannot sign now; try again")
     }
 }
 
@@ -188,29 +206,22 @@ impl From<IndexError> for Rejection {
         if matches!(error, IndexError::Busy { .. }) {
             tracing::debug!("{error}");
             let message = "the cache is busy: others commit or remove many paths at once; nothing was done, try again";
-            return Self::new(RejectionKind::Unavailable, message);
+            return Self::unavailable(message);
         }
         if error.is_unavailable() {
             // The log has it already, once.
             tracing::debug!("{error}");
             let message = "the cache's database cannot be reached at the moment: nothing was done, try again";
-            return Self::new(RejectionKind::Unavailable, message);
+            return Self::unavailable(message);
         }
         if matches!(error, IndexError::Late { .. }) {
-            return Self::new(
-                RejectionKind::Conflict,
-                "the upload took days: the NAR is not recorded any more; push again",
-            );
+            return Self::conflict("the upload took days: the NAR is not recorded any more; push again");
         }
         if matches!(error, IndexError::Superseded { .. }) {
-            return Self::new(RejectionKind::Conflict, "this took too long, and another process has taken over");
+            return Self::conflict("this took too long, and another process has taken over");
         }
         tracing::error!("{error}");
-        if error.is_full() {
-            Self::no_space()
-        } else {
-            Self::new(RejectionKind::Failed, "the cache's index failed; see the server's log")
-        }
+        if error.is_full() { Self::no_space() } else { Self::failed("the cache's index failed; see the server's log") }
     }
 }
 
@@ -220,8 +231,8 @@ mod tests {
 
     #[test]
     fn long_messages_are_cut() {
-        let rejection = Rejection::new(RejectionKind::Conflict, "é".repeat(2000));
+        let rejection = Rejection::conflict("é".repeat(2000));
         assert!(rejection.message.len() <= MESSAGE_LEN_MAX && rejection.message.ends_with("é…"));
-        assert_eq!(Rejection::new(RejectionKind::Conflict, "short").message, "short");
+        assert_eq!(Rejection::conflict("short").message, "short");
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use narval_http::{Handler, HeadRef, Request, Response};
-use narval_keep::{CacheName, Rejection, RejectionKind};
+use narval_keep::{CacheName, Rejection};
 
 use crate::Service;
 use crate::routes::table;
@@ -144,7 +144,7 @@ pub fn is_reserved_name(name: &str) -> bool {
 
 /// For requests to a cache that does not exist.
 pub(crate) fn no_cache(name: &str) -> Rejection {
-    Rejection::new(RejectionKind::NotFound, format!("there is no cache '{name}' here"))
+    Rejection::not_found(format!("there is no cache '{name}' here"))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use narval_http::{HeadRef, Method, Request};
-use narval_keep::{CacheName, Grant, Rejection, RejectionKind, Scope};
+use narval_keep::{CacheName, Grant, Rejection, Scope};
 use narval_nix::release::ReleaseName;
 
 use crate::auth::sessions::{PROOF_FIELD, Session, is_own_page};
@@ -73,8 +73,7 @@ impl<'a> Administration<'a> {
         match self {
             Self::Report(name) => grant.require_report(cache, &name.parse()?),
             Self::Release(name) => {
-                let name: ReleaseName =
-                    name.parse().map_err(|error| Rejection::new(RejectionKind::Malformed, error))?;
+                let name: ReleaseName = name.parse().map_err(Rejection::malformed)?;
                 grant.require_release(cache, &name)
             }
         }
@@ -145,7 +144,7 @@ impl Gate<'_> {
     /// The session of a form. Browsers would ask for a password if it were answered 401.
     fn form_session(&self, head: &HeadRef<'_>) -> Result<Session, ServeError> {
         let message = "you are not signed in any more: go back, reload the page and sign in";
-        let session = self.auth.session(head)?.ok_or_else(|| Rejection::new(RejectionKind::Forbidden, message))?;
+        let session = self.auth.session(head)?.ok_or_else(|| Rejection::forbidden(message))?;
         from_own_page(head)?;
         // Others are refused alike whether the cache exists or not; what each form needs is asked for when it is read.
         if ![Scope::Admin, Scope::Delete].into_iter().any(|scope| session.grant.allows(self.cache, scope)) {
@@ -164,11 +163,7 @@ impl Gate<'_> {
         let session = self.any_session(head)?;
         from_own_page(head)?;
         if !session.is_proved_by(head.header_bytes(PROOF_FIELD).unwrap_or_default()) {
-            return Err(Rejection::new(
-                RejectionKind::Forbidden,
-                "the request lacks the session's proof: reload the page",
-            )
-            .into());
+            return Err(Rejection::forbidden("the request lacks the session's proof: reload the page").into());
         }
         Ok(session)
     }
@@ -229,7 +224,7 @@ impl Gate<'_> {
 fn from_own_page(head: &HeadRef<'_>) -> Result<(), ServeError> {
     match is_own_page(head) {
         true => Ok(()),
-        false => Err(Rejection::new(RejectionKind::Forbidden, "only the page of this server may do this").into()),
+        false => Err(Rejection::forbidden("only the page of this server may do this").into()),
     }
 }
 

@@ -7,7 +7,7 @@ use narval_client::Url;
 use serde_json::Value;
 
 use super::{JobKind, TO};
-use crate::{Data, DataError, DataOptions, Database, Rejection, RejectionKind, StorageLocation};
+use crate::{Data, DataError, DataOptions, Database, Rejection, StorageLocation};
 
 /// A place that jobs may copy caches to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +55,6 @@ impl Data {
         let message = format!(
             "there is no destination '{name}' for a job '{kind}' in the settings of this server ('[[destination]]'); there are: {there}"
         );
-        Err(Rejection::new(RejectionKind::Malformed, message))
+        Err(Rejection::malformed(message))
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 pub use self::destination::Destination;
 pub(crate) use self::run::run;
-use crate::{Cache, CacheName, Data, Grant, IndexError, Rejection, RejectionKind, Scope};
+use crate::{Cache, CacheName, Data, Grant, IndexError, Rejection, Scope};
 
 /// How long a server may be silent about a job before another one goes on with it.
 pub(crate) const JOB_LEASE_SECONDS: u64 = 15;
@@ -270,13 +270,13 @@ impl Cache {
                     "the job '{}' ({kind}) of the cache '{}' is under way: wait for it, or cancel it",
                     before.id, before.cache
                 );
-                Err(Rejection::new(RejectionKind::Conflict, message))
+                Err(Rejection::conflict(message))
             }
         }
     }
 
     fn check_options(&self, kind: JobKind, options: &Value, grant: &Grant) -> Result<(), Rejection> {
-        let malformed = |message: String| Rejection::new(RejectionKind::Malformed, message);
+        let malformed = |message: String| Rejection::malformed(message);
         for (name, value) in options.as_object().into_iter().flatten() {
             if !kind.options().iter().any(|(known, of)| known == name && of.is(value)) {
                 let known: Vec<_> =
@@ -287,7 +287,7 @@ impl Cache {
         }
         if kind == JobKind::Migrate && !grant.caches.cover("*") {
             let message = "only those who administer all caches can copy one to other servers, with its tokens";
-            return Err(Rejection::new(RejectionKind::Forbidden, message));
+            return Err(Rejection::forbidden(message));
         }
         if kind.options().iter().any(|(name, _)| *name == TO) {
             self.data().destination(kind, options)?;
@@ -320,7 +320,7 @@ impl Cache {
     pub fn cancel_job(&self, job: &Job, grant: &Grant) -> Result<(), Rejection> {
         grant.require(self.name(), Scope::Admin)?;
         if !self.index().cancel_job(&job.id)? {
-            return Err(Rejection::new(RejectionKind::Conflict, format!("the job '{}' has ended", job.id)));
+            return Err(Rejection::conflict(format!("the job '{}' has ended", job.id)));
         }
         self.audit(grant, "cancel job", job.kind.name(), &Ok(job.id.clone()));
         Ok(())
@@ -351,7 +351,7 @@ fn new_id(of: Option<[&str; 2]>) -> Result<String, Rejection> {
         }
         None => getrandom::fill(&mut bytes).map_err(|error| {
             tracing::error!("no random numbers from the system: {error}");
-            Rejection::new(RejectionKind::Failed, "the system provides no random numbers")
+            Rejection::failed("the system provides no random numbers")
         })?,
     }
     Ok(nix32::encode(&bytes))

@@ -127,7 +127,7 @@ fn grant_of(job: &Job) -> Grant {
 }
 
 fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Rejection> {
-    let gone = || Rejection::new(RejectionKind::NotFound, format!("there is no cache '{}' any more", job.cache));
+    let gone = || Rejection::not_found(format!("there is no cache '{}' any more", job.cache));
     // With the settings of now: it may have been deleted, or created again, a moment ago.
     let caches = data.refreshed().map_err(of_data)?;
     let cache = caches.into_iter().find(|cache| *cache.name() == job.cache).ok_or_else(gone)?;
@@ -153,7 +153,7 @@ fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Rejection> {
             Destination::Migrate { place, database } => {
                 let failed = |error: &dyn std::fmt::Display| {
                     tracing::error!("the job '{}': {error}", job.id);
-                    Rejection::new(RejectionKind::Failed, "the destination cannot be used; see the server's log")
+                    Rejection::failed("the destination cannot be used; see the server's log")
                 };
                 let to = Destination::open(&place, database).map_err(|error| failed(&error))?;
                 match data.migrate_to(&to, Some(&job.cache), &grant_of(job), work) {
@@ -172,7 +172,7 @@ fn of_data(error: DataError) -> Rejection {
         DataError::Index(error) => error.into(),
         error => {
             tracing::error!("a job: {error}");
-            Rejection::new(RejectionKind::Failed, "the data cannot be read or written; see the server's log")
+            Rejection::failed("the data cannot be read or written; see the server's log")
         }
     }
 }
@@ -180,7 +180,7 @@ fn of_data(error: DataError) -> Rejection {
 /// Removes what is in a cache that was deleted: nothing keeps it any more, at a time when all of it is old.
 fn empty(cache: &Cache, work: &Work, grant: &Grant) -> Result<Value, Rejection> {
     if !cache.settings().deleted {
-        return Err(Rejection::new(RejectionKind::Conflict, "the cache was created again"));
+        return Err(Rejection::conflict("the cache was created again"));
     }
     cache.forget_keys()?;
     while let Some(release) = cache.releases(None, None)?.releases.first() {

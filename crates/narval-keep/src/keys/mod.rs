@@ -71,7 +71,7 @@ fn secret(record: &SignKeyRecord) -> Result<SecretKey, Rejection> {
 }
 
 fn unreadable() -> Rejection {
-    Rejection::new(RejectionKind::Failed, "a key in the index cannot be read; see the server's log")
+    Rejection::failed("a key in the index cannot be read; see the server's log")
 }
 
 impl Cache {
@@ -100,18 +100,12 @@ impl Cache {
     ///
     /// # Errors
     /// If the token may not administer the cache, it has too many keys, or the index fails.
-    pub fn rotate(
-        &self,
-        overlap_seconds: u64,
-        requested_at: u64,
-        grant: &Grant,
-        work: &Work,
-    ) -> Result<Rotated, Rejection> {
-        let is_made = |keys: Vec<CacheKey>| keys.into_iter().rev().find(|key| key.created > requested_at);
+    pub fn rotate(&self, overlap_seconds: u64, since: u64, grant: &Grant, work: &Work) -> Result<Rotated, Rejection> {
+        let is_made = |keys: Vec<CacheKey>| keys.into_iter().rev().find(|key| key.created > since);
         let key = match is_made(self.keys()?) {
             Some(key) => key,
             // One who rotates at the same time may be faster.
-            None => match self.make_key(overlap_seconds, self.now().max(requested_at.saturating_add(1)), grant) {
+            None => match self.make_key(overlap_seconds, self.now().max(since.saturating_add(1)), grant) {
                 Err(rejection) if rejection.kind == RejectionKind::Conflict => {
                     is_made(self.keys()?).ok_or(rejection)?
                 }
@@ -153,15 +147,15 @@ impl Cache {
                 "the cache '{}' signs with keys of the servers' configuration files ('managed-sign-keys'): replace them there",
                 self.name()
             );
-            return Err(Rejection::new(RejectionKind::Conflict, message));
+            return Err(Rejection::conflict(message));
         }
         let before = self.index().sign_keys_of(self.id())?;
         if before.len() >= KEYS_MAX {
             let message = format!("the cache '{}' has {KEYS_MAX} keys, which is as many as it may have", self.name());
-            return Err(Rejection::new(RejectionKind::Conflict, message));
+            return Err(Rejection::conflict(message));
         }
         let name = format!("{}-{}", self.name(), before.len() + 1);
-        let key = SecretKey::generate(&name).map_err(|error| Rejection::new(RejectionKind::Failed, error))?;
+        let key = SecretKey::generate(&name).map_err(Rejection::failed)?;
         let now = self.now();
         let record = SignKeyRecord {
             cache: self.name().to_string(),
@@ -172,10 +166,7 @@ impl Cache {
         };
         // Two at the same time: the later one finds the name taken.
         if !self.index().add_sign_key(self.id(), record, now.saturating_add(overlap_seconds))? {
-            return Err(Rejection::new(
-                RejectionKind::Conflict,
-                "another rotation has just made a key: look at it first",
-            ));
+            return Err(Rejection::conflict("another rotation has just made a key: look at it first"));
         }
         let made = CacheKey { public_key: key.public_key(), created, ends: None };
         self.audit(

@@ -3,7 +3,7 @@
 use narval_nix::HashPart;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 
-use crate::{Rejection, RejectionKind};
+use crate::Rejection;
 
 /// The maximum number of narinfos in one body.
 const NARINFOS_MAX: usize = 65_536;
@@ -19,8 +19,7 @@ pub const NARS_MAX: usize = 1024;
 pub fn read_commit(body: &[u8]) -> Result<Vec<(HashPart, &[u8])>, Rejection> {
     let form = "a commit is '<hash part> <length>', the narinfo, … and 'end <number of narinfos>'";
     let pieces = pieces(body, form, (NARINFOS_MAX, NARINFO_LEN_MAX))?;
-    let part =
-        |word: &str| HashPart::parse(word.as_bytes()).map_err(|_| Rejection::new(RejectionKind::Malformed, form));
+    let part = |word: &str| HashPart::parse(word.as_bytes()).map_err(|_| Rejection::malformed(form));
     pieces.into_iter().map(|(word, narinfo)| Ok((part(word)?, narinfo))).collect()
 }
 
@@ -38,7 +37,7 @@ fn pieces<'a>(
     form: &'static str,
     (number_max, len_max): (usize, usize),
 ) -> Result<Vec<(&'a str, &'a [u8])>, Rejection> {
-    let wrong = || Rejection::new(RejectionKind::Malformed, form);
+    let wrong = || Rejection::malformed(form);
     let mut all = Vec::new();
     loop {
         let end = body.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
@@ -51,7 +50,7 @@ fn pieces<'a>(
         }
         if all.len() >= number_max || number > len_max {
             let message = format!("a body has at most {number_max} of them, and narinfos of {NARINFO_LEN_MAX} bytes");
-            return Err(Rejection::new(RejectionKind::TooLarge, message));
+            return Err(Rejection::too_large(message));
         }
         let (piece, rest) = rest.split_at_checked(number).ok_or_else(wrong)?;
         all.push((word, piece));

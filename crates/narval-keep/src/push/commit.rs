@@ -10,7 +10,7 @@ use crate::index::{Commit, NamedNar, NarRecord, PathRecord, Used};
 use crate::receive::contents::Checked;
 use crate::rule::holds;
 use crate::upkeep::sign::is_signed;
-use crate::{Cache, CacheSettings, Grant, NarFileName, Rejection, RejectionKind, Scope};
+use crate::{Cache, CacheSettings, Grant, NarFileName, Rejection, Scope};
 use narval_client::clock;
 
 /// The maximum number of narinfos in one commit.
@@ -130,17 +130,14 @@ impl Cache {
         grant: &Grant,
     ) -> Result<Vec<Committed>, Rejection> {
         if narinfos.len() > COMMIT_MAX {
-            return Err(Rejection::new(
-                RejectionKind::TooLarge,
-                format_args!("more than {COMMIT_MAX} narinfos in one commit"),
-            ));
+            return Err(Rejection::too_large(format_args!("more than {COMMIT_MAX} narinfos in one commit")));
         }
         let settings = self.settings();
         let mut batch = HashMap::new();
         for (part, text) in narinfos {
             let info = parse(part, text.as_ref(), &settings)?;
             if batch.insert(*part, info).is_some() {
-                return Err(Rejection::new(RejectionKind::Malformed, format_args!("'{part}' is in the commit twice")));
+                return Err(Rejection::malformed(format_args!("'{part}' is in the commit twice")));
             }
         }
         self.check_room_for_commit()?;
@@ -175,7 +172,7 @@ impl Cache {
                 return Ok(prepared.into_iter().map(|prepared| prepared.committed).collect());
             }
         }
-        Err(Rejection::new(RejectionKind::Conflict, "other clients are committing the same paths; try again"))
+        Err(Rejection::conflict("other clients are committing the same paths; try again"))
     }
 
     /// Paths that existed also count as pushed: once that is recorded, no collection hides them. Returns `false` if one was hidden before.
@@ -254,7 +251,7 @@ impl Cache {
              already, use 'nix copy --refresh'",
             named.join(", ")
         );
-        Err(Rejection::new(RejectionKind::Conflict, message).because("reference"))
+        Err(Rejection::conflict(message).because("reference"))
     }
 
     /// For each path, what the upstreams have of it if this cache does not have it, nor vouches for it: clients that trust an upstream
@@ -300,7 +297,7 @@ impl Cache {
                 claimed.path,
                 undeclared.len() - 1
             );
-            return Err(Rejection::new(RejectionKind::Unprocessable, message).because("reference"));
+            return Err(Rejection::unprocessable(message).because("reference"));
         }
         let before = old.as_ref().and_then(|old| NarInfo::parse(&old.narinfo, &settings.store_dir).ok());
         if before.as_ref().is_none_or(|before| before.ca != claimed.ca || before.nar_hash != claimed.nar_hash) {
@@ -395,7 +392,7 @@ impl Cache {
                 let message = format!(
                     "'{path}': its NAR 'nar/{name}' is missing; push the path again (with 'nix copy --refresh')"
                 );
-                Rejection::new(RejectionKind::Conflict, message)
+                Rejection::conflict(message)
             })?;
             check_nar_hash(info, &found.1)?;
             nars.push(found);
@@ -432,7 +429,7 @@ pub(crate) fn nar_name(info: &NarInfo) -> Result<String, Rejection> {
             "'{}': its URL '{}' is not 'nar/<FileHash>.nar' with the extension of a compression",
             info.path, info.url
         );
-        Rejection::new(RejectionKind::Unprocessable, message).because("malformed")
+        Rejection::unprocessable(message).because("malformed")
     })?;
     Ok(name.to_string())
 }
@@ -447,7 +444,7 @@ fn check_nar_hash(info: &NarInfo, nar: &NarRecord) -> Result<(), Rejection> {
          ('nix-store --verify-path' says so)",
         info.path, nar.nar_hash, nar.nar_size, info.nar_hash, info.nar_size
     );
-    Err(Rejection::new(RejectionKind::Unprocessable, message))
+    Err(Rejection::unprocessable(message))
 }
 
 /// The number of mentioned hash parts that are looked up at a time.
@@ -468,8 +465,7 @@ const WRITTEN_EARLY_MAX: usize = 128;
 
 fn parse(part: &HashPart, text: &[u8], settings: &CacheSettings) -> Result<NarInfo, Rejection> {
     let invalid = |reason: &dyn std::fmt::Display| {
-        Rejection::new(RejectionKind::Unprocessable, format_args!("'{part}.narinfo' is refused: {reason}"))
-            .because("malformed")
+        Rejection::unprocessable(format_args!("'{part}.narinfo' is refused: {reason}")).because("malformed")
     };
     let info = NarInfo::parse(text, &settings.store_dir).map_err(|error| invalid(&error))?;
     if info.path.hash_part() != *part {
@@ -494,5 +490,5 @@ fn differs(there: NarHash, info: &NarInfo, how: &str, advice: &str) -> Rejection
     let what = if there == info.nar_hash { "other references" } else { "other contents" };
     let path = &info.path;
     let message = format!("'{path}' {how} with {what} ({there}): it was built twice with different results; {advice}");
-    Rejection::new(RejectionKind::Conflict, message)
+    Rejection::conflict(message)
 }

@@ -11,7 +11,7 @@ use crate::data::Data;
 use crate::error::{DataError, io_error};
 use crate::index::{CacheId, PathRecord};
 use crate::storage::VALID_FOR;
-use crate::{Cache, Rejection, RejectionKind};
+use crate::{Cache, Rejection};
 use narval_client::clock;
 
 /// Pending entries that are carried out while others wait.
@@ -130,7 +130,7 @@ impl Cache {
             DataError::Io { action, path, source } => Rejection::of_file(action, path.display(), &source),
             error => {
                 tracing::error!("{error}");
-                Rejection::new(RejectionKind::Failed, "the cache cannot repair its files; see its log")
+                Rejection::failed("the cache cannot repair its files; see its log")
             }
         })
     }

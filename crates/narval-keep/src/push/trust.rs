@@ -6,7 +6,7 @@ use std::sync::Arc;
 use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{NarInfo, PublicKey, SecretKey, SignError, Signature, TrustedKeys};
 
-use crate::{CacheSettings, Rejection, RejectionKind};
+use crate::{CacheSettings, Rejection};
 
 /// The maximum number of signatures of unknown keys that tokens without the scope `sign` can add to a path.
 pub(crate) const UNKNOWN_SIGNATURES_MAX: usize = 16;
@@ -50,7 +50,7 @@ impl<'a> Trust<'a> {
             info.path,
             names.join(" or ")
         );
-        Err(Rejection::new(RejectionKind::Unprocessable, message).because("signature"))
+        Err(Rejection::unprocessable(message).because("signature"))
     }
 
     /// The text that signatures of a path sign.

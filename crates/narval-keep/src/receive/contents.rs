@@ -12,7 +12,7 @@ use quick_cache::sync::Cache as Memory;
 
 use super::no_window;
 use crate::index::{CacheId, NarRecord};
-use crate::{Cache, CacheSettings, Rejection, RejectionKind};
+use crate::{Cache, CacheSettings, Rejection};
 use narval_codec::decode::{DecodeError, Decoder, INPUT_LEN, is_no_window};
 
 /// The number of NARs whose file's hash is remembered.
@@ -69,7 +69,7 @@ impl Cache {
              ('nix-store --verify-path' says so)",
             info.path
         );
-        Err(Rejection::new(RejectionKind::Unprocessable, message))
+        Err(Rejection::unprocessable(message))
     }
 
     fn are_contents(
@@ -98,7 +98,7 @@ impl Cache {
             let message = format!(
                 "NARs of more than {READ_AGAIN_MAX} bytes must be read again to check this commit; commit fewer at once"
             );
-            return Err(Rejection::new(RejectionKind::TooLarge, message));
+            return Err(Rejection::too_large(message));
         }
         checked.read = checked.read.saturating_add(nar.nar_size);
         let failed = |error: io::Error| Rejection::of_file("read", name, &error);

@@ -88,8 +88,7 @@ impl Cache {
     pub fn begin_nar(&self, name: &str, length: Option<u64>, grant: &Grant) -> Result<Begin, Rejection> {
         grant.require(self.name(), Scope::Push)?;
         let parsed = NarFileName::parse(name);
-        let malformed =
-            |why: &dyn std::fmt::Display| Rejection::new(RejectionKind::Malformed, format_args!("'{name}': {why}"));
+        let malformed = |why: &dyn std::fmt::Display| Rejection::malformed(format_args!("'{name}': {why}"));
         let name = parsed.map_err(|error| malformed(&error))?;
         if name.is_unique() {
             return Err(malformed(&"the cache chooses such names; an upload has the hash of its file alone"));
@@ -107,7 +106,7 @@ impl Cache {
         if length.is_some_and(|length| length > settings.nar_size_max) {
             let max = settings.nar_size_max;
             let message = format!("'{target}' is larger than {max} bytes, the largest NAR that this cache accepts");
-            return Err(Rejection::new(RejectionKind::TooLarge, message));
+            return Err(Rejection::too_large(message));
         }
         if let Some(stored) = self.known(&target)? {
             // Its narinfo may follow soon.
@@ -229,7 +228,7 @@ impl Upload {
             NarTarget::File(name) => name,
             NarTarget::Nar { nar_hash, compression } => NarFileName::new(nar_hash, compression),
         };
-        let name = named.unique().map_err(|error| Rejection::new(RejectionKind::Failed, error))?;
+        let name = named.unique().map_err(Rejection::failed)?;
         Ok(Self { cache: cache.clone(), target, name, length, grant: grant.clone(), begun: cache.now() })
     }
 
@@ -305,7 +304,7 @@ impl Upload {
                 // The client names what it has uploaded.
                 cache.index().remember_former(cache.id(), nar.file_hash, nar.nar_hash)?;
             }
-            let name = NarFileName::parse(&name).map_err(|error| Rejection::new(RejectionKind::Failed, error))?;
+            let name = NarFileName::parse(&name).map_err(Rejection::failed)?;
             return Ok(Stored::new(name, &kept));
         }
         // Others may have used the quota meanwhile.

@@ -10,7 +10,7 @@ use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
 use crate::index::NarRecord;
-use crate::{NarTarget, Rejection, RejectionKind};
+use crate::{NarTarget, Rejection};
 use narval_codec::decode::{DecodeError, Decoder, Window, is_no_window};
 
 /// Size of the pieces of a NAR that are decoded, hashed and scanned. They fit into the inner CPU caches, and are small
@@ -69,7 +69,7 @@ pub(super) fn verify<'a>(
             "'{}' has {file_size} bytes for a NAR of {}: it has padding, which would be sent to every client; compress the NAR again",
             claims.target, decoded.nar_size
         );
-        return Err(Rejection::new(RejectionKind::Unprocessable, message));
+        return Err(Rejection::unprocessable(message));
     }
     let nar_hash = decoded.nar_hash.unwrap_or(file_hash);
     let (claimed, found) = match claims.target {
@@ -79,7 +79,7 @@ pub(super) fn verify<'a>(
     if claimed != found && !claims.is_alias {
         let message =
             format!("'{}' has the SHA-256 {}: it was damaged in transit; push again", claims.target, found.to_nix32());
-        return Err(Rejection::new(RejectionKind::Unprocessable, message));
+        return Err(Rejection::unprocessable(message));
     }
     let Decoded { nar_size, compression, listing_size, found, file, .. } = decoded;
     let nar = NarRecord { nar_hash, nar_size, compression, file_hash, file_size, listing_size, found };
@@ -95,8 +95,7 @@ pub(super) const fn file_size_max(nar_size: u64) -> u64 {
 fn check(claims: &Claims<'_>, tee: &mut Tee<'_>) -> Result<(), Rejection> {
     match tee.take_failure() {
         Some(TeeError::Body(error)) => {
-            let message = format!("the upload of '{}' ended early: {error}", claims.target);
-            Err(Rejection::new(RejectionKind::Malformed, message))
+            Err(Rejection::malformed(format_args!("the upload of '{}' ended early: {error}", claims.target)))
         }
         Some(TeeError::File(error)) => Err(Rejection::of_file("write", claims.target, &error)),
         Some(TeeError::TooLong) if claims.length.is_none() => Err(too_large(claims)),
@@ -142,7 +141,7 @@ fn decode(
     listing: Option<&File>,
 ) -> Result<Decoded, Rejection> {
     let invalid = |reason: &dyn std::fmt::Display| {
-        Rejection::new(RejectionKind::Unprocessable, format_args!("'{}' is refused: {reason}", claims.target))
+        Rejection::unprocessable(format_args!("'{}' is refused: {reason}", claims.target))
     };
     let first = tee.fill_buf().map_err(|error| invalid(&error))?;
     let compression = match claims.target.compression() {
@@ -304,7 +303,7 @@ fn sniff(first: &[u8]) -> Option<Compression> {
 /// A temporary refusal: others hold the memory.
 pub(crate) fn no_window() -> Rejection {
     let message = "too many NARs with large windows are being received at the moment: nothing was stored, try again";
-    Rejection::new(RejectionKind::Unavailable, message)
+    Rejection::unavailable(message)
 }
 
 fn too_large(claims: &Claims<'_>) -> Rejection {
@@ -312,13 +311,10 @@ fn too_large(claims: &Claims<'_>) -> Rejection {
         "'{}' is larger than {} bytes, the largest NAR that this cache accepts",
         claims.target, claims.nar_size_max
     );
-    Rejection::new(RejectionKind::TooLarge, message)
+    Rejection::too_large(message)
 }
 
 fn wrong_length(claims: &Claims<'_>) -> Rejection {
     let length = claims.length.unwrap_or_default();
-    Rejection::new(
-        RejectionKind::Malformed,
-        format_args!("the upload of '{}' does not have the announced {length} bytes", claims.target),
-    )
+    Rejection::malformed(format_args!("the upload of '{}' does not have the announced {length} bytes", claims.target))
 }

@@ -61,7 +61,7 @@ impl FromStr for MachineName {
         let message = format!(
             "not the name of a machine: it begins with a letter or digit and has 1 to {NAME_LEN_MAX} letters, digits, and . _ -"
         );
-        Err(Rejection::new(RejectionKind::Malformed, message))
+        Err(Rejection::malformed(message))
     }
 }
 
@@ -134,8 +134,7 @@ impl MachineReport {
     /// # Errors
     /// If it is malformed, too long, or has control characters.
     pub fn parse(json: &[u8]) -> Result<Self, Rejection> {
-        let malformed =
-            |why: String| Rejection::new(RejectionKind::Malformed, format!("not a report of a machine: {why}"));
+        let malformed = |why: String| Rejection::malformed(format!("not a report of a machine: {why}"));
         let report: Self = serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))?;
         let _: Selector = report.release.parse().map_err(|_| malformed("'release' is not that of a cache".into()))?;
         let texts = [
@@ -203,7 +202,7 @@ impl FromStr for MachineCursor {
     type Err = Rejection;
 
     fn from_str(text: &str) -> Result<Self, Rejection> {
-        let malformed = || Rejection::new(RejectionKind::Malformed, "'after' is what the page before has as 'next'");
+        let malformed = || Rejection::malformed("'after' is what the page before has as 'next'");
         let (name, release) = text.split_at(text.find('@').ok_or_else(malformed)?);
         let _: MachineName = name.parse().map_err(|_| malformed())?;
         let _: Selector = release.parse().map_err(|_| malformed())?;

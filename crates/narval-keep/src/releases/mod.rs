@@ -68,7 +68,7 @@ fn check_key(key: Option<&str>) -> Result<(), Rejection> {
     if key.is_none_or(is_legal) {
         return Ok(());
     }
-    Err(malformed(&format!("a key has 1 to {RELEASE_KEY_LEN_MAX} letters, digits and -")))
+    Err(Rejection::malformed(format!("a key has 1 to {RELEASE_KEY_LEN_MAX} letters, digits and -")))
 }
 
 /// A release of the cache, for one of its systems.
@@ -84,13 +84,9 @@ pub struct KeptRelease {
     pub is_kept: bool,
 }
 
-fn malformed(error: &dyn std::fmt::Display) -> Rejection {
-    Rejection::new(RejectionKind::Malformed, error)
-}
-
 fn unreadable(record: &ReleaseRecord) -> Rejection {
     tracing::error!("release @{}@{} in the index cannot be read", record.name, record.revision);
-    Rejection::new(RejectionKind::Failed, "the release cannot be read; see the server's log")
+    Rejection::failed("the release cannot be read; see the server's log")
 }
 
 fn kept(record: ReleaseRecord) -> Result<KeptRelease, Rejection> {
@@ -178,11 +174,11 @@ impl Cache {
         grant: &Grant,
     ) -> Result<Release, Rejection> {
         grant.require_release(self.name(), &new.name)?;
-        check_paths(&new.paths).map_err(|error| malformed(&error))?;
-        check_notes(&new.notes).map_err(|error| malformed(&error))?;
+        check_paths(&new.paths).map_err(Rejection::malformed)?;
+        check_notes(&new.notes).map_err(Rejection::malformed)?;
         check_key(new.key.as_deref())?;
         if percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
-            return Err(malformed(&ReleaseError::Percent));
+            return Err(Rejection::malformed(ReleaseError::Percent));
         }
         let percent = percent.filter(|percent| *percent < 100);
         let keys = self.sign_keys();
@@ -191,7 +187,7 @@ impl Cache {
                 "the cache '{}' has no key, and releases are signed: its operator gives it one with 'sign-keys' in the configuration file",
                 self.name()
             );
-            return Err(Rejection::new(RejectionKind::Conflict, message));
+            return Err(Rejection::conflict(message));
         }
         let _no_collection = self.no_collection()?;
         let settings = self.settings();
@@ -260,14 +256,12 @@ impl Cache {
             }
             return match recorded {
                 Ok(Recorded::New(release)) => Ok(release),
-                Ok(Recorded::Again(json)) => Release::parse(json.as_bytes()).map_err(|_| {
-                    Rejection::new(RejectionKind::Failed, "the release that was recorded before cannot be read")
-                }),
+                Ok(Recorded::Again(json)) => Release::parse(json.as_bytes())
+                    .map_err(|_| Rejection::failed("the release that was recorded before cannot be read")),
                 Err(refused) => Err(self.not_recorded(&name, refused)),
             };
         }
-        let message = "other releases of this name were recorded while this one was signed; try again";
-        Err(Rejection::new(RejectionKind::Conflict, message))
+        Err(Rejection::conflict("other releases of this name were recorded while this one was signed; try again"))
     }
 
     fn not_recorded(&self, name: &ReleaseName, refused: ReleaseRefused) -> Rejection {
@@ -276,7 +270,7 @@ impl Cache {
             ReleaseRefused::Absent(absent) => {
                 let what = absent.map_or_else(|| "a path of this name".to_owned(), |part| format!("'{part}'"));
                 let message = format!("{what} is not in the cache '{cache}', so it cannot be released: push it first");
-                return Rejection::new(RejectionKind::NotFound, message);
+                return Rejection::not_found(message);
             }
             ReleaseRefused::Names => (
                 RejectionKind::NoSpace,
@@ -351,7 +345,7 @@ impl Cache {
             pinned.map(|()| found).map_err(|absent| {
                 let message =
                     format!("'{absent}' of the release @{name}@{which} is not in the cache '{}' any more", self.name());
-                Rejection::new(RejectionKind::Conflict, message)
+                Rejection::conflict(message)
             })
         })
     }
@@ -371,7 +365,7 @@ impl Cache {
                         "@{name}@{which} is the newest release of a system for some machines: to go back, promote an older one as '{name}' first; without a \
                          revision, the whole name is forgotten"
                     );
-                    Err(Rejection::new(RejectionKind::Conflict, message))
+                    Err(Rejection::conflict(message))
                 }
             }
         });
@@ -381,15 +375,14 @@ impl Cache {
     }
 
     fn no_release(&self, name: &ReleaseName, which: &Which) -> Rejection {
-        let message = format!("the cache '{}' has no release @{name}@{which}", self.name());
-        Rejection::new(RejectionKind::NotFound, message)
+        Rejection::not_found(format_args!("the cache '{}' has no release @{name}@{which}", self.name()))
     }
 
     /// Refuses pins whose names are those of releases.
     pub(super) fn check_pin_name(&self, name: &str) -> Result<(), Rejection> {
         if name.starts_with('@') && self.is_hold(name)? {
             let message = "this pin is that of a release: 'narval release pin' and 'narval release forget' change it";
-            return Err(Rejection::new(RejectionKind::Conflict, message));
+            return Err(Rejection::conflict(message));
         }
         Ok(())
     }
@@ -404,7 +397,7 @@ fn new_uid() -> Result<String, Rejection> {
     let mut bytes = [0; 10];
     getrandom::fill(&mut bytes).map_err(|error| {
         tracing::error!("no random numbers from the system: {error}");
-        Rejection::new(RejectionKind::Failed, "the system provides no random numbers")
+        Rejection::failed("the system provides no random numbers")
     })?;
     Ok(narval_nix::nix32::encode(&bytes))
 }

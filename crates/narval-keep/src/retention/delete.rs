@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use narval_nix::HashPart;
 
-use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
+use crate::{Cache, Grant, Rejection, Scope};
 
 /// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;
@@ -41,8 +41,7 @@ impl Cache {
         grant.require(self.name(), Scope::Delete)?;
         let alone = self.alone()?;
         if self.index().path(self.id(), hash_part)?.is_none() {
-            let message = format!("'{hash_part}' is not in the cache '{}'", self.name());
-            return Err(Rejection::new(RejectionKind::NotFound, message));
+            return Err(Rejection::not_found(format_args!("'{hash_part}' is not in the cache '{}'", self.name())));
         }
         let mut paths = self.with_referrers(hash_part, referrers)?;
         // On another server somebody may push one that refers to them.
@@ -52,10 +51,7 @@ impl Cache {
                 break gone;
             }
             if attempts == ATTEMPTS_MAX {
-                return Err(Rejection::new(
-                    RejectionKind::Conflict,
-                    "other clients are pushing paths that refer to it; try again",
-                ));
+                return Err(Rejection::conflict("other clients are pushing paths that refer to it; try again"));
             }
             paths = self.with_referrers(hash_part, referrers)?;
             attempts += 1;
@@ -91,7 +87,7 @@ impl Cache {
                 named.join(", "),
                 if others.len() > NAMED_MAX { ", …" } else { "" }
             );
-            return Err(Rejection::new(RejectionKind::Conflict, message));
+            return Err(Rejection::conflict(message));
         }
         Ok(all.into_iter().collect())
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mark::closure_size;
 use crate::index::IndexError;
-use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
+use crate::{Cache, Grant, Rejection, Scope};
 
 /// The maximum length of a pin's name in bytes.
 const NAME_LEN_MAX: usize = 128;
@@ -73,24 +73,17 @@ impl Cache {
         grant.require(self.name(), Scope::Pin)?;
         if name.is_empty() || name.len() > NAME_LEN_MAX || name.chars().any(char::is_control) {
             let message = format!("the name of a pin must have 1 to {NAME_LEN_MAX} bytes and no control characters");
-            return Err(Rejection::new(RejectionKind::Malformed, message));
+            return Err(Rejection::malformed(message));
         }
         if name.starts_with('@') {
-            return Err(Rejection::new(
-                RejectionKind::Malformed,
-                "names of pins that begin with '@' are those of releases",
-            ));
+            return Err(Rejection::malformed("names of pins that begin with '@' are those of releases"));
         }
         if holds.keep == Some(0) {
-            return Err(Rejection::new(RejectionKind::Malformed, "a pin must keep at least one revision"));
+            return Err(Rejection::malformed("a pin must keep at least one revision"));
         }
         let _no_collection = self.no_collection()?;
-        let absent = || {
-            Rejection::new(
-                RejectionKind::NotFound,
-                format_args!("'{hash_part}' is not in the cache '{}': push it first", self.name()),
-            )
-        };
+        let absent =
+            || Rejection::not_found(format_args!("'{hash_part}' is not in the cache '{}': push it first", self.name()));
         let path = self.index().path(self.id(), hash_part)?.ok_or_else(absent)?;
         let pin = Pin { name: name.to_owned(), path: path.path, created: self.now(), holds };
         // A bucket has no lock that keeps a collection of another server away.

@@ -12,7 +12,7 @@ use super::steps::Steps;
 use crate::index::Cutoff;
 use crate::rule::holds;
 use crate::storage::VALID_FOR;
-use crate::{Cache, Rejection, RejectionKind};
+use crate::{Cache, Rejection};
 use narval_client::clock;
 
 /// The most names in one step.
@@ -102,7 +102,7 @@ impl Cache {
         for name in names {
             self.files().unlink_nar(name, clock::instant() + VALID_FOR).map_err(|error| {
                 tracing::error!("'nar/{name}': {error}");
-                Rejection::new(RejectionKind::Failed, "the collection cannot remove a file; see the log")
+                Rejection::failed("the collection cannot remove a file; see the log")
             })?;
         }
         Ok(())

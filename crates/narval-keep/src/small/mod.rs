@@ -161,16 +161,14 @@ impl Cache {
         grant: &Grant,
     ) -> Result<PutOutcome, Rejection> {
         grant.require(self.name(), Scope::Push)?;
-        let path = kind.path(name).ok_or_else(|| {
-            Rejection::new(RejectionKind::NotFound, format_args!("'{name}' is not the name of such a file"))
-        })?;
+        let path = kind
+            .path(name)
+            .ok_or_else(|| Rejection::not_found(format_args!("'{name}' is not the name of such a file")))?;
         let mut body = body.take(kind.len_max() + 1);
-        let ended = |error: io::Error| {
-            Rejection::new(RejectionKind::Malformed, format_args!("the upload of '{path}' ended early: {error}"))
-        };
+        let ended =
+            |error: io::Error| Rejection::malformed(format_args!("the upload of '{path}' ended early: {error}"));
         let too_large = || {
-            let message = format!("'{path}' is larger than {} bytes", kind.len_max());
-            Rejection::new(RejectionKind::TooLarge, message)
+            Rejection::too_large(format_args!("'{path}' is larger than {} bytes", kind.len_max()))
         };
         if kind.is_made_here() {
             let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
@@ -234,7 +232,7 @@ impl Cache {
             return Ok(());
         }
         let message = format!("with '{path}', there would be more than {OTHER_BYTES_MAX} bytes of such files");
-        Err(Rejection::new(RejectionKind::TooLarge, message))
+        Err(Rejection::too_large(message))
     }
 
     /// Bytes of logs, realisations, debug information and files of unknown kinds. They count towards the quota.
@@ -276,7 +274,7 @@ fn in_the_way(kind: SmallKind, path: &str) -> impl Fn(io::Error) -> Rejection {
         (
             SmallKind::Other,
             io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::AlreadyExists,
-        ) => Rejection::new(RejectionKind::NotFound, format_args!("'{path}' conflicts with another file's folder")),
+        ) => Rejection::not_found(format_args!("'{path}' conflicts with another file's folder")),
         _ => Rejection::of_file("write", path, &error),
     }
 }

@@ -161,7 +161,7 @@ impl Data {
     }
 
     fn count(&self) -> Result<Survey, Rejection> {
-        let caches = self.caches().map_err(|error| Rejection::new(crate::RejectionKind::Failed, error))?;
+        let caches = self.caches().map_err(Rejection::failed)?;
         let caches = caches.iter().map(|cache| Ok((cache.name().clone(), cache.fullness()?)));
         let caches = caches.collect::<Result<_, Rejection>>()?;
         let ends = |token: crate::index::TokenRecord| {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::{Rejection, RejectionKind};
+use crate::Rejection;
 use narval_client::clock;
 
 /// Does something with each of these, on at most so many threads. After the first failure, no other one is begun.
@@ -35,7 +35,7 @@ pub(crate) fn several<T: Sync, R: Send>(
         for thread in threads {
             match thread.join() {
                 Ok(more) => done.extend(more),
-                Err(_) => fail(Rejection::new(RejectionKind::Failed, "a thread has died")),
+                Err(_) => fail(Rejection::failed("a thread has died")),
             }
         }
         done

@@ -9,7 +9,7 @@ use crate::index::PathRecord;
 use crate::lost::Finder;
 use crate::retention::nar_of;
 use crate::storage::{Below, StoredFile};
-use crate::{Cache, Data, DataError, Rejection, RejectionKind};
+use crate::{Cache, Data, Rejection};
 use narval_files::Work;
 use narval_store::hash_of;
 
@@ -50,7 +50,7 @@ impl Data {
     }
 
     fn fsck_all(&self, options: FsckOptions, work: &Work, report: &mut FsckReport) -> Result<(), Rejection> {
-        self.caches().map_err(failed)?.iter().try_for_each(|cache| cache.fsck_into(options, work, report))
+        self.caches().map_err(Rejection::failed)?.iter().try_for_each(|cache| cache.fsck_into(options, work, report))
     }
 }
 
@@ -146,7 +146,7 @@ impl Cache {
     }
 
     fn repair_narinfo(&self, part: HashPart, name: &str) -> Result<(), Rejection> {
-        let failed = |error| Rejection::new(RejectionKind::Failed, format_args!("'{}': {error}", self.named(name)));
+        let failed = |error| Rejection::failed(format_args!("'{}': {error}", self.named(name)));
         self.publish_again(part).map_err(failed)
     }
 
@@ -207,8 +207,4 @@ impl Cache {
         }
         Ok(())
     }
-}
-
-fn failed(error: DataError) -> Rejection {
-    Rejection::new(RejectionKind::Failed, error)
 }

@@ -18,7 +18,7 @@ use crate::open::{Local, open_parts};
 use crate::storage::StoredFile;
 use crate::{
     Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Rejection,
-    RejectionKind, StorageLocation,
+    StorageLocation,
 };
 
 /// Paths that are recorded in one transaction.
@@ -159,7 +159,7 @@ impl Cache {
         let fail = |error: io::Error| Rejection::of_file("read", name, &error);
         match self.files().read(&format!("nar/{name}")).map_err(fail)? {
             Some(file) => self.import_nar(name, &mut work.reading(file)),
-            None => Err(Rejection::new(RejectionKind::NotFound, "it is not a regular file")),
+            None => Err(Rejection::not_found("it is not a regular file")),
         }
     }
 

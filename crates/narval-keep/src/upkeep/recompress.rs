@@ -123,7 +123,7 @@ impl Cache {
                 return Ok(());
             }
         }
-        Err(Rejection::new(RejectionKind::Conflict, "other clients are committing its paths"))
+        Err(Rejection::conflict("other clients are committing its paths"))
     }
 
     /// Stores a NAR again as zstd.
@@ -132,8 +132,7 @@ impl Cache {
         let fail = |error: std::io::Error| Rejection::of_file("recompress", nar_hash, &error);
         let stored = self.files().open_nar(name, old).map_err(fail)?;
         let stored = stored.ok_or_else(|| fail(ErrorKind::NotFound.into()))?;
-        let mut nar = Decoder::new(&old.compression, BufReader::new(stored), 1)
-            .map_err(|error| Rejection::new(RejectionKind::Unprocessable, error))?;
+        let mut nar = Decoder::new(&old.compression, BufReader::new(stored), 1).map_err(Rejection::unprocessable)?;
         let file = self.incoming_file()?;
         let mut length = 0;
         let mut encoder = FrameEncoder::new(LEVEL, old.nar_size, nar_hash, 1).map_err(fail)?;
@@ -160,7 +159,7 @@ impl Cache {
         for part in self.index().paths_of_file(self.id(), old)? {
             let Some(record) = self.index().path(self.id(), &part)? else { continue };
             let mut info = NarInfo::parse(&record.narinfo, &settings.store_dir)
-                .map_err(|error| Rejection::new(RejectionKind::Failed, format_args!("'{part}.narinfo': {error}")))?;
+                .map_err(|error| Rejection::failed(format_args!("'{part}.narinfo': {error}")))?;
             if (info.nar_hash, record.file.as_str()) != (nar.nar_hash, old) {
                 return Ok(Commit::Changed);
             }

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use narval_nix::{HashPart, NarInfo, SecretKey, TrustedKeys};
 
-use crate::{Cache, Grant, Rejection, RejectionKind};
+use crate::{Cache, Grant, Rejection};
 
 /// The number of paths that are read, and signed in one commit.
 const STEP: usize = 512;
@@ -90,8 +90,7 @@ impl Cache {
         mut progress: impl FnMut(&SignReport) -> ControlFlow<()>,
     ) -> Result<SignReport, Rejection> {
         if self.sign_keys().is_empty() {
-            let message = format!("the cache '{}' has no key to sign with", self.name());
-            return Err(Rejection::new(RejectionKind::Malformed, message));
+            return Err(Rejection::malformed(format_args!("the cache '{}' has no key to sign with", self.name())));
         }
         let mut report = SignReport::default();
         let mut step = |parts: &[HashPart]| -> Result<ControlFlow<()>, Rejection> {

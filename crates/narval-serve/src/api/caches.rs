@@ -67,7 +67,7 @@ pub(super) fn create(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
         && deleted.jobs(None)?.0.iter().any(|job| job.kind == JobKind::Delete && job.ended.is_none())
     {
         let message = format!("the cache '{name}' was deleted, and its contents are being removed: wait for that job");
-        return Err(Rejection::new(RejectionKind::Conflict, message).into());
+        return Err(Rejection::conflict(message).into());
     }
     let mut changes: Map<String, Value> = call.json()?;
     let store_dir = match changes.remove(STORE_DIR) {
@@ -119,7 +119,7 @@ pub(super) fn delete(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
             "the cache '{}' is in the configuration file of a server, or was: remove it there first",
             cache.name()
         );
-        return Err(Rejection::new(RejectionKind::Conflict, message).into());
+        return Err(Rejection::conflict(message).into());
     }
     // From now on no server has it. What is on its way finds no room.
     let settings = CacheSettings {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use narval_http::{Method, Response};
-use narval_keep::{Cache, CacheName, Data, Grant, Rejection, RejectionKind};
+use narval_keep::{Cache, CacheName, Data, Grant, Rejection};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ impl ApiAnswer {
     pub(super) fn new(status: u16, body: &impl Serialize) -> Result<Self, ServeError> {
         let body = serde_json::to_value(body).map_err(|error| {
             tracing::error!("cannot render an answer of the API: {error}");
-            Rejection::new(RejectionKind::Failed, "the answer cannot be rendered; see the server's log")
+            Rejection::failed("the answer cannot be rendered; see the server's log")
         })?;
         Ok(Self { status, body: Some(body), events: None })
     }
@@ -87,11 +87,11 @@ impl ApiAnswer {
 
 /// A request that is not of the form that it should have.
 pub(super) fn malformed(error: impl std::fmt::Display) -> ServeError {
-    Rejection::new(RejectionKind::Malformed, error).into()
+    Rejection::malformed(error).into()
 }
 
 pub(super) fn not_found(what: impl std::fmt::Display) -> ServeError {
-    Rejection::new(RejectionKind::NotFound, what).into()
+    Rejection::not_found(what).into()
 }
 
 impl<'a> ApiCall<'a> {
@@ -171,7 +171,7 @@ impl<'a> ApiCall<'a> {
 
 pub(super) fn of_data(error: narval_keep::DataError) -> ServeError {
     tracing::error!("{error}");
-    Rejection::new(RejectionKind::Failed, "the data cannot be read or written; see the server's log").into()
+    Rejection::failed("the data cannot be read or written; see the server's log").into()
 }
 
 pub(super) fn decoded(text: &str) -> Option<Cow<'_, str>> {
@@ -189,5 +189,5 @@ pub(super) fn require_all(grant: &Grant, what: &str) -> Result<(), ServeError> {
     }
     let caches = grant.caches.texts().join(", ");
     let message = format!("only those who administer all caches can {what}: your token is for {caches}");
-    Err(Rejection::new(RejectionKind::Forbidden, message).into())
+    Err(Rejection::forbidden(message).into())
 }

@@ -16,7 +16,7 @@ mod table;
 mod tokens;
 
 use narval_http::Method;
-use narval_keep::{CacheName, Data, Grant, Rejection, RejectionKind, Scope};
+use narval_keep::{CacheName, Data, Grant, Rejection, Scope};
 use serde_json::Value;
 
 use crate::cache_router::no_cache;
@@ -54,7 +54,7 @@ pub fn openapi() -> Value {
 pub fn ask_api(data: &Data, grant: &Grant, request: &ApiRequest<'_>) -> Result<Value, Rejection> {
     ask(data, grant, request).map_err(|error| match error {
         ServeError::Rejected(rejection) => rejection,
-        error => Rejection::new(RejectionKind::Failed, error),
+        error => Rejection::failed(error),
     })
 }
 
@@ -127,7 +127,7 @@ fn authorize(row: &Row, parts: &Parts<'_>, grant: &Grant) -> Result<(), ServeErr
         Needs::SomeAdmin if grant.scopes.has(Scope::Admin) => Ok(()),
         Needs::SomeAdmin => {
             let message = format!("token '{}' lacks the scope 'admin': it allows {}", grant.token, grant.scopes);
-            Err(Rejection::new(RejectionKind::Forbidden, message).into())
+            Err(Rejection::forbidden(message).into())
         }
     }
 }

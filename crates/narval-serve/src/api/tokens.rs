@@ -1,7 +1,7 @@
 //! Tokens. What is stored of one is its hash: it is in the answer that creates it, and nowhere else.
 
 use narval_client::clock;
-use narval_keep::{CachePatterns, Grant, NewToken, Rejection, RejectionKind, Scopes, TokenError, TokenInfo};
+use narval_keep::{CachePatterns, Grant, NewToken, Rejection, Scopes, TokenError, TokenInfo};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ pub(crate) fn of_tokens(error: TokenError) -> ServeError {
         TokenError::Label | TokenError::NoScope => malformed(&error),
         TokenError::Random(_) | TokenError::Record { .. } => {
             tracing::error!("{error}");
-            Rejection::new(RejectionKind::Failed, "the tokens cannot be used; see the server's log").into()
+            Rejection::failed("the tokens cannot be used; see the server's log").into()
         }
     }
 }
@@ -89,7 +89,7 @@ fn caches_of(call: &ApiCall<'_>, caches: &[String]) -> Result<CachePatterns, Ser
     let patterns = CachePatterns::new(caches).map_err(malformed)?;
     if !governs(grant, caches) {
         let message = format!("your token is only for {}", grant.caches.texts().join(", "));
-        return Err(Rejection::new(RejectionKind::Forbidden, message).into());
+        return Err(Rejection::forbidden(message).into());
     }
     Ok(patterns)
 }
@@ -113,7 +113,7 @@ pub(super) fn create(call: &ApiCall<'_>) -> Result<ApiAnswer, ServeError> {
             let before = governed(call)?.into_iter().find(|token| token.id == id);
             let before = before.filter(|before| before.label == new.label && before.scopes == new.scopes);
             let message = "this 'Idempotency-Key' was used for another token";
-            created(call, &before.ok_or_else(|| Rejection::new(RejectionKind::Conflict, message))?, None)
+            created(call, &before.ok_or_else(|| Rejection::conflict(message))?, None)
         }
     }
 }

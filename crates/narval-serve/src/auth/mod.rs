@@ -219,7 +219,7 @@ impl Auth {
             }
             Ok(Caller::Bearer(grant)) => {
                 note(&grant, Err("the token is for other caches".into()));
-                Err(Rejection::new(RejectionKind::Forbidden, "this token is for other caches").into())
+                Err(Rejection::forbidden("this token is for other caches").into())
             }
             Ok(Caller::Anonymous) => Err(unauthorized("signing in needs a token, sent as Bearer")),
             Err(denied) => {
@@ -238,7 +238,7 @@ impl Auth {
     pub(crate) fn open_session(&self, grant: Arc<Grant>) -> Result<String, ServeError> {
         self.sessions.open(grant, self.data.stamp()).map_err(|error| {
             tracing::error!("the system provides no random numbers: {error}");
-            Rejection::new(RejectionKind::Failed, "no session can be opened; see the server's log").into()
+            Rejection::failed("no session can be opened; see the server's log").into()
         })
     }
 
@@ -257,8 +257,7 @@ fn is_valid(grant: &Grant, verified: (Stamp, Instant), stamp: Stamp, valid_for: 
 
 fn unreadable(error: TokenError) -> Denied {
     tracing::error!("{error}");
-    let message = "the tokens cannot be read; see the server's log";
-    Denied::Failed(Rejection::new(RejectionKind::Failed, message).into())
+    Denied::Failed(Rejection::failed("the tokens cannot be read; see the server's log").into())
 }
 
 /// The client's address, for logs.

@@ -12,9 +12,7 @@ use narval_client::clock;
 use narval_client::request_id;
 use narval_files::{Background, Permits, work_for};
 use narval_http::{HeaderValue, Request, Response, StatusCode, header};
-use narval_keep::{
-    CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Rejection, RejectionKind, Scopes, TokenError, UnknownScope,
-};
+use narval_keep::{CachePatterns, Data, EXCHANGED_FOR, Grant, NewToken, Rejection, Scopes, TokenError, UnknownScope};
 use narval_oidc::{Issuer, OidcError, SignIn, TOKEN_LEN_MAX, Verified, Verifier};
 use serde::Deserialize;
 use serde_json::json;
@@ -121,7 +119,7 @@ impl OidcExchange {
 
     /// How people sign in.
     fn describe(&self) -> Result<Response, ServeError> {
-        let absent = || Rejection::new(RejectionKind::NotFound, "people do not sign in here: use a token");
+        let absent = || Rejection::not_found("people do not sign in here: use a token");
         let how = self.0.sign_in.as_ref().ok_or_else(absent)?;
         let response = Response::json(StatusCode::OK, &how.to_json());
         Ok(response.header(header::CACHE_CONTROL, HeaderValue::from_static("no-store")))
@@ -176,7 +174,7 @@ impl Exchange {
                 }
                 tracing::info!("OpenID Connect: a token from {} was refused: {error}", asker.text);
                 Err(match error {
-                    OidcError::NoRule(_) => Rejection::new(RejectionKind::Forbidden, error).into(),
+                    OidcError::NoRule(_) => Rejection::forbidden(error).into(),
                     error => unauthorized(&error.to_string()),
                 })
             }
@@ -192,10 +190,8 @@ impl Exchange {
             _ => scopes,
         };
         if scopes.is_empty() {
-            let rejection = Rejection::new(
-                RejectionKind::Forbidden,
-                "the rule for this token grants none of the scopes that were asked for",
-            );
+            let rejection =
+                Rejection::forbidden("the rule for this token grants none of the scopes that were asked for");
             return Err(Failed::Server(rejection));
         }
         let now = clock::now();
@@ -208,7 +204,7 @@ impl Exchange {
         };
         let failed = |error: TokenError| {
             tracing::error!("{error}");
-            Failed::Server(Rejection::new(RejectionKind::Failed, "a token cannot be created; see the server's log"))
+            Failed::Server(Rejection::failed("a token cannot be created; see the server's log"))
         };
         let tokens = self.data.tokens();
         let created = match verified.id() {

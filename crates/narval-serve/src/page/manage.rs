@@ -25,11 +25,11 @@ impl Form {
     pub(super) fn read(body: &mut dyn Read) -> Result<Self, ServeError> {
         let mut text = Vec::new();
         let read = body.take(FORM_LEN_MAX + 1).read_to_end(&mut text);
-        read.map_err(|error| malformed(&error))?;
+        read.map_err(Rejection::malformed)?;
         if text.len() as u64 > FORM_LEN_MAX {
-            return Err(malformed(&"the form is too long"));
+            return Err(Rejection::malformed("the form is too long").into());
         }
-        let text = String::from_utf8(text).map_err(|error| malformed(&error))?;
+        let text = String::from_utf8(text).map_err(Rejection::malformed)?;
         Ok(Self::parse(&text))
     }
 
@@ -50,8 +50,8 @@ impl Form {
 
     /// A number, if the field is filled in.
     fn number(&self, name: &str) -> Result<Option<u32>, ServeError> {
-        let parse = |text: &str| text.parse().map_err(|_| malformed(&format!("'{text}' is not a number")));
-        self.value(name).map(parse).transpose()
+        let parse = |text: &str| text.parse().map_err(|_| Rejection::malformed(format!("'{text}' is not a number")));
+        Ok(self.value(name).map(parse).transpose()?)
     }
 
     /// So many days, in seconds.
@@ -64,7 +64,7 @@ impl Form {
         let mut paths = self.values("path").map(hash_part_of).collect::<Result<Vec<_>, _>>()?;
         paths.dedup();
         if paths.len() > DELETED_MAX {
-            return Err(malformed(&format!("at most {DELETED_MAX} paths at a time")));
+            return Err(Rejection::malformed(format!("at most {DELETED_MAX} paths at a time")).into());
         }
         Ok(paths)
     }
@@ -101,7 +101,7 @@ impl Action {
             Some("delete") => Self::Delete,
             Some("collect") => Self::Collect,
             Some("cancel") => Self::Cancel,
-            _ => return Err(malformed(&"this form is not known")),
+            _ => return Err(Rejection::malformed("this form is not known").into()),
         })
     }
 
@@ -116,7 +116,7 @@ impl Action {
                 let body = json!({"label": value("label"), "caches": caches, "scopes": scopes, "expiresIn": form.seconds("days")?});
                 let made = asker.ask(&Method::POST, "tokens", None, &body)?;
                 let text = |name: &str| made.get(name).and_then(Value::as_str).unwrap_or_default();
-                let scopes = text("scopes").parse().map_err(|error| malformed(&error))?;
+                let scopes = text("scopes").parse().map_err(Rejection::malformed)?;
                 Ok(Done::Created { label: text("label").to_owned(), token: text("token").to_owned(), scopes })
             }
             Self::Revoke => {
@@ -176,10 +176,6 @@ impl Asker<'_> {
 
 fn escaped(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
-}
-
-fn malformed(error: &dyn std::fmt::Display) -> ServeError {
-    Rejection::new(RejectionKind::Malformed, error).into()
 }
 
 /// Deletes paths that may refer to each other: what is refused because of a referrer is tried again after that one.

@@ -23,7 +23,7 @@ pub(crate) mod visit;
 use std::sync::Arc;
 
 use narval_http::{HeadRef, Request, Response, header};
-use narval_keep::{Grant, Rejection, RejectionKind};
+use narval_keep::{Grant, Rejection};
 
 use crate::auth::client_text;
 use crate::auth::sessions::Session;
@@ -91,7 +91,7 @@ impl Page {
             let form = Form::read(body)?;
             if !session.is_proved_by(form.value("proof").unwrap_or_default().as_bytes()) {
                 let message = "the form lacks the session's proof: go back and reload the page";
-                return Err(Rejection::new(RejectionKind::Forbidden, message).into());
+                return Err(Rejection::forbidden(message).into());
             }
             let done = Action::of(&form).and_then(|action| action.run(&form, data, cache, &grant));
             Ok(view::after_form(&parts, part, &visit, (&form, done), accepts_zstd))

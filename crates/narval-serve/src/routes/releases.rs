@@ -1,8 +1,8 @@
 //! `/releases`: the names that the cache has given to paths (`docs/releases.md`). The same addresses are views for browsers.
 
 use narval_http::{Body, HeadRef, HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, KeptRelease, Rejection, RejectionKind, ReleaseCursor, ReleasePage};
-use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem, SHARE_OF_ALL, Which};
+use narval_keep::{Cache, KeptRelease, Rejection, ReleaseCursor, ReleasePage};
+use narval_nix::release::{ReleaseName, ReleaseSystem, SHARE_OF_ALL, Which};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -36,19 +36,13 @@ impl<'a> ReleaseRoute<'a> {
     }
 }
 
-fn malformed(error: &ReleaseError) -> ServeError {
-    Rejection::new(RejectionKind::Malformed, error).into()
-}
-
 /// Where a page of a list begins: what a page has said is its `next`.
 ///
 /// # Errors
 /// If it is malformed.
 pub(crate) fn cursor(query: Option<&str>) -> Result<Option<ReleaseCursor>, ServeError> {
     let after = parameter(query, AFTER).map(|after| after.parse());
-    after
-        .transpose()
-        .map_err(|_| Rejection::new(RejectionKind::Malformed, "'after' is what the page before has as 'next'").into())
+    after.transpose().map_err(|_| Rejection::malformed("'after' is what the page before has as 'next'").into())
 }
 
 /// The query of the page after a cursor.
@@ -77,16 +71,15 @@ pub(crate) fn find(
     which: &str,
     (system, share): (Option<&str>, Option<&str>),
 ) -> Result<KeptRelease, ServeError> {
-    let name: ReleaseName = name.parse().map_err(|error| malformed(&error))?;
-    let which: Which = which.parse().map_err(|error| malformed(&error))?;
-    let parsed = system.map(str::parse::<ReleaseSystem>).transpose().map_err(|error| malformed(&error))?;
+    let name: ReleaseName = name.parse().map_err(Rejection::malformed)?;
+    let which: Which = which.parse().map_err(Rejection::malformed)?;
+    let parsed = system.map(str::parse::<ReleaseSystem>).transpose().map_err(Rejection::malformed)?;
     let share = share.map(|share| share.parse().ok().filter(|share| *share <= SHARE_OF_ALL));
-    let wrong = || Rejection::new(RejectionKind::Malformed, format!("'share' is a number from 0 to {SHARE_OF_ALL}"));
+    let wrong = || Rejection::malformed(format!("'share' is a number from 0 to {SHARE_OF_ALL}"));
     let share = share.map_or(Some(SHARE_OF_ALL), |share| share).ok_or_else(wrong)?;
     cache.find_release_for(share, &name, &which, parsed.as_ref())?.ok_or_else(|| {
         let of = system.map(|system| format!(" for {system}")).unwrap_or_default();
-        let message = format!("the cache '{}' has no release @{name}@{which}{of}", cache.name());
-        Rejection::new(RejectionKind::NotFound, message).into()
+        Rejection::not_found(format_args!("the cache '{}' has no release @{name}@{which}{of}", cache.name())).into()
     })
 }
 
@@ -98,7 +91,7 @@ pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>
     match route {
         ReleaseRoute::All => listed(cache, None, head),
         ReleaseRoute::Name(name) => {
-            let name = name.parse().map_err(|error| malformed(&error))?;
+            let name = name.parse().map_err(Rejection::malformed)?;
             listed(cache, Some(&name), head)
         }
         ReleaseRoute::One(name, which) => {
@@ -115,16 +108,14 @@ pub(crate) fn answer(cache: &Cache, route: &ReleaseRoute<'_>, head: &HeadRef<'_>
             };
             let (system, outputs) = of_system.ok_or_else(|| {
                 let systems: Vec<&str> = release.paths.keys().map(ReleaseSystem::as_str).collect();
-                let message = format!("{selector} is for {}: name one with ?system=", systems.join(", "));
-                Rejection::new(RejectionKind::Malformed, message)
+                Rejection::malformed(format_args!("{selector} is for {}: name one with ?system=", systems.join(", ")))
             })?;
             let released = match parameter("output") {
                 Some(output) => outputs.iter().find(|(name, _)| name.as_str() == output).map(|(_, path)| path),
                 None => release.main_path(system),
             };
-            let released = released.ok_or_else(|| {
-                Rejection::new(RejectionKind::NotFound, format!("{selector} has no such output for {system}"))
-            })?;
+            let released =
+                released.ok_or_else(|| Rejection::not_found(format!("{selector} has no such output for {system}")))?;
             Ok(text(format!("{}\n", release.store_dir.display(&released.path)), "text/plain; charset=utf-8"))
         }
     }
@@ -155,8 +146,7 @@ fn listed(cache: &Cache, name: Option<&ReleaseName>, head: &HeadRef<'_>) -> Resu
     let after = cursor(head.query())?;
     let ReleasePage { releases, next } = cache.releases(name, after.as_ref())?;
     if let Some(name) = name.filter(|_| releases.is_empty() && after.is_none()) {
-        let message = format!("the cache '{}' has no release @{name}", cache.name());
-        return Err(Rejection::new(RejectionKind::NotFound, message).into());
+        return Err(Rejection::not_found(format_args!("the cache '{}' has no release @{name}", cache.name())).into());
     }
     let list = List { releases: releases.iter().map(row).collect(), next: next.map(|next| next.to_string()) };
     let json = serde_json::to_string(&list).map_err(|error| ServeError::Upload(error.to_string()))?;

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use narval_http::{Request, Response, StatusCode};
 use narval_keep::{
-    Begin, Grant, MachineName, MachineReport, NarFileName, PutOutcome, REPORT_LEN_MAX, Rejection, RejectionKind,
-    SmallKind, UNFINISHED_GRACE,
+    Begin, Grant, MachineName, MachineReport, NarFileName, PutOutcome, REPORT_LEN_MAX, Rejection, SmallKind,
+    UNFINISHED_GRACE,
 };
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::release::RELEASE_LEN_MAX;
@@ -196,7 +196,7 @@ impl Uploads {
         let ours = &self.cache.settings().store_dir;
         if info.store_dir != *ours {
             let message = format!("this cache is for the store directory '{ours}', not for '{}'", info.store_dir);
-            return Err(Rejection::new(RejectionKind::Conflict, message).into());
+            return Err(Rejection::conflict(message).into());
         }
         Ok(Response::new(StatusCode::OK))
     }

@@ -260,8 +260,7 @@ impl Uploads {
         match error {
             PartError::Offset(_) => malformed("the part does not continue what was received"),
             PartError::TooMany => {
-                Rejection::new(RejectionKind::Conflict, "too many uploads in parts at the same time: finish some first")
-                    .into()
+                Rejection::conflict("too many uploads in parts at the same time: finish some first").into()
             }
             PartError::TooLarge => too_large(),
             PartError::Replaced => malformed("another request is writing to this upload"),
@@ -275,8 +274,7 @@ impl Uploads {
                         "the cache's disk is full: free space there, then push again",
                     )
                     .into(),
-                    _ => Rejection::new(RejectionKind::Failed, "the upload cannot be written; see the server's log")
-                        .into(),
+                    _ => Rejection::failed("the upload cannot be written; see the server's log").into(),
                 }
             }
         }
@@ -293,7 +291,7 @@ fn malformed(message: &str) -> ServeError {
 }
 
 fn too_large() -> ServeError {
-    Rejection::new(RejectionKind::TooLarge, format!("a part has at most {PART_BYTES_MAX} bytes")).into()
+    Rejection::too_large(format!("a part has at most {PART_BYTES_MAX} bytes")).into()
 }
 
 fn offset_conflict(expected: u64) -> Response {

@@ -168,7 +168,7 @@ pub(crate) fn read(body: &mut dyn Read, bytes_max: u64) -> Result<Vec<u8>, Serve
 }
 
 fn too_large(bytes_max: u64) -> ServeError {
-    Rejection::new(RejectionKind::TooLarge, format!("the upload is larger than {bytes_max} bytes")).into()
+    Rejection::too_large(format!("the upload is larger than {bytes_max} bytes")).into()
 }
 
 /// The length of a body, if the client has announced it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use narval_http::{HeaderValue, Response, StatusCode, header};
-use narval_keep::{Cache, Grant, NewRelease, Promotion, Rejection, RejectionKind};
+use narval_keep::{Cache, Grant, NewRelease, Promotion, Rejection};
 use narval_nix::Release;
 use narval_nix::release::{RELEASE_LEN_MAX, ReleaseName};
 use serde::Deserialize;
@@ -38,10 +38,6 @@ struct From {
     which: String,
 }
 
-fn malformed(error: impl std::fmt::Display) -> ServeError {
-    Rejection::new(RejectionKind::Malformed, error).into()
-}
-
 /// Reads the body, and records.
 pub(super) fn record(cache: &Cache, name: &str, body: &mut dyn Read, grant: &Grant) -> Result<Response, ServeError> {
     let body = read(body, RELEASE_LEN_MAX as u64)?;
@@ -61,28 +57,38 @@ pub(crate) fn record_body(
     key: Option<&str>,
     grant: &Grant,
 ) -> Result<Release, ServeError> {
-    let name: ReleaseName = name.parse().map_err(malformed)?;
+    let name: ReleaseName = name.parse().map_err(Rejection::malformed)?;
     let Asked { version, systems, notes, from, percent, key: of_body } =
-        serde_json::from_slice(body).map_err(|error| malformed(format!("not a release: {error}")))?;
+        serde_json::from_slice(body).map_err(|error| Rejection::malformed(format!("not a release: {error}")))?;
     let key = of_body.or_else(|| key.map(str::to_owned));
     Ok(match from {
         Some(from) if systems.is_empty() && version.is_none() && notes.is_empty() => {
-            let (of, which) = (from.name.parse().map_err(malformed)?, from.which.parse().map_err(malformed)?);
+            let (of, which) =
+                (from.name.parse().map_err(Rejection::malformed)?, from.which.parse().map_err(Rejection::malformed)?);
             cache.promote(&of, &which, &name, &Promotion { percent, key }, grant)?
         }
-        Some(_) => return Err(malformed("a release that is promoted has nothing but 'from', 'percent' and 'key'")),
-        None if percent.is_some() => return Err(malformed("'percent' is for releases that are promoted, with 'from'")),
+        Some(_) => {
+            return Err(
+                Rejection::malformed("a release that is promoted has nothing but 'from', 'percent' and 'key'").into()
+            );
+        }
+        None if percent.is_some() => {
+            return Err(Rejection::malformed("'percent' is for releases that are promoted, with 'from'").into());
+        }
         None => {
             let store_dir = cache.settings().store_dir.clone();
             let mut paths = BTreeMap::new();
             for (system, outputs) in systems {
                 let mut of_system = BTreeMap::new();
                 for (output, path) in outputs {
-                    of_system.insert(output.parse().map_err(malformed)?, store_dir.parse(&path).map_err(malformed)?);
+                    of_system.insert(
+                        output.parse().map_err(Rejection::malformed)?,
+                        store_dir.parse(&path).map_err(Rejection::malformed)?,
+                    );
                 }
-                paths.insert(system.parse().map_err(malformed)?, of_system);
+                paths.insert(system.parse().map_err(Rejection::malformed)?, of_system);
             }
-            let version = version.map(|version| version.parse()).transpose().map_err(malformed)?;
+            let version = version.map(|version| version.parse()).transpose().map_err(Rejection::malformed)?;
             cache.release(&NewRelease { name, version, paths, notes, key }, grant)?
         }
     })

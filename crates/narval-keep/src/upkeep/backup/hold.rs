@@ -8,7 +8,7 @@ use narval_files::renewed;
 use narval_nix::Sha256;
 
 use crate::index::{Held, Index, collection_lease};
-use crate::{CacheName, DataError, MigrateError, Rejection, RejectionKind, StorageLocation};
+use crate::{CacheName, DataError, MigrateError, Rejection, StorageLocation};
 
 /// How much longer than its lease it is waited for one that may have been killed.
 const KILLED_MORE: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ impl<'a> Hold<'a> {
         let asked_at = clock::instant();
         if !self.index.keep_hold(&self.held)? {
             let message = "the backup was suspended for too long, and what it needs may be gone: run it again";
-            let (cache, rejection) = (CacheName::default(), Rejection::new(RejectionKind::Conflict, message));
+            let (cache, rejection) = (CacheName::default(), Rejection::conflict(message));
             return Err(MigrateError::Rejected { cache, rejection });
         }
         *self.until.lock().unwrap_or_else(PoisonError::into_inner) = asked_at + collection_lease();

@@ -240,10 +240,7 @@ fn fill(shelf: &Shelf, saved: &SavedCache, cache: &Cache, work: &Work) -> Result
             let objects: Vec<_> = objects.into_iter().collect();
             index.record_all(id, objects, (now, u64::MAX))?;
             if index.commit(id, records, &[], now)? == Commit::Changed {
-                return Err(refused(crate::Rejection::new(
-                    crate::RejectionKind::Failed,
-                    "the backup has a path twice",
-                )));
+                return Err(refused(crate::Rejection::failed("the backup has a path twice")));
             }
         }
     }

@@ -18,7 +18,7 @@ pub use self::walk::Migrated;
 use crate::index::{Commit, IndexError, PathRecord};
 use crate::push::commit::{ATTEMPTS_MAX, is_same};
 use crate::push::trust::merge;
-use crate::{Cache, CacheName, Data, DataError, Grant, Imported, Rejection, RejectionKind};
+use crate::{Cache, CacheName, Data, DataError, Grant, Imported, Rejection};
 
 pub(super) use self::small::copy_small_files;
 use self::walk::{Tally, To, Walk};
@@ -186,7 +186,7 @@ impl Copying<'_> {
                 return Ok(());
             }
         }
-        Err(Rejection::new(RejectionKind::Conflict, "other clients are committing the same paths; try again"))
+        Err(Rejection::conflict("other clients are committing the same paths; try again"))
     }
 
     /// The record of a path here, which differs from the source's in the file of its NAR.
@@ -196,12 +196,11 @@ impl Copying<'_> {
         let (file, nar) = nar.filter(|(_, nar)| nar.nar_hash == source.nar_hash).ok_or_else(|| {
             let message =
                 format_args!("the NAR of '{path}' was removed while it was copied; run the same command again");
-            Rejection::new(RejectionKind::Conflict, message)
+            Rejection::conflict(message)
         })?;
         let store_dir = &self.from.settings().store_dir;
         let parsed = NarInfo::parse(&source.narinfo, store_dir);
-        let mut info =
-            parsed.map_err(|error| Rejection::new(RejectionKind::Failed, format_args!("'{path}': {error}")))?;
+        let mut info = parsed.map_err(|error| Rejection::failed(format_args!("'{path}': {error}")))?;
         let old = to.index().path(to.id(), &source.hash_part)?;
         let before = old.as_ref().and_then(|old| NarInfo::parse(&old.narinfo, store_dir).ok());
         if let Some(before) = before.filter(|before| is_same(before, &info)) {

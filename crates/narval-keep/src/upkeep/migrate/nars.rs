@@ -60,7 +60,7 @@ pub(super) fn lost<T>(from: &Cache, record: &PathRecord) -> Result<Option<T>, Re
         None => Ok(None),
         Some(now) if now.version != record.version => {
             let message = format!("'{}' was changed while it was copied; run the same command again", record.path);
-            Err(Rejection::new(RejectionKind::Conflict, message))
+            Err(Rejection::conflict(message))
         }
         Some(_) => Err(damaged(record, &"is lost")),
     }
@@ -72,5 +72,5 @@ pub(super) fn damaged(record: &PathRecord, how: &dyn std::fmt::Display) -> Rejec
          command again",
         record.path
     );
-    Rejection::new(RejectionKind::Unprocessable, message)
+    Rejection::unprocessable(message)
 }

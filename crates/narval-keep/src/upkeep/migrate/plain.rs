@@ -21,7 +21,7 @@ use super::walk::{Migrated, Tally, To, Walk};
 use crate::index::PathRecord;
 use crate::small::SMALL_FOLDERS;
 use crate::storage::{Below, TEMPORARY, several};
-use crate::{Cache, Rejection, RejectionKind};
+use crate::{Cache, Rejection};
 use narval_store::hash_of;
 
 const CACHE_INFO: &str = "nix-cache-info";
@@ -65,9 +65,8 @@ enum Plain {
 impl Plain {
     /// The cache with this name below an address.
     fn open(url: &Url, name: &str) -> Result<Self, Rejection> {
-        let wrong = |error: &dyn std::fmt::Display| {
-            Rejection::new(RejectionKind::Malformed, format_args!("the destination '{url}': {error}"))
-        };
+        let wrong =
+            |error: &dyn std::fmt::Display| Rejection::malformed(format_args!("the destination '{url}': {error}"));
         let below = url.child(name).map_err(|error| wrong(&error))?;
         match url.scheme() {
             Scheme::File => {
@@ -234,7 +233,7 @@ impl ToPlain<'_> {
     fn copy_nar(&self, record: &PathRecord) -> Result<Option<Option<Written>>, Rejection> {
         let from = self.from;
         let info = NarInfo::parse(&record.narinfo, &from.settings().store_dir)
-            .map_err(|error| Rejection::new(RejectionKind::Failed, format_args!("'{}': {error}", record.path)))?;
+            .map_err(|error| Rejection::failed(format_args!("'{}': {error}", record.path)))?;
         let Some((_, nar)) = from.index().file(from.id(), &record.file)? else { return lost(from, record) };
         if !is_below(&info.url, "nar") {
             return Err(damaged(record, &"has a name that is not below nar/"));
