@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, HashSet};
 use narval_nix::HashPart;
 
 use super::CACHES;
-use super::failover::AWAY_MAX;
 use super::state::{By, Op, Phase, SKEW_MAX, State};
 
 const DAY: u64 = 24 * 3600 * 1000;
+
+/// How long the database is away until the standby answers, at most.
+pub(super) const AWAY_MAX: u64 = 20_000;
 
 /// With what the keys of a row's cache begin.
 macro_rules! of_cache {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use narval_nix::{Compression, HashPart, NarInfo, Sha256, StoreDir, StorePath};
 
 use super::CACHES;
+use super::node::open;
 use super::state::{Op, Phase};
 use super::task::{Opened, Task};
 use crate::push::pending::WhichPending;
@@ -364,7 +365,7 @@ impl Task {
         let old = self.sim.nodes[self.node].lock().unwrap().take();
         drop(old);
         self.generation.set(generation);
-        let Some(opened) = super::run::open(&self.sim) else { return };
+        let Some(opened) = open(&self.sim) else { return };
         let is_mine = {
             let mut state = self.sim.state.lock().unwrap();
             let node = &state.nodes[self.node];

@@ -3,13 +3,14 @@
 //! What was acknowledged in that moment may be gone, and what was deleted in it is there again, perhaps without its NAR. Everything before holds, and
 //! `fsck` names what is left of the moment.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 
 use super::CACHES;
-use super::checks::{NAMED, PATHS, of_cache};
+use super::checks::{AWAY_MAX, NAMED, PATHS, of_cache};
+use super::history::{Lost, Standby};
 use super::state::{Effect, Op, Phase, State};
 use super::task::Task;
 use crate::push::pending::WhichPending;
@@ -19,34 +20,6 @@ use narval_files::Work;
 
 /// How long the lost moment lasts at most, in milliseconds.
 const LOST_MAX: u64 = 5_000;
-
-/// How long the database is away until the standby answers, at most.
-pub(super) const AWAY_MAX: u64 = 20_000;
-
-/// What a standby has, and what clients had been told by then.
-pub(super) struct Standby {
-    at: u64,
-    pushed: HashMap<String, u64>,
-    leased: HashMap<String, u64>,
-}
-
-/// What failovers have left behind.
-#[derive(Default)]
-pub(super) struct Lost {
-    /// When a standby took over, in milliseconds.
-    pub(super) at: Vec<u64>,
-    /// Paths that were changed in a lost moment: their narinfos may be those of then.
-    pub(super) changed: HashSet<String>,
-    /// Those that were deleted in one, and are there again: their NARs may be gone.
-    pub(super) returned: HashSet<String>,
-}
-
-impl Lost {
-    /// Whether something that began then was acknowledged by a server that is lost, perhaps.
-    pub(super) fn began_before(&self, time: u64) -> bool {
-        self.at.last().is_some_and(|at| time <= *at)
-    }
-}
 
 /// Paths and pending entries that one of the two databases has, and the other one has not.
 const CHANGED: &str = concat!(

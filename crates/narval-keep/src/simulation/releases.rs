@@ -1,55 +1,19 @@
 //! Releases: clients record, promote, pin and forget them, and send requests again whose answers they did not get. What was acknowledged stays, and
 //! revisions have one order.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::LazyLock;
+use std::collections::BTreeMap;
 
 use narval_nix::release::{ReleaseName, Which};
-use narval_nix::{HashPart, Release, SecretKey, StorePath};
+use narval_nix::{HashPart, Release, StorePath};
 
 use super::clients::PATHS;
+use super::history::{Asked, Id, What};
 use super::state::{By, Op, State};
 use super::task::Task;
 use crate::{Cache, Grant, NewRelease, Promotion, Rejection};
 
 /// The names of releases. Nobody forgets one of the first name; single ones of the second are forgotten, and all of the third.
 const NAMES: [&str; 3] = ["kept", "single", "dropped"];
-
-/// What releases are signed with.
-pub(super) static KEY: LazyLock<SecretKey> = LazyLock::new(|| SecretKey::generate("simulated-1").unwrap());
-
-/// A request for a release, which may be sent again.
-#[derive(Debug, Clone)]
-pub(super) struct Asked {
-    cache: &'static str,
-    name: &'static str,
-    key: String,
-    what: What,
-}
-
-#[derive(Debug, Clone)]
-enum What {
-    Paths(Vec<usize>),
-    /// The newest one of this name, for a share of machines.
-    Promotion(&'static str, Option<u8>),
-}
-
-/// A release of a cache.
-type Id = (String, String, u64);
-
-/// What the clients were told.
-#[derive(Default)]
-pub(super) struct Releases {
-    asked: Vec<Asked>,
-    /// Records of releases that were acknowledged.
-    told: BTreeMap<Id, String>,
-    /// Under which revision a request was acknowledged.
-    of_request: BTreeMap<String, u64>,
-    /// Those that somebody has asked to forget.
-    forgotten: BTreeSet<Id>,
-    /// The newest revision of each name, as the index had it last.
-    newest: BTreeMap<(String, String), u64>,
-}
 
 fn name(name: &str) -> ReleaseName {
     name.parse().unwrap()

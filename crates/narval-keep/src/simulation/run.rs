@@ -2,65 +2,25 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use narval_client::Url;
-
 use super::CACHES;
-use super::bucket::Bucket as SimulatedBucket;
-use super::releases::KEY;
-use super::state::{Op, Phase, State, TaskState};
-use super::task::{CURRENT, Opened, Sim, Task};
-use crate::index::{Index, Simulated};
+use super::node::{INDEX_ID, open};
+use super::state::{Op, Phase, Plan, State, TaskState};
+use super::task::{CURRENT, Sim, Task};
 #[cfg(feature = "postgres")]
-use crate::index::{Shared, SimulatedPostgres};
-use crate::open::Local;
+use crate::index::Shared;
 use crate::push::pending::WhichPending;
-use crate::simulation::rule::{Rule, WITHOUT};
-use crate::storage::Bucket;
-use crate::{CacheName, CacheSettings, CollectOptions, Data, Grant};
+use crate::simulation::rule::WITHOUT;
+use crate::{CacheName, CacheSettings, CollectOptions, Grant};
 use narval_client::clock::{VIRTUAL, Virtual};
-use narval_s3::Objects;
 
 /// Nodes, and the clients that each of them serves at a time.
 const NODES: usize = 3;
 const CLIENTS: usize = 2;
-
-/// The folder of all nodes on this machine: they write only their audit logs there.
-static LOCAL: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink("/dev/null", folder.path().join("audit.jsonl")).unwrap();
-    std::fs::create_dir(folder.path().join("incoming")).unwrap();
-    folder
-});
-
-/// The id of the index, in the bucket.
-const INDEX_ID: &str = "simulated";
-
-/// What to simulate.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
-    pub(super) seed: u64,
-    pub(super) steps: u64,
-    pub(super) without: &'static [Rule],
-    /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
-    pub(super) chaos: u64,
-    /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
-    pub(super) has_accidents: bool,
-    /// Whether clients record releases.
-    pub(super) has_releases: bool,
-    /// Whether standbys take over without the last transactions.
-    pub(super) has_failovers: bool,
-    /// Whether clients use one path, and collect often: more of them meet.
-    pub(super) is_focused: bool,
-    pub(super) is_traced: bool,
-    /// Whether the index is in PostgreSQL.
-    pub(super) on_postgres: bool,
-}
 
 /// What happened.
 #[derive(Debug)]
@@ -70,36 +30,6 @@ pub(super) struct Report {
     pub(super) counts: HashMap<&'static str, u64>,
     pub(super) events: Vec<String>,
     pub(super) digest: u64,
-}
-
-#[cfg(feature = "postgres")]
-fn index(sim: &Sim) -> Box<dyn Index> {
-    match &sim.state.lock().unwrap().shared {
-        Some(shared) => Box::new(SimulatedPostgres::open(shared)),
-        None => Box::new(Simulated),
-    }
-}
-
-#[cfg(not(feature = "postgres"))]
-fn index(_: &Sim) -> Box<dyn Index> {
-    Box::new(Simulated)
-}
-
-/// A node with nothing in memory; `None` if it does not start.
-pub(super) fn open(sim: &Arc<Sim>) -> Option<Opened> {
-    let url = Url::parse("s3://bucket?endpoint=http://127.0.0.1:1").unwrap();
-    let mut objects = Objects::new(&url).unwrap();
-    objects.simulated = Some(Arc::new(SimulatedBucket));
-    let bucket = Bucket::with(Arc::new(objects), None, PathBuf::from("s3://bucket"), LOCAL.path());
-    bucket.is_of(INDEX_ID);
-    let index = index(sim);
-    let (data, _) = Data::assemble(Box::new(bucket), index, Local { folder: LOCAL.path(), lock: None }, false).ok()?;
-    let cache = |name: &CacheName| data.cache(name).ok()?;
-    let caches = [cache(&CacheName::default())?, cache(&CACHES[1].trim_end_matches('/').parse().unwrap())?];
-    if sim.state.lock().unwrap().has_releases {
-        caches.iter().for_each(|cache| cache.set_sign_keys(vec![KEY.clone()]));
-    }
-    Some((data, caches))
 }
 
 impl Task {

@@ -7,15 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::Connection;
 
 use super::Transaction;
-use super::failover::Standby;
-use super::history::History;
-use super::rng::Rng;
-use super::run::Plan;
-#[cfg(feature = "postgres")]
-use super::statements::Open;
+use super::history::{History, Standby};
 #[cfg(feature = "postgres")]
 use crate::index::Shared;
 use crate::index::{Fence, Simulated};
+use crate::simulation::rule::Rule;
 
 /// When the simulation begins, in milliseconds since 1970.
 pub(super) const BEGINNING: u64 = 1_700_000_000_000;
@@ -33,6 +29,52 @@ const NOTICED_AFTER: u64 = 250;
 
 /// The events that are kept for the report.
 const EVENTS_MAX: usize = 1 << 16;
+
+/// What to simulate.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) steps: u64,
+    pub(super) without: &'static [Rule],
+    /// How many times more often than usual something fails; from 2, clients also use fewer paths, and sign them.
+    pub(super) chaos: u64,
+    /// Whether machines are suspended, and the address of the object store leads elsewhere at times.
+    pub(super) has_accidents: bool,
+    /// Whether clients record releases.
+    pub(super) has_releases: bool,
+    /// Whether standbys take over without the last transactions.
+    pub(super) has_failovers: bool,
+    /// Whether clients use one path, and collect often: more of them meet.
+    pub(super) is_focused: bool,
+    pub(super) is_traced: bool,
+    /// Whether the index is in PostgreSQL.
+    pub(super) on_postgres: bool,
+}
+
+/// Random numbers from a seed (SplitMix64).
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    /// Whether something happens that happens once in so many times.
+    pub(super) fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    pub(super) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
+}
 
 /// What a task is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -101,6 +143,16 @@ pub(super) struct By {
     pub(super) fence: Option<Fence>,
     /// Whether its task was told that there is no such object when there was, and was not told since which store it asks.
     pub(super) is_misled: bool,
+}
+
+/// A transaction that is under way.
+#[cfg(feature = "postgres")]
+pub(super) struct Open {
+    pub(super) task: usize,
+    /// The process of the server that has it.
+    pub(super) process: i32,
+    /// When it last did something, in milliseconds.
+    pub(super) at: u64,
 }
 
 pub(super) struct State {

@@ -2,19 +2,10 @@
 
 use std::time::Duration;
 
-use super::state::{Phase, State};
+use super::state::{Open, Phase, State};
 use super::task::Task;
 use crate::index::IDLE_MAX;
 use narval_client::clock::Virtual;
-
-/// A transaction that is under way.
-pub(super) struct Open {
-    task: usize,
-    /// The process of the server that has it.
-    process: i32,
-    /// When it last did something, in milliseconds.
-    at: u64,
-}
 
 impl Task {
     pub(crate) fn true_time(&self) -> u64 {

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::run::{Plan, run};
+use super::run::run;
+use super::state::Plan;
 use crate::simulation::rule::Rule;
 #[cfg(feature = "postgres")]
 use crate::tests_on_postgres::postgres::PostgresServer;

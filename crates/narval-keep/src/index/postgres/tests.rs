@@ -345,7 +345,7 @@ fn a_paused_transaction_blocks_others_only_briefly() {
     let (one, other) = (Postgres::open(&address).unwrap(), Postgres::open(&address).unwrap());
     let cache = one.create_cache(&CacheName::default(), "{}", 1).unwrap().id;
     let mut paused = one.database.pool.open().unwrap();
-    let begin = format!("{} select 1 from narval.caches for no key update", transaction::begin(LARGE));
+    let begin = format!("{} select 1 from narval.caches for no key update", tx::begin(LARGE));
     paused.run(DEADLINE, async |client| Ok(client.batch_execute(&begin).await?)).unwrap();
     other.add_file(cache, "file", &nar("file"), 1).unwrap();
     let done = paused.run(DEADLINE, async |client| Ok(client.batch_execute("commit").await?));

@@ -12,7 +12,7 @@ use super::failed::Failed;
 use super::node::Node;
 use super::pool::{Connection, Pool};
 use super::sql::{execute, p};
-use super::tx::{self, PostgresTx};
+use super::tx::{self, LOCK_SLICE, PostgresTx, begin};
 use crate::index::IndexError;
 use crate::index::tx::{DEADLINE, DEADLINE_LARGE, How, Reading, Tx, TxError};
 use narval_client::clock;
@@ -20,31 +20,8 @@ use narval_client::clock;
 /// How long a transaction is tried while others have locked its rows.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long it waits for them at a time. Between two attempts it has no locks, for which others would wait in turn, and no connection.
-const LOCK_SLICE: Duration = Duration::from_millis(250);
-
-/// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// How often a transaction is tried that others get in the way of.
 const ATTEMPTS_MAX: u32 = 8;
-
-/// What begins a transaction.
-pub(super) fn begin(how: How) -> String {
-    // The user may have another one set, for itself, the database or the server.
-    let synchronous = if how.is_durable {
-        "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') <> 'remote_apply';"
-    } else {
-        "set local synchronous_commit = off;"
-    };
-    format!(
-        "begin isolation level read committed; set local statement_timeout = {}; \
-         set local idle_in_transaction_session_timeout = {}; {synchronous} set local lock_timeout = {};",
-        how.deadline.as_millis(),
-        IDLE_TIMEOUT.as_millis(),
-        LOCK_SLICE.as_millis(),
-    )
-}
 
 /// A transaction that is under way.
 pub(super) struct Change<'a> {

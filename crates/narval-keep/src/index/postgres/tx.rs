@@ -26,6 +26,29 @@ const BEGIN: &str = "begin isolation level repeatable read read only; set local 
 pub(super) const BEGIN_IN_ORDER: &str = "begin isolation level repeatable read read only; set local cursor_tuple_fraction = 1; \
      set local enable_sort = off";
 
+/// How long a transaction waits at a time for others that have locked its rows. Between two attempts it has no locks, for which others would wait in turn, and no connection.
+pub(super) const LOCK_SLICE: Duration = Duration::from_millis(250);
+
+/// How long a transaction may do nothing: that of a node that was paused ends, with its locks, before others stop waiting for them.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What begins a transaction.
+pub(super) fn begin(how: How) -> String {
+    // The user may have another one set, for itself, the database or the server.
+    let synchronous = if how.is_durable {
+        "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') <> 'remote_apply';"
+    } else {
+        "set local synchronous_commit = off;"
+    };
+    format!(
+        "begin isolation level read committed; set local statement_timeout = {}; \
+         set local idle_in_transaction_session_timeout = {}; {synchronous} set local lock_timeout = {};",
+        how.deadline.as_millis(),
+        IDLE_TIMEOUT.as_millis(),
+        LOCK_SLICE.as_millis(),
+    )
+}
+
 /// A transaction, or a statement of its own. After an error, nothing more is done.
 pub(super) struct PostgresTx<'a> {
     connection: &'a mut Connection,
@@ -255,7 +278,7 @@ pub(super) fn change(
         let done = super::simulation::after_commit(done);
         return done.inspect_err(|error| tx.connection.undo(error));
     }
-    let begun = tx.batch(&super::transaction::begin(how));
+    let begun = tx.batch(&begin(how));
     let done = begun.and_then(|()| {
         has_begun();
         work(&mut tx).map_err(Failed::of)?;
