@@ -8,8 +8,10 @@ use narval_nix::{CacheInfo, HashPart, NarInfo, PublicKey, StoreDir};
 
 use narval_client::{Attempts, Client, HttpError, Method, Request, Url};
 
+use crate::advice::published_keys;
+use crate::error::CacheError;
 use crate::file::read_small_once;
-use crate::{CacheError, Wanted, published_keys};
+use crate::wanted::Wanted;
 use narval_client::Breaker;
 
 /// Nix's default for caches without a priority.

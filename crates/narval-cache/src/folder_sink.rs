@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use narval_nix::{NarInfo, SecretKey, StorePath};
 use narval_store::{Sink, Source, TransferError, Visible};
 
-use crate::{CacheFolder, CacheFolderError};
+use crate::folder::{CacheFolder, CacheFolderError};
 use narval_codec::encode::{Encoding, write_nar};
 
 /// Writes to a [`CacheFolder`]; see [`CacheFolder::sink`].

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use narval_client::{Client, HttpError, Url};
 use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, HashPart, HashedContents, NarInfo, StoreDir, TrustedKeys};
 
-use crate::cache::Patience;
-use crate::{BinaryCache, CacheError, Wanted, signature_advice};
+use crate::advice::signature_advice;
+use crate::cache::{BinaryCache, Patience};
+use crate::error::CacheError;
+use crate::wanted::Wanted;
 
 /// How long one cache may take before the next is queried as well.
 pub const HEDGE_AFTER: Duration = Duration::from_millis(100);

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::HttpError;
-use super::message::url::{Origin, Scheme, Url};
+use crate::error::HttpError;
+use crate::message::url::{Origin, Scheme, Url};
 
 /// The longest host name, in bytes (RFC 1035 section 2.3.4).
 const HOST_LEN_MAX: usize = 253;

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::client::Client;
-use super::message::head::Head;
-use super::message::request::{Extra, Method, Request, Response, Valid};
-use super::message::url::Url;
-use super::{Body, HttpError};
+use crate::client::Client;
+use crate::error::HttpError;
+use crate::message::body::Body;
+use crate::message::head::Head;
+use crate::message::request::{Extra, Method, Request, Response, Valid};
+use crate::message::url::Url;
 
 /// The maximum size of an error document. S3's are below 1 KiB.
 const ERROR_LEN_MAX: u64 = 64 * 1024;

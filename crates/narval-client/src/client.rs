@@ -9,24 +9,25 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 
-use super::auth::Credentials;
-use super::bounds::Bounds;
-use super::message::body::Body;
-use super::message::coding::{Codings, names};
-use super::message::head::Head;
-use super::message::request::{Extra, Method, Request, Response};
-use super::message::url::{Origin, Scheme, Url};
-use super::retrying::budget::Budget;
-use super::retrying::policy::RetryPolicy;
-use super::wire::connection::{Connection, Dial};
-use super::wire::pool::{Pool, Pooled, Taken};
-use super::wire::proxy::{Proxies, Proxy};
-use super::{
-    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, HttpError, MENTIONED_AFTER, METADATA_LEN_MAX, OPEN_PATIENCE,
-    REDIRECTS_MAX, STALL_TIMEOUT,
+use crate::auth::Credentials;
+use crate::bounds::Bounds;
+use crate::error::HttpError;
+use crate::limits::{
+    CONNECT_TIMEOUT, CONNECTIONS_PER_ORIGIN_MAX, MENTIONED_AFTER, METADATA_LEN_MAX, OPEN_PATIENCE, REDIRECTS_MAX,
+    STALL_TIMEOUT,
 };
+use crate::message::body::Body;
+use crate::message::coding::{Codings, names};
+use crate::message::head::Head;
+use crate::message::request::{Extra, Method, Request, Response};
 use crate::message::request_id;
+use crate::message::url::{Origin, Scheme, Url};
+use crate::retrying::budget::Budget;
+use crate::retrying::policy::RetryPolicy;
 use crate::trace::{self, Span, Work};
+use crate::wire::connection::{Connection, Dial};
+use crate::wire::pool::{Pool, Pooled, Taken};
+use crate::wire::proxy::{Proxies, Proxy};
 use crate::wire::tls;
 
 /// Options of a [`Client`].

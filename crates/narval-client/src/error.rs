@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::message::url::UrlError;
+use crate::message::url::UrlError;
 
 /// One failed exchange.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{TemporaryFile, is_temporary_name, remove_leftovers};
+use crate::temporary::{TemporaryFile, is_temporary_name, remove_leftovers};
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 

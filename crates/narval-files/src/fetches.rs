@@ -7,7 +7,8 @@ use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{FillEnd, GrowingFile, TemporaryFile};
+use crate::growing_file::{FillEnd, GrowingFile};
+use crate::temporary::TemporaryFile;
 
 type ByName = HashMap<Arc<str>, Arc<GrowingFile>>;
 
@@ -106,7 +107,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Progress, Start};
+    use crate::growing_file::{Progress, Start};
 
     const LONG: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::Permit;
+use crate::permits::Permit;
 
 /// How long a fetch continues after its last reader has left: a client that lost its connection may resume.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(2);

@@ -7,9 +7,10 @@ use narval_nix::{PathInfo, SecretKey, TrustedKeys};
 use crate::fetch::FromCaches;
 use crate::resolve::closure;
 use crate::unpack::ToStore;
-use crate::{Destination, Error, Progress, Wanted};
+use narval_cache::Wanted;
 use narval_push::{PushOptions, Target, UPLOADS_MAX, send};
 use narval_transfer::{Cores, transfer};
+use narval_transfer::{Destination, Error, Progress};
 
 /// The zstd level.
 const LEVEL: i32 = 3;

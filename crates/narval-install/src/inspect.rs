@@ -9,8 +9,9 @@ use narval_nix::nar::Event;
 use narval_store::{NarOptions, Source, VerifiedNar};
 
 use crate::fetch::{CacheEntry, FromCaches, damaged};
-use crate::{Error, Progress, Wanted};
+use narval_cache::Wanted;
 use narval_transfer::Cores;
+use narval_transfer::{Error, Progress};
 
 /// The maximum size of a listing.
 const LISTING_LEN_MAX: u64 = 64 * 1024 * 1024;

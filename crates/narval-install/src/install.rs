@@ -5,54 +5,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narval_cache::{BinaryCaches, TrustedNarInfo};
-use narval_client::{Client, Url};
-use narval_nix::{NarHash, StorePath, TrustedKeys};
+use narval_client::Client;
+use narval_nix::StorePath;
 use narval_store::Daemon;
 use parking_lot::Mutex;
 
 use crate::delta::{DeltaUse, Deltas};
 use crate::fetch::FromCaches;
+use crate::options::Options;
 use crate::resolve::{Walk, check_cycles, closure};
 use crate::space::Space;
 use crate::unpack::{DOWNLOADS_MAX, ToStore};
-use crate::{Error, Progress, Wanted};
+use narval_cache::Wanted;
 use narval_transfer::Destination;
 use narval_transfer::{Cores, Transfer, transfer};
-
-/// Options of an install.
-pub struct Options {
-    /// The caches.
-    pub caches: Vec<Url>,
-    /// The trusted keys.
-    pub keys: TrustedKeys,
-    /// Whether signatures are required.
-    pub check_signatures: bool,
-    /// The number of cores to use.
-    pub cores: usize,
-    /// Whether to sync everything to disk before it becomes valid, and what became valid before the end.
-    pub durable: bool,
-    /// Whether paths are fetched as the difference to what the store has.
-    pub deltas: DeltaUse,
-    /// Paths whose closures are preferred as bases of deltas: those that a profile shows until now.
-    pub delta_bases: Vec<StorePath>,
-    /// What paths must contain: the hashes that a lock file has. A narinfo that says otherwise ends the install before its NAR is fetched.
-    pub nar_hashes: HashMap<StorePath, NarHash>,
-}
-
-impl Options {
-    /// Compares what a trusted key has signed with what is expected.
-    fn check_hash(&self, found: &TrustedNarInfo) -> Result<(), Error> {
-        match self.nar_hashes.get(&found.info.path) {
-            Some(expected) if *expected != found.info.nar_hash => Err(Error::WrongPath(format!(
-                "{} of {} has the NAR hash {}, and the lock has {expected}",
-                found.info.path,
-                found.cache.url(),
-                found.info.nar_hash
-            ))),
-            _ => Ok(()),
-        }
-    }
-}
+use narval_transfer::{Error, Progress};
 
 /// One path of a plan.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use narval_files::TemporaryFile;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// The beginning of temporary names beside the files.
 const TEMPORARY: &str = ".narval-tmp-";

@@ -8,9 +8,11 @@ use narval_nix::PathInfo;
 use narval_store::TransferError;
 
 use crate::fetch::{FromCaches, mismatch};
+use crate::options::Options;
 use crate::unpack::ToStore;
-use crate::{Destination, Error, Options, Progress, Wanted};
+use narval_cache::Wanted;
 use narval_transfer::{Cores, Watched};
+use narval_transfer::{Destination, Error, Progress};
 
 /// Replaces the files of valid paths. A replacement must have the registered hash: a cache with another NAR for the
 /// path cannot be used.

@@ -3,7 +3,7 @@
 use narval_cache::TrustedNarInfo;
 use parking_lot::Mutex;
 
-use crate::{Destination, Error};
+use narval_transfer::{Destination, Error};
 
 /// The overhead of file systems, as a share of the files' bytes: 1/16.
 const OVERHEAD: u64 = 16;

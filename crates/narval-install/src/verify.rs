@@ -9,7 +9,7 @@ use narval_nix::{PathInfo, StoreDir, StorePath, TrustedKeys};
 use narval_store::{Hashed, Hashes, NarIoError, NarReader};
 use parking_lot::Mutex;
 
-use crate::{Destination, Error};
+use narval_transfer::{Destination, Error};
 
 /// What is wrong with a path.
 #[derive(Clone, Debug, PartialEq, Eq)]

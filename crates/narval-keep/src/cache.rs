@@ -7,15 +7,18 @@ use std::sync::{Arc, PoisonError};
 
 use narval_nix::{HashPart, NarHash, SecretKey};
 
-use super::error::{DataError, io_error};
-use super::index::{CacheId, Index, IndexError, Listed, NarRecord, Usage, Used};
-use super::lost::Finder;
-use super::push::other_sources::OtherSources;
-use super::retention::RESOLUTION_SECONDS;
-use super::shared::{CacheState, Shared};
-use super::small::bytes::SmallBytes;
-use super::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage, StorageLock};
-use super::{CacheName, CacheSettings, Grant, NarFileName, Rejection};
+use crate::error::{DataError, io_error};
+use crate::index::{CacheId, Index, IndexError, Listed, NarRecord, Usage, Used};
+use crate::name::{CacheName, NarFileName};
+use crate::push::other_sources::OtherSources;
+use crate::rejection::Rejection;
+use crate::retention::RESOLUTION_SECONDS;
+use crate::settings::CacheSettings;
+use crate::shared::Finder;
+use crate::shared::{CacheState, Shared};
+use crate::small::bytes::SmallBytes;
+use crate::storage::{Asker, CacheStorage, NarBytes, Redirect, Storage, StorageLock};
+use crate::tokens::Grant;
 
 /// The maximum number of hash parts in one query.
 const QUESTION_MAX: usize = 1 << 20;

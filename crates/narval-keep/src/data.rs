@@ -7,13 +7,17 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::error::{DataError, io_error};
-use super::index::CacheRecord;
-use super::releases::MACHINES_KEPT_FOR;
-use super::shared::{CacheState, Shared};
-use super::tokens::audit::AUDIT_KEPT_FOR;
+use crate::error::{DataError, io_error};
+use crate::index::CacheRecord;
+use crate::releases::MACHINES_KEPT_FOR;
+use crate::shared::{CacheState, Shared};
+use crate::tokens::audit::AUDIT_KEPT_FOR;
 
-use super::{Audit, AuditLine, Cache, CacheName, CacheSettings, PeerStats, Stamp, Tokens};
+use crate::cache::{Cache, Stamp};
+use crate::name::CacheName;
+use crate::nodes::PeerStats;
+use crate::settings::CacheSettings;
+use crate::tokens::{Audit, AuditLine, Tokens};
 use narval_codec::decode::WindowMemory;
 
 /// The longest line of an audit log that is read.

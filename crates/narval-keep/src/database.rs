@@ -7,10 +7,10 @@ use std::path::Path;
 use std::str::FromStr;
 use std::{fs, io};
 
-use super::StorageLocation;
-use super::error::{DataError, io_error};
-use super::index::{Index, IndexError, Sqlite};
-use super::storage::{Bucket, BucketOptions, Storage};
+use crate::error::{DataError, io_error};
+use crate::index::{Index, IndexError, Sqlite};
+use crate::location::StorageLocation;
+use crate::storage::{Bucket, BucketOptions, Storage};
 
 /// The file with the id of an index in a database.
 const ID: &str = "index.id";

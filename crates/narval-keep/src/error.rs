@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::index::IndexError;
-use super::{CacheName, SettingsError};
+use crate::index::IndexError;
+use crate::name::CacheName;
+use crate::settings::SettingsError;
 
 /// An error of a data folder.
 #[derive(Debug, Error)]

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::error::{DataError, io_error};
+use crate::error::{DataError, io_error};
 
 /// Locked as long as the folder is open. It is never removed: others may have it open.
 const LOCK: &str = "in-use.lock";

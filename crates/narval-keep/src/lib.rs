@@ -66,6 +66,7 @@ mod lost;
 mod name;
 mod nodes;
 mod open;
+mod options;
 mod push;
 mod receive;
 mod rejection;
@@ -85,30 +86,30 @@ pub use data::Data;
 pub use database::Database;
 pub use error::DataError;
 pub use index::{IndexError, Listed, Usage};
-pub use jobs::{Destination, JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
+pub use jobs::{JOBS_KEPT_FOR, JOBS_LISTED_MAX, Job, JobKind, JobState};
 pub use keys::{CacheKey, OVERLAP_SECONDS, Rotated};
 pub use location::StorageLocation;
 pub use name::{
-    CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, NarFileName, NarFileNameError, NarTarget,
+    CACHE_NAME_LEN_MAX, CacheName, CacheNameError, DEFAULT_CACHE, InvalidMachineName, MachineName, NarFileName,
+    NarFileNameError, NarTarget,
 };
 pub use nodes::{PEER_PATH, PeerStats};
-pub use open::DataOptions;
+pub use options::{DataOptions, Destination};
 pub use push::{COMMIT_MAX, Committed, NARS_MAX, OtherSources, Outcome, read_commit, read_nars};
 #[doc(hidden)]
 pub use receive::verify_anything;
 pub use receive::{Begin, Stored, Upload};
 pub use rejection::{MESSAGE_LEN_MAX, REJECTION_REASONS, Rejection, RejectionKind};
 pub use releases::{
-    KEEP_RELEASES, KeptRelease, MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor,
-    MachineName, MachinePage, MachineReport, MachineState, NewRelease, Promotion, RELEASE_KEY_LEN_MAX,
-    RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX, RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, REPORT_LEN_MAX,
-    ReleaseCursor, ReleasePage,
+    KeptRelease, MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachinePage,
+    MachineReport, MachineState, NewRelease, Promotion, RELEASE_KEY_LEN_MAX, RELEASE_NAMES_MAX, RELEASE_SYSTEMS_MAX,
+    RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, REPORT_LEN_MAX, ReleaseCursor, ReleasePage,
 };
 pub use retention::{
     COLLECT_GRACE, CollectOptions, Collected, Deleted, Forgotten, Hold, LEASE_SECONDS, Pin, PinFor, PinSize,
     UNFINISHED_GRACE, Why,
 };
-pub use settings::{CacheSettings, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
+pub use settings::{CacheSettings, KEEP_RELEASES, NAR_SIZE_MAX, RETENTION_DAYS, RETENTION_DAYS_SAFE, SettingsError};
 pub use small::{PutOutcome, SmallKind};
 pub use stats::{CacheStats, CollectionStats, Fullness, SizeOfDay, Survey, TokenEnd};
 pub use storage::{NarBytes, Redirect};

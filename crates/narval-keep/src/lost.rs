@@ -5,51 +5,17 @@
 //! cache afterwards; readers can have only a few NARs removed in a minute; and the paths are remembered for a day. They come back when
 //! their NARs do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
 
-use super::index::{LostPath, NarRecord};
-use super::{Cache, Data, Grant, Rejection, Scope, Scopes};
-use narval_client::clock;
-
-/// The most NARs that readers can have removed within [`LOSSES_WITHIN`].
-const LOSSES_MAX: usize = 5;
-const LOSSES_WITHIN: Duration = Duration::from_secs(60);
-
-/// Who finds that a NAR is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Finder {
-    /// A request.
-    Read,
-    /// A check, which may find many.
-    Fsck {
-        /// The file is there, with other contents.
-        is_damaged: bool,
-    },
-}
-
-/// When readers have had NARs removed.
-#[derive(Default)]
-pub(super) struct Losses(Mutex<VecDeque<Instant>>);
-
-impl Losses {
-    /// Whether one more may be removed now. Counts it, if so.
-    fn may_be_more(&self) -> bool {
-        let (mut times, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), clock::instant());
-        while times.front().is_some_and(|time| now.duration_since(*time) >= LOSSES_WITHIN) {
-            times.pop_front();
-        }
-        if times.len() < LOSSES_MAX {
-            times.push_back(now);
-            return true;
-        }
-        false
-    }
-}
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::index::{LostPath, NarRecord};
+use crate::rejection::Rejection;
+use crate::shared::{Finder, LOSSES_MAX};
+use crate::tokens::{Grant, Scope, Scopes};
 
 impl Data {
     /// As [`Cache::restore_lost`], in all caches. What fails is tried again later.

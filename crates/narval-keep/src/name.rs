@@ -219,6 +219,44 @@ impl fmt::Display for NarTarget {
     }
 }
 
+/// The longest name of a machine: a host's name has 64 bytes at most.
+const MACHINE_NAME_LEN_MAX: usize = 64;
+/// The name of a machine: a letter or a digit, then letters, digits, and `. _ -`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MachineName(Box<str>);
+
+impl MachineName {
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for MachineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text that is not the name of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "not the name of a machine: it begins with a letter or digit and has 1 to {} letters, digits, and . _ -",
+    MACHINE_NAME_LEN_MAX
+)]
+pub struct InvalidMachineName;
+
+impl FromStr for MachineName {
+    type Err = InvalidMachineName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidMachineName> {
+        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        let is_name = begins && text.len() <= MACHINE_NAME_LEN_MAX && text.bytes().all(is_legal);
+        if is_name { Ok(Self(text.into())) } else { Err(InvalidMachineName) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

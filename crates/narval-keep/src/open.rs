@@ -8,29 +8,27 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use narval_client::Url;
-
-use super::data::Data;
-use super::database::{self, Database, Opening};
-use super::error::{DataError, io_error};
-use super::in_use::InUse;
-use super::index::Index;
-use super::jobs;
-use super::lost::Losses;
-use super::nodes::join;
-use super::push::pending::{SeenPending, WhichPending};
-use super::receive::contents::FileHashes;
-use super::retention::oversized::Oversized;
-use super::retention::{Shortage, Uses};
-use super::shared::Shared;
-use super::stats::growth::Growth;
-use super::stats::survey::Surveys;
-use super::storage::{Bucket, BucketOptions, Folder, Storage};
-use super::tokens::audit;
-use super::tokens::used::TokensUsed;
-use super::upkeep::backup::refuse_unfinished;
-use super::upkeep::recompress;
-use super::{Audit, StorageLocation};
+use crate::data::Data;
+use crate::database::{self, Opening};
+use crate::error::{DataError, io_error};
+use crate::in_use::InUse;
+use crate::index::Index;
+use crate::jobs;
+use crate::location::StorageLocation;
+use crate::nodes::join;
+use crate::options::DataOptions;
+use crate::push::pending::WhichPending;
+use crate::retention::oversized::Oversized;
+use crate::retention::{Shortage, Uses};
+use crate::shared::{FileHashes, Losses, SeenPending, Shared};
+use crate::stats::counts::Surveys;
+use crate::stats::growth::Growth;
+use crate::storage::{Bucket, BucketOptions, Folder, Storage};
+use crate::tokens::audit;
+use crate::tokens::audit::Audit;
+use crate::tokens::used::TokensUsed;
+use crate::upkeep::backup::refuse_unfinished;
+use crate::upkeep::recompress;
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 
 /// How often collected uses are written.
@@ -38,25 +36,6 @@ const RECORD_EVERY: Duration = Duration::from_secs(10);
 
 /// How often pending changes are made durable.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
-
-/// Options for opening a data folder.
-#[derive(Debug, Clone, Default)]
-pub struct DataOptions {
-    /// Whether the folder must exist; otherwise it is created.
-    pub must_exist: bool,
-    /// Where the index is, if not in the folder.
-    pub database: Option<Database>,
-    /// With a bucket and a database: the address at which other servers over the same bucket reach this one, to share disk caches.
-    pub peer_url: Option<Url>,
-    /// How often to collect garbage; for servers, which also recompress if configured. The first time is after one such
-    /// period.
-    pub collect_every: Option<Duration>,
-    /// Memory for the windows of uploads' decoders, in bytes; by default [`DECODE_MEMORY`].
-    pub decode_memory: Option<u64>,
-    /// Only for measurements: uncompressed NARs are neither verified nor synced, so any uploader could forge paths.
-    #[doc(hidden)]
-    pub unsafe_no_verify: bool,
-}
 
 impl Data {
     /// Opens a data folder, creating it if necessary. Removes the leftovers of processes that have ended.

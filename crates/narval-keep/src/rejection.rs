@@ -9,7 +9,8 @@ use narval_nix::SignError;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::index::IndexError;
+use crate::index::IndexError;
+use crate::name::InvalidMachineName;
 use narval_s3::{PutError, is_failing};
 
 /// The maximum length of a message in bytes. Nix shows bodies of less than 1 KB to its user.
@@ -198,6 +199,12 @@ impl From<SignError> for Rejection {
             tracing::error!("{error}");
         }
         Self::unavailable("the key of this cache cannot sign now; try again")
+    }
+}
+
+impl From<InvalidMachineName> for Rejection {
+    fn from(error: InvalidMachineName) -> Self {
+        Self::malformed(error.to_string())
     }
 }
 

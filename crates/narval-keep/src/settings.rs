@@ -1,12 +1,12 @@
 //! The settings of a cache.
 
 use narval_nix::{CacheInfo, PublicKey, StoreDir};
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::releases::KEEP_RELEASES;
+/// How many releases of a name and a system keep their paths, if nothing else is said.
+pub const KEEP_RELEASES: u32 = 10;
 
 /// A NAR larger than this is refused, if nothing else is said: 64 GiB. Decoding a hostile file costs at most as much.
 pub const NAR_SIZE_MAX: u64 = 64 << 30;
@@ -181,7 +181,9 @@ fn camel_case(name: &str) -> String {
 
 /// The store directory, stored as its text.
 mod store_dir {
-    use super::{Deserialize, Deserializer, Error, Serializer, StoreDir};
+    use narval_nix::StoreDir;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(dir: &StoreDir, out: S) -> Result<S::Ok, S::Error> {
         out.collect_str(dir)
@@ -194,7 +196,9 @@ mod store_dir {
 
 /// Keys, stored as their texts.
 mod keys {
-    use super::{Deserialize, Deserializer, Error, PublicKey, Serializer};
+    use narval_nix::PublicKey;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(keys: &[PublicKey], out: S) -> Result<S::Ok, S::Error> {
         out.collect_seq(keys.iter().map(ToString::to_string))

@@ -4,9 +4,11 @@ use std::io::Write;
 
 use narval_nix::{StorePath, nix32};
 
+use crate::bounded::{ATTRIBUTES_MAX, STORE_PATHS_MAX};
+use crate::error::NamesError;
 use crate::fields::{put, put_number};
+use crate::package::Package;
 use crate::table::{Output, Packed, Rows, compressor};
-use crate::{ATTRIBUTES_MAX, NamesError, Package, STORE_PATHS_MAX};
 
 /// The first and the last bytes of an index file.
 pub(crate) const MAGIC: &[u8; 16] = b"narval-names-01\n";

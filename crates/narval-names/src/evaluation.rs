@@ -6,8 +6,10 @@ use narval_nix::{StoreDir, StorePath};
 use serde::Deserialize;
 use serde::de::DeserializeSeed;
 
+use crate::bounded::{ENTRY_LEN_MAX, PACKAGES_LEN_MAX};
+use crate::builder::Builder;
+use crate::error::NamesError;
 use crate::packages::{Entries, Entry, read_json};
-use crate::{Builder, ENTRY_LEN_MAX, NamesError, PACKAGES_LEN_MAX};
 
 /// How many bytes tell the two formats apart.
 const BEGIN_LEN: usize = 64;

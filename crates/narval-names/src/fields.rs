@@ -1,6 +1,6 @@
 //! Values in tables: lengths and bytes, one after another.
 
-use crate::NamesError;
+use crate::error::NamesError;
 
 /// Appends a number, seven bits per byte.
 pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {

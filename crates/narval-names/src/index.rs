@@ -7,9 +7,10 @@ use std::path::Path;
 use narval_nix::{HashPart, StorePath, StorePathName};
 
 use crate::builder::{BY_NAME, BY_PNAME, BY_PROGRAM, MAGIC, key};
+use crate::error::NamesError;
 use crate::fields::Fields;
+use crate::package::Package;
 use crate::table::{Directory, Take, read_compressed};
-use crate::{NamesError, Package};
 
 /// The bytes after the directory: its position, its two lengths, and the magic.
 const FOOTER_LEN: usize = 3 * 8 + MAGIC.len();

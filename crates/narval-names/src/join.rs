@@ -7,7 +7,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use narval_nix::StorePath;
 
-use crate::{Index, NamesError, Package};
+use crate::error::NamesError;
+use crate::index::Index;
+use crate::package::Package;
 
 /// The most paths that are visited to tell the systems of one.
 const WALK_MAX: usize = 20_000;

@@ -43,6 +43,10 @@ mod selector;
 mod store_paths;
 mod table;
 
+pub use bounded::{
+    ATTRIBUTE_LEN_MAX, ATTRIBUTES_MAX, ENTRY_LEN_MAX, LINE_LEN_MAX, OUTPUTS_MAX, PACKAGES_LEN_MAX, STORE_PATHS_LEN_MAX,
+    STORE_PATHS_MAX, TABLES_LEN_MAX, TEXT_LEN_MAX,
+};
 pub use builder::{Builder, PackedIndex};
 pub use error::NamesError;
 pub use evaluation::read_evaluation;
@@ -53,24 +57,3 @@ pub use packages::read_packages;
 pub use search::{Rank, SearchHit};
 pub use selector::{Selector, SelectorError};
 pub use store_paths::read_store_paths;
-
-/// The largest decoded `packages.json`: six times that of 2026.
-pub const PACKAGES_LEN_MAX: u64 = 1 << 30;
-/// The largest entry of one attribute. Long descriptions have some kilobytes.
-pub const ENTRY_LEN_MAX: u64 = 1 << 20;
-/// The most attributes of an index.
-pub const ATTRIBUTES_MAX: usize = 2_000_000;
-/// The largest decoded list of store paths.
-pub const STORE_PATHS_LEN_MAX: u64 = 1 << 30;
-/// The most store paths of an index.
-pub const STORE_PATHS_MAX: usize = 8_000_000;
-/// The longest line of a list of store paths.
-pub const LINE_LEN_MAX: usize = 4096;
-/// The longest attribute path, in bytes.
-pub const ATTRIBUTE_LEN_MAX: usize = 512;
-/// The longest text of an index, such as a description, in bytes; longer ones are cut.
-pub const TEXT_LEN_MAX: usize = 1000;
-/// The most outputs of one package.
-pub const OUTPUTS_MAX: usize = 64;
-/// What all tables of an index may hold before they are written, in bytes.
-pub const TABLES_LEN_MAX: usize = 1 << 30;

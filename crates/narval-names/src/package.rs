@@ -1,7 +1,8 @@
 //! What an index has about an attribute.
 
+use crate::bounded::TEXT_LEN_MAX;
+use crate::error::NamesError;
 use crate::fields::{Fields, put, put_number};
-use crate::{NamesError, TEXT_LEN_MAX};
 
 /// An attribute of a package set: what `packages.json` says about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

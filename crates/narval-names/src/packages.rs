@@ -9,8 +9,10 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::bounded::Bounded;
-use crate::package::line;
-use crate::{ATTRIBUTE_LEN_MAX, Builder, ENTRY_LEN_MAX, NamesError, OUTPUTS_MAX, PACKAGES_LEN_MAX, Package, Problem};
+use crate::bounded::{ATTRIBUTE_LEN_MAX, ENTRY_LEN_MAX, OUTPUTS_MAX, PACKAGES_LEN_MAX};
+use crate::builder::Builder;
+use crate::error::NamesError;
+use crate::package::{Package, Problem, line};
 
 /// How much is read at once. The limit of an entry is checked per buffer.
 const BUFFER_LEN: usize = 64 * 1024;

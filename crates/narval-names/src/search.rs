@@ -1,7 +1,9 @@
 //! Names that are looked for: by words, and by what is near a misspelt one.
 
+use crate::error::NamesError;
 use crate::fields::Fields;
-use crate::{Index, NamesError, Package};
+use crate::index::Index;
+use crate::package::Package;
 
 /// How good a package fits the words, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

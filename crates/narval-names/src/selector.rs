@@ -2,7 +2,7 @@
 
 use narval_nix::HashPart;
 
-use crate::{ATTRIBUTE_LEN_MAX, OUTPUTS_MAX};
+use crate::bounded::{ATTRIBUTE_LEN_MAX, OUTPUTS_MAX};
 
 /// A text that is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

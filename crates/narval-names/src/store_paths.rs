@@ -4,7 +4,9 @@ use std::io::{BufRead, Read};
 
 use narval_nix::{StoreDir, StorePath};
 
-use crate::{Builder, LINE_LEN_MAX, NamesError, STORE_PATHS_LEN_MAX, STORE_PATHS_MAX};
+use crate::bounded::{LINE_LEN_MAX, STORE_PATHS_LEN_MAX, STORE_PATHS_MAX};
+use crate::builder::Builder;
+use crate::error::NamesError;
 
 /// Reads a list of store paths, as a channel's `store-paths.xz` has it once it is decompressed.
 ///

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
+use crate::bounded::TABLES_LEN_MAX;
+use crate::error::NamesError;
 use crate::fields::{Fields, put, put_number};
-use crate::{NamesError, TABLES_LEN_MAX};
 
 /// A block is complete once it has this size.
 const BLOCK_LEN: usize = 32 * 1024;

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use crate::{HashPart, PackageName, PathInfo};
+use crate::package::PackageName;
+use crate::path_info::PathInfo;
+use crate::store_path::HashPart;
 
 /// A path of a closure.
 pub trait ClosurePath {

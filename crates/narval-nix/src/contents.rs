@@ -270,7 +270,7 @@ impl Git {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sha256;
+    use crate::hash::Sha256;
 
     fn modulo(own: HashPart, expected: Hash, bytes: &[u8], piece: usize) -> Hash {
         let check = ContentsCheck::Hash { expected, of: HashedContents::NarWithout(own) };

@@ -237,7 +237,7 @@ fn to_json(value: &impl Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SecretKey, TrustedKeys};
+    use crate::signing::keys::{SecretKey, TrustedKeys};
     use proptest::prelude::*;
 
     const DRV: &str = "00bgd045z0d4icpbc2yyz4gx48ak44la-a.drv";

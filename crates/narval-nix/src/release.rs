@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::hash::{HashError, NarHash, Sha256};
-use crate::keys::{SecretKey, SignError, TrustedKeys};
-use crate::signature::{KeyTextError, Signature};
+use crate::signing::keys::{SecretKey, SignError, TrustedKeys};
+use crate::signing::signature::{KeyTextError, Signature};
 use crate::store_path::{StoreDir, StoreDirError, StorePath, StorePathError, StorePathName};
 
 /// The maximum length of the name of a release, of a version, and of a system, in bytes.

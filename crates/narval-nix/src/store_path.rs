@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::nix32;
+use crate::hash::nix32;
 
 /// The length of a store path's hash part, in characters.
 pub const HASH_PART_LEN: usize = 32;

@@ -12,11 +12,11 @@ use narval_client::{Client, Url};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::error::DeviceError;
-use super::fetch::{ask, client, discovery};
-use super::issuer::{address, is_here, is_safe};
-use super::token::{identity_token, short};
-use super::{ANSWER_LEN_MAX, CODE_LEN_MAX, INTERVAL_MAX, SHOWN_LEN_MAX, SIGN_IN_TIME_MAX, TOKEN_LEN_MAX};
+use crate::error::DeviceError;
+use crate::fetch::{ask, client, discovery};
+use crate::issuer::{address, is_here, is_safe};
+use crate::limits::{ANSWER_LEN_MAX, CODE_LEN_MAX, INTERVAL_MAX, SHOWN_LEN_MAX, SIGN_IN_TIME_MAX, TOKEN_LEN_MAX};
+use crate::token::{identity_token, short};
 
 /// RFC 8628, section 3.4.
 const DEVICE_CODE: &str = "urn:ietf:params:oauth:grant-type:device_code";

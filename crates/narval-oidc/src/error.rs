@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{LEEWAY_SECONDS, TOKEN_LEN_MAX};
+use crate::limits::{LEEWAY_SECONDS, TOKEN_LEN_MAX};
 
 /// Why a token is rejected. The messages are for the client, and only contain what is public or in the token.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

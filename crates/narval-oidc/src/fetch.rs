@@ -7,8 +7,8 @@ use narval_client::{Client, ClientOptions, Extra, Method, Request, Response, Url
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::issuer::is_safe;
-use super::{ANSWER_LEN_MAX, DISCOVERY_LEN_MAX, FETCH_TIMEOUT};
+use crate::issuer::is_safe;
+use crate::limits::{ANSWER_LEN_MAX, DISCOVERY_LEN_MAX, FETCH_TIMEOUT};
 
 /// A client that waits for no issuer for long.
 pub(super) fn client() -> Arc<Client> {

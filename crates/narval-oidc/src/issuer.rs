@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use narval_client::{Scheme, Url};
 
-use super::error::RuleError;
-use super::rule::{Identity, Rule};
-use super::token::short;
+use crate::error::RuleError;
+use crate::rule::{Identity, Rule};
+use crate::token::short;
 
 /// A platform whose tokens are accepted. `T` is the type of what its rules allow.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ pub(super) fn is_here(url: &Url) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Claim;
+    use crate::rule::Claim;
 
     fn issuer(url: &str, claim: &str, pattern: &str) -> Result<Issuer<()>, RuleError> {
         let rule = Rule::new(vec![Claim::new(claim, &[pattern]).unwrap()], ()).unwrap();

@@ -10,11 +10,11 @@ use jsonwebtoken::{Algorithm, DecodingKey};
 use narval_client::{Client, Url};
 use serde_json::Value;
 
-use super::error::OidcError;
-use super::fetch::{discovery, get};
-use super::issuer::is_safe;
-use super::token::short;
-use super::{FETCH_TIME_MAX, FETCH_WINDOW, FETCHES_MAX, KEYS_FRESH, KEYS_LEN_MAX, KEYS_MAX, KEYS_STALE_MAX};
+use crate::error::OidcError;
+use crate::fetch::{discovery, get};
+use crate::issuer::is_safe;
+use crate::limits::{FETCH_TIME_MAX, FETCH_WINDOW, FETCHES_MAX, KEYS_FRESH, KEYS_LEN_MAX, KEYS_MAX, KEYS_STALE_MAX};
+use crate::token::short;
 
 type KeySet = HashMap<(String, Algorithm), DecodingKey>;
 

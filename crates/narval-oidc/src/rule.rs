@@ -5,7 +5,7 @@ use std::fmt;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde_json::{Map, Value};
 
-use super::error::RuleError;
+use crate::error::RuleError;
 
 /// The claims of a token whose signature was verified.
 pub type Claims = Map<String, Value>;

@@ -6,8 +6,8 @@ use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 use zeroize::Zeroizing;
 
-use super::TOKEN_LEN_MAX;
-use super::error::OidcError;
+use crate::error::OidcError;
+use crate::limits::TOKEN_LEN_MAX;
 
 /// The unverified contents of a token.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use serde_json::Value;
 
-use super::LEEWAY_SECONDS;
-use super::error::OidcError;
-use super::fetch::client;
-use super::issuer::Issuer;
-use super::keys::Keys;
-use super::rule::{Claims, Rule};
-use super::token::{Unverified, short};
+use crate::error::OidcError;
+use crate::fetch::client;
+use crate::issuer::Issuer;
+use crate::keys::Keys;
+use crate::limits::LEEWAY_SECONDS;
+use crate::rule::{Claims, Rule};
+use crate::token::{Unverified, short};
 
 /// The longest label, in bytes.
 const LABEL_LEN_MAX: usize = 120;

@@ -16,8 +16,8 @@ use narval_client::{HttpError, Payload, Url};
 use narval_nix::Sha256;
 use parking_lot::Mutex;
 
-use super::put_error::PutError;
-use super::{BucketAddress, Checksums};
+use crate::address::{BucketAddress, Checksums};
+use crate::put_error::PutError;
 
 /// The fields of a request.
 const SHA256: &str = "x-amz-checksum-sha256";

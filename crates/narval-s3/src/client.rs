@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use narval_client::{Buckets, Client, ClientOptions};
 
-use crate::BucketSigner;
 use crate::credentials::Environment;
+use crate::signer::BucketSigner;
 use narval_codec::CODINGS;
 
 /// A client for binary caches: it decodes the content codings that they use. Requests to buckets (`s3://`) are signed

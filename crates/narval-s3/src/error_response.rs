@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use narval_client::{Head, HttpError};
 
-use super::BucketAddress;
-use super::checksums::REFUSED;
-use super::xml::element;
+use crate::address::BucketAddress;
+use crate::checksums::REFUSED;
+use crate::xml::element;
 
 /// The maximum length of a displayed server message.
 const MESSAGE_LEN_MAX: usize = 200;

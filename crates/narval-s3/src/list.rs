@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use jiff::Timestamp;
 use narval_client::{Client, Extra, HttpError, Request, Url};
 
-use super::xml::{element, elements};
+use crate::xml::{element, elements};
 
 /// The maximum size of one page: 1000 entries.
 const PAGE_LEN_MAX: u64 = 4 << 20;

@@ -13,12 +13,12 @@ use narval_client::{
 };
 use narval_nix::Sha256;
 
-use super::checksums::{Sent, with_checksum};
-use super::list::{Listing, Object, page_of, time};
-use super::put::ObjectPut;
-use super::put_error::PutError;
-use super::xml::{element, elements};
-use super::{BucketAddress, BucketError};
+use crate::address::{BucketAddress, BucketError};
+use crate::checksums::{Sent, with_checksum};
+use crate::list::{Listing, Object, page_of, time};
+use crate::put::ObjectPut;
+use crate::put_error::PutError;
+use crate::xml::{element, elements};
 use narval_client::Breaker;
 use narval_client::clock;
 

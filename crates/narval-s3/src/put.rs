@@ -7,12 +7,12 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io;
 
-use super::put_error::PutError;
+use crate::put_error::PutError;
 use narval_client::{Client, Extra, Method, Payload, Request, Upload, Url};
 use narval_nix::{Sha256, Sha256Hasher};
 
-use super::checksums::{Sent, each_piece, has_sha256_of_parts, with_checksum};
-use super::xml::element;
+use crate::checksums::{Sent, each_piece, has_sha256_of_parts, with_checksum};
+use crate::xml::element;
 
 /// Longer objects are sent in parts. S3's own limit is 5 GiB; this also limits how much is sent again after a broken
 /// connection.

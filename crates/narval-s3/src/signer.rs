@@ -9,9 +9,9 @@ use narval_client::{Buckets, Client, Extra, Head, HttpError, Method, Url};
 use parking_lot::Mutex;
 use rusty_s3::{Bucket, UrlStyle};
 
-use super::credentials::{CredentialsError, Environment, Provider};
-use super::error_response::ErrorResponse;
-use super::{AddressingStyle, BucketAddress};
+use crate::address::{AddressingStyle, BucketAddress};
+use crate::credentials::{CredentialsError, Environment, Provider};
+use crate::error_response::ErrorResponse;
 
 /// The validity of a signed address: long enough for a request to wait for its turn, and for a slow upload to start.
 const VALID_FOR_SECONDS: u64 = 3600;

@@ -11,9 +11,9 @@ use narval_client::{Payload, Url};
 use narval_nix::Sha256;
 use parking_lot::Mutex;
 
-use super::Objects;
-use super::put::Part;
-use super::put_error::PutError;
+use crate::objects::Objects;
+use crate::put::Part;
+use crate::put_error::PutError;
 
 /// The length of a part in bytes; longer ones are needed for objects of more than 80 GB. S3's minimum is 5 MiB.
 const PART_LEN: usize = 8 * 1024 * 1024;

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use narval_http::{Handler, HeadRef, Request, Response};
-use narval_keep::{CacheName, Rejection};
+use narval_keep::CacheName;
 
-use crate::Service;
+use crate::routes::cache_names::is_reserved_name;
 use crate::routes::table;
+use crate::service::Service;
 
 /// The caches of one server: one at `/`, others below `/NAME` or at `/` of a host.
 ///
@@ -110,43 +111,6 @@ fn host_name(host: &str) -> Cow<'_, str> {
     if name.bytes().any(|byte| byte.is_ascii_uppercase()) { name.to_ascii_lowercase().into() } else { name.into() }
 }
 
-/// Names that no cache below `/` may have: the first components of the paths that the cache at `/` answers, and files that browsers request.
-const RESERVED: [&str; 22] = [
-    "_narval",
-    "api",
-    "assets",
-    "batch-lookup-v1",
-    "build-trace-v2",
-    "debuginfo",
-    "default",
-    "favicon.ico",
-    "health",
-    "index.html",
-    "live",
-    "log",
-    "metrics",
-    "nar",
-    "nix-cache-info",
-    "presence-v1",
-    "push",
-    "ready",
-    "realisations",
-    "releases",
-    "robots.txt",
-    "web",
-];
-
-/// Whether a name is that of a route, so that no cache can have it: `nar`, `log`, `push`, `nix-cache-info`, or a name that ends like a narinfo
-/// or a listing.
-pub fn is_reserved_name(name: &str) -> bool {
-    name.is_empty() || RESERVED.contains(&name) || name.ends_with(table::NARINFO) || name.ends_with(table::LISTING)
-}
-
-/// For requests to a cache that does not exist.
-pub(crate) fn no_cache(name: &str) -> Rejection {
-    Rejection::not_found(format!("there is no cache '{name}' here"))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may say so")]
@@ -156,7 +120,7 @@ mod tests {
     use narval_store::{LocalStore, Store, StoreConfig};
 
     use super::*;
-    use crate::{Config, Dialect};
+    use crate::config::{Config, Dialect};
 
     /// A request is resolved once: what answers it is what the shard found, though the caches were replaced since.
     #[test]

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use narval_keep::Redirect;
 use narval_nix::SecretKey;
 
-use crate::{DeltaMode, NarCacheConfig};
+use crate::nar::delta_mode::DeltaMode;
+use crate::nar::zstd::NarCacheConfig;
 
 /// Which of the two dialects of the service is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

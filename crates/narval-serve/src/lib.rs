@@ -48,10 +48,11 @@ mod writable;
 
 pub use api::{ApiRequest, ask_api, openapi};
 pub use auth::oidc::{OidcExchange, OidcGrant};
-pub use cache_router::{CacheRouter, is_reserved_name};
+pub use cache_router::CacheRouter;
 pub use config::{Config, Dialect, NARINFO_MEMO_BYTES_DEFAULT};
 pub use nar::delta_mode::DeltaMode;
 pub use nar::zstd::NarCacheConfig;
+pub use routes::cache_names::is_reserved_name;
 pub use service::open::ServiceError;
 pub use service::{Service, Sources, WritableCache};
 pub use state::ServerState;

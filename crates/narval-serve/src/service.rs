@@ -20,8 +20,8 @@ use narval_store::Store;
 
 use self::origins::{Origins, Writable};
 use self::other_sources::StoreAndUpstreams;
-use crate::Dialect;
 use crate::auth::oidc::OidcExchange;
+use crate::config::Dialect;
 use crate::gate::{Gate, is_read};
 use crate::metrics::{LARGE_BYTES_MIN, Metrics, RouteLabel};
 use crate::nar::deltas::Deltas;

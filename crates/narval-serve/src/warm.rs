@@ -8,10 +8,10 @@ use narval_files::Work;
 use narval_nix::{PathInfo, StorePath};
 use parking_lot::Mutex;
 
-use crate::Service;
 use crate::error::ServeError;
 use crate::nar::deltas::{Delta, DeltaEnd};
 use crate::nar::zstd::{CompressedNar, Outcome};
+use crate::service::Service;
 
 /// How long making one delta may take: any time that a delta of the largest NARs could take.
 const DELTA_WITHIN: Duration = Duration::from_secs(24 * 3600);

@@ -5,10 +5,11 @@ use std::io::{self, ErrorKind, Read};
 
 use narval_nix::{HashPart, NarInfo, PathInfo, StoreDir};
 
+use crate::error::StoreError;
 use crate::hashes::Hashed;
 use crate::nar::NarReader;
+use crate::store::Store;
 use crate::transfer::{NarInput, NarOptions, Source};
-use crate::{Store, StoreError};
 
 impl Source for Store {
     type Entry = PathInfo;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use parking_lot::{Condvar, Mutex};
 use tracing::trace_span;
 
-use crate::TIMELINE;
+use crate::timeline::TIMELINE;
 
 struct State {
     free: usize,

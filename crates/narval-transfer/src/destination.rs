@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use narval_cache::Wanted;
 
-use crate::Error;
+use crate::error::Error;
 
 /// A local store. Kept and installed paths are not garbage-collected while this value lives.
 pub struct Destination {

@@ -10,7 +10,7 @@ use narval_store::{DaemonError, LocalStoreError, NarIoError, StoreError};
 use narval_cache::{CacheError, CacheFolderError, WantedError};
 use narval_client::{HttpError, UrlError};
 
-use crate::human_bytes;
+use crate::size::human_bytes;
 
 /// A failure; the program exits with its [`exit_code`](Error::exit_code).
 #[derive(Debug, thiserror::Error)]

@@ -2,9 +2,10 @@
 
 use narval_store::{InOrderError, Sink, Source, TransferError};
 
+use crate::error::Error;
 use crate::order::in_order;
+use crate::progress::Progress;
 use crate::watched::Watched;
-use crate::{Error, Progress};
 
 /// Puts paths, each after its references. If a source fails, the path is taken from elsewhere; paths that other
 /// processes have added meanwhile are skipped.

@@ -20,6 +20,7 @@ mod in_order;
 mod order;
 mod progress;
 mod size;
+mod timeline;
 mod transfer;
 mod visible;
 mod walk;
@@ -31,9 +32,7 @@ pub use error::Error;
 pub use order::find_cycle;
 pub use progress::{Progress, Snapshot};
 pub use size::human_bytes;
+pub use timeline::TIMELINE;
 pub use transfer::transfer;
 pub use walk::Transfer;
 pub use watched::Watched;
-
-/// The target of the spans that make a timeline: `path` around all that a path needs, `fetch`, `decompress`, `hash`, `write`, and `wait for a core`.
-pub const TIMELINE: &str = "narval::timeline";

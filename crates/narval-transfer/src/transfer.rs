@@ -4,9 +4,10 @@
 use narval_store::{Sink, Source, Visible};
 
 use crate::cores::Cores;
+use crate::error::Error;
 use crate::in_order::put_in_order;
+use crate::progress::Progress;
 use crate::walk::Transfer;
-use crate::{Error, Progress};
 
 /// Transfers those paths that the sink does not have, on up to `threads` threads. Every reference of a path must be
 /// among them, or in the sink. Returns how many the sink did not have.

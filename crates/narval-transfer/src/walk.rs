@@ -12,10 +12,12 @@ use parking_lot::Mutex;
 use tracing::trace_span;
 
 use crate::cores::{Cores, decoder_memory};
+use crate::error::Error;
 use crate::in_order::put_in_order;
+use crate::progress::Progress;
+use crate::timeline::TIMELINE;
 use crate::visible::{Waiting, closed_subset};
 use crate::watched::Watched;
-use crate::{Error, Progress, TIMELINE};
 
 /// The maximum memory of active decoders, as long as every core has one: dictionaries of 8 MiB (`xz -6`, `zstd -19`),
 /// of which a NAR only touches as much as its size.

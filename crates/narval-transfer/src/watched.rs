@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use narval_nix::{HashPart, NarInfo, PathInfo, StoreDir};
 use narval_store::{Hashed, NarInput, NarOptions, Source};
 
-use crate::Progress;
+use crate::progress::Progress;
 
 /// A source that counts.
 pub struct Watched<'a, S> {

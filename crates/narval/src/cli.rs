@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::Failure;
 use crate::commands::caches::{copy, hook, pin, push, release, releases, token, use_cache, warm, watch_store};
 use crate::commands::machines;
 use crate::commands::packages::{info, lock, names, search, update, which_package};
@@ -12,6 +11,7 @@ use crate::commands::paths::{cat, diff, ls, nar, path_info, tree, verify, why, w
 use crate::commands::profile::{env, gc, history, install, list, profiles, remove, rollback, upgrade};
 use crate::commands::running::{enter, follow, run, shell};
 use crate::commands::{cache, ci, completions, config, demo, doctor, key, login, man, oidc, serve, static_site, top};
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 use crate::ui::{finish, json, log};
 

@@ -12,7 +12,7 @@ use narval_client::trace::{self, Finished, Work};
 use narval_client::{Client, ClientOptions, Extra, Method, Payload, RetryPolicy, Upload, Url};
 use serde_json::{Value, json};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The most spans of one request.
 const BATCH_MAX: usize = 512;

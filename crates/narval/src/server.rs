@@ -15,7 +15,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGTTIN, SIGTTOU};
 use signal_hook::iterator::Signals;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::values::listen::{Host, Listen};
 
 /// How long running requests may take after a SIGTERM.

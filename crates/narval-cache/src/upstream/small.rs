@@ -20,7 +20,7 @@ use super::race::{Pace, race};
 use super::remote::Remote;
 use super::shared::Shared;
 use super::{SMALL_LEN_MAX, Unavailable};
-use crate::open_small_once;
+use crate::file::open_small_once;
 
 /// The memory used while fetching a small file, in bytes.
 const BUFFER_LEN: usize = 64 * 1024;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::head::Head;
 use super::url::Origin;
+use crate::error::HttpError;
+use crate::limits::{DRAIN_LEN_MAX, SMALL_RATE_MIN};
 use crate::wire::pool::{Pool, Pooled};
-use crate::{DRAIN_LEN_MAX, HttpError, SMALL_RATE_MIN};
 
 const WHAT: &str = "reading the body";
 /// The longest line that starts a chunk: 16 hex digits and an extension or two.

@@ -4,7 +4,7 @@
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::head::Head;
-use crate::HttpError;
+use crate::error::HttpError;
 
 /// The maximum number of codings of one response.
 const CODINGS_MAX: usize = 4;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::{FIELDS_MAX, HttpError};
+use crate::error::HttpError;
+use crate::limits::FIELDS_MAX;
 
 /// Status code and fields of a response.
 #[derive(Debug, Clone, Default)]

@@ -12,8 +12,9 @@ use super::head::Head;
 use super::request::{Extra, Method};
 use super::url::{Scheme, Url};
 use crate::client::Client;
+use crate::error::HttpError;
+use crate::limits::METADATA_LEN_MAX;
 use crate::wire::connection::Connection;
-use crate::{HttpError, METADATA_LEN_MAX};
 
 /// Bodies of at least this length are announced with `Expect: 100-continue` (RFC 9110 section 10.1.1): a server that
 /// requires credentials, or has the file, responds before they are sent.

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use crate::HttpError;
+use crate::error::HttpError;
 
 /// The longest time between attempts while a server that was there is away: it is used soon after its return.
 pub(super) const AWAY_WAIT_MAX: Duration = Duration::from_secs(2);

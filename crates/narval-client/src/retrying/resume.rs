@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::error::HttpError;
 use crate::message::body::Body;
 use crate::message::coding::names;
 use crate::message::request::{Extra, Request, Response};
 use crate::message::url::Url;
-use crate::{Attempts, HttpError};
+use crate::retrying::retry::Attempts;
 
 /// After this much progress, the number of failures is reset: a server that closes every connection after a megabyte
 /// must not fail a download of gigabytes.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::HttpError;
 use crate::client::Client;
+use crate::error::HttpError;
 use crate::message::url::Url;
 use crate::wire::pool::Seen;
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::HttpError;
+use crate::error::HttpError;
 
 /// Why a fetch ended without a file.
 #[derive(Debug)]

@@ -10,7 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use crate::bounds::{Bounds, Host};
-use crate::{HttpError, MENTIONED_AFTER};
+use crate::error::HttpError;
+use crate::limits::MENTIONED_AFTER;
 
 /// The delay before the next address is tried in parallel (RFC 8305 section 5).
 pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);

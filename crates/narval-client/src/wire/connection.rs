@@ -13,9 +13,10 @@ use super::connect::connect;
 use super::proxy::Proxy;
 use super::tls;
 use crate::bounds::{Bounds, Host};
+use crate::error::HttpError;
+use crate::limits::HEAD_LEN_MAX;
 use crate::message::head::Head;
 use crate::message::url::{Origin, Scheme};
-use crate::{HEAD_LEN_MAX, HttpError};
 
 /// Size of a read for a head: most heads fit, and little of the body is copied twice.
 const HEAD_READ_LEN: usize = 4 * 1024;

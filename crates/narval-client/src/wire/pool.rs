@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::connection::Connection;
-use crate::IDLE_AGE_MAX;
+use crate::limits::IDLE_AGE_MAX;
 use crate::message::url::Origin;
 
 #[derive(Default)]

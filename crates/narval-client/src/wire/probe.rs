@@ -5,8 +5,9 @@ use std::time::SystemTime;
 
 use super::connection::{Connection, Dial};
 use super::tls::{tls_config, valid_until};
+use crate::client::Client;
+use crate::error::HttpError;
 use crate::message::url::Origin;
-use crate::{Client, HttpError};
 
 /// The outcome of a TLS handshake, whose certificates were verified.
 #[derive(Clone, Debug, PartialEq, Eq)]

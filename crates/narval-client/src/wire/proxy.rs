@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::HttpError;
+use crate::error::HttpError;
 use crate::message::url::{Origin, Scheme, Url};
 
 /// One HTTP proxy.

@@ -17,7 +17,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 use untrusted::{EndOfInput, Input, Reader};
 use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage};
 
-use crate::HttpError;
+use crate::error::HttpError;
 
 /// In order of precedence, as in Nix.
 const VARIABLES: [&str; 2] = ["NIX_SSL_CERT_FILE", "SSL_CERT_FILE"];

@@ -7,7 +7,7 @@ use narval_nix::{Algorithm, Compression, NarInfo, Sha256};
 use narval_store::Hashed;
 
 use super::input::Input;
-use crate::Error;
+use narval_transfer::Error;
 
 /// Checks that nothing follows the compressed data.
 pub(crate) fn check_end(found: &TrustedNarInfo, input: &mut Input<'_>) -> Result<(), Error> {

@@ -7,11 +7,11 @@ use narval_nix::Sha256;
 use narval_nix::hash::Sha256Hasher;
 
 use crate::delta::Download;
-use crate::{Error, Progress, TIMELINE};
 use narval_cache::{CacheFile, TrustedNarInfo};
 use narval_client::HttpError;
 use narval_codec::decode::INPUT_LEN;
 use narval_transfer::Core;
+use narval_transfer::{Error, Progress, TIMELINE};
 use tracing::trace_span;
 
 /// How many bytes of a file are read beyond twice the size of its NAR. No compression doubles its input, and an endless

@@ -11,8 +11,8 @@ pub(crate) use source::{CacheEntry, FromCaches};
 
 use narval_transfer::Cores;
 
-use crate::Progress;
 use crate::delta::Deltas;
+use narval_transfer::Progress;
 
 impl<'a> FromCaches<'a> {
     /// These caches, decoding on these cores.

@@ -16,8 +16,9 @@ use tracing::trace_span;
 use super::check::{check_end, check_file, check_hashes, damaged, hashes_file, mismatch};
 use super::input::Input;
 use crate::delta::{Base, Deltas};
-use crate::{Error, Progress, TIMELINE, now};
+use narval_client::clock::now;
 use narval_transfer::{Cores, decoder_memory};
+use narval_transfer::{Error, Progress, TIMELINE};
 
 /// How often a path is fetched anew from a cache that was away, or whose file has changed, as after a restart of the server. Over a slow line, one
 /// path may be under way through many restarts.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use narval_files::temporary_name;
 use narval_store::{StoreError, lock_file};
 
-use crate::{Destination, Error};
+use narval_transfer::{Destination, Error};
 
 /// Between the name of the profile and that of a temporary link.
 const TEMPORARY: &str = ".tmp-";

@@ -30,9 +30,14 @@ use self::links::Links;
 pub use self::state::{Failed, Running};
 use self::state::{FollowState, Interrupted};
 pub use self::window::Window;
+use crate::install;
+use crate::install::plan;
+use crate::options::Options;
 use crate::releases::FoundRelease;
-use crate::{Destination, Error, Options, Wanted, install, now, plan};
+use narval_cache::Wanted;
+use narval_client::clock::now;
 use narval_push::watch::Stop;
+use narval_transfer::{Destination, Error};
 
 /// How long another process with the same profile is waited for: one that is stopping takes a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);

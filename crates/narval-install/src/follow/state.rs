@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, remembered};
+use crate::remembered;
+use narval_transfer::Error;
 
 /// The largest file that is read.
 const LEN_MAX: u64 = 1024 * 1024;

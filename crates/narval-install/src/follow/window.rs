@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::Error;
+use narval_transfer::Error;
 
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 const DAY_MINUTES: u64 = 24 * 60;

@@ -11,7 +11,7 @@ use narval_client::{Client, HttpError, Request, Scheme, Url, escaped};
 use narval_nix::{PackageName, StorePath, compare_versions};
 use serde_json::Value;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// The path of a search.
 const SEARCH: &str = "_narval/v1/paths";

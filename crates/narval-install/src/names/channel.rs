@@ -20,7 +20,7 @@ use narval_store::lock_file;
 
 use super::learnt::Learnt;
 use super::pieces::pieces;
-use crate::Error;
+use narval_transfer::Error;
 
 /// The channel that names are looked up in if none is given. It has no release in its name, which would become old.
 pub const CHANNEL_DEFAULT: &str = "nixos-unstable";

@@ -19,7 +19,8 @@ use narval_store::{LocalStore, StoreConfig, lock_file};
 
 use super::caches::{Query, search};
 use super::channel::{Channel, NamesFolder, TEMPORARY, file_name, names_error};
-use crate::{Destination, Error, inspect};
+use crate::inspect;
+use narval_transfer::{Destination, Error};
 
 /// How the names of published indexes begin. What follows is when they were made, in seconds since 1970.
 const PACKAGE: &str = "narval-names";

@@ -18,7 +18,7 @@ use narval_store::lock_file;
 use rusqlite::{Connection, OpenFlags};
 
 use super::channel::{Channel, NamesFolder, TEMPORARY, decoded, fetch_error, file_name, names_error};
-use crate::Error;
+use narval_transfer::Error;
 
 /// The archive, and the file in its top folder.
 const ARCHIVE: &str = "nixexprs.tar.xz";

@@ -13,7 +13,7 @@ use super::distinction::{between, only_fitting};
 use super::evidence::FromNarinfos;
 use super::learnt::Learnt;
 use super::records;
-use crate::Error;
+use narval_transfer::Error;
 
 /// The system that `packages.json` is evaluated for: what it says about systems of packages is for this one.
 const EVALUATED_FOR: &str = "x86_64-linux";

@@ -16,7 +16,7 @@ use narval_store::{NarReader, StoreError, describe};
 
 use super::launcher::{self, Launchers};
 use super::manifest::{self, Manifest, PRIORITY_DEFAULT};
-use crate::{Destination, Error};
+use narval_transfer::{Destination, Error};
 
 /// The folder in a generation that holds one link for each path: the roots.
 const ROOTS: &str = ".narval-roots";

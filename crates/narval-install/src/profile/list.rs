@@ -10,7 +10,7 @@ use std::time::Duration;
 use narval_files::{TemporaryFile, is_temporary_name, remove_leftovers};
 use narval_store::{LocalStoreError, lock_file};
 
-use crate::{Destination, Error};
+use narval_transfer::{Destination, Error};
 
 /// The file with the list of profiles, one per line.
 const LIST: &str = "narval-profiles";

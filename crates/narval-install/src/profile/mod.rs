@@ -26,7 +26,8 @@ use narval_store::{StoreConfig, lock_file};
 use self::generation::names;
 pub use self::manifest::{Addition, Chosen, Element, Manifest};
 pub use self::origin::Origin;
-use crate::{Destination, Error, Wanted};
+use narval_cache::Wanted;
+use narval_transfer::{Destination, Error};
 
 /// How many generations are read for where paths came from.
 const RECALLED_MAX: usize = 16;

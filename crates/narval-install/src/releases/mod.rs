@@ -13,7 +13,7 @@ use serde_json::Value;
 
 pub use seen::SeenReleases;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// Where releases are, below the URL of a cache.
 const RELEASES: &str = "releases";

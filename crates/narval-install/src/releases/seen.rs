@@ -13,7 +13,8 @@ use narval_nix::release::{ReleaseSystem, Selector, Which};
 use narval_store::lock_file;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, remembered};
+use crate::remembered;
+use narval_transfer::Error;
 
 /// The file with the revisions.
 const FILE: &str = "seen.json";

@@ -8,7 +8,9 @@ use narval_client::Client;
 use narval_nix::{ClosureWalk, PathInfo, StorePath};
 
 use super::walk::closure;
-use crate::{Destination, Error, Options, Wanted};
+use crate::options::Options;
+use narval_cache::Wanted;
+use narval_transfer::{Destination, Error};
 
 /// One path of a closure.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use narval_cache::{BATCH_MAX, BinaryCaches, TrustedNarInfo, Wanted};
 use narval_nix::{HashPart, StorePath};
 use parking_lot::{Condvar, Mutex};
 
-use crate::Error;
+use narval_transfer::Error;
 use narval_transfer::find_cycle;
 
 /// The maximum number of concurrent narinfo requests: half of the connections to an origin; the other half is for NARs.

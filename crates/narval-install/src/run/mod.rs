@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use narval_nix::{PackageName, StorePath};
 use narval_store::StoreConfig;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// Whether the store is at its logical place, so that programs need no namespace.
 pub fn is_at_home(config: &StoreConfig) -> bool {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use narval_files::TemporaryFile;
 
-use crate::Error;
+use narval_transfer::Error;
 
 /// The prefix of files that are being written.
 const PREFIX: &str = ".narval-use-";

@@ -12,7 +12,7 @@ use narval_store::{
 };
 use tracing::trace_span;
 
-use crate::{Error, TIMELINE};
+use narval_transfer::{Error, TIMELINE};
 
 /// The maximum number of NARs fetched at the same time: half of the connections to an origin.
 pub const DOWNLOADS_MAX: usize = 32;

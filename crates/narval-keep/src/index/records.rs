@@ -7,7 +7,7 @@ use narval_nix::release::{ReleaseName, ReleaseSystem};
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use serde::{Deserialize, Serialize};
 
-use crate::CacheName;
+use crate::name::CacheName;
 
 /// The number of a cache in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,10 +9,9 @@ use narval_nix::{Compression, HashPart, NarHash, Sha256};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::CacheName;
-use crate::NarFileName;
 use crate::index::sql::nars::FORMER_MAX;
 use crate::jobs::{JOBS_KEPT_MAX, Job, JobKind, JobState};
+use crate::name::{CacheName, NarFileName};
 
 fn part(name: &str) -> HashPart {
     HashPart::from_digest(Sha256::of(name.as_bytes()).as_bytes()[..20].try_into().unwrap())

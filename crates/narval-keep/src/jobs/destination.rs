@@ -3,38 +3,26 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
-use narval_client::Url;
 use serde_json::Value;
 
 use super::{JobKind, TO};
-use crate::{Data, DataError, DataOptions, Database, Rejection, StorageLocation};
+use crate::data::Data;
+use crate::database::Database;
+use crate::error::DataError;
+use crate::location::StorageLocation;
+use crate::options::{DataOptions, Destination};
+use crate::rejection::Rejection;
 
-/// A place that jobs may copy caches to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Destination {
-    /// A plain binary cache for each cache, below this address: `file:///folder` or `s3://bucket`.
-    Export(Url),
-    /// The data of other servers.
-    Migrate {
-        /// Where it is.
-        place: StorageLocation,
-        /// Where its index is, if not there.
-        database: Option<Database>,
-    },
+const fn kind_of(destination: &Destination) -> JobKind {
+    match destination {
+        Destination::Export(_) => JobKind::Export,
+        Destination::Migrate { .. } => JobKind::Migrate,
+    }
 }
 
-impl Destination {
-    const fn kind(&self) -> JobKind {
-        match self {
-            Self::Export(_) => JobKind::Export,
-            Self::Migrate { .. } => JobKind::Migrate,
-        }
-    }
-
-    /// Opens the data of other servers, or makes it.
-    pub(super) fn open(place: &StorageLocation, database: Option<Database>) -> Result<Data, DataError> {
-        Data::open(place, DataOptions { database, ..DataOptions::default() })
-    }
+/// Opens the data of other servers, or makes it.
+pub(super) fn open(place: &StorageLocation, database: Option<Database>) -> Result<Data, DataError> {
+    Data::open(place, DataOptions { database, ..DataOptions::default() })
 }
 
 impl Data {
@@ -47,10 +35,10 @@ impl Data {
     pub(super) fn destination(&self, kind: JobKind, options: &Value) -> Result<Destination, Rejection> {
         let all = Arc::clone(&self.shared().destinations.read().unwrap_or_else(PoisonError::into_inner));
         let name = options.get(TO).and_then(Value::as_str).unwrap_or_default();
-        if let Some(found) = all.get(name).filter(|destination| destination.kind() == kind) {
+        if let Some(found) = all.get(name).filter(|destination| kind_of(destination) == kind) {
             return Ok(found.clone());
         }
-        let names: Vec<&str> = all.iter().filter(|(_, to)| to.kind() == kind).map(|(name, _)| &**name).collect();
+        let names: Vec<&str> = all.iter().filter(|(_, to)| kind_of(to) == kind).map(|(name, _)| &**name).collect();
         let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         let message = format!(
             "there is no destination '{name}' for a job '{kind}' in the settings of this server ('[[destination]]'); there are: {there}"

@@ -13,9 +13,13 @@ use narval_nix::{Sha256Hasher, nix32};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use self::destination::Destination;
 pub(crate) use self::run::run;
-use crate::{Cache, CacheName, Data, Grant, IndexError, Rejection, Scope};
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::index::IndexError;
+use crate::name::CacheName;
+use crate::rejection::Rejection;
+use crate::tokens::{Grant, Scope};
 
 /// How long a server may be silent about a job before another one goes on with it.
 pub(crate) const JOB_LEASE_SECONDS: u64 = 15;

@@ -7,12 +7,18 @@ use std::time::{Duration, Instant};
 use narval_files::{Work, renewed, uptime};
 use serde_json::{Value, json};
 
-use super::{Destination, JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
+use super::destination;
+use super::{JOB_LEASE_SECONDS, Job, JobKind, JobState, RESULT_LINES_MAX};
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::error::DataError;
+use crate::keys::OVERLAP_SECONDS;
+use crate::options::Destination;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::retention::{COLLECT_GRACE, CollectOptions, Collected, UNFINISHED_GRACE};
 use crate::shared::Shared;
-use crate::{
-    COLLECT_GRACE, Cache, CollectOptions, Collected, Data, DataError, FsckOptions, FsckReport, Grant, MigrateError,
-    Migrated, OVERLAP_SECONDS, Recompressed, Rejection, RejectionKind, UNFINISHED_GRACE,
-};
+use crate::tokens::Grant;
+use crate::upkeep::{FsckOptions, FsckReport, MigrateError, Migrated, Recompressed};
 
 /// How often a server looks for a job.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -155,7 +161,7 @@ fn perform(data: &Data, job: &Job, work: &Work) -> Result<Value, Rejection> {
                     tracing::error!("the job '{}': {error}", job.id);
                     Rejection::failed("the destination cannot be used; see the server's log")
                 };
-                let to = Destination::open(&place, database).map_err(|error| failed(&error))?;
+                let to = destination::open(&place, database).map_err(|error| failed(&error))?;
                 match data.migrate_to(&to, Some(&job.cache), &grant_of(job), work) {
                     Ok(migrated) => Ok(migrated.to_value()),
                     Err(MigrateError::Rejected { rejection, .. }) => Err(rejection),

@@ -12,8 +12,13 @@ use narval_files::Work;
 use narval_nix::{PublicKey, SecretKey, TrustedKeys};
 use serde_json::{Value, json};
 
-use crate::index::SignKeyRecord;
-use crate::{Cache, CacheName, Data, Grant, IndexError, Rejection, RejectionKind, Scope, SignReport};
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::index::{IndexError, SignKeyRecord};
+use crate::name::CacheName;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::tokens::{Grant, Scope};
+use crate::upkeep::SignReport;
 
 /// How often paths are signed again that were committed meanwhile by servers that did not know the new key yet.
 const PASSES_MAX: usize = 3;

@@ -10,7 +10,7 @@ use narval_client::{
 use narval_nix::Sha256;
 
 use super::{Holder, Member, Members, PeerSecret};
-use crate::CacheName;
+use crate::name::CacheName;
 
 /// Below this path, nodes answer each other: `_narval/peer/<cache>/nar/<name>`.
 pub const PEER_PATH: &str = "_narval/peer";

@@ -3,7 +3,7 @@
 use narval_nix::HashPart;
 use narval_nix::narinfo::NARINFO_LEN_MAX;
 
-use crate::Rejection;
+use crate::rejection::Rejection;
 
 /// The maximum number of narinfos in one body.
 const NARINFOS_MAX: usize = 65_536;

@@ -2,7 +2,7 @@
 
 use narval_nix::{NarInfo, StorePath};
 
-use crate::CacheName;
+use crate::name::CacheName;
 
 /// Where paths may exist that are not in the cache: sources that are asked before it or after it.
 pub trait OtherSources: Send + Sync {

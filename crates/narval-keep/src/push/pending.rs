@@ -11,15 +11,17 @@
 //! index after all changes. Nothing of this is asked of the database during a push: the server that commits has the number of its entry.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Mutex;
-use std::time::Instant;
 
 use narval_nix::HashPart;
 
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::error::DataError;
 use crate::index::CacheId;
+use crate::rejection::Rejection;
 use crate::rule::holds;
+use crate::shared::Seen;
 use crate::storage::{TAKEOVER, VALID_FOR};
-use crate::{Cache, Data, DataError, Rejection};
 use narval_client::clock;
 
 /// The most entries that are taken over in one transaction. Their requests have to be sent within [`VALID_FOR`].
@@ -27,17 +29,6 @@ const TAKEN_MAX: usize = 64;
 
 /// The age at which unfinished uploads in parts are aborted, in seconds.
 const UNFINISHED_FOR: u64 = 2 * 24 * 60 * 60;
-
-/// What this process knows of each pending entry.
-#[derive(Default)]
-pub(crate) struct SeenPending(Mutex<HashMap<i64, Seen>>);
-
-#[derive(Clone, Copy)]
-struct Seen {
-    first: Instant,
-    /// Whether this process has carried it out.
-    is_done: bool,
-}
 
 /// Which pending entries to carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use narval_nix::HashPart;
 
-use crate::Cache;
+use crate::cache::Cache;
 use crate::index::PathRecord;
 use crate::storage::{TAKEOVER, WrittenNarinfo, several};
 use narval_client::clock;

@@ -7,11 +7,12 @@ use std::time::Instant;
 use narval_nix::HashPart;
 
 use super::pending::WhichPending;
+use crate::cache::Cache;
 use crate::data::Data;
 use crate::error::{DataError, io_error};
 use crate::index::{CacheId, PathRecord};
+use crate::rejection::Rejection;
 use crate::storage::VALID_FOR;
-use crate::{Cache, Rejection};
 use narval_client::clock;
 
 /// Pending entries that are carried out while others wait.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use narval_nix::narinfo::SIGNATURES_MAX;
 use narval_nix::{NarInfo, PublicKey, SecretKey, SignError, Signature, TrustedKeys};
 
-use crate::{CacheSettings, Rejection};
+use crate::rejection::Rejection;
+use crate::settings::CacheSettings;
 
 /// The maximum number of signatures of unknown keys that tokens without the scope `sign` can add to a path.
 pub(crate) const UNKNOWN_SIGNATURES_MAX: usize = 16;

@@ -7,32 +7,17 @@
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read};
 
-use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, ContentsHasher, HashedContents, NarHash, NarInfo, Sha256};
-use quick_cache::sync::Cache as Memory;
+use narval_nix::{Algorithm, ContentsCheck, ContentsClaim, ContentsHasher, HashedContents, NarHash, NarInfo};
 
 use super::no_window;
-use crate::index::{CacheId, NarRecord};
-use crate::{Cache, CacheSettings, Rejection};
+use crate::cache::Cache;
+use crate::index::NarRecord;
+use crate::rejection::Rejection;
+use crate::settings::CacheSettings;
 use narval_codec::decode::{DecodeError, Decoder, INPUT_LEN, is_no_window};
-
-/// The number of NARs whose file's hash is remembered.
-const REMEMBERED_MAX: usize = 16_384;
 
 /// The maximum number of bytes of NARs that one commit reads again, besides the first.
 const READ_AGAIN_MAX: u64 = 16 << 30;
-
-/// SHA-256 of the contents of NARs that are a single file, which is not executable.
-pub(crate) struct FileHashes(Memory<(CacheId, NarHash), Sha256>);
-
-impl FileHashes {
-    pub(crate) fn new() -> Self {
-        Self(Memory::new(REMEMBERED_MAX))
-    }
-
-    pub(crate) fn note(&self, cache: CacheId, nar_hash: NarHash, file: Sha256) {
-        self.0.insert((cache, nar_hash), file);
-    }
-}
 
 /// What a commit has found out about NARs: paths of different names may have the same contents.
 #[derive(Default)]

@@ -2,10 +2,13 @@
 
 use std::collections::HashSet;
 
-use super::super::index::{NamedNar, NarRecord};
-use super::super::{Cache, Grant, NarTarget, Rejection};
 use super::pass::Verified;
 use super::{Begin, Stored, Upload};
+use crate::cache::Cache;
+use crate::index::{NamedNar, NarRecord};
+use crate::name::NarTarget;
+use crate::rejection::Rejection;
+use crate::tokens::Grant;
 
 /// A NAR that was verified, and is to be stored.
 struct New<'a> {

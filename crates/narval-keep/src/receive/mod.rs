@@ -21,10 +21,13 @@ use narval_nix::{Compression, NarHash, Sha256};
 pub(super) use self::pass::no_window;
 use self::pass::{Claims, Verified, file_size_max, verify};
 use self::writing::RECORDED_WITHIN;
-use super::index::{NamedNar, NarRecord};
-use super::storage::Incoming;
-use super::{Cache, Grant, NarFileName, NarTarget, Rejection, RejectionKind, Scope};
+use crate::cache::Cache;
+use crate::index::{NamedNar, NarRecord};
+use crate::name::{NarFileName, NarTarget};
+use crate::rejection::{Rejection, RejectionKind};
 use crate::rule::holds;
+use crate::storage::Incoming;
+use crate::tokens::{Grant, Scope};
 use narval_client::clock;
 use narval_codec::decode::{DECODE_MEMORY, WindowMemory};
 

@@ -10,7 +10,8 @@ use super::listing::{ListingWriter, NoListing};
 use super::scan::Scan;
 use super::tee::{Tee, TeeError};
 use crate::index::NarRecord;
-use crate::{NarTarget, Rejection};
+use crate::name::NarTarget;
+use crate::rejection::Rejection;
 use narval_codec::decode::{DecodeError, Decoder, Window, is_no_window};
 
 /// Size of the pieces of a NAR that are decoded, hashed and scanned. They fit into the inner CPU caches, and are small

@@ -3,9 +3,10 @@
 use std::sync::{Arc, PoisonError};
 
 use super::writing::{RENEW_EVERY, Written};
+use crate::cache::Cache;
 use crate::index::IndexError;
+use crate::rejection::Rejection;
 use crate::shared::{CacheState, Shared};
-use crate::{Cache, Rejection};
 use narval_client::clock;
 
 /// A NAR is being stored. Unless it is [recorded](Self::recorded), its bytes may stay without a row.

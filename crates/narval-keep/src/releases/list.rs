@@ -6,8 +6,9 @@ use std::str::FromStr;
 use narval_nix::release::{ReleaseError, ReleaseName, ReleaseSystem};
 
 use super::{KeptRelease, kept};
+use crate::cache::Cache;
 use crate::index::ReleaseRecord;
-use crate::{Cache, Rejection};
+use crate::rejection::Rejection;
 
 /// The most rows of a page: a release has one for each of its systems.
 pub const RELEASES_LISTED_MAX: u32 = 200;

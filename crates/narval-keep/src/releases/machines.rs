@@ -10,7 +10,10 @@ use std::str::FromStr;
 use narval_nix::release::Selector;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
+use crate::cache::Cache;
+use crate::name::MachineName;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::tokens::{Grant, Scope};
 
 /// How many machines a cache remembers. One that follows several releases counts as several.
 pub const MACHINES_MAX: u64 = 10_000;
@@ -25,45 +28,10 @@ pub(crate) const SILENT_FOR: u64 = 24 * 3600;
 /// How late a report may be, in seconds.
 const LATE: u64 = 60;
 
-/// The longest name of a machine: a host's name has 64 bytes at most.
-const NAME_LEN_MAX: usize = 64;
 /// The longest texts of a report, in bytes.
 const PATH_LEN_MAX: usize = 512;
 const ERROR_LEN_MAX: usize = 1024;
 const VERSION_LEN_MAX: usize = 64;
-
-/// The name of a machine: a letter or a digit, then letters, digits, and `. _ -`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MachineName(Box<str>);
-
-impl MachineName {
-    /// As text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for MachineName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl FromStr for MachineName {
-    type Err = Rejection;
-
-    fn from_str(text: &str) -> Result<Self, Rejection> {
-        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-        if begins && text.len() <= NAME_LEN_MAX && text.bytes().all(is_legal) {
-            return Ok(Self(text.into()));
-        }
-        let message = format!(
-            "not the name of a machine: it begins with a letter or digit and has 1 to {NAME_LEN_MAX} letters, digits, and . _ -"
-        );
-        Err(Rejection::malformed(message))
-    }
-}
 
 /// What a machine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,15 +19,15 @@ use narval_nix::{HashPart, NarHash, Release, StorePath, StorePathName};
 pub(crate) use self::list::{ListMax, Listed, PAGE};
 pub use self::list::{RELEASES_LISTED_BYTES_MAX, RELEASES_LISTED_MAX, ReleaseCursor, ReleasePage};
 pub use self::machines::{
-    MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachineName, MachinePage,
-    MachineReport, MachineState, REPORT_LEN_MAX,
+    MACHINES_KEPT_FOR, MACHINES_LISTED_MAX, MACHINES_MAX, Machine, MachineCursor, MachinePage, MachineReport,
+    MachineState, REPORT_LEN_MAX,
 };
 pub(crate) use self::machines::{Noted, SILENT_FOR};
+use crate::cache::Cache;
 use crate::index::{IndexError, Recorded, ReleaseRecord, ReleaseRefused, ReleaseRequest, ReleaseToRecord};
-use crate::{Cache, Grant, Rejection, RejectionKind, Scope};
+use crate::rejection::{Rejection, RejectionKind};
+use crate::tokens::{Grant, Scope};
 
-/// How many releases of a name and a system keep their paths, if nothing else is said.
-pub const KEEP_RELEASES: u32 = 10;
 /// How many names of releases a cache has at most: a token with a pattern may make any.
 pub const RELEASE_NAMES_MAX: u64 = 10_000;
 /// How many systems the releases of a name have at most, over all of its revisions.

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use narval_nix::HashPart;
 
-use crate::{Cache, Grant, Rejection, Scope};
+use crate::cache::Cache;
+use crate::rejection::Rejection;
+use crate::tokens::{Grant, Scope};
 
 /// The maximum number of referrers in a message.
 const NAMED_MAX: usize = 3;

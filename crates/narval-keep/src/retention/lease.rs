@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use crate::cache::Cache;
 use crate::index::{CacheId, Fence, Index, IndexError, collection_lease};
-use crate::{Cache, Rejection};
+use crate::rejection::Rejection;
 use narval_client::clock;
 use narval_files::renewed;
 

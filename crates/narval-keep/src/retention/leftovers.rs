@@ -6,10 +6,11 @@
 use std::time::{Duration, SystemTime};
 
 use super::lease::{Collection, keep_while};
+use crate::cache::Cache;
 use crate::receive::writing::RECORDED_WITHIN;
+use crate::rejection::Rejection;
 use crate::rule::holds;
 use crate::storage::StoredFile;
-use crate::{Cache, Rejection};
 
 /// The age from which a file without a row is nobody's, by the clock of the store. A store may date an upload in parts by its beginning.
 const NOBODYS_AFTER: Duration = Duration::from_secs(RECORDED_WITHIN + 24 * 60 * 60);

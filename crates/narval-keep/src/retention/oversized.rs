@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::{Cache, CacheName, Data};
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::name::CacheName;
 
 /// The minimum time between two collections of a cache because of its size.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);

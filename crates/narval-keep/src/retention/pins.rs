@@ -5,8 +5,10 @@ use narval_nix::{HashPart, StorePath};
 use serde::{Deserialize, Serialize};
 
 use super::mark::closure_size;
+use crate::cache::Cache;
 use crate::index::IndexError;
-use crate::{Cache, Grant, Rejection, Scope};
+use crate::rejection::Rejection;
+use crate::tokens::{Grant, Scope};
 
 /// The maximum length of a pin's name in bytes.
 const NAME_LEN_MAX: usize = 128;

@@ -7,9 +7,10 @@
 use std::sync::atomic::Ordering;
 
 use super::grace::UNFINISHED_GRACE;
+use crate::cache::Cache;
 use crate::data::Data;
+use crate::rejection::{Rejection, RejectionKind};
 use crate::storage::Room;
-use crate::{Cache, Rejection, RejectionKind};
 
 impl Data {
     /// Whether a disk or a quota was full recently: optional files should not be stored then.

@@ -9,10 +9,11 @@ use super::collect::stopped;
 use super::grace::cutoff;
 use super::lease::{Collection, keep_while};
 use super::steps::Steps;
+use crate::cache::Cache;
 use crate::index::Cutoff;
+use crate::rejection::Rejection;
 use crate::rule::holds;
 use crate::storage::VALID_FOR;
-use crate::{Cache, Rejection};
 use narval_client::clock;
 
 /// The most names in one step.

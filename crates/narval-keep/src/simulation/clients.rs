@@ -9,9 +9,13 @@ use super::CACHES;
 use super::node::open;
 use super::state::{Op, Phase};
 use super::task::{Opened, Task};
+use crate::cache::Cache;
+use crate::name::{NarFileName, NarTarget};
 use crate::push::pending::WhichPending;
+use crate::receive::{Begin, Stored};
+use crate::retention::{CollectOptions, PinFor, UNFINISHED_GRACE};
 use crate::tests::{TestPath, pusher};
-use crate::{Begin, Cache, CollectOptions, Grant, NarFileName, NarTarget, PinFor, Stored, UNFINISHED_GRACE};
+use crate::tokens::Grant;
 use narval_client::clock::Virtual;
 
 /// A file of a path's NAR, with the narinfo that names it.

@@ -13,8 +13,10 @@ use super::checks::{AWAY_MAX, NAMED, PATHS, of_cache};
 use super::history::{Lost, Standby};
 use super::state::{Effect, Op, Phase, State};
 use super::task::Task;
+use crate::cache::Cache;
+use crate::data::Data;
 use crate::push::pending::WhichPending;
-use crate::{Cache, Data, FsckOptions};
+use crate::upkeep::FsckOptions;
 use narval_client::clock::Virtual;
 use narval_files::Work;
 

@@ -10,12 +10,13 @@ use narval_s3::Objects;
 use super::CACHES;
 use super::bucket::Bucket as SimulatedBucket;
 use super::task::{Opened, Sim};
+use crate::data::Data;
 #[cfg(feature = "postgres")]
 use crate::index::SimulatedPostgres;
 use crate::index::{Index, Simulated};
+use crate::name::CacheName;
 use crate::open::Local;
 use crate::storage::Bucket;
-use crate::{CacheName, Data};
 
 /// The folder of all nodes on this machine: they write only their audit logs there.
 static LOCAL: LazyLock<tempfile::TempDir> = LazyLock::new(|| {

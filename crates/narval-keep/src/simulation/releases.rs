@@ -10,7 +10,10 @@ use super::clients::PATHS;
 use super::history::{Asked, Id, What};
 use super::state::{By, Op, State};
 use super::task::Task;
-use crate::{Cache, Grant, NewRelease, Promotion, Rejection};
+use crate::cache::Cache;
+use crate::rejection::Rejection;
+use crate::releases::{NewRelease, Promotion};
+use crate::tokens::Grant;
 
 /// The names of releases. Nobody forgets one of the first name; single ones of the second are forgotten, and all of the third.
 const NAMES: [&str; 3] = ["kept", "single", "dropped"];

@@ -13,9 +13,12 @@ use super::state::{Op, Phase, Plan, State, TaskState};
 use super::task::{CURRENT, Sim, Task};
 #[cfg(feature = "postgres")]
 use crate::index::Shared;
+use crate::name::CacheName;
 use crate::push::pending::WhichPending;
+use crate::retention::CollectOptions;
+use crate::settings::CacheSettings;
 use crate::simulation::rule::WITHOUT;
-use crate::{CacheName, CacheSettings, CollectOptions, Grant};
+use crate::tokens::Grant;
 use narval_client::clock::{VIRTUAL, Virtual};
 
 /// Nodes, and the clients that each of them serves at a time.

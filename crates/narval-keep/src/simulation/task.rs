@@ -11,9 +11,10 @@ use rusqlite::Connection;
 
 use super::Transaction;
 use super::state::{BEGINNING, By, Effect, Op, Phase, State};
+use crate::cache::Cache;
+use crate::data::Data;
 use crate::index::{Fence, IndexError};
 use crate::simulation::rule::{Rule, holds};
-use crate::{Cache, Data};
 use narval_client::clock::Virtual;
 
 thread_local! {

@@ -11,8 +11,10 @@ use narval_nix::listing::LISTING_LEN_MAX;
 use narval_nix::{HashPart, Sha256, StorePath};
 
 use self::traces::Rights;
-use super::storage::Below;
-use super::{Cache, Grant, Rejection, RejectionKind, Scope};
+use crate::cache::Cache;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::storage::Below;
+use crate::tokens::{Grant, Scope};
 
 /// The maximum size of a build log, in bytes.
 const LOG_LEN_MAX: u64 = 256 << 20;
@@ -167,9 +169,7 @@ impl Cache {
         let mut body = body.take(kind.len_max() + 1);
         let ended =
             |error: io::Error| Rejection::malformed(format_args!("the upload of '{path}' ended early: {error}"));
-        let too_large = || {
-            Rejection::too_large(format_args!("'{path}' is larger than {} bytes", kind.len_max()))
-        };
+        let too_large = || Rejection::too_large(format_args!("'{path}' is larger than {} bytes", kind.len_max()));
         if kind.is_made_here() {
             let len = io::copy(&mut body, &mut io::sink()).map_err(ended)?;
             return if len > kind.len_max() { Err(too_large()) } else { Ok(PutOutcome::Kept) };

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use crate::{Cache, CacheName, Data};
+use crate::name::CacheName;
 
 /// The file in the data folder.
 const FILE: &str = "sizes.json";
@@ -49,7 +49,7 @@ impl Growth {
     }
 
     /// Records sizes of today. Caches that are gone are forgotten.
-    fn note(&self, now: u64, today: &BTreeMap<&CacheName, u64>) {
+    pub(super) fn note(&self, now: u64, today: &BTreeMap<&CacheName, u64>) {
         let text = self.with(|sizes| {
             sizes.retain(|name, _| today.keys().any(|cache| cache.as_str() == name));
             for (name, bytes) in today {
@@ -68,7 +68,7 @@ impl Growth {
         }
     }
 
-    fn of(&self, cache: &CacheName) -> Vec<SizeOfDay> {
+    pub(super) fn of(&self, cache: &CacheName) -> Vec<SizeOfDay> {
         let size = |(day, bytes): (&u64, &u64)| SizeOfDay { day: *day, bytes: *bytes };
         self.with(|sizes| sizes.get(cache.as_str()).map(|days| days.iter().map(size).collect()).unwrap_or_default())
     }
@@ -81,32 +81,6 @@ pub struct SizeOfDay {
     pub day: u64,
     /// Bytes of its NARs, listings and small files.
     pub bytes: u64,
-}
-
-impl Data {
-    /// Records how large its caches are today; for servers, now and then.
-    pub(crate) fn note_sizes(&self) {
-        let caches = match self.caches() {
-            Ok(caches) => caches,
-            Err(error) => return tracing::debug!("sizes are not recorded: {error}"),
-        };
-        let size = |cache: &Cache| {
-            let usage = cache.usage().inspect_err(|error| tracing::debug!("sizes are not recorded: {error}")).ok()?;
-            Some(usage.bytes.saturating_add(usage.small_bytes))
-        };
-        // With one that cannot be counted, the others would be forgotten.
-        let today: Option<BTreeMap<_, _>> = caches.iter().map(|cache| Some((cache.name(), size(cache)?))).collect();
-        if let Some(today) = today {
-            self.shared().growth.note(self.shared().index.now(), &today);
-        }
-    }
-}
-
-impl Cache {
-    /// How large it was on the last days, the oldest first. A server records it once an hour.
-    pub fn sizes_by_day(&self) -> Vec<SizeOfDay> {
-        self.data().shared().growth.of(self.name())
-    }
 }
 
 #[cfg(test)]

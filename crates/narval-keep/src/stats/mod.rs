@@ -1,14 +1,19 @@
 //! The figures of a cache that its administrators see, on its machine and over HTTP.
 
+pub(crate) mod counts;
 pub(crate) mod growth;
 pub(crate) mod survey;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Cache, Rejection};
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::rejection::Rejection;
 
+pub use counts::{CollectionStats, Fullness, Survey, TokenEnd};
 pub use growth::SizeOfDay;
-pub use survey::{CollectionStats, Fullness, Survey, TokenEnd};
 
 /// How large a cache is, and what its settings allow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,5 +63,31 @@ impl Cache {
             quota: settings.quota,
             public: settings.public,
         })
+    }
+}
+
+impl Data {
+    /// Records how large its caches are today; for servers, now and then.
+    pub(crate) fn note_sizes(&self) {
+        let caches = match self.caches() {
+            Ok(caches) => caches,
+            Err(error) => return tracing::debug!("sizes are not recorded: {error}"),
+        };
+        let size = |cache: &Cache| {
+            let usage = cache.usage().inspect_err(|error| tracing::debug!("sizes are not recorded: {error}")).ok()?;
+            Some(usage.bytes.saturating_add(usage.small_bytes))
+        };
+        // With one that cannot be counted, the others would be forgotten.
+        let today: Option<BTreeMap<_, _>> = caches.iter().map(|cache| Some((cache.name(), size(cache)?))).collect();
+        if let Some(today) = today {
+            self.shared().growth.note(self.shared().index.now(), &today);
+        }
+    }
+}
+
+impl Cache {
+    /// How large it was on the last days, the oldest first. A server records it once an hour.
+    pub fn sizes_by_day(&self) -> Vec<SizeOfDay> {
+        self.data().shared().growth.of(self.name())
     }
 }

@@ -29,8 +29,8 @@ use super::{
     Asker, Below, CACHE_FOLDERS, CacheStorage, Incoming, NarBytes, Redirect, Room, Storage, StorageLock, StoredFile,
     TEMPORARY, WrittenNarinfo,
 };
-use crate::CacheName;
 use crate::index::{NarRecord, PathRecord};
+use crate::name::CacheName;
 
 /// How the names of listings end.
 const LISTING: &str = ".ls";

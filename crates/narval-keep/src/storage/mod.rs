@@ -18,9 +18,10 @@ use std::time::{Duration, Instant, SystemTime};
 use narval_files::TemporaryFile;
 use narval_nix::HashPart;
 
-use super::index::{NarRecord, PathRecord};
-use super::nodes::Peers;
-use super::{CacheName, NarFileName, Rejection};
+use crate::index::{NarRecord, PathRecord};
+use crate::name::{CacheName, NarFileName};
+use crate::nodes::Peers;
+use crate::rejection::Rejection;
 
 use narval_files::GrowingFile;
 use narval_s3::ObjectWriter;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::Rejection;
+use crate::rejection::Rejection;
 use narval_client::clock;
 
 /// Does something with each of these, on at most so many threads. After the first failure, no other one is begun.

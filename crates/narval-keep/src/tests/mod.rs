@@ -17,7 +17,7 @@ mod tokens;
 use std::io::Write;
 
 use self::place::Place;
-use super::*;
+use crate::*;
 use narval_nix::nar::{Encoder, Event};
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, Sha256, StoreDir, StorePath};
 

@@ -12,7 +12,9 @@ use tempfile::TempDir;
 
 use super::postgres::PostgresServer;
 use super::s3::S3Server;
-use crate::{Data, DataOptions, Database};
+use crate::data::Data;
+use crate::database::Database;
+use crate::options::DataOptions;
 
 /// Tells another process which database to use.
 const DATABASE: &str = "NARVAL_TEST_DATABASE";

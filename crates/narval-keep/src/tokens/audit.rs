@@ -15,7 +15,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::index::{Index, IndexError};
-use crate::{CacheName, Grant};
+use crate::name::CacheName;
+use crate::tokens::grant::Grant;
 
 /// How often lines are written to the database.
 pub(crate) const WRITE_EVERY: Duration = Duration::from_secs(1);

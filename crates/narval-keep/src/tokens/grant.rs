@@ -9,7 +9,8 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use narval_nix::release::ReleaseName;
 use thiserror::Error;
 
-use crate::{CacheName, MachineName, Rejection, RejectionKind};
+use crate::name::{CacheName, MachineName};
+use crate::rejection::{Rejection, RejectionKind};
 
 /// The maximum number of caches or patterns of one token.
 pub const PATTERNS_MAX: usize = 64;

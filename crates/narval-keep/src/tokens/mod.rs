@@ -11,8 +11,8 @@ use narval_nix::{Sha256, Sha256Hasher, nix32};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use super::index::{IndexError, TokenRecord};
-use super::shared::Shared;
+use crate::index::{IndexError, TokenRecord};
+use crate::shared::Shared;
 
 pub use audit::{Audit, AuditLine};
 pub use grant::{CachePatterns, Grant, PATTERNS_MAX, PatternError, Scope, Scopes, UnknownScope};

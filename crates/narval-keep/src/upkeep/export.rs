@@ -6,9 +6,14 @@ use std::io::{self, Write};
 use serde::ser::{Error as _, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::data::Data;
+use crate::error::DataError;
 use crate::index::{CacheId, Index, IndexError, ReleaseRecord, SignKeyRecord, TokenRecord};
+use crate::name::CacheName;
 use crate::releases::{Listed, MACHINES_MAX, Machine, MachineCursor, PAGE, ReleaseCursor};
-use crate::{CacheName, CachePatterns, CacheSettings, Data, DataError, Pin};
+use crate::retention::Pin;
+use crate::settings::CacheSettings;
+use crate::tokens::CachePatterns;
 
 /// The form of what is written.
 const VERSION: u32 = 1;

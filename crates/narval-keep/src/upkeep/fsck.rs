@@ -5,11 +5,13 @@ use std::io::{self, Read};
 
 use narval_nix::HashPart;
 
+use crate::cache::Cache;
+use crate::data::Data;
 use crate::index::PathRecord;
-use crate::lost::Finder;
+use crate::rejection::Rejection;
 use crate::retention::nar_of;
+use crate::shared::Finder;
 use crate::storage::{Below, StoredFile};
-use crate::{Cache, Data, Rejection};
 use narval_files::Work;
 use narval_store::hash_of;
 

@@ -10,16 +10,21 @@ use narval_files::Work;
 use narval_nix::{CacheInfo, HashPart, NarInfo, StorePath};
 
 use super::backup;
-use crate::database::{self, Opening};
-use crate::error::io_error;
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::database;
+use crate::database::{Database, Opening};
+use crate::error::{DataError, io_error};
 use crate::in_use::InUse;
 use crate::index::{Commit, PathRecord};
+use crate::location::StorageLocation;
+use crate::name::{CacheName, NarFileName};
 use crate::open::{Local, open_parts};
+use crate::options::DataOptions;
+use crate::rejection::Rejection;
+use crate::settings::CacheSettings;
 use crate::storage::StoredFile;
-use crate::{
-    Cache, CacheName, CacheSettings, Data, DataError, DataOptions, Database, FsckReport, NarFileName, Rejection,
-    StorageLocation,
-};
+use crate::upkeep::FsckReport;
 
 /// Paths that are recorded in one transaction.
 const STEP: usize = 500;

@@ -11,11 +11,14 @@ use std::time::Duration;
 
 use narval_nix::{Compression, NarInfo};
 
+use crate::cache::Cache;
 use crate::data::Data;
 use crate::index::{Commit, NarRecord, PathRecord};
+use crate::name::NarTarget;
 use crate::receive::{Stored, Upload};
+use crate::rejection::{Rejection, RejectionKind};
 use crate::shared::Shared;
-use crate::{Cache, Grant, NarTarget, Rejection, RejectionKind};
+use crate::tokens::Grant;
 use narval_client::clock;
 use narval_codec::decode::Decoder;
 use narval_codec::encode::FrameEncoder;

@@ -7,7 +7,9 @@ use std::ops::ControlFlow;
 
 use narval_nix::{HashPart, NarInfo, SecretKey, TrustedKeys};
 
-use crate::{Cache, Grant, Rejection};
+use crate::cache::Cache;
+use crate::rejection::Rejection;
+use crate::tokens::Grant;
 
 /// The number of paths that are read, and signed in one commit.
 const STEP: usize = 512;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Sha256;
+use crate::hash::Sha256;
 
 /// A tree as a NAR has it.
 #[derive(Debug, Clone, PartialEq, Eq)]

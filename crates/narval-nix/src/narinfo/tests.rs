@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::store_path::StorePathName;
-use crate::{HashPart, Sha256};
+use crate::hash::Sha256;
+use crate::store_path::{HashPart, StorePathName};
 
 const FULL: &str = "\
 StorePath: /nix/store/00bgd045z0d4icpbc2yyz4gx48ak44la-net-tools-1.60_p20170221182432

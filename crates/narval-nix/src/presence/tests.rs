@@ -1,5 +1,5 @@
 use super::*;
-use crate::keys::{SecretKey, TrustedKeys};
+use crate::signing::keys::{SecretKey, TrustedKeys};
 use crate::store_path::{HashPart, StoreDir};
 
 /// Keys that are as uniform as hash parts, and differ between `series`.

@@ -254,8 +254,9 @@ impl FromIterator<PublicKey> for TrustedKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash::NarHash;
     use crate::signing::signature::fingerprint;
-    use crate::{NarHash, StoreDir, StorePath};
+    use crate::store_path::{StoreDir, StorePath};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 

@@ -12,7 +12,7 @@ use super::state::{DestinationId, WatcherState};
 use super::stop::Stop;
 use narval_transfer::{Destination, Error};
 
-use crate::{Missing, Target};
+use crate::push::{Missing, Target};
 
 /// The maximum number of paths per push.
 const BATCH_MAX: u32 = 256;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use narval_client::{Client, Url};
 use narval_store::StoreConfig;
 
-use crate::{PushOptions, Selection};
+use crate::push::{PushOptions, Selection};
 
 /// The maximum number of paths that a report lists.
 pub const DELIVERED_MAX: usize = 10_000;

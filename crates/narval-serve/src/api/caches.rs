@@ -4,8 +4,8 @@ use narval_keep::{Cache, CacheKey, CacheName, CacheSettings, JobKind, Rejection,
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, ApiCall, malformed, of_data, require_all};
-use crate::cache_router::is_reserved_name;
 use crate::error::ServeError;
+use crate::routes::cache_names::is_reserved_name;
 
 /// The setting that a cache can be given when it is created, and never again.
 const STORE_DIR: &str = "storeDir";

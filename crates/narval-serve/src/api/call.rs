@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cache_router::no_cache;
 use crate::error::ServeError;
+use crate::routes::cache_names::no_cache;
 
 /// The most entries of a page of a list, and how many it has if nothing else is said.
 const PAGE_MAX: usize = 1000;

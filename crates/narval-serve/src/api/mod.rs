@@ -19,8 +19,8 @@ use narval_http::Method;
 use narval_keep::{CacheName, Data, Grant, Rejection, Scope};
 use serde_json::Value;
 
-use crate::cache_router::no_cache;
 use crate::error::ServeError;
+use crate::routes::cache_names::no_cache;
 pub use call::ApiRequest;
 use call::{ApiCall, Parts, decoded, malformed, part, require_all};
 pub(crate) use http::answer;

@@ -4,7 +4,7 @@ use narval_http::{Bytes, HeaderValue, StatusCode, header};
 use narval_nix::narinfo::MIME_TYPE;
 use narval_nix::{Compression, HashPart, NarInfo, PathInfo, SecretKey, Sha256, SignError, StoreDir};
 
-use crate::Dialect;
+use crate::config::Dialect;
 use crate::narinfo::memo::Present;
 use crate::prepared::prepared;
 

@@ -9,7 +9,7 @@ use narval_store::{Stamp, Store};
 
 use super::memo::{Answer, Memo};
 use super::render::{present, render};
-use crate::Dialect;
+use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;

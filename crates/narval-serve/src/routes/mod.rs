@@ -1,6 +1,7 @@
 //! The routes: a table that parses them, and one file for each family, named as its URL is.
 
 pub(crate) mod batch;
+pub(crate) mod cache_names;
 pub(crate) mod health;
 pub(crate) mod log;
 pub(crate) mod metrics;

@@ -8,7 +8,7 @@ use narval_nix::{NarHash, PathInfo};
 use narval_store::{NarStream, PackedNar, Stamp};
 
 use super::table::NarRoute;
-use crate::Dialect;
+use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::nar::deltas::{DeltaEnd, DeltaRequest, Deltas};

@@ -6,7 +6,7 @@ use narval_http::semantics::conditional::{Outcome, Validators, evaluate};
 use narval_http::{HeadRef, HeaderValue, Prepared, Response, StatusCode, header};
 use narval_nix::HashPart;
 
-use crate::Dialect;
+use crate::config::Dialect;
 use crate::narinfo::memo::Answer;
 use crate::narinfo::sources::Narinfos;
 use crate::prepared::prepared;

@@ -6,10 +6,10 @@ use narval_http::{Prepared, StatusCode};
 use narval_keep::Cache;
 use narval_nix::{CacheInfo, SecretKey, StoreDir};
 
-use super::table::PUSH_PATH;
+use super::table::{PRESENCE_PATH, PUSH_PATH};
 use super::{batch, presence};
+use crate::config::{Config, Dialect};
 use crate::prepared::prepared;
-use crate::{Config, Dialect};
 
 /// The key that announces the push protocol; its value is the protocol's path.
 const PUSH_KEY: &str = "NarvalPush";
@@ -39,7 +39,7 @@ pub(crate) fn prepare(
         unknown.push((DELTAS.0.to_owned(), DELTAS.1.to_owned()));
     }
     if has_filter {
-        unknown.push((presence::CACHE_INFO_KEY.to_owned(), presence::PATH.to_owned()));
+        unknown.push((presence::CACHE_INFO_KEY.to_owned(), PRESENCE_PATH.to_owned()));
     }
     if let Some(cache) = writable {
         unknown.push((PUSH_KEY.to_owned(), PUSH_PATH.to_owned()));

@@ -9,14 +9,11 @@ use narval_nix::presence::{CHANGES_MAX, Changes, Filter, PATHS_MAX, Snapshot, ke
 use narval_nix::{SecretKey, StoreDir};
 use parking_lot::Mutex;
 
+use crate::config::Config;
 use crate::error::ServeError;
-use crate::{Config, Dialect, Sources};
 
 /// The key in `nix-cache-info` that tells clients where the filter is.
 pub(crate) const CACHE_INFO_KEY: &str = "PresenceFilter";
-/// Its value.
-pub(crate) const PATH: &str = "presence-v1";
-
 /// After how many changes a new filter is made: as many as clients get at once, or a part of the paths, if that is more.
 const CHANGES_PART: usize = 16;
 /// After which time a new filter is made, if anything has changed: paths that were removed are in the old one.
@@ -44,11 +41,8 @@ struct Made {
 }
 
 impl Presence {
-    /// The filter of a service with these sources. One that has more than a writable cache publishes none: what is absent there may be in
-    /// its live store or its upstreams.
-    pub(crate) fn of(sources: &Sources, config: &Config, store_dir: &StoreDir) -> Option<Self> {
-        let alone = sources.store.is_none() && sources.upstreams.is_none() && config.dialect == Dialect::Narval;
-        let cache = &sources.writable.as_ref().filter(|_| alone)?.cache;
+    /// The filter of a cache.
+    pub(crate) fn of(cache: &Cache, config: &Config, store_dir: &StoreDir) -> Option<Self> {
         // Without random numbers there is no filter.
         let nonce = SecretKey::generate("instance").ok()?.sign(b"").ok()?;
         Some(Self {

@@ -8,8 +8,8 @@ use narval_nix::{HashPart, StorePath, StorePathName, nix32};
 
 use super::pages::{PageRoute, View};
 use super::releases::ReleaseRoute;
-use super::{batch, pages, presence};
-use crate::Dialect;
+use super::{batch, pages};
+use crate::config::Dialect;
 use crate::metrics::RouteLabel;
 
 /// What a path asks for.
@@ -119,6 +119,9 @@ pub(crate) const PUSH_PATH: &str = "_narval/v1";
 /// The path of the API for administration, below that of a cache.
 pub(crate) const API_PATH: &str = "_narval/api/v1";
 
+/// The path of the filter of a cache.
+pub(crate) const PRESENCE_PATH: &str = "presence-v1";
+
 /// How the path of a narinfo ends.
 pub(crate) const NARINFO: &str = ".narinfo";
 /// How the path of a listing ends.
@@ -201,7 +204,7 @@ fn others(dialect: Dialect, path: &str) -> Route<'_> {
         "ready" => return Route::Ready,
         "metrics" => return Route::Metrics,
         batch::PATH => return Route::Batch,
-        presence::PATH => return Route::Presence,
+        PRESENCE_PATH => return Route::Presence,
         _ => {}
     }
     if let Some(stem) = path.strip_suffix(LISTING).filter(|stem| !stem.contains('/')) {

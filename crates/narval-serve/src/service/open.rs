@@ -10,13 +10,14 @@ use narval_store::{ReadAhead, Store};
 
 use super::origins::{Live, Origins, Writable};
 use super::{Service, Shared, Sources, WritableCache};
+use crate::config::{Config, Dialect};
 use crate::metrics::Metrics;
 use crate::nar::damaged::DamagedPaths;
 use crate::nar::deltas::Deltas;
 use crate::nar::memory::NarMemory;
 use crate::nar::packed::PackedNars;
 use crate::nar::plan::{Planner, Plans};
-use crate::nar::zstd::NarCache;
+use crate::nar::zstd::{NarCache, NarCacheConfig};
 use crate::narinfo::memo::Memo;
 use crate::narinfo::sources::{LiveNarinfos, Narinfos};
 use crate::page::Page;
@@ -27,7 +28,6 @@ use crate::routes::{narinfo, nix_cache_info};
 use crate::state::ServerState;
 use crate::upload::receive::Uploads;
 use crate::upstream::narinfo::UpstreamNarinfos;
-use crate::{Config, Dialect, NarCacheConfig};
 
 /// Memory for small files that are read ahead for all NARs, in bytes.
 const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -51,7 +51,10 @@ impl Service {
         let name = sources.writable.as_ref().map(|writable| writable.cache.name().clone()).unwrap_or_default();
         let metrics = state.metrics(&name);
         let store_dir = store_dir_of(&sources)?;
-        let presence = Presence::of(&sources, &config, &store_dir).map(Arc::new);
+        // What is absent in a cache may be in the live store or the upstreams that are served with it.
+        let is_alone = sources.store.is_none() && sources.upstreams.is_none() && config.dialect == Dialect::Narval;
+        let alone = sources.writable.as_ref().filter(|_| is_alone);
+        let presence = alone.and_then(|one| Presence::of(&one.cache, &config, &store_dir)).map(Arc::new);
         let writable_cache = sources.writable.as_ref().map(|writable| &writable.cache);
         let cache_info = nix_cache_info::prepare(&config, &store_dir, writable_cache, presence.is_some());
         let (dialect, prefix) = (config.dialect, config.prefix.clone());

@@ -24,10 +24,10 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::release::RELEASE_LEN_MAX;
 use narval_nix::{CacheInfo, HashPart};
 
-use crate::cache_router::no_cache;
 use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::gate::Administration;
+use crate::routes::cache_names::no_cache;
 use crate::routes::table::{PushRoute, Route};
 use coding::{coding, decoded};
 use receive::{CountedBody, OTHER_BYTES_MAX, Uploads, for_client, read, repeats_uploads, text};
@@ -135,7 +135,7 @@ impl Uploads {
                 })
             }
             Administration::Report(name) => {
-                let name: MachineName = name.parse().map_err(ServeError::from)?;
+                let name: MachineName = name.parse().map_err(Rejection::from)?;
                 self.receive_at_most(REPORT_LEN_MAX, request, move |body| {
                     let report = MachineReport::parse(&read(body, REPORT_LEN_MAX)?)?;
                     this.cache.report(&name, &report, &grant)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narval_cache::upstream::{Lookup, Upstreams};
 use narval_nix::HashPart;
 
-use crate::Dialect;
+use crate::config::Dialect;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::narinfo::memo::{Answer, Memo};

@@ -13,13 +13,13 @@ use narval_push::Administered;
 use narval_serve::{ApiRequest, ask_api};
 use serde_json::Value;
 
-use crate::Failure;
 use crate::args::client::parse_cache;
 use crate::args::data::{DataArgs, administrator, cache_of};
 use crate::args::logins::Logins;
 use crate::args::names::{may_be_name, only_one};
 use crate::args::paths::hash_part;
 use crate::args::push::TokenArgs;
+use crate::ui::failure::Failure;
 pub(crate) use narval_client::escaped;
 
 /// A server at a URL.

@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::own_folder;
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::log::filter;
 use crate::ui::timeline::Timeline;
 use crate::values::time::{parse_time, parse_time_in};

@@ -10,9 +10,9 @@ use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use rustix::fs::Mode;
 use rustix::process::umask;
 
-use crate::Failure;
 use crate::args::secret_key::read_secret_key;
 use crate::config::ServeConfig;
+use crate::ui::failure::Failure;
 
 /// The default data folder.
 pub const DATA_DEFAULT: &str = "/var/lib/narval";

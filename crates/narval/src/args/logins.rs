@@ -15,9 +15,9 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
-use crate::Failure;
 use crate::args::client::{RequestArgs, parse_cache};
 use crate::args::user_folder;
+use crate::ui::failure::Failure;
 
 /// The longest file, in bytes, and the most servers in it.
 const FILE_LEN_MAX: u64 = 1024 * 1024;

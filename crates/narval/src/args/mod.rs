@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 pub mod administered;
 pub mod channels;

@@ -7,9 +7,9 @@ use narval_names::Package;
 use narval_nix::{HashPart, StorePathName};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::ago;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

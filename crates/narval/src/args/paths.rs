@@ -9,8 +9,8 @@ use narval_install::{Closure, Destination, Error, Profile, Wanted};
 use narval_nix::{HashPart, StoreDir, StorePath};
 use narval_store::StoreConfig;
 
-use crate::Failure;
 use crate::args::client::{ClientArgs, other_store_with};
+use crate::ui::failure::Failure;
 
 /// The maximum number of symlinks from an argument to a store path.
 const LINKS_MAX: usize = 40;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use narval_install::Profile;
 
 use super::own_folder;
-use crate::Failure;
 use crate::args::client::StoreArgs;
+use crate::ui::failure::Failure;
 
 /// A profile.
 #[derive(Clone, Debug, clap::Args)]

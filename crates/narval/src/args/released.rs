@@ -11,7 +11,7 @@ use narval_nix::{PackageName, Release, StoreDir, StorePath};
 use narval_push::Administered;
 use serde_json::{Value, json};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// Options of the release that a push records.
 #[derive(Clone, Debug, clap::Args)]

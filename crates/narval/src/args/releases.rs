@@ -11,8 +11,8 @@ use narval_nix::{StoreDir, StorePath};
 use narval_store::StoreConfig;
 
 use super::own_folder;
-use crate::Failure;
 use crate::args::client::SourceCacheArgs;
+use crate::ui::failure::Failure;
 
 /// Whether an argument is meant to be a release.
 pub(crate) fn is_release(text: &str) -> bool {

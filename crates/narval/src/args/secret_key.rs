@@ -7,8 +7,8 @@ use std::path::Path;
 
 use narval_nix::SecretKey;
 
-use crate::Failure;
 use crate::args::signing_command;
+use crate::ui::failure::Failure;
 
 /// The largest key file that is read, in bytes; a real one has about 120.
 const KEY_FILE_LEN_MAX: u64 = 4096;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::own_folder;
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The folder for root, as which the daemon runs the hook.
 const OF_ROOT: &str = "/var/lib/narval-push";

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap_complete::Shell;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// Print shell completions
 #[derive(Debug, clap::Args)]

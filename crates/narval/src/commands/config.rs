@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Failure;
 use crate::args::secret_key::read_secret_key;
 use crate::config::{At, ConfigError, ConfigErrors, Options, ServeConfig};
+use crate::ui::failure::Failure;
 use crate::ui::output::out;
 
 /// Check a configuration file of `narval serve`

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// Write the manual pages
 #[derive(Debug, clap::Args)]

@@ -6,9 +6,9 @@ use narval_oidc::Verifier;
 use narval_serve::OidcGrant;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::push::read_token;
 use crate::config::{Options, ServeConfig};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 use crate::values::time::written;

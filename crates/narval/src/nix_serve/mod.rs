@@ -16,8 +16,9 @@ use nix::unistd::{Gid, Group, Uid, User, daemon, initgroups, setgid, setuid};
 
 use crate::args::secret_key::read_secret_key;
 use crate::config::{BoxedLog, open_access_log};
+use crate::server;
+use crate::ui::failure::Failure;
 use crate::ui::log;
-use crate::{Failure, server};
 use options::{Command, Options, TlsFiles};
 
 /// Runs `nix-serve` with the arguments and the environment of this process.

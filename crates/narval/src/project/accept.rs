@@ -11,8 +11,8 @@ use std::os::unix::fs::DirBuilderExt;
 use narval_install::settings::{Settled, replace};
 
 use super::Project;
-use crate::Failure;
 use crate::args::client::ClientArgs;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 
 /// The file with what was accepted, a line each.

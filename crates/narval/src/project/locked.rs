@@ -12,8 +12,8 @@ use narval_nix::release::ReleaseSystem;
 use narval_nix::{NarHash, StorePath};
 
 use super::{Project, parsed, read};
-use crate::Failure;
 use crate::config::{LockFile, LockedPackage};
+use crate::ui::failure::Failure;
 
 /// The file.
 pub(crate) const FILE: &str = "narval.lock";

@@ -12,7 +12,7 @@ use narval_nix::StorePath;
 
 use super::locked::FILE;
 use super::{Project, all_states};
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The folder with the links, one for each path.
 const ROOTS: &str = "roots";

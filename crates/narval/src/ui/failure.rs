@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use tracing::Level;
 
-use crate::ui::log::priority;
+use crate::ui::journal::priority;
 use crate::ui::output::note;
 
 /// Why a command failed.

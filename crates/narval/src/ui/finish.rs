@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use super::output::FAILED;
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The exit code of a command that has succeeded, except perhaps for its output. A reader that has closed the pipe is
 /// not a failure.

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::output::out;
 
 /// Prints an object: `fields`, the version and the type.

@@ -11,14 +11,15 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tracing::{Level, Metadata};
+use tracing::Metadata;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::log_event::{ForPrograms, LogEventForm, REQUEST_ID, request_id};
-use crate::Failure;
+use crate::ui::failure::Failure;
+use crate::ui::journal::{is_journal, prefix};
 
 /// Lines queued for the thread; further ones are lost, and counted.
 const LINES_MAX: usize = 4096;
@@ -80,27 +81,6 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
         registry.with(layer.with_ansi(ansi).with_writer(with_ids)).init();
     }
     Ok(())
-}
-
-/// Whether the journal of systemd records standard error. A program that a service starts has the variable, too, and may have another standard error.
-fn is_journal() -> bool {
-    let Some(stream) = std::env::var("JOURNAL_STREAM").ok() else { return false };
-    let Ok(found) = rustix::fs::fstat(io::stderr()) else { return false };
-    stream == format!("{}:{}", found.st_dev, found.st_ino)
-}
-
-/// What sd-daemon(3) has before a line for its priority, if the journal records standard error.
-pub(super) fn priority(level: Level) -> &'static str {
-    if is_journal() { prefix(level) } else { "" }
-}
-
-const fn prefix(level: Level) -> &'static str {
-    match level {
-        Level::ERROR => "<3>",
-        Level::WARN => "<4>",
-        Level::INFO => "<6>",
-        _ => "<7>",
-    }
 }
 
 /// Lines whose priority the journal reads, so that `journalctl -p warning` shows warnings.

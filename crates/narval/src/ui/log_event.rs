@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The variable that selects the format.
 const VARIABLE: &str = "NARVAL_LOG_FORMAT";

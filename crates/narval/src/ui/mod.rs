@@ -2,6 +2,7 @@
 
 pub(crate) mod failure;
 pub(crate) mod finish;
+mod journal;
 pub(crate) mod json;
 pub(crate) mod lacking;
 pub mod log;

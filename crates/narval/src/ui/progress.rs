@@ -11,8 +11,8 @@ use narval_files::{Done, Work};
 use narval_install::{Progress, Snapshot};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, human_bytes};
+use crate::ui::failure::Failure;
 use crate::ui::output::{note, out};
 use crate::ui::signals;
 use crate::values::time::parse_time;

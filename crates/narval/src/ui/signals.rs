@@ -10,7 +10,7 @@ use narval_push::watch::Stop;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::log;
 
 /// The exit code after SIGINT: 128 plus the signal's number.

@@ -8,7 +8,7 @@ use narval_client::{HttpError, Trouble};
 use narval_nix::{Compression, NarInfo};
 use parking_lot::Mutex;
 
-use crate::CacheFile;
+use crate::file::CacheFile;
 use crate::upstream::Unavailable;
 use crate::upstream::answer::UpstreamAnswer;
 use crate::upstream::neighbours::asking::Near;

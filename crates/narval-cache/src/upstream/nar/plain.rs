@@ -19,7 +19,7 @@ use narval_nix::Sha256Hasher;
 use super::bases::Base;
 use super::places::{Opened, Places};
 use super::source::{Otherwise, Source};
-use crate::CacheFile;
+use crate::file::CacheFile;
 
 /// How long an upstream may take for a delta that it has yet to make. Those that are asked for deltas are behind slow lines.
 const WAIT: Duration = Duration::from_secs(25);

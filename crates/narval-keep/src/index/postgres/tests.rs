@@ -13,9 +13,9 @@ use std::time::Instant;
 use narval_nix::{Compression, HashPart};
 
 use super::*;
-use crate::CacheName;
 use crate::index::schema::VERSION;
 use crate::index::{Commit, Cutoff, NarRecord, PathRecord, Usage, Used};
+use crate::name::CacheName;
 use crate::tests_on_postgres::postgres::{Pooler, PostgresServer};
 
 fn path(name: &str, file: &str) -> PathRecord {

@@ -1,8 +1,8 @@
 //! The audit log, where it is in the database: only in PostgreSQL.
 
-use crate::AuditLine;
 use crate::index::tx::{Arg, DEADLINE_LARGE, How, NOTE_LATER, Reading, Row, TxError, args, statements};
 use crate::index::{Index, IndexError};
+use crate::tokens::AuditLine;
 
 statements! {
     ADD() {

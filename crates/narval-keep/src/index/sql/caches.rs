@@ -1,8 +1,8 @@
 //! Caches.
 
-use crate::CacheName;
 use crate::index::tx::{NOTE, Reading, Row, TxError, args, statements};
 use crate::index::{CacheId, CacheRecord, Index, IndexError};
+use crate::name::CacheName;
 
 statements! {
     ALL() = "select id, name, settings from narval.caches order by name";

@@ -3,10 +3,10 @@
 //! Whoever does a job has a lease of its row, as collections have (`work.rs`). One that was paused for longer finds out when it renews that: its number is
 //! not the row's any more.
 
-use crate::CacheName;
 use crate::index::tx::{NOTE, NOTE_LATER, Reading, Refused, Row, Tx, TxError, args, statements};
 use crate::index::{Index, IndexError};
 use crate::jobs::{JOB_LEASE_SECONDS, JOBS_KEPT_MAX, JOBS_LISTED_MAX, Job, JobState};
+use crate::name::CacheName;
 
 macro_rules! columns {
     () => {

@@ -1,8 +1,8 @@
 //! The writer's transactions.
 
 use super::*;
-use crate::CacheName;
 use crate::index::schema::VERSION;
+use crate::name::CacheName;
 
 fn index() -> (tempfile::TempDir, Sqlite) {
     let folder = tempfile::tempdir().unwrap();

@@ -13,11 +13,12 @@ use narval_nix::HashPart;
 use super::fetches::NarRequest;
 use super::shared::{APART, OTHER, ObjectReader, Shared, content_type};
 use crate::index::{NarRecord, PathRecord};
+use crate::name::CacheName;
+use crate::rejection::Rejection;
 use crate::storage::{
     Asker, Below, CacheStorage, Incoming, NarBytes, REDIRECT_LEN_MIN, REDIRECT_VALID_FOR, Redirect, StoredFile,
     VALID_FOR, WrittenNarinfo, several,
 };
-use crate::{CacheName, Rejection};
 use narval_client::clock;
 use narval_s3::{Object, ObjectWriter};
 

@@ -15,8 +15,8 @@ use narval_nix::Sha256Hasher;
 use quick_cache::sync::Cache as Remembered;
 
 use super::source::{FromPeer, NarSource};
-use crate::CacheName;
 use crate::index::NarRecord;
+use crate::name::CacheName;
 use crate::nodes::{Holder, Peers};
 use crate::storage::{Asker, NarBytes, TEMPORARY};
 use narval_client::Trouble;

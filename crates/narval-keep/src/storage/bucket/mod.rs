@@ -33,7 +33,7 @@ use self::cache::CacheInBucket;
 use self::fetches::BucketFetches;
 use self::shared::{ID, Shared};
 use super::{CACHE_FOLDERS, CacheStorage, Room, Storage, StorageLock, TEMPORARY, VALID_FOR};
-use crate::CacheName;
+use crate::name::CacheName;
 use crate::nodes::Peers;
 use narval_client::clock;
 use narval_files::DiskCache;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narval_client::{Body, HttpError, ResumingBody};
 
-use crate::CacheName;
+use crate::name::CacheName;
 use crate::nodes::{Member, Peers};
 use narval_s3::Objects;
 

@@ -6,8 +6,8 @@ use narval_nix::{Release, SecretKey, TrustedKeys};
 use std::collections::BTreeMap;
 
 use super::super::*;
-use crate::RELEASES_LISTED_MAX;
 use crate::index::ReleaseRecord;
+use crate::releases::RELEASES_LISTED_MAX;
 
 const DAY: u64 = 24 * 60 * 60;
 

@@ -1,8 +1,9 @@
 //! Caches that are larger than they may be.
 
 use super::super::{Fixture, TestPath};
+use crate::cache::Cache;
 use crate::retention::oversized::Oversized;
-use crate::{Cache, CacheSettings};
+use crate::settings::CacheSettings;
 
 fn paths(cache: &Cache) -> u64 {
     cache.usage().unwrap().paths

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::collecting::retention::whole;
 use super::super::*;
-use crate::Migrated;
+use crate::upkeep::Migrated;
 
 /// Says to the test program that it copies, and where to.
 const DESTINATION: &str = "NARVAL_TEST_DESTINATION";

@@ -9,7 +9,8 @@ use narval_files::Work;
 use super::super::*;
 use super::backups::{Destination, WHOLE, administrator, backup, path, run, whole};
 use super::migrating::other_kind;
-use crate::{Removed, StorageLocation};
+use crate::location::StorageLocation;
+use crate::upkeep::Removed;
 
 const DAY: u64 = 24 * 60 * 60;
 

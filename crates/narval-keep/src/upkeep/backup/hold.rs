@@ -7,8 +7,12 @@ use narval_client::clock;
 use narval_files::renewed;
 use narval_nix::Sha256;
 
+use crate::error::DataError;
 use crate::index::{Held, Index, collection_lease};
-use crate::{CacheName, DataError, MigrateError, Rejection, StorageLocation};
+use crate::location::StorageLocation;
+use crate::name::CacheName;
+use crate::rejection::Rejection;
+use crate::upkeep::MigrateError;
 
 /// How much longer than its lease it is waited for one that may have been killed.
 const KILLED_MORE: Duration = Duration::from_secs(5);

@@ -11,9 +11,11 @@ use narval_client::clock;
 use narval_nix::Sha256;
 
 use super::{BackupSummary, Manifest, VERSION};
-use crate::error::io_error;
+use crate::data::Data;
+use crate::error::{DataError, io_error};
+use crate::location::StorageLocation;
+use crate::name::CacheName;
 use crate::storage::{Below, Bucket, BucketOptions, CacheStorage, Folder, Storage};
-use crate::{CacheName, Data, DataError, StorageLocation};
 
 /// Folders of the default cache's files.
 pub(super) const BACKUPS: &str = "_narval/backups";

@@ -17,8 +17,10 @@ use super::hold::Hold;
 use super::place::{BACKUPS, REMOVED, ROWS, Shelf};
 use super::rows::PathRow;
 use super::{Manifest, Removed};
+use crate::name::CacheName;
+use crate::rejection::Rejection;
 use crate::storage::{object_name, several};
-use crate::{CacheName, MigrateError, Rejection};
+use crate::upkeep::MigrateError;
 
 /// How long a backup stays when enough newer ones are there, in seconds: a restore may be reading it.
 const GRACE: u64 = 24 * 60 * 60;

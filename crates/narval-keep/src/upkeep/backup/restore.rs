@@ -14,17 +14,20 @@ use narval_nix::{NarInfo, StorePath};
 use super::place::{Shelf, damaged};
 use super::rows::PathRow;
 use super::{BackupSummary, Manifest, SavedCache};
-use crate::database::{self, Opening};
-use crate::error::io_error;
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::database;
+use crate::database::{Database, Opening};
+use crate::error::{DataError, io_error};
 use crate::in_use::InUse;
 use crate::index::{Commit, PathRecord, SavedPath, Sqlite};
+use crate::location::StorageLocation;
 use crate::open::{Local, open_parts};
+use crate::options::DataOptions;
 use crate::storage::{Bucket, BucketOptions, Storage, object_name};
+use crate::tokens::{AuditLine, Grant};
 use crate::upkeep::migrate::Copied;
-use crate::{
-    AuditLine, Cache, Data, DataError, DataOptions, Database, FsckReport, Grant, MigrateError, Migrated,
-    StorageLocation,
-};
+use crate::upkeep::{FsckReport, MigrateError, Migrated};
 
 /// The file, in the folder on this machine.
 const UNFINISHED: &str = "restore.unfinished";

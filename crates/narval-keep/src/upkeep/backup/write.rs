@@ -15,12 +15,17 @@ use super::place::Shelf;
 use super::prune::prune;
 use super::rows::{PathRow, Rows};
 use super::{BackedUp, BackupOptions, BackupSummary, Manifest, Removed, SavedCache, VERSION};
-use crate::error::io_error;
+use crate::cache::Cache;
+use crate::data::Data;
+use crate::error::{DataError, io_error};
 use crate::in_use::InUse;
 use crate::index::{CacheId, SavedPath};
+use crate::location::StorageLocation;
+use crate::rejection::Rejection;
 use crate::storage::{CacheStorage, Incoming, object_name, several};
+use crate::tokens::AuditLine;
+use crate::upkeep::MigrateError;
 use crate::upkeep::migrate::copy_small_files;
-use crate::{AuditLine, Cache, Data, DataError, MigrateError, Rejection, StorageLocation};
 
 /// Rows of paths in one file: by their numbers, which are given out once, so that a file stays as it is when paths are removed from others.
 const PATHS_STEP: i64 = 1 << 14;

@@ -5,9 +5,12 @@ use std::io::Read;
 use super::Copying;
 use super::THREADS;
 use super::walk::Tally;
+use crate::cache::Cache;
 use crate::index::PathRecord;
+use crate::name::NarFileName;
+use crate::receive::Begin;
+use crate::rejection::{Rejection, RejectionKind};
 use crate::storage::several;
-use crate::{Begin, Cache, NarFileName, Rejection, RejectionKind};
 
 /// The name of a path's NAR in the destination; `None` if the path is gone.
 type Named = Option<String>;

@@ -18,10 +18,11 @@ use super::THREADS;
 use super::nars::{damaged, lost};
 use super::small::is_below;
 use super::walk::{Migrated, Tally, To, Walk};
+use crate::cache::Cache;
 use crate::index::PathRecord;
+use crate::rejection::Rejection;
 use crate::small::SMALL_FOLDERS;
 use crate::storage::{Below, TEMPORARY, several};
-use crate::{Cache, Rejection};
 use narval_store::hash_of;
 
 const CACHE_INFO: &str = "nix-cache-info";

@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 
 use narval_files::Work;
 
-use crate::Rejection;
+use crate::rejection::Rejection;
 use crate::small::SMALL_FOLDERS;
 use crate::storage::{Below, CacheStorage, Storage};
 

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use narval_files::Work;
 use narval_nix::HashPart;
 
+use crate::cache::Cache;
 use crate::index::PathRecord;
-use crate::{Cache, Rejection};
+use crate::rejection::Rejection;
 
 /// Paths that are copied, and made visible, together.
 const BATCH: usize = 128;

@@ -7,8 +7,8 @@ use narval_client::{ClientOptions, RetryPolicy, Url};
 use narval_nix::StoreDir;
 use narval_push::{Excluded, Filter, OtherCaches, Selection};
 
-use crate::Failure;
 use crate::args::client::{RequestArgs, SourceCacheArgs};
+use crate::ui::failure::Failure;
 use crate::values::size::parse_size;
 
 /// How long a question that something waits for may be without data.

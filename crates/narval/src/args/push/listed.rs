@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The most that is read, in bytes: about a million paths.
 const LEN_MAX: u64 = 64 << 20;

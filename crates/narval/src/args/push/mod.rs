@@ -18,9 +18,9 @@ use narval_push::{PushOptions, UPLOADS_MAX};
 use narval_store::{Environment, StoreConfig};
 use zeroize::Zeroizing;
 
-use crate::Failure;
 use crate::args::client::{LockArgs, RequestArgs, StoreArgs, parse_cache};
 use crate::args::secret_key::read_secret_key;
+use crate::ui::failure::Failure;
 
 /// The most that is read of a token file, in bytes.
 const TOKEN_LEN_MAX: u64 = 64 * 1024;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use narval_keep::CacheName;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::administered::{AdminTargetArgs, number, text};
 use crate::args::data::{ago, now};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 use crate::values::time::parse_time;

@@ -4,8 +4,8 @@ use narval_http::Method;
 use narval_keep::CacheName;
 use serde_json::{Map, Value, json};
 
-use crate::Failure;
 use crate::args::administered::{AdminTargetArgs, text};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 

@@ -7,10 +7,10 @@ use narval_keep::{CacheName, Data, FsckOptions};
 use serde_json::{Value, json};
 
 use super::jobs;
-use crate::Failure;
 use crate::args::administered::{AdminTarget, AdminTargetArgs, AdministeredArgs, number};
 use crate::args::client::OutputArgs;
 use crate::args::data::{self, DataArgs, cache_of};
+use crate::ui::failure::Failure;
 use crate::ui::output::{counted, note, out, paths};
 use crate::ui::progress::watched;
 

@@ -7,9 +7,9 @@ use narval_keep::Destination;
 use serde_json::{Value, json};
 
 use super::jobs;
-use crate::Failure;
 use crate::args::administered::{AdminTarget, AdministeredArgs, number};
 use crate::args::client::{OutputArgs, human_bytes};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, paths};
 use crate::ui::progress::watched;

@@ -6,10 +6,10 @@ use narval_files::Work;
 use narval_http::Method;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::administered::{AdministeredArgs, AdministeredCache, escaped, number, text};
 use crate::args::client::OutputArgs;
 use crate::args::data::ago;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::ui::progress::watched;

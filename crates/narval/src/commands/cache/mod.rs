@@ -19,12 +19,12 @@ use narval_keep::{
 };
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::administered::{
     AdminTarget, AdminTargetArgs, AdministeredArgs, AdministeredCache, escaped, number, path_of, text,
 };
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::data::{DataArgs, WritableCacheArgs, administrator, ago, ahead};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, out, paths};
 use crate::ui::progress::watched;

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::jobs;
-use crate::Failure;
 use crate::args::administered::{AdminTarget, AdministeredArgs, number};
 use crate::args::client::OutputArgs;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note};
 use crate::ui::progress::watched;

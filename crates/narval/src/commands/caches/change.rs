@@ -2,7 +2,7 @@
 
 use narval_install::settings::{NixConfError, Settled, diff, replace};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::output::out;
 
 /// A file and its new contents.

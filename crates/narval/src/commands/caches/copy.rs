@@ -11,11 +11,11 @@ use narval_nix::{PathInfo, StoreDir};
 use narval_push::Target;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs, StoreArgs, parse_cache};
 use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::releases::ReleaseLookup;
 use crate::args::secret_key::read_secret_key;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, paths};
 

@@ -9,8 +9,8 @@ use narval_nix::derivation::parse_outputs;
 use narval_push::watch::Queue;
 use narval_store::{Environment, StoreConfig};
 
-use crate::Failure;
 use crate::args::state::StateArgs;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 
 /// The maximum size of a derivation in bytes.

@@ -7,9 +7,9 @@ use narval_http::Method;
 use narval_nix::HashPart;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::administered::{AdministeredArgs, AdministeredCache, escaped, number, text};
 use crate::args::data::{ago, ahead};
+use crate::ui::failure::Failure;
 use crate::ui::output::out;
 use crate::values::time::parse_time;
 

@@ -9,12 +9,12 @@ use narval_nix::{PathInfo, Release, StorePath};
 use narval_push::{Missing, Pushed, Selection, Target};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, SourceCacheArgs, human_bytes};
 use crate::args::paths::{closure_in, parse_wanted};
 use crate::args::push::{FilterArgs, PushArgs, SourceArgs, read_paths};
 use crate::args::released::ReleaseArgs;
 use crate::args::releases::expand_releases;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::lacking::show_lacking;
 use crate::ui::output::{note, paths};

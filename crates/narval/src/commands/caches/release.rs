@@ -7,11 +7,11 @@ use narval_nix::StoreDir;
 use narval_nix::release::{ReleaseName, Selector, Which};
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::administered::{AdminTarget, AdministeredArgs, escaped};
 use crate::args::client::{LockArgs, OutputArgs, SourceCacheArgs};
 use crate::args::data::ago;
 use crate::args::releases::ReleaseLookup;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

@@ -3,9 +3,9 @@
 use narval_install::releases::list;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, SourceCacheArgs};
 use crate::args::data::ago;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

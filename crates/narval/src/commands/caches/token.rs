@@ -8,10 +8,10 @@ use narval_http::Method;
 use narval_keep::{CachePatterns, CacheSettings, DEFAULT_CACHE, Scope, Scopes};
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::administered::{AdminTarget, AdminTargetArgs, escaped, number, text};
 use crate::args::data::{ago, ahead, now};
 use crate::args::secret_key::write_secret;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::values::time::parse_time;

@@ -16,9 +16,9 @@ use narval_nix::{PublicKey, StoreDir};
 use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_folder};
 
 use super::change::{Change, in_file};
-use crate::Failure;
 use crate::args::client::CACHE_NIXOS_ORG_KEY;
 use crate::args::user_folder;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 use crate::values::size::parse_size;
 

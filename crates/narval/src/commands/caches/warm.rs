@@ -16,10 +16,11 @@ use super::warm_near::{self, ThroughArgs};
 use crate::args::client::{OutputArgs, human_bytes};
 use crate::args::paths::parse_wanted;
 use crate::config::{Options, Warming};
+use crate::server;
+use crate::ui::failure::Failure;
 use crate::ui::log;
 use crate::ui::output::counted;
 use crate::ui::progress::watched;
-use crate::{Failure, server};
 
 const OUTPUT: OutputArgs = OutputArgs { quiet: false, json: false };
 

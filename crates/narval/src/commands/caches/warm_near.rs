@@ -16,10 +16,10 @@ use narval_store::StoreConfig;
 use parking_lot::Mutex;
 use sd_notify::NotifyState;
 
-use crate::Failure;
 use crate::args::channels::{Lookup, NameArgs};
 use crate::args::client::{ClientArgs, parse_cache};
 use crate::server::notify_systemd;
+use crate::ui::failure::Failure;
 use crate::ui::output::paths;
 use crate::ui::signals;
 use crate::values::time::parse_time;

@@ -6,10 +6,10 @@ use narval_push::watch::{Stop, WatchOptions, WatchReport, watch};
 use sd_notify::NotifyState;
 use tempfile::TempDir;
 
-use crate::Failure;
 use crate::args::push::{FilterArgs, PushArgs, SourceArgs};
 use crate::args::state::StateArgs;
 use crate::server::notify_systemd;
+use crate::ui::failure::Failure;
 use crate::ui::lacking::show_lacking;
 use crate::ui::log;
 use crate::ui::output::paths;

@@ -12,8 +12,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::session::Ending;
-use crate::Failure;
 use crate::commands::running::run::not_started;
+use crate::ui::failure::Failure;
 
 /// How long the pushes of a job that is cancelled may take: GitHub's runner waits 7.5 s before it ends everything.
 pub(super) const CANCELLED: Duration = Duration::from_secs(6);

@@ -8,7 +8,7 @@ use narval_install::settings::{UserTrust, user_trust};
 use narval_store::{Access, Store, StoreConfig, SubstituterSettings};
 
 use super::near::write_private;
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 
 /// The hook, if one is needed and Nix takes it. Only users that the daemon trusts may give it one.

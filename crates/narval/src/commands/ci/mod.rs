@@ -17,7 +17,7 @@ pub use self::options::Args;
 use self::options::Step;
 use self::session::Session;
 use self::summary::Summary;
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// Runs `narval ci`. Ends the process with the exit code of the command, if that is not 0.
 ///

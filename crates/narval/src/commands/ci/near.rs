@@ -13,8 +13,8 @@ use narval_install::settings::{Settled, replace};
 use narval_nix::StoreDir;
 use serde_json::json;
 
-use crate::Failure;
 use crate::commands::serve::{self, Started};
+use crate::ui::failure::Failure;
 
 /// The maximum size of the fetched files that it keeps.
 const SIZE: &str = "2G";

@@ -8,10 +8,10 @@ use clap::ValueEnum;
 use narval_client::Url;
 
 use super::identity::Identity;
-use crate::Failure;
 use crate::args::client::{OutputArgs, parse_cache};
 use crate::args::push::{FilterArgs, SendArgs, SourceArgs};
 use crate::args::released::ReleaseArgs;
+use crate::ui::failure::Failure;
 use crate::values::time::parse_time_in;
 
 /// The longest time that a job may wait for its pushes.

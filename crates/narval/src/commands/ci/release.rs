@@ -14,8 +14,8 @@ use narval_store::StoreConfig;
 
 use super::options::Args;
 use super::session::spawn;
-use crate::Failure;
 use crate::args::paths::{closure_in, parse_wanted};
+use crate::ui::failure::Failure;
 
 /// Where platforms say which revision of the sources a job is for, and its page.
 const NOTES: [(&str, &[&str]); 2] = [

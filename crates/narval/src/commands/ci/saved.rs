@@ -11,7 +11,7 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{HashPart, NarInfo, StoreDir, StorePath};
 use serde_json::Value;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 
 /// The most lines of the log that are read: two for each path.
 const LINES_MAX: usize = 2_000_000;

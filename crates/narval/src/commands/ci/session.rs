@@ -20,9 +20,9 @@ use super::identity::Source;
 use super::near::{self, Near, Upstream};
 use super::options::Args;
 use super::saved::{CacheUse, Saved};
-use crate::Failure;
 use crate::args::push::{quick, read_token};
 use crate::commands::caches::use_cache;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 
 /// How long a job waits for the cache before it starts without it.

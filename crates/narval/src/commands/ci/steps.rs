@@ -22,7 +22,7 @@ use super::options::Args;
 use super::platform::{Platform, set_for_later_steps};
 use super::session::Session;
 use super::summary::{Summary, write_metrics};
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use narval_nix::{PathInfo, StorePath, StorePathName};
 use narval_store::LocalStore;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::signals::Interrupt;
 
 /// Folders that most machines have; those that exist are used.

@@ -9,7 +9,7 @@ use narval_client::{Client, ClientOptions, Url};
 use narval_install::{Wanted, check};
 use narval_nix::{ClosureWalk, NarInfo, StoreDir, StorePath, TrustedKeys};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::signals::Interrupt;
 
 /// A path that was fetched.

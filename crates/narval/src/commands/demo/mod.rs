@@ -16,10 +16,11 @@ use narval_serve::{Config, Dialect, Service};
 use narval_store::{LocalStore, Store, StoreConfig};
 
 use crate::args::client::human_bytes;
+use crate::server;
+use crate::ui::failure::Failure;
 use crate::ui::log;
 use crate::ui::output::note;
 use crate::ui::signals::Interrupt;
-use crate::{Failure, server};
 use contents::Made;
 use fetch::Fetched;
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::json::{event, summary};
 use crate::ui::output::out;
 

@@ -8,9 +8,9 @@ use narval_install::settings::{UserTrust, user_trust};
 use narval_store::{Environment, StoreConfig, SubstituterSettings, system_nix_folder};
 
 use self::finding::{Finding, report};
-use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::commands::running::enter::try_to_enter;
+use crate::ui::failure::Failure;
 
 /// Check that this machine can install and run packages
 ///

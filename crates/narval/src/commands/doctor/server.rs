@@ -10,9 +10,9 @@ use narval_nix::narinfo::NARINFO_LEN_MAX;
 use narval_nix::{CacheInfo, NarInfo, PublicKey, TrustedKeys};
 
 use super::finding::Finding;
-use crate::Failure;
 use crate::args::client::{SourceCacheArgs, human_bytes, parse_cache};
 use crate::args::paths::Named;
+use crate::ui::failure::Failure;
 
 /// The largest difference of clocks that is not a failure.
 const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(60);

@@ -6,9 +6,9 @@ use narval_client::{Method, Url};
 use narval_install::Error;
 use narval_push::Administered;
 
-use crate::Failure;
 use crate::args::client::{RequestArgs, parse_cache};
 use crate::args::logins::{Login, Logins, Renewal};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::note;
 

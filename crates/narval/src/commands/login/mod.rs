@@ -13,12 +13,12 @@ use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use crate::Failure;
 use crate::args::administered::{number, text};
 use crate::args::client::{RequestArgs, parse_cache};
 use crate::args::data::ahead;
 use crate::args::logins::{Login, Logins, Renewal};
 use crate::args::push::read_token;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::values::time::written;

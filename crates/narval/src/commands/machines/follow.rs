@@ -17,10 +17,10 @@ use sd_notify::NotifyState;
 use serde_json::{Value, json};
 
 use super::report::{ReportOptions, Reports};
-use crate::Failure;
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::push::TokenArgs;
 use crate::server::notify_systemd;
+use crate::ui::failure::Failure;
 use crate::ui::output::{out, paths};
 use crate::ui::signals;
 use crate::ui::{json, log};
@@ -146,7 +146,7 @@ impl Args {
 }
 
 fn parse_machine(text: &str) -> Result<MachineName, String> {
-    text.parse().map_err(|error: narval_keep::Rejection| error.to_string())
+    text.parse().map_err(|error: narval_keep::InvalidMachineName| error.to_string())
 }
 
 fn parse_jitter(text: &str) -> Result<Duration, String> {

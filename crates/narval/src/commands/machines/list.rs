@@ -5,9 +5,9 @@ use narval_http::Method;
 use narval_keep::{Machine, MachineName};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::administered::{AdministeredArgs, AdministeredCache, escaped};
 use crate::args::data::{ago, now};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

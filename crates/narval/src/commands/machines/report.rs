@@ -10,9 +10,9 @@ use narval_install::follow::{Follower, Running};
 use narval_keep::{MachineName, MachineReport, MachineState};
 use narval_push::Administered;
 
-use crate::Failure;
 use crate::args::data::now;
 use crate::args::push::TokenArgs;
+use crate::ui::failure::Failure;
 
 /// A report that says nothing new is sent after this time, so that the cache sees that the machine lives.
 const REPORT_EVERY: Duration = Duration::from_secs(300);

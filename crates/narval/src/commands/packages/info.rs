@@ -6,11 +6,11 @@ use narval_install::{Closure, Destination, Wanted};
 use narval_nix::PackageName;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::names::package_json;
 use crate::args::paths::or_elsewhere;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

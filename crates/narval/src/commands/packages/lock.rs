@@ -11,7 +11,6 @@ use narval_nix::release::ReleaseSystem;
 use narval_nix::{NarHash, StorePath};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::channels::{Lookup, NameArgs};
 use crate::args::client::ClientArgs;
 use crate::args::releases::is_release;
@@ -19,6 +18,7 @@ use crate::config::{LockedPackage, LockedPath, Origin};
 use crate::project::accept::with_caches;
 use crate::project::locked::{self, Lock, Packages};
 use crate::project::{Project, ProjectArgs, SYSTEMS_MAX};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, note, out};
 

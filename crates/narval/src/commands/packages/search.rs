@@ -5,10 +5,10 @@ use narval_install::names::{Candidate, Query, SearchResults, search};
 use narval_nix::PackageName;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::channels::{Lookup, NameArgs};
 use crate::args::client::ClientArgs;
 use crate::args::names::{cannot_search, line, show_package};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 

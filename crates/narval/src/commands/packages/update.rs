@@ -7,9 +7,9 @@ use narval_install::names::NamesFolder;
 use narval_nix::StoreDir;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::channels::{NameArgs, names_folder, refresh};
 use crate::args::client::{LockArgs, OutputArgs, SourceCacheArgs};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::note;
 

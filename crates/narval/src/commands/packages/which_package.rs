@@ -6,10 +6,10 @@ use narval_install::Error;
 use narval_install::names::{ChannelNames, NamesFolder, Programs};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::channels::{Lookup, NameArgs, names_folder};
 use crate::args::client::ClientArgs;
 use crate::args::names::show_package;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::note;
 use crate::ui::progress::watched;

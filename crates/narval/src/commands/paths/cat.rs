@@ -2,9 +2,9 @@
 
 use narval_install::cat;
 
-use crate::Failure;
 use crate::args::client::ClientArgs;
 use crate::args::paths::open;
+use crate::ui::failure::Failure;
 
 /// Print a file of a store path in a cache
 #[derive(Debug, clap::Args)]

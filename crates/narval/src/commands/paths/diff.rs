@@ -5,8 +5,8 @@ use narval_nix::{ClosureDifference, PackageChange, PathInfo};
 use serde_json::{Value, json};
 
 use super::tree::find;
-use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, out, paths};
 

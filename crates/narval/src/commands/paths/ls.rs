@@ -4,9 +4,9 @@ use narval_install::listing;
 use narval_nix::listing::Node;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::client::ClientArgs;
 use crate::args::paths::open;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

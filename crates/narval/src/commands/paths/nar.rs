@@ -12,7 +12,7 @@ use narval_nix::nar::Decoder;
 use narval_nix::{Hash, hash::Encoding};
 use narval_store::{NarReader, Unpack, hash_of};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::signals::Interrupt;
 
 /// Bytes of a NAR that are read at a time.

@@ -3,10 +3,10 @@
 use narval_install::Closure;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::{Named, or_elsewhere, parse_wanted};
 use crate::args::releases::expand_releases;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 

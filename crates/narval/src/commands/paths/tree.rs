@@ -7,10 +7,10 @@ use narval_nix::StorePath;
 use narval_store::{Environment, StoreConfig};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::{or_elsewhere, parse_wanted};
 use crate::args::releases::expand_releases;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{out, paths};
 

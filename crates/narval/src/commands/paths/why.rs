@@ -7,10 +7,10 @@ use narval_nix::{HashPart, StoreDir, StorePath};
 use serde_json::json;
 
 use super::tree::{Tree, find};
-use crate::Failure;
 use crate::args::client::{ClientArgs, human_bytes};
 use crate::args::paths::Named;
 use crate::args::releases::expand_releases;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

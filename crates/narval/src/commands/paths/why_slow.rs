@@ -4,11 +4,11 @@ use narval_client::{Client, RetryPolicy, Url};
 use narval_nix::{HashPart, StoreDir};
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::args::administered::text;
 use crate::args::client::{RequestArgs, SourceCacheArgs};
 use crate::args::data::ago;
 use crate::args::paths::Named;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

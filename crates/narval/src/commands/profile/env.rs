@@ -10,11 +10,11 @@ use narval_install::run::{CERTIFICATE_VARIABLES, CERTIFICATES, has_certificates,
 use narval_store::StoreConfig;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
 use crate::args::profile::{ProfileArgs, default_profile};
 use crate::args::user_folder;
 use crate::commands::running::enter::try_to_enter;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 

@@ -10,9 +10,9 @@ use narval_store::{
 use rustix::fs::{Access as Permission, access};
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs, human_bytes};
 use crate::project::forget_deleted;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{counted, out};
 use crate::ui::progress::watched;

@@ -6,11 +6,11 @@ use narval_install::{Element, Manifest};
 use narval_nix::StorePath;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
 use crate::args::data::ago;
 use crate::args::profile::ProfileArgs;
 use crate::commands::profile::list::from;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

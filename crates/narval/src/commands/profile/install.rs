@@ -7,12 +7,12 @@ use narval_install::{Added, Addition, Destination, Error, Options, Profile, Prog
 use narval_nix::StorePath;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs, OutputArgs, human_bytes};
 use crate::args::paths::or_elsewhere;
 use crate::args::profile::ProfileArgs;
 use crate::commands::profile::env;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out, paths};
 use crate::ui::progress::{Display, FETCH};

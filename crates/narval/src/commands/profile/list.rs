@@ -4,9 +4,9 @@ use narval_install::{Element, Origin};
 use narval_nix::PackageName;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
 use crate::args::profile::ProfileArgs;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 

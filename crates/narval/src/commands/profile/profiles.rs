@@ -3,8 +3,8 @@
 use narval_install::Profile;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

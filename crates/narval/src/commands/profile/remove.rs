@@ -4,10 +4,10 @@ use narval_install::Wanted;
 use narval_nix::StorePath;
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{OutputArgs, StoreArgs};
 use crate::args::paths::Named;
 use crate::args::profile::ProfileArgs;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

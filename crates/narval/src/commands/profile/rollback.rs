@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use crate::Failure;
 use crate::args::client::{LockArgs, OutputArgs};
 use crate::args::profile::ProfileArgs;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::out;
 

@@ -11,11 +11,11 @@ use narval_nix::{PackageName, StorePath};
 use serde_json::{Value, json};
 
 use super::install::sums;
-use crate::Failure;
 use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs, human_bytes};
 use crate::args::names::cannot_search;
 use crate::args::profile::ProfileArgs;
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{note, out};
 use crate::ui::progress::{Display, FETCH};

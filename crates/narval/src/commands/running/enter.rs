@@ -8,9 +8,9 @@ use std::process::Command;
 
 use narval_install::run::{helper, others_hidden};
 
-use crate::Failure;
 use crate::commands::running::follow::{enter_and_follow, warn_of_hidden};
 use crate::commands::running::run::not_started;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 
 /// What launchers of earlier versions call this command.

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 
 use narval_install::run::{EnterError, Follow, Others, enter, follow};
 
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::output::note;
 
 /// Starts the process and ends: a child that a program has not started could keep it waiting. This program would take 2 ms for that.

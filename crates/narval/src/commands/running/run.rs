@@ -12,7 +12,6 @@ use narval_install::{Destination, Error, Options, Progress, Wanted, install};
 use narval_names::Package;
 use narval_nix::{NarHash, StorePath};
 
-use crate::Failure;
 use crate::args::channels::{Lookup, Meant, NameArgs};
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::args::paths::or_elsewhere;
@@ -20,6 +19,7 @@ use crate::commands::running::follow::enter_and_follow;
 use crate::project::accept::with_caches;
 use crate::project::locked::{Lock, hashes};
 use crate::project::{ProjectArgs, protect};
+use crate::ui::failure::Failure;
 use crate::ui::progress::{Display, FETCH};
 
 /// Run a program from a store path, installing it first if needed

@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 
-use crate::Failure;
 use crate::args::channels::NameArgs;
 use crate::args::client::{ClientArgs, DeltaArgs};
 use crate::commands::running::run::{become_program, ensure_installed, of_project, refuse_version};
 use crate::project::ProjectArgs;
+use crate::ui::failure::Failure;
 
 /// Start a shell with the programs of store paths on PATH
 ///

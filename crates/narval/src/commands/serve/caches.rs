@@ -15,7 +15,8 @@ use narval_store::Store;
 
 use super::settings::{CacheConfig, ServerWide, Settings};
 use crate::config::Oidc;
-use crate::{Failure, server};
+use crate::server;
+use crate::ui::failure::Failure;
 
 /// How often the retention rules are applied.
 const COLLECT_EVERY: std::time::Duration = std::time::Duration::from_secs(60 * 60);

@@ -18,9 +18,10 @@ use rustix::fs::Mode;
 
 use crate::args::data::create_private_files;
 use crate::config::tables::tls;
+use crate::ui::failure::Failure;
 use crate::ui::log;
 use crate::values::listen::Listen;
-use crate::{Failure, otlp, server};
+use crate::{otlp, server};
 
 pub use args::Args;
 use caches::{Opened, Services};

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use super::args::Args;
 use super::caches::{Managed, Opened, Services};
 use super::settings::Settings;
-use crate::Failure;
 use crate::config::{BoxedLog, ReadKey, needs_restart};
+use crate::ui::failure::Failure;
 
 /// How often the data folder is looked at for caches that were created or changed.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

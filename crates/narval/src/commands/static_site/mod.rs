@@ -16,11 +16,12 @@ use self::compress::{PREVIOUS_MAX, Summary};
 use crate::args::client::OutputArgs;
 use crate::config::tables::tls;
 use crate::config::{AccessLog, Nested, Options, Proxies, Tls, saturated, size, table};
+use crate::server;
+use crate::ui::failure::Failure;
 use crate::ui::log;
 use crate::ui::output::out;
 use crate::ui::progress::watched;
 use crate::values::listen::Listen;
-use crate::{Failure, server};
 
 /// Serve the files of a folder over HTTP or HTTPS
 #[derive(Debug, clap::Args)]

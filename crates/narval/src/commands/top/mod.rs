@@ -15,8 +15,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use narval_client::{RetryPolicy, Scheme};
 
 use self::source::{EVERY, Reading, read_every_second};
-use crate::Failure;
 use crate::args::client::{RequestArgs, parse_cache};
+use crate::ui::failure::Failure;
 use crate::ui::json;
 use crate::ui::output::{self, note, out};
 use crate::ui::signals::Interrupt;

@@ -15,7 +15,7 @@ use ratatui::widgets::{Paragraph, Sparkline};
 use super::metrics::Stats;
 use super::source::Reading;
 use super::text;
-use crate::Failure;
+use crate::ui::failure::Failure;
 use crate::ui::signals::Interrupt;
 
 /// The number of readings kept for the charts: five minutes, which is wider than terminals are.

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use narval_http::{LogFormat, LogWriter};
 
-use crate::Failure;
 use crate::config::field::table;
 use crate::config::key::At;
 use crate::config::kinds::{boolean, choice, path_unless};
+use crate::ui::failure::Failure;
 
 const FORMATS: [(&str, &str, LogFormat); 5] = [
     ("combined", "Apache's combined format", LogFormat::Combined),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use narval_http::tls::{ClientAuth, Identity, PemPair, TlsAcceptor, TlsConfig, TlsError, probe};
 
-use crate::Failure;
 use crate::config::error::ConfigError;
 use crate::config::field::{Nested, table};
 use crate::config::key::At;
 use crate::config::kinds::{boolean, choice, path};
+use crate::ui::failure::Failure;
 
 /// Whether the kernel encrypts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@ use narval_nix::NarHash;
 
 use crate::index::postgres::simulation::PAUSE;
 use crate::index::{CacheId, Recorded, ReleaseRequest, ReleaseToRecord};
-use crate::{NarFileName, Pin, PinFor};
+use crate::name::NarFileName;
+use crate::retention::{Pin, PinFor};
 
 /// What each thread does, so many times. `NARVAL_BESIDE` has another number.
 const ROUNDS: usize = 40;

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use narval_nix::{Compression, HashPart, NarHash, Sha256};
 
 use super::pending;
-use crate::NarFileName;
 use crate::index::tx::{Arg, LARGE, NOTE_LATER, Reading, Row, Tx, TxError, args, split, statements};
 use crate::index::{CacheId, Cutoff, Fence, Index, IndexError, NamedNar, NarRecord, Usage};
+use crate::name::NarFileName;
 use crate::rule::holds;
 
 /// The most files of a NAR, beside the latest, that are remembered though they were not stored: whoever may push can send any number.

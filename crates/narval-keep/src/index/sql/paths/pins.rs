@@ -7,8 +7,8 @@ use narval_nix::HashPart;
 use super::commit::hold;
 use crate::index::tx::{NOTE, Reading, Row, Tx, TxError, args, statements};
 use crate::index::{CacheId, Index, IndexError};
+use crate::retention::{Pin, PinFor};
 use crate::rule::holds;
-use crate::{Pin, PinFor};
 
 statements! {
     /// Pins are few: whoever adds one has the row of its cache.

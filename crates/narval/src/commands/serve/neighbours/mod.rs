@@ -17,8 +17,8 @@ use narval_http::{Limits, Listen, ListenAddress, Server, ServerHandle};
 use narval_nix::{SecretKey, StoreDir};
 use narval_serve::{ForNeighbours, NeighbourLimits};
 
-use crate::Failure;
 use crate::config::Neighbours;
+use crate::ui::failure::Failure;
 use networks::{Network, allowed, is_on_battery, is_unmetered};
 
 /// The service, as RFC 6763 names it.

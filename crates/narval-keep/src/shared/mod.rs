@@ -1,5 +1,9 @@
 //! The state shared by the handles of one data folder, and of one cache.
 
+mod file_hashes;
+mod losses;
+mod seen_pending;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
@@ -8,76 +12,80 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use narval_nix::{NarHash, SecretKey};
 
-use super::in_use::InUse;
-use super::index::{CacheId, Index};
-use super::lost::Losses;
-use super::push::other_sources::OtherSources;
-use super::push::pending::SeenPending;
-use super::receive::contents::FileHashes;
-use super::receive::writing::Writing;
-use super::retention::{Shortage, Uses};
-use super::small::bytes::SmallBytes;
-use super::stats::growth::Growth;
-use super::stats::survey::{Collections, Surveys};
-use super::storage::{CacheStorage, Storage};
-use super::tokens::used::TokensUsed;
-use super::{Audit, CacheName, CacheSettings, Destination};
+use crate::in_use::InUse;
+use crate::index::{CacheId, Index};
+use crate::name::CacheName;
+use crate::options::Destination;
+use crate::push::other_sources::OtherSources;
+use crate::receive::writing::Writing;
+use crate::retention::{Shortage, Uses};
+use crate::settings::CacheSettings;
+use crate::small::bytes::SmallBytes;
+use crate::stats::counts::{Collections, Surveys};
+use crate::stats::growth::Growth;
+use crate::storage::{CacheStorage, Storage};
+use crate::tokens::audit::Audit;
+use crate::tokens::used::TokensUsed;
 use narval_codec::decode::WindowMemory;
+
+pub(crate) use self::file_hashes::FileHashes;
+pub(crate) use self::losses::{Finder, LOSSES_MAX, Losses};
+pub(crate) use self::seen_pending::{Seen, SeenPending};
 
 /// Locks that uploads of one NAR to a cache share.
 const NAR_LOCKS: usize = 64;
 
 /// Shared by the handles of one folder.
-pub(super) struct Shared {
-    pub(super) storage: Box<dyn Storage>,
+pub(crate) struct Shared {
+    pub(crate) storage: Box<dyn Storage>,
     /// The folder on this machine.
-    pub(super) local: PathBuf,
-    pub(super) seen_pending: SeenPending,
+    pub(crate) local: PathBuf,
+    pub(crate) seen_pending: SeenPending,
     /// Nobody rebuilds the index meanwhile.
-    pub(super) _in_use: Option<InUse>,
-    pub(super) index: Box<dyn Index>,
-    pub(super) audit: Audit,
-    pub(super) tokens_used: TokensUsed,
-    pub(super) uses: Uses,
-    pub(super) shortage: Shortage,
-    pub(super) losses: Losses,
-    pub(super) file_hashes: FileHashes,
-    pub(super) window_memory: Arc<WindowMemory>,
-    pub(super) surveys: Surveys,
-    pub(super) growth: Growth,
-    pub(super) unsafe_no_verify: bool,
+    pub(crate) _in_use: Option<InUse>,
+    pub(crate) index: Box<dyn Index>,
+    pub(crate) audit: Audit,
+    pub(crate) tokens_used: TokensUsed,
+    pub(crate) uses: Uses,
+    pub(crate) shortage: Shortage,
+    pub(crate) losses: Losses,
+    pub(crate) file_hashes: FileHashes,
+    pub(crate) window_memory: Arc<WindowMemory>,
+    pub(crate) surveys: Surveys,
+    pub(crate) growth: Growth,
+    pub(crate) unsafe_no_verify: bool,
     /// When this process collects next, in seconds since 1970; 0 if it does not.
-    pub(super) next_collection: AtomicU64,
+    pub(crate) next_collection: AtomicU64,
     /// Whether caches that the API creates get keys in the index.
-    pub(super) makes_keys: AtomicBool,
+    pub(crate) makes_keys: AtomicBool,
     /// Where jobs may copy caches to.
-    pub(super) destinations: RwLock<Arc<BTreeMap<String, Destination>>>,
+    pub(crate) destinations: RwLock<Arc<BTreeMap<String, Destination>>>,
     /// The last change up to which files are consistent with the index.
-    pub(super) reconciled: AtomicI64,
+    pub(crate) reconciled: AtomicI64,
     /// The last change that [`settle`](crate::Data::settle) has looked at.
-    pub(super) looked_at: AtomicI64,
+    pub(crate) looked_at: AtomicI64,
     /// In one order, in which a simulation always does the same.
-    pub(super) caches: RwLock<BTreeMap<CacheName, Arc<CacheState>>>,
+    pub(crate) caches: RwLock<BTreeMap<CacheName, Arc<CacheState>>>,
     /// Ends the maintenance thread.
-    pub(super) _stop: Sender<()>,
+    pub(crate) _stop: Sender<()>,
 }
 
 /// Shared by the handles of one cache.
-pub(super) struct CacheState {
-    pub(super) id: CacheId,
-    pub(super) name: CacheName,
-    pub(super) settings: RwLock<Arc<CacheSettings>>,
-    pub(super) sign_keys: RwLock<Arc<[SecretKey]>>,
-    pub(super) other_sources: RwLock<Option<Arc<dyn OtherSources>>>,
-    pub(super) files: Box<dyn CacheStorage>,
-    pub(super) small_bytes: SmallBytes,
-    pub(super) writing: Writing,
-    pub(super) collections: Collections,
+pub(crate) struct CacheState {
+    pub(crate) id: CacheId,
+    pub(crate) name: CacheName,
+    pub(crate) settings: RwLock<Arc<CacheSettings>>,
+    pub(crate) sign_keys: RwLock<Arc<[SecretKey]>>,
+    pub(crate) other_sources: RwLock<Option<Arc<dyn OtherSources>>>,
+    pub(crate) files: Box<dyn CacheStorage>,
+    pub(crate) small_bytes: SmallBytes,
+    pub(crate) writing: Writing,
+    pub(crate) collections: Collections,
     nar_locks: [Mutex<()>; NAR_LOCKS],
 }
 
 impl CacheState {
-    pub(super) fn new(id: CacheId, name: CacheName, settings: CacheSettings, files: Box<dyn CacheStorage>) -> Self {
+    pub(crate) fn new(id: CacheId, name: CacheName, settings: CacheSettings, files: Box<dyn CacheStorage>) -> Self {
         Self {
             id,
             name,
@@ -93,7 +101,7 @@ impl CacheState {
     }
 
     /// A lock for uploads of the same NAR, which are stored one after another.
-    pub(super) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
+    pub(crate) fn nar_lock(&self, nar_hash: &NarHash) -> &Mutex<()> {
         let [first, ..] = nar_hash.as_bytes();
         &self.nar_locks[usize::from(*first) % self.nar_locks.len()]
     }
@@ -101,7 +109,7 @@ impl CacheState {
 
 impl Shared {
     /// Writes the collected uses of paths and tokens.
-    pub(super) fn record(&self) {
+    pub(crate) fn record(&self) {
         self.keep_writers(false);
         let uses = self.uses.take();
         match if uses.is_empty() { Ok(()) } else { self.index.used(&uses) } {
@@ -120,7 +128,7 @@ impl Shared {
     }
 
     /// Writes what waits, because the process ends.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.record();
         self.keep_writers(true);
         self.audit.flush(&*self.index);
