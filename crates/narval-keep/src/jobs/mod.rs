@@ -47,9 +47,9 @@ pub enum JobKind {
     Delete,
     /// Recompresses NARs to zstd.
     Recompress,
-    /// Copies the cache to the data of other servers. Options: `to`, a [`Destination`].
+    /// Copies the cache to the data of other servers. Options: `to`, a [`Destination`](crate::Destination).
     Migrate,
-    /// Copies it to a plain binary cache. Options: `to`, a [`Destination`].
+    /// Copies it to a plain binary cache. Options: `to`, a [`Destination`](crate::Destination).
     Export,
     /// Makes a new key, and signs with it what keys of before have signed. Options: `overlapSeconds`.
     Rotate,
