@@ -160,6 +160,15 @@ fn read(address: SocketAddr, part: &str) -> Result<(), String> {
     if value(narinfo.text(), "NarHash") == Some(&hash) { Ok(()) } else { Err(format!("{part} is damaged")) }
 }
 
+/// Sets it when it is dropped.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// From a folder with its index in SQLite into a bucket with its index in PostgreSQL, and back, as docs/scale-out.md says.
 #[test]
 fn a_cache_moves_while_a_reader_reads() {
@@ -210,6 +219,8 @@ fn a_cache_moves_while_a_reader_reads() {
         }
     };
     std::thread::scope(|scope| {
+        // Also if this panics: otherwise the reader is waited for, which reads for ever.
+        let _ended = Ended(&is_done);
         let reader = scope.spawn(|| -> Result<(), String> {
             for number in (0..FILES).cycle() {
                 if is_done.load(Ordering::SeqCst) {
