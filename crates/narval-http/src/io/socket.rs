@@ -202,6 +202,16 @@ impl Socket {
         }
     }
 
+    /// Aborts, and sends nothing more: each further send fails.
+    pub(crate) fn cut_off(&self) {
+        self.abort();
+        match self {
+            #[cfg(any(test, feature = "sim"))]
+            Self::Sim(socket) => socket.cut_off(),
+            Self::Os(fd) => drop(rustix::net::shutdown(fd, Shutdown::Both)),
+        }
+    }
+
     /// Makes the next close a reset, so that the peer never takes a truncated body for a complete one.
     pub(crate) fn abort(&self) {
         match self {

@@ -349,6 +349,12 @@ mod tests {
         );
     }
 
+    /// Of a `100 Continue` the socket took a part, and the answer followed that.
+    #[test]
+    fn nothing_follows_a_part_of_an_interim_response() {
+        conversation(16_455).unwrap();
+    }
+
     #[test]
     fn every_upload_ends_however_many_there_are() {
         let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());

@@ -89,8 +89,8 @@ impl Link {
     /// deadline will end it.
     pub(crate) fn send_continue(&self) {
         if self.send_ahead(CONTINUE.to_vec()).is_err() {
-            // The reader of the body gets the error, and nothing can follow a partial message.
-            self.socket.abort();
+            // The reader of the body gets the error, and nothing may follow a part of a message, not even an answer that is ready.
+            self.socket.cut_off();
         }
     }
 

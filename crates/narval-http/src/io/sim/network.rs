@@ -65,6 +65,8 @@ pub(crate) struct Wire {
     /// The server has closed the connection, with a reset if `server_aborts`.
     pub(crate) server_closed: bool,
     pub(crate) server_aborts: bool,
+    /// The server sends nothing more.
+    pub(crate) is_cut_off: bool,
 }
 
 impl Socket {
@@ -182,7 +184,7 @@ impl SimSocket {
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.wire(|wire, random| {
             assert!(!wire.server_ended && !wire.server_closed, "the server sends after its end");
-            if wire.client_reset {
+            if wire.client_reset || wire.is_cut_off {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             if bytes.is_empty() {
@@ -215,6 +217,10 @@ impl SimSocket {
 
     pub(crate) fn abort(&self) {
         self.wire(|wire, _| wire.server_aborts = true);
+    }
+
+    pub(crate) fn cut_off(&self) {
+        self.wire(|wire, _| wire.is_cut_off = true);
     }
 }
 
