@@ -88,17 +88,15 @@ impl Link {
     /// few bytes fit into the buffer of an idle connection; if they do not, the connection is broken and the body's
     /// deadline will end it.
     pub(crate) fn send_continue(&self) {
-        if self.send_ahead(CONTINUE.to_vec()).is_err() {
-            // The reader of the body gets the error, and nothing may follow a part of a message, not even an answer that is ready.
-            self.socket.cut_off();
-        }
+        // The reader of the body gets the error.
+        drop(self.send_ahead(CONTINUE.to_vec()));
     }
 
     /// Sends an informational response if that does not block: it is only a hint. The caller holds the lease, or reads
     /// the body on behalf of the holder. These may be two threads, so they take turns.
     ///
     /// # Errors
-    /// The connection is broken, or has to be aborted because only a part could be sent.
+    /// The connection is broken, or cut off because only a part could be sent: nothing may follow that, not even an answer that is ready.
     pub(crate) fn send_ahead(&self, message: Vec<u8>) -> io::Result<bool> {
         let turn = self.ahead.lock();
         self.send_in_turn(&turn, message)
@@ -106,14 +104,14 @@ impl Link {
 
     fn send_in_turn(&self, _: &MutexGuard<'_, ()>, message: Vec<u8>) -> io::Result<bool> {
         let mut out = OutBuf { memory: message, ..OutBuf::default() };
-        self.seal(&mut out)?;
-        match self.socket.send_buf(&mut out) {
+        let sent = self.seal(&mut out).and_then(|()| match self.socket.send_buf(&mut out) {
             Ok(_) if out.is_empty() => Ok(true),
             Ok(_) => Err(io::ErrorKind::WriteZero.into()),
             // Sealed bytes cannot be skipped: the client counts records.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.tls.is_none() => Ok(false),
             Err(error) => Err(error),
-        }
+        });
+        sent.inspect_err(|_| self.socket.cut_off())
     }
 
     /// The shard hands a request to a job: until the job calls [`begin`](Self::begin), the shard may
@@ -132,14 +130,13 @@ impl Link {
     /// `false`: the connection is at another request by now. From any thread.
     ///
     /// # Errors
-    /// As [`send_ahead`](Self::send_ahead). The connection is aborted: the job gets the error when it answers, and nothing can
-    /// follow a partial message.
+    /// As [`send_ahead`](Self::send_ahead): the job gets the error when it answers.
     pub(crate) fn send_before(&self, message: Vec<u8>, is_due: impl FnOnce() -> bool) -> io::Result<bool> {
         let turn = self.ahead.lock();
         if self.has_begun.load(Ordering::Acquire) || !is_due() {
             return Ok(false);
         }
-        self.send_in_turn(&turn, message).inspect_err(|_| self.socket.abort())
+        self.send_in_turn(&turn, message)
     }
 
     /// Sends an HTTP/1.1 client something that it ignores, unless the response has begun. If the client is gone, its
