@@ -9,8 +9,9 @@
 //! truth: the index can be made from them.
 //!
 //! ```text
-//! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   location.rs, database.rs, in_use.rs
+//! open.rs, data.rs   begin here: a data folder is opened, repaired and looked after   options.rs, location.rs, database.rs, in_use.rs
 //! cache.rs           a cache: reading. lost.rs: a file that is not there              settings.rs, name.rs, rejection.rs
+//! shared/            what a process remembers of its data, whoever opens it
 //! receive/           a NAR arrives: one pass decodes, verifies and hashes it          writing.rs: what is stored and not recorded
 //! push/              commit.rs makes paths visible; publish.rs, pending.rs write their narinfos; batch.rs: the protocol's bodies
 //! small/             logs, realisations, listings

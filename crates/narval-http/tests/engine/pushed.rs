@@ -364,6 +364,35 @@ fn informational_responses_before_a_late_answer() {
     });
 }
 
+/// A socket that is nearly full takes a part of one. An answer after that part would be read as its fields.
+#[test]
+fn nothing_follows_a_part_of_an_informational_response() {
+    on_each_driver(|driver| {
+        let (tell, told) = channel();
+        let tell = Mutex::new(tell);
+        let server = TestServer::start(driver, move |request: Request| {
+            let hint = vec![(header::LINK, HeaderValue::try_from("x".repeat(7001)).unwrap())];
+            let failed = (0..10_000).any(|_| request.informational(StatusCode::EARLY_HINTS, &hint).is_err());
+            tell.lock().unwrap().send(failed).unwrap();
+            // Until the client has made room.
+            std::thread::sleep(Duration::from_millis(300));
+            Response::text(StatusCode::OK, "an answer")
+        });
+        let mut client = server.connect();
+        client.send("GET / HTTP/1.1\r\nHost: t\r\n\r\n");
+        assert!(told.recv_timeout(PATIENCE).unwrap(), "the socket took no part of one");
+        let mut got = Vec::new();
+        let mut buffer = vec![0; 1 << 16];
+        // The connection is reset.
+        while let Ok(n @ 1..) = client.stream.read(&mut buffer) {
+            got.extend_from_slice(&buffer[..n]);
+        }
+        assert!(!got.is_empty());
+        let text = String::from_utf8(got).unwrap();
+        assert!(!text.contains("HTTP/1.1 200"), "{}", &text[text.len() - 200..]);
+    });
+}
+
 /// A handler that panics while it holds the lease returns the lease.
 #[test]
 fn a_panic_after_an_informational_response_is_a_500() {
