@@ -202,7 +202,8 @@ impl Socket {
         }
     }
 
-    /// Aborts, and sends nothing more: each further send fails.
+    /// Aborts, and sends nothing more: each further send fails. The peer sees an end without a reset first, so this is only for the middle of a head,
+    /// which nobody takes for a whole message.
     pub(crate) fn cut_off(&self) {
         self.abort();
         match self {
