@@ -16,6 +16,7 @@ use narval_keep::{
 };
 use narval_nix::{Compression, NarInfo, Sha256, StoreDir, StorePath, TrustedKeys};
 use narval_serve::{ApiRequest, ask_api};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::lab::Nar;
@@ -32,8 +33,8 @@ pub const PATHS: usize = 60;
 const NAR_BYTES: usize = 100_000;
 /// How long a job may take without an end, kills included.
 pub const PATIENCE: Duration = Duration::from_secs(400);
-/// How often it is looked who does a job.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often it is looked who does a job: the shortest ones take a few milliseconds.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// A log of each cache, and what it says.
 const LOG: &str = "00000000000000000000000000000000-p.drv";
 /// The bucket with everything.
@@ -245,8 +246,8 @@ impl Cluster {
         pushed
     }
 
-    /// Makes the cache ready, and asks for the job.
-    fn start(&mut self, round: &mut Round) {
+    /// Makes the cache ready. Returns the options of the job.
+    fn prepare(&mut self, round: &mut Round) -> Value {
         let kind = round.kind;
         let rotations = round.done % ROTATIONS_MAX;
         let is_new = round.done == 0 || kind == JobKind::Delete || (kind == JobKind::Rotate && rotations == 0);
@@ -278,7 +279,6 @@ impl Cluster {
                 round.paths.extend(paths);
                 let pinned = round.paths[0].0.hash_part();
                 cache.pin("one", &pinned, PinFor { keep: None, until: None }, &admin()).unwrap();
-                self.ask(&Method::PATCH, &format!("caches/{}", round.cache), &json!({"sizeMax": 1}));
             } else if is_new {
                 round.paths = paths;
             } else {
@@ -290,12 +290,21 @@ impl Cluster {
             JobKind::Migrate => self.clear("there"),
             _ => {}
         }
-        round.job = Some(match kind {
+        options
+    }
+
+    /// Asks for the job.
+    fn start(&self, round: &mut Round, options: &Value) {
+        let cache = self.cache(&round.cache);
+        if round.kind == JobKind::Gc {
+            self.ask(&Method::PATCH, &format!("caches/{}", round.cache), &json!({"sizeMax": 1}));
+        }
+        round.job = Some(match round.kind {
             JobKind::Delete => {
                 let job = self.ask(&Method::DELETE, &format!("caches/{}", round.cache), &Value::Null);
                 cache.job(job["id"].as_str().unwrap()).unwrap().unwrap()
             }
-            kind => cache.start_job(kind, &options, None, &admin()).unwrap().0,
+            kind => cache.start_job(kind, options, None, &admin()).unwrap().0,
         });
         (round.begun, round.kills_of_it) = (Instant::now(), 0);
     }
@@ -384,26 +393,29 @@ impl Cluster {
             kills: 0,
             kills_of_it: 0,
             done: 0,
-            spread: Duration::from_millis(300),
+            spread: Duration::from_millis(20),
         };
         let mut rounds: Vec<Round> = kinds.into_iter().map(round).collect();
         loop {
             for round in &mut rounds {
-                let Some(before) = &round.job else {
-                    if round.kills < kills {
-                        self.start(round);
-                    }
-                    continue;
-                };
+                let Some(before) = &round.job else { continue };
                 let job = self.cache(&round.cache).job(&before.id).unwrap().unwrap();
-                if job.ended.is_some() {
-                    self.check(round, &job);
+                assert!(job.ended.is_some() || round.begun.elapsed() < PATIENCE, "it does not end: {job:?}");
+                round.job = Some(job);
+            }
+            let has_ended = |round: &Round| round.job.as_ref().is_some_and(|job| job.ended.is_some());
+            let may_be_met = |round: &Round| round.kills < kills && round.job.is_some() && !has_ended(round);
+            // Jobs are short beside a check, and beside what makes a cache ready: while one may still be met, nothing else is done.
+            if !rounds.iter().any(may_be_met) {
+                for round in rounds.iter_mut().filter(|round| has_ended(round)) {
+                    self.check(round, round.job.as_ref().unwrap());
                     eprintln!("{} is right, after {} kills in all", round.kind, round.kills);
                     (round.job, round.done) = (None, round.done + 1);
-                } else {
-                    assert!(round.begun.elapsed() < PATIENCE, "it does not end: {job:?}");
-                    round.job = Some(job);
                 }
+                let mut waiting: Vec<_> =
+                    rounds.iter_mut().filter(|round| round.job.is_none() && round.kills < kills).collect();
+                let options: Vec<Value> = waiting.iter_mut().map(|round| self.prepare(round)).collect();
+                waiting.iter_mut().zip(&options).for_each(|(round, options)| self.start(round, options));
             }
             if rounds.iter().all(|round| round.job.is_none() && round.kills >= kills) {
                 return rounds.iter().map(|round| (round.kind.name(), (round.kills, round.done))).collect();
@@ -412,7 +424,7 @@ impl Cluster {
                 |round: &Round| round.job.as_ref().and_then(|job| self.server_of(job)).map(|at| (round.kind, at));
             let met: Vec<_> = rounds
                 .iter()
-                .filter(|round| round.kills < kills && round.kills_of_it < KILLS_OF_ONE_MAX)
+                .filter(|round| may_be_met(round) && round.kills_of_it < KILLS_OF_ONE_MAX)
                 .filter_map(running)
                 .collect();
             if met.is_empty() {
@@ -422,8 +434,8 @@ impl Cluster {
             let (kind, at) = met[usize::try_from(self.random.below(met.len() as u64)).unwrap()];
             let spread = rounds.iter().find(|round| round.kind == kind).unwrap().spread;
             std::thread::sleep(Duration::from_micros(self.random.below(u64::try_from(spread.as_micros()).unwrap())));
-            let pid = self.servers[at].pid();
-            assert!(Command::new("kill").args(["-STOP", &pid.to_string()]).status().unwrap().success());
+            let pid = Pid::from_raw(self.servers[at].pid().try_into().unwrap()).unwrap();
+            kill_process(pid, Signal::STOP).unwrap();
             for round in &mut rounds {
                 let Some(before) = &round.job else { continue };
                 let job = self.cache(&round.cache).job(&before.id).unwrap().unwrap();
@@ -435,7 +447,7 @@ impl Cluster {
                 if round.kind == kind {
                     // Neither always at its beginning, nor when it has ended.
                     round.spread = if is_met { round.spread * 5 / 4 } else { round.spread / 2 };
-                    round.spread = round.spread.clamp(Duration::from_millis(5), Duration::from_secs(5));
+                    round.spread = round.spread.clamp(Duration::from_millis(1), Duration::from_secs(5));
                 }
             }
             self.kill(at);
