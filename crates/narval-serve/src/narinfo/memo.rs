@@ -8,6 +8,7 @@
 //! gives a wrong answer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use narval_http::{Bytes, HeaderValue, Prepared};
 use narval_nix::HashPart;
@@ -46,6 +47,7 @@ impl AsRef<Prepared> for Present {
 #[derive(Debug)]
 pub(crate) struct Memo<S: Copy + Eq> {
     entries: Cache<HashPart, (S, Answer), ByBytes>,
+    forgotten: AtomicU64,
 }
 
 #[derive(Clone, Debug)]
@@ -68,7 +70,7 @@ impl<S: Copy + Eq> Memo<S> {
     /// A memo of at most so many bytes.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let entries = usize::try_from(bytes_max / 1024).unwrap_or(usize::MAX).clamp(16, 1 << 24);
-        Self { entries: Cache::with_weighter(entries, bytes_max, ByBytes) }
+        Self { entries: Cache::with_weighter(entries, bytes_max, ByBytes), forgotten: AtomicU64::new(0) }
     }
 
     /// What is known of a hash part in the state that `stamp` stands for.
@@ -82,8 +84,41 @@ impl<S: Copy + Eq> Memo<S> {
         self.entries.insert(hash_part, (stamp, answer));
     }
 
+    /// How often something was forgotten.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Acquire)
+    }
+
+    /// Remembers what was read after `stamp` and `forgotten` were taken, unless something was forgotten since: it may have been this.
+    pub(crate) fn insert_unless_forgotten(&self, forgotten: u64, stamp: S, hash_part: HashPart, answer: Answer) {
+        self.insert(stamp, hash_part, answer);
+        // After it is there: whoever forgets it later finds it.
+        if self.forgotten() != forgotten {
+            self.entries.remove(&hash_part);
+        }
+    }
+
     /// Forgets a hash part: its narinfo must be rendered again.
     pub(crate) fn forget(&self, hash_part: &HashPart) {
+        self.forgotten.fetch_add(1, Ordering::AcqRel);
         self.entries.remove(hash_part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_before_it_was_forgotten_is_not_remembered() {
+        let memo = Memo::new(1 << 20);
+        let hash_part = HashPart::parse(b"0123456789abcdfghijklmnpqrsvwxyz").unwrap();
+        let before = memo.forgotten();
+        // Its NAR is compressed while it is rendered: the narinfo does not name that file.
+        memo.forget(&hash_part);
+        memo.insert_unless_forgotten(before, 1, hash_part, Answer::Absent);
+        assert!(memo.get(1, &hash_part).is_none());
+        memo.insert_unless_forgotten(memo.forgotten(), 1, hash_part, Answer::Absent);
+        assert!(memo.get(1, &hash_part).is_some());
     }
 }

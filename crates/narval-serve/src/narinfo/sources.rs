@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narval_client::trace::{self, Work};
 use narval_http::Prepared;
-use narval_nix::{HashPart, SecretKey};
+use narval_nix::{HashPart, PathInfo, SecretKey};
 use narval_store::{Stamp, Store};
 
 use super::memo::{Answer, Memo};
@@ -120,17 +120,17 @@ impl LiveNarinfos {
     /// Reads the path info from the store, renders and signs it, and remembers the answer.
     fn read(&self, hash_part: HashPart) -> Result<Answer, ServeError> {
         self.metrics.narinfo_memo_misses.inc();
-        // Before the database is read: what is remembered can only be newer than its stamp says.
-        let stamp = self.store.stamp();
+        // Before anything is read: what is remembered can only be newer than its stamp says.
+        let (stamp, forgotten) = (self.store.stamp(), self.memo.forgotten());
         let span = trace::begin(Work::DatabaseRead, || "path info".to_owned());
         let info = self.store.path_info_by_hash_part(&hash_part)?;
         drop(span);
-        let real_path = info.as_ref().map(|info| (info.nar_hash, self.store.real_path(&info.path)));
-        let is_damaged = || real_path.as_ref().is_some_and(|(hash, path)| self.damaged.has(hash_part, hash, path));
+        let is_damaged =
+            |info: &PathInfo| self.damaged.has(hash_part, &info.nar_hash, &self.store.real_path(&info.path));
         let answer = match &info {
             None => Answer::Absent,
             // Not remembered: repairing a path does not change the database.
-            Some(_) if is_damaged() => return Ok(Answer::Absent),
+            Some(info) if is_damaged(info) => return Ok(Answer::Absent),
             Some(info) => {
                 let compressed = self.compressed.as_ref().and_then(|cache| cache.find_name(&info.nar_hash));
                 let compressed = compressed.map(|stored| (stored.file_hash, stored.file_size));
@@ -139,12 +139,7 @@ impl LiveNarinfos {
             }
         };
         if let Some(stamp) = stamp {
-            self.memo.insert(stamp, hash_part, answer.clone());
-            // Another thread may have recorded the damage since it was looked for; the narinfo would stay remembered.
-            if is_damaged() {
-                self.memo.forget(&hash_part);
-                return Ok(Answer::Absent);
-            }
+            self.memo.insert_unless_forgotten(forgotten, stamp, hash_part, answer.clone());
         }
         Ok(answer)
     }
